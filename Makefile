@@ -1,0 +1,48 @@
+# One file for people and for CI: `make train`, `make test`, `make check`.
+PYTHON ?= python3
+PROFILE ?= profiles/local
+BIN := .venv/bin
+SNAKEMAKE := $(BIN)/snakemake --profile $(PROFILE)
+STAMP := .venv/installed
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export DS_BUILD_OPS := 0
+
+.PHONY: help install train test check format clean
+
+help:  ## list the commands
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP)  ## make .venv with tokamake, everything it needs and the developer tools
+
+# Python is installed in place, so only a new dependency or changed C++ installs again.
+$(STAMP): pyproject.toml constraints.txt $(wildcard lib/csrc/*)
+	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) found; apt-get install python3 python3-venv"; exit 2; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || { rm -rf .venv; echo "python3 -m venv failed; apt-get install python3-venv"; exit 2; }
+	$(BIN)/pip install --quiet torch
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@
+
+train: install  ## run the whole workflow: raw text to trained model and results/report.html
+	$(SNAKEMAKE) train report
+
+test: install  ## run every test
+	$(BIN)/pytest
+
+check: install  ## format, lint, types, import layers, workflow
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/snakefmt --check workflow
+	$(BIN)/clang-format --dry-run --Werror lib/csrc/*.cpp lib/csrc/*.hpp
+	$(SNAKEMAKE) --lint
+
+format: install  ## rewrite sources in the house format
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format --quiet .
+	$(BIN)/snakefmt --quiet workflow
+	$(BIN)/clang-format -i lib/csrc/*.cpp lib/csrc/*.hpp
+
+clean:  ## remove what runs and installs made
+	rm -rf .venv build results logs .snakemake

@@ -1,0 +1,1 @@
+"""Checkpoint formats and the stages that convert between them."""

@@ -1,0 +1,55 @@
+"""Stage `export_hf`: the latest checkpoint of a training run becomes a Hugging Face folder."""
+
+from pathlib import Path
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "*.model",
+    "vocab.txt",
+)
+
+
+def export_hf(*, checkpoint: Path, tokenizer: Path | None = None, output: Path) -> None:
+    """Convert a Megatron-DeepSpeed checkpoint to Hugging Face's layout, bit by bit.
+
+    Args:
+        checkpoint: folder whose file `latest` names the checkpoint inside.
+        tokenizer: folder or file of the tokenizer to put beside the weights; its end-of-document
+            token becomes the model's end-of-text token.
+        output: folder to write.
+
+    Raises:
+        UserError: a file is missing or damaged, or the tokenizer is too large for the model.
+    """
+    from tokamake.checkpoint import hugging_face, megatron_deepspeed
+    from tokamake.checkpoint import tensors as checkpoint_tensors
+
+    architecture, tensors, iteration = megatron_deepspeed.read(checkpoint)
+    assert architecture.vocab_size is not None, "a checkpoint has its vocabulary's size"
+    eos_token = None if tokenizer is None else _end_token(tokenizer, architecture.vocab_size)
+    copies = [] if tokenizer is None else _files(tokenizer)
+    hugging_face.write(output, architecture, tensors, eos_token=eos_token, copies=copies)
+    summary = checkpoint_tensors.summary(tensors)
+    print(f"{output}: {summary}, from {checkpoint} at iteration {iteration}")
+
+
+def _end_token(tokenizer: Path, vocab_size: int) -> int:
+    from tokamake.data.tokenizers import open_tokenizer
+    from tokamake.errors import UserError
+
+    opened = open_tokenizer(tokenizer)
+    if opened.vocab_size > vocab_size:
+        raise UserError(
+            f"tokenizer {tokenizer}: {opened.vocab_size} entries, but the checkpoint has "
+            f"{vocab_size}; give the tokenizer that it was trained with"
+        )
+    return opened.eod
+
+
+def _files(tokenizer: Path) -> list[Path]:
+    folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
+    return sorted(file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern))

@@ -1,0 +1,99 @@
+"""The `tokamake` command: one subcommand a stage, made from its function's signature and docstring.
+
+A new stage is one line in STAGES. Modules are imported only when their subcommand runs.
+"""
+
+import ast
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+STAGES = {
+    "sample-corpus": "tokamake.data.sample_corpus",
+    "train-tokenizer": "tokamake.data.train_tokenizer",
+    "plan": "tokamake.data.plan",
+    "tokenize": "tokamake.data.tokenize",
+    "merge": "tokamake.data.merge",
+    "describe": "tokamake.data.describe",
+    "weigh": "tokamake.data.weigh",
+    "index": "tokamake.data.index",
+    "init-model": "tokamake.checkpoint.init_model",
+    "import-hf": "tokamake.checkpoint.import_hf",
+    "resolve": "tokamake.train.resolve",
+    "train": "tokamake.train.train",
+    "export-hf": "tokamake.checkpoint.export_hf",
+    "evaluate": "tokamake.evaluate.evaluate",
+    "generate": "tokamake.generate.generate",
+    "plot": "tokamake.plot.plot",
+}
+"""Subcommand to module, in the order of the data's way; the function has the subcommand's name."""
+
+EXIT_USER_ERROR = 2
+
+
+def main() -> None:
+    """Run one subcommand; a user's mistake is one line on stderr and exit status 2."""
+    from cyclopts import App, CycloptsError
+
+    from tokamake.errors import UserError
+
+    arguments = sys.argv[1:]
+    stage = arguments[0] if arguments and arguments[0] in STAGES else ""
+    app = App(
+        name="tokamake",
+        help="Turn raw text into a trained language model, stage by stage.",
+        help_on_error=False,
+    )
+    for name in [stage] if stage else STAGES:
+        # With a summary given, the general help needs no import.
+        app.command(
+            f"{STAGES[name]}:{function_name(name)}",
+            name=name,
+            help=None if stage else summary(name),
+        )
+    try:
+        app(arguments, print_error=False, exit_on_error=False)
+    except CycloptsError as error:
+        _fail(stage, f"{_one_line(str(error))} See `tokamake {stage} --help`.", EXIT_USER_ERROR)
+    except UserError as error:
+        _fail(stage, str(error), EXIT_USER_ERROR)
+    except OSError as error:
+        _fail(stage, str(error), 1)
+    except KeyboardInterrupt:
+        _fail(stage, "interrupted", 130)
+
+
+def function_name(stage: str) -> str:
+    """Name of a stage's function and rule: its subcommand with underscores."""
+    return stage.replace("-", "_")
+
+
+def summary(stage: str) -> str:
+    """First line of a stage function's docstring, read from the source without importing it."""
+    spec = find_spec_without_import(STAGES[stage])
+    tree = ast.parse(spec.read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == function_name(stage):
+            return (ast.get_docstring(node) or "").partition("\n")[0]
+    raise AssertionError(f"{spec} defines no {function_name(stage)}")
+
+
+def find_spec_without_import(module: str) -> Path:
+    """Source file of a module of this package; `find_spec` would import the packages above it."""
+    package = find_spec("tokamake")
+    assert package is not None
+    assert package.origin is not None
+    return Path(package.origin).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _fail(stage: str, message: str, status: int) -> None:
+    sys.stdout.flush()
+    for line in message.splitlines():
+        print(f"tokamake {stage}: {line}".replace(" :", ":"), file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(status) if status == 130 else sys.exit(status)

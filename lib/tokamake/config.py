@@ -1,0 +1,407 @@
+"""What a run may be told: a Pydantic model per section of config/config.yaml, a docstring a field.
+
+Values come from YAML, through the workflow or `tokamake train --config`, and leave frozen.
+Nothing here knows where a run takes place: that is the profiles' business.
+"""
+
+import csv
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from tokamake import files, plugins
+from tokamake.errors import UserError
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._]*$")]
+"""A word that becomes part of a file name; no hyphen, since `-` sets off a merged file's number."""
+
+
+def _plugin(folder: str) -> AfterValidator:
+    def known(name: str) -> str:
+        if name not in plugins.names(folder):
+            raise ValueError(f"unknown name; choose one of {', '.join(plugins.names(folder))}")
+        return name
+
+    return AfterValidator(known)
+
+
+def _split(text: str) -> str:
+    try:
+        parts = [float(part) for part in text.split(",")]
+    except ValueError:
+        parts = []
+    if len(parts) != 3 or min(parts) < 0 or sum(parts) <= 0:
+        raise ValueError('give three non-negative numbers, train,valid,test, as in "949,50,1"')
+    return text
+
+
+class Settings(BaseModel):
+    """Base of all sections: unknown keys are errors, values do not change."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=()
+    )
+
+
+class SampleCorpus(Settings):
+    """One corpus that `sample_corpus` harvests from the Python standard library."""
+
+    num_files: Annotated[int, Field(ge=1)] = 4
+    """Number of jsonl files; the last one is gzipped."""
+    file_bytes: Annotated[int, Field(ge=1000)] = 1_000_000
+    """Largest size of one file, in bytes of uncompressed jsonl; `plan` counts with it."""
+
+
+class TokenizerSettings(Settings):
+    """Which tokenizer turns text into tokens."""
+
+    path: Path | None = None
+    """Folder or file of a tokenizer: tokenizer.json, GPT-2 vocab.json + merges.txt,
+    SentencePiece .model, or BERT vocab.txt. Empty: train one on the corpora."""
+    vocab_size: Annotated[int, Field(ge=300)] = 8192
+    """Entries of the byte-level BPE that is trained when `path` is empty."""
+    train_bytes: Annotated[int, Field(ge=1)] = 1_000_000_000
+    """Text it is trained on, at most, taken evenly from all raw files."""
+
+
+class PlanSettings(Settings):
+    """How raw files are cut into shards and shards gathered into merged files."""
+
+    shard_bytes: Annotated[int, Field(ge=1)] = 1_000_000_000
+    """Raw bytes that one `tokenize` job reads, about: small files share a shard, a larger plain
+    jsonl file is cut at line ends."""
+    merged_bytes: Annotated[int, Field(ge=1)] = 5_000_000_000
+    """Size of one merged .bin file, about."""
+    token_bytes_per_text_byte: Annotated[float, Field(gt=0)] = 0.5
+    """Estimate of .bin bytes per byte of uncompressed jsonl: about 0.5 for vocabularies below
+    65,500 entries (2 bytes a token, 4 bytes of text a token), 1.0 above."""
+
+
+class TokenizeSettings(Settings):
+    """How documents become sequences of tokens."""
+
+    append_eod: bool = True
+    """End each document with the tokenizer's end-of-document token."""
+
+
+class ModelSettings(Settings):
+    """Where training starts from: a Hugging Face checkpoint, or random weights."""
+
+    architecture: Path | None = Path("config/models/tiny-llama.yaml")
+    """Shape of the randomly initialized model that `init_model` makes; unused with `checkpoint`."""
+    checkpoint: Path | None = None
+    """Folder of a Hugging Face checkpoint (config.json and safetensors) to continue from."""
+
+
+class OptimizerSettings(Settings):
+    """The optimizer; weight decay spares norms and biases."""
+
+    name: Annotated[str, _plugin("optim")] = "adamw"
+    """A file name in lib/tokamake/optim."""
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    """Peak learning rate, reached after warm-up."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the mean of gradients."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Decay of the mean of squared gradients."""
+    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    """Decoupled weight decay."""
+
+
+class ScheduleSettings(Settings):
+    """Learning rate over the run, as a share of the peak."""
+
+    name: Annotated[str, _plugin("schedules")] = "cosine"
+    """A file name in lib/tokamake/schedules."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the rate rises linearly from 0 to its peak."""
+    min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of the peak at the end of the run."""
+
+
+class TrainSettings(Settings):
+    """The training run itself."""
+
+    sequence_length: Annotated[int, Field(ge=2)] = 2048
+    """Tokens that the model sees per sample; a sample holds one more, the last label."""
+    micro_batch_size: Annotated[int, Field(ge=1)] = 1
+    """Samples per rank and forward pass."""
+    global_batch_size: Annotated[int, Field(ge=1)] = 8
+    """Samples per step over all ranks; a multiple of micro_batch_size × ranks."""
+    train_steps: Annotated[int, Field(ge=1)] = 1000
+    """Optimizer steps of the whole run."""
+    split: Annotated[str, AfterValidator(_split)] = "969,30,1"
+    """Shares of each merged file's documents for training, validation and test."""
+    optimizer: OptimizerSettings = OptimizerSettings()
+    """Optimizer and its rates."""
+    schedule: ScheduleSettings = ScheduleSettings()
+    """Learning rate over time."""
+    gradient_clipping: Annotated[float, Field(ge=0)] = 1.0
+    """Largest global gradient norm; 0 turns clipping off."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Number format of forward and backward; optimizer states stay fp32."""
+    zero_stage: Literal[0, 1, 2, 3] = 1
+    """DeepSpeed ZeRO stage: what is partitioned over data-parallel ranks."""
+    log_interval: Annotated[int, Field(ge=1)] = 10
+    """Steps between log lines."""
+    evaluation_interval: Annotated[int, Field(ge=1)] = 100
+    """Steps between measurements of the validation loss."""
+    evaluation_steps: Annotated[int, Field(ge=0)] = 10
+    """Global batches per measurement; 0 turns validation off."""
+    save_interval: Annotated[int, Field(ge=1)] = 1000
+    """Steps between checkpoints; the last step always saves one."""
+
+    @model_validator(mode="after")
+    def _whole_batches(self) -> "TrainSettings":
+        if self.global_batch_size % self.micro_batch_size:
+            raise ValueError(
+                f"global_batch_size {self.global_batch_size} is not a multiple of "
+                f"micro_batch_size {self.micro_batch_size}"
+            )
+        return self
+
+
+class EvaluateSettings(Settings):
+    """Held-out evaluation of the exported model."""
+
+    max_tokens: Annotated[int, Field(ge=2)] = 1_000_000
+    """Most tokens scored per corpus."""
+    batch_size: Annotated[int, Field(ge=1)] = 8
+    """Windows scored at once."""
+
+
+class GenerateSettings(Settings):
+    """Samples drawn from the exported model."""
+
+    prompts: tuple[str, ...] = ("The", "Return a", "def ")
+    """Texts to continue."""
+    max_new_tokens: Annotated[int, Field(ge=1)] = 64
+    """Tokens added to each prompt."""
+    temperature: Annotated[float, Field(ge=0)] = 0.8
+    """Softmax temperature; 0 always takes the likeliest token."""
+    top_k: Annotated[int, Field(ge=0)] = 50
+    """Draw among this many likeliest tokens; 0 among all."""
+
+
+class Config(Settings):
+    """Everything that decides what is built."""
+
+    run: Name = "tiny"
+    """Name of the training run; its files lie in results/<run>/."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 1234
+    """Seed of weights, sample order and sampling."""
+    corpora: Path = Path("config/corpora.tsv")
+    """Tab-separated table of corpora: corpus, files, text_key, weight."""
+    sample_corpus: dict[Name, SampleCorpus] = {}
+    """Corpora harvested from the Python standard library into results/raw/<corpus>/: code, docs."""
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    """Tokenizer, given or trained."""
+    plan: PlanSettings = PlanSettings()
+    """Sizes of shards and merged files."""
+    tokenize: TokenizeSettings = TokenizeSettings()
+    """Tokenization."""
+    model: ModelSettings = ModelSettings()
+    """Start of training."""
+    train: TrainSettings = TrainSettings()
+    """Training."""
+    evaluate: EvaluateSettings = EvaluateSettings()
+    """Evaluation."""
+    generate: GenerateSettings = GenerateSettings()
+    """Generation."""
+
+    @model_validator(mode="after")
+    def _known_samples(self) -> "Config":
+        for name in self.sample_corpus:
+            if name not in ("code", "docs"):
+                raise ValueError(f"sample_corpus has no corpus {name!r}; choose code or docs")
+        if self.model.architecture is None and self.model.checkpoint is None:
+            raise ValueError("model needs an architecture or a checkpoint")
+        return self
+
+
+class Corpus(Settings):
+    """One row of corpora.tsv."""
+
+    corpus: Name
+    """Name of the corpus; merged files are called <corpus>-<number>."""
+    files: str
+    """Glob patterns of raw files, separated by spaces, relative to the working folder."""
+    text_key: str = "text"
+    """Key or column that holds the text."""
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    """Share of training samples, relative to the other corpora."""
+
+
+class Architecture(Settings):
+    """Shape of a model, in Hugging Face's terms."""
+
+    family: Annotated[str, _plugin("models")] = "llama"
+    """A file name in lib/tokamake/models."""
+    vocab_size: Annotated[int, Field(ge=1)] | None = None
+    """Rows of the embedding; empty: the tokenizer's vocabulary size."""
+    hidden_size: Annotated[int, Field(ge=1)]
+    """Width of the residual stream."""
+    intermediate_size: Annotated[int, Field(ge=1)]
+    """Width inside the MLP."""
+    num_hidden_layers: Annotated[int, Field(ge=1)]
+    """Transformer blocks."""
+    num_attention_heads: Annotated[int, Field(ge=1)]
+    """Query heads."""
+    num_key_value_heads: Annotated[int, Field(ge=1)]
+    """Key and value heads: as many as query heads for MHA, 1 for MQA."""
+    max_position_embeddings: Annotated[int, Field(ge=1)] = 2048
+    """Longest sequence the model is meant for."""
+    rms_norm_eps: Annotated[float, Field(gt=0)] = 1e-5
+    """Added to the mean square in RMSNorm."""
+    rope_theta: Annotated[float, Field(gt=0)] = 10000.0
+    """Base of the rotary position frequencies."""
+    tie_word_embeddings: bool = False
+    """Share the embedding with the output layer."""
+    initializer_range: Annotated[float, Field(gt=0)] = 0.02
+    """Standard deviation of random weights."""
+
+    @model_validator(mode="after")
+    def _whole_heads(self) -> "Architecture":
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError("hidden_size is not a multiple of num_attention_heads")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError("num_attention_heads is not a multiple of num_key_value_heads")
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+
+class Run(Settings):
+    """A training run ready to start: what `resolve` writes and `tokamake train --config` reads."""
+
+    run: Name
+    """Name of the run."""
+    seed: int
+    """Seed of everything random."""
+    checkpoint: Path
+    """Megatron-DeepSpeed checkpoint whose weights the run starts from."""
+    index: Path
+    """Folder of sample indexes and blend that `index` made."""
+    data_root: Path
+    """Folder that the index's data prefixes are relative to."""
+    output: Path
+    """Folder of the run's checkpoints, metrics.jsonl and TensorBoard events."""
+    architecture: Architecture
+    """Shape of the model, taken from the checkpoint."""
+    train: TrainSettings
+    """Training settings."""
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validate(model: type[Model], value: Any, where: str) -> Model:
+    """Check `value` against a model; a `UserError` has a line a fault: file, key, value, remedy."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise UserError(
+            "\n".join(_explain(model, item, where) for item in error.errors())
+        ) from None
+
+
+def _explain(model: type[BaseModel], item: Any, where: str) -> str:
+    path = ".".join(str(part) for part in item["loc"])
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        keys = ", ".join(_keys_beside(model, item["loc"]))
+        return f"{where}: {path}: unknown key; this section knows {keys}"
+    if item["type"] == "missing":
+        return f"{where}: {path}: missing; add it"
+    shown = "" if isinstance(item["input"], dict | BaseModel) else f" {item['input']!r}:"
+    place = f"{where}: {path}:" if path else f"{where}:"
+    return f"{place}{shown} {message[0].lower()}{message[1:]}"
+
+
+def _keys_beside(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    """Keys that the section of `location` knows; parts that are no field are keys of a mapping."""
+    for part in location[:-1]:
+        if field := model.model_fields.get(str(part)):
+            model = _model_in(field.annotation) or model
+    return list(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _model_in(part))), None)
+
+
+def read_yaml(path: Path, remedy: str) -> Any:
+    """Read a YAML file, or say which file is missing or broken and where."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; {remedy}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: not valid YAML ({reason}); mend it") from None
+
+
+def read_architecture(path: Path) -> Architecture:
+    """Read one file of config/models."""
+    value = read_yaml(path, "fix model.architecture or choose a file of config/models")
+    return validate(Architecture, value, str(path))
+
+
+def read_corpora(path: Path) -> list[Corpus]:
+    """Read corpora.tsv: tab-separated with a header; `#` opens a comment line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; fix corpora in the config") from None
+    numbered = [(n, line) for n, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
+    rows = list(csv.reader((line for _, line in numbered), delimiter="\t"))
+    if len(rows) < 2:
+        raise UserError(f"{path}: no corpus; add a header and one tab-separated row per corpus")
+    header, corpora = [cell.strip() for cell in rows[0]], []
+    for (number, _), row in zip(numbered[1:], rows[1:], strict=True):
+        if len(row) != len(header):
+            raise UserError(
+                f"{path}:{number}: {len(row)} columns, the header has {len(header)}; "
+                "separate columns with one tab"
+            )
+        cells = {key: cell.strip() for key, cell in zip(header, row, strict=True) if cell.strip()}
+        corpora.append(validate(Corpus, cells, f"{path}:{number}"))
+    seen = [corpus.corpus for corpus in corpora]
+    for name in seen:
+        if seen.count(name) > 1:
+            raise UserError(
+                f'{path}: corpus "{name}" stands in several rows; give each its own name'
+            )
+    return corpora
+
+
+def read_run(path: Path) -> Run:
+    """Read a resolved run, as `resolve` writes it."""
+    return validate(Run, read_yaml(path, "make it with `tokamake resolve`"), str(path))
+
+
+def write_run(path: Path, run: Run) -> None:
+    """Write a resolved run as YAML, every default spelled out."""
+    files.write_text(path, yaml.safe_dump(run.model_dump(mode="json"), sort_keys=False))
+
+
+def schema() -> str:
+    """JSON schema of config.yaml, for editors; config/schema.json holds this text."""
+    return json.dumps(Config.model_json_schema(), indent=2) + "\n"

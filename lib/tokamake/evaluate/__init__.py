@@ -1,0 +1,1 @@
+"""Held-out evaluation of a trained model."""

@@ -1,0 +1,162 @@
+"""Stage `evaluate`: loss of an exported model on the held-out documents, by corpus and overall."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    from tokamake.config import Architecture
+    from tokamake.data.tokenizers import Tokenizer
+    from tokamake.evaluate.held_out import HeldOut
+
+_MOST_NATS = 700.0
+"""A token: a little more has no exponential among 64-bit floats."""
+_COLUMNS = ("documents", "tokens", "bytes", "loss", "perplexity", "bits_per_byte")
+
+
+def evaluate(
+    *,
+    checkpoint: Path,
+    weights: Path,
+    data_root: Path,
+    tokenizer: Path,
+    split: str = "969,30,1",
+    sequence_length: int,
+    max_tokens: int = 1_000_000,
+    batch_size: int = 8,
+    output: Path,
+) -> None:
+    """Score an exported model on the test documents of every merged file.
+
+    A corpus' documents are laid end to end and cut into windows that share one token, so that each
+    token after the corpus' first is predicted exactly once. Written for each corpus and overall:
+    documents; tokens that were predicted; bytes of their UTF-8 text without end-of-document tokens;
+    loss in nats a token; perplexity, its exponential; bits per byte, the loss of all tokens in bits
+    over the bytes. Overall figures weigh every token alike.
+
+    Args:
+        checkpoint: folder of a Hugging Face checkpoint, as `export-hf` writes it.
+        weights: weighting file that names the merged files and their corpora.
+        data_root: folder that its prefixes are relative to.
+        tokenizer: the tokenizer the files were made with.
+        split: shares of each file's documents for training, validation and test.
+        sequence_length: tokens that the model sees at once.
+        max_tokens: most tokens taken from a corpus.
+        batch_size: windows scored at once.
+        output: JSON file to write.
+
+    Raises:
+        UserError: a value is out of range, no corpus has a test document, or files do not fit
+            together.
+    """
+    from tokamake.data.tokenizers import open_tokenizer
+    from tokamake.evaluate.held_out import read_held_out
+    from tokamake.files import write_json
+
+    for name, value, least in (
+        ("sequence_length", sequence_length, 1),
+        ("max_tokens", max_tokens, 2),
+        ("batch_size", batch_size, 1),
+    ):
+        if value < least:
+            raise UserError(f"{name}: {value}: too small; give {least} or more")
+    opened = open_tokenizer(tokenizer)
+    corpora = read_held_out(
+        weights=weights, data_root=data_root, split=split, max_tokens=max_tokens, tokenizer=opened
+    )
+    scored = _score(corpora, checkpoint, opened, sequence_length, batch_size)
+    write_json(output, scored)
+    print(_table(scored))
+
+
+def _score(
+    corpora: "dict[str, HeldOut]",
+    checkpoint: Path,
+    tokenizer: "Tokenizer",
+    sequence_length: int,
+    batch_size: int,
+) -> dict[str, Any]:
+    from tokamake.checkpoint import hugging_face, tensors
+    from tokamake.evaluate.held_out import text_bytes
+    from tokamake.evaluate.perplexity import total_loss
+    from tokamake.runtime import Ranks, choose_device
+
+    architecture, weights = hugging_face.read(checkpoint)
+    _check_fit(checkpoint, architecture, corpora, sequence_length)
+    device = choose_device(Ranks(rank=0, world_size=1, local_rank=0, local_size=1))
+    model = tensors.to_model(architecture, weights).float().to(device).eval()
+    counts: dict[str, dict[str, Any]] = {
+        corpus: {
+            "documents": len(held_out.lengths),
+            "tokens": max(len(held_out.tokens) - 1, 0),
+            "bytes": text_bytes(held_out, tokenizer),
+            "nats": total_loss(
+                model,
+                held_out.tokens,
+                sequence_length=sequence_length,
+                batch_size=batch_size,
+                device=device,
+            ),
+        }
+        for corpus, held_out in corpora.items()
+    }
+    keys = ("documents", "tokens", "bytes", "nats")
+    whole: dict[str, Any] = {key: sum(count[key] for count in counts.values()) for key in keys}
+    return {
+        "overall": _figures("overall", **whole),
+        "corpora": {corpus: _figures(corpus, **count) for corpus, count in counts.items()},
+    }
+
+
+def _check_fit(
+    checkpoint: Path,
+    architecture: "Architecture",
+    corpora: "dict[str, HeldOut]",
+    sequence_length: int,
+) -> None:
+    if sequence_length > architecture.max_position_embeddings:
+        raise UserError(
+            f"sequence_length: {sequence_length}: the model of {checkpoint} sees only "
+            f"{architecture.max_position_embeddings} tokens; lower it"
+        )
+    for corpus, held_out in corpora.items():
+        largest = max(held_out.tokens, default=-1)
+        if largest >= (architecture.vocab_size or 0):
+            raise UserError(
+                f'corpus "{corpus}": holds token {largest}, but the vocabulary of {checkpoint} has '
+                f"{architecture.vocab_size} entries; give the model trained with this tokenizer"
+            )
+
+
+def _figures(name: str, *, documents: int, tokens: int, bytes: int, nats: float) -> dict[str, Any]:
+    if not nats < _MOST_NATS * max(tokens, 1):
+        raise UserError(
+            f"{name}: loss {nats / tokens}: no finite perplexity; the weights are broken"
+        )
+    return {
+        "documents": documents,
+        "tokens": tokens,
+        "bytes": bytes,
+        "loss": nats / tokens if tokens else None,
+        "perplexity": math.exp(nats / tokens) if tokens else None,
+        "bits_per_byte": nats / math.log(2) / bytes if tokens and bytes else None,
+    }
+
+
+def _table(scored: dict[str, Any]) -> str:
+    rows = {**scored["corpora"], "overall": scored["overall"]}
+    width = max(map(len, [*rows, "corpus"]))
+    head = f"{'corpus':<{width}}" + "".join(f"{column:>15}" for column in _COLUMNS)
+    lines = [
+        f"{name:<{width}}" + "".join(f"{_cell(row[column]):>15}" for column in _COLUMNS)
+        for name, row in rows.items()
+    ]
+    return "\n".join([head, *lines])
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4f}"

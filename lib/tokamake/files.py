@@ -1,0 +1,105 @@
+"""Whole files or none: everything tokamake writes passes through here.
+
+A file is written under a temporary name in its own folder, fsynced, then renamed.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tokamake.errors import UserError
+
+
+def sync(path: Path) -> None:
+    """Flush a file or folder entry to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp-{os.getpid()}")
+
+
+@contextmanager
+def atomic(*paths: Path) -> Iterator[tuple[Path, ...]]:
+    """Yield temporary paths to write; on success fsync and rename them in order, else remove them.
+
+    The last path given is renamed last, so it can vouch for the others.
+    """
+    temporaries = tuple(_temporary(path) for path in paths)
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield temporaries
+        for temporary in temporaries:
+            sync(temporary)
+        for temporary, path in zip(temporaries, paths, strict=True):
+            temporary.replace(path)
+        for folder in {path.parent for path in paths}:
+            sync(folder)
+    finally:
+        for temporary in temporaries:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder to fill; on success it replaces `path`, else it is removed."""
+    temporary = _temporary(path)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        for entry in sorted(temporary.rglob("*"), reverse=True):
+            sync(entry)
+        sync(temporary)
+        if path.exists():
+            old = path.with_name(f".{path.name}.old-{os.getpid()}")
+            path.rename(old)
+            temporary.rename(path)
+            shutil.rmtree(old)
+        else:
+            temporary.rename(path)
+        sync(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text atomically."""
+    with atomic(path) as (temporary,):
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON document atomically: two-space indents, keys in the order given."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path, remedy: str) -> Any:
+    """Read a JSON document, or say which file is missing or broken and what to do (`remedy`)."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; {remedy}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid JSON ({error}); {remedy}") from None
+
+
+def sha256(path: Path) -> str:
+    """Hash of a file's bytes, in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def digest(value: Any) -> str:
+    """Hash of a JSON-serializable value that does not depend on key order, in hexadecimal."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

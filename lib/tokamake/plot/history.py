@@ -1,0 +1,84 @@
+"""A run's metrics.jsonl as arrays over steps.
+
+Lines come from the trainer: those with `loss` are training steps, those with `validation_loss`
+measurements. Arrays go to `figures` and `tables`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokamake.errors import UserError
+
+Floats = npt.NDArray[np.float64]
+_TRAINING = ("step", "loss", "learning_rate", "tokens_per_second", "consumed_tokens")
+_VALIDATION = ("step", "validation_loss")
+
+
+class History(NamedTuple):
+    """Training and validation lines, each a dict of equally long arrays (lines,) in step order."""
+
+    training: dict[str, Floats]
+    """step, loss (nats a token), learning_rate, tokens_per_second, consumed_tokens."""
+    validation: dict[str, Floats]
+    """step, validation_loss (nats a token)."""
+
+
+def read_history(path: Path) -> History:
+    """Read metrics; of a step that was run again after a restart, the last line counts.
+
+    Raises:
+        UserError: the file is missing, empty, or a line is not of the trainer's kind.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; make it with `tokamake train`") from None
+    kinds: dict[tuple[str, ...], dict[int, list[float]]] = {_TRAINING: {}, _VALIDATION: {}}
+    for number, text in enumerate(lines, 1):
+        line = _parse(text, f"{path}:{number}")
+        for keys, rows in kinds.items():
+            if keys[1] in line:
+                rows[line["step"]] = _pick(line, keys, f"{path}:{number}")
+    if not kinds[_TRAINING]:
+        raise UserError(f"{path}: no training step; run `tokamake train` again")
+    return History(_columns(kinds[_TRAINING], _TRAINING), _columns(kinds[_VALIDATION], _VALIDATION))
+
+
+def smooth(values: Floats) -> Floats:
+    """Centred running mean (n,) over about a twentieth of the values.
+
+    The window narrows towards the start, where losses fall too fast to be averaged with what
+    follows, and loses its right half at the end.
+    """
+    reach, last = max(1, len(values) // 40), len(values)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    places = np.arange(last)
+    half = np.minimum(places, reach)
+    starts, ends = places - half, np.minimum(places + half + 1, last)
+    return (sums[ends] - sums[starts]) / (ends - starts)
+
+
+def _parse(text: str, where: str) -> dict[str, Any]:
+    try:
+        line = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not valid JSON ({error}); remove the line") from None
+    if not isinstance(line, dict) or "step" not in line:
+        raise UserError(f"{where}: no step in it; remove the line")
+    return line
+
+
+def _pick(line: dict[str, Any], keys: tuple[str, ...], where: str) -> list[float]:
+    for key in keys:
+        if not isinstance(line.get(key), int | float):
+            raise UserError(f"{where}: {key} is {line.get(key)!r}, not a number; remove the line")
+    return [float(line[key]) for key in keys]
+
+
+def _columns(rows: dict[int, list[float]], keys: tuple[str, ...]) -> dict[str, Floats]:
+    table = np.array([rows[step] for step in sorted(rows)]).reshape(-1, len(keys))
+    return dict(zip(keys, table.T, strict=True))

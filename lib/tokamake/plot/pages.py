@@ -1,0 +1,64 @@
+"""Small self-contained HTML pages: a table, a list of values, or texts, for a frame or a browser.
+
+Values come from `tables`; everything is escaped here.
+"""
+
+from collections.abc import Sequence
+from html import escape
+
+_STYLE = """
+body { margin: 1.5rem; background: #fff; color: #22272e; max-width: 56rem;
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
+h1 { margin: 0 0 1rem; font-size: 1.2rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.35rem 1.1rem 0.35rem 0; text-align: left; vertical-align: top;
+  border-bottom: 1px solid #e4e7eb; }
+thead th { color: #6b7480; font-weight: 600; border-bottom: 2px solid #a9b1bb; }
+tbody th { font-weight: 600; }
+tfoot th, tfoot td { font-weight: 600; border-top: 2px solid #a9b1bb; border-bottom: none; }
+.number { text-align: right; padding: 0.35rem 0 0.35rem 1.1rem; }
+dl { display: grid; grid-template-columns: max-content auto; gap: 0.35rem 1.5rem; margin: 0; }
+dt { color: #6b7480; }
+dd { margin: 0; overflow-wrap: anywhere; }
+.sample { margin: 0 0 1rem; padding: 0.7rem 1rem; background: #f6f7f9; border-radius: 6px;
+  border-left: 3px solid #2f6db5; white-space: pre-wrap; overflow-wrap: anywhere;
+  font: 14px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
+.note { color: #6b7480; font-size: 0.85rem; margin: 0.2rem 0 0; white-space: normal; }
+"""
+
+
+def page(title: str, body: str) -> str:
+    """Wrap HTML in a page; `title` is text."""
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>{escape(title)}</h1>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], footer: Sequence[str] = ()) -> str:
+    """Lay out cells of text: the first column names the row, the others hold numbers."""
+    head = _row(header, cell="th")
+    body = "\n".join(_row(row) for row in rows)
+    foot = f"\n<tfoot>\n{_row(footer)}\n</tfoot>" if footer else ""
+    return f"<table>\n<thead>\n{head}\n</thead>\n<tbody>\n{body}\n</tbody>{foot}\n</table>"
+
+
+def definitions(values: Sequence[tuple[str, str]]) -> str:
+    """Lay out names and their values."""
+    items = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in values)
+    return f"<dl>\n{items}\n</dl>"
+
+
+def sample(prompt: str, text: str, note: str) -> str:
+    """Show a text whose beginning, the prompt, is bold; line ends are kept."""
+    return (
+        f'<div class="sample"><strong>{escape(prompt)}</strong>{escape(text)}'
+        f'<p class="note">{escape(note)}</p></div>'
+    )
+
+
+def _row(cells: Sequence[str], cell: str = "td") -> str:
+    name, *numbers = cells
+    rest = "".join(f'<{cell} class="number">{escape(number)}</{cell}>' for number in numbers)
+    return f"<tr><th>{escape(name)}</th>{rest}</tr>"

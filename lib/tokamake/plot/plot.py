@@ -1,0 +1,60 @@
+"""Stage `plot`: figures and tables of a finished run, in a folder that the report takes up."""
+
+from pathlib import Path
+
+
+def plot(
+    *,
+    metadata: Path,
+    weights: Path,
+    metrics: Path,
+    train: Path,
+    evaluation: Path,
+    samples: Path,
+    config: Path,
+    output: Path,
+) -> None:
+    """Draw a run's curves and tables.
+
+    Written are loss.svg, learning_rate.svg, throughput.svg, mixture.svg, and as pages corpora.html,
+    evaluation.html, samples.html, summary.html. The same inputs give the same bytes.
+
+    Args:
+        metadata: JSON file of `describe`, for what the corpora hold.
+        weights: weighting file of `weigh`.
+        metrics: metrics.jsonl of `train`.
+        train: train.json of `train`.
+        evaluation: JSON file of `evaluate`.
+        samples: JSON file of `generate`.
+        config: run.yaml of `resolve`.
+        output: folder to write; an existing one is replaced.
+
+    Raises:
+        UserError: a file is missing or broken.
+    """
+    from tokamake.checkpoint import tensors
+    from tokamake.config import read_run
+    from tokamake.files import atomic_folder, read_json
+    from tokamake.plot import figures, style, tables
+    from tokamake.plot.history import read_history
+    from tokamake.plot.mixture import read_corpora
+
+    run = read_run(config)
+    history = read_history(metrics)
+    corpora = read_corpora(metadata=metadata, weights=weights, run=run)
+    trained = read_json(train, "make it with `tokamake train`")
+    num_parameters = sum(shape.numel() for shape in tensors.shapes(run.architecture).values())
+    pages = {
+        "summary": tables.summary(run, trained, num_parameters),
+        "corpora": tables.corpora(corpora),
+        "evaluation": tables.evaluation(read_json(evaluation, "make it with `tokamake evaluate`")),
+        "samples": tables.samples(read_json(samples, "make it with `tokamake generate`")),
+    }
+    with style.styled(), atomic_folder(output) as folder:
+        for name, page in pages.items():
+            (folder / f"{name}.html").write_text(page, encoding="utf-8")
+        style.save(figures.loss(history, run.architecture.vocab_size or 1), folder / "loss.svg")
+        style.save(figures.learning_rate(history), folder / "learning_rate.svg")
+        style.save(figures.throughput(history), folder / "throughput.svg")
+        style.save(figures.mixture(corpora), folder / "mixture.svg")
+    print(f"{output}: 4 figures, 4 tables")

@@ -1,0 +1,139 @@
+"""The tables of the report: corpora, evaluation, samples and the run in short, each an HTML page.
+
+Rows come from `mixture` and from the JSON files of `evaluate`, `generate` and `train`.
+"""
+
+from typing import Any
+
+from tokamake.config import Run
+from tokamake.plot import pages
+from tokamake.plot.mixture import Corpus, total
+
+_STOPPED = {
+    "eod": "ended the document",
+    "max_new_tokens": "stopped at the wanted length",
+    "context": "reached the model's longest input",
+}
+
+
+def corpora(rows: list[Corpus]) -> str:
+    """What was tokenized and how often the run goes through it."""
+    header = ("corpus", "files", "documents", "tokens", "text", "weight", "epochs")
+    return pages.page(
+        "Corpora", pages.table(header, [_corpus(row) for row in rows], _corpus(total(rows)))
+    )
+
+
+def _corpus(row: Corpus) -> list[str]:
+    return [
+        row.name,
+        f"{row.files:,}",
+        f"{row.documents:,}",
+        f"{row.tokens:,}",
+        in_bytes(row.text_bytes),
+        f"{row.share_of_samples:.1%}",
+        f"{row.epochs:.2f}",
+    ]
+
+
+def evaluation(scored: dict[str, Any]) -> str:
+    """Held-out loss by corpus and overall."""
+    header = ("corpus", "documents", "tokens", "bytes", "loss", "perplexity", "bits per byte")
+    rows = [_scores(name, scores) for name, scores in scored["corpora"].items()]
+    return pages.page(
+        "Held-out evaluation", pages.table(header, rows, _scores("overall", scored["overall"]))
+    )
+
+
+def _scores(name: str, scores: dict[str, Any]) -> list[str]:
+    counts = [f"{scores[key]:,}" for key in ("documents", "tokens", "bytes")]
+    places = {"loss": 4, "perplexity": 2, "bits_per_byte": 4}
+    measures = [
+        "–" if scores[key] is None else f"{scores[key]:,.{digits}f}"
+        for key, digits in places.items()
+    ]
+    return [name, *counts, *measures]
+
+
+def samples(drawn: list[dict[str, Any]]) -> str:
+    """Prompts and what the model made of them."""
+    body = "\n".join(
+        pages.sample(
+            sample["prompt"],
+            sample["text"],
+            f"{sample['num_new_tokens']} tokens; {_STOPPED[sample['stopped']]}",
+        )
+        for sample in drawn
+    )
+    return pages.page("Samples", body)
+
+
+def summary(run: Run, trained: dict[str, Any], num_parameters: int) -> str:
+    """The run in short: model, training, result, and what it ran with."""
+    versions = ", ".join(f"{name} {number}" for name, number in trained["versions"].items())
+    values = [
+        ("model", _shape(run)),
+        ("parameters", f"{num_parameters:,}"),
+        ("training", _training(run)),
+        ("trained", f"{trained['consumed_tokens']:,} tokens in {trained['step']:,} steps"),
+        *_losses(trained),
+        ("time", f"{duration(trained['seconds'])} on {_ranks(trained['world_size'])}"),
+        ("mean speed", f"{trained['tokens_per_second']:,.0f} tokens/s"),
+        ("checkpoint", trained["checkpoint"]),
+        ("versions", versions),
+    ]
+    return pages.page(f"Run {run.run}", pages.definitions(values))
+
+
+def _shape(run: Run) -> str:
+    shape = run.architecture
+    return (
+        f"{shape.family}: {shape.num_hidden_layers} layers, width {shape.hidden_size:,}, "
+        f"MLP {shape.intermediate_size:,}, {shape.num_attention_heads} query and "
+        f"{shape.num_key_value_heads} key-value heads, vocabulary {shape.vocab_size:,}"
+        f"{', tied embeddings' if shape.tie_word_embeddings else ''}"
+    )
+
+
+def _training(run: Run) -> str:
+    train = run.train
+    return (
+        f"{train.train_steps:,} steps of {train.global_batch_size:,} × {train.sequence_length:,} "
+        f"tokens, {train.optimizer.name}, {train.schedule.name} schedule, {train.precision}, "
+        f"ZeRO stage {train.zero_stage}"
+    )
+
+
+def _losses(trained: dict[str, Any]) -> list[tuple[str, str]]:
+    first, last, measured = (
+        trained[key] for key in ("first_loss", "last_loss", "validation_losses")
+    )
+    losses = []
+    if last is not None:
+        losses.append(("training loss", f"{last:.4f} nats per token, at first {first:.4f}"))
+    if measured:
+        loss = measured[-1]["validation_loss"]
+        losses.append(("validation loss", f"{loss:.4f} nats per token"))
+    return losses
+
+
+def _ranks(number: int) -> str:
+    return "1 rank" if number == 1 else f"{number:,} ranks"
+
+
+def duration(seconds: float) -> str:
+    """Write a time with the two largest units that it has: `2 h 05 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours:,} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.1f} s"
+
+
+def in_bytes(number: int) -> str:
+    """Write a size as people do, in powers of 1,000: `12.3 MB`."""
+    size, units = float(number), ["B", "kB", "MB", "GB", "TB", "PB"]
+    while size >= 999.95 and len(units) > 1:
+        size /= 1000
+        units.pop(0)
+    return f"{size:.0f} B" if units[0] == "B" else f"{size:.1f} {units[0]}"

@@ -1,0 +1,271 @@
+"""Where this process stands among its peers: rank, device, process group, progress on the console.
+
+Reads the environment that torchrun, srun or mpiexec (MPICH, Intel MPI, PALS, Open MPI) made, if any
+did; gives ranks and a device to stages. torch and mpi4py are imported only where they are used.
+"""
+
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+Item = TypeVar("Item")
+
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # torchrun
+    (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    ("PMI_RANK", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),  # HPE PALS
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
+    ("PMIX_RANK", "PMIX_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+)
+"""Variables of rank, world size, local rank and local size; the first pair found counts."""
+
+_SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+"""Only srun sets these for a step; a batch script has SLURM_PROCID and SLURM_NTASKS too."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among its peers."""
+
+    rank: int
+    """Number of this process, 0 to world_size - 1."""
+    world_size: int
+    """Processes of the run."""
+    local_rank: int
+    """Number of this process on its host."""
+    local_size: int
+    """Processes on this host."""
+
+    @classmethod
+    def find(cls, environment: Mapping[str, str] = os.environ) -> "Ranks":
+        """Read the launcher's variables; MPI is asked where they tell the rank only.
+
+        Raises:
+            UserError: a variable is no number, or rank and size do not fit.
+        """
+        for names in (*_LAUNCHERS, _SLURM):
+            if names[0] in environment and (names[1] in environment or names[0] == "PMIX_RANK"):
+                return cls._read(environment, names)
+        return cls(rank=0, world_size=1, local_rank=0, local_size=1)
+
+    @classmethod
+    def _read(cls, environment: Mapping[str, str], names: tuple[str, ...]) -> "Ranks":
+        found = [_number(environment, name) for name in names]
+        rank, world_size, local_rank, local_size = found
+        if world_size is None or (world_size > 1 and local_rank is None):
+            return cls._ask_mpi()
+        if rank is None or not 0 <= rank < world_size:
+            raise UserError(
+                f"{names[0]}={rank}, {names[1]}={world_size}: no such rank; "
+                "unset both or start through torchrun, mpiexec or srun"
+            )
+        return cls(rank, world_size, local_rank or 0, local_size or 1)
+
+    @classmethod
+    def _ask_mpi(cls) -> "Ranks":
+        from mpi4py import MPI
+
+        world = MPI.COMM_WORLD
+        local = world.Split_type(MPI.COMM_TYPE_SHARED)
+        return cls(world.rank, world.size, local.rank, local.size)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    value = environment.get(name)
+    if value is None:
+        return None
+    # Slurm writes "4(x2),3" for two hosts of four tasks and one of three.
+    digits = re.fullmatch(r"(\d+)(\(x\d+\))?(,.*)?", value.strip())
+    if not digits:
+        raise UserError(f"{name}={value}: not a number; unset it or start through a launcher")
+    return int(digits[1])
+
+
+def first_host(nodes: str) -> str:
+    """First host of a Slurm node list: `ip-10-0-0-1,b` or `node[03-05,7]-x`."""
+    match = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
+    assert match
+    return "".join(part or "" for part in match.groups())
+
+
+def choose_device(ranks: Ranks) -> "torch.device":
+    """Device of this rank: a CUDA or XPU accelerator if there is one, else the CPU."""
+    import torch
+
+    for kind in ("cuda", "xpu"):
+        backend = getattr(torch, kind, None)
+        if backend is not None and backend.is_available():
+            # Some launchers show each rank only its own device.
+            device = torch.device(kind, ranks.local_rank % backend.device_count())
+            backend.set_device(device)
+            return device
+    return torch.device("cpu")
+
+
+@contextmanager
+def process_group(ranks: Ranks) -> Iterator["torch.device"]:
+    """Join torch's process group and yield this rank's device; leave the group on exit.
+
+    gloo on CPU, nccl on CUDA, xccl on XPU. Peers meet at MASTER_ADDR and MASTER_PORT where they
+    are set, else at a place that Slurm's variables or an MPI broadcast tell. A lone process needs
+    none.
+
+    Raises:
+        UserError: MPI does not see the peers that the launcher started.
+    """
+    import torch.distributed as dist
+
+    device = choose_device(ranks)
+    if device.type == "cpu":
+        _share_cores(ranks)
+    backend = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}[device.type]
+    # DeepSpeed reads the device number from here.
+    os.environ["LOCAL_RANK"] = str(ranks.local_rank)
+    if ranks.world_size == 1:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    else:
+        _rendezvous(ranks)
+        dist.init_process_group(
+            backend, init_method="env://", rank=ranks.rank, world_size=ranks.world_size
+        )
+    try:
+        yield device
+        dist.barrier(device_ids=None if device.type == "cpu" else [device.index])
+    finally:
+        dist.destroy_process_group()
+
+
+def _rendezvous(ranks: Ranks) -> None:
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = str(ranks.rank), str(ranks.world_size)
+    if "MASTER_ADDR" in os.environ:
+        os.environ.setdefault("MASTER_PORT", "29500")
+        return
+    tasks = _number(os.environ, "SLURM_STEP_NUM_TASKS")
+    if tasks == ranks.world_size and "SLURM_STEP_NODELIST" in os.environ:
+        # No message can agree on a free port here, so each job and step has its own.
+        job, step = (_number(os.environ, f"SLURM_{name}_ID") or 0 for name in ("JOB", "STEP"))
+        host, port = first_host(os.environ["SLURM_STEP_NODELIST"]), 15000 + (job * 7 + step) % 15000
+    else:
+        host, port = _agree_through_mpi(ranks)
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)
+
+
+def _agree_through_mpi(ranks: Ranks) -> tuple[str, int]:
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.size != ranks.world_size:
+        raise UserError(
+            f"MPI sees {MPI.COMM_WORLD.size} processes, the launcher started {ranks.world_size}; "
+            "set MASTER_ADDR and MASTER_PORT, or install the mpi4py of this launcher's MPI"
+        )
+    host: tuple[str, int] = MPI.COMM_WORLD.bcast(
+        (socket.gethostname(), _free_port()) if ranks.rank == 0 else None
+    )
+    return host
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def num_threads(ranks: Ranks, environment: Mapping[str, str] = os.environ) -> int | None:
+    """Threads for each rank so that a host's ranks share its cores; None: the user has chosen.
+
+    torchrun itself sets OMP_NUM_THREADS=1, so that value is no choice under torchrun.
+    """
+    chosen = environment.get("OMP_NUM_THREADS")
+    if chosen and not (chosen == "1" and "TORCHELASTIC_RUN_ID" in environment):
+        return None
+    return max(1, len(os.sched_getaffinity(0)) // ranks.local_size)
+
+
+def _share_cores(ranks: Ranks) -> None:
+    import torch
+
+    threads = num_threads(ranks)
+    if threads:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def one_voice(ranks: Ranks) -> Iterator[None]:
+    """Let rank 0 alone report a `UserError` that all ranks meet.
+
+    Launchers end all ranks soon after one has failed, so who still lives after two seconds has met
+    an error of its own.
+    """
+    try:
+        yield
+    except UserError as error:
+        if ranks.rank:
+            time.sleep(2)
+            raise UserError(f"rank {ranks.rank}: {error}") from None
+        raise
+
+
+def leave(ranks: Ranks, code: int) -> None:
+    """End a rank of several at once, with an exit code; does nothing in a lone process with code 0.
+
+    Python's own way out would now and then abort: gloo's threads ask for the interpreter while it
+    shuts down.
+    """
+    if ranks.world_size == 1:
+        if code:
+            raise SystemExit(code)
+        return
+    _exit_now(code)
+
+
+def _exit_now(code: int) -> NoReturn:
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and not mpi.Is_finalized():
+        mpi.Finalize()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def progress(
+    items: Iterable[Item], *, label: str, total: int | None = None, unit: str = "items"
+) -> Iterator[Item]:
+    """Pass items through and show how far they are: a bar on a terminal, in a log a line each 30 s.
+
+    Args:
+        items: what to go through.
+        label: what is being done.
+        total: number of items; taken from `items` where it knows.
+        unit: what an item is.
+    """
+    if total is None and isinstance(items, Sized):
+        total = len(items)
+    if sys.stderr.isatty():
+        from tqdm import tqdm
+
+        yield from tqdm(items, desc=label, total=total, unit=f" {unit}", leave=False)
+        return
+    last = time.monotonic()
+    for number, item in enumerate(items, 1):
+        yield item
+        if time.monotonic() - last >= 30:
+            last = time.monotonic()
+            share = f"/{total:,} ({number / total:.0%})" if total else ""
+            print(f"{label}: {number:,}{share} {unit}", file=sys.stderr, flush=True)

@@ -1,0 +1,135 @@
+"""The stage `resolve`: brings settings, checkpoint and index together and checks that they fit.
+
+Reads metadata only; writes the run.yaml that `train` reads.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokamake.config import Architecture, TrainSettings
+
+
+def resolve(
+    *,
+    settings: str,
+    run: str,
+    seed: int,
+    checkpoint: Path,
+    index: Path,
+    data_root: Path,
+    output_folder: Path,
+    output: Path,
+) -> None:
+    """Check that a run can start and write it down, every default spelled out.
+
+    Args:
+        settings: Training settings as JSON, the section `train` of the config.
+        run: Name of the run.
+        seed: Seed of everything random.
+        checkpoint: Megatron-DeepSpeed checkpoint to start from.
+        index: Folder of sample indexes.
+        data_root: Folder that the index's prefixes are relative to.
+        output_folder: Folder of the run's checkpoints and metrics.
+        output: The run.yaml to write.
+
+    Raises:
+        UserError: settings, checkpoint, index and tokenizer do not fit together.
+    """
+    from tokamake.checkpoint import megatron_deepspeed
+    from tokamake.config import Run, validate, write_run
+    from tokamake.data.loader import read_index
+
+    train = _settings(settings)
+    architecture, *_ = megatron_deepspeed.read(checkpoint)
+    described = read_index(index)
+    check_settings(train)
+    check_lengths(train, architecture, described, index)
+    check_vocabulary(architecture, described, data_root)
+    values = {
+        "run": run,
+        "seed": seed,
+        "checkpoint": checkpoint,
+        "index": index,
+        "data_root": data_root,
+        "output": output_folder,
+        "architecture": architecture,
+        "train": train,
+    }
+    write_run(output, validate(Run, values, "resolve"))
+
+
+def _settings(text: str) -> "TrainSettings":
+    import json
+
+    from tokamake.config import TrainSettings, validate
+    from tokamake.errors import UserError
+
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"settings: not valid JSON ({error}); give the section train") from None
+    return validate(TrainSettings, value, "train")
+
+
+def check_settings(train: "TrainSettings") -> None:
+    """Refuse settings that go wrong silently or late."""
+    from tokamake.errors import UserError
+
+    if train.precision == "bf16" and train.zero_stage == 0:
+        raise UserError(
+            "train.zero_stage: 0: keeps no fp32 weights beside bf16; "
+            "set it to 1 or train.precision to fp32"
+        )
+    if train.schedule.warmup_steps > train.train_steps:
+        raise UserError(
+            f"train.schedule.warmup_steps: {train.schedule.warmup_steps}: more than train_steps "
+            f"{train.train_steps}; the rate would never reach its peak, lower it"
+        )
+
+
+def check_lengths(
+    train: "TrainSettings", architecture: "Architecture", described: dict[str, Any], index: Path
+) -> None:
+    """Compare sequence length and number of samples with the model and the index."""
+    from tokamake.errors import UserError
+
+    length, most = train.sequence_length, architecture.max_position_embeddings
+    if length > most:
+        raise UserError(
+            f"train.sequence_length: {length}: the model is meant for at most {most} "
+            "(max_position_embeddings); lower it"
+        )
+    for name, wanted in (("sequence_length", length), ("split", train.split)):
+        if described[name] != wanted:
+            raise UserError(
+                f"{index}: has {name} {described[name]}, train.{name} is {wanted}; "
+                "run `tokamake index` again"
+            )
+    needed = train.train_steps * train.global_batch_size
+    found = described["splits"]["train"]["samples"] if "train" in described["splits"] else 0
+    if found < needed:
+        raise UserError(
+            f"{index}: has {found} training samples, train_steps × global_batch_size is {needed}; "
+            "run `tokamake index` again"
+        )
+
+
+def check_vocabulary(
+    architecture: "Architecture", described: dict[str, Any], data_root: Path
+) -> None:
+    """Refuse tokens that have no row in the embedding, as far as the pairs' manifests tell."""
+    from tokamake import files
+    from tokamake.data.pairs import manifest_path
+    from tokamake.errors import UserError
+
+    assert architecture.vocab_size is not None
+    for prefix in described["pairs"]:
+        path = manifest_path(data_root / prefix)
+        manifest = files.read_json(path, "make the pair again") if path.is_file() else {}
+        size = manifest.get("vocab_size", 0)
+        if size > architecture.vocab_size:
+            raise UserError(
+                f"{path}: tokens of a vocabulary of {size}, the model has "
+                f"{architecture.vocab_size} embeddings; take the tokenizer of the checkpoint"
+            )

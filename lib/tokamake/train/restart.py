@@ -1,0 +1,154 @@
+"""Which checkpoint a run continues from, and how a new one takes its place, whole or not at all.
+
+The output folder holds global_step<N>/ folders and `latest`, DeepSpeed's pointer to one of them.
+Each folder has a state.json that says which run made it. `loop` asks here before it starts;
+`engine` fills the folder that `commit` puts in place.
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokamake import files
+from tokamake.config import Run
+from tokamake.errors import UserError
+
+SAVING = ".saving"
+"""Folder inside the output folder where a checkpoint grows until it is whole."""
+_WITHOUT_EFFECT = {
+    "log_interval",
+    "save_interval",
+    "evaluation_interval",
+    "evaluation_steps",
+    "split",  # the index's digest tells what came of it
+}
+
+
+class State(NamedTuple):
+    """What state.json holds: where a run stands at a checkpoint."""
+
+    digest: str
+    """Of the run, see `run_digest`."""
+    step: int
+    """Finished steps."""
+    consumed_samples: int
+    """Samples trained on."""
+    seconds: float
+    """Time spent in training steps, restarts included."""
+    world_size: int
+    """Ranks that share the optimizer state."""
+
+
+def run_digest(run: Run, *, index: dict[str, Any], weights: str) -> str:
+    """Hash of all that decides a run's weights: settings, training samples, initial weights.
+
+    Paths, the run's name and settings that only watch the run are left out.
+
+    Args:
+        run: the resolved run.
+        index: content of the index folder's index.json.
+        weights: hash of the initial weights.
+    """
+    train = run.train.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
+    samples = {key: value for key, value in index.items() if key not in ("digest", "splits")}
+    return files.digest(
+        {
+            "seed": run.seed,
+            "architecture": run.architecture.model_dump(mode="json"),
+            "train": train,
+            "index": {**samples, "train": index["splits"]["train"]},
+            "weights": weights,
+        }
+    )
+
+
+def weights_digest(checkpoint: Path) -> str:
+    """Hash of the weights in a Megatron-DeepSpeed checkpoint; optimizer states do not count.
+
+    Raises:
+        UserError: there is no checkpoint.
+    """
+    paths = sorted(latest(checkpoint).glob("*model_states.pt"))
+    if not paths:
+        raise UserError(f"{checkpoint}: holds no *model_states.pt; make the checkpoint again")
+    return files.digest([files.sha256(path) for path in paths])
+
+
+def latest(folder: Path) -> Path:
+    """Checkpoint that `latest` of a folder points to.
+
+    Raises:
+        UserError: no `latest`, or what it names is missing.
+    """
+    pointer = folder / "latest"
+    if not pointer.is_file():
+        raise UserError(f"{pointer}: no such file; give a Megatron-DeepSpeed checkpoint folder")
+    path = folder / pointer.read_text(encoding="utf-8").strip()
+    if not path.is_dir():
+        raise UserError(f"{pointer}: names {path.name}, which is missing; name one that is there")
+    return path
+
+
+def claim(output: Path, digest: str, say: Callable[[str], None]) -> State | None:
+    """Ready the output folder for a run and tell where to continue; None: at the beginning.
+
+    A folder with another run's checkpoint is renamed to <output>.<first 8 of its digest>.
+    Only one process may call this.
+
+    Args:
+        output: output folder of the run.
+        digest: of the run.
+        say: prints a line for the user.
+
+    Raises:
+        UserError: `latest` names a missing checkpoint.
+    """
+    state = _read_state(output)
+    if state and state.digest == digest:
+        shutil.rmtree(output / SAVING, ignore_errors=True)
+        return state
+    if state:
+        aside = _free_name(output.with_name(f"{output.name}.{state.digest[:8]}"))
+        output.rename(aside)
+        say(f"{output}: holds another run's checkpoint; moved to {aside}, starting anew")
+    output.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(output / SAVING, ignore_errors=True)
+    return None
+
+
+def _read_state(output: Path) -> State | None:
+    if not (output / "latest").is_file():
+        return None
+    path = latest(output) / "state.json"
+    if not path.is_file():
+        return State("unknown", 0, 0, 0.0, 0)
+    value = files.read_json(path, f"name another checkpoint in {output / 'latest'}")
+    return State(**value)
+
+
+def _free_name(path: Path) -> Path:
+    number, free = 1, path
+    while free.exists():
+        number, free = number + 1, path.with_name(f"{path.name}.{number}")
+    return free
+
+
+def commit(output: Path, state: State) -> Path:
+    """Put the checkpoint that has grown in `SAVING` in place, then point to it; one process only.
+
+    Its files are on disk already. A folder of the same name, which a restart at an earlier
+    checkpoint can meet, is renamed, not removed.
+    """
+    name = f"global_step{state.step}"
+    grown, final = output / SAVING / name, output / name
+    files.write_json(grown / "state.json", state._asdict())
+    files.sync(grown)
+    if final.exists():
+        final.rename(_free_name(output / f"{name}.old"))
+    grown.rename(final)
+    files.sync(output)
+    files.write_text(output / "latest_checkpointed_iteration.txt", f"{state.step}\n")
+    files.write_text(output / "latest", name)
+    shutil.rmtree(output / SAVING)
+    return final

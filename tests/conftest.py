@@ -1,0 +1,42 @@
+"""Fixtures that several test files share: a little real text and a tokenizer trained on it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tokamake.data.sample_corpus import sample_corpus
+from tokamake.data.train_tokenizer import train_tokenizer
+
+SAMPLES = {
+    "code": {"num_files": 2, "file_bytes": 60_000},
+    "docs": {"num_files": 2, "file_bytes": 40_000},
+}
+
+
+@pytest.fixture(scope="session")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with raw/<corpus>/*, corpora.tsv and a trained tokenizer; do not write here."""
+    folder = tmp_path_factory.mktemp("sampled")
+    sample_corpus(settings=json.dumps(SAMPLES), output=folder / "raw")
+    rows = [
+        f"{corpus}\t{folder}/raw/{corpus}/*\ttext\t{weight}"
+        for corpus, weight in (("code", 0.7), ("docs", 0.3))
+    ]
+    (folder / "corpora.tsv").write_text(
+        "\n".join(["corpus\tfiles\ttext_key\tweight", *rows]) + "\n"
+    )
+    train_tokenizer(corpora=folder / "corpora.tsv", vocab_size=400, output=folder / "tokenizer")
+    return folder
+
+
+@pytest.fixture
+def workspace(sampled: Path, tmp_path: Path) -> Path:
+    """A copy of `sampled` to write in."""
+    return Path(shutil.copytree(sampled, tmp_path / "workspace"))
+
+
+def documents(*paths: Path) -> list[str]:
+    """Texts of plain jsonl files, read with nothing of ours."""
+    return [json.loads(line)["text"] for path in paths for line in path.open(encoding="utf-8")]

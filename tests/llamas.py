@@ -1,0 +1,53 @@
+"""Tiny Llamas for the checkpoint tests: our shapes, and transformers' models of the same shape."""
+
+from typing import Any
+
+import torch
+
+from tokamake.config import Architecture
+
+ARCHITECTURES = [
+    Architecture(
+        vocab_size=vocab_size,
+        hidden_size=64,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=key_value_heads,
+        max_position_embeddings=64,
+        rope_theta=5000.0,
+        tie_word_embeddings=tied,
+    )
+    for key_value_heads in (4, 2, 1)
+    for tied in (False, True)
+    for vocab_size in (128, 131)
+]
+"""MHA, GQA and MQA, output layer tied or not, vocabulary that fits Megatron's padding or not."""
+
+
+def name(architecture: Architecture) -> str:
+    """Test id of a shape."""
+    tied = "tied" if architecture.tie_word_embeddings else "untied"
+    return f"kv{architecture.num_key_value_heads}-{tied}-{architecture.vocab_size}"
+
+
+def reference(architecture: Architecture, seed: int = 0) -> Any:
+    """transformers' model with random weights, norms included, in fp32."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    values = architecture.model_dump(exclude={"family", "rope_theta"})
+    rope = {"rope_type": "default", "rope_theta": architecture.rope_theta}
+    model = LlamaForCausalLM(LlamaConfig(**values, rope_parameters=rope))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model.eval()
+
+
+def tensors_of(model: Any, architecture: Architecture) -> dict[str, torch.Tensor]:
+    """A transformers model's tensors, the output layer left out if tied."""
+    tensors = dict(model.state_dict())
+    if architecture.tie_word_embeddings:
+        del tensors["lm_head.weight"]
+    return tensors

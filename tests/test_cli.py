@@ -1,0 +1,74 @@
+"""The command line: instant help from docstrings, one line and exit status 2 for mistakes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tokamake import cli
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tokamake", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd, timeout=120, check=False
+    )
+
+
+def test_help_names_every_stage_with_its_sentence() -> None:
+    result = run("--help")
+    assert result.returncode == 0
+    for stage in cli.STAGES:
+        words = cli.summary(stage).split()
+        assert len(words) > 4
+        assert f" {stage} " in result.stdout
+        assert " ".join(words[:3]) in result.stdout
+
+
+@pytest.mark.parametrize("stage", cli.STAGES)
+def test_every_stage_has_help_for_every_option_without_heavy_imports(stage: str) -> None:
+    script = (
+        f"import sys; sys.argv = ['tokamake', {stage!r}, '--help']\n"
+        "from tokamake.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'deepspeed', 'transformers', 'tokenizers', 'pandas', 'matplotlib',"
+        " 'pyarrow', 'datasets'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    assert f"Usage: tokamake {stage}" in result.stdout
+    for line in result.stdout.splitlines():
+        if "│" in line and " --" in line:
+            described = line.split("  ")
+            assert len([part for part in described if part.strip(" │*")]) > 1, line
+
+
+MISTAKES = {
+    ("tokenise",): 'Unknown command "tokenise"',
+    ("tokenize", "a.jsonl", "--outptu", "b"): "Unknown option: --outptu",
+    ("tokenize", "--output", "b", "--tokenizer", "c"): "requires an argument",
+    ("tokenize", "a.jsonl", "--output", "b", "--tokenizer", "c", "--workers", "x"): "--workers",
+    (
+        "tokenize",
+        "none.jsonl",
+        "--output",
+        "b",
+        "--tokenizer",
+        "none",
+    ): "tokenizer none: no such file",
+    ("merge", "none", "--output", "b"): "none.json: no such file; make the pair again",
+    ("train", "--config", "none.yaml"): "none.yaml: no such file",
+}
+
+
+@pytest.mark.parametrize("arguments", MISTAKES)
+def test_mistakes_are_one_line(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    result = run(*arguments, cwd=tmp_path)
+    assert result.returncode == 2
+    assert MISTAKES[arguments] in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())

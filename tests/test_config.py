@@ -1,0 +1,128 @@
+"""A config is checked whole, and each mistake is one line with place, value and remedy."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tokamake import config
+from tokamake.errors import UserError
+
+ROOT = Path(__file__).parent.parent
+
+
+def error_of(value: object) -> str:
+    with pytest.raises(UserError) as caught:
+        config.validate(config.Config, value, "my.yaml")
+    return str(caught.value)
+
+
+MISTAKES = {
+    "my.yaml: trian: unknown key; this section knows run, seed": {"trian": {}},
+    "my.yaml: train.lr: unknown key; this section knows sequence_length": {"train": {"lr": 1}},
+    "my.yaml: train.optimizer.lr: unknown key; this section knows name, learning_rate": {
+        "train": {"optimizer": {"lr": 1}}
+    },
+    "my.yaml: train.optimizer.name: 'adamww': unknown name; choose one of adamw": {
+        "train": {"optimizer": {"name": "adamww"}}
+    },
+    "my.yaml: train.schedule.name: 'cosin': unknown name; choose one of": {
+        "train": {"schedule": {"name": "cosin"}}
+    },
+    "my.yaml: train.train_steps: -3: input should be greater": {"train": {"train_steps": -3}},
+    "my.yaml: train.split: '9,1': give three non-negative numbers": {"train": {"split": "9,1"}},
+    "my.yaml: train: global_batch_size 5 is not a multiple of micro_batch_size 2": {
+        "train": {"global_batch_size": 5, "micro_batch_size": 2}
+    },
+    "my.yaml: run: 'a b': string should match": {"run": "a b"},
+    "my.yaml: sample_corpus has no corpus 'web'; choose code or docs": {
+        "sample_corpus": {"web": {}}
+    },
+    "my.yaml: model needs an architecture or a checkpoint": {"model": {"architecture": None}},
+}
+
+
+@pytest.mark.parametrize("expected", MISTAKES)
+def test_mistakes_are_one_line_each(expected: str) -> None:
+    message = error_of(MISTAKES[expected])
+    assert message.startswith(expected)
+    assert "\n" not in message
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    assert len(error_of({"a": 1, "b": 2, "seed": "x"}).splitlines()) == 3
+
+
+def test_the_default_files_are_valid() -> None:
+    value = yaml.safe_load((ROOT / "config/config.yaml").read_text())
+    checked = config.validate(config.Config, value, "config.yaml")
+    assert set(value) == set(config.Config.model_fields)
+    assert [c.corpus for c in config.read_corpora(ROOT / checked.corpora)] == ["code", "docs"]
+    for path in (ROOT / "config/models").glob("*.yaml"):
+        config.read_architecture(path)
+
+
+def test_schema_is_in_step() -> None:
+    assert (ROOT / "config/schema.json").read_text() == config.schema(), (
+        "write it anew: python -c 'from tokamake import config; print(config.schema(), end=\"\")'"
+        " > config/schema.json"
+    )
+
+
+def test_every_field_is_documented() -> None:
+    classes = [value for value in vars(config).values() if isinstance(value, type)]
+    models = [value for value in classes if issubclass(value, config.Settings)]
+    missing = [
+        f"{model.__name__}.{name}"
+        for model in models
+        for name, field in model.model_fields.items()
+        if not field.description
+    ]
+    assert len(models) > 10
+    assert not missing
+
+
+TABLES = {
+    "no corpus": "corpus\tfiles\tweight\n",
+    r"corpora\.tsv:3: 2 columns, the header has 3": "# note\ncorpus\tfiles\tweight\na\tb c\n",
+    r"corpora\.tsv:2: weight: '-1': input should be greater": "corpus\tfiles\tweight\na\tb\t-1\n",
+    r"corpora\.tsv:2: weight: 'inf'": "corpus\tfiles\tweight\na\tb\tinf\n",
+    r"corpora\.tsv:2: weight: missing": "corpus\tfiles\tweight\na\tb\t \n",
+    r"corpora\.tsv:2: epochs: unknown key": "corpus\tfiles\tweight\tepochs\na\tb\t1\t2\n",
+    r'corpora\.tsv: corpus "a" stands in several rows': "corpus\tfiles\tweight\na\tb\t1\na\tc\t1\n",
+    r"corpora\.tsv:2: corpus: 'a-b'": "corpus\tfiles\tweight\na-b\tb\t1\n",
+}
+
+
+@pytest.mark.parametrize("expected", TABLES)
+def test_mistakes_in_the_table_of_corpora(tmp_path: Path, expected: str) -> None:
+    path = tmp_path / "corpora.tsv"
+    path.write_text(TABLES[expected])
+    with pytest.raises(UserError, match=expected):
+        config.read_corpora(path)
+
+
+def test_missing_and_broken_files(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file; fix corpora"):
+        config.read_corpora(tmp_path / "none.tsv")
+    with pytest.raises(UserError, match=r"none\.yaml: no such file; fix model\.architecture"):
+        config.read_architecture(tmp_path / "none.yaml")
+    (tmp_path / "a.yaml").write_text("a: [")
+    with pytest.raises(UserError, match=r"a\.yaml: not valid YAML"):
+        config.read_architecture(tmp_path / "a.yaml")
+    (tmp_path / "a.yaml").write_text(
+        "{hidden_size: 10, num_attention_heads: 3, num_key_value_heads: 1, num_hidden_layers: 1,"
+        " intermediate_size: 4}"
+    )
+    with pytest.raises(UserError, match="hidden_size is not a multiple"):
+        config.read_architecture(tmp_path / "a.yaml")
+
+
+def test_runs_survive_writing(tmp_path: Path) -> None:
+    run = config.Run(
+        run="a", seed=1, checkpoint=Path("c"), index=Path("i"), data_root=Path("d"), output=Path("o"),
+        architecture=config.read_architecture(ROOT / "config/models/tiny-llama.yaml"),
+        train=config.TrainSettings(),
+    )  # fmt: skip
+    config.write_run(tmp_path / "run.yaml", run)
+    assert config.read_run(tmp_path / "run.yaml") == run

@@ -1,0 +1,140 @@
+"""The laws of the house that a machine can hold."""
+
+import ast
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tokamake import cli, plugins
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "lib/tokamake"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+RULES = "\n".join(path.read_text() for path in sorted((ROOT / "workflow").rglob("*.smk")))
+SNAKEFILE = (ROOT / "workflow/Snakefile").read_text()
+
+# Targets that only gather, and the one stage whose tool is Snakemake itself.
+NO_COMMAND = {"all", "data", "report"}
+
+
+def rules() -> dict[str, str]:
+    """Rule name to its text."""
+    parts = re.split(r"^\s*rule (\w+):\n", SNAKEFILE + "\n" + RULES, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_one_rule_one_subcommand_one_function() -> None:
+    assert set(rules()) - NO_COMMAND == {cli.function_name(stage) for stage in cli.STAGES}
+    for stage, module in cli.STAGES.items():
+        assert module.rpartition(".")[2] == cli.function_name(stage)
+        assert callable(getattr(import_module(module), cli.function_name(stage)))
+        assert re.search(rf"\btokamake {stage}\b", rules()[cli.function_name(stage)])
+
+
+@pytest.mark.parametrize("name", rules())
+def test_shape_of_rules(name: str) -> None:
+    text = rules()[name]
+    sentence = text.strip().splitlines()[0]
+    assert re.fullmatch(r'"[A-Z].{20,}\."', sentence), sentence
+    if name not in {"all", "data"}:
+        for directive in ("output:", "log:", "benchmark:", "shell:"):
+            assert directive in text
+        assert "run:" not in re.findall(r"^\s+(\w+:)$", text, flags=re.MULTILINE)
+        assert "script:" not in text
+
+
+def test_options_of_a_rule_exist() -> None:
+    for stage, module in cli.STAGES.items():
+        name = cli.function_name(stage)
+        known = inspect.signature(getattr(import_module(module), name)).parameters
+        shell = rules()[name].partition("shell:")[2]
+        for option in re.findall(r"--([a-z][a-z-]+)", shell):
+            assert option.replace("-", "_") in known, f"{stage} has no --{option}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_modules_say_what_lives_in_them(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    docstring = ast.get_docstring(tree)
+    assert docstring
+    assert 1 <= len(docstring.splitlines()) <= 8
+    for node in ast.walk(tree):
+        public = isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+        nested = (
+            isinstance(node, ast.FunctionDef) and node not in tree.body and not _method(tree, node)
+        )
+        if public and not nested:
+            assert ast.get_docstring(node), f"{path}:{node.lineno} {node.name}"
+
+
+def _method(tree: ast.Module, function: ast.FunctionDef) -> bool:
+    return any(isinstance(node, ast.ClassDef) and function in node.body for node in tree.body)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_functions_stay_small(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            assert (node.end_lineno or 0) - node.lineno < 80, f"{path}:{node.lineno} {node.name}"
+            keywords, positional = node.args.kwonlyargs, node.args.posonlyargs + node.args.args
+            plain = [argument for argument in positional if argument.arg not in ("self", "cls")]
+            # A stage has an option for each thing a user can say; other functions at most seven.
+            if node.name not in map(cli.function_name, cli.STAGES):
+                assert len(plain) + len(keywords) <= 7, f"{path}:{node.lineno} {node.name}"
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def test_some_packages_are_imported_in_one_place() -> None:
+    users = {"deepspeed": set(), "mpi4py": set(), "snakemake": set()}
+    for path in MODULES:
+        for package in imports(path) & set(users):
+            users[package].add(str(path.relative_to(PACKAGE)))
+    assert users == {"deepspeed": {"train/engine.py"}, "mpi4py": {"runtime.py"}, "snakemake": set()}
+
+
+def test_the_library_knows_no_place() -> None:
+    for path in MODULES:
+        for line in path.read_text().splitlines():
+            assert "profiles/" not in line or path.name == "config.py", f"{path}: {line}"
+
+
+def test_every_plug_in_has_its_functions() -> None:
+    for folder, names in {
+        "optim": ["build"],
+        "schedules": ["factor"],
+        "models": ["Model"],
+        "data/readers": ["accepts", "read"],
+        "data/tokenizers": ["files", "load"],
+    }.items():
+        assert plugins.names(folder)
+        for name in plugins.names(folder):
+            module = plugins.load(folder, name)
+            assert all(callable(getattr(module, wanted, None)) for wanted in names), (folder, name)
+
+
+def test_profiles_have_a_launch_script() -> None:
+    profiles = sorted(path for path in (ROOT / "profiles").iterdir() if path.is_dir())
+    assert "local" in {path.name for path in profiles}
+    for profile in profiles:
+        assert (profile / "launch.sh").stat().st_mode & 0o111
+        assert f"profiles/{profile.name}/launch.sh" in (profile / "profile.yaml").read_text()
+    assert "default" not in {path.name for path in profiles}  # it would override every other
+
+
+def test_captions_exist_for_all_figures() -> None:
+    figures = re.findall(r'^    "(\w+)\.(?:svg|html)":', RULES, flags=re.MULTILINE)
+    assert len(figures) > 5
+    for name in figures:
+        assert (ROOT / f"workflow/report/{name}.rst").read_text().strip()

@@ -1,0 +1,182 @@
+"""The stage `index`: what its folder holds, what decides it, and what it refuses."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset
+from oracle import assert_identical, config, random_lengths, write_pair
+
+from tokamake import files
+from tokamake.data.index import array_path, index
+from tokamake.errors import UserError
+
+WEIGHTS = {"merged/b-0000": 0.55, "merged/a-0000": 0.3, "merged/a-0001": 0.15}
+
+
+@pytest.fixture
+def data_root(tmp_path: Path) -> Path:
+    (tmp_path / "data" / "merged").mkdir(parents=True)
+    for number, prefix in enumerate(WEIGHTS):
+        lengths = random_lengths(number, 60 + 20 * number)
+        write_pair(tmp_path / "data" / prefix, lengths, first_token=100_000 * number)
+    lines = (f"{weight} {prefix} {prefix[7]}\n" for prefix, weight in WEIGHTS.items())
+    (tmp_path / "data" / "weights.txt").write_text("".join(lines))
+    return tmp_path / "data"
+
+
+def build(data_root: Path, /, **changes: Any) -> Path:
+    settings = {
+        "weights": data_root / "weights.txt",
+        "data_root": data_root,
+        "sequence_length": 32,
+        "train_samples": 150,
+        "valid_samples": 20,
+        "split": "80,15,5",
+        "seed": 1234,
+        "output": data_root.parent / "index",
+    }
+    index(**settings | changes)
+    return (settings | changes)["output"]
+
+
+def described(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "index.json").read_text())
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def test_arrays_equal_megatron(data_root: Path) -> None:
+    folder = build(data_root)
+    blend = ([str(data_root / prefix) for prefix in WEIGHTS], list(WEIGHTS.values()))
+    settings = config(sequence_length=32, seed=1234, split="80,15,5", blend=blend)
+    sizes = [150, 20, 0]
+    builder = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, settings)
+    for name, theirs in zip(("train", "valid"), builder.build(), strict=False):
+        assert_identical(np.load(folder / name / "dataset_index.npy"), theirs.dataset_index)
+        ours = np.load(folder / name / "dataset_sample_index.npy")
+        assert_identical(ours, theirs.dataset_sample_index)
+        for number, dataset in enumerate(theirs.datasets):
+            for array in ("document", "sample", "shuffle"):
+                ours = np.load(array_path(folder / name, number, array))
+                assert_identical(ours, getattr(dataset, f"{array}_index"))
+
+
+def test_the_description_says_what_was_built(data_root: Path) -> None:
+    train = described(build(data_root))["splits"]["train"]
+    assert train["requested_samples"] == 150
+    assert train["samples"] == sum(file["drawn_samples"] for file in train["files"]) >= 150
+    assert [file["prefix"] for file in train["files"]] == list(WEIGHTS)
+    assert [file["corpus"] for file in train["files"]] == ["b", "a", "a"]
+    for number, (file, weight) in enumerate(zip(train["files"], WEIGHTS.values(), strict=True)):
+        first, last = file["documents"]
+        lengths = random_lengths(number, 60 + 20 * number)
+        assert (first, last) == (0, round(0.8 * len(lengths)))
+        assert file["weight"] == weight
+        assert file["tokens"] == sum(lengths[first:last])
+        assert file["num_samples"] == (file["epochs"] * file["tokens"] - 1) // 32
+
+
+def test_the_same_inputs_give_the_same_bytes(data_root: Path, tmp_path: Path) -> None:
+    first = contents(build(data_root))
+    assert contents(build(data_root)) == first
+    data_root = data_root.rename(tmp_path / "elsewhere")
+    assert contents(build(data_root)) == first
+    assert str(tmp_path) not in first["index.json"].decode()
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"split": "79,16,5"},
+        {"sequence_length": 31},
+        {"train_samples": 151},
+        {"valid_samples": 21},
+    ],
+)
+def test_every_setting_is_in_the_digest(data_root: Path, change: dict[str, Any]) -> None:
+    first = described(build(data_root))["digest"]
+    assert described(build(data_root, **change))["digest"] != first
+
+
+def test_weights_and_tokens_are_in_the_digest(data_root: Path) -> None:
+    digests = [described(build(data_root))["digest"]]
+    weights = data_root / "weights.txt"
+    weights.write_text(weights.read_text().replace("0.55", "0.56"))
+    digests.append(described(build(data_root))["digest"])
+    manifest = {"sha256": {"bin": "1", "idx": "2"}}
+    files.write_json(data_root / "merged" / "a-0000.json", manifest)
+    folder = build(data_root)
+    assert described(folder)["pairs"]["merged/a-0000"]["sha256"] == manifest["sha256"]
+    digests.append(described(folder)["digest"])
+    assert len(set(digests)) == 3
+
+
+def test_no_validation_samples_no_validation_split(data_root: Path) -> None:
+    folder = build(data_root, valid_samples=0)
+    assert list(described(folder)["splits"]) == ["train"]
+    assert not (folder / "valid").exists()
+
+
+def test_a_file_without_documents_or_weight_is_left_out(
+    data_root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_pair(data_root / "merged/tiny-0000", [200])
+    write_pair(data_root / "merged/hollow-0000", [0] * 100)
+    with (data_root / "weights.txt").open("a") as stream:
+        stream.write("0.1 merged/tiny-0000 tiny\n0.1 merged/hollow-0000 hollow\n")
+    weights = data_root / "weights.txt"
+    weights.write_text(weights.read_text().replace("0.3 ", "0 "))
+    with caplog.at_level(logging.WARNING):
+        splits = described(build(data_root))["splits"]
+    prefixes = {name: [file["prefix"] for file in splits[name]["files"]] for name in splits}
+    kept = ["merged/b-0000", "merged/a-0001"]
+    assert prefixes == {"train": [*kept, "merged/tiny-0000"], "valid": kept}
+    assert "merged/tiny-0000: left out of the valid split" in caplog.text
+    assert "merged/a-0000: left out of the train split: has weight 0" in caplog.text
+
+
+def test_few_samples_of_many_files_are_enough(tmp_path: Path) -> None:
+    """Every file's share is rounded up: the large one gives more than Megatron keeps ready."""
+    names = ["large", *(f"small{number}" for number in range(20))]
+    for name in names:
+        write_pair(tmp_path / name, [33] * 25)
+    weights = [f"{100 if name == 'large' else 0.01} {name} {name}\n" for name in names]
+    (tmp_path / "weights.txt").write_text("".join(weights))
+    folder = build(
+        tmp_path, train_samples=20, valid_samples=0, split="1,0,0", output=tmp_path / "i"
+    )
+    for file in described(folder)["splits"]["train"]["files"]:
+        assert file["num_samples"] >= file["drawn_samples"]
+    assert described(folder)["splits"]["train"]["files"][0]["epochs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sequence_length": 1}, "sequence_length: 1"),
+        ({"train_samples": 0}, "train_samples: 0"),
+        ({"valid_samples": -1}, "valid_samples: -1"),
+        ({"seed": -1}, "seed: -1"),
+        ({"seed": 2**32}, "seed: 4294967296"),
+        ({"split": "949,50"}, "949,50"),
+        ({"split": "100,0,0"}, "no file has a document for the valid split"),
+        ({"weights": Path("nowhere.txt")}, "nowhere.txt"),
+        ({"data_root": Path("nowhere")}, r"nowhere/merged/b-0000\.\w+: no such file"),
+    ],
+)
+def test_a_mistake_is_a_user_error_and_leaves_nothing(
+    data_root: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        build(data_root, **changes)
+    assert sorted(path.name for path in data_root.parent.iterdir()) == ["data"]

@@ -1,0 +1,133 @@
+"""The Llama model: equal to transformers' in logits and gradients, for every head layout."""
+
+import math
+
+import pytest
+import torch
+
+from llamas import ARCHITECTURES, name, reference, tensors_of
+from tokamake.checkpoint.tensors import from_model, random, shapes, to_model
+from tokamake.config import Architecture
+from tokamake.models import llama
+
+
+def _tokens(architecture: Architecture, length: int) -> torch.Tensor:
+    assert architecture.vocab_size is not None
+    generator = torch.Generator().manual_seed(7)
+    return torch.randint(architecture.vocab_size, (2, length), generator=generator)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=name)
+def test_logits_loss_and_gradients_equal_transformers(architecture: Architecture) -> None:
+    theirs = reference(architecture)
+    copied = {k: v.clone() for k, v in tensors_of(theirs, architecture).items()}
+    ours = to_model(architecture, copied)
+    tokens = _tokens(architecture, 33)
+    with torch.no_grad():
+        assert (ours(tokens) - theirs(tokens).logits).abs().max() <= 1e-5
+    loss, expected = ours.loss(tokens), theirs(tokens, labels=tokens).loss
+    torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
+    loss.backward()
+    expected.backward()
+    gradients = {llama.hugging_face_name(n): p.grad for n, p in ours.named_parameters()}
+    wanted = {n: p.grad for n, p in theirs.named_parameters()}
+    assert gradients.keys() == wanted.keys()
+    for key, gradient in wanted.items():
+        assert gradient.abs().max() > 0
+        torch.testing.assert_close(gradients[key], gradient, atol=2e-6, rtol=1e-4)
+
+
+def test_logits_equal_transformers_far_into_the_sequence_in_bf16() -> None:
+    architecture = ARCHITECTURES[4].model_copy(update={"max_position_embeddings": 4096})
+    theirs = reference(architecture).to(torch.bfloat16)
+    ours = to_model(architecture, tensors_of(theirs, architecture))
+    tokens = _tokens(architecture, 3000)
+    with torch.no_grad():
+        logits, expected = ours(tokens).float(), theirs(tokens).logits.float()
+    assert ours.loss(tokens).dtype == torch.float32
+    assert (logits - expected).abs().mean() <= 0.01 * expected.abs().mean()
+
+
+@pytest.mark.parametrize("steps", [[20], [1] * 20, [5, 1, 1, 7, 6]], ids=["whole", "single", "mixed"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES[::4], ids=name)
+def test_decoding_with_a_cache_equals_the_full_forward(
+    architecture: Architecture, steps: list[int]
+) -> None:
+    model = to_model(architecture, tensors_of(reference(architecture), architecture))
+    tokens = _tokens(architecture, 20)
+    cache = model.new_cache()
+    with torch.no_grad():
+        parts = [model(part, cache) for part in tokens.split(steps, dim=1)]
+        expected = model(tokens)
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected, atol=1e-5, rtol=1e-5)
+    assert cache[0].length == 20
+
+
+def test_random_weights_depend_on_seed_and_name_alone() -> None:
+    small = ARCHITECTURES[0]
+    deeper = small.model_copy(update={"num_hidden_layers": 5})
+    weights, others, again = random(small, 3), random(small, 4), random(small, 3)
+    name = "model.layers.1.self_attn.q_proj.weight"
+    assert torch.equal(weights[name], again[name])
+    assert torch.equal(weights[name], random(deeper, 3)[name])
+    assert not torch.equal(weights[name], others[name])
+    assert not torch.equal(weights[name], weights[name.replace("layers.1", "layers.2")])
+
+
+def test_random_weights_have_the_published_deviations() -> None:
+    architecture = ARCHITECTURES[0].model_copy(
+        update={"hidden_size": 512, "intermediate_size": 512, "initializer_range": 0.03}
+    )
+    weights = random(architecture, 1)
+    for name, tensor in weights.items():
+        if name.endswith("norm.weight"):
+            assert torch.equal(tensor, torch.ones(512))
+            continue
+        narrow = name.endswith(("o_proj.weight", "down_proj.weight"))
+        wanted = 0.03 / math.sqrt(2 * 3) if narrow else 0.03
+        assert abs(tensor.std().item() / wanted - 1) < 0.02
+        assert abs(tensor.mean().item()) < 0.02 * wanted
+
+
+def test_random_weights_do_not_change_between_versions() -> None:
+    norms = {k: v.double().abs().sum().item() for k, v in random(ARCHITECTURES[0], 1234).items()}
+    assert norms["lm_head.weight"] == pytest.approx(LM_HEAD_NORM, rel=1e-7)
+
+
+LM_HEAD_NORM = 0.0
+
+
+def test_names_and_model_round_trip() -> None:
+    architecture = ARCHITECTURES[0]
+    weights = random(architecture, 0)
+    model = to_model(architecture, weights)
+    back = from_model(architecture, model)
+    assert {n: t.shape for n, t in back.items()} == shapes(architecture)
+    assert all(back[name].data_ptr() == tensor.data_ptr() for name, tensor in weights.items())
+
+
+def test_flops_equal_those_torch_counts() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    architecture = ARCHITECTURES[4]
+    model = to_model(architecture, random(architecture, 0))
+    model.embed_tokens.weight.requires_grad_(False)
+    tokens = _tokens(architecture, 33)
+    with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(
+        torch.nn.attention.SDPBackend.MATH
+    ):
+        model.loss(tokens).backward()
+    first_inputs = 2 * 32 * 2 * 64 * (2 * 64 + 2 * 32) // 2  # the look-up needs no gradient
+    counted = llama.num_flops_per_token(architecture, 32) * 2 * 32
+    assert counter.get_total_flops() <= counted <= counter.get_total_flops() + first_inputs
+
+
+def test_seven_billion_parameters() -> None:
+    from pathlib import Path
+
+    from tokamake.config import read_architecture
+
+    folder = Path(__file__).parent.parent / "config" / "models"
+    for file, parameters in (("llama2-7b", 6_738_415_616), ("llama3-8b", 8_030_261_248)):
+        sizes = shapes(read_architecture(folder / f"{file}.yaml")).values()
+        assert sum(size.numel() for size in sizes) == parameters

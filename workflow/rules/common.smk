@@ -1,0 +1,89 @@
+# What every rule shares: the checked config, the plan of shards, and where things lie.
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from tokamake.config import Config, read_architecture, read_corpora, validate
+from tokamake.data import pairs
+from tokamake.data.plan import make_plan, read_plan
+from tokamake.data.sample_corpus import sample_names
+from tokamake.data.tokenizers import tokenizer_files
+from tokamake.errors import UserError
+
+DATA = "results/data"
+PLAN_FILE = f"{DATA}/plan.json"
+
+# Jobs find the commands of the environment that runs Snakemake, activated or not.
+shell.prefix(f'PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"; ')
+
+
+def read_config():
+    """Check the config and everything it names; decide shards and merged files."""
+    source = ", ".join(map(str, workflow.overwrite_configfiles or ["config/config.yaml"]))
+    checked = validate(Config, config, source)
+    corpora = read_corpora(checked.corpora)
+    declared = {
+        f"results/raw/{corpus}/{name}": sample.file_bytes
+        for corpus, sample in checked.sample_corpus.items()
+        for name in sample_names(corpus, sample.num_files)
+    }
+    planned = make_plan(corpora, checked.plan, declared, previous=read_plan(Path(PLAN_FILE)))
+    if checked.model.checkpoint is None:
+        read_architecture(checked.model.architecture)
+    elif not (checked.model.checkpoint / "config.json").is_file():
+        raise UserError(
+            f"{source}: model.checkpoint: {checked.model.checkpoint}: no config.json there; "
+            "name the folder of a Hugging Face checkpoint"
+        )
+    if checked.tokenizer.path is not None:
+        tokenizer_files(checked.tokenizer.path)
+    return checked, {corpus.corpus: corpus for corpus in corpora}, declared, planned
+
+
+try:
+    CONFIG, CORPORA, DECLARED, PLAN = read_config()
+except UserError as error:
+    sys.exit("\n".join(f"tokamake: {line}" for line in str(error).splitlines()))
+
+RUN = f"results/{CONFIG.run}"
+SHARDS = {shard.name: shard for shard in PLAN.shards}
+MERGED = {pair.name: pair for pair in PLAN.merged}
+MERGED_OF = {shard: pair.name for pair in PLAN.merged for shard in pair.shards}
+RAW = sorted({path for shard in PLAN.shards for path in shard.files})
+TOKENIZER = str(CONFIG.tokenizer.path or "results/tokenizer")
+TOKENIZER_FILES = (
+    [f"{TOKENIZER}/tokenizer.json", f"{TOKENIZER}/tokenizer_config.json"]
+    if CONFIG.tokenizer.path is None
+    else [str(path) for path in tokenizer_files(CONFIG.tokenizer.path)[1]]
+)
+
+
+def pair_files(prefix):
+    """The three files of a pair."""
+    return [f"{prefix}{suffix}" for suffix in (".bin", ".idx", ".json")]
+
+
+def settings(section):
+    """A section of the config as JSON, to be handed to a stage."""
+    return json.dumps(getattr(CONFIG, section).model_dump(mode="json"), sort_keys=True)
+
+
+def redo_if_broken(prefix, product):
+    """Have a finished pair made again that has since been damaged or deleted.
+
+    Snakemake looks at times only, and not at all at a missing file whose product is there. So the
+    pair is added to what the user could have named with --forcerun, which works in a dry run too.
+    """
+    once_finished = any(Path(f"{path}.json").exists() for path in (prefix, product))
+    fault = pairs.broken(Path(prefix)) if once_finished and workflow.is_main_process else None
+    if fault:
+        print(f"tokamake: {fault}: it is made again", file=sys.stderr)
+        workflow.dag.forcefiles.add(f"{prefix}.bin")
+
+
+wildcard_constraints:
+    number=r"\d+",
+    corpus="|".join(CORPORA),
+    pair="|".join(MERGED),

@@ -1,0 +1,63 @@
+# Figures and tables of the run, then Snakemake's own report around them.
+
+FIGURES = {
+    "summary.html": "Run",
+    "loss.svg": "Training",
+    "learning_rate.svg": "Training",
+    "throughput.svg": "Training",
+    "corpora.html": "Data",
+    "mixture.svg": "Data",
+    "evaluation.html": "Model",
+    "samples.html": "Model",
+}
+
+
+rule plot:
+    "Draw the run's curves and tables."
+    input:
+        metadata=f"{DATA}/metadata.json",
+        weights=f"{DATA}/weights.txt",
+        run=f"{RUN}/run.yaml",
+        train=f"{RUN}/train.json",
+        evaluation=f"{RUN}/evaluate.json",
+        samples=f"{RUN}/samples.json",
+    output:
+        [
+            report(
+                f"{RUN}/plots/{name}",
+                category=category,
+                caption=f"../report/{Path(name).stem}.rst",
+                labels={"shows": Path(name).stem.replace("_", " ")},
+            )
+            for name, category in FIGURES.items()
+        ],
+    log:
+        "logs/plot.log",
+    benchmark:
+        "results/benchmarks/plot.tsv"
+    shell:
+        "tokamake plot --metadata {input.metadata} --weights {input.weights}"
+        " --metrics {RUN}/training/metrics.jsonl --train {input.train}"
+        " --evaluation {input.evaluation} --samples {input.samples} --config {input.run}"
+        " --output {RUN}/plots > {log} 2>&1"
+
+
+rule report:
+    "Gather figures, tables, the DAG and run times in results/report.html."
+    input:
+        rules.plot.output,
+    output:
+        html="results/report.html",
+        config=f"{RUN}/config.json",
+    log:
+        "logs/report.log",
+    benchmark:
+        "results/benchmarks/report.tsv"
+    params:
+        # The whole config, so that Snakemake reads this same workflow again whatever it was given.
+        config=json.dumps(config, sort_keys=True),
+        snakefile=workflow.main_snakefile,
+    shell:
+        "{{ printf '%s\\n' {params.config:q} > {output.config}"
+        " && snakemake --snakefile {params.snakefile:q} --configfile {output.config} --nolock"
+        " --report {output.html} -- plot; }} > {log} 2>&1"
