@@ -25,23 +25,24 @@ ARCHITECTURES = [
 """MHA, GQA and MQA, output layer tied or not, vocabulary that fits Megatron's padding or not."""
 
 
-def name(architecture: Architecture) -> str:
+def label(architecture: Architecture) -> str:
     """Test id of a shape."""
     tied = "tied" if architecture.tie_word_embeddings else "untied"
     return f"kv{architecture.num_key_value_heads}-{tied}-{architecture.vocab_size}"
 
 
-def reference(architecture: Architecture, seed: int = 0) -> Any:
-    """transformers' model with random weights, norms included, in fp32."""
+def reference(architecture: Architecture, dtype: torch.dtype = torch.float32) -> Any:
+    """transformers' model with random weights, norms included."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     values = architecture.model_dump(exclude={"family", "rope_theta"})
     rope = {"rope_type": "default", "rope_theta": architecture.rope_theta}
     model = LlamaForCausalLM(LlamaConfig(**values, rope_parameters=rope))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
+            parameter.data = parameter.data.to(dtype)  # a cast of the model would round its angles
     return model.eval()
 
 

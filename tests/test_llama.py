@@ -1,13 +1,16 @@
 """The Llama model: equal to transformers' in logits and gradients, for every head layout."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from llamas import ARCHITECTURES, label, reference, tensors_of
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
-from llamas import ARCHITECTURES, name, reference, tensors_of
 from tokamake.checkpoint.tensors import from_model, random, shapes, to_model
-from tokamake.config import Architecture
+from tokamake.config import Architecture, read_architecture
 from tokamake.models import llama
 
 
@@ -17,7 +20,7 @@ def _tokens(architecture: Architecture, length: int) -> torch.Tensor:
     return torch.randint(architecture.vocab_size, (2, length), generator=generator)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=name)
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=label)
 def test_logits_loss_and_gradients_equal_transformers(architecture: Architecture) -> None:
     theirs = reference(architecture)
     copied = {k: v.clone() for k, v in tensors_of(theirs, architecture).items()}
@@ -37,19 +40,24 @@ def test_logits_loss_and_gradients_equal_transformers(architecture: Architecture
         torch.testing.assert_close(gradients[key], gradient, atol=2e-6, rtol=1e-4)
 
 
-def test_logits_equal_transformers_far_into_the_sequence_in_bf16() -> None:
-    architecture = ARCHITECTURES[4].model_copy(update={"max_position_embeddings": 4096})
-    theirs = reference(architecture).to(torch.bfloat16)
-    ours = to_model(architecture, tensors_of(theirs, architecture))
-    tokens = _tokens(architecture, 3000)
+def test_logits_equal_transformers_at_far_positions() -> None:
+    architecture = ARCHITECTURES[4]
+    theirs = reference(architecture)
+    tokens = _tokens(architecture, 1500)
     with torch.no_grad():
-        logits, expected = ours(tokens).float(), theirs(tokens).logits.float()
+        expected = theirs(tokens).logits
+        ours = to_model(architecture, tensors_of(theirs, architecture))
+        assert (ours(tokens) - expected).abs().max() <= 2e-5
+        theirs = reference(architecture, torch.bfloat16)
+        ours = to_model(architecture, tensors_of(theirs, architecture))
+        ours_error = (ours(tokens) - expected).abs().mean()
+        theirs_error = (theirs(tokens).logits - expected).abs().mean()
     assert ours.loss(tokens).dtype == torch.float32
-    assert (logits - expected).abs().mean() <= 0.01 * expected.abs().mean()
+    assert 0 < ours_error <= 1.05 * theirs_error
 
 
-@pytest.mark.parametrize("steps", [[20], [1] * 20, [5, 1, 1, 7, 6]], ids=["whole", "single", "mixed"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES[::4], ids=name)
+@pytest.mark.parametrize("steps", [[20], [1] * 20, [5, 1, 1, 7, 6]], ids=len)
+@pytest.mark.parametrize("architecture", ARCHITECTURES[::4], ids=label)
 def test_decoding_with_a_cache_equals_the_full_forward(
     architecture: Architecture, steps: list[int]
 ) -> None:
@@ -90,11 +98,8 @@ def test_random_weights_have_the_published_deviations() -> None:
 
 
 def test_random_weights_do_not_change_between_versions() -> None:
-    norms = {k: v.double().abs().sum().item() for k, v in random(ARCHITECTURES[0], 1234).items()}
-    assert norms["lm_head.weight"] == pytest.approx(LM_HEAD_NORM, rel=1e-7)
-
-
-LM_HEAD_NORM = 0.0
+    head = random(ARCHITECTURES[0], 1234)["lm_head.weight"]
+    assert head.double().abs().sum().item() == pytest.approx(131.89298712153865, rel=1e-7)
 
 
 def test_names_and_model_round_trip() -> None:
@@ -106,27 +111,15 @@ def test_names_and_model_round_trip() -> None:
     assert all(back[name].data_ptr() == tensor.data_ptr() for name, tensor in weights.items())
 
 
-def test_flops_equal_those_torch_counts() -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
+def test_flops_equal_those_that_torch_counts() -> None:
     architecture = ARCHITECTURES[4]
     model = to_model(architecture, random(architecture, 0))
-    model.embed_tokens.weight.requires_grad_(False)
-    tokens = _tokens(architecture, 33)
-    with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(
-        torch.nn.attention.SDPBackend.MATH
-    ):
-        model.loss(tokens).backward()
-    first_inputs = 2 * 32 * 2 * 64 * (2 * 64 + 2 * 32) // 2  # the look-up needs no gradient
-    counted = llama.num_flops_per_token(architecture, 32) * 2 * 32
-    assert counter.get_total_flops() <= counted <= counter.get_total_flops() + first_inputs
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model.loss(_tokens(architecture, 33)).backward()
+    assert llama.num_flops_per_token(architecture, 32) * 2 * 32 == counter.get_total_flops()
 
 
-def test_seven_billion_parameters() -> None:
-    from pathlib import Path
-
-    from tokamake.config import read_architecture
-
+def test_published_sizes_have_the_published_number_of_parameters() -> None:
     folder = Path(__file__).parent.parent / "config" / "models"
     for file, parameters in (("llama2-7b", 6_738_415_616), ("llama3-8b", 8_030_261_248)):
         sizes = shapes(read_architecture(folder / f"{file}.yaml")).values()

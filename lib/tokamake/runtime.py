@@ -33,7 +33,7 @@ _LAUNCHERS = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
     ("PMIX_RANK", "PMIX_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
 )
-"""Variables of rank, world size, local rank and local size; the first pair found counts."""
+"""Variables of rank, world size, local rank and local size; the first complete set counts."""
 
 _SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
 """Only srun sets these for a step; a batch script has SLURM_PROCID and SLURM_NTASKS too."""
@@ -59,10 +59,15 @@ class Ranks:
         Raises:
             UserError: a variable is no number, or rank and size do not fit.
         """
-        for names in (*_LAUNCHERS, _SLURM):
-            if names[0] in environment and (names[1] in environment or names[0] == "PMIX_RANK"):
-                return cls._read(environment, names)
-        return cls(rank=0, world_size=1, local_rank=0, local_size=1)
+        found = [
+            names
+            for names in (*_LAUNCHERS, _SLURM)
+            if names[0] in environment and (names[1] in environment or names[0] == "PMIX_RANK")
+        ]
+        if not found:
+            return cls(rank=0, world_size=1, local_rank=0, local_size=1)
+        whole = (names for names in found if names[2] in environment)
+        return cls._read(environment, next(whole, found[0]))
 
     @classmethod
     def _read(cls, environment: Mapping[str, str], names: tuple[str, ...]) -> "Ranks":
@@ -122,6 +127,8 @@ def choose_device(ranks: Ranks) -> "torch.device":
 def process_group(ranks: Ranks) -> Iterator["torch.device"]:
     """Join torch's process group and yield this rank's device; leave the group on exit.
 
+    Inside another `process_group`, that one serves.
+
     gloo on CPU, nccl on CUDA, xccl on XPU. Peers meet at MASTER_ADDR and MASTER_PORT where they
     are set, else at a place that Slurm's variables or an MPI broadcast tell. A lone process needs
     none.
@@ -132,6 +139,9 @@ def process_group(ranks: Ranks) -> Iterator["torch.device"]:
     import torch.distributed as dist
 
     device = choose_device(ranks)
+    if dist.is_initialized():
+        yield device
+        return
     if device.type == "cpu":
         _share_cores(ranks)
     backend = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}[device.type]

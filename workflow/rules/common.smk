@@ -1,6 +1,7 @@
 # What every rule shares: the checked config, the plan of shards, and where things lie.
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -21,7 +22,8 @@ shell.prefix(f'PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"; ')
 
 def read_config():
     """Check the config and everything it names; decide shards and merged files."""
-    source = ", ".join(map(str, workflow.overwrite_configfiles or ["config/config.yaml"]))
+    given = workflow.overwrite_configfiles or ["config/config.yaml"]
+    source = ", ".join(os.path.relpath(path) for path in given)
     checked = validate(Config, config, source)
     corpora = read_corpora(checked.corpora)
     declared = {

@@ -195,8 +195,7 @@ def config(architecture: Architecture, dtype: str, eos_token: int | None) -> dic
         "rope_parameters": {"rope_theta": architecture.rope_theta, "rope_type": "default"},
         "bos_token_id": None,
         "eos_token_id": eos_token,
-        "torch_dtype": dtype,
-        "dtype": dtype,
+        "torch_dtype": dtype,  # read by both; a `dtype` beside it would outlive a cast by version 4
     }
 
 

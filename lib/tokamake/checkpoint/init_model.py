@@ -3,23 +3,27 @@
 from pathlib import Path
 
 
-def init_model(*, architecture: Path, tokenizer_vocab_size: int, seed: int, output: Path) -> None:
+def init_model(*, architecture: Path, tokenizer: Path, seed: int, output: Path) -> None:
     """Make a randomly initialized model, offline, as a Hugging Face checkpoint in fp32.
 
     Args:
         architecture: YAML file that gives the model's shape, e.g. of config/models.
-        tokenizer_vocab_size: entries of the tokenizer; the model's too where the file has none.
+        tokenizer: folder or file of the tokenizer; where the architecture gives no vocab_size, the
+            model gets the tokenizer's.
         seed: seed of the weights.
         output: folder to write.
 
     Raises:
-        UserError: the file is not a valid architecture or its vocabulary is too small.
+        UserError: the file is not a valid architecture, its vocabulary is too small, or there is no
+            such tokenizer.
     """
     from tokamake.checkpoint import hugging_face, tensors
     from tokamake.config import read_architecture
+    from tokamake.data.tokenizers import open_tokenizer
     from tokamake.errors import UserError
 
     shape = read_architecture(architecture)
+    tokenizer_vocab_size = open_tokenizer(tokenizer).vocab_size
     if shape.vocab_size is None:
         shape = shape.model_copy(update={"vocab_size": tokenizer_vocab_size})
     elif shape.vocab_size < tokenizer_vocab_size:

@@ -254,7 +254,7 @@ def _load(file: Path) -> dict[str, Any]:
         raise UserError(
             f"{file}: holds more than tensors and plain values ({reason}); {_REMEDY}"
         ) from None
-    except (RuntimeError, EOFError, ValueError) as error:
+    except (OSError, RuntimeError, EOFError, ValueError) as error:
         reason = str(error).split("\n")[0]
         raise UserError(f"{file}: damaged ({reason}); {_REMEDY}") from None
     if not isinstance(state, dict):

@@ -122,7 +122,7 @@ def _check_fit(
             f"{architecture.max_position_embeddings} tokens; lower it"
         )
     for corpus, held_out in corpora.items():
-        largest = max(held_out.tokens, default=-1)
+        largest = int(held_out.tokens.max(initial=-1))
         if largest >= (architecture.vocab_size or 0):
             raise UserError(
                 f'corpus "{corpus}": holds token {largest}, but the vocabulary of {checkpoint} has '

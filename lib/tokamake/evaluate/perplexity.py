@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tokamake.runtime import progress
+
 Forward = Callable[[torch.Tensor], torch.Tensor]
 """Tokens (B, L) int64 to logits (B, L, V)."""
 
@@ -43,7 +45,8 @@ def total_loss(
     """
     total = torch.zeros((), dtype=torch.float64)
     with torch.inference_mode():
-        for batch in _batches(tokens, sequence_length, batch_size):
+        batches = _batches(tokens, sequence_length, batch_size)
+        for batch in progress(batches, label="evaluate", unit="batches"):
             batch = batch.to(device)
             logits = forward(batch[:, :-1]).float()
             losses = torch.nn.functional.cross_entropy(

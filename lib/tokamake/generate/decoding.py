@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from tokamake.data.tokenizers import Tokenizer
+from tokamake.errors import UserError
 
 Stopped = Literal["eod", "max_new_tokens", "context"]
 
@@ -46,6 +47,9 @@ def continue_tokens(
         tokenizer: says which token ends a document; others than its own are never chosen, though
             a padded vocabulary has them.
         seed: of the draws; they are made on the CPU wherever the model lies.
+
+    Raises:
+        UserError: the model predicts what is not finite.
     """
     generator = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
@@ -65,7 +69,13 @@ def continue_tokens(
 
 
 def choose(logits_V: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """Take the likeliest token at temperature 0, else draw one among the `top_k` likeliest."""
+    """Take the likeliest token at temperature 0, else draw one among the `top_k` likeliest.
+
+    Raises:
+        UserError: the logits are not finite.
+    """
+    if not logits_V.isfinite().all():
+        raise UserError("checkpoint: its predictions are not finite; train or export it again")
     if sampling.temperature == 0:
         return int(logits_V.argmax())
     kept = min(sampling.top_k or len(logits_V), len(logits_V))

@@ -26,7 +26,7 @@ def loss(history: History, vocab_size: int) -> Figure:
     axes.set_ylabel("nats per token")
     axes.plot(steps, raw, color=PALE_BLUE, linewidth=1.0)
     axes.plot(steps, smoothed, color=BLUE, linewidth=2.0)
-    labels = [Label(smoothed[-1], f"training {smoothed[-1]:.3f}", BLUE)]
+    labels = [Label(smoothed[-1], f"training (mean) {smoothed[-1]:.3f}", BLUE)]
     measured = history.validation["validation_loss"]
     if len(measured):
         axes.plot(history.validation["step"], measured, "-", color=ORANGE, linewidth=1.0)

@@ -23,7 +23,8 @@ dd { margin: 0; overflow-wrap: anywhere; }
 .sample { margin: 0 0 1rem; padding: 0.7rem 1rem; background: #f6f7f9; border-radius: 6px;
   border-left: 3px solid #2f6db5; white-space: pre-wrap; overflow-wrap: anywhere;
   font: 14px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
-.note { color: #6b7480; font-size: 0.85rem; margin: 0.2rem 0 0; white-space: normal; }
+.note { margin: 0.2rem 0 0; color: #6b7480; white-space: normal;
+  font: 0.85rem system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
 """
 
 

@@ -74,7 +74,7 @@ def summary(run: Run, trained: dict[str, Any], num_parameters: int) -> str:
     values = [
         ("model", _shape(run)),
         ("parameters", f"{num_parameters:,}"),
-        ("training", _training(run)),
+        ("recipe", _training(run)),
         ("trained", f"{trained['consumed_tokens']:,} tokens in {trained['step']:,} steps"),
         *_losses(trained),
         ("time", f"{duration(trained['seconds'])} on {_ranks(trained['world_size'])}"),

@@ -8,6 +8,7 @@ Shape suffixes: B samples of a micro batch, L tokens.
 import math
 import os
 import random
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,10 @@ def _initialize(run: Run, ranks: Ranks, device: torch.device) -> Any:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed
 
+    # Of no use in training, yet DeepSpeed would compile it at start.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # DeepSpeed calls collectives by names that newer versions of torch complain about.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     model = _model(run)
     groups = parameter_groups(model.named_parameters(), run.train.optimizer.weight_decay)
     optimizer = plugins.load("optim", run.train.optimizer.name).build(groups, run.train.optimizer)

@@ -9,6 +9,7 @@ import platform
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
@@ -49,8 +50,8 @@ def train_run(run: Run, ranks: Ranks) -> int:
     check_settings(run.train)
     check_lengths(run.train, run.architecture, described, run.index)
     _check_batch(run, ranks)
-    with runtime.process_group(ranks) as device:
-        digest, state = _agree(run, ranks, described)
+    with runtime.process_group(ranks) as device, ExitStack() as held:
+        digest, state = _agree(run, ranks, described, held)
         if state and state.step >= run.train.train_steps:
             _say(ranks, f"{run.output}: already at step {state.step}, the last; nothing to train")
         else:
@@ -76,11 +77,14 @@ def _say(ranks: Ranks, line: str) -> None:
         print(line, flush=True)
 
 
-def _agree(run: Run, ranks: Ranks, described: dict[str, Any]) -> tuple[str, State | None]:
+def _agree(
+    run: Run, ranks: Ranks, described: dict[str, Any], held: ExitStack
+) -> tuple[str, State | None]:
     """Let rank 0 find where to continue, and tell all; what it cannot mend, all raise."""
     found: list[Any] = [None]
     if ranks.rank == 0:
         try:
+            held.enter_context(restart.locked(run.output))
             weights = restart.weights_digest(run.checkpoint)
             digest = restart.run_digest(run, index=described, weights=weights)
             found = [(digest, restart.claim(run.output, digest, lambda line: _say(ranks, line)))]
@@ -90,10 +94,11 @@ def _agree(run: Run, ranks: Ranks, described: dict[str, Any]) -> tuple[str, Stat
     if isinstance(found[0], str):
         raise UserError(found[0])
     digest, state = found[0]
-    if state and state.world_size != ranks.world_size:
+    finished = state and state.step >= run.train.train_steps
+    if state and not finished and state.world_size != ranks.world_size:
         raise UserError(
-            f"{run.output}: step {state.step} was saved by {state.world_size} ranks, "
-            f"{ranks.world_size} were started; start {state.world_size} to continue"
+            f"{run.output}: step {state.step} was saved by {state.world_size} ranks, not "
+            f"{ranks.world_size}; start {state.world_size} ranks to continue"
         )
     return digest, state
 

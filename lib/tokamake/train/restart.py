@@ -5,8 +5,12 @@ Each folder has a state.json that says which run made it. `loop` asks here befor
 `engine` fills the folder that `commit` puts in place.
 """
 
+import fcntl
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,6 +94,32 @@ def latest(folder: Path) -> Path:
     return path
 
 
+@contextmanager
+def locked(output: Path) -> Iterator[None]:
+    """Keep other trainings out of an output folder: ranks can outlive a launcher that was killed.
+
+    The lock ends with the process that holds it, however it ends.
+
+    Raises:
+        UserError: another process has the folder.
+    """
+    path = output.with_name(f".{output.name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"{output}: another process trains there; end it (pid {path.read_text().strip()})"
+            ) from None
+        except OSError:
+            pass  # Some parallel file systems are mounted without locks.
+        stream.truncate(0)
+        stream.write(f"{os.getpid()} on {os.uname().nodename}")
+        stream.flush()
+        yield
+
+
 def claim(output: Path, digest: str, say: Callable[[str], None]) -> State | None:
     """Ready the output folder for a run and tell where to continue; None: at the beginning.
 
@@ -128,10 +158,8 @@ def _read_state(output: Path) -> State | None:
 
 
 def _free_name(path: Path) -> Path:
-    number, free = 1, path
-    while free.exists():
-        number, free = number + 1, path.with_name(f"{path.name}.{number}")
-    return free
+    names = (path.with_name(f"{path.name}.{number}") for number in count(2))
+    return next(free for free in chain([path], names) if not free.exists())
 
 
 def commit(output: Path, state: State) -> Path:

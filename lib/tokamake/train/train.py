@@ -12,7 +12,8 @@ def train(*, config: Path) -> None:
     Start it alone or on several ranks: `torchrun --nproc-per-node 2 -m tokamake train --config
     run.yaml`, or through mpiexec or srun. The same command continues after any interruption, at the
     last checkpoint and with the same result. Asked to stop by SIGTERM, a run saves a checkpoint and
-    exits with code 75 (EX_TEMPFAIL), for it is not finished; train.json is written at the end only.
+    exits with code 75 (EX_TEMPFAIL; torchrun makes it 1), for it is not finished; train.json is
+    written at the end only.
 
     Args:
         config: The run, as `tokamake resolve` writes it.

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# launch.sh NODES TASKS COMMAND...: run COMMAND as TASKS ranks over NODES nodes of this job.
+set -euo pipefail
+nodes=$1 tasks=$2
+shift 2
+# Load your site's modules here.
+exec srun --nodes "$nodes" --ntasks "$tasks" --kill-on-bad-exit=1 "$@"

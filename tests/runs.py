@@ -1,0 +1,130 @@
+"""Tiny training runs for the trainer's tests: random tokens, index, random Llama, run.yaml."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tokamake import files
+from tokamake.checkpoint import megatron_deepspeed, tensors
+from tokamake.config import Architecture, read_run
+from tokamake.data.index import index
+from tokamake.data.indexed import Writer
+from tokamake.runtime import Ranks
+from tokamake.train.loop import train_run
+from tokamake.train.metrics import Record, read
+from tokamake.train.resolve import resolve
+
+ARCHITECTURE = Architecture(
+    vocab_size=120,  # not a multiple of Megatron's padding
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=32,
+)
+SETTINGS: dict[str, Any] = {
+    "sequence_length": 16,
+    "micro_batch_size": 2,
+    "global_batch_size": 8,
+    "train_steps": 6,
+    "split": "80,20,0",
+    "optimizer": {"learning_rate": 0.01},
+    "schedule": {"warmup_steps": 2},
+    "gradient_clipping": 0.5,
+    "log_interval": 1,
+    "evaluation_interval": 3,
+    "evaluation_steps": 2,
+    "save_interval": 2,
+}
+
+
+def prepare(root: Path, *, train_samples: int = 80) -> Path:
+    """Make data, index and initial checkpoint in a folder."""
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(5, 40, 200)
+    # A token often repeats the one before, so that there is something to learn.
+    tokens = np.repeat(generator.integers(0, 120, lengths.sum()), 3)[: lengths.sum()]
+    with Writer(root / "corpus.bin", root / "corpus.idx", np.uint16) as writer:
+        writer.add(tokens, lengths.astype(np.int32))
+    (root / "corpus.json").write_text(json.dumps({"vocab_size": 120, "sha256": {}}))
+    (root / "weights.txt").write_text("1.0 corpus corpus\n")
+    index(
+        weights=root / "weights.txt",
+        data_root=root,
+        sequence_length=16,
+        train_samples=train_samples,
+        valid_samples=16,
+        split="80,20,0",
+        seed=3,
+        output=root / "index",
+    )
+    megatron_deepspeed.write(root / "start", ARCHITECTURE, tensors.random(ARCHITECTURE, 5))
+    return root
+
+
+def make_run(root: Path, name: str, **changes: Any) -> Path:
+    """Resolve a run over the prepared folder; returns its run.yaml."""
+    output = root / name / "run.yaml"
+    resolve(
+        settings=json.dumps({**SETTINGS, **changes}),
+        run=name,
+        seed=11,
+        checkpoint=root / "start",
+        index=root / "index",
+        data_root=root,
+        output_folder=root / name / "training",
+        output=output,
+    )
+    return output
+
+
+def launch(
+    config: Path, *, ranks: int = 1, code: int = 0, program: tuple[str, ...] = ("-m", "tokamake")
+) -> str:
+    """Train in processes of their own, check the exit code, return what was printed."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+    command = [*(launcher if ranks > 1 else ()), *program, "train", "--config", str(config)]
+    process = subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=300,
+        check=False,
+    )
+    assert process.returncode == code, process.stdout
+    return process.stdout
+
+
+def train_here(config: Path) -> int:
+    """Train in this process; returns the exit code."""
+    return train_run(read_run(config), Ranks(0, 1, 0, 1))
+
+
+def losses(config: Path, key: str = "loss") -> list[float]:
+    """Training losses of a run, step by step."""
+    return [record[key] for record in records(config) if key in record]
+
+
+def records(config: Path) -> list[Record]:
+    """All records of a run."""
+    return read(read_run(config).output / "metrics.jsonl")
+
+
+def weights(config: Path) -> dict[str, torch.Tensor]:
+    """Weights in a run's latest checkpoint, under Hugging Face's names."""
+    return megatron_deepspeed.read(read_run(config).output)[1]
+
+
+def summary(config: Path) -> dict[str, Any]:
+    """A run's train.json."""
+    value: dict[str, Any] = files.read_json(config.with_name("train.json"), "")
+    return value

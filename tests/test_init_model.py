@@ -1,0 +1,109 @@
+"""The stages from an architecture file to Megatron-DeepSpeed and back to Hugging Face."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from tokamake.checkpoint import hugging_face
+from tokamake.checkpoint.export_hf import export_hf
+from tokamake.checkpoint.import_hf import import_hf
+from tokamake.checkpoint.init_model import init_model
+from tokamake.errors import UserError
+
+SHAPE = """\
+family: llama
+hidden_size: 32
+intermediate_size: 48
+num_hidden_layers: 2
+num_attention_heads: 4
+num_key_value_heads: 2
+"""
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    return {
+        name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+        for name, tensor in hugging_face.read(folder)[1].items()
+    }
+
+
+@pytest.fixture
+def yaml(tmp_path: Path) -> Path:
+    """An architecture file without a vocabulary."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(SHAPE)
+    return path
+
+
+def test_init_import_export_keep_every_bit(
+    yaml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    init, imported, exported = (tmp_path / name for name in ("init", "import", "export"))
+    init_model(architecture=yaml, tokenizer_vocab_size=300, seed=1, output=init)
+    import_hf(checkpoint=init, output=imported)
+    export_hf(checkpoint=imported, output=exported)
+    assert _hashes(init) == _hashes(exported)
+    assert (init / "config.json").read_bytes() == (exported / "config.json").read_bytes()
+    size = "34,720 parameters in 21 tensors, fp32"
+    assert capsys.readouterr().out.splitlines() == [
+        f"{init}: {size}, random with seed 1, from {yaml}",
+        f"{imported}: {size}, from {init}",
+        f"{exported}: {size}, from {imported} at iteration 0",
+    ]
+
+
+def test_the_same_seed_gives_the_same_files(yaml: Path, tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        init_model(architecture=yaml, tokenizer_vocab_size=300, seed=seed, output=tmp_path / name)
+        import_hf(checkpoint=tmp_path / name, output=tmp_path / f"{name}-import")
+    file = Path("global_step0") / "mp_rank_00_model_states.pt"
+    a, b, c = ((tmp_path / f"{name}-import" / file).read_bytes() for name in "abc")
+    assert a == b != c
+
+
+def test_vocabulary_is_the_tokenizers_unless_given(yaml: Path, tmp_path: Path) -> None:
+    init_model(architecture=yaml, tokenizer_vocab_size=300, seed=1, output=tmp_path / "a")
+    assert hugging_face.read_architecture(tmp_path / "a").vocab_size == 300
+    yaml.write_text(SHAPE + "vocab_size: 320\n")
+    init_model(architecture=yaml, tokenizer_vocab_size=300, seed=1, output=tmp_path / "a")
+    assert hugging_face.read_architecture(tmp_path / "a").vocab_size == 320
+    with pytest.raises(UserError, match=r"tiny\.yaml: vocab_size: 320 is less than .* 321 entries"):
+        init_model(architecture=yaml, tokenizer_vocab_size=321, seed=1, output=tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+def test_export_brings_the_tokenizer(yaml: Path, tmp_path: Path, sampled: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from tokamake.data.tokenizers import open_tokenizer
+
+    tokenizer = sampled / "tokenizer"
+    opened = open_tokenizer(tokenizer)
+    init_model(
+        architecture=yaml, tokenizer_vocab_size=opened.vocab_size, seed=1, output=tmp_path / "init"
+    )
+    import_hf(checkpoint=tmp_path / "init", output=tmp_path / "import")
+    output = tmp_path / "export"
+    export_hf(checkpoint=tmp_path / "import", tokenizer=tokenizer, output=output)
+    model = AutoModelForCausalLM.from_pretrained(output)
+    assert model.generation_config.eos_token_id == opened.eod
+    encoded = AutoTokenizer.from_pretrained(output)("def f(x):", return_tensors="pt")
+    assert encoded.input_ids[0].tolist() == opened.encode_batch(["def f(x):"])[0]
+    with torch.no_grad():
+        assert model(encoded.input_ids).logits.isfinite().all()
+
+
+def test_export_refuses_a_tokenizer_larger_than_the_model(
+    yaml: Path, tmp_path: Path, sampled: Path
+) -> None:
+    init_model(architecture=yaml, tokenizer_vocab_size=100, seed=1, output=tmp_path / "init")
+    import_hf(checkpoint=tmp_path / "init", output=tmp_path / "import")
+    with pytest.raises(UserError, match="but the checkpoint has 100; give the tokenizer that it"):
+        export_hf(
+            checkpoint=tmp_path / "import",
+            tokenizer=sampled / "tokenizer",
+            output=tmp_path / "export",
+        )
+    assert not (tmp_path / "export").exists()

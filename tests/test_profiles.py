@@ -1,0 +1,59 @@
+"""What the profiles' launch scripts start, seen through stand-ins that print their arguments."""
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+EXPECTED = {
+    "local": (1, 3, ["torchrun", "--standalone", "--nproc-per-node", "3", "--no-python"]),
+    "slurm": (2, 8, ["srun", "--nodes", "2", "--ntasks", "8", "--kill-on-bad-exit=1"]),
+    "aurora": (2, 24, ["mpiexec", "--envall", "--line-buffer", "--np=24", "--ppn=12", "--hostfile=hosts"]),
+    "polaris": (4, 16, ["mpiexec", "--envall", "--line-buffer", "--np=16", "--ppn=4", "--hostfile=hosts"]),
+}  # fmt: skip
+
+
+def launch(
+    profile: str, folder: Path, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    for name in ("torchrun", "srun", "mpiexec"):
+        stand_in = folder / name
+        stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$(basename "$0")" "$@"\n')
+        stand_in.chmod(stand_in.stat().st_mode | stat.S_IXUSR)
+    path = f"{folder}:{os.environ['PATH']}"
+    return subprocess.run(
+        [ROOT / f"profiles/{profile}/launch.sh", *arguments],
+        env={"PATH": path, **environment}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("profile", EXPECTED)
+def test_launch_lines(tmp_path: Path, profile: str) -> None:
+    nodes, tasks, expected = EXPECTED[profile]
+    command = ["tokamake", "train", "--config", "a b.yaml"]
+    result = launch(profile, tmp_path, str(nodes), str(tasks), *command, PBS_NODEFILE="hosts")
+    assert result.returncode == 0, result.stderr
+    found = result.stdout.splitlines()
+    assert found[: len(expected)] == expected
+    assert found[-len(command) :] == command
+
+
+def test_aurora_binds_each_rank_to_its_own_cores(tmp_path: Path) -> None:
+    result = launch("aurora", tmp_path, "1", "12", "true", PBS_NODEFILE="hosts")
+    binding = next(line for line in result.stdout.splitlines() if line.startswith("--cpu-bind="))
+    ranges = [range(int(a), int(b) + 1) for a, b in (r.split("-") for r in binding.split(":")[1:])]
+    cores = [core for part in ranges for core in part]
+    assert len(ranges) == 12
+    assert len(cores) == len(set(cores)) == 96
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    result = launch("local", tmp_path, "2", "2", "true")
+    assert (result.returncode, "one machine" in result.stderr) == (2, True)
+    result = launch("aurora", tmp_path, "1", "12", "true")
+    assert result.returncode != 0
+    assert "runs inside a PBS job" in result.stderr

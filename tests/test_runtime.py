@@ -1,0 +1,125 @@
+"""Ranks under every launcher, meeting places, threads, progress lines."""
+
+import sys
+
+import pytest
+
+from tokamake import runtime
+from tokamake.errors import UserError
+from tokamake.runtime import Ranks, first_host, num_threads, one_voice, progress
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_RANK": "3",
+}
+MPICH = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+PALS = {"PMI_RANK": "3", "PMI_SIZE": "4", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "2"}
+SRUN = {
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+}
+SBATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
+
+
+@pytest.mark.parametrize("environment", [TORCHRUN, OPEN_MPI, MPICH, PALS, SRUN])
+def test_launchers(environment: dict[str, str]) -> None:
+    assert Ranks.find(environment) == Ranks(rank=3, world_size=4, local_rank=1, local_size=2)
+
+
+@pytest.mark.parametrize("environment", [{}, SBATCH])
+def test_alone(environment: dict[str, str]) -> None:
+    assert Ranks.find(environment) == Ranks(rank=0, world_size=1, local_rank=0, local_size=1)
+
+
+def test_mpiexec_inside_a_slurm_step_counts_its_own_ranks() -> None:
+    proxy = {**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    assert Ranks.find({**proxy, **MPICH}).rank == 3
+
+
+@pytest.mark.parametrize(("name", "value"), [("WORLD_SIZE", "many"), ("RANK", "4")])
+def test_broken_variables_are_refused(name: str, value: str) -> None:
+    with pytest.raises(UserError, match=f"{name}={value}"):
+        Ranks.find({**TORCHRUN, name: value})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [
+        ("ip-10-0-0-1,ip-10-0-0-2", "ip-10-0-0-1"),
+        ("node[03-05,7],other", "node03"),
+        ("x[1,3]-hsn0", "x1-hsn0"),
+        ("single", "single"),
+    ],
+)
+def test_first_host(nodes: str, host: str) -> None:
+    assert first_host(nodes) == host
+
+
+def test_slurm_meets_at_the_first_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in {**SRUN, "SLURM_STEP_NODELIST": "n[07-08]", "SLURM_JOB_ID": "12"}.items():
+        monkeypatch.setenv(name, value)
+    runtime._rendezvous(Ranks(3, 4, 1, 2))
+    assert runtime.os.environ["MASTER_ADDR"] == "n07"
+    assert 1024 < int(runtime.os.environ["MASTER_PORT"]) < 32768
+
+
+def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime.os, "sched_getaffinity", lambda _: set(range(12)))
+    four = Ranks(0, 8, 0, 4)
+    assert num_threads(four, {}) == 3
+    assert num_threads(four, {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x"}) == 3
+    assert num_threads(four, {"OMP_NUM_THREADS": "1"}) is None
+    assert num_threads(four, {"OMP_NUM_THREADS": "2", "TORCHELASTIC_RUN_ID": "x"}) is None
+    assert num_threads(Ranks(0, 64, 0, 64), {}) == 1
+
+
+def test_process_group_of_one_opens_again_and_again() -> None:
+    import torch
+    import torch.distributed as dist
+
+    for _ in range(2):
+        with runtime.process_group(Ranks(0, 1, 0, 1)) as device:
+            values = torch.ones(1, device=device)
+            dist.all_reduce(values)
+            assert values.item() == 1
+        assert not dist.is_initialized()
+
+
+def test_one_voice(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(runtime.time, "sleep", waited.append)
+    with pytest.raises(UserError, match=r"^broken$"), one_voice(Ranks(0, 2, 0, 2)):
+        raise UserError("broken")
+    assert not waited
+    with pytest.raises(UserError, match=r"^rank 1: broken$"), one_voice(Ranks(1, 2, 1, 2)):
+        raise UserError("broken")
+    assert waited
+
+
+def test_progress_in_a_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter(range(0, 1000, 20))
+    monkeypatch.setattr(runtime.time, "monotonic", lambda: next(clock))
+    assert list(progress([5, 6, 7, 8], label="reading", unit="files")) == [5, 6, 7, 8]
+    assert capsys.readouterr().err.splitlines() == [
+        "reading: 2/4 (50%) files",
+        "reading: 4/4 (100%) files",
+    ]
+
+
+def test_progress_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert list(progress(iter([1, 2]), label="reading", total=2)) == [1, 2]
+    assert "reading" in capsys.readouterr().err

@@ -1,0 +1,255 @@
+"""The whole workflow as a user runs it: dry run, run, run again, repair, and clear refusals."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+
+ARCHITECTURE = {
+    "family": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+
+CONFIG = {
+    "run": "smoke",
+    "corpora": "corpora.tsv",
+    "sample_corpus": {
+        "code": {"num_files": 2, "file_bytes": 80_000},
+        "docs": {"num_files": 2, "file_bytes": 60_000},
+    },
+    "tokenizer": {"vocab_size": 500},
+    "plan": {"shard_bytes": 50_000, "merged_bytes": 60_000},
+    "model": {"architecture": "architecture.yaml"},
+    "train": {
+        "sequence_length": 32, "micro_batch_size": 4, "global_batch_size": 16, "train_steps": 40,
+        "split": "80,10,10", "log_interval": 1, "evaluation_interval": 20, "evaluation_steps": 1,
+        "optimizer": {"learning_rate": 0.02}, "schedule": {"warmup_steps": 2},
+    },
+    "evaluate": {"max_tokens": 2000},
+    "generate": {"prompts": ["The ", "it's $HOME {x}"], "max_new_tokens": 8},
+}  # fmt: skip
+
+CORPORA = """\
+corpus\tfiles\ttext_key\tweight
+code\tresults/raw/code/*\ttext\t2
+docs\tresults/raw/docs/*\ttext\t1
+"""
+
+
+def make_workspace(folder: Path) -> Path:
+    """A user's folder: the workflow and profiles as they are, a config of one's own."""
+    for name in ("workflow", "profiles", "config"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "my.yaml").write_text(yaml.safe_dump(CONFIG))
+    (folder / "architecture.yaml").write_text(yaml.safe_dump(ARCHITECTURE))
+    (folder / "corpora.tsv").write_text(CORPORA)
+    return folder
+
+
+def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "snakemake", "--profile", "profiles/local", *arguments]
+    environment = {key: value for key, value in os.environ.items() if key != "SNAKEMAKE_PROFILE"}
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+
+
+def jobs(result: subprocess.CompletedProcess[str]) -> dict[str, int]:
+    """Jobs by rule, from the table of a dry run."""
+    assert result.returncode == 0, result.stdout + result.stderr
+    text = result.stdout + result.stderr
+    table = re.search(r"^job +count\n-+ +-+\n(.*?)^total", text, re.M | re.S)
+    rows = [] if table is None else re.findall(r"^(\w+) +(\d+)$", table[1], re.M)
+    return {rule: int(count) for rule, count in rows}
+
+
+MINE = ("--configfile", "my.yaml", "--")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace in which everything has been built once."""
+    folder = make_workspace(tmp_path_factory.mktemp("smoke"))
+    before = jobs(snakemake(folder, "-n", *MINE, "all"))
+    assert before == {
+        "sample_corpus": 1, "train_tokenizer": 1, "plan": 1, "tokenize": 5, "merge": 4, "describe": 1,
+        "weigh": 1, "index": 1, "init_model": 1, "import_hf": 1, "resolve": 1, "train": 1,
+        "export_hf": 1, "evaluate": 1, "generate": 1, "plot": 1, "report": 1, "all": 1,
+    }  # fmt: skip
+    assert not (folder / "results").exists()
+    result = snakemake(folder, *MINE, "all")
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_everything_is_there(finished: Path) -> None:
+    run = finished / "results/smoke"
+    summary = json.loads((run / "train.json").read_text())
+    losses = [
+        entry["loss"]
+        for line in (run / "training/metrics.jsonl").read_text().splitlines()
+        if "loss" in (entry := json.loads(line))
+    ]
+    assert summary["world_size"] == 2
+    assert losses[-1] < losses[0] - 0.5
+    assert list((run / "training").rglob("events.out.tfevents*"))
+    evaluation = json.loads((run / "evaluate.json").read_text())
+    assert evaluation["overall"]["perplexity"] < 500
+    assert len(json.loads((run / "samples.json").read_text())) == 2
+    report = (finished / "results/report.html").read_text()
+    assert len(report) > 1_000_000
+    top = {path.name for path in finished.iterdir()} - {".snakemake"}
+    mine = {"workflow", "profiles", "config", "my.yaml", "architecture.yaml", "corpora.tsv"}
+    assert top - mine == {"results", "logs"}
+
+
+@pytest.mark.slow
+def test_transformers_loads_the_export(finished: Path) -> None:
+    import torch
+    import transformers
+
+    export = finished / "results/smoke/export"
+    model = transformers.AutoModelForCausalLM.from_pretrained(export)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(export)
+    tokens = torch.tensor([tokenizer("def main():\n    return 1")["input_ids"]])
+    with torch.no_grad():
+        loss = model(tokens, labels=tokens).loss
+    assert loss < 6.3  # ln 500 = 6.2 for a model that has learnt nothing
+
+
+@pytest.mark.slow
+def test_nothing_to_be_done(finished: Path) -> None:
+    result = snakemake(finished, *MINE, "all")
+    assert "Nothing to be done" in result.stdout + result.stderr
+
+
+AFTER_MERGE = [
+    "describe", "weigh", "index", "resolve", "train", "export_hf", "evaluate", "generate", "plot",
+    "report",
+]  # fmt: skip
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[50] ^= 1
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [Path.unlink, flip], ids=["deleted", "damaged"])
+def test_a_broken_shard_is_redone_with_what_depends_on_it(finished: Path, damage) -> None:  # type: ignore[no-untyped-def]
+    shard = finished / "results/data/shards/docs/00001.bin"
+    whole = shard.read_bytes()
+    damage(shard)
+    result = snakemake(finished, "-n", *MINE, "report")
+    assert "docs/00001.bin" in result.stderr
+    assert jobs(result) == {"tokenize": 1, "merge": 1, **dict.fromkeys(AFTER_MERGE, 1)}
+    assert snakemake(finished, *MINE, "report").returncode == 0
+    assert shard.read_bytes() == whole
+    assert "Nothing to be done" in snakemake(finished, *MINE, "report").stderr
+
+
+@pytest.mark.slow
+def test_a_changed_setting_redoes_what_depends_on_it(finished: Path) -> None:
+    def changed(**sections: object) -> dict[str, int]:
+        (finished / "other.yaml").write_text(yaml.safe_dump({**CONFIG, **sections}))
+        return jobs(snakemake(finished, "-n", "--configfile", "other.yaml", "--", "evaluate"))
+
+    assert changed(evaluate={"max_tokens": 3000}) == {"evaluate": 1}
+    steps = changed(train={**CONFIG["train"], "train_steps": 50})  # type: ignore[dict-item]
+    assert set(steps) == {"index", "resolve", "train", "export_hf", "evaluate"}
+    retokenized = changed(tokenize={"append_eod": False})
+    assert retokenized["tokenize"] == 5
+    assert "train_tokenizer" not in retokenized
+    (finished / "other.yaml").unlink()
+
+
+@pytest.mark.slow
+def test_files_added_later_leave_finished_pairs_alone(finished: Path) -> None:
+    (finished / "extra.jsonl").write_text('{"text": "one more document"}\n' * 50)
+    table = finished / "corpora.tsv"
+    table.write_text(CORPORA.replace("docs/*", "docs/* extra.jsonl"))
+    planned = jobs(snakemake(finished, "-n", *MINE, "data"))
+    table.write_text(CORPORA)
+    (finished / "extra.jsonl").unlink()
+    assert (planned["tokenize"], planned["merge"]) == (1, 1)
+
+
+MISTAKES = {
+    "unknown key": (
+        {"trian": {}},
+        CORPORA,
+        "my.yaml: trian: unknown key; this section knows run, seed",
+    ),
+    "unknown plug-in": (
+        {"train": {"optimizer": {"name": "adamww"}}},
+        CORPORA,
+        "my.yaml: train.optimizer.name: 'adamww': unknown name; choose one of adamw, sgd",
+    ),
+    "missing file": (
+        {},
+        CORPORA.replace("results/raw/docs/*", "none/*.jsonl"),
+        'corpus "docs": no file matches none/*.jsonl; fix the files column',
+    ),
+    "missing architecture": (
+        {"model": {"architecture": "none.yaml"}},
+        CORPORA,
+        "none.yaml: no such file; fix model.architecture",
+    ),
+    "missing tokenizer": (
+        {"tokenizer": {"path": "none"}},
+        CORPORA,
+        "tokenizer none: no such file or folder; fix tokenizer.path",
+    ),
+    "negative weight": (
+        {},
+        CORPORA.replace("\t1\n", "\t-1\n"),
+        "corpora.tsv:3: weight: '-1': input should be greater than 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_fail_the_dry_run_with_one_line(tmp_path: Path, mistake: str) -> None:
+    sections, table, expected = MISTAKES[mistake]
+    make_workspace(tmp_path)
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump({**CONFIG, **sections}))
+    (tmp_path / "corpora.tsv").write_text(table)
+    result = snakemake(tmp_path, "-n", *MINE, "all")
+    assert result.returncode != 0
+    told = [line for line in result.stderr.splitlines() if not line.startswith("Using profile")]
+    assert len(told) == 1
+    assert told[0].startswith(f"tokamake: {expected}")
+    assert not (tmp_path / "results").exists()
+
+
+def test_every_rule_is_listed_with_a_sentence() -> None:
+    result = snakemake(ROOT, "--list")
+    listed = dict(re.findall(r"^(\w+) \((.*)\)$", result.stdout, re.M))
+    assert {"tokenize", "merge", "train", "report", "all"} <= set(listed)
+    assert all(len(sentence) > 20 for sentence in listed.values())
+
+
+def test_the_default_dry_run_draws_its_graph(tmp_path: Path) -> None:
+    for name in ("workflow", "profiles", "config"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    planned = jobs(snakemake(tmp_path, "-n", "train"))
+    assert planned["tokenize"] > planned["merge"] > 3
+    assert {"sample_corpus", "train_tokenizer", "init_model", "import_hf", "train"} <= set(planned)
+    graph = snakemake(tmp_path, "--rulegraph", "--", "all").stdout
+    assert "digraph" in graph
+    assert "tokenize" in graph
