@@ -15,7 +15,7 @@ from tokamake.checkpoint import megatron_deepspeed, tensors
 from tokamake.config import Architecture, read_run
 from tokamake.data.index import index
 from tokamake.data.indexed import Writer
-from tokamake.runtime import Ranks
+from tokamake.runtime import Ranks, process_group
 from tokamake.train.loop import train_run
 from tokamake.train.metrics import Record, read
 from tokamake.train.resolve import resolve
@@ -106,7 +106,9 @@ def launch(
 
 def train_here(config: Path) -> int:
     """Train in this process; returns the exit code."""
-    return train_run(read_run(config), Ranks(0, 1, 0, 1))
+    ranks = Ranks(0, 1, 0, 1)
+    with process_group(ranks) as device:
+        return train_run(read_run(config), ranks, device)
 
 
 def losses(config: Path, key: str = "loss") -> list[float]:

@@ -120,7 +120,8 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
 
 def test_runs_survive_writing(tmp_path: Path) -> None:
     run = config.Run(
-        run="a", seed=1, checkpoint=Path("c"), index=Path("i"), data_root=Path("d"), output=Path("o"),
+        run="a", seed=1, checkpoint=Path("c"), index=Path("i"), data_root=Path("d"),
+        output=Path("o"),
         architecture=config.read_architecture(ROOT / "config/models/tiny-llama.yaml"),
         train=config.TrainSettings(),
     )  # fmt: skip

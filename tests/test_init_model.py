@@ -4,7 +4,9 @@ import hashlib
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
+from tokenizers import models
 
 from tokamake.checkpoint import hugging_face
 from tokamake.checkpoint.export_hf import export_hf
@@ -29,6 +31,16 @@ def _hashes(folder: Path) -> dict[str, str]:
     }
 
 
+def words(folder: Path, entries: int) -> Path:
+    """A tokenizer of so many words."""
+    path = folder / f"words{entries}"
+    path.mkdir(exist_ok=True)
+    vocabulary = {f"w{number}": number for number in range(entries - 1)} | {"</s>": entries - 1}
+    tokenizers.Tokenizer(models.WordLevel(vocabulary, "w0")).save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    return path
+
+
 @pytest.fixture
 def yaml(tmp_path: Path) -> Path:
     """An architecture file without a vocabulary."""
@@ -41,7 +53,7 @@ def test_init_import_export_keep_every_bit(
     yaml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     init, imported, exported = (tmp_path / name for name in ("init", "import", "export"))
-    init_model(architecture=yaml, tokenizer_vocab_size=300, seed=1, output=init)
+    init_model(architecture=yaml, tokenizer=words(tmp_path, 300), seed=1, output=init)
     import_hf(checkpoint=init, output=imported)
     export_hf(checkpoint=imported, output=exported)
     assert _hashes(init) == _hashes(exported)
@@ -56,7 +68,9 @@ def test_init_import_export_keep_every_bit(
 
 def test_the_same_seed_gives_the_same_files(yaml: Path, tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        init_model(architecture=yaml, tokenizer_vocab_size=300, seed=seed, output=tmp_path / name)
+        init_model(
+            architecture=yaml, tokenizer=words(tmp_path, 300), seed=seed, output=tmp_path / name
+        )
         import_hf(checkpoint=tmp_path / name, output=tmp_path / f"{name}-import")
     file = Path("global_step0") / "mp_rank_00_model_states.pt"
     a, b, c = ((tmp_path / f"{name}-import" / file).read_bytes() for name in "abc")
@@ -64,13 +78,13 @@ def test_the_same_seed_gives_the_same_files(yaml: Path, tmp_path: Path) -> None:
 
 
 def test_vocabulary_is_the_tokenizers_unless_given(yaml: Path, tmp_path: Path) -> None:
-    init_model(architecture=yaml, tokenizer_vocab_size=300, seed=1, output=tmp_path / "a")
+    init_model(architecture=yaml, tokenizer=words(tmp_path, 300), seed=1, output=tmp_path / "a")
     assert hugging_face.read_architecture(tmp_path / "a").vocab_size == 300
     yaml.write_text(SHAPE + "vocab_size: 320\n")
-    init_model(architecture=yaml, tokenizer_vocab_size=300, seed=1, output=tmp_path / "a")
+    init_model(architecture=yaml, tokenizer=words(tmp_path, 300), seed=1, output=tmp_path / "a")
     assert hugging_face.read_architecture(tmp_path / "a").vocab_size == 320
     with pytest.raises(UserError, match=r"tiny\.yaml: vocab_size: 320 is less than .* 321 entries"):
-        init_model(architecture=yaml, tokenizer_vocab_size=321, seed=1, output=tmp_path / "b")
+        init_model(architecture=yaml, tokenizer=words(tmp_path, 321), seed=1, output=tmp_path / "b")
     assert not (tmp_path / "b").exists()
 
 
@@ -81,9 +95,7 @@ def test_export_brings_the_tokenizer(yaml: Path, tmp_path: Path, sampled: Path) 
 
     tokenizer = sampled / "tokenizer"
     opened = open_tokenizer(tokenizer)
-    init_model(
-        architecture=yaml, tokenizer_vocab_size=opened.vocab_size, seed=1, output=tmp_path / "init"
-    )
+    init_model(architecture=yaml, tokenizer=tokenizer, seed=1, output=tmp_path / "init")
     import_hf(checkpoint=tmp_path / "init", output=tmp_path / "import")
     output = tmp_path / "export"
     export_hf(checkpoint=tmp_path / "import", tokenizer=tokenizer, output=output)
@@ -98,7 +110,7 @@ def test_export_brings_the_tokenizer(yaml: Path, tmp_path: Path, sampled: Path) 
 def test_export_refuses_a_tokenizer_larger_than_the_model(
     yaml: Path, tmp_path: Path, sampled: Path
 ) -> None:
-    init_model(architecture=yaml, tokenizer_vocab_size=100, seed=1, output=tmp_path / "init")
+    init_model(architecture=yaml, tokenizer=words(tmp_path, 100), seed=1, output=tmp_path / "init")
     import_hf(checkpoint=tmp_path / "init", output=tmp_path / "import")
     with pytest.raises(UserError, match="but the checkpoint has 100; give the tokenizer that it"):
         export_hf(

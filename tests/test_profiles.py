@@ -9,11 +9,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
+MPIEXEC = ["mpiexec", "--envall", "--line-buffer"]
 EXPECTED = {
     "local": (1, 3, ["torchrun", "--standalone", "--nproc-per-node", "3", "--no-python"]),
     "slurm": (2, 8, ["srun", "--nodes", "2", "--ntasks", "8", "--kill-on-bad-exit=1"]),
-    "aurora": (2, 24, ["mpiexec", "--envall", "--line-buffer", "--np=24", "--ppn=12", "--hostfile=hosts"]),
-    "polaris": (4, 16, ["mpiexec", "--envall", "--line-buffer", "--np=16", "--ppn=4", "--hostfile=hosts"]),
+    "aurora": (2, 24, [*MPIEXEC, "--np=24", "--ppn=12", "--hostfile=hosts"]),
+    "polaris": (4, 16, [*MPIEXEC, "--np=16", "--ppn=4", "--hostfile=hosts"]),
 }  # fmt: skip
 
 

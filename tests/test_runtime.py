@@ -100,9 +100,19 @@ def test_one_voice(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"^broken$"), one_voice(Ranks(0, 2, 0, 2)):
         raise UserError("broken")
     assert not waited
-    with pytest.raises(UserError, match=r"^rank 1: broken$"), one_voice(Ranks(1, 2, 1, 2)):
+    with pytest.raises(SystemExit) as caught, one_voice(Ranks(1, 2, 1, 2)):
         raise UserError("broken")
+    assert caught.value.code == 2
     assert waited
+
+
+def test_same_fate_passes_an_error_on() -> None:
+    ranks = Ranks(0, 1, 0, 1)
+    with runtime.process_group(ranks):
+        with pytest.raises(UserError, match=r"^broken$"), runtime.same_fate():
+            raise UserError("broken")
+        with runtime.same_fate():
+            pass
 
 
 def test_progress_in_a_log(

@@ -85,8 +85,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_workspace(tmp_path_factory.mktemp("smoke"))
     before = jobs(snakemake(folder, "-n", *MINE, "all"))
     assert before == {
-        "sample_corpus": 1, "train_tokenizer": 1, "plan": 1, "tokenize": 5, "merge": 4, "describe": 1,
-        "weigh": 1, "index": 1, "init_model": 1, "import_hf": 1, "resolve": 1, "train": 1,
+        "sample_corpus": 1, "train_tokenizer": 1, "plan": 1, "tokenize": 5, "merge": 4,
+        "describe": 1, "weigh": 1, "index": 1, "init_model": 1, "import_hf": 1, "resolve": 1,
+        "train": 1,
         "export_hf": 1, "evaluate": 1, "generate": 1, "plot": 1, "report": 1, "all": 1,
     }  # fmt: skip
     assert not (folder / "results").exists()

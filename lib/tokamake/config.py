@@ -279,7 +279,7 @@ class Architecture(Settings):
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError("num_attention_heads is not a multiple of num_key_value_heads")
         if self.head_dim % 2:
-            raise ValueError("hidden_size / num_attention_heads is odd; rotary positions need pairs")
+            raise ValueError("hidden_size / num_attention_heads is odd; rotary needs pairs")
         return self
 
     @property

@@ -84,10 +84,9 @@ class Ranks:
 
     @classmethod
     def _ask_mpi(cls) -> "Ranks":
-        from mpi4py import MPI
-
-        world = MPI.COMM_WORLD
-        local = world.Split_type(MPI.COMM_TYPE_SHARED)
+        mpi = _mpi()
+        world = mpi.COMM_WORLD
+        local = world.Split_type(mpi.COMM_TYPE_SHARED)
         return cls(world.rank, world.size, local.rank, local.size)
 
 
@@ -177,17 +176,27 @@ def _rendezvous(ranks: Ranks) -> None:
 
 
 def _agree_through_mpi(ranks: Ranks) -> tuple[str, int]:
-    from mpi4py import MPI
-
-    if MPI.COMM_WORLD.size != ranks.world_size:
+    world = _mpi().COMM_WORLD
+    if world.size != ranks.world_size:
         raise UserError(
-            f"MPI sees {MPI.COMM_WORLD.size} processes, the launcher started {ranks.world_size}; "
+            f"MPI sees {world.size} processes, the launcher started {ranks.world_size}; "
             "set MASTER_ADDR and MASTER_PORT, or install the mpi4py of this launcher's MPI"
         )
-    host: tuple[str, int] = MPI.COMM_WORLD.bcast(
+    place: tuple[str, int] = world.bcast(
         (socket.gethostname(), _free_port()) if ranks.rank == 0 else None
     )
-    return host
+    return place
+
+
+def _mpi() -> Any:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).split("\n")[0]
+        raise UserError(
+            f"mpi4py: {reason}; load the MPI of this launcher, or set MASTER_ADDR and MASTER_PORT"
+        ) from None
+    return MPI
 
 
 def _free_port() -> int:
@@ -217,18 +226,32 @@ def _share_cores(ranks: Ranks) -> None:
 
 
 @contextmanager
-def one_voice(ranks: Ranks) -> Iterator[None]:
-    """Let rank 0 alone report a `UserError` that all ranks meet.
+def same_fate() -> Iterator[None]:
+    """Raise a `UserError` that one rank of the process group meets on all of them."""
+    import torch.distributed as dist
 
-    Launchers end all ranks soon after one has failed, so who still lives after two seconds has met
-    an error of its own.
-    """
+    own: str | None = None
     try:
         yield
     except UserError as error:
+        own = str(error)
+    errors: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(errors, own)
+    for found in errors:
+        if found:
+            raise UserError(found)
+
+
+@contextmanager
+def one_voice(ranks: Ranks) -> Iterator[None]:
+    """Let rank 0 alone report a `UserError` that all ranks raise; the others exit with code 2."""
+    try:
+        yield
+    except UserError:
         if ranks.rank:
+            # torchrun ends all ranks as soon as one has failed, and rank 0 is still to speak.
             time.sleep(2)
-            raise UserError(f"rank {ranks.rank}: {error}") from None
+            raise SystemExit(2) from None
         raise
 
 

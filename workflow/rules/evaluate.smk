@@ -38,7 +38,7 @@ rule generate:
     benchmark:
         "results/benchmarks/generate.tsv"
     params:
-        prompts=" ".join(f"--prompts {shlex.quote(prompt)}" for prompt in CONFIG.generate.prompts),
+        prompts=" ".join(f"--prompts={shlex.quote(prompt)}" for prompt in CONFIG.generate.prompts),
         max_new_tokens=CONFIG.generate.max_new_tokens,
         temperature=CONFIG.generate.temperature,
         top_k=CONFIG.generate.top_k,

@@ -16,7 +16,8 @@ from tokamake.config import SampleCorpus
 from tokamake.errors import UserError
 from tokamake.files import atomic
 
-_NOT_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+# Besides tests and what is installed, `encodings`: thousands of lines of character tables.
+_NOT_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings"}
 _SHORTEST_DOCSTRING = 160
 
 

@@ -23,7 +23,7 @@ from tokamake.checkpoint import megatron_deepspeed
 from tokamake.config import Architecture, Run
 from tokamake.errors import UserError
 from tokamake.optim._groups import parameter_groups
-from tokamake.runtime import Ranks
+from tokamake.runtime import Ranks, same_fate
 
 Batch = npt.NDArray[np.int64]
 
@@ -197,7 +197,8 @@ def _initialize(run: Run, ranks: Ranks, device: torch.device) -> Any:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     # DeepSpeed calls collectives by names that newer versions of torch complain about.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-    model = _model(run)
+    with same_fate():
+        model = _model(run)
     groups = parameter_groups(model.named_parameters(), run.train.optimizer.weight_decay)
     optimizer = plugins.load("optim", run.train.optimizer.name).build(groups, run.train.optimizer)
     engine, *_ = deepspeed.initialize(

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from tokamake import files, plugins, runtime
+from tokamake import files, plugins
 from tokamake.checkpoint import megatron_deepspeed
 from tokamake.config import Run
 from tokamake.data.loader import Samples, batches, read_index
 from tokamake.errors import UserError
-from tokamake.runtime import Ranks
+from tokamake.runtime import Ranks, same_fate
 from tokamake.train import metrics, restart
 from tokamake.train.metrics import Metrics, Record, console_line
 from tokamake.train.resolve import check_lengths, check_settings
@@ -37,20 +37,26 @@ STOPPED = 75
 """Exit code of a run that was asked to stop before its end: EX_TEMPFAIL of sysexits.h."""
 
 
-def train_run(run: Run, ranks: Ranks) -> int:
+def train_run(run: Run, ranks: Ranks, device: "torch.device") -> int:
     """Train, or continue, or find that nothing is left to do.
+
+    Args:
+        run: the resolved run.
+        ranks: this process among its peers, all in one process group.
+        device: where the model lives.
 
     Returns:
         Exit code: 0, or `STOPPED`.
 
     Raises:
-        UserError: the run cannot start or its loss is not finite.
+        UserError: the run cannot start or its loss is not finite; all ranks raise it.
     """
-    described = read_index(run.index)
-    check_settings(run.train)
-    check_lengths(run.train, run.architecture, described, run.index)
-    _check_batch(run, ranks)
-    with runtime.process_group(ranks) as device, ExitStack() as held:
+    with ExitStack() as held:
+        with same_fate():
+            described = read_index(run.index)
+            check_settings(run.train)
+            check_lengths(run.train, run.architecture, described, run.index)
+            _check_batch(run, ranks)
         digest, state = _agree(run, ranks, described, held)
         if state and state.step >= run.train.train_steps:
             _say(ranks, f"{run.output}: already at step {state.step}, the last; nothing to train")
@@ -80,19 +86,16 @@ def _say(ranks: Ranks, line: str) -> None:
 def _agree(
     run: Run, ranks: Ranks, described: dict[str, Any], held: ExitStack
 ) -> tuple[str, State | None]:
-    """Let rank 0 find where to continue, and tell all; what it cannot mend, all raise."""
+    """Let rank 0 claim the output folder and tell all where to continue."""
     found: list[Any] = [None]
-    if ranks.rank == 0:
-        try:
+    with same_fate():
+        if ranks.rank == 0:
             held.enter_context(restart.locked(run.output))
             weights = restart.weights_digest(run.checkpoint)
             digest = restart.run_digest(run, index=described, weights=weights)
             found = [(digest, restart.claim(run.output, digest, lambda line: _say(ranks, line)))]
-        except UserError as error:
-            found = [str(error)]
     dist.broadcast_object_list(found, src=0)
-    if isinstance(found[0], str):
-        raise UserError(found[0])
+    state: State | None
     digest, state = found[0]
     finished = state and state.step >= run.train.train_steps
     if state and not finished and state.world_size != ranks.world_size:
@@ -129,8 +132,9 @@ class Loop:
         self._flops_per_token = family.num_flops_per_token(
             run.architecture, run.train.sequence_length
         )
-        self._samples = Samples(run.index, split="train", data_root=run.data_root)
-        self._valid, self._valid_steps = _validation(run)
+        with same_fate():
+            self._samples = Samples(run.index, split="train", data_root=run.data_root)
+            self._valid, self._valid_steps = _validation(run)
         self._engine = Engine(run, ranks, device)
         if state:
             tag = f"global_step{state.step}"

@@ -25,9 +25,10 @@ def train(*, config: Path) -> None:
     from tokamake.config import read_run
 
     ranks = runtime.Ranks.find()
-    with runtime.one_voice(ranks):
-        run = read_run(config)
+    with runtime.one_voice(ranks), runtime.process_group(ranks) as device:
+        with runtime.same_fate():
+            run = read_run(config)
         from tokamake.train.loop import train_run
 
-        code = train_run(run, ranks)
+        code = train_run(run, ranks, device)
     runtime.leave(ranks, code)
