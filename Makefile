@@ -41,7 +41,7 @@ check: install  ## format, lint, types, import layers, workflow
 format: install  ## rewrite sources in the house format
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format --quiet .
-	$(BIN)/snakefmt --quiet workflow
+	$(BIN)/snakefmt workflow 2>/dev/null
 	$(BIN)/clang-format -i lib/csrc/*.cpp lib/csrc/*.hpp
 
 clean:  ## remove what runs and installs made

@@ -3,6 +3,7 @@
 import os
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ ROOT = Path(__file__).parent.parent
 
 MPIEXEC = ["mpiexec", "--envall", "--line-buffer"]
 EXPECTED = {
-    "local": (1, 3, ["torchrun", "--standalone", "--nproc-per-node", "3", "--no-python"]),
     "slurm": (2, 8, ["srun", "--nodes", "2", "--ntasks", "8", "--kill-on-bad-exit=1"]),
     "aurora": (2, 24, [*MPIEXEC, "--np=24", "--ppn=12", "--hostfile=hosts"]),
     "polaris": (4, 16, [*MPIEXEC, "--np=16", "--ppn=4", "--hostfile=hosts"]),
@@ -21,11 +21,11 @@ EXPECTED = {
 def launch(
     profile: str, folder: Path, *arguments: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    for name in ("torchrun", "srun", "mpiexec"):
+    for name in ("srun", "mpiexec"):
         stand_in = folder / name
         stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$(basename "$0")" "$@"\n')
         stand_in.chmod(stand_in.stat().st_mode | stat.S_IXUSR)
-    path = f"{folder}:{os.environ['PATH']}"
+    path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     return subprocess.run(
         [ROOT / f"profiles/{profile}/launch.sh", *arguments],
         env={"PATH": path, **environment}, capture_output=True, text=True, check=False,
@@ -50,6 +50,22 @@ def test_aurora_binds_each_rank_to_its_own_cores(tmp_path: Path) -> None:
     cores = [core for part in ranges for core in part]
     assert len(ranges) == 12
     assert len(cores) == len(set(cores)) == 96
+
+
+@pytest.mark.ranks
+def test_local_ranks_and_their_exit_status(tmp_path: Path) -> None:
+    script = (
+        'echo "rank $RANK of $WORLD_SIZE"; [ "$RANK" = 0 ] || exit 0; echo mistake >&2; exit 75'
+    )
+    result = launch("local", tmp_path, "1", "3", "bash", "-c", script)
+    assert result.returncode == 75
+    assert result.stderr.splitlines() == ["mistake"]
+    assert sorted(result.stdout.splitlines()) == [f"rank {rank} of 3" for rank in range(3)]
+    result = launch(
+        "local", tmp_path, "1", "2", "bash", "-c", '[ "$RANK" = 1 ] || exit 0; kill -9 $BASHPID'
+    )
+    assert result.returncode == 128 + 9
+    assert result.stderr.splitlines() == ["rank 1 was ended by signal 9"]
 
 
 def test_mistakes(tmp_path: Path) -> None:

@@ -7,4 +7,7 @@ if [ "$nodes" -ne 1 ]; then
     echo "profiles/local: nodes is $nodes, this profile has one machine; use a cluster's profile" >&2
     exit 2
 fi
-exec torchrun --standalone --nproc-per-node "$tasks" --no-python "$@"
+# Ranks share the machine's cores.
+cores=$(nproc)
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > tasks ? cores / tasks : 1))}
+exec python "$(dirname "$0")/ranks.py" --standalone --nproc-per-node "$tasks" --no-python "$@"

@@ -1,7 +1,11 @@
 # Hugging Face checkpoints in and out of Megatron-DeepSpeed's layout.
 
-HF_SOURCE = str(CONFIG.model.checkpoint or f"{RUN}/init")
 HF_FILES = ("config.json", "model.safetensors")
+HF_SOURCE = expand(f"{RUN}/init/{{file}}", file=HF_FILES)
+if CONFIG.model.checkpoint is not None:
+    HF_SOURCE = [str(CONFIG.model.checkpoint / "config.json")] + sorted(
+        map(str, CONFIG.model.checkpoint.glob("*.safetensors*"))
+    )
 
 if CONFIG.model.checkpoint is None:
 
@@ -11,38 +15,40 @@ if CONFIG.model.checkpoint is None:
             architecture=CONFIG.model.architecture,
             tokenizer=TOKENIZER_FILES,
         output:
-            expand(f"{RUN}/init/{{file}}", file=HF_FILES),
+            HF_SOURCE,
         log:
             "logs/init_model.log",
         benchmark:
             "results/benchmarks/init_model.tsv"
+        conda:
+            "../envs/tokamake.yaml"
         params:
             seed=CONFIG.seed,
+            folder=subpath(output[0], parent=True),
         shell:
-            "tokamake init-model --architecture {input.architecture} --tokenizer {TOKENIZER}"
-            " --seed {params.seed} --output {RUN}/init > {log} 2>&1"
+            "tokamake init-model --architecture {input.architecture:q}"
+            " --tokenizer {input.tokenizer[0]:q} --seed {params.seed} --output {params.folder}"
+            " > {log} 2>&1"
 
 
 rule import_hf:
     "Convert a Hugging Face checkpoint to Megatron-DeepSpeed's layout."
     input:
-        (
-            expand(f"{HF_SOURCE}/{{file}}", file=HF_FILES)
-            if CONFIG.model.checkpoint is None
-            else sorted(
-                str(path)
-                for path in CONFIG.model.checkpoint.iterdir()
-                if path.suffix in (".json", ".safetensors")
-            )
-        ),
+        HF_SOURCE,
     output:
         f"{RUN}/import/latest",
     log:
         "logs/import_hf.log",
     benchmark:
         "results/benchmarks/import_hf.tsv"
+    conda:
+        "../envs/tokamake.yaml"
+    params:
+        checkpoint=subpath(input[0], parent=True),
+        folder=subpath(output[0], parent=True),
     shell:
-        "tokamake import-hf --checkpoint {HF_SOURCE} --output {RUN}/import > {log} 2>&1"
+        "tokamake import-hf --checkpoint {params.checkpoint:q} --output {params.folder}"
+        " > {log} 2>&1"
 
 
 rule export_hf:
@@ -56,6 +62,11 @@ rule export_hf:
         "logs/export_hf.log",
     benchmark:
         "results/benchmarks/export_hf.tsv"
+    conda:
+        "../envs/tokamake.yaml"
+    params:
+        checkpoint=f"{RUN}/training",
+        folder=subpath(output[0], parent=True),
     shell:
-        "tokamake export-hf --checkpoint {RUN}/training --tokenizer {TOKENIZER}"
-        " --output {RUN}/export > {log} 2>&1"
+        "tokamake export-hf --checkpoint {params.checkpoint} --tokenizer {input.tokenizer[0]:q}"
+        " --output {params.folder} > {log} 2>&1"

@@ -1,4 +1,4 @@
-# What every rule shares: the checked config, the plan of shards, and where things lie.
+# What the rules share: the checked config, the plan of shards, and where things lie.
 
 import json
 import os
@@ -69,7 +69,7 @@ def pair_files(prefix):
 
 def settings(section):
     """A section of the config as JSON, to be handed to a stage."""
-    return json.dumps(getattr(CONFIG, section).model_dump(mode="json"), sort_keys=True)
+    return json.dumps(CONFIG.model_dump(mode="json")[section], sort_keys=True)
 
 
 def redo_if_broken(prefix, product):
@@ -83,6 +83,20 @@ def redo_if_broken(prefix, product):
     if fault:
         print(f"tokamake: {fault}: it is made again", file=sys.stderr)
         workflow.dag.forcefiles.add(f"{prefix}.bin")
+
+
+def shard_files(wildcards):
+    """Raw files of a shard."""
+    name = f"{wildcards.corpus}/{wildcards.number}"
+    redo_if_broken(f"{DATA}/shards/{name}", f"{DATA}/merged/{MERGED_OF[name]}")
+    return SHARDS[name].files
+
+
+def merged_shards(wildcards):
+    """Files of the shards of a merged pair."""
+    redo_if_broken(f"{DATA}/merged/{wildcards.pair}", f"{DATA}/metadata/{wildcards.pair}")
+    prefixes = [f"{DATA}/shards/{name}" for name in MERGED[wildcards.pair].shards]
+    return [path for prefix in prefixes for path in pair_files(prefix)]
 
 
 wildcard_constraints:

@@ -10,10 +10,10 @@ if CONFIG.sample_corpus:
             "logs/sample_corpus.log",
         benchmark:
             "results/benchmarks/sample_corpus.tsv"
+        conda:
+            "../envs/tokamake.yaml"
         params:
-            settings=json.dumps(
-                {name: sample.model_dump() for name, sample in CONFIG.sample_corpus.items()}
-            ),
+            settings=settings("sample_corpus"),
         shell:
             "tokamake sample-corpus --settings {params.settings:q} --output results/raw > {log} 2>&1"
 
@@ -31,12 +31,15 @@ if CONFIG.tokenizer.path is None:
             "logs/train_tokenizer.log",
         benchmark:
             "results/benchmarks/train_tokenizer.tsv"
+        conda:
+            "../envs/tokamake.yaml"
         params:
             vocab_size=CONFIG.tokenizer.vocab_size,
             train_bytes=CONFIG.tokenizer.train_bytes,
+            folder=subpath(output[0], parent=True),
         shell:
             "tokamake train-tokenizer --corpora {input.corpora} --vocab-size {params.vocab_size}"
-            " --train-bytes {params.train_bytes} --output {TOKENIZER} > {log} 2>&1"
+            " --train-bytes {params.train_bytes} --output {params.folder} > {log} 2>&1"
 
 
 rule plan:
@@ -48,21 +51,17 @@ rule plan:
     benchmark:
         "results/benchmarks/plan.tsv"
     priority: 100  # before anything is made, so that files added meanwhile move nothing
+    conda:
+        "../envs/tokamake.yaml"
     params:
+        corpora=str(CONFIG.corpora),
         settings=settings("plan"),
         declared=[f"--declared={path}={size}" for path, size in DECLARED.items()],
         # Plans of the same shards are the same; params change, and with them the file.
         shards=[(s.name, *s.files, s.byte_range) for s in PLAN.shards],
     shell:
-        "tokamake plan --corpora {CONFIG.corpora} --settings {params.settings:q}"
+        "tokamake plan --corpora {params.corpora:q} --settings {params.settings:q}"
         " {params.declared:q} --output {output} > {log} 2>&1"
-
-
-def shard_files(wildcards):
-    """Raw files of a shard."""
-    name = f"{wildcards.corpus}/{wildcards.number}"
-    redo_if_broken(f"{DATA}/shards/{name}", f"{DATA}/merged/{MERGED_OF[name]}")
-    return SHARDS[name].files
 
 
 rule tokenize:
@@ -76,22 +75,18 @@ rule tokenize:
         "logs/tokenize/{corpus}-{number}.log",
     benchmark:
         "results/benchmarks/tokenize/{corpus}-{number}.tsv"
+    conda:
+        "../envs/tokamake.yaml"
+    threads: 1
     params:
         text_key=lambda wildcards: CORPORA[wildcards.corpus].text_key,
         append_eod="--append-eod" if CONFIG.tokenize.append_eod else "--no-append-eod",
         byte_range=lambda wildcards: SHARDS[f"{wildcards.corpus}/{wildcards.number}"].byte_range,
-    threads: 1
+        prefix=subpath(output[0], strip_suffix=".bin"),
     shell:
-        "tokamake tokenize {input.raw:q} --output {DATA}/shards/{wildcards.corpus}/{wildcards.number}"
-        " --tokenizer {TOKENIZER} --text-key {params.text_key:q} {params.append_eod}"
-        " --byte-range={params.byte_range:q} --workers {threads} > {log} 2>&1"
-
-
-def merged_shards(wildcards):
-    """Files of the shards of a merged pair."""
-    redo_if_broken(f"{DATA}/merged/{wildcards.pair}", f"{DATA}/metadata/{wildcards.pair}")
-    prefixes = [f"{DATA}/shards/{name}" for name in MERGED[wildcards.pair].shards]
-    return [path for prefix in prefixes for path in pair_files(prefix)]
+        "tokamake tokenize {input.raw:q} --output {params.prefix} --tokenizer {input.tokenizer[0]:q}"
+        " --text-key {params.text_key:q} {params.append_eod} --byte-range={params.byte_range:q}"
+        " --workers {threads} > {log} 2>&1"
 
 
 rule merge:
@@ -104,12 +99,15 @@ rule merge:
         "logs/merge/{pair}.log",
     benchmark:
         "results/benchmarks/merge/{pair}.tsv"
+    conda:
+        "../envs/tokamake.yaml"
     params:
         corpus=lambda wildcards: MERGED[wildcards.pair].corpus,
-        prefixes=lambda wildcards, input: [path[:-4] for path in input[::3]],
+        prefixes=lambda wildcards, input: [path.removesuffix(".bin") for path in input[::3]],
+        prefix=subpath(output[0], strip_suffix=".bin"),
     shell:
-        "tokamake merge {params.prefixes:q} --output {DATA}/merged/{wildcards.pair}"
-        " --corpus {params.corpus} > {log} 2>&1"
+        "tokamake merge {params.prefixes:q} --output {params.prefix} --corpus {params.corpus}"
+        " > {log} 2>&1"
 
 
 rule describe:
@@ -118,16 +116,18 @@ rule describe:
         merged=[path for name in MERGED for path in pair_files(f"{DATA}/merged/{name}")],
         plan=PLAN_FILE,
     output:
-        f"{DATA}/metadata.json",
-        [f"{DATA}/metadata/{name}.json" for name in MERGED],
+        all=f"{DATA}/metadata.json",
+        each=[f"{DATA}/metadata/{name}.json" for name in MERGED],
     log:
         "logs/describe.log",
     benchmark:
         "results/benchmarks/describe.tsv"
+    conda:
+        "../envs/tokamake.yaml"
     params:
         prefixes=[f"{DATA}/merged/{name}" for name in MERGED],
     shell:
-        "tokamake describe {params.prefixes:q} --output {output[0]} > {log} 2>&1"
+        "tokamake describe {params.prefixes:q} --output {output.all} > {log} 2>&1"
 
 
 rule weigh:
@@ -141,6 +141,8 @@ rule weigh:
         "logs/weigh.log",
     benchmark:
         "results/benchmarks/weigh.tsv"
+    conda:
+        "../envs/tokamake.yaml"
     shell:
         "tokamake weigh --corpora {input.corpora} --metadata {input.metadata} --output {output}"
         " > {log} 2>&1"
@@ -157,15 +159,20 @@ rule index:
         "logs/index.log",
     benchmark:
         "results/benchmarks/index.tsv"
+    conda:
+        "../envs/tokamake.yaml"
     params:
         sequence_length=CONFIG.train.sequence_length,
         train_samples=CONFIG.train.train_steps * CONFIG.train.global_batch_size,
         valid_samples=CONFIG.train.evaluation_steps * CONFIG.train.global_batch_size,
         split=CONFIG.train.split,
         seed=CONFIG.seed,
+        data_root=subpath(input.weights, parent=True),
+        folder=subpath(output[0], parent=True),
     shell:
-        "tokamake index --weights {input.weights} --data-root {DATA} --output {RUN}/index"
-        " --sequence-length {params.sequence_length} --train-samples {params.train_samples}"
+        "tokamake index --weights {input.weights} --data-root {params.data_root}"
+        " --output {params.folder} --sequence-length {params.sequence_length}"
+        " --train-samples {params.train_samples}"
         " --valid-samples {params.valid_samples} --split {params.split} --seed {params.seed}"
         " > {log} 2>&1"
 

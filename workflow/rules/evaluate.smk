@@ -4,7 +4,8 @@
 rule evaluate:
     "Measure perplexity and bits per byte on the held-out documents."
     input:
-        model=rules.export_hf.output,
+        model=f"{RUN}/export/config.json",
+        tensors=f"{RUN}/export/model.safetensors",
         weights=f"{DATA}/weights.txt",
         tokenizer=TOKENIZER_FILES,
     output:
@@ -13,23 +14,28 @@ rule evaluate:
         "logs/evaluate.log",
     benchmark:
         "results/benchmarks/evaluate.tsv"
+    conda:
+        "../envs/tokamake.yaml"
+    threads: 2
     params:
         split=CONFIG.train.split,
         sequence_length=CONFIG.train.sequence_length,
         max_tokens=CONFIG.evaluate.max_tokens,
         batch_size=CONFIG.evaluate.batch_size,
-    threads: 2
+        checkpoint=subpath(input.model, parent=True),
+        data_root=subpath(input.weights, parent=True),
     shell:
-        "tokamake evaluate --checkpoint {RUN}/export --weights {input.weights} --data-root {DATA}"
-        " --tokenizer {TOKENIZER} --split {params.split} --sequence-length {params.sequence_length}"
-        " --max-tokens {params.max_tokens} --batch-size {params.batch_size} --output {output}"
-        " > {log} 2>&1"
+        "tokamake evaluate --checkpoint {params.checkpoint} --weights {input.weights}"
+        " --data-root {params.data_root} --tokenizer {input.tokenizer[0]:q} --split {params.split}"
+        " --sequence-length {params.sequence_length} --max-tokens {params.max_tokens}"
+        " --batch-size {params.batch_size} --output {output} > {log} 2>&1"
 
 
 rule generate:
     "Let the exported model continue the config's prompts."
     input:
-        model=rules.export_hf.output,
+        model=f"{RUN}/export/config.json",
+        tensors=f"{RUN}/export/model.safetensors",
         tokenizer=TOKENIZER_FILES,
     output:
         f"{RUN}/samples.json",
@@ -37,14 +43,18 @@ rule generate:
         "logs/generate.log",
     benchmark:
         "results/benchmarks/generate.tsv"
+    conda:
+        "../envs/tokamake.yaml"
+    threads: 2
     params:
-        prompts=" ".join(f"--prompts={shlex.quote(prompt)}" for prompt in CONFIG.generate.prompts),
+        prompts=[f"--prompts={prompt}" for prompt in CONFIG.generate.prompts],
         max_new_tokens=CONFIG.generate.max_new_tokens,
         temperature=CONFIG.generate.temperature,
         top_k=CONFIG.generate.top_k,
         seed=CONFIG.seed,
-    threads: 2
+        checkpoint=subpath(input.model, parent=True),
     shell:
-        "tokamake generate --checkpoint {RUN}/export --tokenizer {TOKENIZER} {params.prompts}"
-        " --max-new-tokens {params.max_new_tokens} --temperature {params.temperature}"
-        " --top-k {params.top_k} --seed {params.seed} --output {output} > {log} 2>&1"
+        "tokamake generate --checkpoint {params.checkpoint} --tokenizer {input.tokenizer[0]:q}"
+        " {params.prompts:q} --max-new-tokens {params.max_new_tokens}"
+        " --temperature {params.temperature} --top-k {params.top_k} --seed {params.seed}"
+        " --output {output} > {log} 2>&1"

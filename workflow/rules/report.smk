@@ -35,11 +35,16 @@ rule plot:
         "logs/plot.log",
     benchmark:
         "results/benchmarks/plot.tsv"
+    conda:
+        "../envs/tokamake.yaml"
+    params:
+        metrics=f"{RUN}/training/metrics.jsonl",
+        folder=subpath(output[0], parent=True),
     shell:
         "tokamake plot --metadata {input.metadata} --weights {input.weights}"
-        " --metrics {RUN}/training/metrics.jsonl --train {input.train}"
+        " --metrics {params.metrics} --train {input.train}"
         " --evaluation {input.evaluation} --samples {input.samples} --config {input.run}"
-        " --output {RUN}/plots > {log} 2>&1"
+        " --output {params.folder} > {log} 2>&1"
 
 
 rule report:
@@ -53,6 +58,8 @@ rule report:
         "logs/report.log",
     benchmark:
         "results/benchmarks/report.tsv"
+    conda:
+        "../envs/tokamake.yaml"
     params:
         # The whole config, so that Snakemake reads this same workflow again whatever it was given.
         config=json.dumps(config, sort_keys=True),

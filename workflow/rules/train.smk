@@ -6,19 +6,27 @@ rule resolve:
     input:
         checkpoint=f"{RUN}/import/latest",
         index=f"{RUN}/index/index.json",
+        weights=f"{DATA}/weights.txt",
     output:
         f"{RUN}/run.yaml",
     log:
         "logs/resolve.log",
     benchmark:
         "results/benchmarks/resolve.tsv"
+    conda:
+        "../envs/tokamake.yaml"
     params:
         settings=settings("train"),
+        run=CONFIG.run,
         seed=CONFIG.seed,
+        checkpoint=subpath(input.checkpoint, parent=True),
+        index=subpath(input.index, parent=True),
+        data_root=subpath(input.weights, parent=True),
+        folder=f"{RUN}/training",
     shell:
-        "tokamake resolve --settings {params.settings:q} --run {CONFIG.run} --seed {params.seed}"
-        " --checkpoint {RUN}/import --index {RUN}/index --data-root {DATA}"
-        " --output-folder {RUN}/training --output {output} > {log} 2>&1"
+        "tokamake resolve --settings {params.settings:q} --run {params.run} --seed {params.seed}"
+        " --checkpoint {params.checkpoint} --index {params.index} --data-root {params.data_root}"
+        " --output-folder {params.folder} --output {output} > {log} 2>&1"
 
 
 rule train:
@@ -33,6 +41,8 @@ rule train:
         "logs/train.log",
     benchmark:
         "results/benchmarks/train.tsv"
+    conda:
+        "../envs/tokamake.yaml"
     threads: 2
     resources:
         nodes=1,

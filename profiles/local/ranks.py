@@ -1,0 +1,20 @@
+"""torchrun, with the options of torchrun, that ends with the exit status of the rank that failed.
+
+torchrun itself wraps a failure in a traceback and a report of its own and always returns 1, so that
+one could tell neither a user's mistake (2) nor a run that saved and stopped (75) from a crash.
+"""
+
+import logging
+import sys
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import parse_args, run
+
+logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+try:
+    run(parse_args(sys.argv[1:]))
+except ChildFailedError as error:
+    rank, failure = error.get_first_failure()
+    if failure.exitcode < 0:
+        print(f"rank {rank} was ended by signal {-failure.exitcode}", file=sys.stderr)
+    sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
