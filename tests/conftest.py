@@ -27,7 +27,8 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "corpora.tsv").write_text(
         "\n".join(["corpus\tfiles\ttext_key\tweight", *rows]) + "\n"
     )
-    train_tokenizer(corpora=folder / "corpora.tsv", vocab_size=400, output=folder / "tokenizer")
+    raw = sorted((folder / "raw").rglob("*.*"))
+    train_tokenizer(raw, vocab_size=400, output=folder / "tokenizer")
     return folder
 
 

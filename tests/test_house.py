@@ -50,7 +50,7 @@ def test_options_of_a_rule_exist() -> None:
     for stage, module in cli.STAGES.items():
         name = cli.function_name(stage)
         known = inspect.signature(getattr(import_module(module), name)).parameters
-        shell = rules()[name].partition("shell:")[2]
+        shell = rules()[name].partition("shell:")[2].partition("\n\n")[0]
         for option in re.findall(r"--([a-z][a-z-]+)", shell):
             assert option.replace("-", "_") in known, f"{stage} has no --{option}"
 

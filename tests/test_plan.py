@@ -52,6 +52,7 @@ def test_files_added_later_leave_the_rest_alone(
     old, new = planned(before), planned(after, planned(before))
     assert new.shards[: len(old.shards)] == old.shards
     assert new.merged[: len(old.merged)] == old.merged
+    assert new.tokenizer_files == old.tokenizer_files
     assert {path for shard in new.shards for path in shard.files} == set(after)
     merged = [name for pair in new.merged for name in pair.shards]
     assert sorted(merged) == sorted(shard.name for shard in new.shards)

@@ -30,14 +30,17 @@ def test_twice_the_same_bytes(sampled: Path, tmp_path: Path) -> None:
     sample_corpus(settings=json.dumps(SAMPLES), output=tmp_path / "raw")
     for path in (sampled / "raw").rglob("*.*"):
         assert (tmp_path / path.relative_to(sampled)).read_bytes() == path.read_bytes()
-    train_tokenizer(corpora=sampled / "corpora.tsv", vocab_size=400, output=tmp_path / "tokenizer")
+    raw = sorted((sampled / "raw").rglob("*.*"))
+    train_tokenizer(raw, vocab_size=400, output=tmp_path / "tokenizer")
     for path in (sampled / "tokenizer").iterdir():
         assert (tmp_path / "tokenizer" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_too_little_text_for_the_vocabulary(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "few words"}\n')
-    (tmp_path / "corpora.tsv").write_text(f"corpus\tfiles\tweight\na\t{tmp_path}/a.jsonl\t1\n")
+    files = [tmp_path / "a.jsonl"]
     with pytest.raises(UserError, match=r"vocab_size: 5000: the corpora give only \d+ entries"):
-        train_tokenizer(corpora=tmp_path / "corpora.tsv", vocab_size=5000, output=tmp_path / "t")
+        train_tokenizer(files, vocab_size=5000, output=tmp_path / "t")
+    with pytest.raises(UserError, match="2 keys for 1 files"):
+        train_tokenizer(files, text_keys=("a", "b"), output=tmp_path / "t")
     assert not (tmp_path / "t").exists()

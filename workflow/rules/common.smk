@@ -53,7 +53,12 @@ RUN = f"results/{CONFIG.run}"
 SHARDS = {shard.name: shard for shard in PLAN.shards}
 MERGED = {pair.name: pair for pair in PLAN.merged}
 MERGED_OF = {shard: pair.name for pair in PLAN.merged for shard in pair.shards}
-RAW = sorted({path for shard in PLAN.shards for path in shard.files})
+TEXT_KEYS = [corpus.text_key for corpus in CORPORA.values()]
+if len(set(TEXT_KEYS)) == 1:
+    TEXT_KEYS = TEXT_KEYS[:1]
+else:  # one for each file that the tokenizer is trained on
+    key_of = {path: CORPORA[s.name.split("/")[0]].text_key for s in PLAN.shards for path in s.files}
+    TEXT_KEYS = [key_of[path] for path in PLAN.tokenizer_files]
 TOKENIZER = str(CONFIG.tokenizer.path or "results/tokenizer")
 TOKENIZER_FILES = (
     [f"{TOKENIZER}/tokenizer.json", f"{TOKENIZER}/tokenizer_config.json"]
@@ -68,8 +73,9 @@ def pair_files(prefix):
 
 
 def settings(section):
-    """A section of the config as JSON, to be handed to a stage."""
-    return json.dumps(CONFIG.model_dump(mode="json")[section], sort_keys=True)
+    """A section of the config as JSON, for `params`; a function, since the text has braces."""
+    text = json.dumps(CONFIG.model_dump(mode="json")[section], sort_keys=True)
+    return lambda wildcards: text
 
 
 def redo_if_broken(prefix, product):

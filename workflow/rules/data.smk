@@ -23,8 +23,7 @@ if CONFIG.tokenizer.path is None:
     rule train_tokenizer:
         "Train a byte-level BPE tokenizer on the raw corpora."
         input:
-            raw=RAW,
-            corpora=CONFIG.corpora,
+            PLAN.tokenizer_files,
         output:
             TOKENIZER_FILES,
         log:
@@ -34,11 +33,12 @@ if CONFIG.tokenizer.path is None:
         conda:
             "../envs/tokamake.yaml"
         params:
+            text_keys=lambda wildcards: [f"--text-keys={key}" for key in TEXT_KEYS],
             vocab_size=CONFIG.tokenizer.vocab_size,
             train_bytes=CONFIG.tokenizer.train_bytes,
             folder=subpath(output[0], parent=True),
         shell:
-            "tokamake train-tokenizer --corpora {input.corpora} --vocab-size {params.vocab_size}"
+            "tokamake train-tokenizer {input:q} {params.text_keys:q} --vocab-size {params.vocab_size}"
             " --train-bytes {params.train_bytes} --output {params.folder} > {log} 2>&1"
 
 

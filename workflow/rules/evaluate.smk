@@ -47,7 +47,7 @@ rule generate:
         "../envs/tokamake.yaml"
     threads: 2
     params:
-        prompts=[f"--prompts={prompt}" for prompt in CONFIG.generate.prompts],
+        prompts=lambda wildcards: [f"--prompts={prompt}" for prompt in CONFIG.generate.prompts],
         max_new_tokens=CONFIG.generate.max_new_tokens,
         temperature=CONFIG.generate.temperature,
         top_k=CONFIG.generate.top_k,

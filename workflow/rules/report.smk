@@ -62,7 +62,7 @@ rule report:
         "../envs/tokamake.yaml"
     params:
         # The whole config, so that Snakemake reads this same workflow again whatever it was given.
-        config=json.dumps(config, sort_keys=True),
+        config=lambda wildcards: json.dumps(config, sort_keys=True),
         snakefile=workflow.main_snakefile,
     shell:
         "{{ printf '%s\\n' {params.config:q} > {output.config}"

@@ -52,7 +52,11 @@ class Plan:
     settings: dict[str, Any]
     """Settings the plan was made with; another value makes a plan from scratch."""
     shards: tuple[Shard, ...]
+    """All shards."""
     merged: tuple[Merged, ...]
+    """All merged files."""
+    tokenizer_files: tuple[str, ...]
+    """Raw files that a tokenizer is trained on: later ones must not change the finished tokens."""
 
 
 def plan(
@@ -95,6 +99,7 @@ def read_plan(path: Path) -> Plan | None:
                 for s in value["shards"]
             ),
             tuple(Merged(m["name"], m["corpus"], tuple(m["shards"])) for m in value["merged"]),
+            tuple(value["tokenizer_files"]),
         )
     except (KeyError, TypeError) as error:
         raise UserError(f"{path}: not a plan ({error}); remove it to plan from scratch") from None
@@ -130,9 +135,11 @@ def make_plan(
     """Plan all corpora; see the module's words on stability."""
     shards: list[Shard] = []
     merged: list[Merged] = []
+    found: list[str] = []
     stated = settings.model_dump()
     for corpus in corpora:
         paths = raw_files(corpus, declared)
+        found += paths
         kept_shards, kept_merged = _kept(
             corpus, paths, previous if previous and previous.settings == stated else None
         )
@@ -146,7 +153,13 @@ def make_plan(
         )
         shards += kept_shards + new_shards
         merged += kept_merged + new_merged
-    return Plan(stated, tuple(shards), tuple(merged))
+    first = set(previous.tokenizer_files if previous else found)
+    return Plan(
+        stated,
+        tuple(shards),
+        tuple(merged),
+        tuple(path for path in found if path in first) or tuple(found),
+    )
 
 
 def _kept(

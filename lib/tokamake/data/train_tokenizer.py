@@ -4,20 +4,28 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
+from tokamake.errors import UserError
 from tokamake.files import atomic_folder, write_json
 
 EOD_TOKEN = "<|endoftext|>"
 
 
 def train_tokenizer(
-    *, corpora: Path, vocab_size: int = 8192, train_bytes: int = 1_000_000_000, output: Path
+    files: list[Path],
+    /,
+    *,
+    text_keys: tuple[str, ...] = ("text",),
+    vocab_size: int = 8192,
+    train_bytes: int = 1_000_000_000,
+    output: Path,
 ) -> None:
-    """Train a byte-level BPE tokenizer on the corpora.
+    """Train a byte-level BPE tokenizer on raw files.
 
     Args:
-        corpora: table of corpora, as config/corpora.tsv.
+        files: jsonl (plain, gz, zst, xz, bz2) or parquet files.
+        text_keys: key or column that holds the text: one for all files, or one for each.
         vocab_size: entries, the 256 bytes and the end-of-document token included.
-        train_bytes: text to train on, at most, taken evenly from the beginnings of all raw files.
+        train_bytes: text to train on, at most, taken evenly from the beginnings of all files.
         output: folder for tokenizer.json and tokenizer_config.json.
 
     Raises:
@@ -25,8 +33,6 @@ def train_tokenizer(
     """
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    from tokamake.errors import UserError
 
     trained = tokenizers.Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -37,7 +43,7 @@ def train_tokenizer(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    trained.train_from_iterator(_texts(corpora, train_bytes), trainer)
+    trained.train_from_iterator(_texts(files, text_keys, train_bytes), trainer)
     if trained.get_vocab_size() < vocab_size:
         raise UserError(
             f"tokenizer.vocab_size: {vocab_size}: the corpora give only "
@@ -56,18 +62,19 @@ def train_tokenizer(
     print(f"{output}: byte-level BPE, {vocab_size:,} entries")
 
 
-def _texts(corpora: Path, train_bytes: int) -> Iterator[str]:
-    from tokamake.config import read_corpora
+def _texts(files: list[Path], text_keys: tuple[str, ...], train_bytes: int) -> Iterator[str]:
     from tokamake.data import readers
-    from tokamake.data.plan import raw_files
 
-    found = [
-        (path, corpus.text_key)
-        for corpus in read_corpora(corpora)
-        for path in raw_files(corpus, {})
-    ]
-    share = train_bytes // max(1, len(found))
-    return chain.from_iterable(_beginning(readers.read(Path(p), key), share) for p, key in found)
+    keys = text_keys * len(files) if len(text_keys) == 1 else text_keys
+    if len(keys) != len(files):
+        raise UserError(
+            f"--text-keys: {len(keys)} keys for {len(files)} files; give one, or one each"
+        )
+    share = train_bytes // len(files)
+    each = (
+        _beginning(readers.read(file, key), share) for file, key in zip(files, keys, strict=True)
+    )
+    return chain.from_iterable(each)
 
 
 def _beginning(texts: Iterator[str], share: int) -> Iterator[str]:
