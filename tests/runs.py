@@ -86,13 +86,21 @@ def make_run(root: Path, name: str, **changes: Any) -> Path:
 
 
 def launch(
-    config: Path, *, ranks: int = 1, code: int = 0, program: tuple[str, ...] = ("-m", "tokamake")
+    config: Path,
+    *,
+    ranks: int = 1,
+    code: int = 0,
+    mpi: bool = False,
+    program: tuple[str, ...] = ("-m", "tokamake"),
 ) -> str:
     """Train in processes of their own, check the exit code, return what was printed."""
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
-    command = [*(launcher if ranks > 1 else ()), *program, "train", "--config", str(config)]
+    python = (sys.executable,)
+    launcher = (*python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+    if mpi:
+        launcher = (str(Path(sys.executable).with_name("mpiexec")), "-n", str(ranks), *python)
+    command = [*(launcher if ranks > 1 else python), *program, "train", "--config", str(config)]
     process = subprocess.run(
-        [sys.executable, *command],
+        command,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         text=True,
         stdout=subprocess.PIPE,

@@ -263,6 +263,14 @@ def test_two_ranks_equal_one(single: Path, double: Path) -> None:
 
 
 @pytest.mark.ranks
+def test_mpiexec_starts_the_same_run(root: Path, double: Path) -> None:
+    config = make_run(root, "mpi")
+    launch(config, ranks=2, mpi=True)
+    assert summary(config)["world_size"] == 2
+    assert losses(config) == losses(double)
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_zero_stages_agree(root: Path, single: Path, stage: int) -> None:
     config = make_run(root, f"zero{stage}", zero_stage=stage)
