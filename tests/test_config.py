@@ -7,13 +7,14 @@ import yaml
 
 from tokamake import config
 from tokamake.errors import UserError
+from tokamake.validation import validate
 
 ROOT = Path(__file__).parent.parent
 
 
 def error_of(value: object) -> str:
     with pytest.raises(UserError) as caught:
-        config.validate(config.Config, value, "my.yaml")
+        validate(config.Config, value, "my.yaml")
     return str(caught.value)
 
 
@@ -55,7 +56,7 @@ def test_all_mistakes_are_told_at_once() -> None:
 
 def test_the_default_files_are_valid() -> None:
     value = yaml.safe_load((ROOT / "config/config.yaml").read_text())
-    checked = config.validate(config.Config, value, "config.yaml")
+    checked = validate(config.Config, value, "config.yaml")
     assert set(value) == set(config.Config.model_fields)
     assert [c.corpus for c in config.read_corpora(ROOT / checked.corpora)] == ["code", "docs"]
     for path in (ROOT / "config/models").glob("*.yaml"):

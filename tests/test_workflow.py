@@ -238,16 +238,15 @@ def test_mistakes_fail_the_dry_run_with_one_line(tmp_path: Path, mistake: str) -
     assert not (tmp_path / "results").exists()
 
 
-def test_every_rule_is_listed_with_a_sentence() -> None:
-    result = snakemake(ROOT, "--list")
+def test_every_rule_is_listed_with_a_sentence(tmp_path: Path) -> None:
+    result = snakemake(make_workspace(tmp_path), "--list")
     listed = dict(re.findall(r"^(\w+) \((.*)\)$", result.stdout, re.M))
     assert {"tokenize", "merge", "train", "report", "all"} <= set(listed)
     assert all(len(sentence) > 20 for sentence in listed.values())
 
 
 def test_the_default_dry_run_draws_its_graph(tmp_path: Path) -> None:
-    for name in ("workflow", "profiles", "config"):
-        (tmp_path / name).symlink_to(ROOT / name)
+    make_workspace(tmp_path)
     planned = jobs(snakemake(tmp_path, "-n", "train"))
     assert planned["tokenize"] > planned["merge"] > 3
     assert {"sample_corpus", "train_tokenizer", "init_model", "import_hf", "train"} <= set(planned)

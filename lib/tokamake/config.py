@@ -7,20 +7,14 @@ Nothing here knows where a run takes place: that is the profiles' business.
 import csv
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Literal
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from tokamake import files, plugins
 from tokamake.errors import UserError
+from tokamake.validation import read_yaml, validate
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._]*$")]
 """A word that becomes part of a file name; no hyphen, since `-` sets off a merged file's number."""
@@ -237,7 +231,8 @@ class Corpus(Settings):
     corpus: Name
     """Name of the corpus; merged files are called <corpus>-<number>."""
     files: str
-    """Glob patterns of raw files, separated by spaces, relative to the working folder."""
+    """Glob patterns of raw files, relative to the folder you run in, separated by spaces; one that
+    has a space in it stands in quotes."""
     text_key: str = "text"
     """Key or column that holds the text."""
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -307,57 +302,6 @@ class Run(Settings):
     """Shape of the model, taken from the checkpoint."""
     train: TrainSettings
     """Training settings."""
-
-
-Model = TypeVar("Model", bound=BaseModel)
-
-
-def validate(model: type[Model], value: Any, where: str) -> Model:
-    """Check `value` against a model; a `UserError` has a line a fault: file, key, value, remedy."""
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        raise UserError(
-            "\n".join(_explain(model, item, where) for item in error.errors())
-        ) from None
-
-
-def _explain(model: type[BaseModel], item: Any, where: str) -> str:
-    path = ".".join(str(part) for part in item["loc"])
-    message = item["msg"].removeprefix("Value error, ")
-    if item["type"] == "extra_forbidden":
-        keys = ", ".join(_keys_beside(model, item["loc"]))
-        return f"{where}: {path}: unknown key; this section knows {keys}"
-    if item["type"] == "missing":
-        return f"{where}: {path}: missing; add it"
-    shown = "" if isinstance(item["input"], dict | BaseModel) else f" {item['input']!r}:"
-    place = f"{where}: {path}:" if path else f"{where}:"
-    return f"{place}{shown} {message[0].lower()}{message[1:]}"
-
-
-def _keys_beside(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    """Keys that the section of `location` knows; parts that are no field are keys of a mapping."""
-    for part in location[:-1]:
-        if field := model.model_fields.get(str(part)):
-            model = _model_in(field.annotation) or model
-    return list(model.model_fields)
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((found for part in get_args(annotation) if (found := _model_in(part))), None)
-
-
-def read_yaml(path: Path, remedy: str) -> Any:
-    """Read a YAML file, or say which file is missing or broken and where."""
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; {remedy}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path}: not valid YAML ({reason}); mend it") from None
 
 
 def read_architecture(path: Path) -> Architecture:

@@ -6,12 +6,13 @@ import shlex
 import sys
 from pathlib import Path
 
-from tokamake.config import Config, read_architecture, read_corpora, validate
+from tokamake.config import Config, read_architecture, read_corpora
 from tokamake.data import pairs
 from tokamake.data.plan import make_plan, read_plan
 from tokamake.data.sample_corpus import sample_names
 from tokamake.data.tokenizers import tokenizer_files
 from tokamake.errors import UserError
+from tokamake.validation import validate
 
 DATA = "results/data"
 PLAN_FILE = f"{DATA}/plan.json"

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from tokamake import files
 from tokamake.checkpoint import tensors as checkpoint_tensors
-from tokamake.config import Architecture, validate
+from tokamake.config import Architecture
 from tokamake.errors import UserError
+from tokamake.validation import validate
 
 _REMEDY = "fix model.checkpoint, or fetch the checkpoint again"
 _DEFAULTS = {

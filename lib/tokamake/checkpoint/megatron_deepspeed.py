@@ -16,8 +16,9 @@ from torch import Tensor
 
 from tokamake import files
 from tokamake.checkpoint import tensors as checkpoint_tensors
-from tokamake.config import Architecture, validate
+from tokamake.config import Architecture
 from tokamake.errors import UserError
+from tokamake.validation import validate
 
 VOCABULARY_MULTIPLE = 128
 """Megatron's make_vocab_size_divisible_by: the embedding is padded to a multiple of it."""

@@ -6,6 +6,7 @@ shards and new merged files, and finished ones stay as they are.
 """
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from glob import glob
@@ -112,7 +113,7 @@ def raw_files(corpus: Corpus, declared: Mapping[str, int]) -> list[str]:
         UserError: a pattern matches nothing.
     """
     found: set[str] = set()
-    for pattern in corpus.files.split():
+    for pattern in shlex.split(corpus.files):
         expression = re.compile(_glob_expression(pattern))
         matches = {path for path in glob(pattern, recursive=True) if Path(path).is_file()}
         matches |= {path for path in declared if expression.fullmatch(path)}
@@ -135,31 +136,24 @@ def make_plan(
     """Plan all corpora; see the module's words on stability."""
     shards: list[Shard] = []
     merged: list[Merged] = []
-    found: list[str] = []
+    all_paths: list[str] = []
     stated = settings.model_dump()
+    alike = previous if previous and previous.settings == stated else None
     for corpus in corpora:
         paths = raw_files(corpus, declared)
-        found += paths
-        kept_shards, kept_merged = _kept(
-            corpus, paths, previous if previous and previous.settings == stated else None
-        )
+        kept_shards, kept_merged = _kept(corpus, paths, alike)
         known = {path for shard in kept_shards for path in shard.files}
         fresh = [path for path in paths if path not in known]
-        new_shards = _cut(
-            corpus, fresh, settings, declared, first=_next([s.name for s in kept_shards])
-        )
-        new_merged = _gather(
-            corpus, new_shards, settings, first=_next([m.name for m in kept_merged])
-        )
+        number = _next([shard.name for shard in kept_shards])
+        new_shards = _cut(corpus, fresh, settings, declared, first=number)
+        number = _next([pair.name for pair in kept_merged])
+        new_merged = _gather(corpus, new_shards, settings, first=number)
+        all_paths += paths
         shards += kept_shards + new_shards
         merged += kept_merged + new_merged
-    first = set(previous.tokenizer_files if previous else found)
-    return Plan(
-        stated,
-        tuple(shards),
-        tuple(merged),
-        tuple(path for path in found if path in first) or tuple(found),
-    )
+    before = set(previous.tokenizer_files) if previous else set()
+    tokenizer_files = [path for path in all_paths if path in before] or all_paths
+    return Plan(stated, tuple(shards), tuple(merged), tuple(tokenizer_files))
 
 
 def _kept(

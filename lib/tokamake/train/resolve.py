@@ -37,8 +37,9 @@ def resolve(
         UserError: settings, checkpoint, index and tokenizer do not fit together.
     """
     from tokamake.checkpoint import megatron_deepspeed
-    from tokamake.config import Run, validate, write_run
+    from tokamake.config import Run, write_run
     from tokamake.data.loader import read_index
+    from tokamake.validation import validate
 
     train = _settings(settings)
     architecture, *_ = megatron_deepspeed.read(checkpoint)
@@ -62,8 +63,9 @@ def resolve(
 def _settings(text: str) -> "TrainSettings":
     import json
 
-    from tokamake.config import TrainSettings, validate
+    from tokamake.config import TrainSettings
     from tokamake.errors import UserError
+    from tokamake.validation import validate
 
     try:
         value = json.loads(text)

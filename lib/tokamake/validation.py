@@ -1,0 +1,62 @@
+"""Checks values against Pydantic models and says what is wrong in one line a fault.
+
+Values come from YAML files and tables; `config` has the models.
+"""
+
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from tokamake.errors import UserError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validate(model: type[Model], value: Any, where: str) -> Model:
+    """Check `value` against a model; a `UserError` has a line a fault: file, key, value, remedy."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise UserError(
+            "\n".join(_explain(model, item, where) for item in error.errors())
+        ) from None
+
+
+def _explain(model: type[BaseModel], item: Any, where: str) -> str:
+    path = ".".join(str(part) for part in item["loc"])
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        keys = ", ".join(_keys_beside(model, item["loc"]))
+        return f"{where}: {path}: unknown key; this section knows {keys}"
+    if item["type"] == "missing":
+        return f"{where}: {path}: missing; add it"
+    shown = "" if isinstance(item["input"], dict | BaseModel) else f" {item['input']!r}:"
+    place = f"{where}: {path}:" if path else f"{where}:"
+    return f"{place}{shown} {message[0].lower()}{message[1:]}"
+
+
+def _keys_beside(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    """Keys that the section of `location` knows; parts that are no field are keys of a mapping."""
+    for part in location[:-1]:
+        if field := model.model_fields.get(str(part)):
+            model = _model_in(field.annotation) or model
+    return list(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _model_in(part))), None)
+
+
+def read_yaml(path: Path, remedy: str) -> Any:
+    """Read a YAML file, or say which file is missing or broken and where."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; {remedy}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: not valid YAML ({reason}); mend it") from None
