@@ -35,6 +35,12 @@ MISTAKES = {
     "my.yaml: train: global_batch_size 5 is not a multiple of micro_batch_size 2": {
         "train": {"global_batch_size": 5, "micro_batch_size": 2}
     },
+    "my.yaml: train: schedule.warmup_steps: 9: more than train_steps 5; the rate would": {
+        "train": {"train_steps": 5, "schedule": {"warmup_steps": 9}}
+    },
+    "my.yaml: train: zero_stage: 0: keeps no fp32 weights beside bf16; set it to 1": {
+        "train": {"zero_stage": 0, "precision": "bf16"}
+    },
     "my.yaml: run: 'a b': string should match": {"run": "a b"},
     "my.yaml: sample_corpus has no corpus 'web'; choose code or docs": {
         "sample_corpus": {"web": {}}

@@ -211,6 +211,11 @@ MISTAKES = {
         CORPORA,
         "none.yaml: no such file; fix model.architecture",
     ),
+    "too long sequences": (
+        {"train": {"sequence_length": 128}},
+        CORPORA,
+        "my.yaml: train.sequence_length: 128: more than the 64 max_position_embeddings",
+    ),
     "missing tokenizer": (
         {"tokenizer": {"path": "none"}},
         CORPORA,

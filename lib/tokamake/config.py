@@ -128,7 +128,7 @@ class ScheduleSettings(Settings):
 class TrainSettings(Settings):
     """The training run itself."""
 
-    sequence_length: Annotated[int, Field(ge=2)] = 2048
+    sequence_length: Annotated[int, Field(ge=2)] = 512
     """Tokens that the model sees per sample; a sample holds one more, the last label."""
     micro_batch_size: Annotated[int, Field(ge=1)] = 1
     """Samples per rank and forward pass."""
@@ -158,11 +158,21 @@ class TrainSettings(Settings):
     """Steps between checkpoints; the last step always saves one."""
 
     @model_validator(mode="after")
-    def _whole_batches(self) -> "TrainSettings":
+    def _fit_together(self) -> "TrainSettings":
         if self.global_batch_size % self.micro_batch_size:
             raise ValueError(
                 f"global_batch_size {self.global_batch_size} is not a multiple of "
                 f"micro_batch_size {self.micro_batch_size}"
+            )
+        if self.schedule.warmup_steps > self.train_steps:
+            raise ValueError(
+                f"schedule.warmup_steps: {self.schedule.warmup_steps}: more than train_steps "
+                f"{self.train_steps}; the rate would never reach its peak, lower it"
+            )
+        if self.precision == "bf16" and self.zero_stage == 0:
+            # DeepSpeed would train in bf16 alone, with a much larger error.
+            raise ValueError(
+                "zero_stage: 0: keeps no fp32 weights beside bf16; set it to 1 or precision to fp32"
             )
         return self
 

@@ -34,7 +34,12 @@ def read_config():
     }
     planned = make_plan(corpora, checked.plan, declared, previous=read_plan(Path(PLAN_FILE)))
     if checked.model.checkpoint is None:
-        read_architecture(checked.model.architecture)
+        longest = read_architecture(checked.model.architecture).max_position_embeddings
+        if checked.train.sequence_length > longest:
+            raise UserError(
+                f"{source}: train.sequence_length: {checked.train.sequence_length}: more than the "
+                f"{longest} max_position_embeddings of {checked.model.architecture}; lower it"
+            )
     elif not (checked.model.checkpoint / "config.json").is_file():
         raise UserError(
             f"{source}: model.checkpoint: {checked.model.checkpoint}: no config.json there; "

@@ -25,7 +25,7 @@ from tokamake.errors import UserError
 from tokamake.runtime import Ranks, same_fate
 from tokamake.train import metrics, restart
 from tokamake.train.metrics import Metrics, Record, console_line
-from tokamake.train.resolve import check_lengths, check_settings
+from tokamake.train.resolve import check_lengths
 from tokamake.train.restart import State
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ def train_run(run: Run, ranks: Ranks, device: "torch.device") -> int:
     with ExitStack() as held:
         with same_fate():
             described = read_index(run.index)
-            check_settings(run.train)
             check_lengths(run.train, run.architecture, described, run.index)
             _check_batch(run, ranks)
         digest, state = _agree(run, ranks, described, held)

@@ -44,7 +44,6 @@ def resolve(
     train = _settings(settings)
     architecture, *_ = megatron_deepspeed.read(checkpoint)
     described = read_index(index)
-    check_settings(train)
     check_lengths(train, architecture, described, index)
     check_vocabulary(architecture, described, data_root)
     values = {
@@ -72,22 +71,6 @@ def _settings(text: str) -> "TrainSettings":
     except json.JSONDecodeError as error:
         raise UserError(f"settings: not valid JSON ({error}); give the section train") from None
     return validate(TrainSettings, value, "train")
-
-
-def check_settings(train: "TrainSettings") -> None:
-    """Refuse settings that go wrong silently or late."""
-    from tokamake.errors import UserError
-
-    if train.precision == "bf16" and train.zero_stage == 0:
-        raise UserError(
-            "train.zero_stage: 0: keeps no fp32 weights beside bf16; "
-            "set it to 1 or train.precision to fp32"
-        )
-    if train.schedule.warmup_steps > train.train_steps:
-        raise UserError(
-            f"train.schedule.warmup_steps: {train.schedule.warmup_steps}: more than train_steps "
-            f"{train.train_steps}; the rate would never reach its peak, lower it"
-        )
 
 
 def check_lengths(
