@@ -170,6 +170,7 @@ def test_few_samples_of_many_files_are_enough(tmp_path: Path) -> None:
         ({"seed": 2**32}, "seed: 4294967296"),
         ({"split": "949,50"}, "949,50"),
         ({"split": "100,0,0"}, "no file has a document for the valid split"),
+        ({"split": "80,19.99,0.01"}, "no file has a document for the test split"),
         ({"weights": Path("nowhere.txt")}, "nowhere.txt"),
         ({"data_root": Path("nowhere")}, r"nowhere/merged/b-0000\.\w+: no such file"),
     ],

@@ -87,6 +87,8 @@ def test_patterns_match_disk_and_declared_files(
         "raw/b10.jsonl",
     ]
     assert raw_files(corpus("raw/**/*.jsonl"), {})[-1] == "raw/deep/c.jsonl"
+    (tmp_path / "raw/d e.jsonl").write_text("")
+    assert raw_files(corpus('"raw/d e.*" raw/b2.jsonl'), {}) == ["raw/b2.jsonl", "raw/d e.jsonl"]
     with pytest.raises(UserError, match=r'corpus "a": no file matches raw/none\*; fix the files'):
         raw_files(corpus("raw/*.jsonl raw/none*"), {})
 

@@ -63,9 +63,12 @@ def index(
     entries = read_weights(weights)
     _check(f"{weights}: number of files", len(entries), 1, _MOST_FILES)
     datasets = _open(entries, data_root)
+    if splits.shares(split)[2]:
+        # Better said now than by the evaluation after weeks of training.
+        _sources(entries, datasets, "test", split)
     requests = {"train": train_samples, "valid": valid_samples}
     with files.atomic_folder(output) as folder:
-        described = {
+        described: dict[str, Any] = {
             "version": VERSION,
             "sequence_length": sequence_length,
             "seed": seed,
@@ -84,6 +87,8 @@ def index(
             },
         }
         files.write_json(folder / "index.json", {**described, "digest": files.digest(described)})
+    counts = (f"{made['samples']:,} {name}" for name, made in described["splits"].items())
+    print(f"{output}: {' and '.join(counts)} samples from {len(entries)} files")
 
 
 def identity(data_root: Path, prefix: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def evaluate(
     weights: Path,
     data_root: Path,
     tokenizer: Path,
-    split: str = "969,30,1",
+    split: str = "98,1,1",
     sequence_length: int,
     max_tokens: int = 1_000_000,
     batch_size: int = 8,
