@@ -77,9 +77,8 @@ class Attention(nn.Module):
             k_BGSK, v_BGSK = cache.extend(k_BGSK, v_BGSK)
         length, total = q_BHLK.shape[2], k_BGSK.shape[2]
         mask_LS = None
-        if (
-            1 < length < total
-        ):  # SDPA's own causal mask would align the first query with the first key
+        if 1 < length < total:
+            # SDPA's own causal mask would align the first query with the first key.
             mask_LS = x_BLD.new_ones(length, total, dtype=torch.bool).tril(total - length)
         y_BHLK = F.scaled_dot_product_attention(
             q_BHLK,
