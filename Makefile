@@ -19,11 +19,13 @@ install: $(STAMP)  ## make .venv with tokamake, everything it needs and the deve
 $(STAMP): pyproject.toml constraints.txt $(wildcard lib/csrc/*)
 	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) found; apt-get install python3 python3-venv"; exit 2; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || { rm -rf .venv; echo "python3 -m venv failed; apt-get install python3-venv"; exit 2; }
+	@$(PYTHON) -c 'import pathlib, sysconfig as s; exit(not (pathlib.Path(s.get_path("include")) / "Python.h").exists())' \
+		|| { echo "no Python.h, which compiling the extension needs; apt-get install python3-dev"; exit 2; }
 	$(BIN)/pip install --quiet torch
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $@
 
-train: install  ## run the whole workflow: raw text to trained model and results/report.html
+train: install  ## raw text to trained model (the target train) and results/report.html (report)
 	$(SNAKEMAKE) train report
 
 test: install  ## run every test
@@ -44,5 +46,5 @@ format: install  ## rewrite sources in the house format
 	$(BIN)/snakefmt workflow 2>/dev/null
 	$(BIN)/clang-format -i lib/csrc/*.cpp lib/csrc/*.hpp
 
-clean:  ## remove what runs and installs made
-	rm -rf .venv build results logs .snakemake
+clean:  ## remove what installs and logs left; results/ stays, it may hold a trained model
+	rm -rf .venv build logs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -41,6 +41,12 @@ MISTAKES = {
     "my.yaml: train: zero_stage: 0: keeps no fp32 weights beside bf16; set it to 1": {
         "train": {"zero_stage": 0, "precision": "bf16"}
     },
+    "my.yaml: train: split: '9,0,1': nothing to validate on": {"train": {"split": "9,0,1"}},
+    "my.yaml: train.split: 'nan,1,1': give three non-negative numbers": {
+        "train": {"split": "nan,1,1"}
+    },
+    "my.yaml: generate.prompts: []": {"generate": {"prompts": []}},
+    "my.yaml: run: 'data': results/data has another use": {"run": "data"},
     "my.yaml: run: 'a b': string should match": {"run": "a b"},
     "my.yaml: sample_corpus has no corpus 'web'; choose code or docs": {
         "sample_corpus": {"web": {}}

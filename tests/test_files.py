@@ -1,5 +1,7 @@
 """Files are whole or not there."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,7 +33,7 @@ def test_several_files_appear_together(tmp_path: Path) -> None:
 def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
     path = tmp_path / "folder"
     for name in ("old", "new"):
-        with files.atomic_folder(path) as folder:
+        with files.atomic_folder(path, also=["o*"]) as folder:
             (folder / name).write_text(name)
     assert [entry.name for entry in path.iterdir()] == ["new"]
     with pytest.raises(RuntimeError), files.atomic_folder(path) as folder:
@@ -39,6 +41,36 @@ def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
         raise RuntimeError
     assert [entry.name for entry in path.iterdir()] == ["new"]
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_folder_with_something_else_in_it_stays(tmp_path: Path) -> None:
+    path = tmp_path / "models"
+    path.mkdir()
+    (path / "thesis.txt").write_text("precious")
+    with (
+        pytest.raises(UserError, match=r"models: holds thesis\.txt, which would be lost"),
+        files.atomic_folder(path) as folder,
+    ):
+        (folder / "new").write_text("new")
+    with (
+        pytest.raises(UserError, match=r"thesis\.txt: a file is there"),
+        files.atomic_folder(path / "thesis.txt"),
+    ):
+        pass
+    assert [entry.name for entry in tmp_path.rglob("*")] == ["models", "thesis.txt"]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "value.json"
+    script = (
+        "import os, signal; from pathlib import Path; from tokamake import files\n"
+        f"with files.atomic(Path({str(path)!r})) as (temporary,):\n"
+        "    temporary.write_text('half'); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=False)
+    assert len(list(tmp_path.iterdir())) == 1
+    files.write_json(path, 1)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("content", [None, "{half", b"\xff\xfe"])

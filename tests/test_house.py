@@ -114,7 +114,7 @@ def test_every_plug_in_has_its_functions() -> None:
     for folder, names in {
         "optim": ["build"],
         "schedules": ["factor"],
-        "models": ["Model"],
+        "models": ["Model", "hugging_face_name", "num_flops_per_token"],
         "data/readers": ["accepts", "read"],
         "data/tokenizers": ["files", "load"],
     }.items():

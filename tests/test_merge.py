@@ -1,5 +1,6 @@
 """Merging is concatenation, and a damaged shard is named instead of merged."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,7 @@ def shorten(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-2])
 
 
-@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+@pytest.mark.parametrize("suffix", [".bin", ".idx", ".json"])
 @pytest.mark.parametrize("damage", [flip_a_byte, shorten, Path.unlink])
 def test_damaged_shards_are_named(workspace: Path, shards: list[Path], suffix: str, damage) -> None:  # type: ignore[no-untyped-def]
     damage(shards[1].with_name(shards[1].name + suffix))
@@ -84,6 +85,14 @@ def test_shards_of_another_tokenizer_are_refused(workspace: Path, shards: list[P
     (workspace / "shards/0.json").write_text("{}")
     with pytest.raises(UserError, match="not the manifest"):
         merge(shards, output=workspace / "merged")
+
+
+def test_a_shortened_pair_is_broken_whatever_its_time(shards: list[Path]) -> None:
+    path = pairs.bin_path(shards[0])
+    before = path.stat()
+    path.write_bytes(path.read_bytes()[:-2])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert "bytes, its manifest says" in (pairs.broken(shards[0]) or "")
 
 
 def test_a_touched_but_whole_pair_is_not_broken(shards: list[Path]) -> None:

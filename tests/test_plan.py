@@ -81,12 +81,19 @@ def test_patterns_match_disk_and_declared_files(
     (tmp_path / "raw/deep").mkdir(parents=True)
     for name in ("b2.jsonl", "b10.jsonl", "deep/c.jsonl"):
         (tmp_path / "raw" / name).write_text("")
-    assert raw_files(corpus("raw/*.jsonl"), {"raw/b1.jsonl": 1, "raw/x/y.jsonl": 1}) == [
-        "raw/b1.jsonl",
+    assert raw_files(corpus("raw/*.jsonl made/*"), {"made/b1.jsonl": 1, "made/x/y.jsonl": 1}) == [
+        "made/b1.jsonl",
         "raw/b2.jsonl",
         "raw/b10.jsonl",
     ]
     assert raw_files(corpus("raw/**/*.jsonl"), {})[-1] == "raw/deep/c.jsonl"
+    # Named twice, a file counts once; beside declared files nothing else counts.
+    assert raw_files(corpus(f"raw/b2.jsonl ./raw/b2.jsonl {tmp_path}/raw/b2.jsonl"), {}) == [
+        "raw/b2.jsonl"
+    ]
+    assert raw_files(corpus("raw/*"), {"raw/b1.jsonl": 1}) == ["raw/b1.jsonl"]
+    with pytest.raises(UserError, match="no closing quotation; fix the files column"):
+        raw_files(corpus('"raw/b2.jsonl'), {})
     (tmp_path / "raw/d e.jsonl").write_text("")
     assert raw_files(corpus('"raw/d e.*" raw/b2.jsonl'), {}) == ["raw/b2.jsonl", "raw/d e.jsonl"]
     with pytest.raises(UserError, match=r'corpus "a": no file matches raw/none\*; fix the files'):

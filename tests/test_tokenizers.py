@@ -82,6 +82,24 @@ def test_added_tokens_count(sampled: Path, tmp_path: Path) -> None:
     assert ours.fingerprint != open_tokenizer(sampled / "tokenizer").fingerprint
 
 
+def test_tokenizer_json_wins_over_older_files_beside_it(sampled: Path, tmp_path: Path) -> None:
+    larger = tokenizers.Tokenizer.from_file(str(sampled / "tokenizer/tokenizer.json"))
+    larger.add_special_tokens(["<|im_end|>"])
+    larger.save(str(tmp_path / "tokenizer.json"))
+    larger.model.save(str(tmp_path))
+    assert (tmp_path / "vocab.json").exists()
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    ours = open_tokenizer(tmp_path)
+    oracle = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    text = "one<|im_end|>two"
+    assert ours.encode_batch([text]) == [oracle(text)["input_ids"]]
+    assert (ours.eod, ours.vocab_size) == (400, 401)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "vocab.txt").write_text("[UNK]\n[SEP]\n")
+    with pytest.raises(UserError, match=r"name the file, vocab\.txt or vocab\.json"):
+        open_tokenizer(tmp_path)
+
+
 def test_mistakes(sampled: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file or folder"):
         open_tokenizer(tmp_path / "none")

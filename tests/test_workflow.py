@@ -179,15 +179,67 @@ def test_a_changed_setting_redoes_what_depends_on_it(finished: Path) -> None:
     (finished / "other.yaml").unlink()
 
 
+def replant(path: Path, content: bytes, before: os.stat_result) -> None:
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [Path.unlink, flip], ids=["deleted", "damaged"])
+@pytest.mark.parametrize(
+    ("name", "redone"),
+    [
+        ("shards/docs/00001.idx", {"tokenize": 1, "merge": 1}),
+        ("shards/docs/00001.json", {"tokenize": 1, "merge": 1}),
+        ("merged/docs-0000_text_document.bin", {"merge": 1}),
+    ],
+)
+def test_any_broken_file_of_a_pair_is_seen(finished: Path, name: str, redone, damage) -> None:  # type: ignore[no-untyped-def]
+    path = finished / "results/data" / name
+    content, before = path.read_bytes(), path.stat()
+    damage(path)
+    planned = jobs(snakemake(finished, "-n", *MINE, "report"))
+    replant(path, content, before)
+    assert planned == {**redone, **dict.fromkeys(AFTER_MERGE, 1)}
+
+
+@pytest.mark.slow
+def test_a_failing_run_is_told_with_its_own_words(finished: Path) -> None:
+    sections = {**CONFIG["train"], "micro_batch_size": 16}  # type: ignore[dict-item]
+    (finished / "other.yaml").write_text(
+        yaml.safe_dump({**CONFIG, "run": "bad", "train": sections})
+    )
+    result = snakemake(finished, "--configfile", "other.yaml", "--", "train")
+    text = result.stdout + result.stderr
+    assert result.returncode == 1
+    assert "tokamake train: train.global_batch_size: 16: not a multiple of" in text
+    assert "non-zero exit status 2" in text
+    assert "MissingOutputException" not in text
+    assert "Traceback" not in text
+
+
 @pytest.mark.slow
 def test_files_added_later_leave_finished_pairs_alone(finished: Path) -> None:
-    (finished / "extra.jsonl").write_text('{"text": "one more document"}\n' * 50)
-    table = finished / "corpora.tsv"
-    table.write_text(CORPORA.replace("docs/*", "docs/* extra.jsonl"))
-    planned = jobs(snakemake(finished, "-n", *MINE, "data"))
-    table.write_text(CORPORA)
-    (finished / "extra.jsonl").unlink()
-    assert (planned["tokenize"], planned["merge"]) == (1, 1)
+    def prepared() -> dict[str, tuple[bytes, int]]:
+        paths = (finished / "results/data").glob("[ms]*/**/*.bin")
+        return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
+
+    def added(number: int) -> None:
+        (finished / f"extra{number}.jsonl").write_text('{"text": "one more document"}\n' * 50)
+        (finished / "corpora.tsv").write_text(CORPORA.replace("docs/*", "docs/* extra*.jsonl"))
+        planned = jobs(snakemake(finished, "-n", *MINE, "data"))
+        assert planned == {
+            "plan": 1, "tokenize": 1, "merge": 1, "describe": 1, "weigh": 1, "data": 1
+        }  # fmt: skip
+        assert snakemake(finished, *MINE, "data").returncode == 0
+        assert "Nothing to be done" in snakemake(finished, *MINE, "data").stderr
+
+    before = prepared()
+    for number in range(2):
+        added(number)
+    after = prepared()
+    assert {path: after[path] for path in before} == before
+    assert len(after) == len(before) + 4
 
 
 MISTAKES = {

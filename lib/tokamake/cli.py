@@ -5,6 +5,7 @@ A new stage is one line in STAGES. Modules are imported only when their subcomma
 
 import ast
 import os
+import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,10 +53,13 @@ def main() -> None:
             name=name,
             help=None if stage else summary(name),
         )
+    # A batch system ends jobs so; as an exception it lets half-written files be removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         app(arguments, print_error=False, exit_on_error=False)
     except CycloptsError as error:
-        _fail(stage, f"{_one_line(str(error))} See `tokamake {stage} --help`.", EXIT_USER_ERROR)
+        command = f"tokamake {stage}".strip()
+        _fail(stage, f"{_one_line(str(error))} See `{command} --help`.", EXIT_USER_ERROR)
     except UserError as error:
         _fail(stage, str(error), EXIT_USER_ERROR)
     except OSError as error:
@@ -93,7 +97,8 @@ def _one_line(text: str) -> str:
 
 def _fail(stage: str, message: str, status: int) -> None:
     sys.stdout.flush()
+    command = f"tokamake {stage}".strip()
     for line in message.splitlines():
-        print(f"tokamake {stage}: {line}".replace(" :", ":"), file=sys.stderr)
+        print(f"{command}: {line}", file=sys.stderr)
     sys.stderr.flush()
     os._exit(status) if status == 130 else sys.exit(status)

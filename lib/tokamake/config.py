@@ -5,6 +5,7 @@ Nothing here knows where a run takes place: that is the profiles' business.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -33,7 +34,7 @@ def _split(text: str) -> str:
         parts = [float(part) for part in text.split(",")]
     except ValueError:
         parts = []
-    if len(parts) != 3 or min(parts) < 0 or sum(parts) <= 0:
+    if len(parts) != 3 or not min(parts) >= 0 or not 0 < sum(parts) < math.inf:
         raise ValueError('give three non-negative numbers, train,valid,test, as in "949,50,1"')
     return text
 
@@ -101,7 +102,7 @@ class OptimizerSettings(Settings):
 
     name: Annotated[str, _plugin("optim")] = "adamw"
     """A file name in lib/tokamake/optim."""
-    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3e-4
     """Peak learning rate, reached after warm-up."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the mean of gradients."""
@@ -168,6 +169,11 @@ class TrainSettings(Settings):
                 f"schedule.warmup_steps: {self.schedule.warmup_steps}: more than train_steps "
                 f"{self.train_steps}; the rate would never reach its peak, lower it"
             )
+        if self.evaluation_steps and not float(self.split.split(",")[1]):
+            raise ValueError(
+                f"split: {self.split!r}: nothing to validate on; give the second number a share or "
+                "set evaluation_steps to 0"
+            )
         if self.precision == "bf16" and self.zero_stage == 0:
             # DeepSpeed would train in bf16 alone, with a much larger error.
             raise ValueError(
@@ -181,14 +187,12 @@ class EvaluateSettings(Settings):
 
     max_tokens: Annotated[int, Field(ge=2)] = 1_000_000
     """Most tokens scored per corpus."""
-    batch_size: Annotated[int, Field(ge=1)] = 8
-    """Windows scored at once."""
 
 
 class GenerateSettings(Settings):
     """Samples drawn from the exported model."""
 
-    prompts: tuple[str, ...] = ("The", "Return a", "def ")
+    prompts: Annotated[tuple[str, ...], Field(min_length=1)] = ("The", "Return a", "def ")
     """Texts to continue."""
     max_new_tokens: Annotated[int, Field(ge=1)] = 64
     """Tokens added to each prompt."""
@@ -201,7 +205,7 @@ class GenerateSettings(Settings):
 class Config(Settings):
     """Everything that decides what is built."""
 
-    run: Name = "tiny"
+    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "tiny"
     """Name of the training run; its files lie in results/<run>/."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1234
     """Seed of weights, sample order and sampling."""
@@ -229,6 +233,10 @@ class Config(Settings):
         for name in self.sample_corpus:
             if name not in ("code", "docs"):
                 raise ValueError(f"sample_corpus has no corpus {name!r}; choose code or docs")
+        if self.run in ("raw", "data", "tokenizer", "benchmarks", "report.html"):
+            raise ValueError(
+                f"run: {self.run!r}: results/{self.run} has another use; rename the run"
+            )
         if self.model.architecture is None and self.model.checkpoint is None:
             raise ValueError("model needs an architecture or a checkpoint")
         return self
@@ -242,7 +250,7 @@ class Corpus(Settings):
     files: str
     """Glob patterns of raw files, relative to the folder you run in, separated by spaces; one that
     has a space in it stands in quotes."""
-    text_key: str = "text"
+    text_key: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.]*$")] = "text"
     """Key or column that holds the text."""
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     """Share of training samples, relative to the other corpora."""
@@ -295,7 +303,7 @@ class Architecture(Settings):
 class Run(Settings):
     """A training run ready to start: what `resolve` writes and `tokamake train --config` reads."""
 
-    run: Name
+    run: str
     """Name of the run."""
     seed: int
     """Seed of everything random."""
@@ -323,8 +331,11 @@ def read_corpora(path: Path) -> list[Corpus]:
     """Read corpora.tsv: tab-separated with a header; `#` opens a comment line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; fix corpora in the config") from None
+    except OSError as error:
+        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise UserError(f"{path}: {reason}; fix corpora in the config") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8; save the table as UTF-8") from None
     numbered = [(n, line) for n, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
     rows = [line.split("\t") for _, line in numbered]
     if len(rows) < 2:

@@ -3,12 +3,14 @@
 A file is written under a temporary name in its own folder, fsynced, then renamed.
 """
 
+import glob
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,12 @@ def sync(path: Path) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    """A name to write under; what killed processes of this host left there is removed."""
+    stem = f".{path.name}.tmp-{os.uname().nodename}-"
+    for stale in path.parent.glob(f"{glob.escape(stem)}*"):
+        if not Path(f"/proc/{stale.name.removeprefix(stem)}").exists():
+            shutil.rmtree(stale) if stale.is_dir() else stale.unlink(missing_ok=True)
+    return path.with_name(f"{stem}{os.getpid()}")
 
 
 @contextmanager
@@ -34,9 +41,9 @@ def atomic(*paths: Path) -> Iterator[tuple[Path, ...]]:
 
     The last path given is renamed last, so it can vouch for the others.
     """
-    temporaries = tuple(_temporary(path) for path in paths)
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
+    temporaries = tuple(_temporary(path) for path in paths)
     try:
         yield temporaries
         for temporary in temporaries:
@@ -51,17 +58,28 @@ def atomic(*paths: Path) -> Iterator[tuple[Path, ...]]:
 
 
 @contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder to fill; on success it replaces `path`, else it is removed."""
+def atomic_folder(path: Path, *, also: Iterable[str] = ()) -> Iterator[Path]:
+    """Yield a temporary folder to fill; on success it replaces `path`, else it is removed.
+
+    Args:
+        path: folder to make. If it is there, it may hold what the new one holds, and nothing else.
+        also: patterns of names that it may hold besides, from an earlier time.
+
+    Raises:
+        UserError: `path` is a file, or a folder with something in it that would be lost.
+    """
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path}: a file is there; name a folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(path)
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    temporary.mkdir()
     try:
         yield temporary
         for entry in sorted(temporary.rglob("*"), reverse=True):
             sync(entry)
         sync(temporary)
         if path.exists():
+            _refuse_foreign(path, temporary, also)
             old = path.with_name(f".{path.name}.old-{os.getpid()}")
             path.rename(old)
             temporary.rename(path)
@@ -71,6 +89,16 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _refuse_foreign(path: Path, temporary: Path, also: Iterable[str]) -> None:
+    ours = {entry.name for entry in temporary.iterdir()}
+    names = sorted(entry.name for entry in path.iterdir() if entry.name not in ours)
+    foreign = [name for name in names if not any(fnmatch(name, part) for part in (".*", *also))]
+    if foreign:
+        raise UserError(
+            f"{path}: holds {foreign[0]}, which would be lost; name another folder or remove it"
+        )
 
 
 def write_text(path: Path, text: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from tokamake.errors import UserError
 
@@ -19,6 +19,17 @@ def validate(model: type[Model], value: Any, where: str) -> Model:
     try:
         return model.model_validate(value)
     except ValidationError as error:
+        raise UserError(
+            "\n".join(_explain(model, item, where) for item in error.errors())
+        ) from None
+
+
+def parse_json(kind: Any, text: str, where: str) -> Any:
+    """Check JSON text against a model or type; a `UserError` as `validate`."""
+    try:
+        return TypeAdapter(kind).validate_json(text)
+    except ValidationError as error:
+        model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else BaseModel
         raise UserError(
             "\n".join(_explain(model, item, where) for item in error.errors())
         ) from None

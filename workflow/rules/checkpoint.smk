@@ -17,9 +17,9 @@ if CONFIG.model.checkpoint is None:
         output:
             HF_SOURCE,
         log:
-            "logs/init_model.log",
+            f"logs/{CONFIG.run}/init_model.log",
         benchmark:
-            "results/benchmarks/init_model.tsv"
+            f"results/benchmarks/{CONFIG.run}/init_model.tsv"
         conda:
             "../envs/tokamake.yaml"
         params:
@@ -38,9 +38,9 @@ rule import_hf:
     output:
         f"{RUN}/import/latest",
     log:
-        "logs/import_hf.log",
+        f"logs/{CONFIG.run}/import_hf.log",
     benchmark:
-        "results/benchmarks/import_hf.tsv"
+        f"results/benchmarks/{CONFIG.run}/import_hf.tsv"
     conda:
         "../envs/tokamake.yaml"
     params:
@@ -59,9 +59,9 @@ rule export_hf:
     output:
         expand(f"{RUN}/export/{{file}}", file=HF_FILES),
     log:
-        "logs/export_hf.log",
+        f"logs/{CONFIG.run}/export_hf.log",
     benchmark:
-        "results/benchmarks/export_hf.tsv"
+        f"results/benchmarks/{CONFIG.run}/export_hf.tsv"
     conda:
         "../envs/tokamake.yaml"
     params:

@@ -2,13 +2,14 @@
 
 import json
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
 
 from tokamake.config import Config, read_architecture, read_corpora
 from tokamake.data import pairs
-from tokamake.data.plan import make_plan, read_plan
+from tokamake.data.plan import make_plan, raw_files, read_plan
 from tokamake.data.sample_corpus import sample_names
 from tokamake.data.tokenizers import tokenizer_files
 from tokamake.errors import UserError
@@ -18,7 +19,8 @@ DATA = "results/data"
 PLAN_FILE = f"{DATA}/plan.json"
 
 # Jobs find the commands of the environment that runs Snakemake, activated or not.
-shell.prefix(f'PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"; ')
+# Snakemake leaves out its strict mode where a prefix is set.
+shell.prefix(f'set -euo pipefail; PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"; ')
 
 
 def read_config():
@@ -45,13 +47,14 @@ def read_config():
             f"{source}: model.checkpoint: {checked.model.checkpoint}: no config.json there; "
             "name the folder of a Hugging Face checkpoint"
         )
-    if checked.tokenizer.path is not None:
-        tokenizer_files(checked.tokenizer.path)
-    return checked, {corpus.corpus: corpus for corpus in corpora}, declared, planned
+    # A checkpoint's tokens mean what its own tokenizer says.
+    tokenizer = checked.tokenizer.path or checked.model.checkpoint
+    found = tokenizer_files(tokenizer)[1] if tokenizer else None
+    return checked, {corpus.corpus: corpus for corpus in corpora}, declared, planned, found
 
 
 try:
-    CONFIG, CORPORA, DECLARED, PLAN = read_config()
+    CONFIG, CORPORA, DECLARED, PLAN, GIVEN_TOKENIZER = read_config()
 except UserError as error:
     sys.exit("\n".join(f"tokamake: {line}" for line in str(error).splitlines()))
 
@@ -63,14 +66,15 @@ TEXT_KEYS = [corpus.text_key for corpus in CORPORA.values()]
 if len(set(TEXT_KEYS)) == 1:
     TEXT_KEYS = TEXT_KEYS[:1]
 else:  # one for each file that the tokenizer is trained on
-    key_of = {path: CORPORA[s.name.split("/")[0]].text_key for s in PLAN.shards for path in s.files}
-    TEXT_KEYS = [key_of[path] for path in PLAN.tokenizer_files]
-TOKENIZER = str(CONFIG.tokenizer.path or "results/tokenizer")
-TOKENIZER_FILES = (
-    [f"{TOKENIZER}/tokenizer.json", f"{TOKENIZER}/tokenizer_config.json"]
-    if CONFIG.tokenizer.path is None
-    else [str(path) for path in tokenizer_files(CONFIG.tokenizer.path)[1]]
-)
+    keys_of = {}
+    for corpus in CORPORA.values():
+        for path in raw_files(corpus, DECLARED):
+            keys_of.setdefault(path, []).append(corpus.text_key)
+    TEXT_KEYS = [keys_of[path].pop(0) for path in PLAN.tokenizer_files]
+TOKENIZER_FILES = [str(path) for path in GIVEN_TOKENIZER or []] or [
+    "results/tokenizer/tokenizer.json",
+    "results/tokenizer/tokenizer_config.json",
+]
 
 
 def pair_files(prefix):
@@ -97,6 +101,16 @@ def redo_if_broken(prefix, product):
         workflow.dag.forcefiles.add(f"{prefix}.bin")
 
 
+def held_out_split(wildcards):
+    """The split, which must leave something to evaluate on."""
+    if not float(CONFIG.train.split.split(",")[2]):
+        raise WorkflowError(
+            f"tokamake: train.split: {CONFIG.train.split!r}: nothing is held out to evaluate on; "
+            "give the last number a share"
+        )
+    return CONFIG.train.split
+
+
 def shard_files(wildcards):
     """Raw files of a shard."""
     name = f"{wildcards.corpus}/{wildcards.number}"
@@ -113,5 +127,5 @@ def merged_shards(wildcards):
 
 wildcard_constraints:
     number=r"\d+",
-    corpus="|".join(CORPORA),
-    pair="|".join(MERGED),
+    corpus="|".join(map(re.escape, CORPORA)),
+    pair="|".join(map(re.escape, MERGED)),

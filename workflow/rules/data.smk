@@ -18,7 +18,7 @@ if CONFIG.sample_corpus:
             "tokamake sample-corpus --settings {params.settings:q} --output results/raw > {log} 2>&1"
 
 
-if CONFIG.tokenizer.path is None:
+if GIVEN_TOKENIZER is None:
 
     rule train_tokenizer:
         "Train a byte-level BPE tokenizer on the raw corpora."
@@ -45,7 +45,7 @@ if CONFIG.tokenizer.path is None:
 rule plan:
     "Write down which raw files make a shard and which shards a merged file."
     output:
-        PLAN_FILE,
+        update(PLAN_FILE),  # not deleted beforehand: the earlier plan is extended
     log:
         "logs/plan.log",
     benchmark:
@@ -85,7 +85,7 @@ rule tokenize:
         prefix=subpath(output[0], strip_suffix=".bin"),
     shell:
         "tokamake tokenize {input.raw:q} --output {params.prefix} --tokenizer {input.tokenizer[0]:q}"
-        " --text-key {params.text_key:q} {params.append_eod} --byte-range={params.byte_range:q}"
+        " --text-key={params.text_key:q} {params.append_eod} --byte-range={params.byte_range:q}"
         " --workers {threads} > {log} 2>&1"
 
 
@@ -144,7 +144,7 @@ rule weigh:
     conda:
         "../envs/tokamake.yaml"
     shell:
-        "tokamake weigh --corpora {input.corpora} --metadata {input.metadata} --output {output}"
+        "tokamake weigh --corpora {input.corpora:q} --metadata {input.metadata} --output {output}"
         " > {log} 2>&1"
 
 
@@ -156,9 +156,9 @@ rule index:
     output:
         f"{RUN}/index/index.json",
     log:
-        "logs/index.log",
+        f"logs/{CONFIG.run}/index.log",
     benchmark:
-        "results/benchmarks/index.tsv"
+        f"results/benchmarks/{CONFIG.run}/index.tsv"
     conda:
         "../envs/tokamake.yaml"
     params:
@@ -173,7 +173,7 @@ rule index:
         "tokamake index --weights {input.weights} --data-root {params.data_root}"
         " --output {params.folder} --sequence-length {params.sequence_length}"
         " --train-samples {params.train_samples}"
-        " --valid-samples {params.valid_samples} --split {params.split} --seed {params.seed}"
+        " --valid-samples {params.valid_samples} --split {params.split:q} --seed {params.seed}"
         " > {log} 2>&1"
 
 

@@ -11,24 +11,23 @@ rule evaluate:
     output:
         f"{RUN}/evaluate.json",
     log:
-        "logs/evaluate.log",
+        f"logs/{CONFIG.run}/evaluate.log",
     benchmark:
-        "results/benchmarks/evaluate.tsv"
+        f"results/benchmarks/{CONFIG.run}/evaluate.tsv"
     conda:
         "../envs/tokamake.yaml"
     threads: 2
     params:
-        split=CONFIG.train.split,
+        split=held_out_split,
         sequence_length=CONFIG.train.sequence_length,
         max_tokens=CONFIG.evaluate.max_tokens,
-        batch_size=CONFIG.evaluate.batch_size,
         checkpoint=subpath(input.model, parent=True),
         data_root=subpath(input.weights, parent=True),
     shell:
         "tokamake evaluate --checkpoint {params.checkpoint} --weights {input.weights}"
-        " --data-root {params.data_root} --tokenizer {input.tokenizer[0]:q} --split {params.split}"
+        " --data-root {params.data_root} --tokenizer {input.tokenizer[0]:q} --split {params.split:q}"
         " --sequence-length {params.sequence_length} --max-tokens {params.max_tokens}"
-        " --batch-size {params.batch_size} --output {output} > {log} 2>&1"
+        " --output {output} > {log} 2>&1"
 
 
 rule generate:
@@ -40,9 +39,9 @@ rule generate:
     output:
         f"{RUN}/samples.json",
     log:
-        "logs/generate.log",
+        f"logs/{CONFIG.run}/generate.log",
     benchmark:
-        "results/benchmarks/generate.tsv"
+        f"results/benchmarks/{CONFIG.run}/generate.tsv"
     conda:
         "../envs/tokamake.yaml"
     threads: 2

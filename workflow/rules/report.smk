@@ -32,9 +32,9 @@ rule plot:
             for name, category in FIGURES.items()
         ],
     log:
-        "logs/plot.log",
+        f"logs/{CONFIG.run}/plot.log",
     benchmark:
-        "results/benchmarks/plot.tsv"
+        f"results/benchmarks/{CONFIG.run}/plot.tsv"
     conda:
         "../envs/tokamake.yaml"
     params:
@@ -55,9 +55,9 @@ rule report:
         html="results/report.html",
         config=f"{RUN}/config.json",
     log:
-        "logs/report.log",
+        f"logs/{CONFIG.run}/report.log",
     benchmark:
-        "results/benchmarks/report.tsv"
+        f"results/benchmarks/{CONFIG.run}/report.tsv"
     conda:
         "../envs/tokamake.yaml"
     params:

@@ -10,9 +10,9 @@ rule resolve:
     output:
         f"{RUN}/run.yaml",
     log:
-        "logs/resolve.log",
+        f"logs/{CONFIG.run}/resolve.log",
     benchmark:
-        "results/benchmarks/resolve.tsv"
+        f"results/benchmarks/{CONFIG.run}/resolve.tsv"
     conda:
         "../envs/tokamake.yaml"
     params:
@@ -38,9 +38,9 @@ rule train:
     output:
         f"{RUN}/train.json",
     log:
-        "logs/train.log",
+        f"logs/{CONFIG.run}/train.log",
     benchmark:
-        "results/benchmarks/train.tsv"
+        f"results/benchmarks/{CONFIG.run}/train.tsv"
     conda:
         "../envs/tokamake.yaml"
     threads: 2

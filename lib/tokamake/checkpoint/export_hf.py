@@ -2,15 +2,7 @@
 
 from pathlib import Path
 
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-    "*.model",
-    "vocab.txt",
-)
+_BESIDE = ("tokenizer_config.json", "special_tokens_map.json")
 
 
 def export_hf(*, checkpoint: Path, tokenizer: Path | None = None, output: Path) -> None:
@@ -51,5 +43,9 @@ def _end_token(tokenizer: Path, vocab_size: int) -> int:
 
 
 def _files(tokenizer: Path) -> list[Path]:
-    folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
-    return sorted(file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern))
+    """The tokenizer's own files, and those that tell transformers how to use it."""
+    from tokamake.data.tokenizers import tokenizer_files
+
+    found = tokenizer_files(tokenizer)[1]
+    beside = [found[0].parent / name for name in _BESIDE]
+    return sorted({*found, *(path for path in beside if path.is_file())})

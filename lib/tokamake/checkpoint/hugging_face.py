@@ -19,6 +19,9 @@ from tokamake.config import Architecture
 from tokamake.errors import UserError
 from tokamake.validation import validate
 
+_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "*.model")
+"""Patterns of what may lie beside the weights and is replaced with them."""
+
 _REMEDY = "fix model.checkpoint, or fetch the checkpoint again"
 _DEFAULTS = {
     "num_key_value_heads": None,
@@ -221,7 +224,7 @@ def write(
     dtype = str(checkpoint_tensors.common_dtype(tensors, str(path))).removeprefix("torch.")
     content = config(architecture, dtype, eos_token)
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with files.atomic_folder(path) as temporary:
+    with files.atomic_folder(path, also=_TOKENIZER_FILES) as temporary:
         for file in copies:
             shutil.copyfile(file, temporary / file.name)
         files.write_json(temporary / "generation_config.json", {"eos_token_id": eos_token})

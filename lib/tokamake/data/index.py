@@ -67,7 +67,7 @@ def index(
         # Better said now than by the evaluation after weeks of training.
         _sources(entries, datasets, "test", split)
     requests = {"train": train_samples, "valid": valid_samples}
-    with files.atomic_folder(output) as folder:
+    with files.atomic_folder(output, also=requests) as folder:
         described: dict[str, Any] = {
             "version": VERSION,
             "sequence_length": sequence_length,
@@ -153,13 +153,14 @@ def _write_split(
     import numpy as np
 
     from tokamake.data.blend import blend
+    from tokamake.runtime import progress
 
     folder.mkdir()
     mixture = blend([source.entry.weight for source in sources], num_samples)
     np.save(folder / "dataset_index.npy", mixture.dataset_index)
     np.save(folder / "dataset_sample_index.npy", mixture.dataset_sample_index)
     described = []
-    for number, source in enumerate(sources):
+    for number, source in enumerate(progress(sources, label=folder.name, unit="files")):
         built = _build(
             source,
             wanted=mixture.wanted[number],

@@ -25,8 +25,15 @@ def merge(prefixes: list[Path], /, *, output: Path, corpus: str = "") -> None:
     import numpy as np
 
     from tokamake.data.indexed import IndexedDataset, write_index
-    from tokamake.data.pairs import bin_path, hashes, idx_path, manifest_path, read_manifest
-    from tokamake.files import atomic, write_json
+    from tokamake.data.pairs import (
+        bin_path,
+        hashes,
+        idx_path,
+        manifest_path,
+        read_manifest,
+        write_manifest,
+    )
+    from tokamake.files import atomic
     from tokamake.runtime import progress
 
     manifests = [read_manifest(prefix) for prefix in prefixes]
@@ -53,7 +60,7 @@ def merge(prefixes: list[Path], /, *, output: Path, corpus: str = "") -> None:
             document_bounds=np.concatenate([np.zeros(1, np.int64), *bounds]),
         )
         sums = ("documents", "empty_documents", "sequences", "tokens", "text_bytes")
-        write_json(
+        write_manifest(
             manifest,
             {
                 "tokamake": __version__,

@@ -5,6 +5,7 @@ stage writes the same plan to a file, which keeps later plans stable: files that
 shards and new merged files, and finished ones stay as they are.
 """
 
+import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,7 @@ from tokamake.config import Corpus, PlanSettings, read_corpora
 from tokamake.data.readers._compression import EXPANSION
 from tokamake.errors import UserError
 from tokamake.files import read_json, write_json
+from tokamake.validation import parse_json
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,13 @@ def plan(
     Raises:
         UserError: a pattern matches no file, or the table or earlier plan cannot be read.
     """
-    from pydantic import TypeAdapter
-
-    sizes = {path: int(size) for path, _, size in (d.rpartition("=") for d in declared)}
-    parsed = TypeAdapter(PlanSettings).validate_json(settings)
+    sizes = {}
+    for text in declared:
+        path, _, size = text.rpartition("=")
+        if not path or not size.isdigit():
+            raise UserError(f"--declared {text}: give PATH=BYTES")
+        sizes[path] = int(size)
+    parsed = parse_json(PlanSettings, settings, "--settings")
     made = make_plan(read_corpora(corpora), parsed, sizes, previous=read_plan(output))
     write_json(output, asdict(made))
     print(f"{output}: {len(made.shards)} shards, {len(made.merged)} merged files")
@@ -112,18 +117,32 @@ def raw_files(corpus: Corpus, declared: Mapping[str, int]) -> list[str]:
     Raises:
         UserError: a pattern matches nothing.
     """
-    found: set[str] = set()
-    for pattern in shlex.split(corpus.files):
+    found: dict[str, str] = {}
+    made = {str(Path(path).parent) for path in declared}
+    for pattern in _patterns(corpus):
         expression = re.compile(_glob_expression(pattern))
-        matches = {path for path in glob(pattern, recursive=True) if Path(path).is_file()}
+        on_disk = (path for path in glob(pattern, recursive=True) if Path(path).is_file())
+        # What else lies beside declared files is left from an earlier declaration.
+        matches = {path for path in on_disk if str(Path(path).parent) not in made}
         matches |= {path for path in declared if expression.fullmatch(path)}
         if not matches:
             raise UserError(
                 f'corpus "{corpus.corpus}": no file matches {pattern}; '
                 "fix the files column of the corpora table"
             )
-        found |= matches
-    return sorted(found, key=_natural)
+        for path in sorted(matches):
+            found.setdefault(os.path.realpath(path), path)  # the same file may have several names
+    return sorted(found.values(), key=_natural)
+
+
+def _patterns(corpus: Corpus) -> list[str]:
+    try:
+        return shlex.split(corpus.files)
+    except ValueError as error:
+        raise UserError(
+            f'corpus "{corpus.corpus}": {corpus.files}: {str(error).lower()}; '
+            "fix the files column of the corpora table"
+        ) from None
 
 
 def make_plan(

@@ -11,10 +11,12 @@ import json
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Literal
 
 from tokamake.config import SampleCorpus
 from tokamake.errors import UserError
 from tokamake.files import atomic
+from tokamake.validation import parse_json
 
 # Besides tests and what is installed, `encodings`: thousands of lines of character tables.
 _NOT_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings"}
@@ -35,12 +37,11 @@ def sample_corpus(*, settings: str, output: Path) -> None:
     Raises:
         UserError: the standard library's sources are not installed.
     """
-    from pydantic import TypeAdapter
-
     sources = _sources()
     if not sources:
         raise UserError(f"sample_corpus: no Python sources in {_library()}; install them")
-    for corpus, sample in TypeAdapter(dict[str, SampleCorpus]).validate_json(settings).items():
+    wanted = parse_json(dict[Literal["code", "docs"], SampleCorpus], settings, "--settings")
+    for corpus, sample in wanted.items():
         _write(corpus, sample, sources, output / corpus)
 
 
@@ -54,6 +55,11 @@ def _write(corpus: str, sample: SampleCorpus, sources: list[tuple[str, str]], fo
     ]
     names = sample_names(corpus, sample.num_files)
     for name, part in zip(names, _fill(lines, sample), strict=True):
+        if not part:
+            raise UserError(
+                f"sample_corpus.{corpus}: num_files: {sample.num_files}: the standard library does "
+                f"not fill so many of {sample.file_bytes} bytes; lower num_files or file_bytes"
+            )
         data = b"".join(part)
         with atomic(folder / name) as (temporary,):
             temporary.write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)

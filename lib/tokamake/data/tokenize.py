@@ -6,6 +6,7 @@ Texts stream from `readers` in file order through the tokenizer in batches to th
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,9 +53,9 @@ def tokenize(
 
     os.environ["RAYON_NUM_THREADS"] = str(workers)  # read once, when the first batch is encoded
     from tokamake.data.indexed import Writer, token_dtype
-    from tokamake.data.pairs import bin_path, hashes, idx_path, manifest_path
+    from tokamake.data.pairs import bin_path, hashes, idx_path, manifest_path, write_manifest
     from tokamake.data.tokenizers import open_tokenizer
-    from tokamake.files import atomic, write_json
+    from tokamake.files import atomic
 
     opened = open_tokenizer(tokenizer)
     dtype = token_dtype(opened.vocab_size)
@@ -65,7 +66,7 @@ def tokenize(
         with Writer(bin_file, idx_file, dtype) as writer:
             for batch in _batches(texts):
                 counts.update(_write(batch, opened, append_eod, writer))
-        write_json(
+        write_manifest(
             manifest,
             {
                 "tokamake": __version__,
@@ -105,8 +106,8 @@ def _texts(
     from tokamake.data import readers
     from tokamake.runtime import progress
 
-    for path in progress(files, label="tokenize", unit="file"):
-        yield from readers.read(path, text_key, byte_range)
+    each = (readers.read(path, text_key, byte_range) for path in files)
+    yield from progress(chain.from_iterable(each), label="tokenize", unit="documents")
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -1,5 +1,6 @@
 """Stage `train_tokenizer`: raw corpora to a byte-level BPE in a Hugging Face folder."""
 
+import sys
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -34,6 +35,8 @@ def train_tokenizer(
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
+    if vocab_size <= 256:
+        raise UserError(f"--vocab-size: {vocab_size}: at least 257, the bytes and the end token")
     trained = tokenizers.Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trained.decoder = decoders.ByteLevel()
@@ -41,7 +44,7 @@ def train_tokenizer(
         vocab_size=vocab_size,
         special_tokens=[EOD_TOKEN],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        show_progress=sys.stderr.isatty(),
     )
     trained.train_from_iterator(_texts(files, text_keys, train_bytes), trainer)
     if trained.get_vocab_size() < vocab_size:

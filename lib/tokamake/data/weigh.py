@@ -25,6 +25,8 @@ def weigh(*, corpora: Path, metadata: Path, output: Path) -> None:
     pairs = read_json(metadata, "make it with `tokamake describe`")
     tokens = dict.fromkeys(weights, 0)
     for pair in pairs:
+        if not {"corpus", "data_prefix", "total_num_tokens"} <= set(pair):
+            raise UserError(f"{metadata}: not written by `tokamake describe`; make it again")
         if pair["corpus"] not in weights:
             raise UserError(f'{metadata}: corpus "{pair["corpus"]}" is not in {corpora}; add a row')
         tokens[pair["corpus"]] += pair["total_num_tokens"]

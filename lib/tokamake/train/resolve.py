@@ -37,11 +37,11 @@ def resolve(
         UserError: settings, checkpoint, index and tokenizer do not fit together.
     """
     from tokamake.checkpoint import megatron_deepspeed
-    from tokamake.config import Run, write_run
+    from tokamake.config import Run, TrainSettings, write_run
     from tokamake.data.loader import read_index
-    from tokamake.validation import validate
+    from tokamake.validation import parse_json, validate
 
-    train = _settings(settings)
+    train = parse_json(TrainSettings, settings, "train")
     architecture, *_ = megatron_deepspeed.read(checkpoint)
     described = read_index(index)
     check_lengths(train, architecture, described, index)
@@ -57,20 +57,6 @@ def resolve(
         "train": train,
     }
     write_run(output, validate(Run, values, "resolve"))
-
-
-def _settings(text: str) -> "TrainSettings":
-    import json
-
-    from tokamake.config import TrainSettings
-    from tokamake.errors import UserError
-    from tokamake.validation import validate
-
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"settings: not valid JSON ({error}); give the section train") from None
-    return validate(TrainSettings, value, "train")
 
 
 def check_lengths(

@@ -36,14 +36,20 @@ def tokenizer_files(path: Path) -> tuple[str, list[Path]]:
     """
     if not path.exists():
         raise UserError(f"tokenizer {path}: no such file or folder; fix tokenizer.path")
-    for kind in plugins.names("data/tokenizers"):
-        found = plugins.load("data/tokenizers", kind).files(path)
-        if found:
-            return kind, found
-    raise UserError(
-        f"tokenizer {path}: holds no tokenizer.json, vocab.json with merges.txt, *.model or "
-        "vocab.txt; fix tokenizer.path"
-    )
+    kinds = plugins.names("data/tokenizers")
+    found = {kind: plugins.load("data/tokenizers", kind).files(path) for kind in kinds}
+    found = {kind: paths for kind, paths in found.items() if paths}
+    if not found:
+        raise UserError(
+            f"tokenizer {path}: holds no tokenizer.json, vocab.json with merges.txt, *.model or "
+            "vocab.txt; fix tokenizer.path"
+        )
+    # tokenizer.json is the whole tokenizer; older files beside it know less of added tokens.
+    kind = "huggingface" if "huggingface" in found else next(iter(found))
+    if len(found) > 1 and kind != "huggingface":
+        names = " or ".join(paths[0].name for paths in found.values())
+        raise UserError(f"tokenizer {path}: holds several tokenizers; name the file, {names}")
+    return kind, found[kind]
 
 
 def open_tokenizer(path: Path) -> Tokenizer:
