@@ -41,3 +41,8 @@ def workspace(sampled: Path, tmp_path: Path) -> Path:
 def documents(*paths: Path) -> list[str]:
     """Texts of plain jsonl files, read with nothing of ours."""
     return [json.loads(line)["text"] for path in paths for line in path.open(encoding="utf-8")]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run what is quick first, then spawned ranks, then whole workflows."""
+    items.sort(key=lambda item: 2 * ("slow" in item.keywords) + ("ranks" in item.keywords))
