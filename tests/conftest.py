@@ -44,5 +44,12 @@ def documents(*paths: Path) -> list[str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what is quick first, then spawned ranks, then whole workflows."""
-    items.sort(key=lambda item: 2 * ("slow" in item.keywords) + ("ranks" in item.keywords))
+    """Run files of quick tests first, then those that spawn ranks, then whole workflows.
+
+    Files stay together, for the sake of what their fixtures set up.
+    """
+    weight: dict[Path, int] = {}
+    for item in items:
+        own = 2 * ("slow" in item.keywords) + ("ranks" in item.keywords)
+        weight[item.path] = max(own, weight.get(item.path, 0))
+    items.sort(key=lambda item: weight[item.path])
