@@ -2,10 +2,13 @@
 
 import hashlib
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from tokamake import __version__
 from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    from tokamake.data.indexed import IndexedDataset
 
 _ALIKE = ("tokenizer", "vocab_size", "eod", "append_eod", "dtype")
 _BLOCK = 8 << 20
@@ -22,9 +25,7 @@ def merge(prefixes: list[Path], /, *, output: Path, corpus: str = "") -> None:
     Raises:
         UserError: a pair is missing, differs from its manifest, or was made with another tokenizer.
     """
-    import numpy as np
-
-    from tokamake.data.indexed import IndexedDataset, write_index
+    from tokamake.data.indexed import IndexedDataset
     from tokamake.data.pairs import (
         bin_path,
         hashes,
@@ -49,37 +50,47 @@ def merge(prefixes: list[Path], /, *, output: Path, corpus: str = "") -> None:
                 list(zip(prefixes, manifests, strict=True)), label="merge", unit="shard"
             ):
                 _append(prefix, stated["sha256"], target)
-        offsets = np.cumsum([0, *(len(pair) for pair in pairs)])
-        bounds = [
-            pair.document_bounds[1:] + offset for pair, offset in zip(pairs, offsets, strict=False)
-        ]
-        write_index(
-            idx_file,
-            dtype=pairs[0].dtype,
-            lengths=np.concatenate([pair.lengths for pair in pairs]),
-            document_bounds=np.concatenate([np.zeros(1, np.int64), *bounds]),
-        )
-        sums = ("documents", "empty_documents", "sequences", "tokens", "text_bytes")
-        write_manifest(
-            manifest,
-            {
-                "tokamake": __version__,
-                "corpus": corpus,
-                "sources": [
-                    {
-                        "path": str(prefix),
-                        "inputs": stated["inputs"],
-                        "byte_range": stated["byte_range"],
-                        "sha256": stated["sha256"],
-                    }
-                    for prefix, stated in zip(prefixes, manifests, strict=True)
-                ],
-                **{key: manifests[0][key] for key in _ALIKE},
-                **{key: sum(stated[key] for stated in manifests) for key in sums},
-                **hashes(bin_file, idx_file),
-            },
-        )
+        _join_indexes(pairs, idx_file)
+        joined = _joined_manifest(prefixes, manifests, corpus)
+        write_manifest(manifest, {**joined, **hashes(bin_file, idx_file)})
     print(f"{output}: {len(prefixes)} shards, {sum(m['tokens'] for m in manifests):,} tokens")
+
+
+def _join_indexes(pairs: list["IndexedDataset"], idx_file: Path) -> None:
+    """Write the index of the pairs' sequences one after the other."""
+    import numpy as np
+
+    from tokamake.data.indexed import write_index
+
+    offsets = np.cumsum([0, *(len(pair) for pair in pairs)])
+    bounds = [
+        pair.document_bounds[1:] + offset for pair, offset in zip(pairs, offsets, strict=False)
+    ]
+    write_index(
+        idx_file,
+        dtype=pairs[0].dtype,
+        lengths=np.concatenate([pair.lengths for pair in pairs]),
+        document_bounds=np.concatenate([np.zeros(1, np.int64), *bounds]),
+    )
+
+
+def _joined_manifest(
+    prefixes: list[Path], manifests: list[dict[str, Any]], corpus: str
+) -> dict[str, Any]:
+    """Sums and sources of the pairs; the merged files' own hashes are still to be added."""
+    kept = ("inputs", "byte_range", "sha256")
+    sources = [
+        {"path": str(prefix), **{key: stated[key] for key in kept}}
+        for prefix, stated in zip(prefixes, manifests, strict=True)
+    ]
+    sums = ("documents", "empty_documents", "sequences", "tokens", "text_bytes")
+    return {
+        "tokamake": __version__,
+        "corpus": corpus,
+        "sources": sources,
+        **{key: manifests[0][key] for key in _ALIKE},
+        **{key: sum(stated[key] for stated in manifests) for key in sums},
+    }
 
 
 def _check_alike(prefixes: list[Path], manifests: list[dict[str, Any]]) -> None:
