@@ -29,6 +29,12 @@ def _plugin(folder: str) -> AfterValidator:
     return AfterValidator(known)
 
 
+def _reader(name: str) -> str:
+    if name and name not in plugins.names("data/readers"):
+        raise ValueError(f"unknown; choose one of {', '.join(plugins.names('data/readers'))}")
+    return name
+
+
 def _split(text: str) -> str:
     try:
         parts = [float(part) for part in text.split(",")]
@@ -62,8 +68,11 @@ class TokenizerSettings(Settings):
     path: Path | None = None
     """Folder or file of a tokenizer: tokenizer.json, GPT-2 vocab.json + merges.txt,
     SentencePiece .model, or BERT vocab.txt. Empty: train one on the corpora."""
+    kind: Literal["bpe", "wordpiece", "unigram"] = "bpe"
+    """What is trained when `path` is empty: byte-level BPE as GPT-2's, BERT's WordPiece, or
+    Unigram over bytes."""
     vocab_size: Annotated[int, Field(ge=300)] = 8192
-    """Entries of the byte-level BPE that is trained when `path` is empty."""
+    """Entries of the tokenizer that is trained when `path` is empty."""
     train_bytes: Annotated[int, Field(ge=1)] = 1_000_000_000
     """Text it is trained on, at most, taken evenly from all raw files."""
 
@@ -72,8 +81,10 @@ class PlanSettings(Settings):
     """How raw files are cut into shards and shards gathered into merged files."""
 
     shard_bytes: Annotated[int, Field(ge=1)] = 1_000_000_000
-    """Raw bytes that one `tokenize` job reads, about: small files share a shard, a larger plain
-    jsonl file is cut at line ends."""
+    """Raw bytes of a shard, about: small files share a shard, a larger plain jsonl or parquet file
+    is cut at line ends or row groups."""
+    max_jobs: Annotated[int, Field(ge=1)] = 1000
+    """Most `tokenize` jobs of a plan, about: beyond it, several shards are made by one job."""
     merged_bytes: Annotated[int, Field(ge=1)] = 5_000_000_000
     """Size of one merged .bin file, about."""
     token_bytes_per_text_byte: Annotated[float, Field(gt=0)] = 0.5
@@ -86,6 +97,21 @@ class TokenizeSettings(Settings):
 
     append_eod: bool = True
     """End each document with the tokenizer's end-of-document token."""
+    prepend_bos: bool = False
+    """Begin each document with the tokenizer's beginning-of-sequence token."""
+    split_sentences: bool = False
+    """Make each sentence a sequence of its own, as BERT, T5 and ICT data want."""
+    language: Annotated[str, Field(pattern=r"^[a-z]{2,3}$")] = "en"
+    """Language of the text, as an ISO 639 code, for `split_sentences`."""
+    empty_documents: Literal["skip", "keep"] = "skip"
+    """Documents without a token: left out, or kept as documents without a sequence, as Megatron-LM
+    does; counted either way."""
+    on_bad_document: Literal["stop", "quarantine"] = "stop"
+    """A document that cannot be read stops the stage, or is set aside in <shard>.quarantine.jsonl."""
+    max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Largest share of a shard's documents that may be quarantined."""
+    deduplicate: bool = False
+    """Leave out documents whose text has come before in the same corpus."""
 
 
 class ModelSettings(Settings):
@@ -250,8 +276,14 @@ class Corpus(Settings):
     files: str
     """Glob patterns of raw files, relative to the folder you run in, separated by spaces; one that
     has a space in it stands in quotes."""
-    text_key: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.]*$")] = "text"
-    """Key or column that holds the text."""
+    format: Annotated[str, AfterValidator(_reader)] = ""
+    """Format of the files, a file name in lib/tokamake/data/readers; empty: told from each file."""
+    text_key: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.]*(,[A-Za-z0-9_.]+)*$")] = (
+        "text"
+    )
+    """Key or column that holds the text; several, with commas, are tokenized each for itself."""
+    template: str = ""
+    """Joins several keys to one text, as in {title}\\n\\n{text}; the pair is named by text_key."""
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     """Share of training samples, relative to the other corpora."""
 
