@@ -50,7 +50,8 @@ def test_every_stage_has_help_for_every_option_without_heavy_imports(stage: str)
 MISTAKES = {
     ("tokenise",): 'Unknown command "tokenise"',
     ("tokenize", "a.jsonl", "--outptu", "b"): "Unknown option: --outptu",
-    ("tokenize", "--output", "b", "--tokenizer", "c"): "requires an argument",
+    ("tokenize", "--output", "b", "--tokenizer", "c"): "give FILES",
+    ("merge", "pair"): "requires an argument",
     ("tokenize", "a.jsonl", "--output", "b", "--tokenizer", "c", "--workers", "x"): "--workers",
     (
         "tokenize",

@@ -70,7 +70,8 @@ def test_no_index_after_an_error(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError):
         broken()
-    assert not (tmp_path / "pair.idx").exists()
+    with pytest.raises(UserError, match="not a Megatron index"):
+        IndexedDataset(tmp_path / "pair")
 
 
 @pytest.mark.parametrize("vocabulary", [1, 65_499, 65_500, 65_536, 200_000])

@@ -18,7 +18,7 @@ def shards(workspace: Path) -> list[Path]:
     raw = sorted((workspace / "raw/code").iterdir())
     prefixes = [workspace / f"shards/{number}" for number in range(len(raw))]
     for prefix, path in zip(prefixes, raw, strict=True):
-        tokenize([path], output=prefix, tokenizer=workspace / "tokenizer")
+        tokenize((str(path),), output=prefix, tokenizer=workspace / "tokenizer")
     return prefixes
 
 
@@ -29,7 +29,7 @@ def test_merge_equals_concatenation_and_tokenizing_at_once(
     joined = b"".join(pairs.bin_path(prefix).read_bytes() for prefix in shards)
     assert (workspace / "merged.bin").read_bytes() == joined
     tokenize(
-        sorted((workspace / "raw/code").iterdir()),
+        tuple(map(str, sorted((workspace / "raw/code").iterdir()))),
         output=workspace / "whole",
         tokenizer=workspace / "tokenizer",
     )
@@ -77,7 +77,7 @@ def test_damaged_shards_are_named(workspace: Path, shards: list[Path], suffix: s
 
 def test_shards_of_another_tokenizer_are_refused(workspace: Path, shards: list[Path]) -> None:
     raw = sorted((workspace / "raw/code").iterdir())
-    tokenize(raw[:1], output=shards[1], tokenizer=workspace / "tokenizer", append_eod=False)
+    tokenize((str(raw[0]),), output=shards[1], tokenizer=workspace / "tokenizer", append_eod=False)
     with pytest.raises(UserError, match="append_eod is False, but True"):
         merge(shards, output=workspace / "merged")
     with pytest.raises(UserError, match="no pair given"):

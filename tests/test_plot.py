@@ -9,16 +9,19 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import yaml
+from matplotlib.axes import Axes
 
 from tokamake.config import read_run
+from tokamake.data.statistics import histogram
 from tokamake.errors import UserError
 from tokamake.plot import figures, style, tables
 from tokamake.plot.history import read_history, smooth
+from tokamake.plot.lengths import lengths
 from tokamake.plot.mixture import Corpus, read_corpora, total
 from tokamake.plot.plot import plot
 
 PAGES = {"corpora.html", "evaluation.html", "samples.html", "summary.html"}
-FIGURES = {"loss.svg", "learning_rate.svg", "throughput.svg", "mixture.svg"}
+FIGURES = {"loss.svg", "learning_rate.svg", "throughput.svg", "mixture.svg", "lengths.svg"}
 RUN = {
     "run": "trial",
     "seed": 1,
@@ -56,12 +59,19 @@ TRAINED = {
 
 
 def pair(prefix: str, corpus: str, num_tokens: int) -> dict:
+    # Nine documents of one size and a tenth with the rest.
+    lengths = np.array([num_tokens // 16] * 9 + [num_tokens - 9 * (num_tokens // 16)])
     return {
         "data_prefix": prefix,
         "corpus": corpus,
         "total_num_docs": 10,
         "total_num_tokens": num_tokens,
         "text_bytes": 4 * num_tokens,
+        "documents_in": 1013,
+        "empty_documents": 1,
+        "duplicate_documents": 1000,
+        "quarantined_documents": 2,
+        "lengths": histogram([lengths]),
     }
 
 
@@ -138,9 +148,11 @@ class Page(HTMLParser):
             self.texts.append(data)
 
 
-def rows(page: Page, width: int) -> list[list[str]]:
-    """Cells of a table behind title and heading."""
-    cells = page.texts[2:]
+def rows(page: Page, width: int, section: str = "") -> list[list[str]]:
+    """Cells of the table behind title and heading, or of the one behind a section's title."""
+    texts = page.texts[2:]
+    second = texts.index("Documents") if "Documents" in texts else len(texts)
+    cells = texts[second + 1 :] if section else texts[:second]
     assert len(cells) % width == 0
     return [cells[start : start + width] for start in range(0, len(cells), width)]
 
@@ -161,10 +173,16 @@ def test_same_inputs_give_the_same_bytes(inputs: dict[str, Path], tmp_path: Path
 def test_tables_tell_the_numbers(inputs: dict[str, Path], tmp_path: Path) -> None:
     plot(**inputs, output=tmp_path / "plots")
     # Of 12,800 tokens drawn, code gives a quarter, from 0.8 of its 6,000 tokens.
-    assert rows(Page(tmp_path / "plots/corpora.html"), 7)[1:] == [
+    corpora = Page(tmp_path / "plots/corpora.html")
+    assert rows(corpora, 7)[1:] == [
         ["code", "2", "20", "6,000", "24.0 kB", "25.0%", "0.67"],
         ["a&b", "1", "10", "2,000", "8.0 kB", "75.0%", "6.00"],
         ["all", "3", "30", "8,000", "32.0 kB", "100.0%", "2.00"],
+    ]
+    assert rows(corpora, 8, "Documents")[1:] == [
+        ["code", "2,026", "2", "2,000", "4", "4.00", "300", "128–255"],
+        ["a&b", "1,013", "1", "1,000", "2", "4.00", "200", "64–127"],
+        ["all", "3,039", "3", "3,000", "6", "4.00", "267", "64–127"],
     ]
     assert rows(Page(tmp_path / "plots/evaluation.html"), 7)[1:] == [
         ["code", "3", "1,234", "4,936", "2.5000", "2.50", "2.5000"],
@@ -250,6 +268,58 @@ def test_very_many_corpora_share_a_bar() -> None:
     assert names[-1] == "71 others"
     assert axes.containers[0][-1].get_width() == pytest.approx(0.71)
     assert total(many).epochs == pytest.approx(1.0)
+
+
+def bars(axes: Axes, name: str) -> dict[float, float]:
+    """Left edge of the bin and height of the bars that a legend names."""
+    container = next(one for one in axes.containers if one.get_label() == name)
+    return {np.floor(bar.get_x()): bar.get_height() for bar in container}
+
+
+def test_lengths_figure_counts_documents_and_tokens(inputs: dict[str, Path]) -> None:
+    run = read_run(inputs["config"])
+    corpora = read_corpora(metadata=inputs["metadata"], weights=inputs["weights"], run=run)
+    with style.styled():
+        code, other = lengths(corpora, 64).axes
+    # Nine documents of 125 tokens, nine of 250, one of 875 and one of 1,750.
+    assert bars(code, "share of documents") == {6: 0.45, 7: 0.45, 8: 0, 9: 0.05, 10: 0.05}
+    assert bars(code, "share of tokens") == pytest.approx(
+        {6: 1125 / 6000, 7: 2250 / 6000, 8: 0, 9: 875 / 6000, 10: 1750 / 6000}
+    )
+    assert code.get_title(loc="left") == "code"
+    assert code.get_title(loc="right") == "20 documents, 300 tokens each on average"
+    (line,) = code.lines
+    assert line.get_xdata() == [6, 6]
+    ticks = dict(zip(other.get_xticks(), other.get_xticklabels(), strict=True))
+    assert {place: label.get_text() for place, label in ticks.items()} == {
+        **{6: "64", 7: "128", 8: "256", 9: "512", 10: "1k", 11: "2k"},
+    }
+
+
+def test_lengths_figure_takes_empty_and_very_many_corpora() -> None:
+    short = tuple(histogram([np.array([0, 1, 5])]))
+    many = [Corpus(f"c{n:03d}", 1, 3, 6, 40, 0.01, 0.01, 1.0, short) for n in range(100)]
+    with style.styled():
+        panels = lengths([*many, Corpus("none", 0, 0, 0, 0, 0.0, 0.0, 0.0)], 2048).axes
+        assert lengths([], 2048).axes == []
+    assert len(panels) == 12
+    assert panels[-1].get_title(loc="left") == "89 others"
+    assert panels[-1].get_title(loc="right").startswith("267 documents")
+    assert bars(panels[-1], "share of documents") == pytest.approx(
+        {-1: 1 / 3, 0: 1 / 3, 1: 0, 2: 1 / 3}
+    )
+    low, high = panels[0].get_xlim()
+    assert low < -1
+    assert high > 11
+    assert panels[-1].get_xticklabels()[0].get_text() == "0"
+
+
+def test_old_metadata_is_explained(inputs: dict[str, Path], tmp_path: Path) -> None:
+    pairs = json.loads(inputs["metadata"].read_text())
+    del pairs[1]["lengths"]
+    inputs["metadata"].write_text(json.dumps(pairs))
+    with pytest.raises(UserError, match="metadata: has no lengths; make it again"):
+        plot(**inputs, output=tmp_path / "plots")
 
 
 def test_smoothing_keeps_lines_straight_and_damps_noise() -> None:

@@ -1,76 +1,304 @@
 """Tokens are what the tokenizer's own package gives, in Megatron's format, whatever the workers."""
 
 import gzip
+import itertools
 import json
+import random
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tokenizers
+import torch
 from conftest import documents
 from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDataset
+from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from tokamake.data import pairs
+from tokamake.data.merge import merge
 from tokamake.data.tokenize import tokenize
 from tokamake.errors import UserError
 
 
-def test_megatron_reads_every_document_with_its_end(workspace: Path) -> None:
+def builder(prefix: Path, dtype: type = np.uint16) -> IndexedDatasetBuilder:
+    """What Megatron-LM's preprocess_data.py writes with."""
+    return IndexedDatasetBuilder(str(pairs.bin_path(prefix)), dtype=dtype)
+
+
+def assert_same_pair(ours: Path, theirs: Path) -> None:
+    assert pairs.bin_path(ours).read_bytes() == pairs.bin_path(theirs).read_bytes()
+    assert pairs.idx_path(ours).read_bytes() == pairs.idx_path(theirs).read_bytes()
+
+
+def read(prefix: Path) -> list[list[int]]:
+    """Sequences as Megatron reads them (its iterator does not know where to stop)."""
+    found = MegatronDataset(str(prefix))
+    return [found[number].tolist() for number in range(len(found))]
+
+
+@pytest.fixture
+def oracle(workspace: Path) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(workspace / "tokenizer/tokenizer.json"))
+
+
+def write_lines(path: Path, records: list[object]) -> tuple[str]:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return (str(path),)
+
+
+def test_the_bytes_of_megatron(workspace: Path, oracle: tokenizers.Tokenizer) -> None:
     raw = workspace / "raw/docs/docs-00.jsonl"
-    tokenize([raw], output=workspace / "pair", tokenizer=workspace / "tokenizer")
-    oracle = tokenizers.Tokenizer.from_file(str(workspace / "tokenizer/tokenizer.json"))
+    tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
     eod = oracle.token_to_id("<|endoftext|>")
+    theirs = builder(workspace / "theirs")
     expected = [[*oracle.encode(text).ids, eod] for text in documents(raw)]
-    found = MegatronDataset(str(workspace / "pair"))
-    assert len(found) == len(expected)
-    assert all(list(a) == b for a, b in zip(found, expected, strict=True))
-    assert found[0].dtype == np.uint16
+    for ids in expected:
+        theirs.add_document(torch.tensor(ids), [len(ids)])
+    theirs.finalize(str(workspace / "theirs.idx"))
+    assert_same_pair(workspace / "pair", workspace / "theirs")
     manifest = pairs.read_manifest(workspace / "pair")
-    assert manifest["documents"] == len(expected)
+    assert manifest["documents"] == manifest["documents_in"] == len(expected)
     assert manifest["tokens"] == sum(map(len, expected))
     assert manifest["vocab_size"] == 400
+    source = manifest["inputs"][0]
+    assert (source["path"], source["bytes"]) == (str(raw), raw.stat().st_size)
+
+
+def test_a_token_that_begins_documents(workspace: Path, oracle: tokenizers.Tokenizer) -> None:
+    raw = workspace / "raw/docs/docs-00.jsonl"
+    tokenize(
+        (str(raw),),
+        output=workspace / "pair",
+        tokenizer=workspace / "tokenizer",
+        prepend_bos=True,
+        append_eod=False,
+    )
+    bos = oracle.token_to_id("<|endoftext|>")
+    expected = [[bos, *oracle.encode(text).ids] for text in documents(raw)]
+    assert read(workspace / "pair") == expected
+
+
+@pytest.mark.parametrize("append_eod", [True, False])
+def test_sentences_become_sequences(
+    workspace: Path, oracle: tokenizers.Tokenizer, append_eod: bool
+) -> None:
+    texts = [
+        "Dr. Smith went home. He slept!  Then?\n\nHe woke up.",
+        "",
+        "One sentence only",
+        "  \n ",
+        "It cost 3.50 dollars. Yes.",
+    ]
+    sentences = [
+        ["Dr. Smith went home.", "He slept!", "Then?", "He woke up."],
+        ["One sentence only"],
+        ["It cost 3.50 dollars.", "Yes."],
+    ]
+    files = write_lines(workspace / "some.jsonl", [{"text": text} for text in texts])
+    tokenize(
+        files,
+        output=workspace / "pair",
+        tokenizer=workspace / "tokenizer",
+        split_sentences=True,
+        append_eod=append_eod,
+    )
+    theirs = builder(workspace / "theirs")
+    for document in sentences:
+        encoded = [oracle.encode(sentence).ids for sentence in document]
+        if append_eod:
+            encoded[-1].append(oracle.token_to_id("<|endoftext|>"))
+        flat = [token for ids in encoded for token in ids]
+        theirs.add_document(torch.tensor(flat), [len(ids) for ids in encoded])
+    theirs.finalize(str(workspace / "theirs.idx"))
+    assert_same_pair(workspace / "pair", workspace / "theirs")
+    manifest = pairs.read_manifest(workspace / "pair")
+    counts = ("documents_in", "documents", "empty_documents", "sequences")
+    assert [manifest[key] for key in counts] == [5, 3, 2, 7]
+
+
+def test_empty_documents_are_kept_as_megatron_keeps_them(
+    workspace: Path, oracle: tokenizers.Tokenizer
+) -> None:
+    texts = ["one", "", "three", ""]
+    files = write_lines(workspace / "some.jsonl", [{"text": text} for text in texts])
+    tokenize(
+        files,
+        output=workspace / "pair",
+        tokenizer=workspace / "tokenizer",
+        empty_documents="keep",
+        append_eod=False,
+    )
+    theirs = builder(workspace / "theirs")
+    for text in texts:
+        ids = oracle.encode(text).ids
+        theirs.add_document(torch.tensor(ids), [len(ids)] if ids else [])
+    theirs.finalize(str(workspace / "theirs.idx"))
+    assert_same_pair(workspace / "pair", workspace / "theirs")
+    manifest = pairs.read_manifest(workspace / "pair")
+    assert (manifest["documents"], manifest["empty_documents"]) == (2, 2)
+
+
+def test_empty_documents_are_counted_and_left_out(workspace: Path) -> None:
+    records = [{"text": text} for text in ("one", "", "three")]
+    files = write_lines(workspace / "some.jsonl", records)
+    tokenize(files, output=workspace / "pair", tokenizer=workspace / "tokenizer", append_eod=False)
+    manifest = pairs.read_manifest(workspace / "pair")
+    assert (manifest["documents"], manifest["empty_documents"]) == (2, 1)
+    assert len(MegatronDataset(str(workspace / "pair"))) == 2
+    Path(files[0]).write_text("")
+    tokenize(files, output=workspace / "pair", tokenizer=workspace / "tokenizer")
+    assert pairs.read_manifest(workspace / "pair")["documents"] == 0
+    assert len(MegatronDataset(str(workspace / "pair"), mmap=False)) == 0
 
 
 def test_the_same_bytes_whatever_the_workers_and_the_packing(workspace: Path) -> None:
     raw = workspace / "raw/docs/docs-00.jsonl"
     (workspace / "docs.gz").write_bytes(gzip.compress(raw.read_bytes()))
     written = set()
-    for number, (path, workers) in enumerate([(raw, 1), (raw, 2), (workspace / "docs.gz", 1)]):
-        prefix = workspace / f"pair{number}"
-        tokenize([path], output=prefix, tokenizer=workspace / "tokenizer", workers=workers)
-        written.add((pairs.bin_path(prefix).read_bytes(), pairs.idx_path(prefix).read_bytes()))
+    for number, workers in enumerate((1, 2, 3, 7)):
+        for path in (raw, workspace / "docs.gz"):
+            prefix = workspace / f"pair{number}{path.suffix}"
+            tokenize(
+                (str(path),), output=prefix, tokenizer=workspace / "tokenizer", workers=workers
+            )
+            written.add((pairs.bin_path(prefix).read_bytes(), pairs.idx_path(prefix).read_bytes()))
     assert len(written) == 1
 
 
-def test_byte_ranges_join_to_the_whole(workspace: Path) -> None:
+def test_any_cut_into_shards_merges_to_the_whole(workspace: Path) -> None:
     raw = workspace / "raw/docs/docs-00.jsonl"
-    tokenize([raw], output=workspace / "whole", tokenizer=workspace / "tokenizer")
-    for name, byte_range in (("a", "0:9000"), ("b", "9000:9001"), ("c", "9001:")):
-        tokenize(
-            [raw], output=workspace / name, tokenizer=workspace / "tokenizer", byte_range=byte_range
-        )
-    joined = b"".join((workspace / f"{name}.bin").read_bytes() for name in "abc")
-    assert joined == (workspace / "whole.bin").read_bytes()
+    tokenize((str(raw),), output=workspace / "whole", tokenizer=workspace / "tokenizer")
+    size = raw.stat().st_size
+    random_numbers = random.Random(3)
+    for trial in range(4):
+        cuts = sorted(random_numbers.sample(range(size), trial + 1))
+        bounds = [0, *cuts, ""]
+        shards = []
+        for number, (start, end) in enumerate(itertools.pairwise(bounds)):
+            shards.append(workspace / f"cut{trial}/{number}")
+            tokenize(
+                (str(raw),),
+                output=shards[-1],
+                tokenizer=workspace / "tokenizer",
+                byte_range=f"{start}:{end}",
+            )
+        merge(shards, output=workspace / f"merged{trial}")
+        assert_same_pair(workspace / f"merged{trial}", workspace / "whole")
+        manifests = [pairs.read_manifest(shard) for shard in shards]
+        assert sum(m["inputs"][0]["bytes"] for m in manifests) == size
 
 
-def test_empty_documents_are_counted_and_left_out(workspace: Path) -> None:
+def test_several_keys_make_a_pair_each(workspace: Path, oracle: tokenizers.Tokenizer) -> None:
+    records = [{"title": f"t{n}", "body": "words " * n} for n in range(5)]
+    files = write_lines(workspace / "some.jsonl", records)
+    tokenize(
+        files,
+        output=workspace / "pair",
+        tokenizer=workspace / "tokenizer",
+        text_key=("title", "body"),
+        append_eod=False,
+    )
+    titles, bodies = read(workspace / "pair_title"), read(workspace / "pair_body")
+    assert titles == [oracle.encode(record["title"]).ids for record in records]
+    assert bodies == [oracle.encode(record["body"]).ids for record in records[1:]]
+    assert pairs.read_manifest(workspace / "pair_body")["empty_documents"] == 1
+
+
+def test_a_template_joins_keys(workspace: Path, oracle: tokenizers.Tokenizer) -> None:
+    files = write_lines(workspace / "some.jsonl", [{"title": "A", "body": "b {x}"}])
+    tokenize(
+        files,
+        output=workspace / "pair",
+        tokenizer=workspace / "tokenizer",
+        template=r"{title}:\n{body}",
+        append_eod=False,
+    )
+    assert read(workspace / "pair") == [oracle.encode("A:\nb {x}").ids]
+
+
+def test_a_corpus_by_its_name(workspace: Path) -> None:
+    write_lines(workspace / "some.jsonl", [{"body": "text"}])
+    table = workspace / "table.tsv"
+    table.write_text(f"corpus\tfiles\ttext_key\tweight\nmine\t{workspace}/*.jsonl\tbody\t1\n")
+    tokenizer = workspace / "tokenizer"
+    tokenize(("mine",), output=workspace / "pair", tokenizer=tokenizer, corpora=table)
+    assert pairs.read_manifest(workspace / "pair")["text_key"] == "body"
+    with pytest.raises(UserError, match="'other' is no corpus; name one of mine"):
+        tokenize(("other",), output=workspace / "pair", tokenizer=tokenizer, corpora=table)
+
+
+BAD_LINES = [
+    b'{"text": \n',
+    b'{"body": "no text"}\n',
+    b'{"text": 5}\n',
+    b'{"text": "\xff\xfe"}\n',
+    b'{"text": "\\ud800"}\n',
+    b'{"text": "a\0b"}\n',
+    b"[" * 5000 + b"\n",
+]
+
+
+def test_every_document_is_out_or_empty_or_set_aside(workspace: Path) -> None:
+    random_numbers = random.Random(1)
+    lines = []
+    expected = {"documents": 0, "empty_documents": 0, "quarantined_documents": 0}
+    for number in range(400):
+        kind = random_numbers.choice(["documents"] * 3 + list(expected) + ["blank"])
+        if kind == "blank":
+            lines.append(random_numbers.choice([b"\n", b" \r\n"]))
+            continue
+        expected[kind] += 1
+        if kind == "quarantined_documents":
+            lines.append(random_numbers.choice(BAD_LINES))
+        else:
+            text = "" if kind == "empty_documents" else f"document {number}\u2028\x85"
+            lines.append(json.dumps({"text": text}).encode() + b"\r\n")
     raw = workspace / "some.jsonl"
-    raw.write_text("".join(json.dumps({"text": t}) + "\n" for t in ("one", "", "three")))
-    tokenize([raw], output=workspace / "pair", tokenizer=workspace / "tokenizer", append_eod=False)
+    raw.write_bytes(b"".join(lines)[:-1])
+    tokenize(
+        (str(raw),),
+        output=workspace / "pair",
+        tokenizer=workspace / "tokenizer",
+        on_bad_document="quarantine",
+    )
     manifest = pairs.read_manifest(workspace / "pair")
-    assert (manifest["documents"], manifest["empty_documents"]) == (2, 1)
-    raw.write_text("")
-    tokenize([raw], output=workspace / "pair", tokenizer=workspace / "tokenizer")
-    assert pairs.read_manifest(workspace / "pair")["documents"] == 0
-    assert len(MegatronDataset(str(workspace / "pair"), mmap=False)) == 0
+    assert {key: manifest[key] for key in expected} == expected
+    assert manifest["documents_in"] == sum(expected.values())
+    aside = [
+        json.loads(line) for line in (workspace / "pair.quarantine.jsonl").read_text().splitlines()
+    ]
+    assert len(aside) == expected["quarantined_documents"]
+    for entry in aside:
+        line = lines[entry["line"] - 1].rstrip(b"\n")
+        kept = entry.get("raw")
+        assert (kept.encode() if kept is not None else b"") == (line if kept is not None else b"")
+        assert entry["reason"]
+    # Once they are mended, nothing is left of the quarantine.
+    raw.write_text('{"text": "good"}\n')
+    tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
+    assert not (workspace / "pair.quarantine.jsonl").exists()
+
+
+def test_too_many_bad_documents_stop(workspace: Path) -> None:
+    raw = workspace / "some.jsonl"
+    raw.write_text('{"text": "a"}\n' * 8 + "bad\n" * 2)
+    with pytest.raises(UserError, match=r"2 of 10 documents are bad, more than max_bad_fraction"):
+        tokenize(
+            (str(raw),),
+            output=workspace / "out/pair",
+            tokenizer=workspace / "tokenizer",
+            on_bad_document="quarantine",
+            max_bad_fraction=0.19,
+        )
+    assert not list((workspace / "out").iterdir())
 
 
 def test_a_bad_document_leaves_nothing(workspace: Path) -> None:
     raw = workspace / "some.jsonl"
     raw.write_text('{"text": "a"}\n{"text": 1}\n')
     with pytest.raises(UserError, match=r"some\.jsonl:2"):
-        tokenize([raw], output=workspace / "out/pair", tokenizer=workspace / "tokenizer")
+        tokenize((str(raw),), output=workspace / "out/pair", tokenizer=workspace / "tokenizer")
     assert not list((workspace / "out").iterdir())
 
 
@@ -78,7 +306,7 @@ def test_a_bad_document_leaves_nothing(workspace: Path) -> None:
 def test_bad_byte_ranges(workspace: Path, byte_range: str) -> None:
     with pytest.raises(UserError, match="START:END"):
         tokenize(
-            [workspace / "raw/docs/docs-00.jsonl"],
+            (str(workspace / "raw/docs/docs-00.jsonl"),),
             output=workspace / "p",
             tokenizer=workspace / "tokenizer",
             byte_range=byte_range,
@@ -92,6 +320,30 @@ def test_large_vocabularies_take_four_bytes_a_token(workspace: Path) -> None:
     large.add_tokens([f"<extra{n}>" for n in range(65_500 - 400)])
     large.save(str(folder / "tokenizer.json"))
     raw = workspace / "raw/docs/docs-00.jsonl"
-    tokenize([raw], output=workspace / "pair", tokenizer=folder)
+    tokenize((str(raw),), output=workspace / "pair", tokenizer=folder)
     assert pairs.read_manifest(workspace / "pair")["dtype"] == "int32"
     assert MegatronDataset(str(workspace / "pair"))[0].dtype == np.int32
+
+
+def test_an_erring_fast_encoder_is_replaced(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tokamake.data import maker
+    from tokamake.data.encode import Encoder, Mismatch
+
+    class Erring(Encoder):
+        def __call__(self, texts):  # type: ignore[no-untyped-def]
+            if self.fast:
+                raise Mismatch("gigatoken differs")
+            return super().__call__(texts)
+
+        def __init__(self, *arguments, fast=True, **options):  # type: ignore[no-untyped-def]
+            super().__init__(*arguments, fast=fast, **options)
+            self.fast = fast
+
+    raw = workspace / "raw/docs/docs-00.jsonl"
+    tokenize((str(raw),), output=workspace / "calm", tokenizer=workspace / "tokenizer")
+    monkeypatch.setattr(maker, "Encoder", Erring)
+    tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
+    assert_same_pair(workspace / "pair", workspace / "calm")
+    assert "gigatoken differs" in capsys.readouterr().err

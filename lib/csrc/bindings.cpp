@@ -10,12 +10,16 @@
 
 #include "blend.hpp"
 #include "index.hpp"
+#include "text.hpp"
 
 namespace py = pybind11;
 
 namespace {
 
 using Int32Array = py::array_t<int32_t, py::array::c_style>;
+using Int64Array = py::array_t<int64_t, py::array::c_style>;
+using UInt8Array = py::array_t<uint8_t, py::array::c_style>;
+using UInt32Array = py::array_t<uint32_t, py::array::c_style>;
 using Float64Array = py::array_t<double, py::array::c_style>;
 
 tokamake::Int32View view(const Int32Array& array) {
@@ -63,10 +67,65 @@ py::tuple build_blend_index(const Float64Array& weights, int64_t size) {
   return py::make_tuple(dataset_index, dataset_sample_index);
 }
 
+bool holds_marked(PyObject* text, const uint8_t* table) {
+  const int64_t size = PyUnicode_GET_LENGTH(text);
+  switch (PyUnicode_KIND(text)) {
+    case PyUnicode_2BYTE_KIND:
+      return tokamake::holds_marked(PyUnicode_2BYTE_DATA(text), size, table);
+    case PyUnicode_4BYTE_KIND:
+      return tokamake::holds_marked(PyUnicode_4BYTE_DATA(text), size, table);
+    default:  // code points below 256, which find_marked has made sure are not marked
+      return false;
+  }
+}
+
+py::array find_marked(const py::list& texts, const UInt8Array& table) {
+  if (table.ndim() != 1 || table.size() != 0x110000)
+    throw std::invalid_argument("the table has an entry for each of 0x110000 code points");
+  const uint8_t* marks = table.data();
+  if (std::any_of(marks, marks + 256, [](uint8_t mark) { return mark != 0; }))
+    throw std::invalid_argument("code points below 256 cannot be marked");
+  std::vector<int64_t> found;
+  for (int64_t i = 0; i < static_cast<int64_t>(texts.size()); ++i) {
+    PyObject* text = PyList_GET_ITEM(texts.ptr(), i);
+    if (!PyUnicode_Check(text)) throw py::type_error("texts are strings");
+    if (holds_marked(text, marks)) found.push_back(i);
+  }
+  return py::array_t<int64_t>(static_cast<int64_t>(found.size()), found.data());
+}
+
+template <typename T>
+py::array packed_tokens(const UInt32Array& ids, const Int64Array& lengths, int64_t bos,
+                        int64_t eod) {
+  const int64_t* each = lengths.data();
+  const auto documents =
+      std::count_if(each, each + lengths.size(), [](int64_t n) { return n > 0; });
+  const int64_t size = ids.size() + documents * ((bos >= 0) + (eod >= 0));
+  py::array_t<T> packed(size);
+  const uint32_t* from = ids.data();
+  T* to = packed.mutable_data();
+  {
+    py::gil_scoped_release release;
+    tokamake::pack_tokens(from, ids.size(), each, lengths.size(), bos, eod, to, size);
+  }
+  return packed;
+}
+
+py::array pack(const UInt32Array& ids, const Int64Array& lengths, int64_t bos, int64_t eod,
+               const py::object& dtype) {
+  const auto wanted = py::dtype::from_args(dtype);
+  if (ids.ndim() != 1 || lengths.ndim() != 1)
+    throw std::invalid_argument("arrays have one dimension");
+  if (wanted.equal(py::dtype::of<uint16_t>()))
+    return packed_tokens<uint16_t>(ids, lengths, bos, eod);
+  if (wanted.equal(py::dtype::of<int32_t>())) return packed_tokens<int32_t>(ids, lengths, bos, eod);
+  throw std::invalid_argument("tokens are packed as uint16 or int32");
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_csrc, module) {
-  module.doc() = "Index and blend builders.";
+  module.doc() = "Index and blend builders, and what the tokenizers' way needs of speed.";
   module.def("build_sample_index", &build_sample_index, py::arg("lengths").noconvert(),
              py::arg("document_index").noconvert(), py::arg("sequence_length"),
              py::arg("num_epochs"), py::arg("tokens_per_epoch"), py::kw_only(),
@@ -74,4 +133,9 @@ PYBIND11_MODULE(_csrc, module) {
              "Rows (position in document_index, offset) of each sample's first token.");
   module.def("build_blend_index", &build_blend_index, py::arg("weights").noconvert(),
              py::arg("size"), "Dataset of each sample of a blend, and the sample's number in it.");
+  module.def("find_marked", &find_marked, py::arg("texts"), py::arg("table").noconvert(),
+             "Numbers of the texts that hold a marked code point.");
+  module.def("pack", &pack, py::arg("ids").noconvert(), py::arg("lengths").noconvert(),
+             py::kw_only(), py::arg("bos"), py::arg("eod"), py::arg("dtype"),
+             "Tokens of all documents, with bos before and eod after each that has one.");
 }

@@ -1,4 +1,4 @@
-"""Types of the C++ extension (lib/csrc); `tokamake.data.samples` and `blend` are its callers."""
+"""Types of the C++ extension (lib/csrc), which modules of `tokamake.data` call."""
 
 import numpy as np
 import numpy.typing as npt
@@ -49,4 +49,45 @@ def build_blend_index(
         TypeError: `weights` is not contiguous or of another type.
         ValueError: `size` is negative, a weight is negative or not finite, or there are none or
             more than 32,767 weights.
+    """
+
+def find_marked(texts: list[str], table: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Which texts hold a code point that the table marks.
+
+    Args:
+        texts: any strings.
+        table: (0x110000,) 0 or 1 for each code point; those below 256 are 0.
+
+    Returns:
+        (found,) numbers of the texts, ascending.
+
+    Raises:
+        TypeError: a text is no string, or the table is not contiguous or of another type.
+        ValueError: the table has another size or marks a code point below 256.
+    """
+
+def pack(
+    ids: npt.NDArray[np.uint32],
+    lengths: npt.NDArray[np.int64],
+    *,
+    bos: int,
+    eod: int,
+    dtype: npt.DTypeLike,
+) -> npt.NDArray[np.uint16] | npt.NDArray[np.int32]:
+    """Tokens as they stand in a .bin file; documents without a token stay empty.
+
+    Args:
+        ids: (tokens,) tokens of all documents.
+        lengths: (documents,) tokens of each.
+        bos: token put before each document that has one; -1: none.
+        eod: token put after each document that has one; -1: none.
+        dtype: uint16 or int32.
+
+    Returns:
+        (tokens with those added,) of `dtype`.
+
+    Raises:
+        TypeError: an array is not contiguous or of another type.
+        ValueError: lengths are negative or do not add up, or `dtype` is another.
+        IndexError: a token does not fit `dtype`.
     """

@@ -13,7 +13,8 @@ from pathlib import Path
 STAGES = {
     "sample-corpus": "tokamake.data.sample_corpus",
     "train-tokenizer": "tokamake.data.train_tokenizer",
-    "plan": "tokamake.data.plan",
+    "hash-documents": "tokamake.data.hash_documents",
+    "find-duplicates": "tokamake.data.find_duplicates",
     "tokenize": "tokamake.data.tokenize",
     "merge": "tokamake.data.merge",
     "describe": "tokamake.data.describe",
@@ -30,26 +31,35 @@ STAGES = {
 }
 """Subcommand to module, in the order of the data's way; the function has the subcommand's name."""
 
+TOOLS = {
+    "plan": "tokamake.data.plan",
+    "trace": "tokamake.data.trace",
+    "split": "tokamake.data.split",
+}
+"""Subcommands that no rule calls, in the same form."""
+
 EXIT_USER_ERROR = 2
 
 
 def main() -> None:
     """Run one subcommand; a user's mistake is one line on stderr and exit status 2."""
-    from cyclopts import App, CycloptsError
+    from cyclopts import App, CycloptsError, Parameter
 
     from tokamake.errors import UserError
 
     arguments = sys.argv[1:]
-    stage = arguments[0] if arguments and arguments[0] in STAGES else ""
+    commands = STAGES | TOOLS
+    stage = arguments[0] if arguments and arguments[0] in commands else ""
     app = App(
         name="tokamake",
         help="Turn raw text into a trained language model, stage by stage.",
         help_on_error=False,
+        default_parameter=Parameter(negative_iterable=()),
     )
-    for name in [stage] if stage else STAGES:
+    for name in [stage] if stage else commands:
         # With a summary given, the general help needs no import.
         app.command(
-            f"{STAGES[name]}:{function_name(name)}",
+            f"{commands[name]}:{function_name(name)}",
             name=name,
             help=None if stage else summary(name),
         )
@@ -75,7 +85,7 @@ def function_name(stage: str) -> str:
 
 def summary(stage: str) -> str:
     """First line of a stage function's docstring, read from the source without importing it."""
-    spec = find_spec_without_import(STAGES[stage])
+    spec = find_spec_without_import((STAGES | TOOLS)[stage])
     tree = ast.parse(spec.read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == function_name(stage):

@@ -107,7 +107,7 @@ class TokenizeSettings(Settings):
     """Documents without a token: left out, or kept as documents without a sequence, as Megatron-LM
     does; counted either way."""
     on_bad_document: Literal["stop", "quarantine"] = "stop"
-    """A document that cannot be read stops the stage, or is set aside in <shard>.quarantine.jsonl."""
+    """A document that cannot be read stops the stage or goes to <shard>.quarantine.jsonl."""
     max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Largest share of a shard's documents that may be quarantined."""
     deduplicate: bool = False

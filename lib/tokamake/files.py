@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -36,25 +36,43 @@ def _temporary(path: Path) -> Path:
 
 
 @contextmanager
-def atomic(*paths: Path) -> Iterator[tuple[Path, ...]]:
+def atomic(*paths: Path, optional: Collection[Path] = ()) -> Iterator[tuple[Path, ...]]:
     """Yield temporary paths to write; on success fsync and rename them in order, else remove them.
 
-    The last path given is renamed last, so it can vouch for the others.
+    The last of several paths vouches for the others: an earlier one of that name goes first, and
+    the new one comes last, so that at no instant it stands beside files that it does not describe.
+
+    Args:
+        paths: files to make.
+        optional: those of them that need not be written; then an earlier one is removed.
     """
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
-    temporaries = tuple(_temporary(path) for path in paths)
+    temporaries = {path: _temporary(path) for path in paths}
     try:
-        yield temporaries
-        for temporary in temporaries:
-            sync(temporary)
-        for temporary, path in zip(temporaries, paths, strict=True):
-            temporary.replace(path)
+        yield tuple(temporaries.values())
+        gone = [path for path in optional if not temporaries[path].exists()]
+        kept = [path for path in paths if path not in gone]
+        for path in kept:
+            sync(temporaries[path])
+        if len(paths) > 1:
+            _remove(kept[-1])
+        for path in gone:
+            _remove(path)
+        for path in kept:
+            temporaries[path].replace(path)
         for folder in {path.parent for path in paths}:
             sync(folder)
     finally:
-        for temporary in temporaries:
+        for temporary in temporaries.values():
             temporary.unlink(missing_ok=True)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file that may be there, for good before anything else happens."""
+    if path.exists():
+        path.unlink()
+        sync(path.parent)
 
 
 @contextmanager
@@ -107,9 +125,14 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def to_json(value: Any) -> str:
+    """Write a value as JSON text: two-space indents, keys in the order given."""
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON document atomically: two-space indents, keys in the order given."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    """Write a JSON document atomically."""
+    write_text(path, to_json(value))
 
 
 def read_json(path: Path, remedy: str) -> Any:

@@ -9,7 +9,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -278,7 +278,12 @@ def _exit_now(code: int) -> NoReturn:
 
 
 def progress(
-    items: Iterable[Item], *, label: str, total: int | None = None, unit: str = "items"
+    items: Iterable[Item],
+    *,
+    label: str,
+    total: int | None = None,
+    unit: str = "items",
+    size: Callable[[Item], int] = lambda _: 1,
 ) -> Iterator[Item]:
     """Pass items through and show how far they are: a bar on a terminal, in a log a line each 30 s.
 
@@ -286,18 +291,23 @@ def progress(
         items: what to go through.
         label: what is being done.
         total: number of items; taken from `items` where it knows.
-        unit: what an item is.
+        unit: what is counted.
+        size: how many of it an item is.
     """
     if total is None and isinstance(items, Sized):
         total = len(items)
     if sys.stderr.isatty():
         from tqdm import tqdm
 
-        yield from tqdm(items, desc=label, total=total, unit=f" {unit}", leave=False)
+        with tqdm(desc=label, total=total, unit=f" {unit}", leave=False) as bar:
+            for item in items:
+                yield item
+                bar.update(size(item))
         return
-    last = time.monotonic()
-    for number, item in enumerate(items, 1):
+    last, number = time.monotonic(), 0
+    for item in items:
         yield item
+        number += size(item)
         if time.monotonic() - last >= 30:
             last = time.monotonic()
             share = f"/{total:,} ({number / total:.0%})" if total else ""

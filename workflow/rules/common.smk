@@ -1,5 +1,6 @@
 # What the rules share: the checked config, the plan of shards, and where things lie.
 
+import gc
 import json
 import os
 import re
@@ -7,9 +8,11 @@ import shlex
 import sys
 from pathlib import Path
 
+from tokamake import files
 from tokamake.config import Config, read_architecture, read_corpora
-from tokamake.data import pairs
-from tokamake.data.plan import make_plan, raw_files, read_plan
+from tokamake.data import batches
+from tokamake.data.plan import make_plan
+from tokamake.data.planned import read_plan, write_plan
 from tokamake.data.sample_corpus import sample_names
 from tokamake.data.tokenizers import tokenizer_files
 from tokamake.errors import UserError
@@ -23,6 +26,20 @@ PLAN_FILE = f"{DATA}/plan.json"
 shell.prefix(f'set -euo pipefail; PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"; ')
 
 
+def batch_file(stage, batch):
+    """What a job of `tokenize` or `merge` writes when all that it makes is whole."""
+    return f"{DATA}/batches/{stage}/{batch}.json"
+
+
+def current_plan(checked, corpora, declared):
+    """A plan that extends the one on file; in a job just that one, whatever files have come since."""
+    written = read_plan(Path(PLAN_FILE)) if Path(PLAN_FILE).exists() else None
+    if written and not workflow.is_main_process:
+        return written
+    sentences = checked.tokenize.split_sentences
+    return make_plan(corpora, checked.plan, declared, previous=written, split_sentences=sentences)
+
+
 def read_config():
     """Check the config and everything it names; decide shards and merged files."""
     given = workflow.overwrite_configfiles or ["config/config.yaml"]
@@ -34,7 +51,7 @@ def read_config():
         for corpus, sample in checked.sample_corpus.items()
         for name in sample_names(corpus, sample.num_files)
     }
-    planned = make_plan(corpora, checked.plan, declared, previous=read_plan(Path(PLAN_FILE)))
+    planned = current_plan(checked, corpora, declared)
     if checked.model.checkpoint is None:
         longest = read_architecture(checked.model.architecture).max_position_embeddings
         if checked.train.sequence_length > longest:
@@ -53,33 +70,42 @@ def read_config():
     return checked, {corpus.corpus: corpus for corpus in corpora}, declared, planned, found
 
 
+# The plan is half a million objects in which a search for cycles takes a fifth of the time.
+gc.disable()
 try:
     CONFIG, CORPORA, DECLARED, PLAN, GIVEN_TOKENIZER = read_config()
 except UserError as error:
     sys.exit("\n".join(f"tokamake: {line}" for line in str(error).splitlines()))
+gc.freeze()
+gc.enable()
 
 RUN = f"results/{CONFIG.run}"
 SHARDS = {shard.name: shard for shard in PLAN.shards}
 MERGED = {pair.name: pair for pair in PLAN.merged}
-MERGED_OF = {shard: pair.name for pair in PLAN.merged for shard in pair.shards}
-TEXT_KEYS = [corpus.text_key for corpus in CORPORA.values()]
-if len(set(TEXT_KEYS)) == 1:
-    TEXT_KEYS = TEXT_KEYS[:1]
-else:  # one for each file that the tokenizer is trained on
-    keys_of = {}
-    for corpus in CORPORA.values():
-        for path in raw_files(corpus, DECLARED):
-            keys_of.setdefault(path, []).append(corpus.text_key)
-    TEXT_KEYS = [keys_of[path].pop(0) for path in PLAN.tokenizer_files]
+TOKENIZE_BATCHES = {batch.name: batch.members for batch in PLAN.tokenize_batches}
+MERGE_BATCHES = {batch.name: batch.members for batch in PLAN.merge_batches}
+TOKENIZE_BATCH_OF = {shard: name for name in TOKENIZE_BATCHES for shard in TOKENIZE_BATCHES[name]}
+MERGE_BATCH_OF = {
+    shard: name
+    for name in MERGE_BATCHES
+    for pair in MERGE_BATCHES[name]
+    for shard in MERGED[pair].shards
+}
+MERGE_FILES = [batch_file("merge", batch) for batch in MERGE_BATCHES]
 TOKENIZER_FILES = [str(path) for path in GIVEN_TOKENIZER or []] or [
     "results/tokenizer/tokenizer.json",
     "results/tokenizer/tokenizer_config.json",
 ]
 
 
-def pair_files(prefix):
-    """The three files of a pair."""
-    return [f"{prefix}{suffix}" for suffix in (".bin", ".idx", ".json")]
+def options(section, leave_out=()):
+    """Settings of a section as options of the stage, which has the same names."""
+    chosen = section.model_dump(mode="json", exclude=set(leave_out))
+    named = {key.replace("_", "-"): value for key, value in chosen.items()}
+    return [
+        f"--{name}={value}" if not isinstance(value, bool) else f"--{'' if value else 'no-'}{name}"
+        for name, value in named.items()
+    ]
 
 
 def settings(section):
@@ -88,17 +114,18 @@ def settings(section):
     return lambda wildcards: text
 
 
-def redo_if_broken(prefix, product):
-    """Have a finished pair made again that has since been damaged or deleted.
+def redo_if_broken(path, folder, product):
+    """Have a finished batch made again of which a pair has since been damaged or deleted.
 
-    Snakemake looks at times only, and not at all at a missing file whose product is there. So the
-    pair is added to what the user could have named with --forcerun, which works in a dry run too.
+    Snakemake looks at times of batch files only, and not at all at a missing one whose product is
+    there. So the file is added to what the user could have named with --forcerun, which works in a
+    dry run too. The job makes again what is broken, no more.
     """
-    once_finished = any(Path(f"{path}.json").exists() for path in (prefix, product))
-    fault = pairs.broken(Path(prefix)) if once_finished and workflow.is_main_process else None
-    if fault:
+    if not workflow.is_main_process or not (Path(path).exists() or Path(product).exists()):
+        return
+    if fault := batches.broken(Path(path), folder):
         print(f"tokamake: {fault}: it is made again", file=sys.stderr)
-        workflow.dag.forcefiles.add(f"{prefix}.bin")
+        workflow.dag.forcefiles.add(path)
 
 
 def held_out_split(wildcards):
@@ -111,21 +138,77 @@ def held_out_split(wildcards):
     return CONFIG.train.split
 
 
-def shard_files(wildcards):
-    """Raw files of a shard."""
-    name = f"{wildcards.corpus}/{wildcards.number}"
-    redo_if_broken(f"{DATA}/shards/{name}", f"{DATA}/merged/{MERGED_OF[name]}")
-    return SHARDS[name].files
+def declared_files(paths):
+    """Those of some raw files that a job makes.
+
+    The others are no inputs to Snakemake, which 100,000 of them would slow down; params stand for
+    their sizes and times.
+    """
+    return sorted(DECLARED.keys() & set(paths)) if DECLARED else []
 
 
-def merged_shards(wildcards):
-    """Files of the shards of a merged pair."""
-    redo_if_broken(f"{DATA}/merged/{wildcards.pair}", f"{DATA}/metadata/{wildcards.pair}")
-    prefixes = [f"{DATA}/shards/{name}" for name in MERGED[wildcards.pair].shards]
-    return [path for prefix in prefixes for path in pair_files(prefix)]
+def corpus_of(batch):
+    """Name of the corpus that a batch belongs to."""
+    return batch.rpartition("-")[0]
+
+
+def raw_inputs(wildcards):
+    """Raw files that a job makes, of all shards of a batch."""
+    shards = TOKENIZE_BATCHES[wildcards.batch]
+    return declared_files(path for shard in shards for path in SHARDS[shard].files)
+
+
+def tokenize_inputs(wildcards):
+    """The same, once the batch has been looked at for damage."""
+    product = batch_file("merge", MERGE_BATCH_OF[TOKENIZE_BATCHES[wildcards.batch][0]])
+    redo_if_broken(batch_file("tokenize", wildcards.batch), f"{DATA}/shards", product)
+    return raw_inputs(wildcards)
+
+
+def corpus_hashes(wildcards):
+    """Hashes of all batches of a corpus, in its order."""
+    named = (batch for batch in TOKENIZE_BATCHES if corpus_of(batch) == wildcards.corpus)
+    return [f"{DATA}/hashes/{batch}.rows" for batch in named]
+
+
+def corpus_duplicates(wildcards):
+    """Documents of a batch's corpus to leave out, if that is wanted."""
+    corpus = corpus_of(wildcards.batch)
+    return [f"{DATA}/duplicates/{corpus}.rows"] if CONFIG.tokenize.deduplicate else []
+
+
+def merge_inputs(wildcards):
+    """Batches that hold the shards of a batch of merged pairs."""
+    product = f"{DATA}/metadata.json"
+    redo_if_broken(batch_file("merge", wildcards.batch), f"{DATA}/merged", product)
+    shards = (shard for pair in MERGE_BATCHES[wildcards.batch] for shard in MERGED[pair].shards)
+    return [batch_file("tokenize", b) for b in sorted({TOKENIZE_BATCH_OF[s] for s in shards})]
+
+
+def corpus_options(wildcards):
+    """How the documents of a `tokenize` batch are read."""
+    corpus = CORPORA[corpus_of(wildcards.batch)]
+    keys = [f"--text-key={key}" for key in corpus.text_key.split(",")]
+    return [*keys, f"--template={corpus.template}", f"--format={corpus.format}"]
+
+
+def shards_stamp(wildcards):
+    """Digest of the shards of a batch, and of their raw files' sizes and times."""
+    shards = [SHARDS[name] for name in TOKENIZE_BATCHES[wildcards.batch]]
+    return files.digest(str([(s.name, s.files, s.byte_range, s.stamp) for s in shards]))
+
+
+def merged_stamp(wildcards):
+    """Digest of what the pairs of a batch are merged from."""
+    return files.digest([MERGED[name] for name in MERGE_BATCHES[wildcards.batch]])
+
+
+onstart:
+    # Written here and not by a job: all jobs of a run go by one plan. A dry run writes nothing.
+    if workflow.is_main_process:
+        write_plan(Path(PLAN_FILE), PLAN)
 
 
 wildcard_constraints:
-    number=r"\d+",
+    batch=rf"(?:{'|'.join(map(re.escape, CORPORA))})-\d+",
     corpus="|".join(map(re.escape, CORPORA)),
-    pair="|".join(map(re.escape, MERGED)),

@@ -21,9 +21,9 @@ if CONFIG.sample_corpus:
 if GIVEN_TOKENIZER is None:
 
     rule train_tokenizer:
-        "Train a byte-level BPE tokenizer on the raw corpora."
+        "Train a tokenizer on the raw corpora."
         input:
-            PLAN.tokenizer_files,
+            declared_files(path for source in PLAN.tokenizer for path in source.files),
         output:
             TOKENIZER_FILES,
         log:
@@ -33,91 +33,114 @@ if GIVEN_TOKENIZER is None:
         conda:
             "../envs/tokamake.yaml"
         params:
-            text_keys=lambda wildcards: [f"--text-keys={key}" for key in TEXT_KEYS],
+            corpora=PLAN.tokenizer_stamp,
+            kind=CONFIG.tokenizer.kind,
             vocab_size=CONFIG.tokenizer.vocab_size,
             train_bytes=CONFIG.tokenizer.train_bytes,
+            # What is made of the output's name is no reason to train again, and this is none.
+            on_bad_document=lambda wildcards, output: CONFIG.tokenize.on_bad_document,
             folder=subpath(output[0], parent=True),
+            plan=PLAN_FILE,
         shell:
-            "tokamake train-tokenizer {input:q} {params.text_keys:q} --vocab-size {params.vocab_size}"
-            " --train-bytes {params.train_bytes} --output {params.folder} > {log} 2>&1"
+            "tokamake train-tokenizer --plan {params.plan} --kind {params.kind}"
+            " --vocab-size {params.vocab_size} --train-bytes {params.train_bytes}"
+            " --on-bad-document {params.on_bad_document} --output {params.folder} > {log} 2>&1"
 
 
-rule plan:
-    "Write down which raw files make a shard and which shards a merged file."
-    output:
-        update(PLAN_FILE),  # not deleted beforehand: the earlier plan is extended
-    log:
-        "logs/plan.log",
-    benchmark:
-        "results/benchmarks/plan.tsv"
-    priority: 100  # before anything is made, so that files added meanwhile move nothing
-    conda:
-        "../envs/tokamake.yaml"
-    params:
-        corpora=str(CONFIG.corpora),
-        settings=settings("plan"),
-        declared=[f"--declared={path}={size}" for path, size in DECLARED.items()],
-        # Plans of the same shards are the same; params change, and with them the file.
-        shards=[(s.name, *s.files, s.byte_range) for s in PLAN.shards],
-    shell:
-        "tokamake plan --corpora {params.corpora:q} --settings {params.settings:q}"
-        " {params.declared:q} --output {output} > {log} 2>&1"
+if CONFIG.tokenize.deduplicate:
+
+    rule hash_documents:
+        "Hash each document of a batch of shards, so that equal ones can be found."
+        input:
+            raw_inputs,
+        output:
+            f"{DATA}/hashes/{{batch}}.rows",
+        log:
+            "logs/hash_documents/{batch}.log",
+        benchmark:
+            "results/benchmarks/hash_documents/{batch}.tsv"
+        conda:
+            "../envs/tokamake.yaml"
+        params:
+            shards=shards_stamp,
+            corpus=corpus_options,
+            plan=PLAN_FILE,
+        shell:
+            "tokamake hash-documents --plan {params.plan} --batch {wildcards.batch}"
+            " {params.corpus:q} --output {output} > {log} 2>&1"
+
+    rule find_duplicates:
+        "Find the documents of a corpus whose text has come before in it."
+        input:
+            corpus_hashes,
+        output:
+            f"{DATA}/duplicates/{{corpus}}.rows",
+        log:
+            "logs/find_duplicates/{corpus}.log",
+        benchmark:
+            "results/benchmarks/find_duplicates/{corpus}.tsv"
+        conda:
+            "../envs/tokamake.yaml"
+        shell:
+            "tokamake find-duplicates {input:q} --output {output} > {log} 2>&1"
 
 
 rule tokenize:
-    "Turn the raw files of one shard into a .bin/.idx pair of tokens."
+    "Turn raw files into .bin/.idx pairs of tokens, those of a batch of shards in one job."
     input:
-        raw=shard_files,
+        raw=tokenize_inputs,
         tokenizer=TOKENIZER_FILES,
+        duplicates=corpus_duplicates,
     output:
-        pair_files(f"{DATA}/shards/{{corpus}}/{{number}}"),
+        batch_file("tokenize", "{batch}"),
     log:
-        "logs/tokenize/{corpus}-{number}.log",
+        "logs/tokenize/{batch}.log",
     benchmark:
-        "results/benchmarks/tokenize/{corpus}-{number}.tsv"
+        "results/benchmarks/tokenize/{batch}.tsv"
     conda:
         "../envs/tokamake.yaml"
     threads: 1
     params:
-        text_key=lambda wildcards: CORPORA[wildcards.corpus].text_key,
-        append_eod="--append-eod" if CONFIG.tokenize.append_eod else "--no-append-eod",
-        byte_range=lambda wildcards: SHARDS[f"{wildcards.corpus}/{wildcards.number}"].byte_range,
-        prefix=subpath(output[0], strip_suffix=".bin"),
+        shards=shards_stamp,
+        corpus=corpus_options,
+        duplicates=lambda wildcards, input: [f"--duplicates={path}" for path in input.duplicates],
+        options=options(CONFIG.tokenize, leave_out=("deduplicate",)),
+        plan=PLAN_FILE,
+        folder=f"{DATA}/shards",
     shell:
-        "tokamake tokenize {input.raw:q} --output {params.prefix} --tokenizer {input.tokenizer[0]:q}"
-        " --text-key={params.text_key:q} {params.append_eod} --byte-range={params.byte_range:q}"
-        " --workers {threads} > {log} 2>&1"
+        "tokamake tokenize --plan {params.plan} --batch {wildcards.batch} --output {params.folder}"
+        " --summary {output} --tokenizer {input.tokenizer[0]:q} {params.corpus:q}"
+        " {params.duplicates:q} {params.options:q} --workers {threads} > {log} 2>&1"
 
 
 rule merge:
-    "Put the shards of one merged file together, verifying each."
+    "Put shards together, verifying each: the merged pairs of a batch in one job."
     input:
-        merged_shards,
+        merge_inputs,
     output:
-        pair_files(f"{DATA}/merged/{{pair}}"),
+        batch_file("merge", "{batch}"),
     log:
-        "logs/merge/{pair}.log",
+        "logs/merge/{batch}.log",
     benchmark:
-        "results/benchmarks/merge/{pair}.tsv"
+        "results/benchmarks/merge/{batch}.tsv"
     conda:
         "../envs/tokamake.yaml"
     params:
-        corpus=lambda wildcards: MERGED[wildcards.pair].corpus,
-        prefixes=lambda wildcards, input: [path.removesuffix(".bin") for path in input[::3]],
-        prefix=subpath(output[0], strip_suffix=".bin"),
+        pairs=merged_stamp,
+        plan=PLAN_FILE,
+        shards=f"{DATA}/shards",
+        folder=f"{DATA}/merged",
     shell:
-        "tokamake merge {params.prefixes:q} --output {params.prefix} --corpus {params.corpus}"
-        " > {log} 2>&1"
+        "tokamake merge --plan {params.plan} --batch {wildcards.batch} --input {params.shards}"
+        " --output {params.folder} --summary {output} > {log} 2>&1"
 
 
 rule describe:
     "Write the metadata of every merged file, and of all of them."
     input:
-        merged=[path for name in MERGED for path in pair_files(f"{DATA}/merged/{name}")],
-        plan=PLAN_FILE,
+        MERGE_FILES,
     output:
-        all=f"{DATA}/metadata.json",
-        each=[f"{DATA}/metadata/{name}.json" for name in MERGED],
+        f"{DATA}/metadata.json",
     log:
         "logs/describe.log",
     benchmark:
@@ -125,9 +148,12 @@ rule describe:
     conda:
         "../envs/tokamake.yaml"
     params:
-        prefixes=[f"{DATA}/merged/{name}" for name in MERGED],
+        pairs=files.digest(list(MERGED)),
+        plan=PLAN_FILE,
+        folder=f"{DATA}/merged",
     shell:
-        "tokamake describe {params.prefixes:q} --output {output.all} > {log} 2>&1"
+        "tokamake describe --plan {params.plan} --input {params.folder} --output {output}"
+        " > {log} 2>&1"
 
 
 rule weigh:
@@ -152,7 +178,7 @@ rule index:
     "Build the run's document, sample and shuffle indexes and its blend."
     input:
         weights=f"{DATA}/weights.txt",
-        merged=[path for name in MERGED for path in pair_files(f"{DATA}/merged/{name}")],
+        merged=MERGE_FILES,
     output:
         f"{RUN}/index/index.json",
     log:

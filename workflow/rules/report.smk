@@ -7,6 +7,7 @@ FIGURES = {
     "throughput.svg": "Training",
     "corpora.html": "Data",
     "mixture.svg": "Data",
+    "lengths.svg": "Data",
     "evaluation.html": "Model",
     "samples.html": "Model",
 }

@@ -3,30 +3,40 @@
 from pathlib import Path
 from typing import Any
 
+_COPIED = ("dtype", "vocab_size", "eod", "tokenizer", "bytes", "sha256", "sources")
+_COUNTS = ("documents_in", "quarantined_documents", "duplicate_documents")
 
-def describe(prefixes: list[Path], /, *, output: Path) -> None:
-    """Write the metadata of pairs: documents, sequences, tokens, bytes, hashes, corpus, sources.
+
+def describe(
+    prefixes: list[Path] | None = None,
+    /,
+    *,
+    output: Path,
+    plan: Path | None = None,
+    input: Path | None = None,
+) -> None:
+    """Write the metadata of pairs: documents, tokens, lengths, bytes, hashes, corpus, sources.
 
     The file for all is a list of objects with at least `data_prefix`, `total_num_docs` and
     `total_num_tokens`; prefixes are relative to its folder, so that the folder can be moved. The
-    folder of the same name without .json gets one file a pair.
+    folder of the same name without .json gets one file a pair. Lengths are those of documents in
+    tokens, their end-of-document token included, counted in bins that double in width.
 
     Args:
         prefixes: pairs with their manifests, named without .bin or .idx.
         output: JSON file for all pairs.
+        plan: plan whose merged pairs are described, instead of prefixes; takes `input`.
+        input: folder of the plan's merged pairs.
 
     Raises:
         UserError: a pair is missing or differs in size from its manifest.
     """
     import os
 
-    from tokamake.errors import UserError
     from tokamake.files import write_json
 
-    if not prefixes:
-        raise UserError("describe: no pair given; name at least one prefix")
     described = []
-    for prefix in sorted(prefixes):
+    for prefix in sorted(_prefixes(prefixes or [], plan, input)):
         relative = os.path.relpath(prefix, output.parent)
         described.append(_describe_pair(prefix, relative))
         write_json(output.with_suffix("") / f"{prefix.name}.json", described[-1])
@@ -35,26 +45,48 @@ def describe(prefixes: list[Path], /, *, output: Path) -> None:
     print(f"{output}: {len(described)} pairs, {tokens:,} tokens")
 
 
+def _prefixes(prefixes: list[Path], plan: Path | None, folder: Path | None) -> list[Path]:
+    from tokamake.data.planned import read_plan
+    from tokamake.errors import UserError
+
+    if (plan is None) != (folder is None) or (plan is not None and prefixes):
+        raise UserError("describe: give prefixes, or --plan with --input")
+    if plan is not None and folder is not None:
+        prefixes = [folder / pair.name for pair in read_plan(plan).merged]
+    if not prefixes:
+        raise UserError("describe: no pair given; name at least one prefix")
+    return prefixes
+
+
 def _describe_pair(prefix: Path, relative: str) -> dict[str, Any]:
     from tokamake.data.indexed import IndexedDataset
     from tokamake.data.pairs import read_manifest
+    from tokamake.data.statistics import document_lengths, histogram
     from tokamake.errors import UserError
 
     manifest = read_manifest(prefix)
     pair = IndexedDataset(prefix)
-    tokens = int(pair.lengths.sum(dtype="int64"))
-    if (tokens, len(pair)) != (manifest["tokens"], manifest["sequences"]):
+    tokens, documents = int(pair.lengths.sum(dtype="int64")), len(pair.document_bounds) - 1
+    # Documents without a token are counted apart, and stand in the index only if asked for.
+    possible = (manifest["documents"], manifest["documents"] + manifest["empty_documents"])
+    if (tokens, len(pair)) != (manifest["tokens"], manifest["sequences"]) or (
+        documents not in possible
+    ):
         raise UserError(
             f"{prefix}: its index differs from its manifest; remove the pair and run again"
         )
     return {
         "data_prefix": relative,
-        "total_num_docs": manifest["documents"],
+        "total_num_docs": documents,
         "total_num_sequences": len(pair),
         "total_num_tokens": tokens,
-        **{
-            key: manifest[key]
-            for key in ("corpus", "text_bytes", "empty_documents", "dtype", "vocab_size", "eod")
-        },
-        **{key: manifest[key] for key in ("tokenizer", "bytes", "sha256", "sources")},
+        **{key: manifest[key] for key in ("corpus", "text_bytes", "empty_documents")},
+        **{key: manifest[key] for key in _COUNTS if key in manifest},
+        "tokens_per_byte": _ratio(tokens, manifest["text_bytes"]),
+        "lengths": histogram(document_lengths(pair)),
+        **{key: manifest[key] for key in _COPIED},
     }
+
+
+def _ratio(tokens: int, text_bytes: int) -> float | None:
+    return round(tokens / text_bytes, 6) if text_bytes else None

@@ -5,9 +5,14 @@ Format (little-endian): magic `MMIDIDX\\0\\0`, u64 version 1, u8 dtype code, u64
 u64 m = documents + 1, i32[n] lengths, i64[n] byte pointers, i64[m] document bounds.
 """
 
+import hashlib
+import os
 import struct
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +31,7 @@ _DTYPES: dict[int, type[np.integer]] = {
     8: np.uint16,
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_CHUNK = 1 << 20
 
 
 def token_dtype(vocab_size: int) -> type[np.integer]:
@@ -33,41 +39,96 @@ def token_dtype(vocab_size: int) -> type[np.integer]:
     return np.uint16 if vocab_size < 65_500 else np.int32
 
 
-def write_index(
-    path: Path,
-    *,
-    dtype: type[np.integer],
-    lengths: npt.NDArray[np.int32],
-    document_bounds: npt.NDArray[np.int64],
-) -> None:
-    """Write an .idx: `lengths` (n,) in tokens, `document_bounds` (documents + 1,) in sequences."""
-    pointers = np.zeros(len(lengths), np.int64)
-    np.cumsum(lengths[:-1], dtype=np.int64, out=pointers[1:])
-    pointers *= np.dtype(dtype).itemsize
-    header = _HEADER.pack(_MAGIC, 1, _CODES[dtype], len(lengths), len(document_bounds))
-    with path.open("wb") as stream:
-        stream.write(header)
-        stream.write(lengths.astype("<i4", copy=False).tobytes())
-        stream.write(pointers.astype("<i8", copy=False).tobytes())
-        stream.write(document_bounds.astype("<i8", copy=False).tobytes())
+class IndexWriter:
+    """Writes an .idx as its sequences come; memory does not grow with their number.
+
+    Lengths go to their final place at once; byte pointers follow from them in a second pass.
+    """
+
+    def __init__(self, path: Path, dtype: type[np.integer]) -> None:
+        self.sequences = self.documents = self.tokens = 0
+        self._dtype = dtype
+        self._stream = path.open("w+b")
+        self._stream.write(bytes(_HEADER.size))
+        # Sequences of each document; the file has no name, so a kill leaves nothing of it.
+        self._counts = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115
+
+    def add(self, lengths: npt.NDArray[np.integer], counts: npt.NDArray[np.integer]) -> None:
+        """Append documents.
+
+        Args:
+            lengths: (sequences,) tokens of each sequence.
+            counts: (documents,) sequences of each document; their sum is the number of lengths.
+        """
+        self._stream.write(lengths.astype("<i4", copy=False).data)
+        self._counts.write(counts.astype("<i4", copy=False).data)
+        self.sequences += len(lengths)
+        self.documents += len(counts)
+        self.tokens += int(lengths.sum(dtype=np.int64))
+
+    def finish(self) -> None:
+        """Write pointers, document bounds and the header; the file is complete then."""
+        itemsize = np.dtype(self._dtype).itemsize
+        start = 0
+        for lengths in _chunks(self._stream, _HEADER.size, self.sequences):
+            ends = start + lengths.cumsum(dtype=np.int64)
+            self._stream.write(((ends - lengths) * itemsize).astype("<i8", copy=False).data)
+            start = int(ends[-1])
+        assert start == self.tokens
+        bound = np.zeros(1, np.int64)
+        self._stream.write(bound.data)
+        for counts in _chunks(self._counts, 0, self.documents):
+            bounds = bound[-1] + counts.cumsum(dtype=np.int64)
+            self._stream.write(bounds.astype("<i8", copy=False).data)
+            bound = bounds
+        assert bound[-1] == self.sequences
+        code = _CODES[self._dtype]
+        self._stream.seek(0)
+        self._stream.write(_HEADER.pack(_MAGIC, 1, code, self.sequences, self.documents + 1))
+
+    def close(self) -> None:
+        """Close the files, finished or not."""
+        self._stream.close()
+        self._counts.close()
+
+
+def _chunks(stream: IO[bytes], offset: int, count: int) -> Iterator[npt.NDArray[np.int32]]:
+    """Numbers that were written from `offset` on, a million at a time; the position stays."""
+    stream.flush()
+    for first in range(0, count, _CHUNK):
+        size = 4 * min(_CHUNK, count - first)
+        yield np.frombuffer(os.pread(stream.fileno(), size, offset + 4 * first), "<i4")
 
 
 class Writer:
-    """Writes a pair document by document, one sequence each; memory grows by 4 bytes a document.
+    """Writes a pair as documents come; memory does not grow with it.
 
     Use as a context manager over temporary paths: the index is written on leaving without error.
+
+    Attributes:
+        index: counts of what has been written.
+        sha256: hash of the token file so far.
     """
 
     def __init__(self, bin_file: Path, idx_file: Path, dtype: type[np.integer]) -> None:
-        self._stream = bin_file.open("wb")
-        self._idx_file = idx_file
+        self.sha256 = hashlib.sha256()
+        self._stream = bin_file.open("wb", buffering=0)
         self._dtype = dtype
-        self._lengths: list[npt.NDArray[np.int32]] = []
+        self.index = IndexWriter(idx_file, dtype)
 
-    def add(self, tokens: npt.NDArray[np.integer], lengths: npt.NDArray[np.int32]) -> None:
-        """Append a batch of documents: `tokens` (sum of lengths,), `lengths` (documents,)."""
-        self._stream.write(tokens.astype(self._dtype, copy=False).tobytes())
-        self._lengths.append(lengths.astype(np.int32, copy=False))
+    def add(
+        self,
+        tokens: npt.NDArray[np.integer],
+        lengths: npt.NDArray[np.integer],
+        counts: npt.NDArray[np.integer] | None = None,
+    ) -> None:
+        """Append documents: `tokens` (sum of lengths,), `lengths` (sequences,), and `counts`
+        (documents,), the sequences of each document; without it each has one."""
+        content = np.ascontiguousarray(tokens, self._dtype).data.cast("B")
+        self.sha256.update(content)
+        while content:  # an unbuffered stream may take less than it is given
+            content = content[self._stream.write(content) :]
+        self.index.add(lengths, np.ones(len(lengths), np.int32) if counts is None else counts)
 
     def __enter__(self) -> "Writer":
         return self
@@ -78,11 +139,14 @@ class Writer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._stream.close()
-        if kind is None:
-            lengths = np.concatenate(self._lengths) if self._lengths else np.zeros(0, np.int32)
-            bounds = np.arange(len(lengths) + 1, dtype=np.int64)
-            write_index(self._idx_file, dtype=self._dtype, lengths=lengths, document_bounds=bounds)
+        try:
+            if kind is None:
+                self.index.finish()
+                written = self._stream.tell()
+                assert written == self.index.tokens * np.dtype(self._dtype).itemsize
+        finally:
+            self._stream.close()
+            self.index.close()
 
 
 class IndexedDataset:

@@ -10,86 +10,150 @@ from tokamake.errors import UserError
 if TYPE_CHECKING:
     from tokamake.data.indexed import IndexedDataset
 
-_ALIKE = ("tokenizer", "vocab_size", "eod", "append_eod", "dtype")
+_ALIKE = (
+    "tokenizer", "vocab_size", "eod", "bos", "append_eod", "prepend_bos", "split_sentences",
+    "text_key", "template", "dtype",
+)  # fmt: skip
+_SUMS = (
+    "documents_in", "documents", "empty_documents", "quarantined_documents",
+    "duplicate_documents", "sequences", "tokens", "text_bytes",
+)  # fmt: skip
 _BLOCK = 8 << 20
+_CHUNK = 1 << 20
 
 
-def merge(prefixes: list[Path], /, *, output: Path, corpus: str = "") -> None:
+def merge(
+    prefixes: list[Path] | None = None,
+    /,
+    *,
+    output: Path,
+    corpus: str = "",
+    plan: Path | None = None,
+    batch: str = "",
+    input: Path | None = None,
+    summary: Path | None = None,
+) -> None:
     """Put pairs together into one, byte for byte in the order given.
 
     Args:
         prefixes: pairs to merge, named without .bin or .idx, each with its manifest.
-        output: prefix of the merged pair.
+        output: prefix of the merged pair; with a plan, the folder of merged pairs.
         corpus: name of the corpus, for the manifest.
+        plan: plan.json of the workflow, instead of prefixes.
+        batch: name of a batch of merged pairs in the plan; those that are whole already stay.
+        input: folder of the plan's shards.
+        summary: JSON file to write when all merged pairs of the batch are whole.
 
     Raises:
         UserError: a pair is missing, differs from its manifest, or was made with another tokenizer.
     """
+    if plan is None:
+        _merge(prefixes or [], output, corpus)
+        return
+    if prefixes or input is None or summary is None:
+        raise UserError("--plan: give --batch, --input and --summary with it, and no prefixes")
+    from tokamake.data import batches
+    from tokamake.data.planned import Merged, batch_merged, shard_prefixes
+
+    def make(group: Merged) -> None:
+        parts = shard_prefixes(group, input)
+        request = _request(parts)
+        if batches.finished([output / group.name], request):
+            print(f"{output / group.name}: whole already")
+        else:
+            _merge(parts, output / group.name, group.corpus, request)
+
+    groups = batch_merged(plan, batch)
+    batches.make_each(groups, make)
+    batches.write_batch(summary, batch, output, [output / group.name for group in groups])
+
+
+def _request(prefixes: list[Path]) -> str:
+    """Digest of everything that a merged pair is made from."""
+    from tokamake.data.pairs import read_manifest
+    from tokamake.files import digest
+
+    return digest([[str(prefix), read_manifest(prefix)["sha256"]] for prefix in prefixes])
+
+
+def _merge(prefixes: list[Path], output: Path, corpus: str, request: str = "") -> None:
+    from tokamake.data import pairs
     from tokamake.data.indexed import IndexedDataset
-    from tokamake.data.pairs import (
-        bin_path,
-        hashes,
-        idx_path,
-        manifest_path,
-        read_manifest,
-        write_manifest,
-    )
+    from tokamake.data.sources import sources_path
     from tokamake.files import atomic
     from tokamake.runtime import progress
 
-    manifests = [read_manifest(prefix) for prefix in prefixes]
+    manifests = [pairs.read_manifest(prefix) for prefix in prefixes]
     _check_alike(prefixes, manifests)
-    pairs = [IndexedDataset(prefix) for prefix in prefixes]
-    with atomic(bin_path(output), idx_path(output), manifest_path(output)) as (
-        bin_file,
-        idx_file,
-        manifest,
-    ):
+    opened = [IndexedDataset(prefix) for prefix in prefixes]
+    paths = [pairs.bin_path(output), pairs.idx_path(output), sources_path(output)]
+    with atomic(*paths, pairs.manifest_path(output)) as (bin_file, idx_file, map_file, manifest):
+        sha256 = hashlib.sha256()
         with bin_file.open("wb") as target:
             for prefix, stated in progress(
                 list(zip(prefixes, manifests, strict=True)), label="merge", unit="shard"
             ):
-                _append(prefix, stated["sha256"], target)
-        _join_indexes(pairs, idx_file)
+                _append(prefix, stated["sha256"], target, sha256)
+        _join_indexes(opened, idx_file)
+        _join_sources(prefixes, manifests, opened, map_file)
         joined = _joined_manifest(prefixes, manifests, corpus)
-        write_manifest(manifest, {**joined, **hashes(bin_file, idx_file)})
+        hashes = pairs.hashes(bin_file, idx_file, map_file, bin_sha256=sha256.hexdigest())
+        pairs.write_manifest(manifest, {"request": request, **joined, **hashes})
     print(f"{output}: {len(prefixes)} shards, {sum(m['tokens'] for m in manifests):,} tokens")
 
 
-def _join_indexes(pairs: list["IndexedDataset"], idx_file: Path) -> None:
+def _join_indexes(opened: list["IndexedDataset"], idx_file: Path) -> None:
     """Write the index of the pairs' sequences one after the other."""
     import numpy as np
 
-    from tokamake.data.indexed import write_index
+    from tokamake.data.indexed import IndexWriter
 
-    offsets = np.cumsum([0, *(len(pair) for pair in pairs)])
-    bounds = [
-        pair.document_bounds[1:] + offset for pair, offset in zip(pairs, offsets, strict=False)
-    ]
-    write_index(
-        idx_file,
-        dtype=pairs[0].dtype,
-        lengths=np.concatenate([pair.lengths for pair in pairs]),
-        document_bounds=np.concatenate([np.zeros(1, np.int64), *bounds]),
-    )
+    writer = IndexWriter(idx_file, opened[0].dtype)
+    none = np.zeros(0, np.int32)
+    try:
+        for pair in opened:
+            for start in range(0, len(pair), _CHUNK):
+                writer.add(pair.lengths[start : start + _CHUNK], none)
+            for start in range(0, len(pair.document_bounds) - 1, _CHUNK):
+                writer.add(none, np.diff(pair.document_bounds[start : start + _CHUNK + 1]))
+        writer.finish()
+    finally:
+        writer.close()
+
+
+def _join_sources(
+    prefixes: list[Path],
+    manifests: list[dict[str, Any]],
+    opened: list["IndexedDataset"],
+    map_file: Path,
+) -> None:
+    from tokamake.data.sources import SourcesWriter, sources_path
+
+    first_input = 0
+    with SourcesWriter(map_file) as writer:
+        for prefix, stated, pair in zip(prefixes, manifests, opened, strict=True):
+            writer.append(
+                sources_path(prefix),
+                documents=len(pair.document_bounds) - 1,
+                first_input=first_input,
+            )
+            first_input += len(stated["inputs"])
 
 
 def _joined_manifest(
     prefixes: list[Path], manifests: list[dict[str, Any]], corpus: str
 ) -> dict[str, Any]:
     """Sums and sources of the pairs; the merged files' own hashes are still to be added."""
-    kept = ("inputs", "byte_range", "sha256")
     sources = [
-        {"path": str(prefix), **{key: stated[key] for key in kept}}
+        {"path": str(prefix), **{key: stated[key] for key in ("inputs", "sha256")}}
         for prefix, stated in zip(prefixes, manifests, strict=True)
     ]
-    sums = ("documents", "empty_documents", "sequences", "tokens", "text_bytes")
     return {
         "tokamake": __version__,
         "corpus": corpus,
         "sources": sources,
         **{key: manifests[0][key] for key in _ALIKE},
-        **{key: sum(stated[key] for stated in manifests) for key in sums},
+        **{key: sum(stated[key] for stated in manifests) for key in _SUMS},
     }
 
 
@@ -105,19 +169,24 @@ def _check_alike(prefixes: list[Path], manifests: list[dict[str, Any]]) -> None:
                 )
 
 
-def _append(prefix: Path, stated: dict[str, str], target: IO[bytes]) -> None:
-    """Copy a shard's tokens while hashing them, and compare with its manifest."""
+def _append(
+    prefix: Path, stated: dict[str, str], target: IO[bytes], whole: "hashlib._Hash"
+) -> None:
+    """Copy a shard's tokens while hashing them, and compare its files with its manifest."""
     from tokamake.data.pairs import bin_path, idx_path
+    from tokamake.data.sources import sources_path
     from tokamake.files import sha256
 
     digest = hashlib.sha256()
     with bin_path(prefix).open("rb") as source:
         while block := source.read(_BLOCK):
             digest.update(block)
+            whole.update(block)
             target.write(block)
     for path, found, expected in (
         (bin_path(prefix), digest.hexdigest(), stated["bin"]),
         (idx_path(prefix), sha256(idx_path(prefix)), stated["idx"]),
+        (sources_path(prefix), sha256(sources_path(prefix)), stated["sources"]),
     ):
         if found != expected:
             raise UserError(

@@ -42,15 +42,28 @@ def read_manifest(prefix: Path) -> dict[str, Any]:
 
 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
-    """Write a manifest with a digest of itself, so that a damaged one is known."""
-    files.write_json(path, {**manifest, "digest": files.digest(manifest)})
+    """Write a manifest with a digest of itself, so that a damaged one is known.
+
+    Args:
+        path: temporary file, which `files.atomic` will bring to its place.
+        manifest: what is known of the pair.
+    """
+    signed = {**manifest, "digest": files.digest(manifest)}
+    path.write_text(files.to_json(signed), encoding="utf-8")
 
 
-def hashes(bin_file: Path, idx_file: Path) -> dict[str, dict[str, Any]]:
-    """Sizes and hashes of a pair, as its manifest states them."""
+def hashes(*paths: Path, bin_sha256: str = "") -> dict[str, dict[str, Any]]:
+    """Sizes and hashes of a pair's files, as its manifest states them.
+
+    Args:
+        paths: the token file, the index, and the map of sources if there is one.
+        bin_sha256: hash of the token file where it is known already.
+    """
+    named = dict(zip(("bin", "idx", "sources"), paths, strict=False))
+    known = {"bin": bin_sha256} if bin_sha256 else {}
     return {
-        "bytes": {"bin": bin_file.stat().st_size, "idx": idx_file.stat().st_size},
-        "sha256": {"bin": files.sha256(bin_file), "idx": files.sha256(idx_file)},
+        "bytes": {name: path.stat().st_size for name, path in named.items()},
+        "sha256": {name: known.get(name) or files.sha256(path) for name, path in named.items()},
     }
 
 
@@ -62,16 +75,17 @@ def broken(prefix: Path) -> str | None:
     """
     try:
         written = manifest_path(prefix).stat().st_mtime_ns
-        stats = {"bin": bin_path(prefix).stat(), "idx": idx_path(prefix).stat()}
         stated = read_manifest(prefix)
+        paths = {name: prefix.with_name(f"{prefix.name}.{name}") for name in stated["bytes"]}
+        stats = {name: path.stat() for name, path in paths.items()}
     except FileNotFoundError as error:
         return f"{error.filename} is missing"
     except UserError as error:
         return str(error).partition(";")[0]
-    for suffix, stat in stats.items():
-        path = prefix.with_name(f"{prefix.name}.{suffix}")
-        if stat.st_size != stated["bytes"][suffix]:
-            return f"{path} has {stat.st_size} bytes, its manifest says {stated['bytes'][suffix]}"
-        if stat.st_mtime_ns > written and files.sha256(path) != stated["sha256"][suffix]:
+    for name, stat in stats.items():
+        path, size = paths[name], stated["bytes"][name]
+        if stat.st_size != size:
+            return f"{path} has {stat.st_size} bytes, its manifest says {size}"
+        if stat.st_mtime_ns > written and files.sha256(path) != stated["sha256"][name]:
             return f"{path} differs from the hash in its manifest"
     return None

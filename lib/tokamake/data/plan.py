@@ -1,65 +1,24 @@
-"""Stage `plan`: which raw files make a shard and which shards make a merged file, from sizes alone.
+"""Stage `plan`: which raw files make a shard, which shards a merged file, and what each job makes.
 
-The workflow calls `make_plan` each time it is read, so every job is known before any has run; the
-stage writes the same plan to a file, which keeps later plans stable: files that come later make new
-shards and new merged files, and finished ones stay as they are.
+All comes from sizes, so that every job is known before any has run. The workflow calls `make_plan`
+each time it is read, and writes the plan down when it starts: shards, merged files and batches of
+an earlier plan stay as they are, and files that come later make new ones.
 """
 
-import os
 import re
-import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from glob import glob
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from tokamake.config import Corpus, PlanSettings, read_corpora
-from tokamake.data.readers._compression import EXPANSION
+from tokamake.data.documents import Fields
+from tokamake.data.planned import Batch, Merged, Plan, Shard, Source, read_plan, write_plan
+from tokamake.data.raw import RawFile, raw_files, stamp
+from tokamake.data.readers import sniff
+from tokamake.data.readers._compression import EXPANSION, SUFFIXES
 from tokamake.errors import UserError
-from tokamake.files import read_json, write_json
+from tokamake.files import digest
 from tokamake.validation import parse_json
-
-
-@dataclass(frozen=True)
-class Shard:
-    """What one `tokenize` job reads."""
-
-    name: str
-    """<corpus>/<number>: the pair's path below the folder of shards."""
-    files: tuple[str, ...]
-    """Raw files in order."""
-    byte_range: str
-    """Part of a single large file, START:END, or empty."""
-    bytes: int
-    """Estimated size of its .bin file."""
-
-
-@dataclass(frozen=True)
-class Merged:
-    """What one `merge` job makes."""
-
-    name: str
-    """<corpus>-<number>_<text key>_document, as Megatron names pairs."""
-    corpus: str
-    """Corpus it belongs to."""
-    shards: tuple[str, ...]
-    """Names of its shards in order."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All shards and merged files."""
-
-    settings: dict[str, Any]
-    """Settings the plan was made with; another value makes a plan from scratch."""
-    shards: tuple[Shard, ...]
-    """All shards."""
-    merged: tuple[Merged, ...]
-    """All merged files."""
-    tokenizer_files: tuple[str, ...]
-    """Raw files that a tokenizer is trained on: later ones must not change the finished tokens."""
 
 
 def plan(
@@ -67,14 +26,16 @@ def plan(
     corpora: Path,
     settings: str = "{}",
     declared: tuple[str, ...] = (),
+    split_sentences: bool = False,
     output: Path,
 ) -> None:
-    """Decide shards and merged files from the sizes of raw files.
+    """Decide shards, merged files and batches from the sizes of raw files.
 
     Args:
         corpora: table of corpora, as config/corpora.tsv.
         settings: the config's `plan` section as JSON.
         declared: PATH=BYTES of raw files that are still to be made.
+        split_sentences: sequences are sentences, as the merged files' names tell.
         output: JSON file of the plan; an earlier one there is extended.
 
     Raises:
@@ -86,63 +47,18 @@ def plan(
         if not path or not size.isdigit():
             raise UserError(f"--declared {text}: give PATH=BYTES")
         sizes[path] = int(size)
-    parsed = parse_json(PlanSettings, settings, "--settings")
-    made = make_plan(read_corpora(corpora), parsed, sizes, previous=read_plan(output))
-    write_json(output, asdict(made))
-    print(f"{output}: {len(made.shards)} shards, {len(made.merged)} merged files")
-
-
-def read_plan(path: Path) -> Plan | None:
-    """Read a plan, or None where there is none yet."""
-    if not path.exists():
-        return None
-    value = read_json(path, "remove it to plan from scratch")
-    try:
-        return Plan(
-            value["settings"],
-            tuple(
-                Shard(s["name"], tuple(s["files"]), s["byte_range"], s["bytes"])
-                for s in value["shards"]
-            ),
-            tuple(Merged(m["name"], m["corpus"], tuple(m["shards"])) for m in value["merged"]),
-            tuple(value["tokenizer_files"]),
-        )
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{path}: not a plan ({error}); remove it to plan from scratch") from None
-
-
-def raw_files(corpus: Corpus, declared: Mapping[str, int]) -> list[str]:
-    """Raw files of a corpus, on disk or declared, in natural order (2 before 10).
-
-    Raises:
-        UserError: a pattern matches nothing.
-    """
-    found: dict[str, str] = {}
-    made = {str(Path(path).parent) for path in declared}
-    for pattern in _patterns(corpus):
-        expression = re.compile(_glob_expression(pattern))
-        on_disk = (path for path in glob(pattern, recursive=True) if Path(path).is_file())
-        # What else lies beside declared files is left from an earlier declaration.
-        matches = {path for path in on_disk if str(Path(path).parent) not in made}
-        matches |= {path for path in declared if expression.fullmatch(path)}
-        if not matches:
-            raise UserError(
-                f'corpus "{corpus.corpus}": no file matches {pattern}; '
-                "fix the files column of the corpora table"
-            )
-        for path in sorted(matches):
-            found.setdefault(os.path.realpath(path), path)  # the same file may have several names
-    return sorted(found.values(), key=_natural)
-
-
-def _patterns(corpus: Corpus) -> list[str]:
-    try:
-        return shlex.split(corpus.files)
-    except ValueError as error:
-        raise UserError(
-            f'corpus "{corpus.corpus}": {corpus.files}: {str(error).lower()}; '
-            "fix the files column of the corpora table"
-        ) from None
+    made = make_plan(
+        read_corpora(corpora),
+        parse_json(PlanSettings, settings, "--settings"),
+        sizes,
+        previous=read_plan(output) if output.exists() else None,
+        split_sentences=split_sentences,
+    )
+    write_plan(output, made)
+    print(
+        f"{output}: {len(made.shards):,} shards in {len(made.tokenize_batches):,} jobs, "
+        f"{len(made.merged):,} merged files in {len(made.merge_batches):,} jobs"
+    )
 
 
 def make_plan(
@@ -151,83 +67,132 @@ def make_plan(
     declared: Mapping[str, int],
     *,
     previous: Plan | None = None,
+    split_sentences: bool = False,
 ) -> Plan:
-    """Plan all corpora; see the module's words on stability."""
+    """Plan all corpora; see the module's words on stability.
+
+    Args:
+        corpora: rows of the table.
+        settings: sizes, and the most jobs.
+        declared: path to size of raw files that are still to be made.
+        previous: an earlier plan, which is extended if its sizes are the same.
+        split_sentences: sequences are sentences, as the merged files' names tell.
+
+    Raises:
+        UserError: a pattern matches no file.
+    """
+    rows = list(corpora)
+    sizes = settings.model_dump(exclude={"max_jobs"})
+    alike = previous if previous and previous.settings == sizes else None
+    files = {corpus.corpus: raw_files(corpus, declared) for corpus in rows}
     shards: list[Shard] = []
     merged: list[Merged] = []
-    all_paths: list[str] = []
-    stated = settings.model_dump()
-    alike = previous if previous and previous.settings == stated else None
-    for corpus in corpora:
-        paths = raw_files(corpus, declared)
-        kept_shards, kept_merged = _kept(corpus, paths, alike)
+    for corpus in rows:
+        suffixes = _suffixes(corpus, split_sentences)
+        kept_shards, kept_merged = _kept(corpus.corpus, files[corpus.corpus], suffixes, alike)
         known = {path for shard in kept_shards for path in shard.files}
-        fresh = [path for path in paths if path not in known]
-        number = _next([shard.name for shard in kept_shards])
-        new_shards = _cut(corpus, fresh, settings, declared, first=number)
-        number = _next([pair.name for pair in kept_merged])
-        new_merged = _gather(corpus, new_shards, settings, first=number)
-        all_paths += paths
+        fresh = [file for file in files[corpus.corpus] if file.path not in known]
+        new_shards = _cut(corpus, fresh, settings, first=_next(kept_shards))
+        groups = _gather(new_shards, settings.merged_bytes)
         shards += kept_shards + new_shards
-        merged += kept_merged + new_merged
-    before = set(previous.tokenizer_files) if previous else set()
-    tokenizer_files = [path for path in all_paths if path in before] or all_paths
-    return Plan(stated, tuple(shards), tuple(merged), tuple(tokenizer_files))
+        merged += kept_merged + _merged(corpus.corpus, groups, suffixes, first=_next(kept_merged))
+    tokenizer, tokenizer_stamp = _tokenizer(rows, files, previous)
+    return Plan(
+        sizes,
+        tokenizer_stamp,
+        tokenizer,
+        _batches(shards, alike.tokenize_batches if alike else (), settings.max_jobs),
+        # Merging takes a fraction of the time that tokenizing takes.
+        _batches(merged, alike.merge_batches if alike else (), -(-settings.max_jobs // 4)),
+        tuple(merged),
+        tuple(shards),
+    )
+
+
+def _suffixes(corpus: Corpus, split_sentences: bool) -> dict[str, str]:
+    """End of a merged pair's name to the key of its shards' pairs, for each text the corpus has."""
+    names = Fields(tuple(corpus.text_key.split(",")), corpus.template).names
+    unit = "sentence" if split_sentences else "document"
+    return {f"_{name}_{unit}": name if len(names) > 1 else "" for name in names}
 
 
 def _kept(
-    corpus: Corpus, paths: list[str], previous: Plan | None
+    corpus: str, files: list[RawFile], suffixes: Mapping[str, str], previous: Plan | None
 ) -> tuple[list[Shard], list[Merged]]:
-    """Shards and merged files of an earlier plan, without the raw files that are gone."""
-    if previous is None:
+    """Shards and merged pairs of an earlier plan, without files that are gone or no longer fit."""
+    before = [pair for pair in previous.merged if pair.corpus == corpus] if previous else []
+    named = {(re.sub(r"^[^-]*-\d+", "", pair.name), pair.key) for pair in before}
+    if previous is None or named != set(suffixes.items()):
         return [], []
-    present = set(paths)
-    shards = []
-    for shard in previous.shards:
-        files = tuple(path for path in shard.files if path in present)
-        if shard.name.split("/")[0] == corpus.corpus and files:
-            shards.append(Shard(shard.name, files, shard.byte_range, shard.bytes))
-    names = {shard.name for shard in shards}
+    present = {file.path: file for file in files}
+    own = [shard for shard in previous.shards if _corpus(shard.name) == corpus]
+    for path in {shard.files[0] for shard in own if not _fits(shard, present)}:
+        del present[path]
+    shards = {}
+    for shard in own:
+        if left := [present[path] for path in shard.files if path in present]:
+            shards[shard.name] = _shard(shard.name, left, shard.byte_range, shard.bytes)
     merged = []
-    for pair in previous.merged:
-        kept = tuple(name for name in pair.shards if name in names)
-        if pair.corpus == corpus.corpus and pair.name.endswith(_suffix(corpus)) and kept:
-            merged.append(Merged(pair.name, pair.corpus, kept))
-    gathered = {name for pair in merged for name in pair.shards}
-    return [shard for shard in shards if shard.name in gathered], merged
+    for pair in before:
+        if names := tuple(name for name in pair.shards if name in shards):
+            merged.append(pair._replace(shards=names))
+    return list(shards.values()), merged
+
+
+def _fits(shard: Shard, present: Mapping[str, RawFile]) -> bool:
+    """Tell whether a part of a file can still be read from what the file has become since."""
+    if not shard.byte_range or shard.files[0] not in present:
+        return True
+    file = present[shard.files[0]]
+    if stamp([file]) == shard.stamp:
+        return True
+    reaches = max(int(bound or 0) for bound in shard.byte_range.split(":"))
+    return reaches <= file.size and _divisible(file)
 
 
 def _cut(
-    corpus: Corpus,
-    paths: list[str],
-    settings: PlanSettings,
-    declared: Mapping[str, int],
-    *,
-    first: int,
+    corpus: Corpus, files: list[RawFile], settings: PlanSettings, *, first: int
 ) -> list[Shard]:
-    """Gather small files into shards and cut large plain ones."""
-    parts: list[tuple[tuple[str, ...], str, int]] = []
-    waiting: list[str] = []
+    """Gather small files into shards and cut large ones that can be read from within."""
+    parts: list[tuple[list[RawFile], str, float]] = []
+    waiting: list[RawFile] = []
     waiting_bytes = 0
-    for path in paths:
-        size = declared[path] if path in declared else Path(path).stat().st_size
-        if waiting and waiting_bytes + size > settings.shard_bytes:
-            parts.append((tuple(waiting), "", _text_bytes(waiting, declared)))
+    for file in files:
+        if waiting and waiting_bytes + file.size > settings.shard_bytes:
+            parts.append((waiting, "", sum(map(_text_bytes, waiting))))
             waiting, waiting_bytes = [], 0
-        if size > settings.shard_bytes and Path(path).suffix == ".jsonl":
-            parts += [
-                ((path,), text, length) for text, length in _ranges(size, settings.shard_bytes)
-            ]
+        if file.size > settings.shard_bytes and _divisible(file):
+            scale = _text_bytes(file) / file.size
+            for text, length in _ranges(file.size, settings.shard_bytes):
+                parts.append(([file], text, length * scale))
         else:
-            waiting.append(path)
-            waiting_bytes += size
+            waiting.append(file)
+            waiting_bytes += file.size
     if waiting:
-        parts.append((tuple(waiting), "", _text_bytes(waiting, declared)))
+        parts.append((waiting, "", sum(map(_text_bytes, waiting))))
     ratio = settings.token_bytes_per_text_byte
     return [
-        Shard(f"{corpus.corpus}/{number:05d}", files, byte_range, int(size * ratio))
-        for number, (files, byte_range, size) in enumerate(parts, first)
+        _shard(f"{corpus.corpus}/{number:05d}", members, byte_range, int(size * ratio))
+        for number, (members, byte_range, size) in enumerate(parts, first)
     ]
+
+
+def _shard(name: str, files: list[RawFile], byte_range: str, size: int) -> Shard:
+    return Shard(name, tuple([file.path for file in files]), byte_range, size, stamp(files))
+
+
+def _divisible(file: RawFile) -> bool:
+    """Tell whether parts of a large file can be read by themselves, as of no compressed one."""
+    if file.modified is None:
+        return file.path.endswith(".jsonl")
+    if _ending(file.path) in SUFFIXES:
+        return False
+    kind, compression = sniff(Path(file.path))
+    return kind in ("jsonl", "parquet") and not compression
+
+
+def _ending(path: str) -> str:
+    return path[path.rfind(".") :]
 
 
 def _ranges(size: int, shard_bytes: int) -> list[tuple[str, int]]:
@@ -239,51 +204,89 @@ def _ranges(size: int, shard_bytes: int) -> list[tuple[str, int]]:
     ]
 
 
-def _text_bytes(paths: Iterable[str], declared: Mapping[str, int]) -> int:
-    """Estimated size of raw files when decompressed; a declared size is uncompressed already."""
-    total = 0.0
-    for path in paths:
-        factor = EXPANSION.get(Path(path).suffix, 1.0)
-        total += declared[path] if path in declared else Path(path).stat().st_size * factor
-    return int(total)
+def _text_bytes(file: RawFile) -> float:
+    """Estimated size of a raw file when decompressed; a declared size is uncompressed already."""
+    if file.modified is None:
+        return file.size
+    return file.size * EXPANSION.get(_ending(file.path), 1.0)
 
 
-def _gather(
-    corpus: Corpus, shards: list[Shard], settings: PlanSettings, *, first: int
-) -> list[Merged]:
+def _gather(shards: list[Shard], merged_bytes: int) -> list[tuple[str, ...]]:
     """Put neighbouring shards together up to the size of a merged file."""
-    groups: list[list[Shard]] = []
+    groups: list[list[str]] = []
+    size = 0
     for shard in shards:
-        full = not groups or sum(s.bytes for s in groups[-1]) + shard.bytes > settings.merged_bytes
-        if full:
+        if not groups or size + shard.bytes > merged_bytes:
             groups.append([])
-        groups[-1].append(shard)
+            size = 0
+        groups[-1].append(shard.name)
+        size += shard.bytes
+    return [tuple(group) for group in groups]
+
+
+def _merged(
+    corpus: str, groups: list[tuple[str, ...]], suffixes: Mapping[str, str], *, first: int
+) -> list[Merged]:
     return [
-        Merged(
-            f"{corpus.corpus}-{number:04d}{_suffix(corpus)}",
-            corpus.corpus,
-            tuple(shard.name for shard in group),
-        )
+        Merged(f"{corpus}-{number:04d}{suffix}", corpus, key, group)
         for number, group in enumerate(groups, first)
+        for suffix, key in suffixes.items()
     ]
 
 
-def _suffix(corpus: Corpus) -> str:
-    return f"_{corpus.text_key}_document"
+def _batches(
+    members: list[Shard] | list[Merged], previous: tuple[Batch, ...], max_jobs: int
+) -> tuple[Batch, ...]:
+    """Earlier batches without what is gone, and about `max_jobs` new ones of neighbours at most."""
+    names = {member.name for member in members}
+    batches = []
+    for batch in previous:
+        if left := tuple(name for name in batch.members if name in names):
+            batches.append(Batch(batch.name, left))
+    batched = {name for batch in batches for name in batch.members}
+    fresh: dict[str, list[str]] = {}
+    for member in members:
+        if member.name not in batched:
+            fresh.setdefault(_corpus(member.name), []).append(member.name)
+    size = -(-sum(map(len, fresh.values())) // max_jobs)
+    for corpus, waiting in fresh.items():
+        first = _next([batch for batch in batches if _corpus(batch.name) == corpus])
+        count = -(-len(waiting) // size)
+        bounds = [len(waiting) * number // count for number in range(count + 1)]
+        for number, (start, end) in enumerate(pairwise(bounds), first):
+            batches.append(Batch(f"{corpus}-{number:05d}", tuple(waiting[start:end])))
+    return tuple(batches)
 
 
-def _next(names: list[str]) -> int:
+def _corpus(name: str) -> str:
+    """Corpus of code/00003, code-00003 or code-0003_text_document."""
+    return name.replace("/", "-").partition("-")[0]
+
+
+def _next(named: Iterable[Shard | Merged | Batch]) -> int:
     """Number after the highest one in names like code/00003 or code-0003_text_document."""
-    numbers = [int(match.group(1)) for name in names if (match := re.search(r"[/-](\d+)", name))]
-    return max(numbers, default=-1) + 1
+    numbers = (re.search(r"[/-](\d+)", item.name) for item in named)
+    return max((int(match[1]) for match in numbers if match), default=-1) + 1
 
 
-def _natural(path: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path)]
+def _tokenizer(
+    corpora: list[Corpus], files: Mapping[str, list[RawFile]], previous: Plan | None
+) -> tuple[tuple[Source, ...], str]:
+    """What a tokenizer is trained on, and its stamp; see `Plan`.
 
-
-def _glob_expression(pattern: str) -> str:
-    """Regular expression of a glob pattern in which * stops at a slash and ** does not."""
-    pieces = re.split(r"(\*\*/?|\*|\?)", pattern)
-    meaning = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    return "".join(meaning.get(piece, re.escape(piece)) for piece in pieces)
+    Where a tokenizer may have been trained before, files that come later are left out of it and
+    ones that are gone leave its stamp as it is; another way of reading them does not.
+    """
+    before = {source.corpus: source for source in previous.tokenizer} if previous else {}
+    known = {path for source in before.values() for path in source.files}
+    old, every = [], []
+    for corpus in corpora:
+        paths = tuple(file.path for file in files[corpus.corpus])
+        fields = corpus.corpus, corpus.format, corpus.text_key, corpus.template
+        every.append(Source(*fields, paths))
+        old.append(Source(*fields, tuple(path for path in paths if path in known)))
+    kept = tuple(source for source in old if source.files)
+    if previous is None or not kept:
+        return tuple(every), digest(every)
+    same = all(source[:4] == before.get(source.corpus, source)[:4] for source in kept)
+    return kept, previous.tokenizer_stamp if same else digest(kept)

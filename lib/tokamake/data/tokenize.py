@@ -1,144 +1,104 @@
-"""Stage `tokenize`: raw files become one .bin/.idx pair, one sequence a document.
+"""Stage `tokenize`: raw files become .bin/.idx pairs, one sequence a document or a sentence.
 
-Texts stream from `readers` in file order through the tokenizer in batches to the pair's writer.
+By itself it makes one shard of the files it is given; in the workflow it makes the shards of one
+batch of the plan, those that are not whole yet. `maker` runs both, `shard` has the data's way.
 """
 
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from itertools import chain
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
-from tokamake import __version__
 from tokamake.errors import UserError
-
-if TYPE_CHECKING:
-    from tokamake.data.indexed import Writer
-    from tokamake.data.tokenizers import Tokenizer
-
-_BATCH_CHARACTERS = 2_000_000
 
 
 def tokenize(
-    files: list[Path],
+    files: tuple[str, ...] = (),
     /,
     *,
     output: Path,
     tokenizer: Path,
-    text_key: str = "text",
+    text_key: tuple[str, ...] = (),
+    template: str = "",
+    format: str = "",
     append_eod: bool = True,
+    prepend_bos: bool = False,
+    split_sentences: bool = False,
+    language: str = "en",
+    empty_documents: Literal["skip", "keep"] = "skip",
+    on_bad_document: Literal["stop", "quarantine"] = "stop",
+    max_bad_fraction: float = 1.0,
     byte_range: str = "",
-    workers: int = 1,
+    corpora: Path | None = None,
+    plan: Path | None = None,
+    batch: str = "",
+    summary: Path | None = None,
+    duplicates: Path | None = None,
+    workers: int = 0,
 ) -> None:
     """Tokenize raw files into a Megatron .bin/.idx pair with a manifest.
 
-    Blank lines and documents without a token are left out and counted. Any bad document stops the
-    stage, and nothing is written.
+    Every document is in the pair or counted: documents in = out + empty + quarantined (+
+    duplicates, in the workflow). Nothing is written where a file is damaged.
 
     Args:
-        files: jsonl (plain, gz, zst, xz, bz2) or parquet files, read in this order.
-        output: prefix of the pair: PREFIX.bin, PREFIX.idx and PREFIX.json are written.
+        files: jsonl, parquet, Arrow (as `datasets` saves) or plain text files, compressed or not;
+            folders of them, patterns; or one corpus by its name in the table of corpora given.
+        output: prefix of the pair: PREFIX.bin, .idx, .sources and .json (the manifest) are written;
+            with several keys PREFIX_KEY.* each. With a plan, the folder of shards.
         tokenizer: folder or file of a tokenizer: tokenizer.json, vocab.json with merges.txt,
             SentencePiece .model, or vocab.txt.
-        text_key: key or column that holds the text.
+        text_key: key or column that holds the text ("text" if not told); several, each given
+            with this option or all with commas, become a pair each.
+        template: text of a document, from several keys: "{title}\\n\\n{text}".
+        format: format of the files, where it cannot be told from them.
         append_eod: end each document with the tokenizer's end-of-document token.
-        byte_range: START:END in bytes, of a single plain jsonl file; END may be empty.
-        workers: threads; the output does not depend on it.
+        prepend_bos: begin each document with the tokenizer's beginning-of-sequence token.
+        split_sentences: make each sentence a sequence of its own.
+        language: language of the text (ISO 639), for its sentences.
+        empty_documents: documents without a token: left out, or kept as Megatron-LM keeps them.
+        on_bad_document: stop at a document that cannot be read, or write it to
+            PREFIX.quarantine.jsonl with the reason and go on.
+        max_bad_fraction: largest share of documents that may be quarantined.
+        byte_range: START:END in bytes of a single plain jsonl or parquet file; END may be empty.
+        corpora: table of corpora, as config/corpora.tsv.
+        plan: plan.json of the workflow, instead of files.
+        batch: name of a batch in the plan, whose shards are made.
+        summary: JSON file to write when all shards of the batch are whole.
+        duplicates: documents of the plan's shards to leave out, as `find-duplicates` writes them.
+        workers: threads, 0 for all cores; the output does not depend on it.
 
     Raises:
         UserError: a file is missing or damaged, a document is bad, or there is no such tokenizer.
     """
-    import os
-
+    if bool(files) == (plan is not None) or (plan is not None and summary is None):
+        raise UserError("give FILES, or --plan with --batch and --summary")
+    workers = workers or len(os.sched_getaffinity(0))
     os.environ["RAYON_NUM_THREADS"] = str(workers)  # read once, when the first batch is encoded
-    from tokamake.data.indexed import Writer, token_dtype
-    from tokamake.data.pairs import bin_path, hashes, idx_path, manifest_path, write_manifest
-    from tokamake.data.tokenizers import open_tokenizer
-    from tokamake.files import atomic
-
-    opened = open_tokenizer(tokenizer)
-    dtype = token_dtype(opened.vocab_size)
-    counts: Counter[str] = Counter()
-    texts = _texts(files, text_key, _parse_range(byte_range, files))
-    pair = bin_path(output), idx_path(output), manifest_path(output)
-    with atomic(*pair) as (bin_file, idx_file, manifest):
-        with Writer(bin_file, idx_file, dtype) as writer:
-            for batch in _batches(texts):
-                counts.update(_write(batch, opened, append_eod, writer))
-        write_manifest(
-            manifest,
-            {
-                "tokamake": __version__,
-                "inputs": [{"path": str(path), "bytes": path.stat().st_size} for path in files],
-                "byte_range": byte_range,
-                "tokenizer": opened.fingerprint,
-                "vocab_size": opened.vocab_size,
-                "eod": opened.eod,
-                "append_eod": append_eod,
-                "dtype": dtype.__name__,
-                "documents": counts["documents"],
-                "empty_documents": counts["empty"],
-                "sequences": counts["documents"],
-                "tokens": counts["tokens"],
-                "text_bytes": counts["bytes"],
-                **hashes(bin_file, idx_file),
-            },
-        )
-    print(
-        f"{output}: {counts['documents']:,} documents, {counts['tokens']:,} tokens from "
-        f"{len(files)} files, {counts['empty']} empty documents left out"
-    )
-
-
-def _parse_range(text: str, files: list[Path]) -> tuple[int, int | None] | None:
-    if not text:
-        return None
-    match = re.fullmatch(r"(\d+):(\d*)", text)
-    if len(files) != 1 or match is None:
-        raise UserError(f"--byte-range {text}: give START:END in bytes, and a single file")
-    return int(match[1]), int(match[2]) if match[2] else None
-
-
-def _texts(
-    files: list[Path], text_key: str, byte_range: tuple[int, int | None] | None
-) -> Iterator[str]:
+    from tokamake.data import corpora as tables
     from tokamake.data import readers
-    from tokamake.runtime import progress
+    from tokamake.data.documents import Fields
+    from tokamake.data.maker import Maker, Wanted
+    from tokamake.data.shard import Options
+    from tokamake.data.tokenizers import open_tokenizer
 
-    each = (readers.read(path, text_key, byte_range) for path in files)
-    yield from progress(chain.from_iterable(each), label="tokenize", unit="documents")
-
-
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    characters = 0
-    for text in texts:
-        batch.append(text)
-        characters += len(text)
-        if characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
-
-
-def _write(
-    texts: list[str], tokenizer: "Tokenizer", append_eod: bool, writer: "Writer"
-) -> dict[str, int]:
-    import numpy as np
-
-    encoded = [ids for ids in tokenizer.encode_batch(texts) if ids]
-    if append_eod:
-        for ids in encoded:
-            ids.append(tokenizer.eod)
-    lengths = np.array([len(ids) for ids in encoded], np.int32)
-    total = int(lengths.sum(dtype=np.int64))
-    tokens = np.fromiter((token for ids in encoded for token in ids), np.int64, total)
-    writer.add(tokens, lengths)
-    return {
-        "documents": len(encoded),
-        "empty": len(texts) - len(encoded),
-        "tokens": total,
-        "bytes": sum(len(text.encode("utf-8", "surrogatepass")) for text in texts),
-    }
+    if corpora is not None:
+        row = tables.named(files, corpora)
+        files, format = tables.patterns(row), format or row.format
+        text_key, template = text_key or (row.text_key,), template or row.template
+    keys = tuple(key for text in text_key or ("text",) for key in text.split(","))
+    options = Options(
+        fields=Fields(keys, template),
+        format=format,
+        append_eod=append_eod,
+        prepend_bos=prepend_bos,
+        split_sentences=split_sentences,
+        language=language,
+        empty_documents=empty_documents,
+        on_bad_document=on_bad_document,
+        max_bad_fraction=max_bad_fraction,
+    )
+    maker = Maker(open_tokenizer(tokenizer), options, workers)
+    if plan is None or summary is None:
+        maker.make(Wanted(output, readers.expand(files), byte_range))
+    else:
+        maker.make_batch(plan, batch, output, summary=summary, duplicates=duplicates)

@@ -1,83 +1,115 @@
-"""Stage `train_tokenizer`: raw corpora to a byte-level BPE in a Hugging Face folder."""
+"""Stage `train_tokenizer`: raw corpora to a tokenizer in a Hugging Face folder.
 
-import sys
+Raw files, named or listed in a plan, are read by `readers`; `_training` has the kinds.
+"""
+
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Literal, NamedTuple
 
+from tokamake.data.documents import Fields, read_texts, texts
+from tokamake.data.readers import open_input
+from tokamake.data.tokenizers._training import MINIMUM, train, write
 from tokamake.errors import UserError
-from tokamake.files import atomic_folder, write_json
 
-EOD_TOKEN = "<|endoftext|>"
+
+class _Raw(NamedTuple):
+    path: Path
+    fields: Fields
+    format: str
 
 
 def train_tokenizer(
-    files: list[Path],
+    files: list[Path] | None = None,
     /,
     *,
+    plan: Path | None = None,
     text_keys: tuple[str, ...] = ("text",),
+    template: str = "",
+    format: str = "",
+    kind: Literal["bpe", "wordpiece", "unigram"] = "bpe",
     vocab_size: int = 8192,
     train_bytes: int = 1_000_000_000,
+    on_bad_document: Literal["stop", "quarantine"] = "stop",
     output: Path,
 ) -> None:
-    """Train a byte-level BPE tokenizer on raw files.
+    """Train a tokenizer on raw files.
 
     Args:
-        files: jsonl (plain, gz, zst, xz, bz2) or parquet files.
-        text_keys: key or column that holds the text: one for all files, or one for each.
-        vocab_size: entries, the 256 bytes and the end-of-document token included.
+        files: raw files, of any format and compression that `tokenize` reads.
+        plan: a plan that lists the files instead, and how to read them.
+        text_keys: key or column that holds the text: one for all files, or one for each; several
+            with commas between them are all learned from.
+        template: joins several keys to one text, as in {title}\\n\\n{text}.
+        format: format of the files: jsonl, parquet, arrow or text; empty: told from each file.
+        kind: bpe: byte-level BPE as GPT-2's, without loss; wordpiece: BERT's, lower-cased;
+            unigram: Unigram over bytes, without loss.
+        vocab_size: entries of the tokenizer, special tokens included.
         train_bytes: text to train on, at most, taken evenly from the beginnings of all files.
+        on_bad_document: stop at a document that cannot be read, or leave it out (quarantine);
+            `tokenize` reports it.
         output: folder for tokenizer.json and tokenizer_config.json.
 
     Raises:
-        UserError: a raw file is missing or damaged, or the text is too little for `vocab_size`.
+        UserError: a raw file is missing or damaged, a document is bad, or the text is too little
+            for `vocab_size`.
     """
-    import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    if vocab_size <= 256:
-        raise UserError(f"--vocab-size: {vocab_size}: at least 257, the bytes and the end token")
-    trained = tokenizers.Tokenizer(models.BPE())
-    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trained.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[EOD_TOKEN],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=sys.stderr.isatty(),
-    )
-    trained.train_from_iterator(_texts(files, text_keys, train_bytes), trainer)
-    if trained.get_vocab_size() < vocab_size:
+    if vocab_size < MINIMUM[kind]:
         raise UserError(
-            f"tokenizer.vocab_size: {vocab_size}: the corpora give only "
-            f"{trained.get_vocab_size()} entries; lower it or add text"
+            f"--vocab-size: {vocab_size}: too small for kind {kind}, give at least {MINIMUM[kind]}"
         )
-    with atomic_folder(output) as folder:
-        trained.save(str(folder / "tokenizer.json"))
-        write_json(
-            folder / "tokenizer_config.json",
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "bos_token": EOD_TOKEN,
-                "eos_token": EOD_TOKEN,
-            },
+    sources = _planned(plan, files) if plan else _named(files or [], text_keys, template, format)
+    share = train_bytes // len(sources)
+
+    def beginnings() -> Iterator[str]:
+        return chain.from_iterable(
+            _beginning(_read(raw, on_bad_document), share) for raw in sources
         )
-    print(f"{output}: byte-level BPE, {vocab_size:,} entries")
+
+    trained = train(kind, beginnings, vocab_size)
+    write(kind, trained, output)
+    print(f"{output}: {kind}, {vocab_size:,} entries from {len(sources):,} files")
 
 
-def _texts(files: list[Path], text_keys: tuple[str, ...], train_bytes: int) -> Iterator[str]:
-    from tokamake.data import readers
+def _planned(path: Path, files: list[Path] | None) -> list[_Raw]:
+    from tokamake.data.planned import read_plan
 
+    if files:
+        raise UserError(f"--plan {path}: lists the files itself; give it or files")
+    found = [
+        _Raw(Path(file), Fields(tuple(source.text_key.split(",")), source.template), source.format)
+        for source in read_plan(path).tokenizer
+        for file in source.files
+    ]
+    if not found:
+        raise UserError(f"--plan {path}: lists no files to train on; make the plan again")
+    return found
+
+
+def _named(files: list[Path], text_keys: tuple[str, ...], template: str, format: str) -> list[_Raw]:
+    if not files:
+        raise UserError("no raw files to train on; name some, or a plan with --plan")
     keys = text_keys * len(files) if len(text_keys) == 1 else text_keys
     if len(keys) != len(files):
         raise UserError(
             f"--text-keys: {len(keys)} keys for {len(files)} files; give one, or one each"
         )
-    share = train_bytes // len(files)
-    each = (
-        _beginning(readers.read(file, key), share) for file, key in zip(files, keys, strict=True)
-    )
-    return chain.from_iterable(each)
+    return [
+        _Raw(file, Fields(tuple(key.split(",")), template), format)
+        for file, key in zip(files, keys, strict=True)
+    ]
+
+
+def _read(raw: _Raw, on_bad_document: str) -> Iterator[str]:
+    path, fields, format = raw
+    if on_bad_document == "stop":
+        key = ",".join(fields.keys)
+        yield from read_texts(path, key, template=fields.template, format=format)
+        return
+    for block in open_input(path, format=format).blocks(fields.read_keys):
+        for document in zip(*texts(block, fields).columns, strict=True):
+            yield from document
 
 
 def _beginning(texts: Iterator[str], share: int) -> Iterator[str]:

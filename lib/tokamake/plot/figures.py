@@ -1,4 +1,4 @@
-"""The figures: loss, learning rate and throughput over steps, and the mixture of corpora.
+"""The figures of a run: loss, learning rate and throughput over steps, and the mixture of corpora.
 
 Arrays come from `history`, rows from `mixture`; figures go to `plot`, which saves them.
 """
@@ -12,7 +12,7 @@ from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from tokamake.plot import style
 from tokamake.plot.history import History, smooth
-from tokamake.plot.mixture import Corpus, total
+from tokamake.plot.mixture import Corpus, largest
 from tokamake.plot.style import BLUE, GREY, INK, MUTED, ORANGE, PALE_BLUE, Label
 
 _MOST_BARS = 30
@@ -77,7 +77,7 @@ def throughput(history: History) -> Figure:
 
 def mixture(corpora: list[Corpus]) -> Figure:
     """Bars of each corpus: its share of all tokens, and of the samples that the run trains on."""
-    rows = _largest(corpora)
+    rows = largest(corpora, _MOST_BARS)
     figure = Figure(figsize=(style.WIDTH_INCHES, 1.5 + 0.62 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title("Mixture", loc="left", fontsize=13, fontweight="bold", pad=12)
@@ -102,12 +102,3 @@ def _bars(axes: Axes, rows: list[Corpus]) -> None:
         axes.bar_label(
             bars, [f"{share:.1%}" for share in shares], padding=4, fontsize=10, color=MUTED
         )
-
-
-def _largest(corpora: list[Corpus]) -> list[Corpus]:
-    """All corpora, or with very many of them the largest and the sum of the others."""
-    if len(corpora) <= _MOST_BARS:
-        return corpora
-    ordered = sorted(corpora, key=lambda corpus: (-corpus.share_of_samples, corpus.name))
-    rest = ordered[_MOST_BARS - 1 :]
-    return [*ordered[: _MOST_BARS - 1], total(rest)._replace(name=f"{len(rest)} others")]

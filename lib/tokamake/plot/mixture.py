@@ -9,8 +9,12 @@ from typing import NamedTuple
 
 from tokamake import files
 from tokamake.config import Run
-from tokamake.data import splits
+from tokamake.data import splits, statistics
+from tokamake.data.statistics import Bin
 from tokamake.data.weights import read_weights
+from tokamake.errors import UserError
+
+_FATES = ("documents_in", "empty_documents", "duplicate_documents", "quarantined_documents")
 
 
 class Corpus(NamedTuple):
@@ -29,6 +33,16 @@ class Corpus(NamedTuple):
     """Of the samples the run trains on, 0 to 1."""
     epochs: float
     """Times that the run goes through the training documents."""
+    lengths: tuple[Bin, ...] = ()
+    """Documents by their length in tokens, the end-of-document token included."""
+    documents_in: int | None = None
+    """Documents that the raw files hold: those above and the empty, duplicate and quarantined."""
+    empty_documents: int | None = None
+    """Documents without a token."""
+    duplicate_documents: int | None = None
+    """Documents left out for an equal one before them."""
+    quarantined_documents: int | None = None
+    """Documents set aside because they could not be read."""
 
 
 def read_corpora(*, metadata: Path, weights: Path, run: Run) -> list[Corpus]:
@@ -41,6 +55,8 @@ def read_corpora(*, metadata: Path, weights: Path, run: Run) -> list[Corpus]:
     named = {entry.prefix: entry.corpus for entry in entries}
     pairs: dict[str, list[dict]] = {}
     for pair in files.read_json(metadata, "make it with `tokamake describe`"):
+        if "lengths" not in pair:
+            raise UserError(f"{metadata}: has no lengths; make it again with `tokamake describe`")
         name = named.get(pair["data_prefix"], pair["corpus"])
         pairs.setdefault(name, []).append(pair)
     shares = dict.fromkeys([*pairs, *named.values()], 0.0)
@@ -67,7 +83,18 @@ def total(corpora: list[Corpus]) -> Corpus:
         share_of_tokens=share,
         share_of_samples=sum(corpus.share_of_samples for corpus in corpora),
         epochs=epochs / share if share else 0.0,
+        lengths=tuple(statistics.add(corpus.lengths for corpus in corpora)),
+        **_counts([corpus._asdict() for corpus in corpora]),
     )
+
+
+def largest(corpora: list[Corpus], most: int) -> list[Corpus]:
+    """All corpora, or with more than `most` the largest and the sum of the others."""
+    if len(corpora) <= most:
+        return corpora
+    ordered = sorted(corpora, key=lambda corpus: (-corpus.share_of_samples, corpus.name))
+    rest = ordered[most - 1 :]
+    return [*ordered[: most - 1], total(rest)._replace(name=f"{len(rest)} others")]
 
 
 def _describe(name: str, pairs: list[dict], *, share: float, all_tokens: int, run: Run) -> Corpus:
@@ -84,7 +111,18 @@ def _describe(name: str, pairs: list[dict], *, share: float, all_tokens: int, ru
         share_of_tokens=tokens / all_tokens if all_tokens else 0.0,
         share_of_samples=share,
         epochs=drawn / available if available else 0.0,
+        lengths=tuple(statistics.add(pair["lengths"] for pair in pairs)),
+        **_counts(pairs),
     )
+
+
+def _counts(parts: list[dict]) -> dict[str, int | None]:
+    """Sums of what became of the raw files' documents; None where it is not told of all parts."""
+    sums: dict[str, int | None] = {}
+    for key in _FATES:
+        told = [part[key] for part in parts if part.get(key) is not None]
+        sums[key] = sum(told) if len(told) == len(parts) else None
+    return sums
 
 
 def _sum(pairs: list[dict], key: str) -> int:

@@ -10,6 +10,7 @@ _STYLE = """
 body { margin: 1.5rem; background: #fff; color: #22272e; max-width: 56rem;
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
 h1 { margin: 0 0 1rem; font-size: 1.2rem; }
+h2 { margin: 2rem 0 0.5rem; font-size: 1rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.35rem 1.1rem 0.35rem 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid #e4e7eb; }
@@ -17,6 +18,7 @@ thead th { color: #6b7480; font-weight: 600; border-bottom: 2px solid #a9b1bb; }
 tbody th { font-weight: 600; }
 tfoot th, tfoot td { font-weight: 600; border-top: 2px solid #a9b1bb; border-bottom: none; }
 .number { text-align: right; padding: 0.35rem 0 0.35rem 1.1rem; }
+td.number { white-space: nowrap; }
 dl { display: grid; grid-template-columns: max-content auto; gap: 0.35rem 1.5rem; margin: 0; }
 dt { color: #6b7480; }
 dd { margin: 0; overflow-wrap: anywhere; }
@@ -43,6 +45,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], footer: Sequence
     body = "\n".join(_row(row) for row in rows)
     foot = f"\n<tfoot>\n{_row(footer)}\n</tfoot>" if footer else ""
     return f"<table>\n<thead>\n{head}\n</thead>\n<tbody>\n{body}\n</tbody>{foot}\n</table>"
+
+
+def sections(parts: Sequence[tuple[str, str]]) -> str:
+    """Put HTML one after the other, each under a title of text, or none where that is empty."""
+    return "\n".join(
+        f"<h2>{escape(title)}</h2>\n{body}" if title else body for title, body in parts
+    )
 
 
 def definitions(values: Sequence[tuple[str, str]]) -> str:

@@ -16,8 +16,8 @@ def plot(
 ) -> None:
     """Draw a run's curves and tables.
 
-    Written are loss.svg, learning_rate.svg, throughput.svg, mixture.svg, and as pages corpora.html,
-    evaluation.html, samples.html, summary.html. The same inputs give the same bytes.
+    Written are loss.svg, learning_rate.svg, throughput.svg, mixture.svg, lengths.svg, and as pages
+    corpora.html, evaluation.html, samples.html, summary.html. The same inputs give the same bytes.
 
     Args:
         metadata: JSON file of `describe`, for what the corpora hold.
@@ -37,6 +37,7 @@ def plot(
     from tokamake.files import atomic_folder, read_json
     from tokamake.plot import figures, style, tables
     from tokamake.plot.history import read_history
+    from tokamake.plot.lengths import lengths
     from tokamake.plot.mixture import read_corpora
 
     run = read_run(config)
@@ -53,8 +54,13 @@ def plot(
     with style.styled(), atomic_folder(output) as folder:
         for name, page in pages.items():
             (folder / f"{name}.html").write_text(page, encoding="utf-8")
-        style.save(figures.loss(history, run.architecture.vocab_size or 1), folder / "loss.svg")
-        style.save(figures.learning_rate(history), folder / "learning_rate.svg")
-        style.save(figures.throughput(history), folder / "throughput.svg")
-        style.save(figures.mixture(corpora), folder / "mixture.svg")
-    print(f"{output}: 4 figures, 4 tables")
+        drawn = {
+            "loss": figures.loss(history, run.architecture.vocab_size or 1),
+            "learning_rate": figures.learning_rate(history),
+            "throughput": figures.throughput(history),
+            "mixture": figures.mixture(corpora),
+            "lengths": lengths(corpora, run.train.sequence_length),
+        }
+        for name, figure in drawn.items():
+            style.save(figure, folder / f"{name}.svg")
+    print(f"{output}: {len(drawn)} figures, {len(pages)} tables")

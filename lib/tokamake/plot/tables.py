@@ -6,6 +6,7 @@ Rows come from `mixture` and from the JSON files of `evaluate`, `generate` and `
 from typing import Any
 
 from tokamake.config import Run
+from tokamake.data.statistics import median_bin
 from tokamake.plot import pages
 from tokamake.plot.mixture import Corpus, total
 
@@ -17,11 +18,13 @@ _STOPPED = {
 
 
 def corpora(rows: list[Corpus]) -> str:
-    """What was tokenized and how often the run goes through it."""
-    header = ("corpus", "files", "documents", "tokens", "text", "weight", "epochs")
-    return pages.page(
-        "Corpora", pages.table(header, [_corpus(row) for row in rows], _corpus(total(rows)))
-    )
+    """What was tokenized, how often the run goes through it, and what the documents are like."""
+    header = ["corpus", "files", "documents", "tokens", "text", "weight", "epochs"]
+    used = pages.table(header, [_corpus(row) for row in rows], _corpus(total(rows)))
+    header = ["corpus", "read", "empty", "duplicate", "quarantined"]
+    header += ["bytes per token", "mean length", "median length"]
+    like = pages.table(header, [_documents(row) for row in rows], _documents(total(rows)))
+    return pages.page("Corpora", pages.sections([("", used), ("Documents", like)]))
 
 
 def _corpus(row: Corpus) -> list[str]:
@@ -34,6 +37,27 @@ def _corpus(row: Corpus) -> list[str]:
         f"{row.share_of_samples:.1%}",
         f"{row.epochs:.2f}",
     ]
+
+
+def _documents(row: Corpus) -> list[str]:
+    middle = median_bin(row.lengths)
+    counts = (
+        row.documents_in,
+        row.empty_documents,
+        row.duplicate_documents,
+        row.quarantined_documents,
+    )
+    return [
+        row.name,
+        *("–" if count is None else f"{count:,}" for count in counts),
+        f"{row.text_bytes / row.tokens:.2f}" if row.tokens else "–",
+        f"{row.tokens / row.documents:,.0f}" if row.documents else "–",
+        "–" if middle is None else _range(middle["shortest"], middle["longest"]),
+    ]
+
+
+def _range(first: int, last: int) -> str:
+    return f"{first:,}" if first == last else f"{first:,}–{last:,}"
 
 
 def evaluation(scored: dict[str, Any]) -> str:

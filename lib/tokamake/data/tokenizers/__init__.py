@@ -4,12 +4,28 @@ A kind's module has `files(path)`, the tokenizer's files there or an empty list,
 """
 
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 from tokamake import plugins
 from tokamake.errors import UserError
+
+CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
+"""Files beside a Hugging Face tokenizer that name its special tokens."""
+
+
+class EncodeBatch(Protocol):
+    """Texts to token ids, without any special token of its own."""
+
+    def __call__(self, texts: list[str], /, *, workers: int = 1) -> list[list[int]]:
+        """Encode on `workers` threads where the package has its threads from us.
+
+        `tokenizers` takes their number from RAYON_NUM_THREADS, once.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +36,16 @@ class Tokenizer:
     """Highest token id + 1, added tokens included."""
     eod: int
     """Token that ends a document."""
-    encode_batch: Callable[[list[str]], list[list[int]]]
-    """Texts to token ids, without any special token of its own."""
+    bos: int | None = None
+    """Token that begins a document, where one is asked for; None: the tokenizer has none."""
+    encode_batch: EncodeBatch
+    """Texts to token ids by the tokenizer's own package."""
     decode: Callable[[list[int]], str]
     """Token ids to text, special tokens included."""
+    package: str = ""
+    """The package that encodes: tokenizers or sentencepiece."""
+    definition: Callable[[], bytes] = bytes
+    """The text of tokenizer.json, or the SentencePiece model: all that decides the tokens."""
     fingerprint: str = field(default="")
     """sha256 over the tokenizer's files."""
 
@@ -63,9 +85,23 @@ def open_tokenizer(path: Path) -> Tokenizer:
         loaded: Tokenizer = plugins.load("data/tokenizers", kind).load(found)
     except UserError:
         raise
-    except Exception as error:  # the tokenizers package raises bare Exception
-        raise UserError(f"tokenizer {path}: cannot be loaded ({error}); fetch it again") from None
+    except BaseException as error:  # the tokenizers package raises bare Exception, or panics
+        raise UserError(
+            f"tokenizer {path}: cannot be loaded ({failure(error)}); fetch it again"
+        ) from None
     return Tokenizer(**{**vars(loaded), "fingerprint": _fingerprint(found)})
+
+
+def failure(error: BaseException) -> str:
+    """What went wrong in a package written in Rust, whose panics are no `Exception`, in one line.
+
+    Raises:
+        BaseException: `error`, if the package is not to blame for it.
+    """
+    panicked = type(error).__name__ == "PanicException"
+    if not (panicked or isinstance(error, Exception)) or isinstance(error, MemoryError):
+        raise error
+    return " ".join(str(error).split())
 
 
 def _fingerprint(found: list[Path]) -> str:
@@ -82,3 +118,26 @@ def _in_folder(path: Path, *names: str) -> list[Path]:
         return []
     found = [folder / name for name in names]
     return found if all(file.is_file() for file in found) else []
+
+
+def with_configs(found: list[Path]) -> list[Path]:
+    """A tokenizer's files and the config files beside the first of them."""
+    return found + [
+        path for name in CONFIGS if found and (path := found[0].parent / name).is_file()
+    ]
+
+
+def setting(found: list[Path], key: str) -> Any:
+    """Value of a key in the config files among a tokenizer's files; None where none states it."""
+    for path in found:
+        if path.name in CONFIGS:
+            value = json.loads(path.read_text(encoding="utf-8")).get(key)
+            if value is not None:
+                return value
+    return None
+
+
+def special_token(found: list[Path], key: str) -> str:
+    """Text of a special token, as eos_token, by the config files; empty where none states it."""
+    value = setting(found, key)
+    return str(value["content"] if isinstance(value, dict) else value or "")

@@ -10,18 +10,45 @@ if TYPE_CHECKING:
     import tokenizers
 
 
-def wrap(fast: "tokenizers.Tokenizer", eod_token: str, source: Path) -> Tokenizer:
-    """Give a `tokenizers.Tokenizer` our interface; `eod_token` must be in its vocabulary."""
-    vocabulary = fast.get_vocab(with_added_tokens=True)
-    if eod_token not in vocabulary:
-        raise UserError(f'tokenizer {source}: its end token "{eod_token}" is not in its vocabulary')
+def wrap(
+    fast: "tokenizers.Tokenizer",
+    source: Path,
+    *,
+    eos: str,
+    bos: str = "",
+) -> Tokenizer:
+    """Give a `tokenizers.Tokenizer` our interface.
 
-    def encode_batch(texts: list[str]) -> list[list[int]]:
+    Args:
+        fast: the loaded tokenizer.
+        source: file it came from.
+        eos: text of the token that ends documents; must be in the vocabulary.
+        bos: text of the token that begins them, or empty.
+
+    Raises:
+        UserError: `eos` or `bos` is not in the vocabulary.
+    """
+    vocabulary = fast.get_vocab(with_added_tokens=True)
+    for what, token in (("end", eos), ("beginning", bos)):
+        if token not in vocabulary and (token or what == "end"):
+            raise UserError(
+                f'tokenizer {source}: its {what} token "{token}" is not in its vocabulary; '
+                "fetch all of its files again"
+            )
+    # Length limits and padding that a tokenizer.json may set are meant for models, not for data.
+    fast.no_truncation()
+    fast.no_padding()
+
+    def encode_batch(texts: list[str], /, *, workers: int = 1) -> list[list[int]]:
         return [e.ids for e in fast.encode_batch_fast(texts, add_special_tokens=False)]
 
     return Tokenizer(
         vocab_size=max(vocabulary.values()) + 1,
-        eod=vocabulary[eod_token],
+        eod=vocabulary[eos],
+        bos=vocabulary[bos] if bos else None,
         encode_batch=encode_batch,
         decode=lambda ids: fast.decode(ids, skip_special_tokens=False),
+        package="tokenizers",
+        # Not the file's text: `tokenizers` numbers added tokens itself.
+        definition=lambda: fast.to_str().encode(),
     )

@@ -23,9 +23,16 @@ def load(found: list[Path]) -> Tokenizer:
     processor = sentencepiece.SentencePieceProcessor(model_file=str(found[0]))
     if processor.eos_id() < 0:
         raise UserError(f"tokenizer {found[0]}: the model has no eos piece to end documents with")
+
+    def encode_batch(texts: list[str], /, *, workers: int = 1) -> list[list[int]]:
+        return list(processor.encode(texts, num_threads=workers))
+
     return Tokenizer(
         vocab_size=processor.get_piece_size(),
         eod=processor.eos_id(),
-        encode_batch=lambda texts: processor.encode(texts),
+        bos=processor.bos_id() if processor.bos_id() >= 0 else None,
+        encode_batch=encode_batch,
         decode=lambda ids: processor.decode(ids),
+        package="sentencepiece",
+        definition=found[0].read_bytes,
     )

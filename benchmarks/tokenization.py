@@ -1,0 +1,207 @@
+"""Compare tokamake with its peers end to end: from the start of a process to its files.
+
+    python benchmarks/tokenization.py --corpus corpus.jsonl --tokenizer GPT2_FOLDER \\
+        --megatron MEGATRON_CHECKOUT --sizes 1MB,100MB,1GB --rounds 5
+
+Contestants take turns, round by round; medians are printed. MB/s count the bytes of the input file.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import struct
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import contestants
+import measure
+from corpus import in_bytes
+
+_HEADER = struct.Struct("<9sQBQQ")
+_SLOW = "preprocess_data.py"
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    options = _options()
+    options.work.mkdir(parents=True, exist_ok=True)
+    setting = contestants.Setting(
+        options.tokenizer,
+        options.workers,
+        options.append_eod,
+        options.megatron,
+        options.work.resolve(),
+    )
+    found = contestants.contestants(setting)
+    wanted = {name: one for name, one in found.items() if name in (options.only or found)}
+    runs = []
+    for number in range(options.rounds):
+        for size in options.sizes:
+            for name in _rotated(list(wanted), number):
+                source = slice_of(options.corpus, _own_size(name, size, options), options.work)
+                runs.append({"size": size, "name": name, **run(wanted[name], source, options.work)})
+                print(_line(number, runs[-1]), flush=True)
+    print(report(runs, options))
+    if options.json:
+        options.json.write_text(json.dumps(runs, indent=2) + "\n")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--corpus", type=Path, required=True, help="jsonl file, key text")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="as for tokamake tokenize")
+    parser.add_argument("--megatron", type=Path, help="Megatron-LM checkout with its tools/")
+    parser.add_argument("--sizes", type=_sizes, default="1MB,100MB,1GB", help="of the input")
+    parser.add_argument("--slow-bytes", type=in_bytes, default="100MB", help=f"most for {_SLOW}")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--append-eod", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--only", action="append", help="a contestant's name; repeatable")
+    parser.add_argument("--work", type=Path, default=Path("benchmark-work"), help="scratch folder")
+    parser.add_argument("--json", type=Path, help="file for all single measurements")
+    return parser.parse_args()
+
+
+def _sizes(text: str) -> list[int]:
+    return [in_bytes(part) for part in text.split(",")]
+
+
+def _rotated(names: list[str], by: int) -> list[str]:
+    return [names[(place + by) % len(names)] for place in range(len(names))]
+
+
+def _own_size(name: str, size: int, options: argparse.Namespace) -> int:
+    return min(size, options.slow_bytes) if name == _SLOW else size
+
+
+def slice_of(corpus: Path, size: int, work: Path) -> Path:
+    """The first lines of the corpus, about `size` bytes, made once, and in the page cache."""
+    path = work / f"{corpus.stem}-{size}.jsonl"
+    if not path.exists():
+        with corpus.open("rb") as source, path.open("wb") as target:
+            for line in source:
+                if target.tell() and target.tell() + len(line) > size:
+                    break
+                target.write(line)
+            if target.tell() < 0.9 * size:
+                raise SystemExit(f"{corpus}: {target.tell():,} bytes, less than {size:,}")
+    with path.open("rb") as stream:
+        while stream.read(1 << 24):
+            pass
+    return path
+
+
+def run(contestant: contestants.Contestant, source: Path, work: Path) -> dict[str, Any]:
+    """Run a contestant once: its cost, and what it wrote."""
+    folder = work / "output"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    os.sync()  # what the run before left to write is not this one's
+    log = work / "log.txt"
+    command = contestant.command(source, folder / "pair")
+    cost = measure.run(command, log=log, environment=contestant.environment)
+    result = {**cost._asdict(), "bytes": source.stat().st_size, "expected": _lines(source)}
+    pair = folder / f"pair{contestant.suffix}"
+    idx = Path(f"{pair}.idx")
+    if cost.status or not idx.exists():
+        last = log.read_text(errors="replace").strip().splitlines()[-1:]
+        return {**result, "documents": 0, "hash": "", "failure": " ".join(last) or "no index"}
+    header = _HEADER.unpack(idx.read_bytes()[: _HEADER.size])
+    digest = hashlib.sha256()
+    for path in (Path(f"{pair}.bin"), idx):
+        with path.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return {**result, "documents": header[4] - 1, "hash": digest.hexdigest()[:8], "failure": ""}
+
+
+def _lines(path: Path) -> int:
+    with path.open("rb") as stream:
+        return sum(block.count(b"\n") for block in iter(lambda: stream.read(1 << 24), b""))
+
+
+def _line(number: int, one: dict[str, Any]) -> str:
+    speed = one["bytes"] / 1e6 / one["seconds"]
+    return (
+        f"round {number + 1}  {one['size'] / 1e6:>6,.0f} MB  {one['name']:<24}"
+        f"{one['seconds']:>9.2f} s {speed:>8.1f} MB/s  {one['failure']}"
+    )
+
+
+def report(runs: list[dict[str, Any]], options: argparse.Namespace) -> str:
+    """Medians as Markdown, one table a size."""
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    parts = [
+        f"{now}, {options.workers} workers, {options.rounds} rounds, {_processor()}, "
+        f"tokenizer {options.tokenizer.name}"
+    ]
+    for size in options.sizes:
+        rows = list(_rows([one for one in runs if one["size"] == size]))
+        parts += [f"### {size / 1e6:,.0f} MB", _table(rows)]
+    return "\n\n" + "\n\n".join(parts)
+
+
+def _rows(runs: list[dict[str, Any]]) -> Iterator[list[str]]:
+    names = list(dict.fromkeys(one["name"] for one in runs))
+    speeds = {
+        name: _median(runs, name, lambda one: one["bytes"] / one["seconds"]) for name in names
+    }
+    failures = {one["name"]: one["failure"] for one in runs if one["failure"]}
+    for name in sorted(names, key=lambda name: -speeds[name]):
+        own = [one for one in runs if one["name"] == name]
+        times = [one["seconds"] for one in own]
+        first = own[0]
+        wrong = failures.get(name, "")
+        yield [
+            name
+            if first["bytes"] > 0.9 * first["size"]
+            else f"{name} on {first['bytes'] / 1e6:.0f} MB",
+            f"{median(times):.2f} ({min(times):.2f}–{max(times):.2f})",
+            f"{speeds[name] / 1e6:.1f}",
+            _times(speeds, name, wrong or failures.get("tokamake", "")),
+            f"{median(one['cpu_seconds'] for one in own):.2f}",
+            f"{median(one['peak_bytes'] for one in own) / 1e6:,.0f}",
+            f"{min(one['documents'] for one in own):,} of {first['expected']:,}",
+            wrong or "/".join(sorted({one["hash"] for one in own})),
+        ]
+
+
+def _times(speeds: dict[str, float], name: str, failure: str) -> str:
+    """How many times faster tokamake is."""
+    return (
+        "–" if failure or "tokamake" not in speeds else f"{speeds['tokamake'] / speeds[name]:.2f}×"
+    )
+
+
+def _median(runs: list[dict[str, Any]], name: str, value: Any) -> float:
+    return median(value(one) for one in runs if one["name"] == name)
+
+
+def _table(rows: list[list[str]]) -> str:
+    header = [
+        "",
+        "seconds (from–to)",
+        "MB/s",
+        "tokamake is",
+        "CPU s",
+        "peak MB",
+        "documents",
+        "hash",
+    ]
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return " ".join(line.partition(":")[2].split())
+    return os.uname().machine
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Texts to token ids, as fast as can be: by gigatoken where it is exact, else by their own package.
+
+`tokenize` makes one Encoder a run and feeds it blocks of texts; which package did the work changes
+no token.
+"""
+
+import os
+from importlib.metadata import version
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokamake.data.tokenizers import Tokenizer, failure
+from tokamake.data.tokenizers._gigatoken import Gigatoken, in_parts, refusal
+
+_ENOUGH = 2_000_000  # characters from which on loading gigatoken pays: it takes 0.1 to 0.5 s
+_CHUNK = 4_000_000  # characters that a tokenizer's own package gets at once: it needs much memory
+_FIRST = 256_000  # characters at the beginning that both encode
+_STEP = 8_000_000  # then both encode the text around every so many characters: their own package
+_WINDOW = 2_000  # needs a hundred times longer, so that one character in 4,000 is a few percent
+
+
+class Encoded(NamedTuple):
+    """Token ids of a list of texts."""
+
+    ids: NDArray[np.uint32]
+    """(tokens,) of all texts one after the other."""
+    lengths: NDArray[np.int64]
+    """(texts,) tokens of each."""
+
+    def of(self, number: int) -> NDArray[np.uint32]:
+        """Token ids of one text; slow if asked for many."""
+        end = int(self.lengths[: number + 1].sum())
+        return self.ids[end - int(self.lengths[number]) : end]
+
+
+class Mismatch(Exception):
+    """gigatoken gave other tokens than the tokenizer's own package: encode anew with fast=False."""
+
+
+class Encoder:
+    """Encodes blocks of texts.
+
+    Not for several threads at once; one call uses `workers` threads and leaves the interpreter's
+    lock to others meanwhile.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, workers: int, fast: bool = True) -> None:
+        """Make an encoder; what is slow to load is loaded when needed.
+
+        Args:
+            tokenizer: an opened tokenizer.
+            workers: threads; what is encoded does not depend on it.
+            fast: use gigatoken where it is exact.
+        """
+        os.environ["RAYON_NUM_THREADS"] = str(workers)  # both packages read it once, at first use
+        self._tokenizer = tokenizer
+        self._workers = workers
+        self._fast: Gigatoken | None = None
+        self._reason = None if fast else "it is turned off"
+        self._characters = 0
+
+    @property
+    def name(self) -> str:
+        """Package and version that most texts so far were encoded by."""
+        package = "gigatoken" if self._fast else self._tokenizer.package
+        return f"{package} {version(package)}"
+
+    @property
+    def reason(self) -> str:
+        """Why gigatoken cannot be used, in one clause; empty: it can, for enough text."""
+        if self._reason is None:
+            self._reason = refusal(self._tokenizer)
+        return self._reason
+
+    def __call__(self, texts: list[str]) -> Encoded:
+        """Encode texts, in order; special tokens written in them become what their package makes.
+
+        Args:
+            texts: documents without lone surrogates.
+
+        Raises:
+            Mismatch: gigatoken failed, or differs from the tokenizer's own package on a sample.
+        """
+        sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+        before = self._characters
+        self._characters += int(sizes.sum())
+        if self._fast is None:
+            if self._characters < _ENOUGH or self.reason:
+                return self._by_package(texts)
+            self._fast = self._load()
+            if self._fast is None:
+                return self._by_package(texts)
+            self._check(self._fast, _beginning(texts))
+        self._check(self._fast, _windows(texts, sizes, before))
+        return self._by_both(self._fast, texts)
+
+    def _load(self) -> Gigatoken | None:
+        try:
+            return Gigatoken(self._tokenizer, parallel=self._workers > 1)
+        except BaseException as error:
+            self._reason = f"gigatoken cannot load it ({failure(error)})"
+            return None
+
+    def _by_package(self, texts: list[str]) -> Encoded:
+        parts: list[NDArray[np.uint32]] = []
+        lengths: list[int] = []
+        for part in in_parts(texts, _CHUNK):
+            rows = self._tokenizer.encode_batch(part, workers=self._workers)
+            lengths += map(len, rows)
+            parts += [np.array(row, np.uint32) for row in rows]
+        ids = np.concatenate(parts) if parts else np.empty(0, np.uint32)
+        return Encoded(ids, np.array(lengths, np.int64))
+
+    def _by_gigatoken(self, fast: Gigatoken, texts: list[str]) -> Encoded:
+        try:
+            return Encoded(*fast.encode(texts))
+        except BaseException as error:
+            raise Mismatch(f"{self.name} failed ({failure(error)})") from None
+
+    def _by_both(self, fast: Gigatoken, texts: list[str]) -> Encoded:
+        """By gigatoken, but for the texts that it may encode differently."""
+        unsafe = fast.unsafe(texts)
+        if not len(unsafe):
+            return self._by_gigatoken(fast, texts)
+        rest = texts.copy()
+        for number in unsafe:
+            rest[number] = ""
+        aside = self._by_package([texts[number] for number in unsafe])
+        return _replaced(self._by_gigatoken(fast, rest), unsafe, aside)
+
+    def _check(self, fast: Gigatoken, samples: list[str]) -> None:
+        """Compare both packages on some texts.
+
+        Raises:
+            Mismatch: they differ.
+        """
+        unsafe = set(fast.unsafe(samples).tolist())
+        samples = [text for number, text in enumerate(samples) if number not in unsafe]
+        ours, theirs = self._by_gigatoken(fast, samples), self._by_package(samples)
+        for number, text in enumerate(samples):
+            if not np.array_equal(ours.of(number), theirs.of(number)):
+                raise Mismatch(f"{self.name} differs on the text that begins {text[:80]!r}")
+
+
+def _replaced(all_of: Encoded, numbers: NDArray[np.int64], by: Encoded) -> Encoded:
+    """Put the tokens of `by` in the places of the texts with these numbers."""
+    ends = np.cumsum(all_of.lengths)
+    new_ends = np.cumsum(by.lengths)
+    parts = []
+    position = 0
+    for number, new_end, length in zip(numbers, new_ends, by.lengths, strict=True):
+        parts.append(all_of.ids[position : ends[number] - all_of.lengths[number]])
+        parts.append(by.ids[new_end - length : new_end])
+        position = ends[number]
+    parts.append(all_of.ids[position:])
+    lengths = all_of.lengths.copy()
+    lengths[numbers] = by.lengths
+    return Encoded(np.concatenate(parts), lengths)
+
+
+def _beginning(texts: list[str]) -> list[str]:
+    """The first texts, _FIRST characters of them."""
+    samples = []
+    room = _FIRST
+    for text in texts:
+        samples.append(text[:room])
+        room -= len(text)
+        if room <= 0:
+            break
+    return samples
+
+
+def _windows(texts: list[str], sizes: NDArray[np.int64], before: int) -> list[str]:
+    """Text around every _STEP-th character of the whole stream, wherever blocks begin and end."""
+    ends = np.cumsum(sizes) + before
+    points = np.arange((before // _STEP + 1) * _STEP, int(ends[-1]) if len(ends) else 0, _STEP)
+    samples = []
+    for point, number in zip(points, np.searchsorted(ends, points, side="right"), strict=True):
+        inside = int(point - (ends[number] - sizes[number]))
+        first = max(0, inside - _WINDOW // 2)
+        samples.append(texts[number][first : first + _WINDOW])
+    return samples

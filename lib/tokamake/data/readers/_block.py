@@ -1,0 +1,29 @@
+"""What readers deliver: blocks of records, each with its place in the raw file."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+LONGEST_BYTES = 1 << 30
+"""Longest document that is read; what is longer is no collection of documents."""
+
+
+class Bad(NamedTuple):
+    """Stands in a block for a document that cannot be read."""
+
+    reason: str
+    """What is wrong and the remedy, without the place."""
+
+
+class Block(NamedTuple):
+    """Documents that follow one another in a file, about 4 MB of text or a single longer one."""
+
+    records: list[dict[str, Any] | Bad]
+    """One for each document; blank lines are none."""
+    numbers: NDArray[np.int64]
+    """Line from 1, of the file or of a range that starts inside it, or row of the file from 0."""
+    offsets: NDArray[np.int64]
+    """Byte of a plain file where the line begins; -1 in compressed files and tables."""
+    raw: list[bytes] | None
+    """The lines as they stand, without line feed; None for tables."""

@@ -1,0 +1,118 @@
+"""Tells the format and compression of a file from its content, and refuses what cannot be read."""
+
+from itertools import islice
+from pathlib import Path
+
+from tokamake import plugins
+from tokamake.data.readers._compression import SUFFIXES, compression, unpack
+from tokamake.data.readers._input import readers, reading
+from tokamake.errors import UserError
+
+HEAD_BYTES = 1 << 16
+"""How much of the decompressed content is looked at."""
+
+_OTHERS = {
+    b"PK\x03\x04": "a zip archive; unpack it",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive; unpack it",
+    b"\x04\x22\x4d\x18": "lz4; unpack it, or compress it with zstd",
+    b"\x1f\x9d": "compressed by `compress`; unpack it",
+    b"FEA1": "Feather version 1; convert it to parquet",
+    b"ORC": "ORC; convert it to parquet",
+    b"Obj\x01": "Avro; convert it to parquet",
+    b"\x89HDF": "HDF5; convert it to parquet",
+    b"SQLite format 3\0": "an SQLite database; convert it to parquet",
+    b"%PDF": "PDF; extract its text",
+}
+_MARKS = {
+    b"\xff\xfe\0\0": "UTF-32",
+    b"\0\0\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+
+
+def sniff(path: Path) -> tuple[str, str]:
+    """Format and compression (empty: none) of a file, by content first, then by name.
+
+    Raises:
+        UserError: the file cannot be read, or is of no known format.
+    """
+    return look(path)[:2]
+
+
+def look(path: Path, format: str = "") -> tuple[str, str, bytes]:
+    """Format, compression and first decompressed bytes; a format that is given is not told anew."""
+    packing, head = _head(path)
+    _refuse(head, path)
+    for name, reader in readers().items():
+        table = reader.UNIT == "row"
+        if (table or not format) and reader.accepts(head, path):
+            if format not in ("", name):
+                raise UserError(f"{path}: is {name}, not {format}; fix or leave out the format")
+            return name, packing, head
+    if format:
+        return plugins.check("data/readers", format), packing, head
+    raise UserError(
+        f"{path}: of no known format "
+        f"({', '.join(readers())}); convert it to jsonl, or name its format"
+    )
+
+
+def _head(path: Path) -> tuple[str, bytes]:
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; name files")
+    with reading(path), path.open("rb") as stream:
+        head = stream.read(HEAD_BYTES)
+        packing = compression(head)
+        if packing:
+            stream.seek(0)
+            chunks = iter(lambda: stream.read(HEAD_BYTES), b"")
+            blocks = unpack(chunks, packing, path, block_bytes=HEAD_BYTES)
+            return packing, b"".join(islice(blocks, 1))[:HEAD_BYTES]
+    if not head and path.suffix in SUFFIXES | {".parquet", ".arrow", ".feather"}:
+        raise UserError(f"{path}: is empty, which no {path.suffix} file is; fetch it again")
+    return packing, head
+
+
+def _refuse(head: bytes, path: Path) -> None:
+    for magic, remedy in _OTHERS.items():
+        if head.startswith(magic):
+            raise UserError(f"{path}: is {remedy}")
+    if head[257:262] == b"ustar":
+        raise UserError(f"{path}: is a tar archive; unpack it")
+    if encoding := _wide_encoding(head):
+        raise UserError(
+            f"{path}: is {encoding}, not UTF-8; convert it: "
+            f"iconv -f {encoding} -t UTF-8 {path} > NEW"
+        )
+
+
+def _wide_encoding(head: bytes) -> str:
+    """UTF-16 or UTF-32, by byte order mark or by the zero bytes of ASCII text; else empty."""
+    for mark, name in _MARKS.items():
+        if head.startswith(mark) and head[:4] != b"\xff\xff\xff\xff":
+            return name
+    text = head[: min(len(head), 64) // 4 * 4]
+    if not text.strip(b"\0"):
+        return ""
+    for name, zeros in {
+        "UTF-32LE": (text[1::4], text[2::4], text[3::4]),
+        "UTF-32BE": (text[0::4], text[1::4], text[2::4]),
+        "UTF-16LE": (text[1::2],),
+        "UTF-16BE": (text[0::2],),
+    }.items():
+        if not any(part.strip(b"\0") for part in zeros):
+            return name
+    return ""
+
+
+def first_line(head: bytes) -> tuple[bytes, bool]:
+    """First line that is not blank, without byte order mark, and whether it is whole."""
+    line, feed, _ = head.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")
+    return line, bool(feed) or len(head) < HEAD_BYTES
+
+
+def kind_of_name(path: Path) -> str:
+    """Suffix of a name, in lower case, without that of a compression: .jsonl of A.JSONL.gz."""
+    plain = path.with_suffix("") if path.suffix.lower() in SUFFIXES else path
+    return plain.suffix.lower()

@@ -1,0 +1,111 @@
+"""Turns columns of Arrow tables into blocks; what the readers of parquet and arrow share."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tokamake.data.readers._block import Bad, Block
+from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    from tokamake.data.readers import Input
+
+BLOCK_BYTES = 1 << 22
+_MOST_ROWS = 1 << 16
+
+
+@contextmanager
+def opening(raw: "Input") -> Iterator[None]:
+    """Refuse compressed tables, and turn Arrow's errors into `UserError`."""
+    import pyarrow as arrow
+
+    if raw.compression:
+        raise UserError(
+            f"{raw.path}: a {raw.format} file inside {raw.compression} cannot be read; unpack it"
+        )
+    try:
+        yield
+    except (arrow.ArrowException, OSError, ValueError) as error:
+        raise damaged(raw, str(error)) from None
+
+
+def damaged(raw: "Input", what: str) -> UserError:
+    """The error for a table that is not whole."""
+    words = " ".join(what.split())[:300]
+    return UserError(
+        f"{raw.path}: cannot be read as {raw.format} ({words}); fetch it again: what is lost "
+        "cannot be counted"
+    )
+
+
+def check_columns(raw: "Input", names: list[str], keys: tuple[str, ...]) -> None:
+    """Refuse a table that has not each key as a column, once."""
+    for key in keys:
+        if names.count(key) != 1:
+            many = "more than one" if key in names else "no"
+            raise UserError(
+                f'{raw.path}: {many} column "{key}" among {", ".join(names)}; fix text_key'
+            )
+
+
+def blocks(batch: Any, keys: tuple[str, ...], first_row: int) -> Iterator[Block]:
+    """Cut a record batch that holds the columns `keys` into blocks."""
+    average = max(1, batch.nbytes // max(1, batch.num_rows))
+    step = min(_MOST_ROWS, max(1, BLOCK_BYTES // average))
+    for start in range(0, batch.num_rows, step):
+        part = batch.slice(start, step)
+        columns = [_values(part.column(key)) for key in keys]
+        numbers = np.arange(part.num_rows, dtype=np.int64) + (first_row + start)
+        yield Block(_records(columns, keys), numbers, np.full_like(numbers, -1), None)
+
+
+def _records(columns: list[list[Any]], keys: tuple[str, ...]) -> list[dict[str, Any] | Bad]:
+    records: list[dict[str, Any] | Bad]
+    if len(keys) == 1:
+        records = [{keys[0]: value} for value in columns[0]]
+    else:
+        records = [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
+    for column in columns:
+        if Bad in set(map(type, column)):
+            for index, value in enumerate(column):
+                if isinstance(value, Bad):
+                    records[index] = value
+    return records
+
+
+def _values(column: Any) -> list[Any]:
+    """Python values of a column; bytes become text where they are UTF-8, else `Bad`."""
+    import pyarrow as arrow
+
+    if arrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    try:
+        values = column.to_pylist()
+    except UnicodeDecodeError:
+        values = [_value(scalar) for scalar in column]
+    if bytes in set(map(type, values)):
+        values = [_text(value) if isinstance(value, bytes) else value for value in values]
+    return values
+
+
+def _value(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError as wrong:
+        return _not_text(wrong)
+
+
+def _text(value: bytes) -> str | Bad:
+    try:
+        return value.decode()
+    except UnicodeDecodeError as wrong:
+        return _not_text(wrong)
+
+
+def _not_text(wrong: UnicodeDecodeError) -> Bad:
+    return Bad(
+        f"not valid UTF-8 (0x{wrong.object[wrong.start]:02x} at byte {wrong.start} of the value); "
+        "mend or remove the row"
+    )

@@ -1,0 +1,54 @@
+"""Reads plain text, plain or compressed: a whole file is one document."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tokamake.data.readers._block import LONGEST_BYTES, Bad, Block
+from tokamake.data.readers._sniff import kind_of_name
+from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    from tokamake.data.readers import Input
+
+UNIT = "line"
+SPLITS = False
+
+NAMES = {".txt", ".text", ".md", ".rst", ".tex"}
+"""Suffixes of plain text: its content looks like nothing in particular."""
+
+
+def accepts(head: bytes, path: Path) -> bool:
+    """Take what is named as text; jsonl under such a name is taken by its reader."""
+    return kind_of_name(path) in NAMES
+
+
+def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[Block]:
+    """Yield the file as the text of a single key; an empty file is an empty document."""
+    if len(keys) != 1:
+        raise UserError(
+            f"{raw.path}: a text file holds one text, not {', '.join(keys)}; give one text_key"
+        )
+    chunks: list[bytes] = []
+    for chunk in raw.chunks():
+        chunks.append(chunk)
+        if sum(map(len, chunks)) > LONGEST_BYTES:
+            raise UserError(
+                f"{raw.path}: longer than {LONGEST_BYTES} bytes for one document; split it"
+            )
+    data = b"".join(chunks)
+    records: list[dict[str, Any] | Bad] = [_record(data, keys[0])]
+    start = -1 if raw.compression else 0
+    yield Block(records, np.array([1], np.int64), np.array([start], np.int64), [data])
+
+
+def _record(data: bytes, key: str) -> dict[str, Any] | Bad:
+    try:
+        return {key: data.removeprefix(b"\xef\xbb\xbf").decode()}
+    except UnicodeDecodeError as wrong:
+        return Bad(
+            f"not valid UTF-8 (0x{wrong.object[wrong.start]:02x} at byte {wrong.start}); "
+            "convert it: iconv -f LATIN1 -t UTF-8, or what it is in"
+        )

@@ -1,0 +1,112 @@
+"""Tool `trace`: a document or token of a pair back to the raw line that it came from.
+
+The map beside the pair says which line it is; the line is read from the raw file if that is there.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    from tokamake.data.indexed import IndexedDataset
+    from tokamake.data.sources import Place
+
+
+def trace(
+    prefix: Path,
+    document: int | None = None,
+    /,
+    *,
+    token: int | None = None,
+    data_root: Path = Path(),
+    max_characters: int = 300,
+) -> None:
+    """Find the raw file and line (or row) that a document of a pair was made from.
+
+    Args:
+        prefix: pair made by tokenize or merge, named without .bin or .idx.
+        document: number of the document, from 0; negative ones count from the end.
+        token: number of a token in the .bin file instead, from 0.
+        data_root: folder that the raw files' relative paths count from.
+        max_characters: how much of the raw line to show; 0 shows only its place.
+
+    Raises:
+        UserError: there is no such document, or the pair has no map of sources.
+    """
+    from tokamake.data.documents import Fields
+    from tokamake.data.indexed import IndexedDataset
+    from tokamake.data.pairs import read_manifest
+    from tokamake.data.sources import find
+
+    pair = IndexedDataset(prefix)
+    number = _document(pair, prefix, document, token)
+    first, last = (int(bound) for bound in pair.document_bounds[number : number + 2])
+    place = find(prefix, number)
+    stated = read_manifest(prefix)
+    inputs = _inputs(stated)
+    if place.input >= len(inputs):
+        raise UserError(f"{prefix}: its map of sources and manifest disagree; make the pair again")
+    source = inputs[place.input]
+    start = (source["byte_range"] or [0])[0]
+    where = f"{source['path']}: {source['unit']} {place.number}"
+    where += f" counted from byte {start}" if start else ""
+    print(f"document {number}, {int(pair.lengths[first:last].sum()):,} tokens: {where}")
+    if max_characters:
+        keys = Fields((stated["text_key"],), stated["template"]).read_keys
+        print(_text(data_root / source["path"], source, place, keys)[:max_characters])
+
+
+def _document(pair: "IndexedDataset", prefix: Path, document: int | None, token: int | None) -> int:
+    """Number of the document that the user means."""
+    import numpy as np
+
+    documents = len(pair.document_bounds) - 1
+    if (document is None) == (token is None):
+        raise UserError("give either the number of a document or --token and that of a token")
+    if token is not None:
+        if not 0 <= token < len(pair.tokens):
+            raise UserError(f"{prefix}: no token {token}; it has {len(pair.tokens):,}, from 0")
+        byte = token * pair.tokens.itemsize
+        sequence = np.searchsorted(pair.pointers, byte, side="right") - 1
+        return int(np.searchsorted(pair.document_bounds, sequence, side="right")) - 1
+    assert document is not None
+    if not -documents <= document < documents:
+        raise UserError(f"{prefix}: no document {document}; it has {documents:,}, from 0")
+    return document % documents
+
+
+def _inputs(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """Raw files of a shard, or of all shards of a merged pair in their order."""
+    if "inputs" in manifest:
+        return manifest["inputs"]
+    return [source for shard in manifest["sources"] for source in shard["inputs"]]
+
+
+def _text(path: Path, source: dict[str, Any], place: "Place", keys: tuple[str, ...]) -> str:
+    """The raw line, or what keeps it from being shown."""
+    if not path.is_file():
+        return f"({path} is not there; --data-root names the folder it counts from)"
+    if source["compression"]:
+        tool = {"gz": "zcat", "zst": "zstdcat", "xz": "xzcat", "bz2": "bzcat"}
+        return f"(compressed; {tool[source['compression']]} {path} | sed -n {place.number}p)"
+    if source["unit"] == "row":
+        return _row(path, place.number, keys)
+    with path.open("rb") as stream:
+        stream.seek(max(place.offset, 0))
+        for _ in range(place.skip):
+            stream.readline()
+        return stream.readline().decode("utf-8", "replace").rstrip("\n")
+
+
+def _row(path: Path, number: int, keys: tuple[str, ...]) -> str:
+    """A row of a table, as JSON."""
+    import json
+
+    from tokamake.data.readers import open_input
+
+    for block in open_input(path).blocks(keys):
+        last = int(block.numbers[-1]) if len(block.numbers) else -1
+        if number <= last:
+            return json.dumps(block.records[number - int(block.numbers[0])], default=str)
+    return f"({path} has changed: it has no row {number})"

@@ -1,0 +1,131 @@
+"""Names become files: folders, patterns, and what the `datasets` package saves."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokamake.data.readers import expand, natural_key, open_input
+from tokamake.errors import UserError
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with many kinds of names, which is the current one."""
+    names = (
+        "raw/10.jsonl raw/2.jsonl raw/1.txt raw/deep/b.jsonl raw/deep/a.gz raw/_SUCCESS "
+        "raw/.hidden raw/_tmp/x.jsonl raw/.git/y.jsonl raw/a[1].jsonl"
+    )
+    for name in names.split():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+FILES = ["raw/1.txt", "raw/2.jsonl", "raw/10.jsonl", "raw/a[1].jsonl", "raw/deep/a.gz"]
+EXPANDED = {
+    "raw": [*FILES, "raw/deep/b.jsonl"],
+    "raw/*.jsonl": ["raw/2.jsonl", "raw/10.jsonl", "raw/a[1].jsonl"],
+    "raw/*": [*FILES, "raw/deep/b.jsonl"],
+    "raw/**": [*FILES, "raw/deep/b.jsonl"],
+    "raw/**/*.jsonl": ["raw/2.jsonl", "raw/10.jsonl", "raw/a[1].jsonl", "raw/deep/b.jsonl"],
+    "raw/[0-9].*": ["raw/1.txt", "raw/2.jsonl"],
+    "raw/a[1].jsonl": ["raw/a[1].jsonl"],
+    "raw/_S*": ["raw/_SUCCESS"],
+    "raw/.hidden": ["raw/.hidden"],
+    "raw/d*": ["raw/deep/a.gz", "raw/deep/b.jsonl"],
+}
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+def test_names(tree: Path, name: str) -> None:
+    assert list(map(str, expand([name]))) == EXPANDED[name]
+    assert expand([tree / name]) == [tree / file for file in EXPANDED[name]]
+
+
+def test_order_and_repetition(tree: Path) -> None:
+    (tree / "link.jsonl").symlink_to(tree / "raw/2.jsonl")
+    os.link(tree / "raw/10.jsonl", tree / "hard.jsonl")
+    found = expand(["raw/10.jsonl", "link.jsonl", "raw", "./raw/../raw/2.jsonl", "hard.jsonl"])
+    assert list(map(str, found))[:3] == ["raw/10.jsonl", "link.jsonl", "raw/1.txt"]
+    assert len(found) == len(FILES) + 1
+
+
+def test_what_is_not_there(tree: Path) -> None:
+    (tree / "empty").mkdir()
+    for name in ("none.jsonl", "raw/*.csv", "empty", "none/**", "raw/[z]*"):
+        with pytest.raises(UserError, match=r"no (such )?file") as error:
+            expand(["raw", name])
+        assert name in str(error.value)
+    (tree / "raw/broken").symlink_to("nowhere")
+    with pytest.raises(UserError, match="broken"):
+        expand(["raw"])
+
+
+def test_natural_order() -> None:
+    names = ["a10b2", "a2b10", "a2b9", "a", "10", "9", "a02b9", "b"]
+    assert sorted(names, key=natural_key) == [
+        "9",
+        "10",
+        "a",
+        "a02b9",
+        "a2b9",
+        "a2b10",
+        "a10b2",
+        "b",
+    ]
+
+
+def test_many_files_are_quick(tmp_path: Path) -> None:
+    for number in range(5000):
+        (tmp_path / f"{number}.jsonl").touch()
+    begin = time.process_time()
+    found = expand([tmp_path])
+    assert time.process_time() - begin < 1
+    assert [path.stem for path in found] == list(map(str, range(5000)))
+
+
+ROWS = [{"text": f"row {number}", "id": number} for number in range(25)]
+
+
+def saved(folder: Path, value: Any, **options: Any) -> Path:
+    value.save_to_disk(folder, **options)
+    return folder
+
+
+def test_saved_dataset(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    made = datasets.Dataset.from_list(ROWS)
+    folder = saved(tmp_path / "raw" / "mine", made, num_shards=11)
+    (folder / "notes.jsonl").write_text("no part of it")
+    for name in (folder, tmp_path / "raw"):
+        files = expand([name])
+        assert len(files) == 11
+        texts = [
+            record["text"]
+            for file in files
+            for block in open_input(file).blocks(("text",))
+            for record in block.records
+        ]
+        assert texts == datasets.load_from_disk(str(folder))["text"] == [r["text"] for r in ROWS]
+    files[3].unlink()
+    with pytest.raises(UserError, match=r"00003-of-00011\.arrow: named by .*state\.json, but not"):
+        expand([folder])
+    (folder / "state.json").write_text(json.dumps({}))
+    with pytest.raises(UserError, match="names no data files"):
+        expand([folder])
+
+
+def test_saved_splits(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    made = datasets.Dataset.from_list(ROWS)
+    folder = saved(tmp_path / "mine", datasets.DatasetDict({"train": made, "valid": made}))
+    message = r"several splits \(train, valid\); name the folder of one, as .*mine/train"
+    with pytest.raises(UserError, match=message):
+        expand([folder])
+    assert [path.parent for path in expand([folder / "train"])] == [folder / "train"]

@@ -1,0 +1,210 @@
+"""Readers of parquet and Arrow give every row once, whatever its column's type."""
+
+import gzip
+import hashlib
+import random
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import pyarrow as arrow
+import pyarrow.feather as feather
+import pyarrow.parquet as parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import ipc
+
+from tokamake.data.readers import Bad, Input, _table, open_input, sniff
+from tokamake.errors import UserError
+
+TEXTS = ["one", "zwei\nlines", "üç 😀", "", "five", "\0", "seven"]
+TABLE = arrow.table({"text": TEXTS, "id": range(7), "title": [text.upper() for text in TEXTS]})
+
+
+def write(table: Any, path: Path, rows: int = 2) -> Path:
+    """Write in the format of the suffix, `rows` rows in each batch or row group."""
+    match path.suffix:
+        case ".parquet":
+            parquet.write_table(table, path, row_group_size=rows)
+        case ".feather":
+            feather.write_feather(table, path, chunksize=rows)
+        case ".arrow":
+            with ipc.new_stream(path, table.schema) as stream:
+                stream.write_table(table, max_chunksize=rows)
+    return path
+
+
+def records(opened: Input, *keys: str) -> list[Any]:
+    found, numbers = [], []
+    for block in opened.blocks(keys or ("text",)):
+        found += block.records
+        numbers += block.numbers.tolist()
+        assert block.raw is None
+        assert set(block.offsets.tolist()) <= {-1}
+    assert opened.documents == len(found)
+    assert numbers == sorted(set(numbers))
+    return found
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "feather"])
+def test_rows_are_documents(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(TABLE, tmp_path / f"a.{suffix}")
+    for name in (f"a.{suffix}", "named_wrongly.jsonl", "named_wrongly.txt", "no_suffix"):
+        other = path.rename(tmp_path / name)
+        assert sniff(other) == ("parquet" if suffix == "parquet" else "arrow", "")
+        opened = open_input(other)
+        assert records(opened) == [{"text": text} for text in TEXTS]
+        assert opened.bytes == other.stat().st_size
+        assert opened.sha256 == hashlib.sha256(other.read_bytes()).hexdigest()
+        assert opened.place(5) == f"{other}: row 5"
+        path = other
+    with pytest.raises(UserError, match='no column "body" among text, id, title; fix text_key'):
+        records(opened, "body")
+    assert records(opened, "title", "text") == [
+        {"title": text.upper(), "text": text} for text in TEXTS
+    ]
+    monkeypatch.setattr(_table, "BLOCK_BYTES", 1)
+    assert [len(block.records) for block in opened.blocks(("text",))] == [1] * 7
+
+
+COLUMNS = {
+    "string": arrow.array(["a", None, "ü"]),
+    "large": arrow.array(["a", None, "ü"], arrow.large_string()),
+    "binary": arrow.array([b"a", None, "ü".encode()], arrow.binary()),
+    "dictionary": arrow.array(["a", None, "ü"]).dictionary_encode(),
+    "binary_dictionary": arrow.array([b"a", None, "ü".encode()]).dictionary_encode(),
+    "fixed": arrow.array([b"a ", None, "ü".encode()], arrow.binary(2)),
+    "view": arrow.array(["a", None, "ü"], arrow.string_view()),
+}
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "feather"])
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_types_of_text(tmp_path: Path, kind: str, suffix: str) -> None:
+    path = write(arrow.table({"text": COLUMNS[kind]}), tmp_path / f"a.{suffix}")
+    first = "a " if kind == "fixed" else "a"
+    assert records(open_input(path)) == [{"text": first}, {"text": None}, {"text": "ü"}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix"),
+    [
+        *product(["binary", "string"], ["parquet", "arrow", "feather"]),
+        *product(["dictionary"], ["arrow", "feather"]),  # pyarrow writes none such to parquet
+    ],
+)
+def test_a_value_that_is_not_utf8_is_one_bad_row(tmp_path: Path, kind: str, suffix: str) -> None:
+    values = arrow.array([b"a", b"x\xffy", b"c"], arrow.binary())
+    if kind != "binary":
+        values = arrow.StringArray.from_buffers(3, *values.buffers()[1:])
+    if kind == "dictionary":
+        values = arrow.DictionaryArray.from_arrays(arrow.array([0, 1, 2]), values)
+    table = arrow.table({"id": ["1", "2", "3"], "text": values})
+    first, bad, last = records(open_input(write(table, tmp_path / f"a.{suffix}")), "id", "text")
+    assert (first, last) == ({"id": "1", "text": "a"}, {"id": "3", "text": "c"})
+    assert isinstance(bad, Bad)
+    assert bad.reason.startswith("not valid UTF-8 (0xff at byte 1 of the value)")
+
+
+def test_other_types_stay_for_documents_to_refuse(tmp_path: Path) -> None:
+    table = arrow.table({"text": [["a"], None, ["b"]], "id": [1, 2, 3]})
+    path = write(table, tmp_path / "a.parquet")
+    assert records(open_input(path), "id", "text")[0] == {"id": 1, "text": ["a"]}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.text(max_size=300), min_size=1, max_size=40),
+    st.integers(1, 9),
+    st.lists(st.floats(0, 1), max_size=5),
+)
+def test_ranges_share_out_the_row_groups(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], rows: int, cuts: list[float]
+) -> None:
+    path = tmp_path_factory.mktemp("ranges") / "a.parquet"
+    table = arrow.table({"other": [0] * len(texts), "text": texts})
+    parquet.write_table(table, path, row_group_size=rows, use_dictionary=len(texts) % 2 == 0)
+    size = path.stat().st_size
+    bounds = [0, *sorted(int(cut * size) for cut in cuts), None]
+    found, numbers, content = [], [], b""
+    for start, end in pairwise(bounds):
+        opened = open_input(path, byte_range=(start or 0, end))
+        for block in opened.blocks(("text",)):
+            found += block.records
+            numbers += block.numbers.tolist()
+        part = path.read_bytes()[start:end]
+        assert (opened.bytes, opened.sha256) == (len(part), hashlib.sha256(part).hexdigest())
+        content += part
+    assert found == [{"text": text} for text in texts]
+    assert numbers == list(range(len(texts)))
+    assert content == path.read_bytes()
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "feather"])
+def test_cut_tables_never_pass(tmp_path: Path, suffix: str) -> None:
+    whole = write(TABLE, tmp_path / f"a.{suffix}").read_bytes()
+    path = tmp_path / f"cut.{suffix}"
+    for cut in (
+        *range(0, 32),
+        *range(32, len(whole) - 32, 13),
+        *range(len(whole) - 32, len(whole)),
+    ):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(UserError):
+            records(open_input(path))
+    path.write_bytes(whole + b"garbage!")
+    with pytest.raises(UserError, match="cannot be read as"):
+        records(open_input(path))
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "feather"])
+def test_changed_bytes_raise_nothing_else(tmp_path: Path, suffix: str) -> None:
+    seeded = random.Random(3)
+    whole = write(TABLE, tmp_path / f"a.{suffix}").read_bytes()
+    path = tmp_path / f"changed.{suffix}"
+    caught = 0
+    for position in range(8, len(whole), 3):
+        changed = bytearray(whole)
+        changed[position] ^= 1 << seeded.randrange(8)
+        path.write_bytes(changed)
+        try:
+            records(open_input(path))
+        except UserError:
+            caught += 1
+    assert caught
+
+
+def test_page_checksums_are_verified(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    parquet.write_table(
+        TABLE, path, write_page_checksum=True, use_dictionary=False, compression=None
+    )
+    content = path.read_bytes()
+    assert content.count(b"seven") >= 1
+    path.write_bytes(content.replace(b"seven", b"Seven", 1))
+    with pytest.raises(UserError, match=r"cannot be read as parquet .*; fetch it again"):
+        records(open_input(path))
+
+
+def test_tables_that_are_refused(tmp_path: Path) -> None:
+    path = write(TABLE, tmp_path / "a.parquet")
+    packed = tmp_path / "a.parquet.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(UserError, match="a parquet file inside gz cannot be read; unpack it"):
+        records(open_input(packed))
+    with pytest.raises(UserError, match="is parquet, not jsonl; fix or leave out the format"):
+        open_input(path, format="jsonl")
+    with pytest.raises(UserError, match="byte range"):
+        open_input(path, byte_range=(0, 1 << 40))
+    with pytest.raises(UserError, match="arrow files have no byte ranges"):
+        open_input(write(TABLE, tmp_path / "a.arrow"), byte_range=(0, 100))
+    double = TABLE.append_column("text", TABLE["text"])
+    with pytest.raises(UserError, match='more than one column "text" among'):
+        records(open_input(write(double, tmp_path / "b.arrow")))
+
+
+def test_tables_without_rows(tmp_path: Path) -> None:
+    for suffix in ("parquet", "arrow", "feather"):
+        path = write(TABLE.slice(0, 0), tmp_path / f"a.{suffix}")
+        assert records(open_input(path)) == []
