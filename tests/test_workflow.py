@@ -347,6 +347,30 @@ def test_a_job_goes_by_the_plan_that_its_run_began_with(batched: Path) -> None:
     assert "no file matches raw" in whole.stderr
 
 
+@pytest.mark.slow
+def test_documents_that_come_again_are_left_out(tmp_path: Path, sampled: Path) -> None:
+    make_workspace(tmp_path)
+    (tmp_path / "corpora.tsv").write_text("corpus\tfiles\tweight\nweb\traw\t1\n")
+    config = {
+        **CONFIG,
+        "sample_corpus": {},
+        "tokenizer": {"path": str(sampled / "tokenizer")},
+        "plan": {"shard_bytes": 3500},
+        "tokenize": {"deduplicate": True},
+    }
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "raw").mkdir()
+    for number, documents in enumerate((15, 20, 18)):
+        write_raw(tmp_path / f"raw/{number}.jsonl", documents)
+    planned = jobs(snakemake(tmp_path, "-n", *MINE, "data"))
+    assert planned == {**ONE_OF_EACH, "hash_documents": 3, "tokenize": 3, "find_duplicates": 1}
+    assert snakemake(tmp_path, *MINE, "data").returncode == 0
+    (metadata,) = json.loads((tmp_path / "results/data/metadata.json").read_text())
+    counts = [metadata[key] for key in ("documents_in", "total_num_docs", "duplicate_documents")]
+    assert counts == [53, 20, 33]
+    assert "Nothing to be done" in snakemake(tmp_path, *MINE, "data").stderr
+
+
 PEAK = """
 import resource, subprocess, sys
 code = subprocess.call(sys.argv[1:])

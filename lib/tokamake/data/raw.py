@@ -50,7 +50,7 @@ def raw_files(corpus: Corpus, declared: Mapping[str, int]) -> list[RawFile]:
             if any(map(expression.fullmatch, (path, str(Path(path).absolute())))):
                 found.setdefault(Path(path).resolve(), RawFile(path, size, None))
                 number += 1
-        for identity, file in _on_disk(_matches(pattern), made, folders="**" not in pattern):
+        for identity, file in _on_disk(_named(pattern), made, folders="**" not in pattern):
             found.setdefault(identity, file)  # the same file may have several names
             number += 1
         if not number:
@@ -69,13 +69,9 @@ def stamp(files: Sequence[RawFile]) -> str:
     return digest([(file.path, part) for file, part in zip(files, parts, strict=True)])
 
 
-def _matches(pattern: str) -> list[str]:
-    if os.path.lexists(pattern):
-        return [pattern]
-    matches = sorted(glob(pattern, recursive=True))
-    if not pattern.rpartition("/")[2].startswith("_"):
-        matches = [match for match in matches if match[match.rfind("/") + 1 :][:1] != "_"]
-    return matches
+def _named(pattern: str) -> list[str]:
+    """Paths that a name stands for; the order is no matter yet."""
+    return [pattern] if os.path.lexists(pattern) else glob(pattern, recursive=True)
 
 
 def _on_disk(

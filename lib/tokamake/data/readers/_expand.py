@@ -4,7 +4,6 @@ import os
 import re
 import stat
 from collections.abc import Container, Iterable, Iterator
-from fnmatch import fnmatch
 from glob import glob, has_magic
 from pathlib import Path
 
@@ -65,7 +64,7 @@ def _files(name: str, folders: set[tuple[int, int]]) -> Iterator[File]:
             raise UserError(
                 f"{name}: no such file ({error.strerror}); fix the list of files"
             ) from None
-        for match in _matches(name):
+        for match in matches(name):
             if "**" not in name or Path(match).is_file():  # ** itself finds what is in folders
                 yield from _files(match, folders)
         return
@@ -76,18 +75,9 @@ def _files(name: str, folders: set[tuple[int, int]]) -> Iterator[File]:
         yield from _folder(name, folders)
 
 
-def _matches(pattern: str) -> list[str]:
-    asked = [part for part in Path(pattern).parts if part.startswith("_")]
-    matches = (match for match in glob(pattern, recursive=True) if not _hidden(match, asked))
-    return sorted(matches, key=natural_key)
-
-
-def _hidden(path: str, asked: list[str]) -> bool:
-    """Whether a name in a path begins with _, unless a part of the pattern asks for it."""
-    return "_" in path and any(
-        part.startswith("_") and not any(fnmatch(part, pattern) for pattern in asked)
-        for part in Path(path).parts
-    )
+def matches(pattern: str) -> list[str]:
+    """Paths that a glob pattern finds, as a shell does, in natural order."""
+    return sorted(glob(pattern, recursive=True), key=natural_key)
 
 
 def _folder(folder: str, folders: set[tuple[int, int]]) -> Iterator[File]:
