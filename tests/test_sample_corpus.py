@@ -41,6 +41,4 @@ def test_too_little_text_for_the_vocabulary(tmp_path: Path) -> None:
     files = [tmp_path / "a.jsonl"]
     with pytest.raises(UserError, match=r"vocab_size: 5000: the corpora give only \d+ entries"):
         train_tokenizer(files, vocab_size=5000, output=tmp_path / "t")
-    with pytest.raises(UserError, match="2 keys for 1 files"):
-        train_tokenizer(files, text_keys=("a", "b"), output=tmp_path / "t")
     assert not (tmp_path / "t").exists()

@@ -297,6 +297,14 @@ def test_a_shard_that_fails_is_redone_alone(batched: Path) -> None:
     before = state(batched, "shards")
     assert {"00003_text.json", "00003_title.json", "00005_title.json"} <= set(before)
     assert "00004_text.json" not in before
+    # Turning to quarantine keeps what is whole, as mending the file does.
+    quarantined = yaml.safe_load((batched / "my.yaml").read_text())
+    quarantined["tokenize"] = {"on_bad_document": "quarantine", "max_bad_fraction": 0.1}
+    (batched / "other.yaml").write_text(yaml.safe_dump(quarantined))
+    assert snakemake(batched, "--configfile", "other.yaml", "--", "data").returncode == 0
+    after = state(batched, "shards")
+    assert {name: after[name] for name in before} == before
+    assert "00004.quarantine.jsonl" in after
     raw.write_text(good)
     assert snakemake(batched, *MINE, "data").returncode == 0
     after = state(batched, "shards")

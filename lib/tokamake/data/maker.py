@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokamake.data import batches, planned
+from tokamake.data import batches, pairs, planned
 from tokamake.data.encode import Encoder, Mismatch
 from tokamake.data.readers import open_input, parse_range
 from tokamake.data.shard import Options, Shard, prefixes
@@ -65,20 +65,35 @@ class Maker:
 
     def _make_if_needed(self, shard: Wanted) -> None:
         request = self._request(shard)
-        if batches.finished(prefixes(shard.output, self._options.fields), request):
+        pairs_of = prefixes(shard.output, self._options.fields)
+        if batches.finished(pairs_of, request) and self._tolerable(pairs_of[0]):
             print(f"{shard.output}: whole already")
         else:
             self.make(shard, request)
 
+    def _tolerable(self, prefix: Path) -> bool:
+        """Whether a finished shard has no more bad documents than is allowed by now."""
+        stated = pairs.read_manifest(prefix)
+        bad, limit = stated["quarantined_documents"], self._options.max_bad_fraction
+        if self._options.on_bad_document == "stop":
+            return bad == 0
+        return bad <= limit * stated["documents_in"]
+
     def _request(self, shard: Wanted) -> str:
-        """Digest of everything that a shard is made from."""
+        """Digest of everything that a shard is made from.
+
+        What is done about bad documents is no part of it: whoever turns to quarantine at the first
+        one keeps all shards that have none.
+        """
         dropped = shard.duplicates
+        options = asdict(self._options)
+        del options["on_bad_document"], options["max_bad_fraction"]
         return digest(
             {
                 "inputs": [_stamp(path) for path in shard.paths],
                 "byte_range": shard.byte_range,
                 "tokenizer": self._tokenizer.fingerprint,
-                "options": asdict(self._options),
+                "options": options,
                 "duplicates": None if dropped is None else dropped.tolist(),
             }
         )

@@ -63,15 +63,17 @@ def raw_files(corpus: Corpus, declared: Mapping[str, int]) -> list[RawFile]:
 
 def stamp(files: Sequence[RawFile]) -> str:
     """Witness of sizes and times: another one where a file was changed, touched or removed."""
-    parts = [f"{file.size}:{file.modified}" if file.modified else "declared" for file in files]
+    parts = [
+        "declared" if file.modified is None else f"{file.size}:{file.modified}" for file in files
+    ]
     if len(parts) == 1:
         return parts[0]
     return digest([(file.path, part) for file, part in zip(files, parts, strict=True)])
 
 
 def _named(pattern: str) -> list[str]:
-    """Paths that a name stands for; the order is no matter yet."""
-    return [pattern] if os.path.lexists(pattern) else glob(pattern, recursive=True)
+    """Paths that a name stands for, in an order that tells which of a file's names counts."""
+    return [pattern] if os.path.lexists(pattern) else sorted(glob(pattern, recursive=True))
 
 
 def _on_disk(

@@ -8,8 +8,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from tokamake.data import corpora as tables
 from tokamake.data.documents import Fields, read_texts, texts
-from tokamake.data.readers import open_input
+from tokamake.data.readers import expand, open_input
 from tokamake.data.tokenizers._training import MINIMUM, train, write
 from tokamake.errors import UserError
 
@@ -21,11 +22,12 @@ class _Raw(NamedTuple):
 
 
 def train_tokenizer(
-    files: list[Path] | None = None,
+    files: tuple[str, ...] = (),
     /,
     *,
     plan: Path | None = None,
-    text_keys: tuple[str, ...] = ("text",),
+    corpora: Path | None = None,
+    text_key: tuple[str, ...] = (),
     template: str = "",
     format: str = "",
     kind: Literal["bpe", "wordpiece", "unigram"] = "bpe",
@@ -37,10 +39,12 @@ def train_tokenizer(
     """Train a tokenizer on raw files.
 
     Args:
-        files: raw files, of any format and compression that `tokenize` reads.
+        files: files, folders or patterns, of any format and compression that `tokenize` reads; or
+            one corpus by its name in the table of corpora given.
         plan: a plan that lists the files instead, and how to read them.
-        text_keys: key or column that holds the text: one for all files, or one for each; several
-            with commas between them are all learned from.
+        corpora: table of corpora, as config/corpora.tsv.
+        text_key: key or column that holds the text ("text" if not told); several are all learned
+            from.
         template: joins several keys to one text, as in {title}\\n\\n{text}.
         format: format of the files: jsonl, parquet, arrow or text; empty: told from each file.
         kind: bpe: byte-level BPE as GPT-2's, without loss; wordpiece: BERT's, lower-cased;
@@ -59,7 +63,12 @@ def train_tokenizer(
         raise UserError(
             f"--vocab-size: {vocab_size}: too small for kind {kind}, give at least {MINIMUM[kind]}"
         )
-    sources = _planned(plan, files) if plan else _named(files or [], text_keys, template, format)
+    if corpora is not None:
+        row = tables.named(files, corpora)
+        files, format = tables.patterns(row), format or row.format
+        text_key, template = text_key or (row.text_key,), template or row.template
+    keys = tuple(key for text in text_key or ("text",) for key in text.split(","))
+    sources = _planned(plan, files) if plan else _named(files, Fields(keys, template), format)
     share = train_bytes // len(sources)
 
     def beginnings() -> Iterator[str]:
@@ -72,7 +81,7 @@ def train_tokenizer(
     print(f"{output}: {kind}, {vocab_size:,} entries from {len(sources):,} files")
 
 
-def _planned(path: Path, files: list[Path] | None) -> list[_Raw]:
+def _planned(path: Path, files: tuple[str, ...]) -> list[_Raw]:
     from tokamake.data.planned import read_plan
 
     if files:
@@ -87,18 +96,10 @@ def _planned(path: Path, files: list[Path] | None) -> list[_Raw]:
     return found
 
 
-def _named(files: list[Path], text_keys: tuple[str, ...], template: str, format: str) -> list[_Raw]:
+def _named(files: tuple[str, ...], fields: Fields, format: str) -> list[_Raw]:
     if not files:
         raise UserError("no raw files to train on; name some, or a plan with --plan")
-    keys = text_keys * len(files) if len(text_keys) == 1 else text_keys
-    if len(keys) != len(files):
-        raise UserError(
-            f"--text-keys: {len(keys)} keys for {len(files)} files; give one, or one each"
-        )
-    return [
-        _Raw(file, Fields(tuple(key.split(",")), template), format)
-        for file, key in zip(files, keys, strict=True)
-    ]
+    return [_Raw(path, fields, format) for path in expand(files)]
 
 
 def _read(raw: _Raw, on_bad_document: str) -> Iterator[str]:
