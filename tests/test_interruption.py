@@ -104,6 +104,27 @@ def test_killed_at_each_step_of_bringing_files_to_disk(
 
 
 @pytest.mark.slow
+def test_pairs_of_several_keys_vouch_for_themselves(workspace: Path) -> None:
+    raw = workspace / "raw/docs/docs-00.jsonl"
+    keys = ["--text-key", "text", "--text-key", "src"]
+    for append_eod in ("--append-eod", "--no-append-eod"):
+        for step in range(1, 40):
+            arguments = [*command(workspace, str(step))[:5], *keys, append_eod]
+            given = ["--output", str(workspace / "out/pair"), "--tokenizer"]
+            arguments += [*given, str(workspace / "tokenizer"), "--workers", "1"]
+            done = subprocess.run(arguments, capture_output=True, check=False)
+            for key in ("text", "src"):
+                prefix = workspace / f"out/pair_{key}"
+                if pairs.manifest_path(prefix).exists():
+                    assert pairs.broken(prefix) is None
+            if done.returncode == 0:
+                break
+            assert done.returncode == -signal.SIGKILL, done.stderr
+        assert done.returncode == 0
+    assert raw.exists()
+
+
+@pytest.mark.slow
 def test_ended_at_random_instants(workspace: Path, undisturbed: dict[str, bytes]) -> None:
     random_numbers = random.Random(7)
     for _ in range(12):

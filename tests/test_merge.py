@@ -10,6 +10,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDat
 from tokamake.data import pairs
 from tokamake.data.merge import merge
 from tokamake.data.tokenize import tokenize
+from tokamake.data.trace import trace
 from tokamake.errors import UserError
 
 
@@ -98,3 +99,25 @@ def test_a_shortened_pair_is_broken_whatever_its_time(shards: list[Path]) -> Non
 def test_a_touched_but_whole_pair_is_not_broken(shards: list[Path]) -> None:
     pairs.bin_path(shards[0]).touch()
     assert pairs.broken(shards[0]) is None
+
+
+def test_merged_pairs_merge_again_and_keep_their_sources(
+    workspace: Path, shards: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    merge(shards[:1], output=workspace / "one")
+    merge([workspace / "one", *shards[1:]], output=workspace / "all")
+    merge(shards, output=workspace / "at once")
+    for suffix in (".bin", ".idx", ".sources"):
+        assert (workspace / f"all{suffix}").read_bytes() == (
+            workspace / f"at once{suffix}"
+        ).read_bytes()
+    capsys.readouterr()
+    trace(workspace / "all", -1, max_characters=0)
+    assert pairs.inputs(pairs.read_manifest(shards[-1]))[0]["path"] in capsys.readouterr().out
+
+
+def test_a_pair_is_not_merged_into_itself(shards: list[Path]) -> None:
+    before = pairs.bin_path(shards[0]).read_bytes()
+    with pytest.raises(UserError, match="is to be read and written"):
+        merge(shards, output=shards[0])
+    assert pairs.bin_path(shards[0]).read_bytes() == before

@@ -347,3 +347,75 @@ def test_an_erring_fast_encoder_is_replaced(
     tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
     assert_same_pair(workspace / "pair", workspace / "calm")
     assert "gigatoken differs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["pair.json", "pair.bin", "pair.quarantine.jsonl"])
+def test_raw_files_are_not_overwritten(workspace: Path, name: str) -> None:
+    raw = workspace / name
+    raw.write_text('{"text": "one"}\n')
+    with pytest.raises(UserError, match="is to be read and written; name another --output"):
+        tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
+    assert raw.read_text() == '{"text": "one"}\n'
+
+
+def test_a_name_that_is_not_utf8(workspace: Path) -> None:
+    raw = workspace / "n\udcff.jsonl"
+    raw.write_text('{"text": "one"}\nbad\n')
+    tokenize(
+        (str(raw),),
+        output=workspace / "pair",
+        tokenizer=workspace / "tokenizer",
+        on_bad_document="quarantine",
+    )
+    assert pairs.read_manifest(workspace / "pair")["inputs"][0]["path"] == str(raw)
+    assert pairs.broken(workspace / "pair") is None
+    pairs.quarantine_path(workspace / "pair").unlink()
+    assert "quarantine.jsonl is missing" in (pairs.broken(workspace / "pair") or "")
+
+
+def test_bad_values_of_tables_are_kept(workspace: Path) -> None:
+    import base64
+
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    table = arrow.table({"text": arrow.array([b"good", b"\xff\xfe"], arrow.binary())})
+    parquet.write_table(table, workspace / "some.parquet")
+    tokenize(
+        (str(workspace / "some.parquet"),),
+        output=workspace / "pair",
+        tokenizer=workspace / "tokenizer",
+        on_bad_document="quarantine",
+    )
+    (line,) = pairs.quarantine_path(workspace / "pair").read_text().splitlines()
+    entry = json.loads(line)
+    assert (entry["row"], base64.b64decode(entry["raw_base64"])) == (1, b"\xff\xfe")
+
+
+@pytest.mark.parametrize("options", [{"text_key": ("a/b", "c")}, {"workers": -1}])
+def test_odd_options(workspace: Path, options: dict) -> None:
+    raw = str(workspace / "raw/docs/docs-00.jsonl")
+    with pytest.raises(UserError, match=r"--text-key|--workers"):
+        tokenize((raw,), output=workspace / "pair", tokenizer=workspace / "tokenizer", **options)
+
+
+def test_memory_is_bounded_for_empty_documents(workspace: Path) -> None:
+    """A batch ends by its number of documents too."""
+    from tokamake.data import shard
+
+    raw = workspace / "some.jsonl"
+    raw.write_text('{"text": ""}\n' * 300_000)
+    sizes = []
+    real = shard._join
+
+    def joined(batches: list[shard.Batch]) -> shard.Batch:
+        batch = real(batches)
+        sizes.append(len(batch.inputs))
+        return batch
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(shard, "_join", joined)
+        patched.setattr(shard, "_BATCH_CHARACTERS", 64 * 1000)
+        tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
+    assert sum(sizes) == 300_000
+    assert len(sizes) > 1

@@ -114,3 +114,13 @@ def test_mistakes(workspace: Path) -> None:
     (workspace / "pair.sources").unlink()
     with pytest.raises(UserError, match="no map of sources"):
         find(workspace / "pair", 0)
+
+
+def test_a_changed_raw_file_is_told(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = workspace / "some.jsonl"
+    raw.write_text("".join(json.dumps({"text": f"number {n}"}) + "\n" for n in range(9)))
+    tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
+    raw.write_text(raw.read_text()[30:])
+    capsys.readouterr()
+    _, text = traced(workspace / "pair", capsys, document=5)
+    assert "has changed since" in text

@@ -72,8 +72,11 @@ def main() -> None:
         _fail(stage, f"{_one_line(str(error))} See `{command} --help`.", EXIT_USER_ERROR)
     except UserError as error:
         _fail(stage, str(error), EXIT_USER_ERROR)
+    except BrokenPipeError:  # whoever read our output has enough
+        os._exit(128 + signal.SIGPIPE)
     except OSError as error:
-        _fail(stage, str(error), 1)
+        place = f"{error.filename}: " if error.filename else ""
+        _fail(stage, f"{place}{error.strerror or error}; mend it and run again", 1)
     except KeyboardInterrupt:
         _fail(stage, "interrupted", 130)
 

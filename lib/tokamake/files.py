@@ -3,10 +3,10 @@
 A file is written under a temporary name in its own folder, fsynced, then renamed.
 """
 
-import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.errors import UserError
+
+_HOST = os.uname().nodename
+_TEXT: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
+"""File names need not be UTF-8, and JSON files hold names."""
 
 
 def sync(path: Path) -> None:
@@ -26,53 +30,75 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+_LEFT_BEHIND = re.compile(r"\..+\.tmp-(.+)-(\d+)")
+_swept: set[Path] = set()
+"""Folders in which nothing of killed processes is left: listing a large one takes seconds."""
+
+
 def _temporary(path: Path) -> Path:
-    """A name to write under; what killed processes of this host left there is removed."""
-    stem = f".{path.name}.tmp-{os.uname().nodename}-"
-    for stale in path.parent.glob(f"{glob.escape(stem)}*"):
-        if not Path(f"/proc/{stale.name.removeprefix(stem)}").exists():
-            shutil.rmtree(stale) if stale.is_dir() else stale.unlink(missing_ok=True)
-    return path.with_name(f"{stem}{os.getpid()}")
+    """A name to write under; what killed processes of this host left beside it is removed."""
+    if path.parent not in _swept:
+        _swept.add(path.parent)
+        for entry in os.scandir(path.parent):
+            match = _LEFT_BEHIND.fullmatch(entry.name)
+            if match and match[1] == _HOST and not Path(f"/proc/{match[2]}").exists():
+                stale = Path(entry.path)
+                shutil.rmtree(stale) if entry.is_dir() else stale.unlink(missing_ok=True)
+    return path.with_name(f".{path.name}.tmp-{_HOST}-{os.getpid()}")
 
 
 @contextmanager
-def atomic(*paths: Path, optional: Collection[Path] = ()) -> Iterator[tuple[Path, ...]]:
+def _named(path: Path) -> Iterator[None]:
+    """Have errors of the disk name the file that is being made."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or ".tmp-" in str(error.filename):
+            raise OSError(error.errno, f"{error.strerror}, while writing", str(path)) from error
+        raise
+
+
+@contextmanager
+def atomic(
+    *paths: Path, optional: Collection[Path] = (), vouching: int = 1
+) -> Iterator[tuple[Path, ...]]:
     """Yield temporary paths to write; on success fsync and rename them in order, else remove them.
 
-    The last of several paths vouches for the others: an earlier one of that name goes first, and
-    the new one comes last, so that at no instant it stands beside files that it does not describe.
+    The last of several paths vouch for the others: earlier ones of their names go first, and the
+    new ones come last, so that at no instant they stand beside files that they do not describe.
 
     Args:
         paths: files to make.
         optional: those of them that need not be written; then an earlier one is removed.
+        vouching: number of paths, the last ones, that vouch.
     """
-    for path in paths:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    temporaries = {path: _temporary(path) for path in paths}
-    try:
-        yield tuple(temporaries.values())
-        gone = [path for path in optional if not temporaries[path].exists()]
-        kept = [path for path in paths if path not in gone]
-        for path in kept:
-            sync(temporaries[path])
-        if len(paths) > 1:
-            _remove(kept[-1])
-        for path in gone:
-            _remove(path)
-        for path in kept:
-            temporaries[path].replace(path)
-        for folder in {path.parent for path in paths}:
-            sync(folder)
-    finally:
-        for temporary in temporaries.values():
-            temporary.unlink(missing_ok=True)
+    with _named(paths[0]):
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        temporaries = {path: _temporary(path) for path in paths}
+        try:
+            yield tuple(temporaries.values())
+            gone = [path for path in optional if not temporaries[path].exists()]
+            kept = [path for path in paths if path not in gone]
+            for path in kept:
+                sync(temporaries[path])
+            _remove([*(kept[-vouching:] if len(paths) > 1 else []), *gone])
+            for path in kept:
+                temporaries[path].replace(path)
+            for folder in {path.parent for path in paths}:
+                sync(folder)
+        finally:
+            for temporary in temporaries.values():
+                temporary.unlink(missing_ok=True)
 
 
-def _remove(path: Path) -> None:
-    """Remove a file that may be there, for good before anything else happens."""
-    if path.exists():
+def _remove(paths: Iterable[Path]) -> None:
+    """Remove files that may be there, for good before anything else happens."""
+    found = [path for path in paths if path.exists()]
+    for path in found:
         path.unlink()
-        sync(path.parent)
+    for folder in {path.parent for path in found}:
+        sync(folder)
 
 
 @contextmanager
@@ -122,7 +148,7 @@ def _refuse_foreign(path: Path, temporary: Path, also: Iterable[str]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text atomically."""
     with atomic(path) as (temporary,):
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, **_TEXT)
 
 
 def to_json(value: Any) -> str:
@@ -138,7 +164,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path, remedy: str) -> Any:
     """Read a JSON document, or say which file is missing or broken and what to do (`remedy`)."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(**_TEXT))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; {remedy}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

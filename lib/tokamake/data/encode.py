@@ -5,7 +5,10 @@ no token.
 """
 
 import os
+import re
+from collections.abc import Iterator
 from importlib.metadata import version
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +19,12 @@ from tokamake.data.tokenizers._gigatoken import Gigatoken, in_parts, refusal
 
 _ENOUGH = 2_000_000  # characters from which on loading gigatoken pays: it takes 0.1 to 0.5 s
 _CHUNK = 4_000_000  # characters that a tokenizer's own package gets at once: it needs much memory
+_PIECE = 1_000_000  # characters from which on a text is cut there if it can be
 _FIRST = 256_000  # characters at the beginning that both encode
 _STEP = 8_000_000  # then both encode the text around every so many characters: their own package
 _WINDOW = 2_000  # needs a hundred times longer, so that one character in 4,000 is a few percent
+
+_SPACE = re.compile(r"[ \t\n\r]")
 
 
 class Encoded(NamedTuple):
@@ -98,20 +104,29 @@ class Encoder:
 
     def _load(self) -> Gigatoken | None:
         try:
-            return Gigatoken(self._tokenizer, parallel=self._workers > 1)
+            return Gigatoken(self._tokenizer, parallel=self._workers > 2)
         except BaseException as error:
             self._reason = f"gigatoken cannot load it ({failure(error)})"
             return None
 
     def _by_package(self, texts: list[str]) -> Encoded:
-        parts: list[NDArray[np.uint32]] = []
-        lengths: list[int] = []
+        if self._tokenizer.splits_at_spaces and any(len(text) > _PIECE for text in texts):
+            cut = [list(_pieces(text)) for text in texts]
+            encoded = self._in_parts(list(chain.from_iterable(cut)))
+            starts = np.cumsum([0, *map(len, cut[:-1])])
+            return Encoded(encoded.ids, np.add.reduceat(encoded.lengths, starts))
+        return self._in_parts(texts)
+
+    def _in_parts(self, texts: list[str]) -> Encoded:
+        ids = [np.empty(0, np.uint32)]
+        lengths = [np.empty(0, np.int64)]
         for part in in_parts(texts, _CHUNK):
             rows = self._tokenizer.encode_batch(part, workers=self._workers)
-            lengths += map(len, rows)
-            parts += [np.array(row, np.uint32) for row in rows]
-        ids = np.concatenate(parts) if parts else np.empty(0, np.uint32)
-        return Encoded(ids, np.array(lengths, np.int64))
+            lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
+            flat = chain.from_iterable(rows)
+            ids.append(np.fromiter(flat, np.uint32, int(lengths[-1].sum())))
+            del rows, flat  # else they stay while the next part is encoded
+        return Encoded(np.concatenate(ids), np.concatenate(lengths))
 
     def _by_gigatoken(self, fast: Gigatoken, texts: list[str]) -> Encoded:
         try:
@@ -142,6 +157,15 @@ class Encoder:
         for number, text in enumerate(samples):
             if not np.array_equal(ours.of(number), theirs.of(number)):
                 raise Mismatch(f"{self.name} differs on the text that begins {text[:80]!r}")
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Cut a text at the first white space after every so many characters; at least one piece."""
+    start = 0
+    while found := _SPACE.search(text, start + _PIECE):
+        yield text[start : found.end()]
+        start = found.end()
+    yield text[start:]
 
 
 def _replaced(all_of: Encoded, numbers: NDArray[np.int64], by: Encoded) -> Encoded:

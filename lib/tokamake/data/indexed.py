@@ -86,8 +86,10 @@ class IndexWriter:
         self._stream.seek(0)
         self._stream.write(_HEADER.pack(_MAGIC, 1, code, self.sequences, self.documents + 1))
 
-    def close(self) -> None:
-        """Close the files, finished or not."""
+    def __enter__(self) -> "IndexWriter":
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self._stream.close()
         self._counts.close()
 
@@ -146,7 +148,7 @@ class Writer:
                 assert written == self.index.tokens * np.dtype(self._dtype).itemsize
         finally:
             self._stream.close()
-            self.index.close()
+            self.index.__exit__()
 
 
 class IndexedDataset:

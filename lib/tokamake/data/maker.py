@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from tokamake.data import batches, pairs, planned
 from tokamake.data.encode import Encoder, Mismatch
+from tokamake.data.pairs import quarantine_path
 from tokamake.data.readers import open_input, parse_range
-from tokamake.data.shard import Options, Shard, prefixes
+from tokamake.data.shard import Options, Shard, pair_files, prefixes
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 from tokamake.files import digest
@@ -100,6 +101,7 @@ class Maker:
 
     def make(self, shard: Wanted, request: str = "") -> None:
         """Make one shard; once more with the tokenizer's own package if the fast encoder errs."""
+        _refuse_loss(shard, prefixes(shard.output, self._options.fields))
         try:
             manifests = self._make(shard, request)
         except Mismatch as error:
@@ -134,6 +136,15 @@ def _read_duplicates(path: Path | None, shard: str) -> npt.NDArray[np.int64] | N
     from tokamake.data.duplicates import read_duplicates
 
     return read_duplicates(path, shard)
+
+
+def _refuse_loss(shard: Wanted, targets: list[Path]) -> None:
+    """Refuse an output that has the name of a raw file."""
+    made = [path for target in targets for path in (*pair_files(target), quarantine_path(target))]
+    found = [path for path in made if path.exists()]
+    for path in shard.paths if found else []:
+        if any(path.samefile(target) for target in found):
+            raise UserError(f"{path}: is to be read and written; name another --output")
 
 
 def _stamp(path: Path) -> list[Any]:

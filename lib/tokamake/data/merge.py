@@ -2,13 +2,10 @@
 
 import hashlib
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from tokamake import __version__
 from tokamake.errors import UserError
-
-if TYPE_CHECKING:
-    from tokamake.data.indexed import IndexedDataset
 
 _ALIKE = (
     "tokenizer", "vocab_size", "eod", "bos", "append_eod", "prepend_bos", "split_sentences",
@@ -57,7 +54,7 @@ def merge(
 
     def make(group: Merged) -> None:
         parts = shard_prefixes(group, input)
-        request = _request(parts)
+        request = _request(parts, group.corpus)
         if batches.finished([output / group.name], request):
             print(f"{output / group.name}: whole already")
         else:
@@ -68,25 +65,28 @@ def merge(
     batches.write_batch(summary, batch, output, [output / group.name for group in groups])
 
 
-def _request(prefixes: list[Path]) -> str:
-    """Digest of everything that a merged pair is made from."""
+def _request(prefixes: list[Path], corpus: str) -> str:
+    """Digest of everything that a merged pair, manifest included, is made from."""
     from tokamake.data.pairs import read_manifest
     from tokamake.files import digest
 
-    return digest([[str(prefix), read_manifest(prefix)["sha256"]] for prefix in prefixes])
+    parts = []
+    for prefix in prefixes:
+        stated = read_manifest(prefix)
+        parts.append([str(prefix), {**stated, "seconds": 0, "encoder": ""}])
+    return digest([corpus, parts])
 
 
 def _merge(prefixes: list[Path], output: Path, corpus: str, request: str = "") -> None:
     from tokamake.data import pairs
-    from tokamake.data.indexed import IndexedDataset
     from tokamake.data.sources import sources_path
     from tokamake.files import atomic
     from tokamake.runtime import progress
 
     manifests = [pairs.read_manifest(prefix) for prefix in prefixes]
     _check_alike(prefixes, manifests)
-    opened = [IndexedDataset(prefix) for prefix in prefixes]
     paths = [pairs.bin_path(output), pairs.idx_path(output), sources_path(output)]
+    _refuse_loss([*paths, pairs.manifest_path(output)], prefixes)
     with atomic(*paths, pairs.manifest_path(output)) as (bin_file, idx_file, map_file, manifest):
         sha256 = hashlib.sha256()
         with bin_file.open("wb") as target:
@@ -94,58 +94,58 @@ def _merge(prefixes: list[Path], output: Path, corpus: str, request: str = "") -
                 list(zip(prefixes, manifests, strict=True)), label="merge", unit="shard"
             ):
                 _append(prefix, stated["sha256"], target, sha256)
-        _join_indexes(opened, idx_file)
-        _join_sources(prefixes, manifests, opened, map_file)
+        _join_indexes(prefixes, manifests, idx_file, map_file)
         joined = _joined_manifest(prefixes, manifests, corpus)
         hashes = pairs.hashes(bin_file, idx_file, map_file, bin_sha256=sha256.hexdigest())
         pairs.write_manifest(manifest, {"request": request, **joined, **hashes})
     print(f"{output}: {len(prefixes)} shards, {sum(m['tokens'] for m in manifests):,} tokens")
 
 
-def _join_indexes(opened: list["IndexedDataset"], idx_file: Path) -> None:
-    """Write the index of the pairs' sequences one after the other."""
+def _refuse_loss(made: list[Path], prefixes: list[Path]) -> None:
+    from tokamake.data.pairs import manifest_path
+
+    for prefix in prefixes:
+        path = manifest_path(prefix)
+        if any(target.exists() and target.samefile(path) for target in made):
+            raise UserError(f"{prefix}: is to be read and written; name another --output")
+
+
+def _join_indexes(
+    prefixes: list[Path], manifests: list[dict[str, Any]], idx_file: Path, map_file: Path
+) -> None:
+    """Write index and map of the pairs' sequences one after the other, a pair open at a time."""
     import numpy as np
 
-    from tokamake.data.indexed import IndexWriter
-
-    writer = IndexWriter(idx_file, opened[0].dtype)
-    none = np.zeros(0, np.int32)
-    try:
-        for pair in opened:
-            for start in range(0, len(pair), _CHUNK):
-                writer.add(pair.lengths[start : start + _CHUNK], none)
-            for start in range(0, len(pair.document_bounds) - 1, _CHUNK):
-                writer.add(none, np.diff(pair.document_bounds[start : start + _CHUNK + 1]))
-        writer.finish()
-    finally:
-        writer.close()
-
-
-def _join_sources(
-    prefixes: list[Path],
-    manifests: list[dict[str, Any]],
-    opened: list["IndexedDataset"],
-    map_file: Path,
-) -> None:
+    from tokamake.data.indexed import IndexedDataset, IndexWriter
+    from tokamake.data.pairs import inputs
     from tokamake.data.sources import SourcesWriter, sources_path
 
+    none = np.zeros(0, np.int32)
     first_input = 0
-    with SourcesWriter(map_file) as writer:
-        for prefix, stated, pair in zip(prefixes, manifests, opened, strict=True):
-            writer.append(
-                sources_path(prefix),
-                documents=len(pair.document_bounds) - 1,
-                first_input=first_input,
-            )
-            first_input += len(stated["inputs"])
+    with (
+        IndexWriter(idx_file, IndexedDataset(prefixes[0]).dtype) as writer,
+        SourcesWriter(map_file) as sources,
+    ):
+        for prefix, stated in zip(prefixes, manifests, strict=True):
+            pair = IndexedDataset(prefix)
+            for start in range(0, len(pair), _CHUNK):
+                writer.add(pair.lengths[start : start + _CHUNK], none)
+            documents = len(pair.document_bounds) - 1
+            for start in range(0, documents, _CHUNK):
+                writer.add(none, np.diff(pair.document_bounds[start : start + _CHUNK + 1]))
+            sources.append(sources_path(prefix), documents=documents, first_input=first_input)
+            first_input += len(inputs(stated))
+        writer.finish()
 
 
 def _joined_manifest(
     prefixes: list[Path], manifests: list[dict[str, Any]], corpus: str
 ) -> dict[str, Any]:
     """Sums and sources of the pairs; the merged files' own hashes are still to be added."""
+    from tokamake.data.pairs import inputs
+
     sources = [
-        {"path": str(prefix), **{key: stated[key] for key in ("inputs", "sha256")}}
+        {"path": str(prefix), "inputs": inputs(stated), "sha256": stated["sha256"]}
         for prefix, stated in zip(prefixes, manifests, strict=True)
     ]
     return {
@@ -161,12 +161,28 @@ def _check_alike(prefixes: list[Path], manifests: list[dict[str, Any]]) -> None:
     if not prefixes:
         raise UserError("merge: no pair given; name at least one prefix")
     for prefix, stated in zip(prefixes, manifests, strict=True):
+        _check_files(prefix, stated)
         for key in _ALIKE:
             if stated.get(key) != manifests[0].get(key):
                 raise UserError(
                     f"{prefix}: {key} is {stated.get(key)}, but {manifests[0].get(key)} in "
                     f"{prefixes[0]}; tokenize both alike"
                 )
+
+
+def _check_files(prefix: Path, stated: dict[str, Any]) -> None:
+    """Compare sizes before anything is copied."""
+    from tokamake.data.pairs import file_path
+
+    for name in ("bin", "idx", "sources"):
+        path = file_path(prefix, name)
+        found = path.stat().st_size if path.is_file() else None
+        if found != stated["bytes"][name]:
+            what = "is missing" if found is None else f"has {found} bytes"
+            raise UserError(
+                f"{path}: {what}, its manifest says {stated['bytes'][name]}; remove the pair and "
+                "run again"
+            )
 
 
 def _append(

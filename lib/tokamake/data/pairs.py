@@ -26,6 +26,26 @@ def manifest_path(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + ".json")
 
 
+def quarantine_path(prefix: Path) -> Path:
+    """Path of the documents set aside when a shard was made; with several keys, of its first."""
+    return prefix.with_name(prefix.name + ".quarantine.jsonl")
+
+
+def file_path(prefix: Path, name: str) -> Path:
+    """Path of a file of a pair by its name in the manifest: bin, idx, sources, quarantine.jsonl."""
+    return prefix.with_name(f"{prefix.name}.{name}")
+
+
+def inputs(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """Raw files of a pair, in the order in which its map of sources counts them.
+
+    Those of a merged pair are those of its parts, one after the other, merged themselves or not.
+    """
+    if "inputs" in manifest:
+        return manifest["inputs"]
+    return [source for part in manifest["sources"] for source in part["inputs"]]
+
+
 def read_manifest(prefix: Path) -> dict[str, Any]:
     """Read a pair's manifest.
 
@@ -49,17 +69,19 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
         manifest: what is known of the pair.
     """
     signed = {**manifest, "digest": files.digest(manifest)}
-    path.write_text(files.to_json(signed), encoding="utf-8")
+    # Names of raw files need not be UTF-8.
+    path.write_bytes(files.to_json(signed).encode("utf-8", "surrogateescape"))
 
 
 def hashes(*paths: Path, bin_sha256: str = "") -> dict[str, dict[str, Any]]:
     """Sizes and hashes of a pair's files, as its manifest states them.
 
     Args:
-        paths: the token file, the index, and the map of sources if there is one.
+        paths: the token file, the index, the map of sources and the quarantine, as far as there
+            are any.
         bin_sha256: hash of the token file where it is known already.
     """
-    named = dict(zip(("bin", "idx", "sources"), paths, strict=False))
+    named = dict(zip(("bin", "idx", "sources", "quarantine.jsonl"), paths, strict=False))
     known = {"bin": bin_sha256} if bin_sha256 else {}
     return {
         "bytes": {name: path.stat().st_size for name, path in named.items()},
@@ -76,7 +98,7 @@ def broken(prefix: Path) -> str | None:
     try:
         written = manifest_path(prefix).stat().st_mtime_ns
         stated = read_manifest(prefix)
-        paths = {name: prefix.with_name(f"{prefix.name}.{name}") for name in stated["bytes"]}
+        paths = {name: file_path(prefix, name) for name in stated["bytes"]}
         stats = {name: path.stat() for name, path in paths.items()}
     except FileNotFoundError as error:
         return f"{error.filename} is missing"

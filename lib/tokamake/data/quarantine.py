@@ -1,7 +1,8 @@
 """Documents that could not be read, set aside in PREFIX.quarantine.jsonl, one a line.
 
-`tokenize` writes them there: {"file", "line" or "row", "reason", and "raw" (the line as it stands)
-or "raw_base64" where it is not UTF-8}.
+`tokenize` writes them there: {"file", "line" or "row", "byte" (first of the line, in plain files),
+"reason", and "raw" (the line as it stands) or "raw_base64" where it is not UTF-8}. In a part of a
+file that begins amid it, the line is called "line_in_range", counted from the part's first byte.
 """
 
 import base64
@@ -12,26 +13,25 @@ from typing import IO, Any
 from tokamake.data.readers import Block, Input
 
 
-def quarantine_path(prefix: Path) -> Path:
-    """Path of a shard's quarantined documents."""
-    return prefix.with_name(prefix.name + ".quarantine.jsonl")
-
-
 class Quarantine:
     """Writes bad documents to a file that is made with the first of them."""
 
     def __init__(self, path: Path) -> None:
         self.documents = 0
+        self.first = ""
         self._path = path
         self._stream: IO[str] | None = None
 
     def add(self, source: Input, block: Block, index: int, reason: str) -> None:
         """Set aside document `index` of a block."""
         if self._stream is None:
-            self._stream = self._path.open("w", encoding="utf-8")
+            place = source.place(int(block.numbers[index]), int(block.offsets[index]))
+            self.first = f"{place}: {reason}"
+            self._stream = self._path.open("w", encoding="utf-8", errors="surrogateescape")
+        unit = "line_in_range" if source.unit == "line" and source.start else source.unit
         entry = {
             "file": str(source.path),
-            source.unit: int(block.numbers[index]),
+            unit: int(block.numbers[index]),
             **({"byte": int(block.offsets[index])} if block.offsets[index] >= 0 else {}),
             "reason": reason,
             **_raw(block, index),
@@ -48,8 +48,11 @@ class Quarantine:
 def _raw(block: Block, index: int) -> dict[str, Any]:
     if block.raw is None:
         record = block.records[index]
-        return {"raw": json.dumps(record, default=str) if isinstance(record, dict) else None}
-    line = block.raw[index]
+        if isinstance(record, dict):
+            return {"raw": json.dumps(record, default=str)}
+        line = record.raw
+    else:
+        line = block.raw[index]
     try:
         return {"raw": line.decode("utf-8")}
     except UnicodeDecodeError:

@@ -21,21 +21,24 @@ from tokamake import __version__
 from tokamake.data import documents, pairs, sentences
 from tokamake.data.encode import Encoder
 from tokamake.data.indexed import Writer, token_dtype
-from tokamake.data.quarantine import Quarantine, quarantine_path
+from tokamake.data.quarantine import Quarantine
 from tokamake.data.readers import Block, Input
 from tokamake.data.sources import SourcesWriter, sources_path
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 from tokamake.files import atomic
 
-_BATCH_CHARACTERS = 8 << 20
+_BATCH_CHARACTERS = 2 << 20
+"""Small enough for its buffers to be used again and again."""
+_DOCUMENT_CHARACTERS = 64
+"""What a document costs besides its text, in characters."""
 _WAITING = 2
 """Batches that are being encoded or wait for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is made of the documents; everything here changes the bytes."""
+    """What is made of the documents, and what is done about those that cannot be read."""
 
     fields: documents.Fields
     format: str = ""
@@ -143,11 +146,10 @@ class Shard:
         """
         started = time.monotonic()
         targets = prefixes(self._output, self._options.fields)
-        aside = quarantine_path(self._output)
-        # A manifest comes last: with several keys, the first key's vouches for nothing else.
+        aside = pairs.quarantine_path(targets[0])
         names = [path for target in targets for path in pair_files(target)[:-1]]
         names += [aside, *(pair_files(target)[-1] for target in targets)]
-        with atomic(*names, optional=[aside]) as temporaries:
+        with atomic(*names, optional=[aside], vouching=len(targets)) as temporaries:
             final = dict(zip(names, temporaries, strict=True))
             quarantine = Quarantine(final[aside])
             with ExitStack() as stack:
@@ -159,14 +161,15 @@ class Shard:
                 self._write(outputs, quarantine)
             self._check_fraction(quarantine)
             common = self._manifest(quarantine, request)
-            manifests = []
+            manifests: list[dict[str, Any]] = []
             for output, key in zip(outputs, self._options.fields.names, strict=True):
                 manifest = {**common, "text_key": key, **output.counts()}
                 assert self._read == self._dropped + quarantine.documents + (
                     manifest["documents"] + manifest["empty_documents"]
                 )
                 manifest["seconds"] = round(time.monotonic() - started, 3)
-                manifests.append({**manifest, **output.hashes()})
+                with_aside = [final[aside]] if quarantine.documents and not manifests else []
+                manifests.append({**manifest, **output.hashes(*with_aside)})
                 pairs.write_manifest(output.paths[-1], manifests[-1])
         return manifests
 
@@ -226,10 +229,9 @@ class Shard:
     def _check_fraction(self, quarantine: Quarantine) -> None:
         bad, limit = quarantine.documents, self._options.max_bad_fraction
         if bad > limit * self._read:
-            first = self._accounts[0]["path"]
             raise UserError(
-                f"{first}: {bad:,} of {self._read:,} documents are bad, more than "
-                f"max_bad_fraction {limit:g}; mend the files or raise it"
+                f"{quarantine.first}; {bad:,} of {self._read:,} documents are bad, more than "
+                f"max_bad_fraction {limit:g}: mend them or raise it"
             )
 
     def _encode(self, texts: list[str]) -> Tokens:
@@ -323,9 +325,10 @@ class _Output:
             "text_bytes": self._text_bytes,
         }
 
-    def hashes(self) -> dict[str, Any]:
+    def hashes(self, *more: Path) -> dict[str, Any]:
         """Sizes and hashes of the files."""
-        return pairs.hashes(*self.paths[:-1], bin_sha256=self._writer.sha256.hexdigest())
+        known = self._writer.sha256.hexdigest()
+        return pairs.hashes(*self.paths[:-1], *more, bin_sha256=known)
 
     def __enter__(self) -> "_Output":
         return self
@@ -342,6 +345,7 @@ def _gather(batches: Iterable[Batch]) -> Iterator[Batch]:
     for batch in batches:
         waiting.append(batch)
         characters += sum(sum(map(len, column)) for column in batch.columns)
+        characters += _DOCUMENT_CHARACTERS * len(batch.inputs)
         if characters >= _BATCH_CHARACTERS:
             yield _join(waiting)
             waiting, characters = [], 0

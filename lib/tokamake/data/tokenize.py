@@ -72,20 +72,27 @@ def tokenize(
     """
     if bool(files) == (plan is not None) or (plan is not None and summary is None):
         raise UserError("give FILES, or --plan with --batch and --summary")
+    if workers < 0 or not output.name:
+        raise UserError(f"--workers {workers}, --output {output}: give a number and a file name")
     workers = workers or len(os.sched_getaffinity(0))
-    os.environ["RAYON_NUM_THREADS"] = str(workers)  # read once, when the first batch is encoded
     from tokamake.data import corpora as tables
     from tokamake.data import readers
     from tokamake.data.documents import Fields
     from tokamake.data.maker import Maker, Wanted
+    from tokamake.data.raw import raw_files
     from tokamake.data.shard import Options
     from tokamake.data.tokenizers import open_tokenizer
+    from tokamake.runtime import steady_memory
+
+    steady_memory()
 
     if corpora is not None:
         row = tables.named(files, corpora)
-        files, format = tables.patterns(row), format or row.format
+        files, format = tuple(file.path for file in raw_files(row, {})), format or row.format
         text_key, template = text_key or (row.text_key,), template or row.template
     keys = tuple(key for text in text_key or ("text",) for key in text.split(","))
+    if len(keys) > 1 and not template and any("/" in key for key in keys):
+        raise UserError(f"--text-key {','.join(keys)}: keys name files, which have no / in a name")
     options = Options(
         fields=Fields(keys, template),
         format=format,

@@ -36,7 +36,7 @@ def trace(
     """
     from tokamake.data.documents import Fields
     from tokamake.data.indexed import IndexedDataset
-    from tokamake.data.pairs import read_manifest
+    from tokamake.data.pairs import inputs, read_manifest
     from tokamake.data.sources import find
 
     pair = IndexedDataset(prefix)
@@ -44,10 +44,10 @@ def trace(
     first, last = (int(bound) for bound in pair.document_bounds[number : number + 2])
     place = find(prefix, number)
     stated = read_manifest(prefix)
-    inputs = _inputs(stated)
-    if place.input >= len(inputs):
+    sources = inputs(stated)
+    if place.input >= len(sources):
         raise UserError(f"{prefix}: its map of sources and manifest disagree; make the pair again")
-    source = inputs[place.input]
+    source = sources[place.input]
     start = (source["byte_range"] or [0])[0]
     where = f"{source['path']}: {source['unit']} {place.number}"
     where += f" counted from byte {start}" if start else ""
@@ -76,37 +76,51 @@ def _document(pair: "IndexedDataset", prefix: Path, document: int | None, token:
     return document % documents
 
 
-def _inputs(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """Raw files of a shard, or of all shards of a merged pair in their order."""
-    if "inputs" in manifest:
-        return manifest["inputs"]
-    return [source for shard in manifest["sources"] for source in shard["inputs"]]
-
-
 def _text(path: Path, source: dict[str, Any], place: "Place", keys: tuple[str, ...]) -> str:
     """The raw line, or what keeps it from being shown."""
     if not path.is_file():
         return f"({path} is not there; --data-root names the folder it counts from)"
+    if source["byte_range"] is None and path.stat().st_size != source["bytes"]:
+        return f"({path} has changed since: it has another size)"
+    if source["format"] == "text":
+        return "(the whole file)"
     if source["compression"]:
         tool = {"gz": "zcat", "zst": "zstdcat", "xz": "xzcat", "bz2": "bzcat"}
         return f"(compressed; {tool[source['compression']]} {path} | sed -n {place.number}p)"
     if source["unit"] == "row":
-        return _row(path, place.number, keys)
+        return _row(path, source, place.number, keys)
     with path.open("rb") as stream:
-        stream.seek(max(place.offset, 0))
+        stream.seek(max(place.offset - 1, 0))
+        if place.offset and stream.read(1) != b"\n":
+            return f"({path} has changed since: no line begins at byte {place.offset})"
         for _ in range(place.skip):
             stream.readline()
         return stream.readline().decode("utf-8", "replace").rstrip("\n")
 
 
-def _row(path: Path, number: int, keys: tuple[str, ...]) -> str:
+def _row(path: Path, source: dict[str, Any], number: int, keys: tuple[str, ...]) -> str:
     """A row of a table, as JSON."""
     import json
 
     from tokamake.data.readers import open_input
 
+    if source["format"] == "parquet":
+        return json.dumps(_parquet_row(path, number, keys), default=str)
     for block in open_input(path).blocks(keys):
         last = int(block.numbers[-1]) if len(block.numbers) else -1
         if number <= last:
             return json.dumps(block.records[number - int(block.numbers[0])], default=str)
-    return f"({path} has changed: it has no row {number})"
+    return f"({path} has changed since: it has no row {number})"
+
+
+def _parquet_row(path: Path, number: int, keys: tuple[str, ...]) -> dict[str, Any]:
+    """Read a row of the row group that holds it, and nothing else."""
+    from pyarrow import parquet
+
+    file = parquet.ParquetFile(path)
+    for group in range(file.num_row_groups):
+        rows = file.metadata.row_group(group).num_rows
+        if number < rows:
+            return file.read_row_group(group, columns=list(keys)).slice(number, 1).to_pylist()[0]
+        number -= rows
+    raise UserError(f"{path}: has changed since the pair was made; it has too few rows")

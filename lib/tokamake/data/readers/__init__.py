@@ -5,7 +5,6 @@ files have byte ranges), `accepts(head, path)` and `read(input, keys)`.
 """
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from tokamake.data.readers._block import Bad, Block
@@ -76,10 +75,3 @@ def _check_range(opened: Input) -> None:
             f"{opened.path}: byte range {start}:{'' if end is None else end} of a file of {size} "
             "bytes; plan again if the file has changed"
         )
-
-
-def read(path: Path, text_key: str, byte_range: ByteRange | None = None) -> Iterator[str]:
-    """Yield the text of each document; see `tokamake.data.documents.read_texts`."""
-    from tokamake.data.documents import read_texts
-
-    return read_texts(path, text_key, byte_range=byte_range)

@@ -14,6 +14,8 @@ class Bad(NamedTuple):
 
     reason: str
     """What is wrong and the remedy, without the place."""
+    raw: bytes = b""
+    """The value as it stands, where `Block.raw` has no lines."""
 
 
 class Block(NamedTuple):

@@ -107,5 +107,6 @@ def _text(value: bytes) -> str | Bad:
 def _not_text(wrong: UnicodeDecodeError) -> Bad:
     return Bad(
         f"not valid UTF-8 (0x{wrong.object[wrong.start]:02x} at byte {wrong.start} of the value); "
-        "mend or remove the row"
+        "mend or remove the row",
+        wrong.object,
     )

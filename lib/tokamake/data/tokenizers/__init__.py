@@ -44,6 +44,8 @@ class Tokenizer:
     """Token ids to text, special tokens included."""
     package: str = ""
     """The package that encodes: tokenizers or sentencepiece."""
+    splits_at_spaces: bool = False
+    """A text cut at an ASCII space, tab or line break has the same tokens as the whole."""
     definition: Callable[[], bytes] = bytes
     """The text of tokenizer.json, or the SentencePiece model: all that decides the tokens."""
     fingerprint: str = field(default="")

@@ -19,7 +19,11 @@ from tokamake.data.tokenizers._exact import json_refusal, sentencepiece_refusal
 from tokamake.data.tokenizers._sentencepiece_model import without_control_pieces
 
 _PART = 16_000_000  # characters encoded between two looks at the memory, at most about
+_TEXTS = 1 << 16  # texts of a part at most: however short, each takes some memory
 _BUDGET = 450_000_000  # bytes that the process may grow by until gigatoken's caches are thrown away
+_RENEWAL = (
+    96_000_000  # characters after which they are in any case: memory does not grow with input
+)
 
 
 def refusal(tokenizer: Tokenizer) -> str:
@@ -72,6 +76,7 @@ class Gigatoken:
         _trim()
         self._loaded = _open(self._package, self._definition)
         self._latest = _resident_bytes()
+        self._characters = 0
 
     def unsafe(self, texts: list[str]) -> NDArray[np.int64]:
         """Numbers of the texts that gigatoken may encode differently, ascending."""
@@ -87,9 +92,11 @@ class Gigatoken:
         return np.concatenate(ids), np.concatenate(lengths)
 
     def _encode_part(self, texts: list[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        self._characters += sum(map(len, texts))
         resident = _resident_bytes()
         # What others hold cannot be thrown away here: look whether the caches can have grown, too.
-        if resident - self._first > self._budget and resident - self._latest > self._budget // 4:
+        full = resident - self._first > self._budget
+        if self._characters > _RENEWAL or (full and resident - self._latest > self._budget // 4):
             self._load()
         layout = self._loaded.encode_batch(texts, parallel=self._parallel).layout
         ids, offsets = np.asarray(layout.content.data), np.asarray(layout.offsets.data)
@@ -97,11 +104,12 @@ class Gigatoken:
 
 
 def in_parts(texts: list[str], characters: int) -> Iterator[list[str]]:
-    """Cut a list where at least so many characters have come; no part is empty."""
+    """Cut a list where at least so many characters, or _TEXTS, have come; no part is empty."""
     start = size = 0
     for number, text in enumerate(texts):
         size += len(text)
-        if size >= characters or number + 1 == len(texts):
+        full = size >= characters or number + 1 - start == _TEXTS
+        if full or number + 1 == len(texts):
             yield texts[start : number + 1]
             start, size = number + 1, 0
 
