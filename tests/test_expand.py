@@ -16,7 +16,7 @@ from tokamake.errors import UserError
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with many kinds of names, which is the current one."""
     names = (
-        "raw/10.jsonl raw/2.jsonl raw/1.txt raw/deep/b.jsonl raw/deep/a.gz raw/_SUCCESS "
+        "raw/10.jsonl raw/2.jsonl raw/1.json raw/deep/b.jsonl raw/deep/a.gz raw/_SUCCESS "
         "raw/.hidden raw/_tmp/x.jsonl raw/.git/y.jsonl raw/a[1].jsonl"
     )
     for name in names.split():
@@ -27,12 +27,12 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-FILES = ["raw/1.txt", "raw/2.jsonl", "raw/10.jsonl", "raw/a[1].jsonl", "raw/deep/a.gz"]
+FILES = ["raw/1.json", "raw/2.jsonl", "raw/10.jsonl", "raw/a[1].jsonl", "raw/deep/a.gz"]
 EXPANDED = {
     "raw": [*FILES, "raw/deep/b.jsonl"],
     "raw/*.jsonl": ["raw/2.jsonl", "raw/10.jsonl", "raw/a[1].jsonl"],
     "raw/*": [
-        "raw/1.txt",
+        "raw/1.json",
         "raw/2.jsonl",
         "raw/10.jsonl",
         "raw/_SUCCESS",
@@ -42,7 +42,7 @@ EXPANDED = {
         "raw/deep/b.jsonl",
     ],
     "raw/**": [
-        "raw/1.txt",
+        "raw/1.json",
         "raw/2.jsonl",
         "raw/10.jsonl",
         "raw/_SUCCESS",
@@ -58,7 +58,7 @@ EXPANDED = {
         "raw/a[1].jsonl",
         "raw/deep/b.jsonl",
     ],
-    "raw/[0-9].*": ["raw/1.txt", "raw/2.jsonl"],
+    "raw/[0-9].*": ["raw/1.json", "raw/2.jsonl"],
     "raw/a[1].jsonl": ["raw/a[1].jsonl"],
     "raw/_S*": ["raw/_SUCCESS"],
     "raw/.hidden": ["raw/.hidden"],
@@ -76,7 +76,7 @@ def test_order_and_repetition(tree: Path) -> None:
     (tree / "link.jsonl").symlink_to(tree / "raw/2.jsonl")
     os.link(tree / "raw/10.jsonl", tree / "hard.jsonl")
     found = expand(["raw/10.jsonl", "link.jsonl", "raw", "./raw/../raw/2.jsonl", "hard.jsonl"])
-    assert list(map(str, found))[:3] == ["raw/10.jsonl", "link.jsonl", "raw/1.txt"]
+    assert list(map(str, found))[:3] == ["raw/10.jsonl", "link.jsonl", "raw/1.json"]
     assert len(found) == len(FILES) + 1
 
 
@@ -153,3 +153,14 @@ def test_saved_splits(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         expand([folder])
     assert [path.parent for path in expand([folder / "train"])] == [folder / "train"]
+
+
+def test_documentation_beside_data_is_no_data(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "README.md").write_text("About")
+    (tmp_path / "data/a.jsonl").write_text("")
+    with pytest.raises(UserError, match=r"holds both texts .*README\.md.* as .*/\*\*/\*\.jsonl"):
+        expand([tmp_path])
+    assert expand([f"{tmp_path}/**/*.jsonl"]) == [tmp_path / "data/a.jsonl"]
+    (tmp_path / "data/a.jsonl").unlink()
+    assert expand([tmp_path]) == [tmp_path / "README.md"]

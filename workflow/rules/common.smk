@@ -124,7 +124,8 @@ def redo_if_broken(path, folder, product):
     if not workflow.is_main_process or not (Path(path).exists() or Path(product).exists()):
         return
     if fault := batches.broken(Path(path), folder):
-        print(f"tokamake: {fault}: it is made again", file=sys.stderr)
+        if Path(path).exists():  # else it may be a new one
+            print(f"tokamake: {fault}: it is made again", file=sys.stderr)
         workflow.dag.forcefiles.add(path)
 
 

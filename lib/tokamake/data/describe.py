@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-_COPIED = ("dtype", "vocab_size", "eod", "tokenizer", "bytes", "sha256", "sources")
+_COPIED = ("dtype", "vocab_size", "eod", "tokenizer", "bytes", "sha256")
 _COUNTS = ("documents_in", "quarantined_documents", "duplicate_documents")
 
 
@@ -80,12 +80,19 @@ def _describe_pair(prefix: Path, relative: str) -> dict[str, Any]:
         "total_num_docs": documents,
         "total_num_sequences": len(pair),
         "total_num_tokens": tokens,
-        **{key: manifest[key] for key in ("corpus", "text_bytes", "empty_documents")},
+        "corpus": manifest.get("corpus", ""),
+        **{key: manifest[key] for key in ("text_bytes", "empty_documents")},
         **{key: manifest[key] for key in _COUNTS if key in manifest},
         "tokens_per_byte": _ratio(tokens, manifest["text_bytes"]),
         "lengths": histogram(document_lengths(pair)),
         **{key: manifest[key] for key in _COPIED},
+        "sources": manifest["sources"] if "sources" in manifest else _itself(prefix, manifest),
     }
+
+
+def _itself(prefix: Path, manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """A pair that is not merged, as the one part that it consists of."""
+    return [{"path": str(prefix), **{key: manifest[key] for key in ("inputs", "sha256")}}]
 
 
 def _ratio(tokens: int, text_bytes: int) -> float | None:

@@ -111,7 +111,9 @@ def make_plan(
 
 def _suffixes(corpus: Corpus, split_sentences: bool) -> dict[str, str]:
     """End of a merged pair's name to the key of its shards' pairs, for each text the corpus has."""
-    names = Fields(tuple(corpus.text_key.split(",")), corpus.template).names
+    fields = Fields(tuple(corpus.text_key.split(",")), corpus.template)
+    assert fields.read_keys  # tells what is wrong with keys or template
+    names = fields.names
     unit = "sentence" if split_sentences else "document"
     return {f"_{name}_{unit}": name if len(names) > 1 else "" for name in names}
 
@@ -161,7 +163,7 @@ def _cut(
         if waiting and waiting_bytes + file.size > settings.shard_bytes:
             parts.append((waiting, "", sum(map(_text_bytes, waiting))))
             waiting, waiting_bytes = [], 0
-        if file.size > settings.shard_bytes and _divisible(file):
+        if file.size > settings.shard_bytes and _divisible(file, corpus.format):
             scale = _text_bytes(file) / file.size
             for text, length in _ranges(file.size, settings.shard_bytes):
                 parts.append(([file], text, length * scale))
@@ -181,13 +183,15 @@ def _shard(name: str, files: list[RawFile], byte_range: str, size: int) -> Shard
     return Shard(name, tuple([file.path for file in files]), byte_range, size, stamp(files))
 
 
-def _divisible(file: RawFile) -> bool:
+def _divisible(file: RawFile, format: str = "") -> bool:
     """Tell whether parts of a large file can be read by themselves, as of no compressed one."""
+    if format not in ("", "jsonl", "parquet"):
+        return False
     if file.modified is None:
         return file.path.endswith(".jsonl")
     if _ending(file.path) in SUFFIXES:
         return False
-    kind, compression = sniff(Path(file.path))
+    kind, compression = sniff(Path(file.path), format)
     return kind in ("jsonl", "parquet") and not compression
 
 

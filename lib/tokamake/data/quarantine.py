@@ -2,7 +2,7 @@
 
 `tokenize` writes them there: {"file", "line" or "row", "byte" (first of the line, in plain files),
 "reason", and "raw" (the line as it stands) or "raw_base64" where it is not UTF-8}. In a part of a
-file that begins amid it, the line is called "line_in_range", counted from the part's first byte.
+file that begins very far in it, the line is called "line_in_range", counted from the part's start.
 """
 
 import base64
@@ -28,10 +28,11 @@ class Quarantine:
             place = source.place(int(block.numbers[index]), int(block.offsets[index]))
             self.first = f"{place}: {reason}"
             self._stream = self._path.open("w", encoding="utf-8", errors="surrogateescape")
-        unit = "line_in_range" if source.unit == "line" and source.start else source.unit
+        before = source.lines_before() if source.unit == "line" else 0
+        unit = source.unit if before is not None else "line_in_range"
         entry = {
             "file": str(source.path),
-            unit: int(block.numbers[index]),
+            unit: int(block.numbers[index]) + (before or 0),
             **({"byte": int(block.offsets[index])} if block.offsets[index] >= 0 else {}),
             "reason": reason,
             **_raw(block, index),

@@ -368,7 +368,8 @@ def _ahead(
 ) -> Iterator[tuple[Batch, list[Tokens]]]:
     """Encode batches in a thread, in order, a few ahead of the one that is handed out."""
     waiting: deque[tuple[Batch, Future[list[Tokens]]]] = deque()
-    with ThreadPoolExecutor(1) as pool:
+    pool = ThreadPoolExecutor(1)
+    try:
         for batch in batches:
             waiting.append((batch, pool.submit(encode, batch)))
             if len(waiting) > _WAITING:
@@ -377,3 +378,5 @@ def _ahead(
         while waiting:
             done, future = waiting.popleft()
             yield done, future.result()
+    finally:  # whoever interrupts waits for the batch that is being encoded, and no other
+        pool.shutdown(cancel_futures=True)

@@ -93,8 +93,10 @@ def tokenize(
     keys = tuple(key for text in text_key or ("text",) for key in text.split(","))
     if len(keys) > 1 and not template and any("/" in key for key in keys):
         raise UserError(f"--text-key {','.join(keys)}: keys name files, which have no / in a name")
+    fields = Fields(keys, template)
+    assert fields.read_keys  # tells what is wrong with keys or template
     options = Options(
-        fields=Fields(keys, template),
+        fields=fields,
         format=format,
         append_eod=append_eod,
         prepend_bos=prepend_bos,

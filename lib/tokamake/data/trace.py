@@ -3,6 +3,7 @@
 The map beside the pair says which line it is; the line is read from the raw file if that is there.
 """
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +51,12 @@ def trace(
     source = sources[place.input]
     start = (source["byte_range"] or [0])[0]
     where = f"{source['path']}: {source['unit']} {place.number}"
-    where += f" counted from byte {start}" if start else ""
+    where += f" counted from byte {start}" if start and source["unit"] == "line" else ""
     print(f"document {number}, {int(pair.lengths[first:last].sum()):,} tokens: {where}")
     if max_characters:
         keys = Fields((stated["text_key"],), stated["template"]).read_keys
-        print(_text(data_root / source["path"], source, place, keys)[:max_characters])
+        text = _text(data_root / source["path"], source, place, keys)
+        print(text if text.startswith("(") else text[: max(max_characters, 0)])
 
 
 def _document(pair: "IndexedDataset", prefix: Path, document: int | None, token: int | None) -> int:
@@ -86,7 +88,8 @@ def _text(path: Path, source: dict[str, Any], place: "Place", keys: tuple[str, .
         return "(the whole file)"
     if source["compression"]:
         tool = {"gz": "zcat", "zst": "zstdcat", "xz": "xzcat", "bz2": "bzcat"}
-        return f"(compressed; {tool[source['compression']]} {path} | sed -n {place.number}p)"
+        name = shlex.quote(str(path))
+        return f"(compressed; {tool[source['compression']]} {name} | sed -n {place.number}p)"
     if source["unit"] == "row":
         return _row(path, source, place.number, keys)
     with path.open("rb") as stream:

@@ -7,7 +7,9 @@ from collections.abc import Container, Iterable, Iterator
 from glob import glob, has_magic
 from pathlib import Path
 
+from tokamake.data.readers import text
 from tokamake.data.readers._input import reading
+from tokamake.data.readers._sniff import kind_of_name
 from tokamake.errors import UserError
 from tokamake.files import read_json
 
@@ -42,13 +44,25 @@ def expand(names: Iterable[str | Path]) -> list[Path]:
     """
     found: dict[tuple[int, int], str] = {}
     for name in map(str, names):
-        empty = True
-        for file, status in _files(name, set()):
-            found.setdefault(_identity(status), file)
-            empty = False
-        if empty:
+        named = list(_files(name, set()))
+        if not named:
             raise UserError(f"{name}: no files there; fix the path or pattern")
+        if Path(name).is_dir():
+            _refuse_mixture(name, [file for file, _ in named])
+        for file, status in named:
+            found.setdefault(_identity(status), file)
     return list(map(Path, found.values()))
+
+
+def _refuse_mixture(folder: str, files: list[str]) -> None:
+    """Documentation that lies beside data is hardly meant to be trained on."""
+    texts = [file for file in files if kind_of_name(Path(file)) in text.NAMES]
+    if texts and len(texts) < len(files):
+        other = next(file for file in files if file not in set(texts))
+        raise UserError(
+            f"{folder}: holds both texts ({texts[0]}) and other files ({other}); name those you "
+            f"want by a pattern, as {folder}/**/*{''.join(Path(other).suffixes[-2:])}"
+        )
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from tokamake.errors import UserError
 T = TypeVar("T")
 Bytes = bytes  # `Input.bytes` is a number
 
+_COUNTED_BYTES = 1 << 34
 CHUNK_BYTES = 1 << 22
 """What is read from a file at once."""
 
@@ -50,6 +51,8 @@ class Input:
     """What `Block.numbers` count: line or row."""
     bytes: int
     """Raw bytes, compressed ones if so, of the file or of the documents of the range."""
+    first_byte: int
+    """Where the first line of a jsonl range begins."""
     documents: int
     """Good and bad ones; blank lines are none."""
     blank_lines: int
@@ -57,6 +60,8 @@ class Input:
     def __init__(self, path: Path, format: str, compression: str, head: Bytes) -> None:
         self.path, self.format, self.compression, self.head = path, format, compression, head
         self.start, self.end = 0, None
+        self.first_byte = 0
+        self._before: int | None = None
         self.unit = readers()[format].UNIT
         self._reset()
 
@@ -87,15 +92,30 @@ class Input:
     def place(self, number: int, offset: int = -1) -> str:
         """Where a document stands, for messages: raw/a.jsonl:17, or raw/a.parquet: row 5.
 
+        In a range, the lines before it are counted; very far in a file the byte is told instead.
+
         Args:
             number: of `Block.numbers`.
             offset: of `Block.offsets`; tells the place in a range, where lines have no number.
         """
         if self.unit == "row":
             return f"{self.path}: row {number}"
-        if self.start and offset >= 0:
+        before = self.lines_before()
+        if before is None:
             return f"{self.path}: byte {offset}"
-        return f"{self.path}:{number}"
+        return f"{self.path}:{before + number}"
+
+    def lines_before(self) -> int | None:
+        """Lines before the range, counted where that takes seconds, else None."""
+        if self.start > _COUNTED_BYTES:
+            return None
+        if self._before is None:
+            with reading(self.path), self.path.open("rb") as stream:
+                self._before, left = 0, self.first_byte
+                while left and (chunk := stream.read(min(left, CHUNK_BYTES))):
+                    self._before += chunk.count(b"\n")
+                    left -= len(chunk)
+        return self._before
 
     def chunks(self, start: int = 0, end: int | None = None) -> Iterator[Bytes]:
         """Decompressed bytes; of a plain file, those in [start, end). Raw ones are counted."""

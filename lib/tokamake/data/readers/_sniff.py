@@ -31,13 +31,13 @@ _MARKS = {
 }
 
 
-def sniff(path: Path) -> tuple[str, str]:
-    """Format and compression (empty: none) of a file, by content first, then by name.
+def sniff(path: Path, format: str = "") -> tuple[str, str]:
+    """Format (if it is not given) and compression (empty: none) of a file, by content, then name.
 
     Raises:
         UserError: the file cannot be read, or is of no known format.
     """
-    return look(path)[:2]
+    return look(path, format)[:2]
 
 
 def look(path: Path, format: str = "") -> tuple[str, str, bytes]:
@@ -61,6 +61,8 @@ def look(path: Path, format: str = "") -> tuple[str, str, bytes]:
 def _head(path: Path) -> tuple[str, bytes]:
     if path.is_dir():
         raise UserError(f"{path}: is a folder; name files")
+    if path.exists() and not path.is_file():  # a pipe can be read only once, and may never end
+        raise UserError(f"{path}: is a pipe or device; write what comes from it to a file")
     with reading(path), path.open("rb") as stream:
         head = stream.read(HEAD_BYTES)
         packing = compression(head)

@@ -40,6 +40,7 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[Block]:
     """Yield the lines of a file, or those whose first byte lies in a range, as blocks."""
     _refuse_spread(raw)
     position, end = _whole_lines(raw)
+    raw.first_byte = position
     number = 1
     for lines in _lines(raw.chunks(position, end), raw.path):
         ends = position + np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)) + 1)
