@@ -74,6 +74,11 @@ class Encoder:
         return f"{package} {version(package)}"
 
     @property
+    def refused(self) -> str:
+        """The same as `reason`, if there has been text enough to ask for it; else empty."""
+        return self._reason or ""
+
+    @property
     def reason(self) -> str:
         """Why gigatoken cannot be used, in one clause; empty: it can, for enough text."""
         if self._reason is None:

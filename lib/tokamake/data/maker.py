@@ -108,9 +108,9 @@ class Maker:
             print(f"tokenize: {error}; all of it once more, without", file=sys.stderr)
             self._encoder = Encoder(self._tokenizer, workers=self._workers, fast=False)
             manifests = self._make(shard, request)
-        if self._encoder.reason and self._encoder.reason != self._told:
-            self._told = self._encoder.reason
-            print(f"encoded by {self._encoder.name}: {self._told}")
+        if self._encoder.refused not in ("", self._told):
+            self._told = self._encoder.refused
+            print(f"encoded by {self._encoder.name}, not by gigatoken: {self._told}")
         for manifest in manifests:
             print(_line(shard.output, manifest, several=len(manifests) > 1))
 

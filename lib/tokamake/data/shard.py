@@ -32,8 +32,8 @@ _BATCH_CHARACTERS = 2 << 20
 """Small enough for its buffers to be used again and again."""
 _DOCUMENT_CHARACTERS = 64
 """What a document costs besides its text, in characters."""
-_WAITING = 2
-"""Batches that are being encoded or wait for it."""
+_WAITING = 1
+"""Batches that are being encoded while the next one is read."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,11 +75,9 @@ def tokenize(
     if workers < 0 or not output.name:
         raise UserError(f"--workers {workers}, --output {output}: give a number and a file name")
     workers = workers or len(os.sched_getaffinity(0))
-    from tokamake.data import corpora as tables
     from tokamake.data import readers
     from tokamake.data.documents import Fields
     from tokamake.data.maker import Maker, Wanted
-    from tokamake.data.raw import raw_files
     from tokamake.data.shard import Options
     from tokamake.data.tokenizers import open_tokenizer
     from tokamake.runtime import steady_memory
@@ -87,6 +85,9 @@ def tokenize(
     steady_memory()
 
     if corpora is not None:
+        from tokamake.data import corpora as tables  # a quarter of a second, for few
+        from tokamake.data.raw import raw_files
+
         row = tables.named(files, corpora)
         files, format = tuple(file.path for file in raw_files(row, {})), format or row.format
         text_key, template = text_key or (row.text_key,), template or row.template

@@ -21,9 +21,8 @@ from tokamake.data.tokenizers._sentencepiece_model import without_control_pieces
 _PART = 16_000_000  # characters encoded between two looks at the memory, at most about
 _TEXTS = 1 << 16  # texts of a part at most: however short, each takes some memory
 _BUDGET = 450_000_000  # bytes that the process may grow by until gigatoken's caches are thrown away
-_RENEWAL = (
-    96_000_000  # characters after which they are in any case: memory does not grow with input
-)
+_RENEWAL = 96_000_000  # characters after which they are in any case, so that memory stays level
+_TRIMMING = 16_000_000  # characters after which freed memory goes back to the system
 
 
 def refusal(tokenizer: Tokenizer) -> str:
@@ -92,7 +91,10 @@ class Gigatoken:
         return np.concatenate(ids), np.concatenate(lengths)
 
     def _encode_part(self, texts: list[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        self._characters += sum(map(len, texts))
+        size = sum(map(len, texts))
+        if (self._characters + size) // _TRIMMING > self._characters // _TRIMMING:
+            _trim()
+        self._characters += size
         resident = _resident_bytes()
         # What others hold cannot be thrown away here: look whether the caches can have grown, too.
         full = resident - self._first > self._budget
