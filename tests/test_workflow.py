@@ -304,7 +304,7 @@ def test_a_shard_that_fails_is_redone_alone(batched: Path) -> None:
     assert snakemake(batched, "--configfile", "other.yaml", "--", "data").returncode == 0
     after = state(batched, "shards")
     assert {name: after[name] for name in before} == before
-    assert "00004.quarantine.jsonl" in after
+    assert "00004_title.quarantine.jsonl" in after
     raw.write_text(good)
     assert snakemake(batched, *MINE, "data").returncode == 0
     after = state(batched, "shards")
