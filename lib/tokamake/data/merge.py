@@ -70,11 +70,8 @@ def _request(prefixes: list[Path], corpus: str) -> str:
     from tokamake.data.pairs import read_manifest
     from tokamake.files import digest
 
-    parts = []
-    for prefix in prefixes:
-        stated = read_manifest(prefix)
-        parts.append([str(prefix), {**stated, "seconds": 0, "encoder": ""}])
-    return digest([corpus, parts])
+    manifests = [read_manifest(prefix) for prefix in prefixes]
+    return digest(_joined_manifest(prefixes, manifests, corpus))
 
 
 def _merge(prefixes: list[Path], output: Path, corpus: str, request: str = "") -> None:
