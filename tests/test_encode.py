@@ -282,35 +282,6 @@ def test_pack_refuses() -> None:
     assert _csrc.pack(ids, lengths, bos=-1, eod=-1, dtype="i4").tolist() == [1, 65536, 3]
 
 
-@pytest.mark.parametrize("piece", [1, 50, 3000])
-def test_long_texts_are_cut_where_it_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
-) -> None:
-    letters = "abcdeéÉß\u0301\u0345ΣςİДй日本.,!'\u00ad\u200d\u00a0\x00\t\n\r   "
-    words = ["[UNK]", "[SEP]", "[CLS]", "[MASK]", *letters, *(f"##{one}" for one in letters)]
-    words += ["e", "##e", "##и", "i", "и", "σ", "##σ", "##i", "ab", "##ab", "[", "]"]
-    (tmp_path / "vocab.txt").write_text(
-        "\n".join(dict.fromkeys(word for word in words if not any(map(str.isspace, word)))),
-        encoding="utf-8",
-    )
-    opened = open_tokenizer(tmp_path)
-    rng = random.Random(3)
-    parts = [*letters, "ab", "[SEP]", " [MASK] ", "x" * 150]
-    texts = ["".join(rng.choices(parts, k=rng.choice([0, 5, 900]))) for _ in range(60)]
-    wanted = opened.encode_batch(texts)
-    monkeypatch.setattr(encode, "_PIECE", piece)
-    assert max(len(list(encode._pieces(text))) for text in texts) > (1 if piece < 3000 else 0)
-    assert rows(Encoder(opened, workers=1)(texts)) == wanted
-
-
-def test_only_some_tokenizers_cut_texts(
-    opened: Tokenizer, texts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(encode, "_PIECE", 10)
-    assert not opened.splits_at_spaces
-    assert rows(Encoder(opened, workers=1, fast=False)(texts)) == opened.encode_batch(texts)
-
-
 def test_parts_end_after_many_texts() -> None:
     texts = ["a"] * 150_000
     assert [len(part) for part in _gigatoken.in_parts(texts, 10**9)] == [65536, 65536, 18928]

@@ -2,15 +2,20 @@
 // new ones go out; the work between runs without Python's global lock.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <stdexcept>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "blend.hpp"
 #include "index.hpp"
 #include "text.hpp"
+#include "words.hpp"
 
 namespace py = pybind11;
 
@@ -122,6 +127,45 @@ py::array pack(const UInt32Array& ids, const Int64Array& lengths, int64_t bos, i
   throw std::invalid_argument("tokens are packed as uint16 or int32");
 }
 
+std::unique_ptr<tokamake::Words> make_words(const UInt8Array& kinds,
+                                            const std::vector<std::string>& whole,
+                                            size_t capacity) {
+  return std::make_unique<tokamake::Words>(
+      std::vector<uint8_t>(kinds.data(), kinds.data() + kinds.size()), whole, capacity);
+}
+
+py::list split_words(tokamake::Words& words, const py::list& texts) {
+  std::vector<std::string_view> views;
+  views.reserve(texts.size());
+  for (size_t i = 0; i < texts.size(); ++i) {
+    Py_ssize_t size = 0;
+    const char* text =
+        PyUnicode_AsUTF8AndSize(PyList_GET_ITEM(texts.ptr(), static_cast<Py_ssize_t>(i)), &size);
+    if (text == nullptr) throw py::error_already_set();
+    views.emplace_back(text, static_cast<size_t>(size));
+  }
+  {
+    py::gil_scoped_release release;
+    words.split(views);
+  }
+  py::list missing;
+  for (const auto word : words.missing()) missing.append(py::str(word.data(), word.size()));
+  return missing;
+}
+
+py::tuple finish_words(tokamake::Words& words, const UInt32Array& ids, const Int64Array& lengths) {
+  words.finish(ids.data(), ids.size(), lengths.data(), lengths.size());
+  py::array_t<uint32_t> all_ids(words.num_tokens());
+  py::array_t<int64_t> all_lengths(words.num_texts());
+  auto* to_ids = all_ids.mutable_data();
+  auto* to_lengths = all_lengths.mutable_data();
+  {
+    py::gil_scoped_release release;
+    words.write(to_ids, to_lengths);
+  }
+  return py::make_tuple(all_ids, all_lengths);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_csrc, module) {
@@ -138,4 +182,12 @@ PYBIND11_MODULE(_csrc, module) {
   module.def("pack", &pack, py::arg("ids").noconvert(), py::arg("lengths").noconvert(),
              py::kw_only(), py::arg("bos"), py::arg("eod"), py::arg("dtype"),
              "Tokens of all documents, with bos before and eod after each that has one.");
+  py::class_<tokamake::Words>(module, "Words",
+                              "Words of texts and the tokens of those seen before.")
+      .def(py::init(&make_words), py::arg("kinds").noconvert(), py::arg("whole"), py::kw_only(),
+           py::arg("capacity"))
+      .def("split", &split_words, py::arg("texts"),
+           "Split texts; the words whose tokens are not known yet.")
+      .def("finish", &finish_words, py::arg("ids").noconvert(), py::arg("lengths").noconvert(),
+           "Take the tokens of the missing words; the tokens of all texts and how many of each.");
 }

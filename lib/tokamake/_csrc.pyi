@@ -91,3 +91,46 @@ def pack(
         ValueError: lengths are negative or do not add up, or `dtype` is another.
         IndexError: a token does not fit `dtype`.
     """
+
+class Words:
+    """Splits texts into words and remembers the tokens of each word.
+
+    For tokenizers that give a text the tokens of its words, one after the other. Not for several
+    threads at once.
+    """
+
+    def __init__(self, kinds: npt.NDArray[np.uint8], whole: list[str], *, capacity: int) -> None:
+        """Make one that knows no word.
+
+        Args:
+            kinds: (0x110000,) of each code point: 0 if it is part of a word, 1 a space between
+                words, which has no tokens, 2 a word of its own wherever it stands.
+            whole: what stands between two spaces is one word if one of these occurs in it.
+            capacity: bytes of words and tokens from which on all are forgotten before more come.
+
+        Raises:
+            ValueError: `kinds` has another size, or a text of `whole` is empty.
+        """
+
+    def split(self, texts: list[str]) -> list[str]:
+        """Split texts, and say which words have no known tokens yet.
+
+        Raises:
+            UnicodeEncodeError: a text has a lone surrogate.
+        """
+
+    def finish(
+        self, ids: npt.NDArray[np.uint32], lengths: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+        """Take the tokens of the missing words of the latest texts.
+
+        Args:
+            ids: (tokens,) of these words, one after the other.
+            lengths: (words,) tokens of each.
+
+        Returns:
+            (tokens,) of all of the latest texts, and (texts,) tokens of each.
+
+        Raises:
+            ValueError: these are not the tokens of as many words.
+        """

@@ -5,26 +5,23 @@ no token.
 """
 
 import os
-import re
-from collections.abc import Iterator
 from importlib.metadata import version
 from itertools import chain
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tokamake._csrc import Words
 from tokamake.data.tokenizers import Tokenizer, failure
 from tokamake.data.tokenizers._gigatoken import Gigatoken, in_parts, refusal
 
 _ENOUGH = 2_000_000  # characters from which on loading gigatoken pays: it takes 0.1 to 0.5 s
 _CHUNK = 4_000_000  # characters that a tokenizer's own package gets at once: it needs much memory
-_PIECE = 1_000_000  # characters from which on a text is cut there if it can be
+_WORDS = 64 << 20  # bytes of words whose tokens are remembered
 _FIRST = 256_000  # characters at the beginning that both encode
 _STEP = 8_000_000  # then both encode the text around every so many characters: their own package
 _WINDOW = 2_000  # needs a hundred times longer, so that one character in 4,000 is a few percent
-
-_SPACE = re.compile(r"[ \t\n\r]")
 
 
 class Encoded(NamedTuple):
@@ -64,6 +61,7 @@ class Encoder:
         self._tokenizer = tokenizer
         self._workers = workers
         self._fast: Gigatoken | None = None
+        self._words: Words | Literal[False] | None = None  # not asked for yet
         self._reason = None if fast else "it is turned off"
         self._characters = 0
 
@@ -115,12 +113,12 @@ class Encoder:
             return None
 
     def _by_package(self, texts: list[str]) -> Encoded:
-        if self._tokenizer.splits_at_spaces and any(len(text) > _PIECE for text in texts):
-            cut = [list(_pieces(text)) for text in texts]
-            encoded = self._in_parts(list(chain.from_iterable(cut)))
-            starts = np.cumsum([0, *map(len, cut[:-1])])
-            return Encoded(encoded.ids, np.add.reduceat(encoded.lengths, starts))
-        return self._in_parts(texts)
+        if self._words is None:
+            rules = self._tokenizer.word_rules()
+            self._words = Words(*rules, capacity=_WORDS) if rules else False
+        if not self._words:
+            return self._in_parts(texts)
+        return Encoded(*self._words.finish(*self._in_parts(self._words.split(texts))))
 
     def _in_parts(self, texts: list[str]) -> Encoded:
         ids = [np.empty(0, np.uint32)]
@@ -162,15 +160,6 @@ class Encoder:
         for number, text in enumerate(samples):
             if not np.array_equal(ours.of(number), theirs.of(number)):
                 raise Mismatch(f"{self.name} differs on the text that begins {text[:80]!r}")
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """Cut a text at the first white space after every so many characters; at least one piece."""
-    start = 0
-    while found := _SPACE.search(text, start + _PIECE):
-        yield text[start : found.end()]
-        start = found.end()
-    yield text[start:]
 
 
 def _replaced(all_of: Encoded, numbers: NDArray[np.int64], by: Encoded) -> Encoded:

@@ -8,10 +8,13 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tokamake import plugins
 from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    from tokamake.data.tokenizers._words import WordRules
 
 CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
 """Files beside a Hugging Face tokenizer that name its special tokens."""
@@ -44,8 +47,8 @@ class Tokenizer:
     """Token ids to text, special tokens included."""
     package: str = ""
     """The package that encodes: tokenizers or sentencepiece."""
-    splits_at_spaces: bool = False
-    """A text cut at an ASCII space, tab or line break has the same tokens as the whole."""
+    word_rules: Callable[[], "WordRules | None"] = lambda: None
+    """How to split texts into words that have the same tokens alone; None: none do."""
     definition: Callable[[], bytes] = bytes
     """The text of tokenizer.json, or the SentencePiece model: all that decides the tokens."""
     fingerprint: str = field(default="")

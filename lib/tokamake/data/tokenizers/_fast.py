@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokamake.data.tokenizers import Tokenizer
+from tokamake.data.tokenizers._words import word_rules
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,4 +52,5 @@ def wrap(
         package="tokenizers",
         # Not the file's text: `tokenizers` numbers added tokens itself.
         definition=lambda: fast.to_str().encode(),
+        word_rules=lambda: word_rules(fast),
     )

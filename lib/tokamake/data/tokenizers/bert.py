@@ -4,7 +4,6 @@ Normalized as tokenizer_config.json beside it says; without one, lower-cased unl
 has capitals.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 from tokamake.data.tokenizers import Tokenizer, _in_folder, setting, special_token, with_configs
@@ -31,10 +30,9 @@ def load(found: list[Path]) -> Tokenizer:
         strip_accents=setting(found, "strip_accents"),
         handle_chinese_chars=setting(found, "tokenize_chinese_chars") is not False,
     )._tokenizer
-    wrapped = wrap(
+    return wrap(
         fast,
         found[0],
         eos=special_token(found, "sep_token") or "[SEP]",
         bos=special_token(found, "cls_token") or ("[CLS]" if "[CLS]" in words else ""),
     )
-    return replace(wrapped, splits_at_spaces=True)  # as its pre-tokenizer does before all else
