@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,7 @@ def texts(sampled: Path) -> list[str]:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use gigatoken from the first text on."""
-    monkeypatch.setattr(encode, "_ENOUGH", 0)
+    monkeypatch.setattr(encode, "_ENOUGH", 1)
 
 
 def rows(encoded: Encoded) -> list[list[int]]:
@@ -203,9 +204,9 @@ def test_windows_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> Non
     for size in (1, 7, 60):
         windows, before = [], 0
         for block in blocks(texts, size):
-            sizes = np.array([len(text) for text in block])
-            windows += encode._windows(block, sizes, before)
-            before += int(sizes.sum())
+            after = before + sum(map(len, block))
+            windows += encode._windows(block, range(before, after))
+            before = after
         found.add(tuple(windows))
     (windows,) = found
     stream = "".join(texts)
@@ -213,6 +214,32 @@ def test_windows_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> Non
     for number, window in enumerate(windows, 1):
         assert stream[number * 1000] in window
         assert window in stream[number * 1000 - 40 : number * 1000 + 40]
+
+
+def test_several_threads_ask_at_once(
+    opened: Tokenizer, texts: list[str], at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encode, "_STEP", 5000)
+    wanted = Encoder(opened, workers=1, fast=False)(texts)
+    encoder = Encoder(opened, workers=4)
+    assert encoder.threads == 3
+    both = threading.Barrier(3, timeout=60)
+    load = Encoder._load
+
+    def meet(self: Encoder) -> object:  # so that each thread has to load its own
+        self._lock.release()
+        both.wait()
+        self._lock.acquire()
+        return load(self)
+
+    monkeypatch.setattr(Encoder, "_load", meet)
+    parts = [texts[:20], texts[20:50], texts[50:]]
+    with ThreadPoolExecutor(3) as pool:
+        work = [pool.submit(encoder, part, encoder.place(part)) for part in parts]
+        encoded = [one.result() for one in work]
+    assert len(encoder._free) == 3
+    assert np.array_equal(np.concatenate([one.ids for one in encoded]), wanted.ids)
+    assert np.array_equal(np.concatenate([one.lengths for one in encoded]), wanted.lengths)
 
 
 def test_other_threads_run_meanwhile(opened: Tokenizer, at_once: None) -> None:

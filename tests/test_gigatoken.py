@@ -180,7 +180,7 @@ def fast_sentencepiece(model: bytes) -> Callable[[list[str]], list[list[int]]]:
         package="sentencepiece",
         definition=lambda: model,
     )
-    return lambda texts: rows(*Gigatoken(tokenizer, parallel=False).encode(texts))
+    return lambda texts: rows(*Gigatoken(tokenizer).encode(texts))
 
 
 def rows(ids: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
@@ -307,7 +307,7 @@ def test_what_changes_nothing_is_taken(gpt2: Json, what: str, tmp_path: Path) ->
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
     opened = open_tokenizer(tmp_path)
     texts = unmarked(made_up(2000, seed=3))
-    assert opened.encode_batch(texts) == rows(*Gigatoken(opened, parallel=False).encode(texts))
+    assert opened.encode_batch(texts) == rows(*Gigatoken(opened).encode(texts))
 
 
 def test_order_of_entries_and_merges(gpt2: Json) -> None:
@@ -370,7 +370,7 @@ def test_numbers_of_added_tokens(gpt2: Json, tmp_path: Path) -> None:
     opened = open_tokenizer(tmp_path)
     assert refusal(opened) == ""
     texts = unmarked(made_up(1000, seed=13, atoms=["é", "<a>", "<b>", "x", " "]))
-    assert opened.encode_batch(texts) == rows(*Gigatoken(opened, parallel=False).encode(texts))
+    assert opened.encode_batch(texts) == rows(*Gigatoken(opened).encode(texts))
 
 
 PIECES: Json = {"type": "Prepend", "prepend": "\u2581"}
@@ -515,8 +515,8 @@ def test_caches_are_thrown_away(sampled: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     texts = unmarked(made_up(500, seed=10))
     patient, thrifty = (
-        Gigatoken(opened, parallel=False),
-        Gigatoken(opened, parallel=False, budget=-(10**12)),
+        Gigatoken(opened),
+        Gigatoken(opened, budget=-(10**12)),
     )
     for _ in range(3):
         assert (

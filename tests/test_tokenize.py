@@ -332,10 +332,10 @@ def test_an_erring_fast_encoder_is_replaced(
     from tokamake.data.encode import Encoder, Mismatch
 
     class Erring(Encoder):
-        def __call__(self, texts):  # type: ignore[no-untyped-def]
+        def __call__(self, texts, place):  # type: ignore[no-untyped-def]
             if self.fast:
                 raise Mismatch("gigatoken differs")
-            return super().__call__(texts)
+            return super().__call__(texts, place)
 
         def __init__(self, *arguments, fast=True, **options):  # type: ignore[no-untyped-def]
             super().__init__(*arguments, fast=fast, **options)

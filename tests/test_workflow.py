@@ -436,7 +436,7 @@ MISTAKES = {
     "missing tokenizer": (
         {"tokenizer": {"path": "none"}},
         CORPORA,
-        "tokenizer none: no such file or folder; fix tokenizer.path",
+        "tokenizer none: no such file or folder; fix the path",
     ),
     "negative weight": (
         {},

@@ -83,7 +83,7 @@ class PlanSettings(Settings):
     shard_bytes: Annotated[int, Field(ge=1)] = 1_000_000_000
     """Raw bytes of a shard, about: small files share a shard, a larger plain jsonl or parquet file
     is cut at line ends or row groups."""
-    max_jobs: Annotated[int, Field(ge=1)] = 1000
+    max_jobs: Annotated[int, Field(ge=1)] = 500
     """Most `tokenize` jobs of a plan, about: beyond it, several shards are made by one job."""
     merged_bytes: Annotated[int, Field(ge=1)] = 5_000_000_000
     """Size of one merged .bin file, about."""
@@ -160,7 +160,7 @@ class TrainSettings(Settings):
     """Samples per rank and forward pass."""
     global_batch_size: Annotated[int, Field(ge=1)] = 8
     """Samples per step over all ranks; a multiple of micro_batch_size × ranks."""
-    train_steps: Annotated[int, Field(ge=1)] = 1000
+    train_steps: Annotated[int, Field(ge=1)] = 500
     """Optimizer steps of the whole run."""
     split: Annotated[str, AfterValidator(_split)] = "98,1,1"
     """Shares of each merged file's documents for training, validation and test."""
@@ -180,7 +180,7 @@ class TrainSettings(Settings):
     """Steps between measurements of the validation loss."""
     evaluation_steps: Annotated[int, Field(ge=0)] = 10
     """Global batches per measurement; 0 turns validation off."""
-    save_interval: Annotated[int, Field(ge=1)] = 1000
+    save_interval: Annotated[int, Field(ge=1)] = 500
     """Steps between checkpoints; the last step always saves one."""
 
     @model_validator(mode="after")

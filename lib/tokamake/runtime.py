@@ -291,6 +291,11 @@ def steady_memory() -> None:
         library.mallopt(_M_ARENA_MAX, 1)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with what it counts, for people: 1 file, 2,000 files."""
+    return f"{number:,} {noun}{'s'[: number != 1]}"
+
+
 def progress(
     items: Iterable[Item],
     *,

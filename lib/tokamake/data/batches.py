@@ -1,7 +1,7 @@
 """Batches: several shards, or several merged pairs, that one job makes one after the other.
 
 `tokenize` and `merge` make the members that are not whole yet and write the batch file last; the
-workflow asks for nothing else, so that 100,000 shards are a thousand files to it.
+workflow asks for nothing else, so that 100,000 shards are a few hundred files to it.
 """
 
 import os

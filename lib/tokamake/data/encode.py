@@ -5,6 +5,9 @@ no token.
 """
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import chain
 from typing import Literal, NamedTuple
@@ -18,8 +21,9 @@ from tokamake.data.tokenizers._gigatoken import Gigatoken, in_parts, refusal
 
 _ENOUGH = 2_000_000  # characters from which on loading gigatoken pays: it takes 0.1 to 0.5 s
 _CHUNK = 4_000_000  # characters that a tokenizer's own package gets at once: it needs much memory
+_THREADS = 4  # at once, at most: reading and writing, one thread more, keep up with no more
 _WORDS = 64 << 20  # bytes of words whose tokens are remembered
-_FIRST = 256_000  # characters at the beginning that both encode
+_FIRST = 100_000  # characters at the beginning that both encode
 _STEP = 8_000_000  # then both encode the text around every so many characters: their own package
 _WINDOW = 2_000  # needs a hundred times longer, so that one character in 4,000 is a few percent
 
@@ -43,10 +47,10 @@ class Mismatch(Exception):
 
 
 class Encoder:
-    """Encodes blocks of texts.
+    """Encodes blocks of texts; several threads may ask at once.
 
-    Not for several threads at once; one call uses `workers` threads and leaves the interpreter's
-    lock to others meanwhile.
+    Attributes:
+        threads: how many callers are worth having beside a thread that reads and writes.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, workers: int, fast: bool = True) -> None:
@@ -57,18 +61,22 @@ class Encoder:
             workers: threads; what is encoded does not depend on it.
             fast: use gigatoken where it is exact.
         """
-        os.environ["RAYON_NUM_THREADS"] = str(workers)  # both packages read it once, at first use
+        os.environ["RAYON_NUM_THREADS"] = str(workers)  # `tokenizers` reads it once, at first use
+        self.threads = max(1, min(workers - 1, _THREADS))
         self._tokenizer = tokenizer
         self._workers = workers
-        self._fast: Gigatoken | None = None
+        self._free: list[Gigatoken] = []
+        self._loaded = 0
         self._words: Words | Literal[False] | None = None  # not asked for yet
         self._reason = None if fast else "it is turned off"
         self._characters = 0
+        self._lock = threading.RLock()
+        self._words_lock = threading.Lock()
 
     @property
     def name(self) -> str:
         """Package and version that most texts so far were encoded by."""
-        package = "gigatoken" if self._fast else self._tokenizer.package
+        package = "gigatoken" if self._loaded else self._tokenizer.package
         return f"{package} {version(package)}"
 
     @property
@@ -79,46 +87,67 @@ class Encoder:
     @property
     def reason(self) -> str:
         """Why gigatoken cannot be used, in one clause; empty: it can, for enough text."""
-        if self._reason is None:
-            self._reason = refusal(self._tokenizer)
-        return self._reason
+        with self._lock:
+            if self._reason is None:
+                self._reason = refusal(self._tokenizer)
+            return self._reason
 
-    def __call__(self, texts: list[str]) -> Encoded:
+    def place(self, texts: list[str]) -> range:
+        """Where these texts, in characters, stand in the stream of all: they come next."""
+        before = self._characters
+        self._characters += sum(map(len, texts))
+        return range(before, self._characters)
+
+    def __call__(self, texts: list[str], place: range | None = None) -> Encoded:
         """Encode texts, in order; special tokens written in them become what their package makes.
 
         Args:
             texts: documents without lone surrogates.
+            place: where they stand in the stream, from `place`, for what they were made from may
+                be asked in its stead; without it, they come next. It decides which are samples.
 
         Raises:
             Mismatch: gigatoken failed, or differs from the tokenizer's own package on a sample.
         """
-        sizes = np.fromiter(map(len, texts), np.int64, len(texts))
-        before = self._characters
-        self._characters += int(sizes.sum())
-        if self._fast is None:
-            if self._characters < _ENOUGH or self.reason:
+        place = self.place(texts) if place is None else place
+        if place.stop < _ENOUGH or self.reason:
+            return self._by_package(texts)
+        with self._borrowed() as fast:
+            if fast is None:
                 return self._by_package(texts)
-            self._fast = self._load()
-            if self._fast is None:
-                return self._by_package(texts)
-            self._check(self._fast, _beginning(texts))
-        self._check(self._fast, _windows(texts, sizes, before))
-        return self._by_both(self._fast, texts)
+            if place.start < _ENOUGH:
+                self._check(fast, _beginning(texts))
+            self._check(fast, _windows(texts, place))
+            return self._by_both(fast, texts)
+
+    @contextmanager
+    def _borrowed(self) -> Iterator[Gigatoken | None]:
+        """A gigatoken for this thread alone; None if it cannot be loaded."""
+        with self._lock:
+            fast = self._free.pop() if self._free else self._load()
+        try:
+            yield fast
+        finally:
+            if fast is not None:
+                self._free.append(fast)
 
     def _load(self) -> Gigatoken | None:
         try:
-            return Gigatoken(self._tokenizer, parallel=self._workers > 2)
+            fast = Gigatoken(self._tokenizer)
         except BaseException as error:
             self._reason = f"gigatoken cannot load it ({failure(error)})"
             return None
+        self._loaded += 1
+        return fast
 
     def _by_package(self, texts: list[str]) -> Encoded:
-        if self._words is None:
-            rules = self._tokenizer.word_rules()
-            self._words = Words(*rules, capacity=_WORDS) if rules else False
-        if not self._words:
-            return self._in_parts(texts)
-        return Encoded(*self._words.finish(*self._in_parts(self._words.split(texts))))
+        with self._words_lock:
+            if self._words is None:
+                rules = self._tokenizer.word_rules()
+                self._words = Words(*rules, capacity=_WORDS) if rules else False
+            if self._words:
+                return Encoded(*self._words.finish(*self._in_parts(self._words.split(texts))))
+        return self._in_parts(texts)
 
     def _in_parts(self, texts: list[str]) -> Encoded:
         ids = [np.empty(0, np.uint32)]
@@ -190,10 +219,11 @@ def _beginning(texts: list[str]) -> list[str]:
     return samples
 
 
-def _windows(texts: list[str], sizes: NDArray[np.int64], before: int) -> list[str]:
+def _windows(texts: list[str], place: range) -> list[str]:
     """Text around every _STEP-th character of the whole stream, wherever blocks begin and end."""
-    ends = np.cumsum(sizes) + before
-    points = np.arange((before // _STEP + 1) * _STEP, int(ends[-1]) if len(ends) else 0, _STEP)
+    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+    ends = np.cumsum(sizes) + place.start
+    points = np.arange((place.start // _STEP + 1) * _STEP, ends[-1] if len(ends) else 0, _STEP)
     samples = []
     for point, number in zip(points, np.searchsorted(ends, points, side="right"), strict=True):
         inside = int(point - (ends[number] - sizes[number]))

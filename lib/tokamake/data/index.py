@@ -11,6 +11,7 @@ from tokamake import files
 from tokamake.data import pairs, splits
 from tokamake.data.weights import Weighted, read_weights
 from tokamake.errors import UserError
+from tokamake.runtime import counted
 
 if TYPE_CHECKING:
     from tokamake.data.indexed import IndexedDataset
@@ -88,7 +89,7 @@ def index(
         }
         files.write_json(folder / "index.json", {**described, "digest": files.digest(described)})
     counts = (f"{made['samples']:,} {name}" for name, made in described["splits"].items())
-    print(f"{output}: {' and '.join(counts)} samples from {len(entries)} files")
+    print(f"{output}: {' and '.join(counts)} samples from {counted(len(entries), 'file')}")
 
 
 def identity(data_root: Path, prefix: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from tokamake.data.shard import Options, Shard, pair_files, prefixes
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 from tokamake.files import digest
+from tokamake.runtime import counted
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,9 @@ def _line(output: Path, stated: dict[str, Any], *, several: bool) -> str:
     name = f"{output}_{stated['text_key']}" if several else f"{output}"
     size = sum(source["bytes"] for source in stated["inputs"])
     parts = [
-        f"{name}: {stated['documents']:,} documents, {stated['tokens']:,} tokens from "
-        f"{len(stated['inputs']):,} files, {size / 1e6:,.1f} MB in {stated['seconds']:.1f} s"
+        f"{name}: {counted(stated['documents'], 'document')}, {counted(stated['tokens'], 'token')} "
+        f"from {counted(len(stated['inputs']), 'file')}, {size / 1e6:,.1f} MB in "
+        f"{stated['seconds']:.1f} s"
     ]
     for key in ("empty", "quarantined", "duplicate"):
         if stated[f"{key}_documents"]:

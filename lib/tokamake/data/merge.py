@@ -78,7 +78,7 @@ def _merge(prefixes: list[Path], output: Path, corpus: str, request: str = "") -
     from tokamake.data import pairs
     from tokamake.data.sources import sources_path
     from tokamake.files import atomic
-    from tokamake.runtime import progress
+    from tokamake.runtime import counted, progress
 
     manifests = [pairs.read_manifest(prefix) for prefix in prefixes]
     _check_alike(prefixes, manifests)
@@ -95,7 +95,8 @@ def _merge(prefixes: list[Path], output: Path, corpus: str, request: str = "") -
         joined = _joined_manifest(prefixes, manifests, corpus)
         hashes = pairs.hashes(bin_file, idx_file, map_file, bin_sha256=sha256.hexdigest())
         pairs.write_manifest(manifest, {"request": request, **joined, **hashes})
-    print(f"{output}: {len(prefixes)} shards, {sum(m['tokens'] for m in manifests):,} tokens")
+    tokens = sum(stated["tokens"] for stated in manifests)
+    print(f"{output}: {counted(len(prefixes), 'shard')}, {counted(tokens, 'token')}")
 
 
 def _refuse_loss(made: list[Path], prefixes: list[Path]) -> None:

@@ -7,7 +7,7 @@ its tokens go to `indexed.Writer`. Memory holds three batches, whatever the size
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake import __version__
+from tokamake._csrc import pack
 from tokamake.data import documents, pairs, sentences
 from tokamake.data.encode import Encoder
 from tokamake.data.indexed import Writer, token_dtype
@@ -32,8 +33,6 @@ _BATCH_CHARACTERS = 2 << 20
 """Small enough for its buffers to be used again and again."""
 _DOCUMENT_CHARACTERS = 64
 """What a document costs besides its text, in characters."""
-_WAITING = 1
-"""Batches that are being encoded while the next one is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +70,12 @@ class Batch(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Documents as the pair's writer takes them."""
+    """Documents as the tokenizer has them."""
 
-    tokens: npt.NDArray[np.integer]
-    """(tokens,) with the tokens that begin and end documents, in the pair's dtype."""
+    ids: npt.NDArray[np.uint32]
+    """(tokens,) of all sequences one after the other."""
     lengths: npt.NDArray[np.int64]
-    """(sequences,) tokens of each sequence."""
+    """(sequences,) tokens of each sequence, at least one."""
     counts: npt.NDArray[np.int64]
     """(documents,) sequences of each document, 0 for an empty one."""
     text_bytes: int
@@ -155,7 +154,9 @@ class Shard:
             with ExitStack() as stack:
                 stack.callback(quarantine.close)
                 outputs = [
-                    stack.enter_context(_Output([final[p] for p in pair_files(t)], self._dtype))
+                    stack.enter_context(
+                        _Output([final[p] for p in pair_files(t)], self._dtype, *self._frame())
+                    )
                     for t in targets
                 ]
                 self._write(outputs, quarantine)
@@ -173,11 +174,18 @@ class Shard:
                 pairs.write_manifest(output.paths[-1], manifests[-1])
         return manifests
 
+    def _frame(self) -> tuple[int | None, int | None]:
+        """Tokens before and after each document."""
+        options, tokenizer = self._options, self._tokenizer
+        return (
+            tokenizer.bos if options.prepend_bos else None,
+            tokenizer.eod if options.append_eod else None,
+        )
+
     def _write(self, outputs: "list[_Output]", quarantine: Quarantine) -> None:
         from tokamake.runtime import progress
 
-        batches = _gather(self._documents(quarantine))
-        done = _ahead(batches, lambda batch: [self._encode(texts) for texts in batch.columns])
+        done = self._encoded(_gather(self._documents(quarantine)))
         keep = self._options.empty_documents == "keep"
         for batch, encoded in progress(
             done,
@@ -234,29 +242,35 @@ class Shard:
                 f"max_bad_fraction {limit:g}: mend them or raise it"
             )
 
-    def _encode(self, texts: list[str]) -> Tokens:
-        """Encode documents, in the thread: nothing here changes the shard."""
-        from tokamake._csrc import pack
+    def _encoded(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[Tokens]]]:
+        """Encode batches in threads, in order, some ahead of the one that is handed out."""
+        waiting: deque[tuple[Batch, list[Future[Tokens]]]] = deque()
+        threads = self._encoder.threads
+        pool = ThreadPoolExecutor(threads)
+        try:
+            for batch in batches:
+                work = [pool.submit(self._encode, t, self._encoder.place(t)) for t in batch.columns]
+                waiting.append((batch, work))
+                if len(waiting) > threads:
+                    done, work = waiting.popleft()
+                    yield done, [tokens.result() for tokens in work]
+            while waiting:
+                done, work = waiting.popleft()
+                yield done, [tokens.result() for tokens in work]
+        finally:  # whoever interrupts waits for the batches that are being encoded, and no others
+            pool.shutdown(cancel_futures=True)
 
-        options, tokenizer = self._options, self._tokenizer
-        bos = tokenizer.bos if options.prepend_bos else None
-        eod = tokenizer.eod if options.append_eod else None
+    def _encode(self, texts: list[str], place: range) -> Tokens:
+        """Encode documents, in a thread: nothing here changes the shard."""
         parts, counts = texts, np.ones(len(texts), np.int64)
-        if options.split_sentences:
-            parts, counts = sentences.split(texts, options.language)
-        ids, lengths = self._encoder(parts)
+        if self._options.split_sentences:
+            parts, counts = sentences.split(texts, self._options.language)
+        ids, lengths = self._encoder(parts, place)
         # Sequences without a token are none; documents keep those that have some.
         owner = np.repeat(np.arange(len(texts)), counts)[lengths > 0]
-        lengths = lengths[lengths > 0]
         counts = np.bincount(owner, minlength=len(texts))
-        sums = np.bincount(owner, lengths, len(texts)).astype(np.int64)
-        begin, end = (-1 if token is None else token for token in (bos, eod))
-        tokens = pack(ids, sums, bos=begin, eod=end, dtype=self._dtype)
-        ends = counts.cumsum()[counts > 0]
-        lengths[ends - 1] += eod is not None
-        lengths[ends - counts[counts > 0]] += bos is not None
         size = sum(len(t) if t.isascii() else len(t.encode()) for t in texts)
-        return Tokens(tokens, lengths, counts, size)
+        return Tokens(ids, lengths[lengths > 0], counts, size)
 
     def _manifest(self, quarantine: Quarantine, request: str) -> dict[str, Any]:
         options = asdict(self._options)
@@ -296,10 +310,20 @@ def _account(source: Input) -> dict[str, Any]:
 
 
 class _Output:
-    """The writers of one pair."""
+    """The writers of one pair.
 
-    def __init__(self, paths: list[Path], dtype: type[np.integer]) -> None:
+    Args:
+        paths: temporary names of its files.
+        dtype: of its tokens.
+        bos: token before each document, if any.
+        eod: token after each document, if any.
+    """
+
+    def __init__(
+        self, paths: list[Path], dtype: type[np.integer], bos: int | None, eod: int | None
+    ) -> None:
         self.paths = paths
+        self._dtype, self._bos, self._eod = dtype, bos, eod
         self._writer = Writer(paths[0], paths[1], dtype)
         self._sources = SourcesWriter(paths[2])
         self._documents = self._empty = self._text_bytes = 0
@@ -311,8 +335,19 @@ class _Output:
         self._empty += len(full) - int(full.sum())
         self._text_bytes += tokens.text_bytes
         stays = np.ones(len(full), bool) if keep_empty else full
-        self._writer.add(tokens.tokens, tokens.lengths, tokens.counts[stays])
+        self._writer.add(*self._framed(tokens), tokens.counts[stays])
         self._sources.add(batch.inputs[stays], batch.numbers[stays], batch.offsets[stays])
+
+    def _framed(self, tokens: Tokens) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]]:
+        """Tokens in the pair's dtype, bos and eod among them, and the lengths of sequences."""
+        counts = tokens.counts[tokens.counts > 0]
+        ends = counts.cumsum()
+        lengths = tokens.lengths.copy()
+        sums = np.add.reduceat(lengths, ends - counts) if len(counts) else lengths
+        lengths[ends - 1] += self._eod is not None
+        lengths[ends - counts] += self._bos is not None
+        bos, eod = (-1 if token is None else token for token in (self._bos, self._eod))
+        return pack(tokens.ids, sums, bos=bos, eod=eod, dtype=self._dtype), lengths
 
     def counts(self) -> dict[str, int]:
         """What has been written, as the manifest states it."""
@@ -361,22 +396,3 @@ def _join(batches: list[Batch]) -> Batch:
         tuple([text for part in column for text in part] for column in columns),
         *(np.concatenate([batch[field] for batch in batches]) for field in (1, 2, 3)),
     )
-
-
-def _ahead(
-    batches: Iterator[Batch], encode: Callable[[Batch], list[Tokens]]
-) -> Iterator[tuple[Batch, list[Tokens]]]:
-    """Encode batches in a thread, in order, a few ahead of the one that is handed out."""
-    waiting: deque[tuple[Batch, Future[list[Tokens]]]] = deque()
-    pool = ThreadPoolExecutor(1)
-    try:
-        for batch in batches:
-            waiting.append((batch, pool.submit(encode, batch)))
-            if len(waiting) > _WAITING:
-                done, future = waiting.popleft()
-                yield done, future.result()
-        while waiting:
-            done, future = waiting.popleft()
-            yield done, future.result()
-    finally:  # whoever interrupts waits for the batch that is being encoded, and no other
-        pool.shutdown(cancel_futures=True)

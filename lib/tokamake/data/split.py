@@ -54,6 +54,7 @@ def split(
     from tokamake.data.splits import NAMES, shares
     from tokamake.errors import UserError
     from tokamake.files import atomic
+    from tokamake.runtime import counted
 
     if corpora is not None:
         row = tables.named(files, corpora)
@@ -79,8 +80,11 @@ def split(
         if not sum(counts):
             raise UserError(f"split: no document in {', '.join(files)}; name other files")
     for path, count in zip(wanted, counts, strict=True):
-        print(f"{path}: {count:,} documents, {count / sum(counts):.2%}")
-    print(f"{sum(counts):,} documents from {len(paths):,} files, {blank[0]:,} blank lines left out")
+        print(f"{path}: {counted(count, 'document')}, {count / sum(counts):.2%}")
+    print(
+        f"{counted(sum(counts), 'document')} from {counted(len(paths), 'file')}, "
+        f"{counted(blank[0], 'blank line')} left out"
+    )
 
 
 def _jsonl(files: list[str], parts: dict[Path, float]) -> list[Path]:

@@ -13,6 +13,7 @@ from tokamake.data.documents import Fields, read_texts, texts
 from tokamake.data.readers import expand, open_input
 from tokamake.data.tokenizers._training import MINIMUM, train, write
 from tokamake.errors import UserError
+from tokamake.runtime import counted
 
 
 class _Raw(NamedTuple):
@@ -78,7 +79,7 @@ def train_tokenizer(
 
     trained = train(kind, beginnings, vocab_size)
     write(kind, trained, output)
-    print(f"{output}: {kind}, {vocab_size:,} entries from {len(sources):,} files")
+    print(f"{output}: {kind}, {vocab_size:,} entries from {counted(len(sources), 'file')}")
 
 
 def _planned(path: Path, files: tuple[str, ...]) -> list[_Raw]:

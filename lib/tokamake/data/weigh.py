@@ -20,6 +20,7 @@ def weigh(*, corpora: Path, metadata: Path, output: Path) -> None:
     from tokamake.config import read_corpora
     from tokamake.errors import UserError
     from tokamake.files import read_json, write_text
+    from tokamake.runtime import counted
 
     weights = {corpus.corpus: corpus.weight for corpus in read_corpora(corpora)}
     pairs = read_json(metadata, "make it with `tokamake describe`")
@@ -39,4 +40,4 @@ def weigh(*, corpora: Path, metadata: Path, output: Path) -> None:
         weight = share * pair["total_num_tokens"] / tokens[pair["corpus"]]
         lines.append(f"{weight!r} {pair['data_prefix']} {pair['corpus']}\n")
     write_text(output, "".join(lines))
-    print(f"{output}: {len(lines)} files of {len(weights)} corpora")
+    print(f"{output}: {counted(len(lines), 'file')} of {len(weights)} corpora")

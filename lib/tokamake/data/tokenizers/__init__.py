@@ -4,7 +4,6 @@ A kind's module has `files(path)`, the tokenizer's files there or an empty list,
 """
 
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tokamake import plugins
 from tokamake.errors import UserError
+from tokamake.files import read_json
 
 if TYPE_CHECKING:
     from tokamake.data.tokenizers._words import WordRules
@@ -62,14 +62,14 @@ def tokenizer_files(path: Path) -> tuple[str, list[Path]]:
         UserError: the path is missing or holds no known tokenizer.
     """
     if not path.exists():
-        raise UserError(f"tokenizer {path}: no such file or folder; fix tokenizer.path")
+        raise UserError(f"tokenizer {path}: no such file or folder; fix the path")
     kinds = plugins.names("data/tokenizers")
     found = {kind: plugins.load("data/tokenizers", kind).files(path) for kind in kinds}
     found = {kind: paths for kind, paths in found.items() if paths}
     if not found:
         raise UserError(
             f"tokenizer {path}: holds no tokenizer.json, vocab.json with merges.txt, *.model or "
-            "vocab.txt; fix tokenizer.path"
+            "vocab.txt; fix the path"
         )
     # tokenizer.json is the whole tokenizer; older files beside it know less of added tokens.
     kind = "huggingface" if "huggingface" in found else next(iter(found))
@@ -136,9 +136,11 @@ def setting(found: list[Path], key: str) -> Any:
     """Value of a key in the config files among a tokenizer's files; None where none states it."""
     for path in found:
         if path.name in CONFIGS:
-            value = json.loads(path.read_text(encoding="utf-8")).get(key)
-            if value is not None:
-                return value
+            settings = read_json(path, "fetch the tokenizer again")
+            if not isinstance(settings, dict):
+                raise UserError(f"{path}: not a JSON object; fetch the tokenizer again")
+            if settings.get(key) is not None:
+                return settings[key]
     return None
 
 

@@ -22,7 +22,7 @@ _PART = 16_000_000  # characters encoded between two looks at the memory, at mos
 _TEXTS = 1 << 16  # texts of a part at most: however short, each takes some memory
 _BUDGET = 450_000_000  # bytes that the process may grow by until gigatoken's caches are thrown away
 _RENEWAL = 96_000_000  # characters after which they are in any case, so that memory stays level
-_TRIMMING = 16_000_000  # characters after which freed memory goes back to the system
+_TRIMMING = 48_000_000  # characters after which freed memory goes back to the system
 
 
 def refusal(tokenizer: Tokenizer) -> str:
@@ -52,19 +52,17 @@ def _version_refusal(package: str, wanted: str) -> str:
 
 
 class Gigatoken:
-    """A tokenizer loaded by gigatoken."""
+    """A tokenizer loaded by gigatoken, for one thread."""
 
-    def __init__(self, tokenizer: Tokenizer, *, parallel: bool, budget: int = _BUDGET) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, budget: int = _BUDGET) -> None:
         """Load it; any exception means that gigatoken does not know such a tokenizer.
 
         Args:
             tokenizer: one that `refusal` says nothing against.
-            parallel: encode on as many threads as RAYON_NUM_THREADS says.
             budget: bytes that the process may grow by until the caches are thrown away.
         """
         self._definition = tokenizer.definition()
         self._package = tokenizer.package
-        self._parallel = parallel
         self._budget = budget
         self._table = code_points.table()
         self._load()
@@ -100,7 +98,7 @@ class Gigatoken:
         full = resident - self._first > self._budget
         if self._characters > _RENEWAL or (full and resident - self._latest > self._budget // 4):
             self._load()
-        layout = self._loaded.encode_batch(texts, parallel=self._parallel).layout
+        layout = self._loaded.encode_batch(texts, parallel=False).layout
         ids, offsets = np.asarray(layout.content.data), np.asarray(layout.offsets.data)
         return ids[offsets[0] : offsets[-1]], np.diff(offsets)
 

@@ -25,6 +25,7 @@ def load(found: list[Path]) -> Tokenizer:
     """
     import tokenizers
 
+    fast = tokenizers.Tokenizer.from_file(str(found[0]))
     eos = special_token(found, "eos_token") or special_token(found, "sep_token")
     if not eos:
         raise UserError(
@@ -32,7 +33,7 @@ def load(found: list[Path]) -> Tokenizer:
             "add the file that came with the tokenizer"
         )
     return wrap(
-        tokenizers.Tokenizer.from_file(str(found[0])),
+        fast,
         found[0],
         eos=eos,
         bos=special_token(found, "bos_token") or special_token(found, "cls_token"),
