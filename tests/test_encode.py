@@ -221,15 +221,12 @@ def test_several_threads_ask_at_once(
 ) -> None:
     monkeypatch.setattr(encode, "_STEP", 5000)
     wanted = Encoder(opened, workers=1, fast=False)(texts)
-    encoder = Encoder(opened, workers=4)
+    encoder = Encoder(opened, workers=3)
     assert encoder.threads == 3
-    both = threading.Barrier(3, timeout=60)
-    load = Encoder._load
+    load, all_here = Encoder._load, threading.Barrier(3, timeout=60)
 
     def meet(self: Encoder) -> object:  # so that each thread has to load its own
-        self._lock.release()
-        both.wait()
-        self._lock.acquire()
+        all_here.wait()
         return load(self)
 
     monkeypatch.setattr(Encoder, "_load", meet)
@@ -240,6 +237,28 @@ def test_several_threads_ask_at_once(
     assert len(encoder._free) == 3
     assert np.array_equal(np.concatenate([one.ids for one in encoded]), wanted.ids)
     assert np.array_equal(np.concatenate([one.lengths for one in encoded]), wanted.lengths)
+
+
+def test_caches_are_thrown_away_together(
+    opened: Tokenizer, texts: list[str], at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encode, "_RENEWAL", sum(map(len, texts)) // 5)
+    wanted = Encoder(opened, workers=1, fast=False)(texts)
+    encoder = Encoder(opened, workers=2)
+    load, loads = Encoder._load, []
+
+    def note(self: Encoder) -> object:
+        loads.append(len(self._free))
+        return load(self)
+
+    monkeypatch.setattr(Encoder, "_load", note)
+    parts = blocks(texts, 4)
+    with ThreadPoolExecutor(2) as pool:
+        work = [pool.submit(encoder, part, encoder.place(part)) for part in parts]
+        encoded = [one.result() for one in work]
+    assert 3 <= len(loads) <= 6  # of two at most, about every fifth of two fifths
+    assert max(loads) == 0
+    assert np.array_equal(np.concatenate([one.ids for one in encoded]), wanted.ids)
 
 
 def test_other_threads_run_meanwhile(opened: Tokenizer, at_once: None) -> None:

@@ -19,8 +19,6 @@ from tokamake.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-_M_ARENA_MAX = -8  # of glibc's malloc.h
-
 Item = TypeVar("Item")
 
 _LAUNCHERS = (
@@ -277,18 +275,6 @@ def _exit_now(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def steady_memory() -> None:
-    """Have all threads share one heap.
-
-    glibc otherwise keeps one for each thread, with holes in it that grow for as long as it runs.
-    Call it before threads start; with another C library nothing happens.
-    """
-    import ctypes
-
-    if hasattr(library := ctypes.CDLL(None), "mallopt"):
-        library.mallopt(_M_ARENA_MAX, 1)
 
 
 def counted(number: int, noun: str) -> str:

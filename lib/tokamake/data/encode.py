@@ -22,6 +22,7 @@ from tokamake.data.tokenizers._gigatoken import Gigatoken, in_parts, refusal
 _ENOUGH = 2_000_000  # characters from which on loading gigatoken pays: it takes 0.1 to 0.5 s
 _CHUNK = 4_000_000  # characters that a tokenizer's own package gets at once: it needs much memory
 _THREADS = 4  # at once, at most: reading and writing, one thread more, keep up with no more
+_RENEWAL = 96_000_000  # characters a thread after which gigatoken's caches are thrown away
 _WORDS = 64 << 20  # bytes of words whose tokens are remembered
 _FIRST = 100_000  # characters at the beginning that both encode
 _STEP = 8_000_000  # then both encode the text around every so many characters: their own package
@@ -62,15 +63,18 @@ class Encoder:
             fast: use gigatoken where it is exact.
         """
         os.environ["RAYON_NUM_THREADS"] = str(workers)  # `tokenizers` reads it once, at first use
-        self.threads = max(1, min(workers - 1, _THREADS))
+        self.threads = min(workers, _THREADS)
         self._tokenizer = tokenizer
         self._workers = workers
         self._free: list[Gigatoken] = []
-        self._loaded = 0
+        self._loaded = False
+        self._lent = 0
+        self._remembered = 0  # characters since gigatoken's caches were empty
         self._words: Words | Literal[False] | None = None  # not asked for yet
         self._reason = None if fast else "it is turned off"
         self._characters = 0
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._turn = threading.Condition()
         self._words_lock = threading.Lock()
 
     @property
@@ -112,7 +116,7 @@ class Encoder:
         place = self.place(texts) if place is None else place
         if place.stop < _ENOUGH or self.reason:
             return self._by_package(texts)
-        with self._borrowed() as fast:
+        with self._borrowed(len(place)) as fast:
             if fast is None:
                 return self._by_package(texts)
             if place.start < _ENOUGH:
@@ -121,23 +125,36 @@ class Encoder:
             return self._by_both(fast, texts)
 
     @contextmanager
-    def _borrowed(self) -> Iterator[Gigatoken | None]:
-        """A gigatoken for this thread alone; None if it cannot be loaded."""
-        with self._lock:
-            fast = self._free.pop() if self._free else self._load()
+    def _borrowed(self, characters: int) -> Iterator[Gigatoken | None]:
+        """A gigatoken for this thread and this many characters; None if it cannot be loaded."""
+        with self._turn:
+            self._remembered += characters
+            # Thrown away together, for while others are full is the worst time to load one.
+            while self._remembered > _RENEWAL * self.threads and self._lent:
+                self._turn.wait()
+            if self._remembered > _RENEWAL * self.threads:
+                self._free.clear()
+                self._remembered = characters
+            self._lent += 1
+            fast = self._free.pop() if self._free else None
         try:
+            fast = fast or self._load()
             yield fast
         finally:
-            if fast is not None:
-                self._free.append(fast)
+            with self._turn:
+                self._lent -= 1
+                if fast is not None:
+                    self._free.append(fast)
+                self._turn.notify_all()
 
     def _load(self) -> Gigatoken | None:
         try:
-            fast = Gigatoken(self._tokenizer)
+            with self._lock:  # one at a time, for it takes much memory for a moment
+                fast = Gigatoken(self._tokenizer)
         except BaseException as error:
             self._reason = f"gigatoken cannot load it ({failure(error)})"
             return None
-        self._loaded += 1
+        self._loaded = True
         return fast
 
     def _by_package(self, texts: list[str]) -> Encoded:

@@ -85,9 +85,6 @@ def tokenize(
     from tokamake.data.maker import Maker, Wanted
     from tokamake.data.shard import Options
     from tokamake.data.tokenizers import open_tokenizer
-    from tokamake.runtime import steady_memory
-
-    steady_memory()
 
     if corpora is not None:
         from tokamake.data import corpora as tables  # a quarter of a second, for few

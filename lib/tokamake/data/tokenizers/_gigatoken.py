@@ -21,7 +21,6 @@ from tokamake.data.tokenizers._sentencepiece_model import without_control_pieces
 _PART = 16_000_000  # characters encoded between two looks at the memory, at most about
 _TEXTS = 1 << 16  # texts of a part at most: however short, each takes some memory
 _BUDGET = 450_000_000  # bytes that the process may grow by until gigatoken's caches are thrown away
-_RENEWAL = 96_000_000  # characters after which they are in any case, so that memory stays level
 _TRIMMING = 48_000_000  # characters after which freed memory goes back to the system
 
 
@@ -96,7 +95,7 @@ class Gigatoken:
         resident = _resident_bytes()
         # What others hold cannot be thrown away here: look whether the caches can have grown, too.
         full = resident - self._first > self._budget
-        if self._characters > _RENEWAL or (full and resident - self._latest > self._budget // 4):
+        if full and resident - self._latest > self._budget // 4:
             self._load()
         layout = self._loaded.encode_batch(texts, parallel=False).layout
         ids, offsets = np.asarray(layout.content.data), np.asarray(layout.offsets.data)
