@@ -1,6 +1,7 @@
 """The loader against megatron-core's datasets, batches over any number of ranks, refusals."""
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset
 from oracle import config, random_lengths, write_pair
 
 from tokamake.data import loader
+from tokamake.data.batching import BatchSizes, Rampup
 from tokamake.data.index import index
 from tokamake.data.loader import Samples
 from tokamake.errors import UserError
@@ -114,6 +116,62 @@ def test_batches_resume_and_end(train: Samples, rank: int) -> None:
     resumed = list(loader.batches(train, consumed_samples=30, **settings))
     np.testing.assert_array_equal(whole[5:], resumed)
     assert not list(loader.batches(train, consumed_samples=len(train), **settings))
+
+
+class Numbered:
+    """Samples that are their own numbers."""
+
+    def __len__(self) -> int:
+        return 7_000
+
+    def __getitem__(self, sample: int) -> np.ndarray:
+        return np.array([sample])
+
+
+@given(
+    layouts=st.lists(
+        st.tuples(st.integers(0, 6), st.integers(0, 2), st.integers(0, 12)), min_size=1, max_size=6
+    ),
+    grows=st.booleans(),
+)
+def test_each_sample_is_seen_once_in_order_whatever_the_layouts(
+    layouts: list[tuple[int, int, int]], grows: bool
+) -> None:
+    """A run goes on with other ranks, 64 at most, and other rows after some steps of each."""
+    sizes = BatchSizes(512, Rampup(256, 256, 2_000) if grows else None)
+    seen: list[int] = []
+    for exponent, rows, number in layouts:
+        ranks, micro_batch_size = 2**exponent, 2**rows
+        of_ranks = [
+            loader.steps(
+                Numbered(),
+                sizes,
+                consumed_samples=len(seen),
+                micro_batch_size=micro_batch_size,
+                data_parallel_rank=rank,
+                data_parallel_size=ranks,
+            )
+            for rank in range(ranks)
+        ]
+        for together in islice(zip(*of_ranks, strict=True), number):
+            (size,) = {step.global_batch_size for step in together}
+            assert {step.consumed_samples for step in together} == {len(seen)}
+            for blocks in zip(*(step.micro_batches for step in together), strict=True):
+                assert {block.shape for block in blocks} == {(micro_batch_size, 1)}
+                seen += np.concatenate(blocks)[:, 0].tolist()
+            assert len(seen) == together[0].consumed_samples + size
+            assert size == (256 if grows and len(seen) - size <= 2_000 else 512) or size == 512
+    assert seen == list(range(len(seen)))
+
+
+def test_steps_end_and_refuse(train: Samples) -> None:
+    settings = {"micro_batch_size": 3, "data_parallel_rank": 1, "data_parallel_size": 2}
+    made = list(loader.steps(train, BatchSizes(12), consumed_samples=0, **settings))
+    assert len(made) == len(train) // 12
+    assert [step.consumed_samples for step in made] == list(range(0, 12 * len(made), 12))
+    np.testing.assert_array_equal(made[1].micro_batches[0], [train[n] for n in (15, 16, 17)])
+    with pytest.raises(UserError, match="multiple of 6"):
+        next(loader.steps(train, BatchSizes(10), consumed_samples=0, **settings))
 
 
 def damage_index_json(root: Path) -> None:

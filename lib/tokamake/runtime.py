@@ -9,10 +9,12 @@ import re
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from tokamake.errors import UserError
 
@@ -275,6 +277,16 @@ def _exit_now(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def ahead(items: Iterator[Item], *, depth: int = 1) -> Iterator[Item]:
+    """The same items, made in a thread, at most `depth` of them before the caller asks for them."""
+    done = object()
+    with ThreadPoolExecutor(1) as pool:
+        coming = deque(pool.submit(next, items, done) for _ in range(depth))
+        while (item := coming.popleft().result()) is not done:
+            coming.append(pool.submit(next, items, done))
+            yield cast("Item", item)
 
 
 def counted(number: int, noun: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokamake.errors import UserError
+from tokamake.runtime import counted
 
 if TYPE_CHECKING:
     from tokamake.data.indexed import IndexedDataset
@@ -37,26 +38,54 @@ def trace(
     """
     from tokamake.data.documents import Fields
     from tokamake.data.indexed import IndexedDataset
-    from tokamake.data.pairs import inputs, read_manifest
-    from tokamake.data.sources import find
+    from tokamake.data.pairs import read_manifest
 
     pair = IndexedDataset(prefix)
     number = _document(pair, prefix, document, token)
     first, last = (int(bound) for bound in pair.document_bounds[number : number + 2])
-    place = find(prefix, number)
     stated = read_manifest(prefix)
-    sources = inputs(stated)
-    if place.input >= len(sources):
-        raise UserError(f"{prefix}: its map of sources and manifest disagree; make the pair again")
-    source = sources[place.input]
-    start = (source["byte_range"] or [0])[0]
-    where = f"{source['path']}: {source['unit']} {place.number}"
-    where += f" counted from byte {start}" if start and source["unit"] == "line" else ""
-    print(f"document {number}, {int(pair.lengths[first:last].sum()):,} tokens: {where}")
+    source, place = _origin(prefix, stated, number)
+    tokens = int(pair.lengths[first:last].sum())
+    print(f"document {number}, {counted(tokens, 'token')}: {_where(source, place)}")
     if max_characters:
         keys = Fields((stated["text_key"],), stated["template"]).read_keys
         text = _text(data_root / source["path"], source, place, keys)
         print(text if text.startswith("(") else text[: max(max_characters, 0)])
+
+
+def origin(prefix: Path, document: int) -> str:
+    """Raw file and line (or row) of a document of a pair, for people.
+
+    Raises:
+        UserError: there is no such document, or the pair has no map of sources.
+    """
+    from tokamake.data.pairs import read_manifest
+
+    return _where(*_origin(prefix, read_manifest(prefix), document))
+
+
+def document_of(pair: "IndexedDataset", sequence: int) -> int:
+    """Number of the document that a sequence of a pair belongs to."""
+    import numpy as np
+
+    return int(np.searchsorted(pair.document_bounds, sequence, side="right")) - 1
+
+
+def _origin(prefix: Path, stated: dict[str, Any], document: int) -> tuple[dict[str, Any], "Place"]:
+    """The raw file of a document, as the manifest describes it, and the place in it."""
+    from tokamake.data.pairs import inputs
+    from tokamake.data.sources import find
+
+    place, sources = find(prefix, document), inputs(stated)
+    if place.input >= len(sources):
+        raise UserError(f"{prefix}: its map of sources and manifest disagree; make the pair again")
+    return sources[place.input], place
+
+
+def _where(source: dict[str, Any], place: "Place") -> str:
+    start = (source["byte_range"] or [0])[0]
+    where = f"{source['path']}: {source['unit']} {place.number}"
+    return where + (f" counted from byte {start}" if start and source["unit"] == "line" else "")
 
 
 def _document(pair: "IndexedDataset", prefix: Path, document: int | None, token: int | None) -> int:
@@ -70,8 +99,7 @@ def _document(pair: "IndexedDataset", prefix: Path, document: int | None, token:
         if not 0 <= token < len(pair.tokens):
             raise UserError(f"{prefix}: no token {token}; it has {len(pair.tokens):,}, from 0")
         byte = token * pair.tokens.itemsize
-        sequence = np.searchsorted(pair.pointers, byte, side="right") - 1
-        return int(np.searchsorted(pair.document_bounds, sequence, side="right")) - 1
+        return document_of(pair, int(np.searchsorted(pair.pointers, byte, side="right")) - 1)
     assert document is not None
     if not -documents <= document < documents:
         raise UserError(f"{prefix}: no document {document}; it has {documents:,}, from 0")

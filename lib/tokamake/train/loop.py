@@ -20,9 +20,10 @@ import torch.distributed as dist
 from tokamake import files, plugins
 from tokamake.checkpoint import megatron_deepspeed
 from tokamake.config import Run
-from tokamake.data.loader import Samples, batches, read_index
+from tokamake.data.batching import BatchSizes
+from tokamake.data.loader import Samples, batches, read_index, steps
 from tokamake.errors import UserError
-from tokamake.runtime import Ranks, same_fate
+from tokamake.runtime import Ranks, ahead, same_fate
 from tokamake.train import metrics, restart
 from tokamake.train.metrics import Metrics, Record, console_line
 from tokamake.train.resolve import check_lengths
@@ -31,6 +32,7 @@ from tokamake.train.restart import State
 if TYPE_CHECKING:
     import torch
 
+    from tokamake.data.loader import Step
     from tokamake.train.engine import Batch
 
 STOPPED = 75
@@ -159,13 +161,13 @@ class Loop:
     def _do_steps(self) -> None:
         if self._state.step == 0:
             self._evaluate()
-        batches = self._batches(self._samples, self._state.consumed_samples)
+        coming = ahead(self._steps())
         pace = _Pace()
         while self._state.step < self._train.train_steps:
             begin = time.perf_counter()
             learning_rate = self._learning_rate()
             loss, norm, stop = self._engine.train_step(
-                islice(batches, self._num_micro_batches()),
+                next(coming).micro_batches,
                 learning_rate=learning_rate,
                 stop=self._stop,
             )
@@ -191,6 +193,16 @@ class Loop:
     def _num_micro_batches(self) -> int:
         block = self._train.micro_batch_size * self._ranks.world_size
         return self._train.global_batch_size // block
+
+    def _steps(self) -> "Iterator[Step]":
+        return steps(
+            self._samples,
+            BatchSizes(self._train.global_batch_size),
+            consumed_samples=self._state.consumed_samples,
+            micro_batch_size=self._train.micro_batch_size,
+            data_parallel_rank=self._ranks.rank,
+            data_parallel_size=self._ranks.world_size,
+        )
 
     def _batches(self, samples: Samples, consumed_samples: int) -> "Iterator[Batch]":
         return batches(

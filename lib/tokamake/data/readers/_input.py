@@ -2,19 +2,17 @@
 
 import hashlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
 
 from tokamake import plugins
 from tokamake.data.readers._block import Block
 from tokamake.data.readers._compression import unpack
 from tokamake.errors import UserError
+from tokamake.runtime import ahead
 
-T = TypeVar("T")
 Bytes = bytes  # `Input.bytes` is a number
 
 _COUNTED_BYTES = 1 << 34
@@ -155,12 +153,3 @@ def reading(path: Path) -> Iterator[None]:
         raise UserError(
             f"{path}: cannot be read ({error.strerror or error}); fix the list of files or the disk"
         ) from None
-
-
-def ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items, each made in a thread while the caller works on the one before."""
-    with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(next, items, None)
-        while (item := coming.result()) is not None:
-            coming = pool.submit(next, items, None)
-            yield item

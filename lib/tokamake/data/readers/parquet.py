@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokamake.data.readers._block import Block
-from tokamake.data.readers._input import ahead
 from tokamake.data.readers._table import BLOCK_BYTES, blocks, check_columns, damaged, opening
+from tokamake.runtime import ahead
 
 if TYPE_CHECKING:
     from tokamake.data.readers import Input

@@ -1,0 +1,82 @@
+"""How many samples a training step takes, which may grow at the beginning of a run.
+
+A function of the samples consumed so far alone, so that a run goes on in the same way after a stop.
+"""
+
+from dataclasses import dataclass
+
+from tokamake.errors import UserError
+
+
+@dataclass(frozen=True)
+class Rampup:
+    """A batch that grows in equal steps, as Megatron's --rampup-batch-size has it."""
+
+    start: int
+    """Samples of the first batches."""
+    increment: int
+    """Samples by which it grows."""
+    samples: int
+    """Samples within which it grows to its full size."""
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """Samples of each step.
+
+    Raises:
+        UserError: the ramp-up does not end at `global_batch_size`.
+    """
+
+    global_batch_size: int
+    """Samples of a step once it has its full size."""
+    rampup: Rampup | None = None
+    """How it gets there; None: it has it at once."""
+
+    def __post_init__(self) -> None:
+        ramp, full = self.rampup, self.global_batch_size
+        if full < 1:
+            raise UserError(f"global_batch_size: {full}: give 1 or more")
+        if ramp is None:
+            return
+        if ramp.increment < 1 or ramp.samples < 0 or not 0 < ramp.start <= full:
+            raise UserError(
+                f"rampup_batch_size: {ramp.start} {ramp.increment} {ramp.samples}: give a start up "
+                f"to global_batch_size {full}, an increment of 1 or more and samples"
+            )
+        if (full - ramp.start) % ramp.increment:
+            raise UserError(
+                f"rampup_batch_size: from {ramp.start} by {ramp.increment} it never gets to "
+                f"global_batch_size {full}; give an increment that divides {full - ramp.start}"
+            )
+
+    def at(self, consumed_samples: int) -> int:
+        """Samples of the step that begins after so many."""
+        ramp = self.rampup
+        if ramp is None or ramp.start == self.global_batch_size or consumed_samples > ramp.samples:
+            return self.global_batch_size
+        if not ramp.samples:
+            return self.global_batch_size
+        increments = (self.global_batch_size - ramp.start) // ramp.increment
+        # In floating point, as Megatron does, which may round to the other side of a bound.
+        grown = int(consumed_samples / (ramp.samples / increments))
+        return min(ramp.start + grown * ramp.increment, self.global_batch_size)
+
+    def check(self, micro_batch_size: int, data_parallel_size: int) -> None:
+        """Make sure that all ranks have whole micro batches in every step.
+
+        Raises:
+            UserError: in some step they would not.
+        """
+        block = micro_batch_size * data_parallel_size
+        ramp = self.rampup
+        sizes = [self.global_batch_size]
+        if ramp is not None:
+            sizes = [*range(ramp.start, self.global_batch_size, ramp.increment), *sizes]
+        for size in sizes:
+            if size % block:
+                raise UserError(
+                    f"global_batch_size: {size} samples cannot be shared by {data_parallel_size} "
+                    f"data-parallel ranks in micro batches of {micro_batch_size}; make it a "
+                    f"multiple of {block}"
+                )

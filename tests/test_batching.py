@@ -1,0 +1,59 @@
+"""Sizes of batches that grow, against megatron-core's calculator."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from megatron.core.num_microbatches_calculator import RampupBatchsizeNumMicroBatchesCalculator
+
+from tokamake.data.batching import BatchSizes, Rampup
+from tokamake.errors import UserError
+
+
+@given(
+    start=st.integers(1, 9),
+    increment=st.integers(1, 5),
+    increments=st.integers(1, 30),
+    samples=st.integers(1, 3000),
+)
+def test_equal_megatron(start: int, increment: int, increments: int, samples: int) -> None:
+    full = start + increments * increment
+    theirs = RampupBatchsizeNumMicroBatchesCalculator(
+        full, 1, 1, False, 1, start, increment, samples
+    )
+    sizes = BatchSizes(full, Rampup(start, increment, samples))
+    consumed = 0
+    while consumed <= samples + 2 * full:
+        theirs.update(consumed, consistency_check=True)
+        assert sizes.at(consumed) == theirs.current_global_batch_size
+        consumed += sizes.at(consumed)
+    assert sizes.at(consumed) == full
+
+
+def test_without_rampup() -> None:
+    assert BatchSizes(8).at(0) == 8
+    assert BatchSizes(8, Rampup(8, 3, 100)).at(5) == 8
+    assert BatchSizes(8, Rampup(2, 3, 0)).at(0) == 8
+
+
+@pytest.mark.parametrize(
+    ("full", "ramp", "reason"),
+    [
+        (0, None, "global_batch_size: 0: give 1 or more"),
+        (8, Rampup(3, 2, 9), "from 3 by 2 it never gets to global_batch_size 8"),
+        (8, Rampup(9, 1, 9), "rampup_batch_size: 9 1 9: give a start up to"),
+        (8, Rampup(0, 1, 9), "rampup_batch_size: 0 1 9"),
+        (8, Rampup(2, 0, 9), "rampup_batch_size: 2 0 9"),
+        (8, Rampup(2, 2, -1), "rampup_batch_size: 2 2 -1"),
+    ],
+)
+def test_refuses(full: int, ramp: Rampup | None, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        BatchSizes(full, ramp)
+
+
+def test_whole_micro_batches() -> None:
+    BatchSizes(12, Rampup(4, 4, 100)).check(2, 2)
+    with pytest.raises(UserError, match=r"12 samples cannot be shared by 4 .*multiple of 8"):
+        BatchSizes(12).check(2, 4)
+    with pytest.raises(UserError, match="6 samples cannot be shared by 2"):
+        BatchSizes(12, Rampup(6, 6, 100)).check(2, 2)
