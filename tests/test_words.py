@@ -123,6 +123,17 @@ def rebuilt(change: Callable[[dict[str, Any]], object], folder: Path) -> tokeniz
     return tokenizers.Tokenizer.from_str(json.dumps(stated))
 
 
+def template(*pieces: str) -> dict[str, Any]:
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.post_processor = TemplateProcessing(
+        single=list(pieces), special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    found: dict[str, Any] = json.loads(tokenizer.to_str())["post_processor"]
+    return found
+
+
 def add_token(**settings: Any) -> Callable[[dict[str, Any]], object]:
     token = {
         "id": 200, "content": "[NEW]", "single_word": False, "lstrip": False, "rstrip": False,
@@ -143,6 +154,10 @@ def add_token(**settings: Any) -> Callable[[dict[str, Any]], object]:
         lambda stated: stated.update(normalizer={"type": "NFC"}),
         lambda stated: stated.update(pre_tokenizer={"type": "Whitespace"}),
         lambda stated: stated.update(pre_tokenizer=None),
+        lambda stated: stated.update(post_processor=template("$A", "$A")),
+        lambda stated: stated.update(
+            post_processor=json.loads(tokenizers.processors.ByteLevel().__getstate__())
+        ),
     ],
 )
 def test_other_tokenizers_have_no_rules(
@@ -150,6 +165,8 @@ def test_other_tokenizers_have_no_rules(
 ) -> None:
     assert word_rules(rebuilt(dict.copy, tmp_path)) is not None
     assert word_rules(rebuilt(add_token(single_word=True), tmp_path)) is not None
+    usual = template("[CLS]", "$A", "[SEP]")
+    assert word_rules(rebuilt(lambda s: s.update(post_processor=usual), tmp_path)) is not None
     assert word_rules(rebuilt(change, tmp_path)) is None
 
 

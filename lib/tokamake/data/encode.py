@@ -48,11 +48,7 @@ class Mismatch(Exception):
 
 
 class Encoder:
-    """Encodes blocks of texts; several threads may ask at once.
-
-    Attributes:
-        threads: how many callers are worth having beside a thread that reads and writes.
-    """
+    """Encodes blocks of texts; several threads may ask at once."""
 
     def __init__(self, tokenizer: Tokenizer, *, workers: int, fast: bool = True) -> None:
         """Make an encoder; what is slow to load is loaded when needed.
@@ -63,7 +59,6 @@ class Encoder:
             fast: use gigatoken where it is exact.
         """
         os.environ["RAYON_NUM_THREADS"] = str(workers)  # `tokenizers` reads it once, at first use
-        self.threads = min(workers, _THREADS)
         self._tokenizer = tokenizer
         self._workers = workers
         self._free: list[Gigatoken] = []
@@ -75,7 +70,15 @@ class Encoder:
         self._characters = 0
         self._lock = threading.Lock()
         self._turn = threading.Condition()
-        self._words_lock = threading.Lock()
+        self._package_lock = threading.Lock()
+
+    @property
+    def threads(self) -> int:
+        """How many callers are worth having, by what is known of the tokenizer so far.
+
+        A tokenizer's own package takes one text list after the other, with threads of its own.
+        """
+        return 1 if self._reason else min(self._workers, _THREADS)
 
     @property
     def name(self) -> str:
@@ -153,18 +156,20 @@ class Encoder:
                 fast = Gigatoken(self._tokenizer)
         except BaseException as error:
             self._reason = f"gigatoken cannot load it ({failure(error)})"
+            if self._loaded:  # what it has encoded is encoded anew, for a shard has one encoder
+                raise Mismatch(self._reason) from None
             return None
         self._loaded = True
         return fast
 
     def _by_package(self, texts: list[str]) -> Encoded:
-        with self._words_lock:
+        with self._package_lock:  # what it needs of memory does not grow with the threads here
             if self._words is None:
                 rules = self._tokenizer.word_rules()
                 self._words = Words(*rules, capacity=_WORDS) if rules else False
             if self._words:
                 return Encoded(*self._words.finish(*self._in_parts(self._words.split(texts))))
-        return self._in_parts(texts)
+            return self._in_parts(texts)
 
     def _in_parts(self, texts: list[str]) -> Encoded:
         ids = [np.empty(0, np.uint32)]

@@ -103,10 +103,13 @@ class Maker:
     def make(self, shard: Wanted, request: str = "") -> None:
         """Make one shard; once more with the tokenizer's own package if the fast encoder errs."""
         _refuse_loss(shard, prefixes(shard.output, self._options.fields))
+        manifests, mismatch = [], ""
         try:
             manifests = self._make(shard, request)
         except Mismatch as error:
-            print(f"tokenize: {error}; all of it once more, without", file=sys.stderr)
+            mismatch = str(error)
+        if mismatch:  # outside, where the error no longer keeps all that the first run held
+            print(f"tokenize: {mismatch}; all of it once more, without", file=sys.stderr)
             self._encoder = Encoder(self._tokenizer, workers=self._workers, fast=False)
             manifests = self._make(shard, request)
         if self._encoder.refused not in ("", self._told):

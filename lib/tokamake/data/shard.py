@@ -1,15 +1,15 @@
 """One shard: raw files, read, tokenized and written as a pair, or as one pair for each text key.
 
-Blocks of documents come from `readers`; while one is parsed, a thread encodes the one before and
-its tokens go to `indexed.Writer`. Memory holds three batches, whatever the size of the files.
+Blocks of documents come from `readers`; while one is parsed, threads encode those before, and their
+tokens go to `indexed.Writer`. Memory holds a batch a thread and two more, however large the files.
 """
 
 import re
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -185,16 +185,16 @@ class Shard:
     def _write(self, outputs: "list[_Output]", quarantine: Quarantine) -> None:
         from tokamake.runtime import progress
 
-        done = self._encoded(_gather(self._documents(quarantine)))
         keep = self._options.empty_documents == "keep"
-        for batch, encoded in progress(
-            done,
-            label=f"tokenize {self._output.name}",
-            unit="documents",
-            size=lambda item: len(item[0].inputs),
-        ):
-            for output, tokens in zip(outputs, encoded, strict=True):
-                output.add(batch, tokens, keep_empty=keep)
+        with closing(self._encoded(_gather(self._documents(quarantine)))) as done:
+            for batch, encoded in progress(
+                done,
+                label=f"tokenize {self._output.name}",
+                unit="documents",
+                size=lambda item: len(item[0].inputs),
+            ):
+                for output, tokens in zip(outputs, encoded, strict=True):
+                    output.add(batch, tokens, keep_empty=keep)
 
     def _documents(self, quarantine: Quarantine) -> Iterator[Batch]:
         """Good documents of all inputs; bad ones stop the stage or are set aside."""
@@ -242,16 +242,17 @@ class Shard:
                 f"max_bad_fraction {limit:g}: mend them or raise it"
             )
 
-    def _encoded(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[Tokens]]]:
+    def _encoded(
+        self, batches: Iterable[Batch]
+    ) -> Generator[tuple[Batch, list[Tokens]], None, None]:
         """Encode batches in threads, in order, some ahead of the one that is handed out."""
         waiting: deque[tuple[Batch, list[Future[Tokens]]]] = deque()
-        threads = self._encoder.threads
-        pool = ThreadPoolExecutor(threads)
+        pool = ThreadPoolExecutor(self._encoder.threads)
         try:
             for batch in batches:
                 work = [pool.submit(self._encode, t, self._encoder.place(t)) for t in batch.columns]
                 waiting.append((batch, work))
-                if len(waiting) > threads:
+                while len(waiting) > self._encoder.threads:
                     done, work = waiting.popleft()
                     yield done, [tokens.result() for tokens in work]
             while waiting:

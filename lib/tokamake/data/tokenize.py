@@ -5,7 +5,6 @@ batch of the plan, those that are not whole yet. `maker` runs both, `shard` has 
 """
 
 import os
-import re
 from pathlib import Path
 from typing import Literal
 
@@ -75,10 +74,6 @@ def tokenize(
         raise UserError("give FILES, or --plan with --batch and --summary")
     if workers < 0 or not output.name:
         raise UserError(f"--workers {workers}, --output {output}: give a number and a file name")
-    if plan is None and output.is_dir():
-        raise UserError(f"--output {output}: is a folder; name a prefix, as {output / 'corpus'}")
-    if not re.fullmatch("[a-z]{2,3}", language):
-        raise UserError(f'--language {language}: is no ISO 639 code; give one, as "en" or "deu"')
     workers = workers or len(os.sched_getaffinity(0))
     from tokamake.data import readers
     from tokamake.data.documents import Fields

@@ -39,6 +39,7 @@ def word_rules(fast: "tokenizers.Tokenizer") -> WordRules | None:
         or normalizer.get("type") != "BertNormalizer"
         or stated["pre_tokenizer"] != {"type": "BertPreTokenizer"}
         or not all(map(_stands_in_words, stated["added_tokens"]))
+        or not _keeps_order(stated["post_processor"] or {})
     ):
         return None
     kinds = np.zeros(0x110000, np.uint8)
@@ -48,6 +49,15 @@ def word_rules(fast: "tokenizers.Tokenizer") -> WordRules | None:
         for first, end in _IDEOGRAPHS:
             kinds[first:end] = 2
     return WordRules(kinds, [token["content"] for token in stated["added_tokens"]])
+
+
+def _keeps_order(post_processor: dict[str, Any]) -> bool:
+    """Whether a post-processor adds special tokens, if any, and leaves the others as they are."""
+    if post_processor.get("type", "BertProcessing") == "BertProcessing":
+        return True
+    pieces = post_processor.get("single", [])
+    texts = [piece for piece in pieces if "SpecialToken" not in piece]
+    return post_processor["type"] == "TemplateProcessing" and len(texts) == 1
 
 
 def _stands_in_words(added: dict[str, Any]) -> bool:
