@@ -8,6 +8,7 @@ from megatron.core.datasets import helpers
 from oracle import assert_identical
 
 from tokamake import _csrc
+from tokamake.data.shuffle import shuffle
 
 
 @st.composite
@@ -75,6 +76,166 @@ def test_blend_equals_megatron(weights: list[float], size: int) -> None:
     ours = _csrc.build_blend_index(shares, size)
     assert_identical(ours[0], datasets)
     assert_identical(ours[1], samples)
+
+
+def many_weights(kind: str, size: int) -> np.ndarray:
+    random = np.random.default_rng(size)
+    weights = {
+        "even": lambda: random.random(size) + 1e-3,
+        "equal": lambda: np.ones(size),
+        "nearly equal": lambda: 1 + 0.01 * random.random(size),
+        "equal to the last bits": lambda: 1 + 1e-15 * random.integers(0, 9, size),
+        "of few values": lambda: random.integers(1, 5, size).astype(np.float64),
+        "of groups": lambda: random.integers(1, 5, size) + 0.01 * random.random(size),
+        "of all magnitudes": lambda: np.exp(60 * random.random(size)),
+        "one heavy": lambda: np.append(random.random(size - 1), 9.0 * size),
+        "few count": lambda: np.where(random.random(size) < 0.05, 1, 1e-12) * random.random(size),
+        "some zero": lambda: random.integers(0, 3, size) * random.random(size) + 1e-300,
+    }[kind]()
+    return weights / weights.sum()
+
+
+KINDS = [
+    "even",
+    "equal",
+    "nearly equal",
+    "equal to the last bits",
+    "of few values",
+    "of groups",
+    "of all magnitudes",
+    "one heavy",
+    "few count",
+    "some zero",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("size", "samples"), [(65, 30_000), (700, 20_000), (5000, 6000)])
+def test_blend_of_many_equals_megatron(kind: str, size: int, samples: int) -> None:
+    weights = many_weights(kind, size)
+    datasets, numbers = np.zeros(samples, np.int16), np.zeros(samples, np.int64)
+    helpers.build_blending_indices(datasets, numbers, weights, size, samples, False)
+    ours = _csrc.build_blend_index(weights, samples)
+    assert_identical(ours[0], datasets)
+    assert_identical(ours[1], numbers)
+
+
+@pytest.mark.parametrize("scale", [1e-9, 3.0, 1e300])
+def test_blend_of_weights_that_do_not_add_up_to_1(scale: float) -> None:
+    weights = many_weights("of few values", 300) * scale
+    datasets, numbers = np.zeros(5000, np.int16), np.zeros(5000, np.int64)
+    helpers.build_blending_indices(datasets, numbers, weights, 300, 5000, False)
+    ours = _csrc.build_blend_index(weights, 5000)
+    assert_identical(ours[0], datasets)
+    assert_identical(ours[1], numbers)
+
+
+def test_blend_piece_by_piece() -> None:
+    weights = many_weights("even", 700)
+    whole = _csrc.build_blend_index(weights, 1000)
+    blender = _csrc.Blender(weights)
+    pieces = [blender.draw(size) for size in (0, 1, 7, 92, 900)]
+    for column in (0, 1):
+        assert_identical(np.concatenate([piece[column] for piece in pieces]), whole[column])
+
+
+def assert_exhaustive(sizes: np.ndarray) -> None:
+    total = int(sizes.sum())
+    datasets, numbers = np.zeros(total, np.int16), np.zeros(total, np.int64)
+    helpers.build_exhaustive_blending_indices(datasets, numbers, sizes, len(sizes))
+    ours = _csrc.build_exhaustive_blend_index(sizes)
+    assert_identical(ours[0], datasets)
+    assert_identical(ours[1], numbers)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=60))
+def test_exhaustive_blend_equals_megatron(sizes: list[int]) -> None:
+    assert_exhaustive(np.array(sizes, np.int64))
+
+
+@pytest.mark.parametrize("most", [3, 40, 100_000])
+def test_exhaustive_blend_of_many_equals_megatron(most: int) -> None:
+    random = np.random.default_rng(most)
+    sizes = np.minimum(random.integers(1, most, 900), random.integers(1, 40, 900))
+    sizes[17] = most  # one goes on when the others are used up
+    assert_exhaustive(sizes)
+
+
+def test_exhaustive_blend_ends() -> None:
+    blender = _csrc.Blender.exhaustive(np.array([2, 1], np.int64))
+    blender.draw(2)
+    with pytest.raises(ValueError, match="left"):
+        blender.draw(2)
+    assert blender.draw(1)[0].tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    "sizes", [np.zeros(0, np.int64), np.array([1, 0]), np.array([2**53, 1]), np.ones(2**15, int)]
+)
+def test_exhaustive_blend_refuses(sizes: np.ndarray) -> None:
+    with pytest.raises(ValueError, match=r"sizes|datasets"):
+        _csrc.build_exhaustive_blend_index(sizes)
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 1500),
+    st.integers(0, 3000),
+    st.sampled_from([np.int32, np.uint32, np.int64]),
+)
+def test_shuffle_equals_numpy(seed: int, before: int, size: int, dtype: type[np.integer]) -> None:
+    theirs, state = np.random.RandomState(seed), np.random.RandomState(seed)
+    theirs.bytes(4 * before)
+    state.bytes(4 * before)
+    expected, values = np.arange(size, dtype=dtype), np.arange(size, dtype=dtype)
+    theirs.shuffle(expected)
+    _, key, position, *_ = state.get_state()
+    position = _csrc.shuffle(values, key, position)
+    assert_identical(values, expected)
+    assert position == theirs.get_state()[2]
+    assert_identical(key, theirs.get_state()[1])
+
+
+def test_shuffle_of_many_equals_numpy() -> None:
+    expected, values = np.arange(5_000_000), np.arange(5_000_000)
+    random = np.random.RandomState(3)
+    _, key, position, *_ = random.get_state()
+    _csrc.shuffle(values, key.copy(), position)
+    random.shuffle(expected)
+    assert_identical(values, expected)
+
+
+def test_shuffle_leaves_the_generator_as_numpy_does() -> None:
+    ours, theirs = np.random.RandomState(4), np.random.RandomState(4)
+    values, expected = np.arange(1000), np.arange(1000)
+    for _ in range(3):
+        assert ours.randn() == theirs.randn()  # keeps a second number for the next call
+        shuffle(values, ours)
+        theirs.shuffle(expected)
+    assert_identical(values, expected)
+    assert ours.randn() == theirs.randn()
+    assert ours.randint(1 << 30) == theirs.randint(1 << 30)
+
+
+KEY = np.zeros(624, np.uint32)
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments"),
+    [
+        (ValueError, (np.zeros((2, 2), np.int64), KEY, 0)),
+        (ValueError, (np.zeros(2, np.int64), KEY[1:], 0)),
+        (ValueError, (np.zeros(2, np.int64), KEY, 625)),
+        (ValueError, (np.zeros(2, np.int64), KEY, -1)),
+        (TypeError, (np.zeros(2, np.float64), KEY, 0)),
+        (TypeError, (np.zeros(4, np.int64)[::2], KEY, 0)),
+        (TypeError, (np.zeros(2, np.int64), KEY.astype(np.int64), 0)),
+        (ValueError, (np.frombuffer(bytes(16), np.int64), KEY, 0)),  # not to be written to
+    ],
+)
+def test_shuffle_refuses(error: type[Exception], arguments: tuple) -> None:
+    with pytest.raises(error):
+        _csrc.shuffle(*arguments)
 
 
 def test_blend_gives_a_tie_to_the_lowest_number() -> None:

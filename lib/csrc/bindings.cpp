@@ -10,10 +10,14 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "blend.hpp"
+#include "exact.hpp"
 #include "index.hpp"
+#include "mapping.hpp"
+#include "shuffle.hpp"
 #include "text.hpp"
 #include "words.hpp"
 
@@ -55,21 +59,134 @@ py::array build_sample_index(const Int32Array& lengths, const Int32Array& docume
   return build(view(lengths), view(document_index), sequence_length, samples);
 }
 
-py::tuple build_blend_index(const Float64Array& weights, int64_t size) {
-  if (weights.ndim() != 1) throw std::invalid_argument("arrays have one dimension");
-  if (size < 0) throw std::invalid_argument("size is not negative");
-  const auto* data = static_cast<const char*>(static_cast<const py::array&>(weights).data());
-  std::vector<double> shares(static_cast<size_t>(weights.size()));
-  std::copy_n(data, shares.size() * sizeof(double), reinterpret_cast<char*>(shares.data()));
+// Hands the work out in pieces of a second at the very most: between them Ctrl-C is heard.
+template <typename Work>
+void in_pieces(int64_t size, int64_t piece, const Work& work) {
+  for (int64_t start = 0; start < size; start += piece) {
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    py::gil_scoped_release release;
+    work(start, std::min(piece, size - start));
+  }
+}
+
+template <typename T>
+std::vector<T> copied(const py::array_t<T, py::array::c_style>& array) {
+  if (array.ndim() != 1) throw std::invalid_argument("arrays have one dimension");
+  std::vector<T> values(static_cast<size_t>(array.size()));
+  const auto* data = static_cast<const char*>(static_cast<const py::array&>(array).data());
+  std::copy_n(data, values.size() * sizeof(T), reinterpret_cast<char*>(values.data()));
+  return values;
+}
+
+py::tuple draw_blend(tokamake::Blender& blender, int64_t size) {
+  if (size < 0 || size > blender.left()) {
+    throw std::invalid_argument("size is not negative, and not above what is left");
+  }
   py::array_t<int16_t> dataset_index(size);
   py::array_t<int64_t> dataset_sample_index(size);
   auto* datasets = dataset_index.mutable_data();
   auto* samples = dataset_sample_index.mutable_data();
+  in_pieces(size, 1 << 15, [&](int64_t start, int64_t count) {
+    blender.draw(count, datasets + start, samples + start);
+  });
+  return py::make_tuple(dataset_index, dataset_sample_index);
+}
+
+py::tuple build_blend_index(const Float64Array& weights, int64_t size) {
+  auto blender = tokamake::Blender::of_weights(copied(weights));
+  return draw_blend(blender, size);
+}
+
+py::tuple build_exhaustive_blend_index(const Int64Array& sizes) {
+  auto blender = tokamake::Blender::of_sizes(copied(sizes));
+  return draw_blend(blender, blender.left());
+}
+
+py::tuple exact_block(const tokamake::ExactBlend& blend, int64_t start, int64_t stop) {
+  if (start < 0 || start > stop || stop > blend.size()) {
+    throw std::out_of_range("the blend has no such samples");
+  }
+  py::array_t<int32_t> dataset_index(stop - start);
+  py::array_t<int64_t> dataset_sample_index(stop - start);
+  auto* datasets = dataset_index.mutable_data();
+  auto* samples = dataset_sample_index.mutable_data();
   {
     py::gil_scoped_release release;
-    tokamake::fill_blend_index(shares, size, datasets, samples);
+    blend.fill(start, stop, datasets, samples);
   }
   return py::make_tuple(dataset_index, dataset_sample_index);
+}
+
+template <typename T>
+int64_t shuffle(py::array_t<T, py::array::c_style>& values, UInt32Array& key, int64_t position) {
+  if (values.ndim() != 1 || key.ndim() != 1 || key.size() != tokamake::Twister::kWords) {
+    throw std::invalid_argument("arrays have one dimension, and a key has 624 words");
+  }
+  if (values.size() > int64_t{1} << 32 || position < 0 || position > key.size()) {
+    throw std::invalid_argument("at most 2**32 values, and a position of 0 to 624");
+  }
+  tokamake::Twister twister(key.mutable_data(), position);
+  T* data = values.mutable_data();
+  const int64_t last = static_cast<int64_t>(values.size()) - 1;
+  in_pieces(last, 1 << 22, [&](int64_t done, int64_t count) {
+    tokamake::shuffle(data, last - done, last - done - count, twister);
+  });
+  return twister.position();
+}
+
+template <typename T>
+py::array as_rows(std::vector<T>&& values, int64_t columns) {
+  auto* kept = new std::vector<T>(std::move(values));
+  const py::capsule owner(kept, [](void* data) { delete static_cast<std::vector<T>*>(data); });
+  const auto rows = static_cast<int64_t>(kept->size()) / columns;
+  return py::array_t<T>({rows, columns}, kept->data(), owner);
+}
+
+// Rows of uint64 if sentences need it; `fill` makes the vector of a type that it is given.
+template <typename Fill>
+py::array mapping(const tokamake::Int32View& lengths, int64_t columns, const Fill& fill) {
+  const auto make = [&](auto type) {
+    std::vector<decltype(type)> rows;
+    {
+      py::gil_scoped_release release;
+      rows = fill(type);
+    }
+    return as_rows(std::move(rows), columns);
+  };
+  const bool wide = lengths.size() > std::numeric_limits<uint32_t>::max();
+  return wide ? make(uint64_t{}) : make(uint32_t{});
+}
+
+tokamake::Sentences sentences_of(const Int64Array& documents, const tokamake::Int32View& lengths) {
+  if (documents.ndim() != 1 || documents.size() < 1) {
+    throw std::invalid_argument("documents has one dimension, and one bound or more");
+  }
+  return {documents.data(), documents.size() - 1, lengths};
+}
+
+py::array build_mapping(const Int64Array& documents, const Int32Array& lengths, int32_t num_epochs,
+                        uint64_t max_num_samples, int32_t max_seq_length, double short_seq_prob,
+                        int32_t seed, int32_t min_num_sent) {
+  const auto tokens = view(lengths);
+  const auto sentences = sentences_of(documents, tokens);
+  const tokamake::SampleRule rule{num_epochs, max_num_samples, max_seq_length, short_seq_prob,
+                                  seed,       min_num_sent};
+  return mapping(tokens, 3,
+                 [&](auto type) { return tokamake::map_samples<decltype(type)>(sentences, rule); });
+}
+
+py::array build_blocks_mapping(const Int64Array& documents, const Int32Array& lengths,
+                               const Int32Array& title_lengths, int32_t num_epochs,
+                               uint64_t max_num_samples, int32_t max_seq_length, int32_t seed,
+                               bool use_one_sent_blocks) {
+  const auto tokens = view(lengths);
+  const auto titles = view(title_lengths);
+  const auto sentences = sentences_of(documents, tokens);
+  const tokamake::BlockRule rule{num_epochs, max_num_samples, max_seq_length, seed,
+                                 use_one_sent_blocks ? 1 : 2};
+  return mapping(tokens, 4, [&](auto type) {
+    return tokamake::map_blocks<decltype(type)>(sentences, titles, rule);
+  });
 }
 
 bool holds_marked(PyObject* text, const uint8_t* table) {
@@ -177,6 +294,43 @@ PYBIND11_MODULE(_csrc, module) {
              "Rows (position in document_index, offset) of each sample's first token.");
   module.def("build_blend_index", &build_blend_index, py::arg("weights").noconvert(),
              py::arg("size"), "Dataset of each sample of a blend, and the sample's number in it.");
+  module.def("build_exhaustive_blend_index", &build_exhaustive_blend_index,
+             py::arg("sizes").noconvert(),
+             "Dataset of each sample of a blend of whole datasets, and the sample's number in it.");
+  py::class_<tokamake::Blender>(module, "Blender", "A blend that is drawn piece by piece.")
+      .def(py::init([](const Float64Array& weights) {
+             return tokamake::Blender::of_weights(copied(weights));
+           }),
+           py::arg("weights").noconvert())
+      .def_static(
+          "exhaustive",
+          [](const Int64Array& sizes) { return tokamake::Blender::of_sizes(copied(sizes)); },
+          py::arg("sizes").noconvert(), "A blend of whole datasets.")
+      .def("draw", &draw_blend, py::arg("size"), "The next samples.");
+  py::class_<tokamake::ExactBlend>(module, "ExactBlend", "A blend that is exact in integers.")
+      .def(py::init([](const Int64Array& counts) {
+             return std::make_unique<tokamake::ExactBlend>(copied(counts));
+           }),
+           py::arg("counts").noconvert())
+      .def("block", &exact_block, py::arg("start"), py::arg("stop"),
+           "Dataset of each of some samples, and the sample's number in it.");
+  module.def("shuffle", &shuffle<uint32_t>, py::arg("values").noconvert(),
+             py::arg("key").noconvert(), py::arg("position"),
+             "Shuffle in place as numpy's RandomState does; the generator's new position.");
+  module.def("shuffle", &shuffle<int32_t>, py::arg("values").noconvert(),
+             py::arg("key").noconvert(), py::arg("position"));
+  module.def("shuffle", &shuffle<int64_t>, py::arg("values").noconvert(),
+             py::arg("key").noconvert(), py::arg("position"));
+  module.def("build_mapping", &build_mapping, py::arg("documents").noconvert(),
+             py::arg("lengths").noconvert(), py::kw_only(), py::arg("num_epochs"),
+             py::arg("max_num_samples"), py::arg("max_seq_length"), py::arg("short_seq_prob"),
+             py::arg("seed"), py::arg("min_num_sent"),
+             "Rows (first sentence, end, tokens aimed at) of samples of whole sentences.");
+  module.def("build_blocks_mapping", &build_blocks_mapping, py::arg("documents").noconvert(),
+             py::arg("lengths").noconvert(), py::arg("title_lengths").noconvert(), py::kw_only(),
+             py::arg("num_epochs"), py::arg("max_num_samples"), py::arg("max_seq_length"),
+             py::arg("seed"), py::arg("use_one_sent_blocks"),
+             "Rows (first sentence, end, document, block) of blocks of whole sentences.");
   module.def("find_marked", &find_marked, py::arg("texts"), py::arg("table").noconvert(),
              "Numbers of the texts that hold a marked code point.");
   module.def("pack", &pack, py::arg("ids").noconvert(), py::arg("lengths").noconvert(),

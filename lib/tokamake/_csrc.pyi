@@ -51,6 +51,118 @@ def build_blend_index(
             more than 32,767 weights.
     """
 
+def build_exhaustive_blend_index(
+    sizes: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int64]]:
+    """Order of all samples of all datasets, as Megatron's `build_exhaustive_blending_indices`.
+
+    Args:
+        sizes: (datasets,) samples of each.
+
+    Returns:
+        (samples,) int16 number of the dataset and (samples,) int64 number of the sample in it.
+
+    Raises:
+        TypeError: `sizes` is not contiguous or of another type.
+        ValueError: a size is below 1, or there are none or more than 32,767.
+    """
+
+class Blender:
+    """The order of `build_blend_index`, piece by piece. Not for several threads at once."""
+
+    def __init__(self, weights: npt.NDArray[np.float64]) -> None:
+        """Begin an order by weights; it has no end."""
+
+    @staticmethod
+    def exhaustive(sizes: npt.NDArray[np.int64]) -> Blender:
+        """Begin the order of `build_exhaustive_blend_index`."""
+
+    def draw(self, size: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int64]]:
+        """Take the next `size` samples.
+
+        Raises:
+            ValueError: `size` is negative, or there are not so many left.
+        """
+
+class ExactBlend:
+    """A blend that is exact in integers; see `tokamake.data.blend.ExactBlend`."""
+
+    def __init__(self, counts: npt.NDArray[np.int64]) -> None:
+        """Take (datasets,) the samples of each.
+
+        Raises:
+            TypeError: `counts` is not contiguous or of another type.
+            ValueError: a count is negative, there are none, or they add up to more than 2**53.
+        """
+
+    def block(self, start: int, stop: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """Compute samples `start` to `stop`: number of the dataset and of the sample in it.
+
+        Raises:
+            IndexError: there are no such samples.
+        """
+
+def shuffle(
+    values: npt.NDArray[np.int32] | npt.NDArray[np.uint32] | npt.NDArray[np.int64],
+    key: npt.NDArray[np.uint32],
+    position: int,
+) -> int:
+    """Shuffle in place, bit for bit as `numpy.random.RandomState.shuffle` does.
+
+    Args:
+        values: (values,) at most 2**32 of them.
+        key: (624,) of the generator's state; changed as by numpy.
+        position: in the key, of the generator's state.
+
+    Returns:
+        The position afterwards.
+
+    Raises:
+        TypeError: an array is not contiguous or of another type.
+        ValueError: a shape or number is out of range, or an array cannot be written to.
+    """
+
+def build_mapping(
+    documents: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int32],
+    *,
+    num_epochs: int,
+    max_num_samples: int,
+    max_seq_length: int,
+    short_seq_prob: float,
+    seed: int,
+    min_num_sent: int,
+) -> npt.NDArray[np.uint32] | npt.NDArray[np.uint64]:
+    """Shuffled samples of sentences, as Megatron's function of this name has them.
+
+    Returns:
+        (samples, 3): first sentence, end of sentences, tokens aimed at; uint64 if there are more
+        sentences than uint32 counts. See `tokamake.data.mappings` for the arguments.
+
+    Raises:
+        TypeError: an array is not contiguous or of another type.
+        ValueError: a number is out of range, or the documents' bounds fall.
+        IndexError: a bound lies outside the lengths.
+    """
+
+def build_blocks_mapping(
+    documents: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int32],
+    title_lengths: npt.NDArray[np.int32],
+    *,
+    num_epochs: int,
+    max_num_samples: int,
+    max_seq_length: int,
+    seed: int,
+    use_one_sent_blocks: bool,
+) -> npt.NDArray[np.uint32] | npt.NDArray[np.uint64]:
+    """Shuffled blocks of sentences, as Megatron's function of this name has them.
+
+    Returns:
+        (blocks, 4): first sentence, end of sentences, document, number of the block in its epoch;
+        dtype and errors as of `build_mapping`.
+    """
+
 def find_marked(texts: list[str], table: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     """Which texts hold a code point that the table marks.
 

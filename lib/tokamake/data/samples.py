@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake import _csrc
+from tokamake.data.shuffle import shuffle
 
 Integers = npt.NDArray[np.integer]
 
@@ -69,8 +70,8 @@ def build(
     sample = _csrc.build_sample_index(
         lengths, document, sequence_length, epochs, sizes["tokens_per_epoch"]
     )
-    shuffle = _shuffled_samples(total if early is None else early, total, random)
-    return FileIndex(document, sample, shuffle)
+    drawn = _shuffled_samples(total if early is None else early, total, random)
+    return FileIndex(document, sample, drawn)
 
 
 def _samples_before_separate_epoch(
@@ -87,7 +88,7 @@ def _shuffled_epochs(
     documents: range, epochs: int, random: np.random.RandomState
 ) -> npt.NDArray[np.int32]:
     order = np.tile(np.arange(documents.start, documents.stop, dtype=np.int32), epochs)
-    random.shuffle(order)
+    shuffle(order, random)
     return order
 
 
@@ -97,7 +98,7 @@ def _shuffled_samples(
     # The bound is Megatron's: one below the last that would fit.
     small = total < np.iinfo(np.uint32).max - 1
     order = np.arange(total, dtype=np.uint32) if small else np.arange(total, dtype=np.int64)
-    random.shuffle(order[:early])
+    shuffle(order[:early], random)
     if early < total:
-        random.shuffle(order[early:])
+        shuffle(order[early:], random)
     return order

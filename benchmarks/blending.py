@@ -1,0 +1,191 @@
+"""Compare blends, mappings and sample indexes with megatron-core's, in one process.
+
+    python benchmarks/blending.py --rounds 5 --documents 20000000
+
+Both take turns, round by round, and must make the same; medians are printed.
+"""
+
+import argparse
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from megatron.core.datasets import helpers
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from megatron.core.datasets.indexed_dataset import IndexedDataset
+from megatron.core.datasets.utils import Split
+
+from tokamake import _csrc
+from tokamake.data import indexed, mappings, samples
+
+_ALL = 2**63 - 1
+_LENGTH = 2048
+_SEED = 1234
+
+Arrays = tuple[np.ndarray, ...]
+Contest = tuple[str, int, Callable[[], Arrays], Callable[[], Arrays]]
+"""Name, things that are made, and how megatron-core and tokamake make them."""
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--documents", type=int, default=20_000_000, help="of the token file")
+    parser.add_argument("--work", type=Path, default=Path("benchmark-work"), help="scratch folder")
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    print("| | megatron-core, ns each | tokamake, ns each | times |\n| --- | --- | --- | --- |")
+    for contest in [*blends(), *sentence_data(), whole_index(options.documents, options.work)]:
+        print(row(contest, options.rounds), flush=True)
+
+
+def row(contest: Contest, rounds: int) -> str:
+    """Let both take turns; the medians as a row of the table."""
+    name, size, *both = contest
+    seconds: list[list[float]] = [[], []]
+    for number in range(rounds):
+        made: list[Any] = [None, None]
+        for place in (0, 1) if number % 2 else (1, 0):
+            start = time.perf_counter()
+            made[place] = both[place]()
+            seconds[place].append(time.perf_counter() - start)
+        for theirs, ours in zip(*made, strict=True):
+            np.testing.assert_array_equal(ours, theirs, strict=True)
+    theirs, ours = (median(one) for one in seconds)
+    each = [f"{1e9 * one / size:,.1f}" for one in (theirs, ours)]
+    return f"| {name} | {each[0]} | {each[1]} | {theirs / ours:.1f} |"
+
+
+def blends() -> list[Contest]:
+    """Orders of mixtures, by several kinds of weights."""
+    random = np.random.default_rng(0)
+    found = []
+    for sets, size in [(7, 3_000_000), (100, 3_000_000), (2419, 1_000_000), (20_000, 200_000)]:
+        kinds = {
+            "uniform": random.random(sets) + 1e-3,
+            "log-normal": np.exp(2 * random.standard_normal(sets)),
+            "within 1%": 1 + 0.01 * random.random(sets),
+            "equal": np.ones(sets),
+        }
+        for kind, weights in kinds.items():
+            name = f"blend, {sets:,} sets, {kind} weights, {size:,} samples"
+            found.append(blend(name, weights / weights.sum(), size))
+    sizes = random.integers(1, 800, 2419)
+    found.append(exhaustive("exhaustive blend, 2,419 sets", sizes))
+    return found
+
+
+def blend(name: str, weights: np.ndarray, size: int) -> Contest:
+    """One blend by weights."""
+
+    def theirs() -> Arrays:
+        made = np.zeros(size, np.int16), np.zeros(size, np.int64)
+        helpers.build_blending_indices(*made, weights, len(weights), size, False)
+        return made
+
+    return name, size, theirs, lambda: _csrc.build_blend_index(weights, size)
+
+
+def exhaustive(name: str, sizes: np.ndarray) -> Contest:
+    """One blend of whole datasets."""
+    size = int(sizes.sum())
+
+    def theirs() -> Arrays:
+        made = np.zeros(size, np.int16), np.zeros(size, np.int64)
+        helpers.build_exhaustive_blending_indices(*made, sizes, len(sizes))
+        return made
+
+    return name, size, theirs, lambda: _csrc.build_exhaustive_blend_index(sizes)
+
+
+def sentence_data() -> list[Contest]:
+    """Mappings of BERT, T5 and ICT, for each sentence."""
+    random = np.random.default_rng(0)
+    bounds = np.cumsum(np.append(0, random.integers(0, 40, 500_000)))
+    lengths = np.minimum(random.geometric(0.04, bounds[-1]), 512).astype(np.int32)
+    titles = random.integers(1, 20, len(bounds) - 1).astype(np.int32)
+    data = mappings.Sentences(bounds, lengths)
+    options: dict[str, Any] = {"max_seq_length": 509, "seed": _SEED}
+    return [
+        (
+            f"sentence mapping, {len(lengths):,} sentences",
+            len(lengths),
+            lambda: (helpers.build_mapping(*data, 1, _ALL, 509, 0.1, _SEED, False, 1),),
+            lambda: (mappings.sentence_mapping(data, **options),),
+        ),
+        (
+            f"block mapping, {len(lengths):,} sentences",
+            len(lengths),
+            lambda: (
+                helpers.build_blocks_mapping(*data, titles, 1, _ALL, 509, _SEED, False, False),
+            ),
+            lambda: (mappings.block_mapping(data, titles, **options),),
+        ),
+    ]
+
+
+def whole_index(documents: int, work: Path) -> Contest:
+    """Document, sample and shuffle index of one file: from its .idx file to three .npy files."""
+    prefix = work / "documents"
+    lengths = np.random.default_rng(0).integers(20, 200, documents).astype(np.int32)
+    with indexed.IndexWriter(prefix.with_suffix(".idx"), np.uint16) as writer:
+        writer.add(lengths, np.ones(documents, np.int32))
+        writer.finish()
+    with prefix.with_suffix(".bin").open("wb") as stream:
+        stream.truncate(2 * int(lengths.sum(dtype=np.int64)))  # nobody reads it: a hole will do
+    num_samples = int(lengths.sum(dtype=np.int64)) * 3 // 2 // _LENGTH  # an epoch and a half
+    cache = work / "cache"
+    return (
+        f"index of {documents:,} documents, 1.5 epochs, for each document",
+        documents,
+        lambda: megatron_index(prefix, num_samples, cache),
+        lambda: our_index(prefix, num_samples, work / "ours"),
+    )
+
+
+def megatron_index(prefix: Path, num_samples: int, cache: Path) -> Arrays:
+    """What a training job's first rank does, opening the file included."""
+    shutil.rmtree(cache, ignore_errors=True)
+    low = IndexedDataset(str(prefix))
+    config = GPTDatasetConfig(
+        random_seed=_SEED,
+        sequence_length=_LENGTH,
+        blend=([str(prefix)], None),
+        split="1,0,0",
+        path_to_cache=str(cache),
+        tokenizer=SimpleNamespace(vocab_size=60_000, eod=-2, unique_identifiers={}),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+    )
+    order = np.arange(len(low), dtype=np.int32)
+    made = GPTDataset(low, str(prefix), order, num_samples, Split.train, config)
+    return made.document_index, made.sample_index, made.shuffle_index
+
+
+def our_index(prefix: Path, num_samples: int, folder: Path) -> Arrays:
+    """Build and write the same with tokamake."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    opened = indexed.IndexedDataset(prefix)
+    made = samples.build(
+        opened.lengths,
+        range(len(opened)),
+        num_samples=num_samples,
+        sequence_length=_LENGTH,
+        seed=_SEED,
+    )
+    for name, array in made._asdict().items():
+        np.save(folder / f"{name}.npy", array)
+    return tuple(np.load(folder / f"{name}.npy", mmap_mode="r") for name in made._fields)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+// Shuffles arrays bit for bit as numpy.random.RandomState does, but faster.
+#pragma once
+
+#include <cstdint>
+
+namespace tokamake {
+
+// The Mersenne twister MT19937 over a state that the caller keeps (Matsumoto and Nishimura, 1998).
+class Twister {
+ public:
+  static constexpr int64_t kWords = 624;
+
+  Twister(uint32_t* key, int64_t position) : key_(key), position_(position) {}
+
+  int64_t position() const { return position_; }
+
+  uint32_t next() {
+    if (position_ == kWords) renew();
+    uint32_t word = key_[position_++];
+    word ^= word >> 11;
+    word ^= (word << 7) & 0x9d2c5680u;
+    word ^= (word << 15) & 0xefc60000u;
+    return word ^ (word >> 18);
+  }
+
+ private:
+  void renew();
+
+  uint32_t* key_;
+  int64_t position_;
+};
+
+// The part of a Fisher-Yates shuffle that settles the places `last` down to `end` + 1; from the
+// last place down to 0 it is RandomState.shuffle. `last` is at most 2**32 - 1, `end` 0 or more.
+template <typename T>
+void shuffle(T* values, int64_t last, int64_t end, Twister& twister);
+
+}  // namespace tokamake
