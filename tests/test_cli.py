@@ -61,7 +61,7 @@ MISTAKES = {
         "--tokenizer",
         "none",
     ): "tokenizer none: no such file",
-    ("merge", "none", "--output", "b"): "none.json: no such file; make the pair again",
+    ("merge", "none", "--output", "b"): "none.bin: no such file",
     ("train", "--config", "none.yaml"): "none.yaml: no such file",
 }
 

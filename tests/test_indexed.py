@@ -99,3 +99,17 @@ def test_a_damaged_header_is_a_user_error(tmp_path: Path, offset: int, value: in
     path.write_bytes(damaged)
     with pytest.raises(UserError, match=str(path)):
         IndexedDataset(tmp_path / "pair")
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (b"TNTIDX\0\0", r"\(TNTIDX\); `tokamake merge` converts it"),
+        (b"MMIDIDX\0\0\1\0\0\0\0\0\0\0\6", "code 6 .*`tokamake merge` converts floating-point"),
+    ],
+)
+def test_what_merge_converts_is_said(tmp_path: Path, head: bytes, message: str) -> None:
+    path = write_pair(tmp_path / "pair", [3, 4]).with_suffix(".idx")
+    path.write_bytes(head + path.read_bytes()[len(head) :])
+    with pytest.raises(UserError, match=message):
+        IndexedDataset(tmp_path / "pair")

@@ -1,10 +1,12 @@
 """Reading weighting files, whole and broken."""
 
+import random
 from pathlib import Path
 
 import pytest
+from megatron.core.datasets.utils import get_blend_from_list
 
-from tokamake.data.weights import Weighted, read_weights
+from tokamake.data.weights import ROOT_VARIABLE, Weighted, find_root, read_weights, write_weights
 from tokamake.errors import UserError
 
 
@@ -17,18 +19,93 @@ def test_reads_lines_in_order(tmp_path: Path) -> None:
     ]
 
 
+def test_other_forms_of_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "weights.txt"
+    path.write_text(
+        "# weight prefix\n"
+        "1 /data/books-0000_text_document.bin\n"
+        "2 wiki books # the last word is the corpus\n"
+        "  #3 c c\n"
+        "4 a/-x 5 a.bin/plain.bin\n"
+        "6 x 7\n"
+        "8 a#b/c#d #e\n"
+    )
+    assert read_weights(path) == [
+        Weighted(1, "/data/books-0000_text_document", "books"),
+        Weighted(2, "wiki", "books"),
+        Weighted(4, "a/-x", "-x"),
+        Weighted(5, "a.bin/plain", "plain"),
+        Weighted(6, "x", "7"),
+        Weighted(8, "a#b/c#d", "c#d"),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pairs_are_read_as_megatron_reads_them(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    pairs = [(repr(draw.random() * 10 ** draw.randint(-9, 9)), f"d/{n}-x") for n in range(1, 40)]
+    text = ""
+    while pairs:
+        count = draw.randint(1, 4)
+        text += " ".join(" ".join(pair) for pair in pairs[:count]) + draw.choice(["\n", "\n\n"])
+        del pairs[:count]
+    path = tmp_path / "data-path"
+    path.write_text(text)
+    blend = get_blend_from_list(text.split())
+    assert blend is not None
+    entries = read_weights(path)
+    assert [entry.prefix for entry in entries] == blend[0]
+    assert [entry.weight for entry in entries] == blend[1]
+    assert entries[8].corpus == "9"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_written_is_read_again(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    entries = [
+        Weighted(draw.random() * 10.0 ** draw.randint(-300, 300), f"a/{n}", f"c{n % 3}")
+        for n in range(100)
+    ]
+    write_weights(tmp_path / "weights.txt", entries)
+    assert read_weights(tmp_path / "weights.txt") == entries
+
+
+@pytest.mark.parametrize("prefix", ["a b", "#a", "", "a\n1 b b"])
+def test_a_prefix_that_could_not_be_read_again_is_not_written(tmp_path: Path, prefix: str) -> None:
+    with pytest.raises(UserError, match="cannot stand in a weighting file"):
+        write_weights(tmp_path / "weights.txt", [Weighted(1, "a", "a"), Weighted(1, prefix, "a")])
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_root_is_given_or_named_or_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ROOT_VARIABLE, raising=False)
+    path = Path("/lists/weights.txt")
+    assert find_root(path, None) == Path("/lists")
+    monkeypatch.setenv(ROOT_VARIABLE, "")
+    assert find_root(path, None) == Path("/lists")
+    monkeypatch.setenv(ROOT_VARIABLE, "/data")
+    assert find_root(path, None) == Path("/data")
+    assert find_root(path, Path()) == Path()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no weight above 0"),
+        ("", ": no weight above 0"),
+        ("# 1 a a\n", ": no weight above 0"),
         ("0 a a\n", "no weight above 0"),
-        ("1 a\n", ":1: 2 columns"),
+        ("1\n", ":1: 1 columns; write `weight prefix corpus`, or pairs of `weight prefix`"),
         ("1 a a\n1 b b c\n", ":2: 4 columns"),
+        ("1 a 1 b 1\n", ":1: 5 columns"),
         ("-1 a a\n", ":1: weight '-1'"),
         ("nan a a\n", ":1: weight 'nan'"),
-        ("inf a a\n", ":1: weight 'inf'"),
+        ("inf a a\n", ":1: weight 'inf'; give a finite number, 0 or more"),
         ("half a a\n", ":1: weight 'half'"),
-        ("1 a a\n\n1 a a\n", ":3: a stands in line 1"),
+        ("half a\n", ":1: weight 'half'"),
+        ("1 a 2 b\n1 c -2 d\n", ":2: weight '-2'"),
+        ("1 a a\n\n1 a a\n", ":3: a stands in line 1 too; join the lines"),
+        ("1 a a\n1 ./a.bin a\n", ":2: ./a stands in line 1"),
+        ("1 a 2 a\n", ":1: a stands in line 1"),
     ],
 )
 def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:

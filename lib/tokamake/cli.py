@@ -34,7 +34,12 @@ STAGES = {
 TOOLS = {
     "plan": "tokamake.data.plan",
     "trace": "tokamake.data.trace",
+    "trace-sample": "tokamake.data.trace_sample",
+    "trace-steps": "tokamake.data.trace_steps",
     "split": "tokamake.data.split",
+    "repair": "tokamake.data.repair",
+    "lint-weights": "tokamake.data.lint_weights",
+    "mix": "tokamake.data.mix",
 }
 """Subcommands that no rule calls, in the same form."""
 
@@ -43,19 +48,28 @@ EXIT_USER_ERROR = 2
 
 def main() -> None:
     """Run one subcommand; a user's mistake is one line on stderr and exit status 2."""
+    arguments = sys.argv[1:]
+    stage = arguments[0] if arguments and arguments[0] in STAGES | TOOLS else ""
+    # A batch system ends jobs so; as an exception it lets half-written files be removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        _run(stage, arguments)
+    except KeyboardInterrupt:
+        _fail(stage, "interrupted", 130)
+
+
+def _run(stage: str, arguments: list[str]) -> None:
     from cyclopts import App, CycloptsError, Parameter
 
     from tokamake.errors import UserError
 
-    arguments = sys.argv[1:]
-    commands = STAGES | TOOLS
-    stage = arguments[0] if arguments and arguments[0] in commands else ""
     app = App(
         name="tokamake",
         help="Turn raw text into a trained language model, stage by stage.",
         help_on_error=False,
         default_parameter=Parameter(negative_iterable=()),
     )
+    commands = STAGES | TOOLS
     for name in [stage] if stage else commands:
         # With a summary given, the general help needs no import.
         app.command(
@@ -63,8 +77,6 @@ def main() -> None:
             name=name,
             help=None if stage else summary(name),
         )
-    # A batch system ends jobs so; as an exception it lets half-written files be removed.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         app(arguments, print_error=False, exit_on_error=False)
     except CycloptsError as error:
@@ -77,8 +89,6 @@ def main() -> None:
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         _fail(stage, f"{place}{error.strerror or error}; mend it and run again", 1)
-    except KeyboardInterrupt:
-        _fail(stage, "interrupted", 130)
 
 
 def function_name(stage: str) -> str:

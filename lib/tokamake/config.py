@@ -160,7 +160,7 @@ class TrainSettings(Settings):
     """Samples per rank and forward pass."""
     global_batch_size: Annotated[int, Field(ge=1)] = 8
     """Samples per step over all ranks; a multiple of micro_batch_size × ranks."""
-    train_steps: Annotated[int, Field(ge=1)] = 500
+    train_steps: Annotated[int, Field(ge=1)] = 1000
     """Optimizer steps of the whole run."""
     split: Annotated[str, AfterValidator(_split)] = "98,1,1"
     """Shares of each merged file's documents for training, validation and test."""
@@ -180,7 +180,7 @@ class TrainSettings(Settings):
     """Steps between measurements of the validation loss."""
     evaluation_steps: Annotated[int, Field(ge=0)] = 10
     """Global batches per measurement; 0 turns validation off."""
-    save_interval: Annotated[int, Field(ge=1)] = 500
+    save_interval: Annotated[int, Field(ge=1)] = 1000
     """Steps between checkpoints; the last step always saves one."""
 
     @model_validator(mode="after")
@@ -236,7 +236,7 @@ class Config(Settings):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1234
     """Seed of weights, sample order and sampling."""
     corpora: Path = Path("config/corpora.tsv")
-    """Tab-separated table of corpora: corpus, files, text_key, weight."""
+    """Tab-separated table: corpus, files, text_key, and weight, epochs or temperature."""
     sample_corpus: dict[Name, SampleCorpus] = {}
     """Corpora harvested from the Python standard library into results/raw/<corpus>/: code, docs."""
     tokenizer: TokenizerSettings = TokenizerSettings()
@@ -284,8 +284,25 @@ class Corpus(Settings):
     """Key or column that holds the text; several, with commas, are tokenized each for itself."""
     template: str = ""
     """Joins several keys to one text, as in {title}\\n\\n{text}; the pair is named by text_key."""
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Share of training samples, relative to the other corpora."""
+    epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """How often the training sees the corpus, instead of a weight; may be a fraction."""
+    temperature: Annotated[float, Field(ge=0.01, allow_inf_nan=False)] | None = None
+    """Instead of a weight: the share is in proportion to tokens ** (1 / temperature)."""
+
+    @model_validator(mode="after")
+    def _states_one(self) -> "Corpus":
+        stated = [name for name in _STATED if getattr(self, name) is not None]
+        if not stated:
+            raise ValueError("no weight, epochs or temperature; give one of these columns a number")
+        if len(stated) > 1:
+            raise ValueError(f"states {' and '.join(stated)}; leave one of them and empty the rest")
+        return self
+
+
+_STATED = ("weight", "epochs", "temperature")
+"""Columns of which each corpus fills one."""
 
 
 class Architecture(Settings):
@@ -359,8 +376,16 @@ def read_architecture(path: Path) -> Architecture:
     return validate(Architecture, value, str(path))
 
 
-def read_corpora(path: Path) -> list[Corpus]:
-    """Read corpora.tsv: tab-separated with a header; `#` opens a comment line."""
+def read_corpora(path: Path, *, temperature: float | None = None) -> list[Corpus]:
+    """Read corpora.tsv: tab-separated with a header; `#` opens a comment line.
+
+    Args:
+        path: table.
+        temperature: what rows get that state no weight, epochs or temperature.
+
+    Raises:
+        UserError: the table or a row is wrong, or it has both weights and temperatures.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -380,7 +405,10 @@ def read_corpora(path: Path) -> list[Corpus]:
                 "separate columns with one tab"
             )
         cells = {key: cell.strip() for key, cell in zip(header, row, strict=True) if cell.strip()}
+        if temperature is not None and not cells.keys() & set(_STATED):
+            cells["temperature"] = str(temperature)
         corpora.append(validate(Corpus, cells, f"{path}:{number}"))
+    _refuse_mixture(path, dict(zip((number for number, _ in numbered[1:]), corpora, strict=True)))
     seen = [corpus.corpus for corpus in corpora]
     for name in seen:
         if seen.count(name) > 1:
@@ -388,6 +416,17 @@ def read_corpora(path: Path) -> list[Corpus]:
                 f'{path}: corpus "{name}" stands in several rows; give each its own name'
             )
     return corpora
+
+
+def _refuse_mixture(path: Path, rows: dict[int, Corpus]) -> None:
+    """Weights and temperatures are not on one scale; `rows` are numbered by their lines."""
+    weighted = [number for number, row in rows.items() if row.weight is not None]
+    for number, row in rows.items():
+        if weighted and row.temperature is not None:
+            raise UserError(
+                f"{path}:{number}: temperature {row.temperature:g}, but line {weighted[0]} has a "
+                "weight; give all rows weights or all temperatures, or epochs to some"
+            )
 
 
 def read_run(path: Path) -> Run:

@@ -148,6 +148,15 @@ def declared_files(paths):
     return sorted(DECLARED.keys() & set(paths)) if DECLARED else []
 
 
+def train_tokens():
+    """The training's length as an option of `weigh`, where epochs of corpora make it matter."""
+    if all(corpus.epochs is None for corpus in CORPORA.values()):
+        return ""
+    train = CONFIG.train
+    tokens = train.train_steps * train.global_batch_size * train.sequence_length
+    return f"--train-tokens {tokens}"
+
+
 def corpus_of(batch):
     """Name of the corpus that a batch belongs to."""
     return batch.rpartition("-")[0]

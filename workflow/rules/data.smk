@@ -169,9 +169,11 @@ rule weigh:
         "results/benchmarks/weigh.tsv"
     conda:
         "../envs/tokamake.yaml"
+    params:
+        train_tokens=train_tokens(),
     shell:
         "tokamake weigh --corpora {input.corpora:q} --metadata {input.metadata} --output {output}"
-        " > {log} 2>&1"
+        " {params.train_tokens} > {log} 2>&1"
 
 
 rule index:

@@ -68,7 +68,8 @@ def _describe_pair(prefix: Path, relative: str) -> dict[str, Any]:
     pair = IndexedDataset(prefix)
     tokens, documents = int(pair.lengths.sum(dtype="int64")), len(pair.document_bounds) - 1
     # Documents without a token are counted apart, and stand in the index only if asked for.
-    possible = (manifest["documents"], manifest["documents"] + manifest["empty_documents"])
+    # How many there are, and all else that no index tells, is not known of other programs' pairs.
+    possible = (manifest["documents"], manifest["documents"] + manifest.get("empty_documents", 0))
     if (tokens, len(pair)) != (manifest["tokens"], manifest["sequences"]) or (
         documents not in possible
     ):
@@ -81,11 +82,11 @@ def _describe_pair(prefix: Path, relative: str) -> dict[str, Any]:
         "total_num_sequences": len(pair),
         "total_num_tokens": tokens,
         "corpus": manifest.get("corpus", ""),
-        **{key: manifest[key] for key in ("text_bytes", "empty_documents")},
+        **{key: manifest.get(key) for key in ("text_bytes", "empty_documents")},
         **{key: manifest[key] for key in _COUNTS if key in manifest},
-        "tokens_per_byte": _ratio(tokens, manifest["text_bytes"]),
+        "tokens_per_byte": _ratio(tokens, manifest.get("text_bytes")),
         "lengths": histogram(document_lengths(pair)),
-        **{key: manifest[key] for key in _COPIED},
+        **{key: manifest.get(key) for key in _COPIED},
         "sources": manifest["sources"] if "sources" in manifest else _itself(prefix, manifest),
     }
 
@@ -95,5 +96,5 @@ def _itself(prefix: Path, manifest: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"path": str(prefix), **{key: manifest[key] for key in ("inputs", "sha256")}}]
 
 
-def _ratio(tokens: int, text_bytes: int) -> float | None:
+def _ratio(tokens: int, text_bytes: int | None) -> float | None:
     return round(tokens / text_bytes, 6) if text_bytes else None

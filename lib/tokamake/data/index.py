@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokamake import files
 from tokamake.data import pairs, splits
-from tokamake.data.weights import Weighted, read_weights
+from tokamake.data.weights import Weighted, find_root, read_weights
 from tokamake.errors import UserError
 from tokamake.runtime import counted
 
@@ -31,7 +31,7 @@ class _Source(NamedTuple):
 def index(
     *,
     weights: Path,
-    data_root: Path,
+    data_root: Path | None = None,
     sequence_length: int,
     train_samples: int,
     valid_samples: int,
@@ -45,7 +45,8 @@ def index(
 
     Args:
         weights: Weighting file: lines of `weight prefix corpus`.
-        data_root: Folder that the prefixes are relative to.
+        data_root: Folder that the prefixes are relative to; without it TOKAMAKE_DATA_ROOT or the
+            folder of the weighting file.
         sequence_length: Tokens that the model sees per sample; a sample holds one more.
         train_samples: Training samples of the whole run.
         valid_samples: Validation samples per measurement; 0 makes no validation index.
@@ -62,6 +63,7 @@ def index(
     _check("seed", seed, 0, 2**32 - 1)
     splits.shares(split)  # a slip in the text shows before files are hashed
     entries = read_weights(weights)
+    data_root = find_root(weights, data_root)
     _check(f"{weights}: number of files", len(entries), 1, _MOST_FILES)
     datasets = _open(entries, data_root)
     if splits.shares(split)[2]:

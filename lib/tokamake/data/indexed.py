@@ -20,9 +20,9 @@ import numpy.typing as npt
 from tokamake.data.pairs import bin_path, idx_path
 from tokamake.errors import UserError
 
-_MAGIC = b"MMIDIDX\0\0"
-_HEADER = struct.Struct("<9sQBQQ")
-_DTYPES: dict[int, type[np.integer]] = {
+MAGIC = b"MMIDIDX\0\0"
+HEADER = struct.Struct("<9sQBQQ")
+DTYPES: dict[int, type[np.integer]] = {
     1: np.uint8,
     2: np.int8,
     3: np.int16,
@@ -30,7 +30,7 @@ _DTYPES: dict[int, type[np.integer]] = {
     5: np.int64,
     8: np.uint16,
 }
-_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
 _CHUNK = 1 << 20
 
 
@@ -49,7 +49,7 @@ class IndexWriter:
         self.sequences = self.documents = self.tokens = 0
         self._dtype = dtype
         self._stream = path.open("w+b")
-        self._stream.write(bytes(_HEADER.size))
+        self._stream.write(bytes(HEADER.size))
         # Sequences of each document; the file has no name, so a kill leaves nothing of it.
         self._counts = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115
 
@@ -70,7 +70,7 @@ class IndexWriter:
         """Write pointers, document bounds and the header; the file is complete then."""
         itemsize = np.dtype(self._dtype).itemsize
         start = 0
-        for lengths in _chunks(self._stream, _HEADER.size, self.sequences):
+        for lengths in _chunks(self._stream, HEADER.size, self.sequences):
             ends = start + lengths.cumsum(dtype=np.int64)
             self._stream.write(((ends - lengths) * itemsize).astype("<i8", copy=False).data)
             start = int(ends[-1])
@@ -84,7 +84,7 @@ class IndexWriter:
         assert bound[-1] == self.sequences
         code = _CODES[self._dtype]
         self._stream.seek(0)
-        self._stream.write(_HEADER.pack(_MAGIC, 1, code, self.sequences, self.documents + 1))
+        self._stream.write(HEADER.pack(MAGIC, 1, code, self.sequences, self.documents + 1))
 
     def __enter__(self) -> "IndexWriter":
         return self
@@ -172,9 +172,10 @@ class IndexedDataset:
                 raise UserError(
                     f"{path}: no such file; make it with `tokamake tokenize` or `merge`"
                 )
-        self.dtype, sequences, bounds = _read_header(idx)
+        code, sequences, bounds = read_header(idx)
+        self.dtype = _integers(idx, code)
         raw = np.memmap(idx, mode="r") if idx.stat().st_size else np.zeros(0, np.uint8)
-        offset = _HEADER.size
+        offset = HEADER.size
         self.lengths = _view(raw, offset, np.int32, sequences)
         self.pointers = _view(raw, offset + 4 * sequences, np.int64, sequences)
         self.document_bounds = _view(raw, offset + 12 * sequences, np.int64, bounds)
@@ -196,20 +197,34 @@ class IndexedDataset:
         return self.tokens[start : start + int(self.lengths[sequence])]
 
 
-def _read_header(path: Path) -> tuple[type[np.integer], int, int]:
+def read_header(path: Path) -> tuple[int, int, int]:
+    """Read the header of an .idx file: its dtype code, sequences n and document bounds m.
+
+    Raises:
+        UserError: it is not an MMIDIDX index, or its size is not what n and m say.
+    """
     with path.open("rb") as stream:
-        head = stream.read(_HEADER.size)
-    if len(head) < _HEADER.size or not head.startswith(_MAGIC):
+        head = stream.read(HEADER.size)
+    if head.startswith(b"TNTIDX"):
+        raise UserError(f"{path}: a cached or lazy index (TNTIDX); `tokamake merge` converts it")
+    if len(head) < HEADER.size or not head.startswith(MAGIC):
         raise UserError(f"{path}: not a Megatron index (MMIDIDX); make the pair again")
-    _, version, code, sequences, bounds = _HEADER.unpack(head)
-    if version != 1 or code not in _DTYPES:
-        raise UserError(f"{path}: version {version}, dtype code {code} are not known token formats")
-    expected = _HEADER.size + 12 * sequences + 8 * bounds
+    _, version, code, sequences, bounds = HEADER.unpack(head)
+    if version != 1:
+        raise UserError(f"{path}: version {version} is not a known token format")
+    expected = HEADER.size + 12 * sequences + 8 * bounds
     if path.stat().st_size != expected:
         raise UserError(
             f"{path}: {path.stat().st_size} bytes, its header says {expected}; make the pair again"
         )
-    return _DTYPES[code], sequences, bounds
+    return code, sequences, bounds
+
+
+def _integers(path: Path, code: int) -> type[np.integer]:
+    if code not in DTYPES:
+        remedy = "; `tokamake merge` converts floating-point tokens" if code in (6, 7) else ""
+        raise UserError(f"{path}: dtype code {code} is not a known token format{remedy}")
+    return DTYPES[code]
 
 
 def _view(raw: npt.NDArray[np.uint8], start: int, dtype: type, count: int) -> npt.NDArray:

@@ -1,22 +1,25 @@
-"""Stage `merge`: shards, one after the other, become one pair; each is verified on the way."""
+"""Stage `merge`: pairs, one after the other, become one, or some of about a size.
 
-import hashlib
+Pairs come from `tokenize`, from `merge` or from other programs; each is verified on the way.
+"""
+
 from pathlib import Path
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
 
 from tokamake import __version__
 from tokamake.errors import UserError
 
-_ALIKE = (
-    "tokenizer", "vocab_size", "eod", "bos", "append_eod", "prepend_bos", "split_sentences",
-    "text_key", "template", "dtype",
-)  # fmt: skip
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tokamake.data.gather import Limit
+    from tokamake.data.pairs import Piece
+    from tokamake.data.parts import Part
+
 _SUMS = (
     "documents_in", "documents", "empty_documents", "quarantined_documents",
     "duplicate_documents", "sequences", "tokens", "text_bytes",
 )  # fmt: skip
-_BLOCK = 8 << 20
-_CHUNK = 1 << 20
 
 
 def merge(
@@ -29,26 +32,45 @@ def merge(
     batch: str = "",
     input: Path | None = None,
     summary: Path | None = None,
+    max_bytes: str | None = None,
+    max_tokens: int | None = None,
+    max_documents: int | None = None,
 ) -> None:
-    """Put pairs together into one, byte for byte in the order given.
+    """Put pairs together into one, or into several of about a size, in the order given.
+
+    Bytes are those that Megatron's merge_datasets.py writes. Pairs may be those of other programs,
+    without a manifest: MMIDIDX of any Megatron, or TNTIDX (cached, lazy), which becomes MMIDIDX;
+    floating-point tokens become integers. Each pair is checked before anything is copied, and its
+    files are compared with its manifest. The merged token file is proved by the hashes of its
+    parts, in its manifest's `parts`: [bytes, sha256] of each; `sha256.bin` is a digest of them.
 
     Args:
-        prefixes: pairs to merge, named without .bin or .idx, each with its manifest.
+        prefixes: pairs to merge, named without .bin or .idx, or folders: all pairs there, in
+            natural order of their names.
         output: prefix of the merged pair; with a plan, the folder of merged pairs.
         corpus: name of the corpus, for the manifest.
         plan: plan.json of the workflow, instead of prefixes.
         batch: name of a batch of merged pairs in the plan; those that are whole already stay.
         input: folder of the plan's shards.
         summary: JSON file to write when all merged pairs of the batch are whole.
+        max_bytes: size of a merged .bin file, such as 5GB (powers of 1,000); pairs are gathered
+            in order into OUTPUT-0000, OUTPUT-0001, ... of at most that; a larger one stays whole.
+        max_tokens: the same, counted in tokens.
+        max_documents: the same, counted in documents.
 
     Raises:
-        UserError: a pair is missing, differs from its manifest, or was made with another tokenizer.
+        UserError: a pair is missing, damaged, or was made with another tokenizer than the others.
     """
+    from tokamake.data.gather import expand, read_limit
+
+    limit = read_limit(max_bytes, max_tokens, max_documents)
     if plan is None:
-        _merge(prefixes or [], output, corpus)
+        _merge_named(expand(prefixes or []), output, corpus, limit)
         return
-    if prefixes or input is None or summary is None:
-        raise UserError("--plan: give --batch, --input and --summary with it, and no prefixes")
+    if prefixes or limit or input is None or summary is None:
+        raise UserError(
+            "--plan: give --batch, --input and --summary with it, and no prefixes or limits"
+        )
     from tokamake.data import batches
     from tokamake.data.planned import Merged, batch_merged, shard_prefixes
 
@@ -58,7 +80,8 @@ def merge(
         if batches.finished([output / group.name], request):
             print(f"{output / group.name}: whole already")
         else:
-            _merge(parts, output / group.name, group.corpus, request)
+            opened, dtype = _open(parts)
+            _merge(opened, output / group.name, corpus=group.corpus, dtype=dtype, request=request)
 
     groups = batch_merged(plan, batch)
     batches.make_each(groups, make)
@@ -74,135 +97,152 @@ def _request(prefixes: list[Path], corpus: str) -> str:
     return digest(_joined_manifest(prefixes, manifests, corpus))
 
 
-def _merge(prefixes: list[Path], output: Path, corpus: str, request: str = "") -> None:
+def _merge_named(
+    prefixes: list[Path], output: Path, corpus: str, limit: "Limit | None" = None
+) -> None:
+    from tokamake.data import gather
+
+    parts, dtype = _open(prefixes)
+    if limit is None:
+        _merge(parts, output, corpus=corpus, dtype=dtype)
+        return
+    groups = list(gather.groups(parts, limit, dtype))
+    outputs = gather.numbered(output, len(groups))
+    for prefix in outputs:
+        _refuse_loss(prefix, parts)
+    for prefix, group in zip(outputs, groups, strict=True):
+        _merge(group, prefix, corpus=corpus, dtype=dtype)
+
+
+def _open(prefixes: list[Path]) -> "tuple[list[Part], type[np.integer]]":
+    """Open and check pairs, and find the token type that they have in common."""
+    from tokamake.data.parts import check_alike, common_dtype, open_part
+
+    if not prefixes:
+        raise UserError("merge: no pair given; name at least one prefix")
+    parts = [open_part(prefix) for prefix in prefixes]
+    check_alike(parts)
+    return parts, common_dtype(parts)
+
+
+def _merge(
+    parts: "list[Part]",
+    output: Path,
+    *,
+    corpus: str,
+    dtype: "type[np.integer]",
+    request: str = "",
+) -> None:
     from tokamake.data import pairs
+    from tokamake.data.concatenate import concatenate
     from tokamake.data.sources import sources_path
     from tokamake.files import atomic
-    from tokamake.runtime import counted, progress
+    from tokamake.runtime import counted
 
-    manifests = [pairs.read_manifest(prefix) for prefix in prefixes]
-    _check_alike(prefixes, manifests)
-    paths = [pairs.bin_path(output), pairs.idx_path(output), sources_path(output)]
-    _refuse_loss([*paths, pairs.manifest_path(output)], prefixes)
-    with atomic(*paths, pairs.manifest_path(output)) as (bin_file, idx_file, map_file, manifest):
-        sha256 = hashlib.sha256()
-        with bin_file.open("wb") as target:
-            for prefix, stated in progress(
-                list(zip(prefixes, manifests, strict=True)), label="merge", unit="shard"
-            ):
-                _append(prefix, stated["sha256"], target, sha256)
-        _join_indexes(prefixes, manifests, idx_file, map_file)
-        joined = _joined_manifest(prefixes, manifests, corpus)
-        hashes = pairs.hashes(bin_file, idx_file, map_file, bin_sha256=sha256.hexdigest())
-        pairs.write_manifest(manifest, {"request": request, **joined, **hashes})
-    tokens = sum(stated["tokens"] for stated in manifests)
-    print(f"{output}: {counted(len(prefixes), 'shard')}, {counted(tokens, 'token')}")
-
-
-def _refuse_loss(made: list[Path], prefixes: list[Path]) -> None:
-    from tokamake.data.pairs import manifest_path
-
-    for prefix in prefixes:
-        path = manifest_path(prefix)
-        if any(target.exists() and target.samefile(path) for target in made):
-            raise UserError(f"{prefix}: is to be read and written; name another --output")
+    _refuse_loss(output, parts)
+    sources = sources_path(output)
+    paths = [pairs.bin_path(output), pairs.idx_path(output), sources]
+    with atomic(*paths, pairs.manifest_path(output), optional=[sources]) as temporary:
+        bin_file, idx_file, map_file, manifest = temporary
+        pieces = concatenate(parts, bin_file, dtype)
+        _join_indexes(parts, idx_file, dtype)
+        mapped = all(sources_path(part.prefix).is_file() for part in parts)
+        if mapped:
+            _join_sources(parts, map_file)
+        facts = _facts(parts, pieces, dtype)
+        joined = _joined_manifest([part.prefix for part in parts], facts, corpus)
+        flat = [piece for of_part in pieces for piece in of_part]
+        made = [bin_file, idx_file, *([map_file] if mapped else [])]
+        hashes = pairs.hashes(*made, bin_sha256=pairs.joined_sha256(flat))
+        proof = {"parts": [list(piece) for piece in flat]}
+        pairs.write_manifest(manifest, {"request": request, **joined, **hashes, **proof})
+    tokens = sum(part.tokens for part in parts)
+    print(f"{output}: {counted(len(parts), 'pair')}, {counted(tokens, 'token')}")
 
 
-def _join_indexes(
-    prefixes: list[Path], manifests: list[dict[str, Any]], idx_file: Path, map_file: Path
-) -> None:
-    """Write index and map of the pairs' sequences one after the other, a pair open at a time."""
+def _refuse_loss(output: Path, parts: "list[Part]") -> None:
+    from tokamake.data.pairs import bin_path
+
+    made = bin_path(output)
+    for part in parts:
+        if made.exists() and made.samefile(bin_path(part.prefix)):
+            raise UserError(f"{part.prefix}: is to be read and written; name another --output")
+
+
+def _join_indexes(parts: "list[Part]", idx_file: Path, dtype: "type[np.integer]") -> None:
+    """Write the index of the pairs' sequences one after the other, a million numbers at a time."""
     import numpy as np
 
-    from tokamake.data.indexed import IndexedDataset, IndexWriter
-    from tokamake.data.pairs import inputs
-    from tokamake.data.sources import SourcesWriter, sources_path
+    from tokamake.data.indexed import IndexWriter
 
     none = np.zeros(0, np.int32)
-    first_input = 0
-    with (
-        IndexWriter(idx_file, IndexedDataset(prefixes[0]).dtype) as writer,
-        SourcesWriter(map_file) as sources,
-    ):
-        for prefix, stated in zip(prefixes, manifests, strict=True):
-            pair = IndexedDataset(prefix)
-            for start in range(0, len(pair), _CHUNK):
-                writer.add(pair.lengths[start : start + _CHUNK], none)
-            documents = len(pair.document_bounds) - 1
-            for start in range(0, documents, _CHUNK):
-                writer.add(none, np.diff(pair.document_bounds[start : start + _CHUNK + 1]))
-            sources.append(sources_path(prefix), documents=documents, first_input=first_input)
-            first_input += len(inputs(stated))
+    with IndexWriter(idx_file, dtype) as writer:
+        for part in parts:
+            for lengths in part.layout.lengths.chunks():
+                writer.add(lengths, none)
+            last = np.zeros(0, np.int64)
+            for bounds in part.layout.bounds.chunks():
+                writer.add(none, np.diff(bounds, prepend=last))
+                last = bounds[-1:]
         writer.finish()
 
 
-def _joined_manifest(
-    prefixes: list[Path], manifests: list[dict[str, Any]], corpus: str
-) -> dict[str, Any]:
-    """Sums and sources of the pairs; the merged files' own hashes are still to be added."""
+def _join_sources(parts: "list[Part]", map_file: Path) -> None:
+    """Write the map of the pairs' raw files, which count on from pair to pair."""
     from tokamake.data.pairs import inputs
+    from tokamake.data.sources import SourcesWriter, sources_path
+
+    first_input = 0
+    with SourcesWriter(map_file) as sources:
+        for part in parts:
+            sources.append(
+                sources_path(part.prefix), documents=part.documents, first_input=first_input
+            )
+            first_input += len(inputs(part.stated or {"inputs": []}))
+
+
+def _facts(
+    parts: "list[Part]", pieces: "list[list[Piece]]", dtype: "type[np.integer]"
+) -> list[dict[str, Any]]:
+    """What is known of each pair: its manifest, or what its files alone tell."""
+    facts = []
+    complete = all("empty_documents" in (part.stated or {}) for part in parts)
+    for part, copied in zip(parts, pieces, strict=True):
+        same_bytes = part.dtype.kind != "f"
+        known = part.stated or {
+            "inputs": [],
+            "sha256": {"bin": copied[0].sha256} if same_bytes else {},
+            "dtype": dtype.__name__,
+            "sequences": part.sequences,
+            "tokens": part.tokens,
+        }
+        # Where it is not known how many documents are empty, all in the index count.
+        facts.append(known if complete else {**known, "documents": part.documents})
+    return facts
+
+
+def _joined_manifest(
+    prefixes: list[Path], known: list[dict[str, Any]], corpus: str
+) -> dict[str, Any]:
+    """Sums and sources of the pairs; the merged files' own hashes are still to be added.
+
+    What is not known of all pairs is left out.
+    """
+    from tokamake.data.pairs import inputs
+    from tokamake.data.parts import ALIKE
 
     sources = [
         {"path": str(prefix), "inputs": inputs(stated), "sha256": stated["sha256"]}
-        for prefix, stated in zip(prefixes, manifests, strict=True)
+        for prefix, stated in zip(prefixes, known, strict=True)
     ]
+
+    def of_all(keys: tuple[str, ...]) -> list[str]:
+        return [key for key in keys if all(key in stated for stated in known)]
+
     return {
         "tokamake": __version__,
         "corpus": corpus,
         "sources": sources,
-        **{key: manifests[0][key] for key in _ALIKE},
-        **{key: sum(stated[key] for stated in manifests) for key in _SUMS},
+        **{key: known[0][key] for key in of_all(ALIKE)},
+        **{key: sum(stated[key] for stated in known) for key in of_all(_SUMS)},
     }
-
-
-def _check_alike(prefixes: list[Path], manifests: list[dict[str, Any]]) -> None:
-    if not prefixes:
-        raise UserError("merge: no pair given; name at least one prefix")
-    for prefix, stated in zip(prefixes, manifests, strict=True):
-        _check_files(prefix, stated)
-        for key in _ALIKE:
-            if stated.get(key) != manifests[0].get(key):
-                raise UserError(
-                    f"{prefix}: {key} is {stated.get(key)}, but {manifests[0].get(key)} in "
-                    f"{prefixes[0]}; tokenize both alike"
-                )
-
-
-def _check_files(prefix: Path, stated: dict[str, Any]) -> None:
-    """Compare sizes before anything is copied."""
-    from tokamake.data.pairs import file_path
-
-    for name in ("bin", "idx", "sources"):
-        path = file_path(prefix, name)
-        found = path.stat().st_size if path.is_file() else None
-        if found != stated["bytes"][name]:
-            what = "is missing" if found is None else f"has {found} bytes"
-            raise UserError(
-                f"{path}: {what}, its manifest says {stated['bytes'][name]}; remove the pair and "
-                "run again"
-            )
-
-
-def _append(
-    prefix: Path, stated: dict[str, str], target: IO[bytes], whole: "hashlib._Hash"
-) -> None:
-    """Copy a shard's tokens while hashing them, and compare its files with its manifest."""
-    from tokamake.data.pairs import bin_path, idx_path
-    from tokamake.data.sources import sources_path
-    from tokamake.files import sha256
-
-    digest = hashlib.sha256()
-    with bin_path(prefix).open("rb") as source:
-        while block := source.read(_BLOCK):
-            digest.update(block)
-            whole.update(block)
-            target.write(block)
-    for path, found, expected in (
-        (bin_path(prefix), digest.hexdigest(), stated["bin"]),
-        (idx_path(prefix), sha256(idx_path(prefix)), stated["idx"]),
-        (sources_path(prefix), sha256(sources_path(prefix)), stated["sources"]),
-    ):
-        if found != expected:
-            raise UserError(
-                f"{path}: damaged, it differs from its manifest; remove it and run again"
-            )

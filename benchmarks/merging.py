@@ -1,0 +1,179 @@
+"""Compare `tokamake merge` with `cat` and with Megatron's merge, down to the disk.
+
+    python benchmarks/merging.py --bytes 2GB --parts 20 --rounds 5 --work benchmark-work
+
+Contestants take turns, round by round; medians are printed. Each is timed from the start of its
+process until its files are on disk. The parts are made here, of random tokens, with manifests.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import measure
+import numpy as np
+from corpus import in_bytes
+
+from tokamake.data import pairs
+from tokamake.data.indexed import Writer
+
+_MEGATRON = """
+import gc, numpy, os, sys
+from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
+output, *prefixes = sys.argv[1:]
+builder = IndexedDatasetBuilder(output + ".bin", dtype=numpy.uint16)
+for prefix in prefixes:
+    builder.add_index(prefix)
+builder.finalize(output + ".idx")
+for suffix in (".bin", ".idx"):
+    with open(output + suffix, "rb") as stream:
+        os.fsync(stream.fileno())
+"""
+"""What Megatron's merge_datasets.py does, without its search for files."""
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    options = _options()
+    parts = make_parts(options)
+    found = contestants(parts, options.work / "output")
+    commands = {name: one for name, one in found.items() if name in (options.only or found)}
+    runs = []
+    for number in range(options.rounds):
+        names = list(commands)
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            runs.append({"name": name, **run(commands[name], parts, options.work)})
+            one = runs[-1]
+            print(f"round {number + 1}  {name:<32}{one['seconds']:>8.2f} s", flush=True)
+    print(report(runs, options))
+    if options.json:
+        options.json.write_text(json.dumps(runs, indent=2) + "\n")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bytes", type=in_bytes, default="2GB", help="of all .bin files")
+    parser.add_argument("--parts", type=int, default=20)
+    parser.add_argument("--mean-tokens", type=int, default=1000, help="of a document")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", action="append", help="a contestant's name; repeatable")
+    parser.add_argument("--work", type=Path, default=Path("benchmark-work"), help="scratch folder")
+    parser.add_argument("--json", type=Path, help="file for all single measurements")
+    return parser.parse_args()
+
+
+def make_parts(options: argparse.Namespace) -> list[Path]:
+    """Write pairs of random tokens and documents, once."""
+    name = f"merge-{options.bytes}-{options.parts}-{options.mean_tokens}"
+    folder = options.work / name
+    prefixes = [folder / f"part-{number:04d}" for number in range(options.parts)]
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    for prefix in prefixes:
+        if not pairs.manifest_path(prefix).exists():
+            _make_part(prefix, options.bytes // options.parts // 2, options.mean_tokens, rng)
+    return prefixes
+
+
+def _make_part(prefix: Path, tokens: int, mean: int, rng: np.random.Generator) -> None:
+    paths = pairs.bin_path(prefix), pairs.idx_path(prefix)
+    with Writer(*paths, np.uint16) as writer:
+        while writer.index.tokens < tokens:
+            lengths = rng.integers(1, 2 * mean, 10_000_000 // mean).astype(np.int32)
+            ends = lengths.cumsum()
+            lengths = lengths[: np.searchsorted(ends, tokens - writer.index.tokens) + 1]
+            writer.add(rng.integers(0, 50_000, lengths.sum()).astype(np.uint16), lengths)
+    index = writer.index
+    counts = {"documents": index.documents, "sequences": index.sequences, "tokens": index.tokens}
+    manifest = {"inputs": [], "dtype": "uint16", **counts, **pairs.hashes(*paths)}
+    pairs.write_manifest(pairs.manifest_path(prefix), manifest)
+
+
+def contestants(parts: list[Path], folder: Path) -> dict[str, list[str]]:
+    """Commands that write the merged pair, or its .bin alone, into `folder`."""
+    names = list(map(str, parts))
+    files = shlex.join(f"{name}.bin" for name in names)
+    binary = shlex.quote(str(folder / "pair.bin"))
+    tool = str(Path(sys.executable).with_name("tokamake"))
+    megatron = [sys.executable, "-c", _MEGATRON, str(folder / "pair"), *names]
+    # Without manifests nothing is compared, but all is hashed.
+    bare = folder.parent / "bare"
+    _without_manifests(parts, bare)
+    return {
+        "cat, .bin alone": ["sh", "-c", f"cat {files} > {binary} && sync {binary}"],
+        "tokamake merge": [tool, "merge", *names, "--output", str(folder / "pair")],
+        "tokamake merge, no manifests": [tool, "merge", str(bare), "--output", f"{folder}/pair"],
+        "Megatron's merge": megatron,
+    }
+
+
+def _without_manifests(parts: list[Path], folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for part in parts:
+        for path in (pairs.bin_path(part), pairs.idx_path(part)):
+            (folder / path.name).hardlink_to(path)
+
+
+def run(command: list[str], parts: list[Path], work: Path) -> dict[str, Any]:
+    """Run a contestant once, with its input in memory: its cost, and what it wrote."""
+    folder = work / "output"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    os.sync()  # what the run before left to write is not this one's
+    for part in parts:
+        for path in (pairs.bin_path(part), pairs.idx_path(part)):
+            with path.open("rb") as stream:
+                while stream.read(1 << 24):
+                    pass
+    log = work / "log.txt"
+    cost = measure.run(command, log=log, environment={})
+    if cost.status:
+        raise SystemExit(f"{command[0]}: {log.read_text()}")
+    written = [folder / "pair.bin", folder / "pair.idx"]
+    digests = [_hash(path) for path in written if path.exists()]
+    size = sum(path.stat().st_size for path in written if path.exists())
+    return {**cost._asdict(), "bytes": size, "hash": "/".join(digests)}
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()[:8]
+
+
+def report(runs: list[dict[str, Any]], options: argparse.Namespace) -> str:
+    """Medians as a Markdown table."""
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    ours = [one["seconds"] for one in runs if one["name"] == "tokamake merge"]
+    lines = [
+        f"\n{now}, {options.bytes / 1e9:g} GB in {options.parts} pairs, documents of "
+        f"{options.mean_tokens:,} tokens, {options.rounds} rounds\n",
+        "| | seconds (from–to) | MB/s | tokamake is | CPU s | peak MB | hashes |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name in dict.fromkeys(one["name"] for one in runs):
+        own = [one for one in runs if one["name"] == name]
+        times = [one["seconds"] for one in own]
+        cells = [
+            name,
+            f"{median(times):.2f} ({min(times):.2f}–{max(times):.2f})",
+            f"{own[0]['bytes'] / 1e6 / median(times):,.0f}",
+            f"{median(times) / median(ours):.2f}×" if ours else "–",
+            f"{median(one['cpu_seconds'] for one in own):.2f}",
+            f"{median(one['peak_bytes'] for one in own) / 1e6:,.0f}",
+            ", ".join(sorted({one["hash"] for one in own})),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Lists are combined exactly, and their files are still found from where the output lies."""
+
+import random
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from megatron.core.datasets.utils import normalize
+
+from tokamake.data.mix import mix
+from tokamake.data.weights import ROOT_VARIABLE, read_weights
+from tokamake.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def no_root_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ROOT_VARIABLE, raising=False)
+
+
+def mixed(output: Path, *parts: object, data_root: Path | None = None) -> dict[str, float]:
+    mix([str(part) for part in parts], output=output, data_root=data_root)
+    return {entry.prefix: entry.weight for entry in read_weights(output)}
+
+
+def test_the_lines_of_a_mixture(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("1 x/web-0 web\n1 x/web-1 web\n2 y wiki\n")
+    (tmp_path / "b.txt").write_text("5 y.bin wiki\n5 ./z web\n")
+    mix(["3", f"{tmp_path}/a.txt", "1", f"{tmp_path}/b.txt"], output=tmp_path / "c.txt")
+    assert (tmp_path / "c.txt").read_text() == (
+        "0.1875 x/web-0 web\n0.1875 x/web-1 web\n0.5 y wiki\n0.125 z web\n"
+    )
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_weights_are_exact(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    parts: list[object] = []
+    expected: dict[str, Fraction] = {}
+    lists = [(draw.random() * 10 ** draw.randint(-5, 5), n) for n in range(draw.randint(1, 6))]
+    for weight, number in lists:
+        names = draw.sample(range(60), draw.randint(1, 50))
+        weights = [draw.random() * 10.0 ** draw.randint(-200, 200) for _ in names]
+        path = tmp_path / f"{number}.txt"
+        pairs = zip(weights, names, strict=True)
+        path.write_text("".join(f"{w!r} p{name} c{name % 7}\n" for w, name in pairs))
+        parts += [weight, path]
+        for w, name in zip(weights, names, strict=True):
+            share = Fraction(w) / sum(map(Fraction, weights))
+            share *= Fraction(weight) / sum(Fraction(weight) for weight, _ in lists)
+            expected[f"p{name}"] = expected.get(f"p{name}", Fraction()) + share
+    found = mixed(tmp_path / "out.txt", *parts)
+    assert found == {name: float(share) for name, share in expected.items()}
+    assert list(found) == list(expected)
+    assert abs(sum(map(Fraction, found.values())) - 1) < 1e-14
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_list_alone_is_normalized_as_megatron_does(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    weights = [draw.random() for _ in range(500)]
+    lines = "".join(f"{weight!r} p{n}\n" for n, weight in enumerate(weights))
+    (tmp_path / "a.txt").write_text(lines)
+    found = mixed(tmp_path / "out.txt", 7, tmp_path / "a.txt")
+    assert list(found.values()) == pytest.approx(normalize(weights), rel=1e-14, abs=0)
+
+
+def test_prefixes_follow_the_output(tmp_path: Path) -> None:
+    (tmp_path / "data/web").mkdir(parents=True)
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "data/web")
+    (tmp_path / "data/web/w.txt").write_text("1 merged/a web\n1 /elsewhere/b web\n")
+    (tmp_path / "data/w.txt").write_text("1 web/merged/a web\n1 c d\n")
+    for first in ("data/web/w.txt", "link/w.txt"):
+        parts = (1, tmp_path / first, 1, tmp_path / "data/w.txt")
+        assert mixed(tmp_path / "lists/out.txt", *parts) == {
+            "../data/web/merged/a": 0.5,
+            "/elsewhere/b": 0.25,
+            "../data/c": 0.25,
+        }
+    assert list(mixed(tmp_path / "data/out.txt", *parts)) == ["web/merged/a", "/elsewhere/b", "c"]
+    assert list(mixed(tmp_path / "link/out.txt", *parts)) == ["merged/a", "/elsewhere/b", "../c"]
+
+
+def test_one_root_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/a.txt").write_text("1 x/a a\n")
+    (tmp_path / "b.txt").write_text("1 x/a a\n1 b b\n")
+    parts = (1, tmp_path / "one/a.txt", 1, tmp_path / "b.txt")
+    same = {"x/a": 0.75, "b": 0.25}
+    assert mixed(tmp_path / "out.txt", *parts) != same
+    assert mixed(tmp_path / "out.txt", *parts, data_root=tmp_path / "any") == same
+    monkeypatch.setenv(ROOT_VARIABLE, "/data")
+    assert mixed(tmp_path / "out.txt", *parts) == same
+
+
+def test_the_output_may_be_one_of_the_lists(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("1 a a\n3 b b\n")
+    assert mixed(tmp_path / "a.txt", 2, tmp_path / "a.txt") == {"a": 0.25, "b": 0.75}
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    a, b = tmp_path / "a.txt", tmp_path / "b.txt"
+    a.write_text("1 x one\n")
+    b.write_text("1 y one\n1 x two\n")
+    output = tmp_path / "out.txt"
+    cases: list[tuple[tuple[object, ...], str]] = [
+        ((), "give WEIGHT FILE, one pair for each list"),
+        ((1, a, 2), "give WEIGHT FILE"),
+        ((0, a), r"a\.txt: weight '0'; give a finite number above 0"),
+        (("inf", a), r"a\.txt: weight 'inf'"),
+        (("nan", a), r"a\.txt: weight 'nan'"),
+        ((a, 1), r"1: weight '.*a\.txt'"),
+        ((1, tmp_path / "none"), "none: no such file"),
+        ((1, a, 1, b), r'b\.txt: x is of corpus "two", but of "one" in .*a\.txt; name one corpus'),
+    ]
+    for parts, message in cases:
+        with pytest.raises(UserError, match=message):
+            mixed(output, *parts)
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b/c.txt").write_text("1 x x\n")
+    with pytest.raises(UserError, match="'a b/x' cannot stand in a weighting file"):
+        mixed(output, 1, tmp_path / "a b/c.txt")
+    assert not output.exists()
