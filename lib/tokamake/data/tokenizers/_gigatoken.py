@@ -21,7 +21,7 @@ from tokamake.data.tokenizers._sentencepiece_model import without_control_pieces
 _PART = 16_000_000  # characters encoded between two looks at the memory, at most about
 _TEXTS = 1 << 16  # texts of a part at most: however short, each takes some memory
 _BUDGET = 450_000_000  # bytes that the process may grow by until gigatoken's caches are thrown away
-_TRIMMING = 48_000_000  # characters after which freed memory goes back to the system
+_TRIMMING = 24_000_000  # characters after which freed memory goes back to the system
 
 
 def refusal(tokenizer: Tokenizer) -> str:
