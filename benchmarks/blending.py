@@ -21,7 +21,8 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.utils import Split
 
 from tokamake import _csrc
-from tokamake.data import indexed, mappings, samples
+from tokamake.data.pairs import indexed
+from tokamake.data.samples import file_index, mappings
 
 _ALL = 2**63 - 1
 _LENGTH = 2048
@@ -175,7 +176,7 @@ def our_index(prefix: Path, num_samples: int, folder: Path) -> Arrays:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     opened = indexed.IndexedDataset(prefix)
-    made = samples.build(
+    made = file_index.build(
         opened.lengths,
         range(len(opened)),
         num_samples=num_samples,

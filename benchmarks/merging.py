@@ -23,7 +23,7 @@ import numpy as np
 from corpus import in_bytes
 
 from tokamake.data import pairs
-from tokamake.data.indexed import Writer
+from tokamake.data.pairs.indexed import Writer
 
 _MEGATRON = """
 import gc, numpy, os, sys

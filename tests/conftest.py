@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tokamake.data.sample_corpus import sample_corpus
-from tokamake.data.train_tokenizer import train_tokenizer
+from tokamake.data.text.sample_corpus import sample_corpus
+from tokamake.data.text.train_tokenizer import train_tokenizer
 
 SAMPLES = {
     "code": {"num_files": 2, "file_bytes": 60_000},

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
 
-from tokamake.data.indexed import Writer
+from tokamake.data.pairs.indexed import Writer
 
 
 def write_pair(prefix: Path, lengths: list[int], *, first_token: int = 0) -> Path:

@@ -13,8 +13,8 @@ import torch
 from tokamake import files
 from tokamake.checkpoint import megatron_deepspeed, tensors
 from tokamake.config import Architecture, read_run
-from tokamake.data.index import index
-from tokamake.data.indexed import Writer
+from tokamake.data.pairs.indexed import Writer
+from tokamake.data.samples.index import index
 from tokamake.runtime import Ranks, process_group
 from tokamake.train.loop import train_run
 from tokamake.train.metrics import Record, read

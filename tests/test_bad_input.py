@@ -13,7 +13,7 @@ import pytest
 from backports import zstd
 
 from tokamake.data import pairs
-from tokamake.data.tokenize import tokenize
+from tokamake.data.shards.tokenize import tokenize
 from tokamake.errors import UserError
 
 GOOD = b"".join(json.dumps({"text": f"document {n}"}).encode() + b"\n" for n in range(50))

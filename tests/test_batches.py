@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tokamake.data import batches, pairs
+from tokamake.data import pairs
+from tokamake.data.pairs import batches
 from tokamake.errors import UserError
 
 PARTS = ("bin", "idx", "sources", "json")

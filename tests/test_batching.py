@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from megatron.core.num_microbatches_calculator import RampupBatchsizeNumMicroBatchesCalculator
 
-from tokamake.data.batching import BatchSizes, Rampup
+from tokamake.data.samples.batching import BatchSizes, Rampup
 from tokamake.errors import UserError
 
 

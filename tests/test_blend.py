@@ -13,7 +13,7 @@ from megatron.core.datasets.blended_megatron_dataset_builder import (
 from megatron.core.datasets.utils import normalize
 from oracle import assert_identical
 
-from tokamake.data.blend import CorpusBlend, ExactBlend, blend, requested
+from tokamake.data.samples.blend import CorpusBlend, ExactBlend, blend, requested
 from tokamake.errors import UserError
 
 

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from tokamake import config
+from tokamake.data.text.corpora import Corpus, read_corpora
 from tokamake.errors import UserError
 from tokamake.validation import validate
 
@@ -70,7 +71,7 @@ def test_the_default_files_are_valid() -> None:
     value = yaml.safe_load((ROOT / "config/config.yaml").read_text())
     checked = validate(config.Config, value, "config.yaml")
     assert set(value) == set(config.Config.model_fields)
-    assert [c.corpus for c in config.read_corpora(ROOT / checked.corpora)] == ["code", "docs"]
+    assert [c.corpus for c in read_corpora(ROOT / checked.corpora)] == ["code", "docs"]
     for path in (ROOT / "config/models").glob("*.yaml"):
         config.read_architecture(path)
 
@@ -83,7 +84,7 @@ def test_schema_is_in_step() -> None:
 
 
 def test_every_field_is_documented() -> None:
-    classes = [value for value in vars(config).values() if isinstance(value, type)]
+    classes = [Corpus, *(value for value in vars(config).values() if isinstance(value, type))]
     models = [value for value in classes if issubclass(value, config.Settings)]
     missing = [
         f"{model.__name__}.{name}"
@@ -95,50 +96,7 @@ def test_every_field_is_documented() -> None:
     assert not missing
 
 
-TABLES = {
-    "no corpus": "corpus\tfiles\tweight\n",
-    r"corpora\.tsv:3: 2 columns, the header has 3": "# note\ncorpus\tfiles\tweight\na\tb c\n",
-    r"corpora\.tsv:2: weight: '-1': input should be greater": "corpus\tfiles\tweight\na\tb\t-1\n",
-    r"corpora\.tsv:2: weight: 'inf'": "corpus\tfiles\tweight\na\tb\tinf\n",
-    r"corpora\.tsv:2: no weight, epochs or temperature; give": "corpus\tfiles\tweight\na\tb\t \n",
-    r"corpora\.tsv:2: states weight and epochs; leave one": (
-        "corpus\tfiles\tweight\tepochs\na\tb\t1\t2\n"
-    ),
-    r"corpora\.tsv:2: epochs: '0': input should be greater": "corpus\tfiles\tepochs\na\tb\t0\n",
-    r"corpora\.tsv:2: temperature: 'inf'": "corpus\tfiles\ttemperature\na\tb\tinf\n",
-    r"corpora\.tsv:3: temperature 2, but line 2 has a weight; give all": (
-        "corpus\tfiles\tweight\ttemperature\na\tb\t1\t\nb\tb\t\t2\n"
-    ),
-    r"corpora\.tsv:2: share: unknown key": "corpus\tfiles\tweight\tshare\na\tb\t1\t2\n",
-    r'corpora\.tsv: corpus "a" stands in several rows': "corpus\tfiles\tweight\na\tb\t1\na\tc\t1\n",
-    r"corpora\.tsv:2: corpus: 'a-b'": "corpus\tfiles\tweight\na-b\tb\t1\n",
-}
-
-
-@pytest.mark.parametrize("expected", TABLES)
-def test_mistakes_in_the_table_of_corpora(tmp_path: Path, expected: str) -> None:
-    path = tmp_path / "corpora.tsv"
-    path.write_text(TABLES[expected])
-    with pytest.raises(UserError, match=expected):
-        config.read_corpora(path)
-
-
-def test_a_temperature_for_rows_that_state_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "corpora.tsv"
-    path.write_text("corpus\tfiles\tepochs\ttemperature\na\tx\t1.5\t\nb\tx\t\t\nc\tx\t\t2\n")
-    rows = config.read_corpora(path, temperature=5)
-    assert [(row.weight, row.epochs, row.temperature) for row in rows] == [
-        (None, 1.5, None),
-        (None, None, 5),
-        (None, None, 2),
-    ]
-    with pytest.raises(UserError, match=r"corpora\.tsv:3: no weight, epochs or temperature"):
-        config.read_corpora(path)
-
-
 def test_missing_and_broken_files(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such file; fix corpora"):
-        config.read_corpora(tmp_path / "none.tsv")
     with pytest.raises(UserError, match=r"none\.yaml: no such file; fix model\.architecture"):
         config.read_architecture(tmp_path / "none.yaml")
     (tmp_path / "a.yaml").write_text("a: [")

@@ -8,7 +8,7 @@ from megatron.core.datasets import helpers
 from oracle import assert_identical
 
 from tokamake import _csrc
-from tokamake.data.shuffle import shuffle
+from tokamake.data.samples.shuffle import shuffle
 
 
 @st.composite

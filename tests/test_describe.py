@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokamake.data import pairs, statistics
-from tokamake.data.describe import describe
-from tokamake.data.indexed import IndexedDataset, Writer
+from tokamake.data import pairs
+from tokamake.data.pairs import statistics
+from tokamake.data.pairs.describe import describe
+from tokamake.data.pairs.indexed import IndexedDataset, Writer
 from tokamake.errors import UserError
 
 
@@ -111,9 +112,10 @@ def test_histograms_add_up_and_have_a_median() -> None:
 
 
 def test_pairs_can_be_named_by_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tokamake.config import Corpus, PlanSettings
-    from tokamake.data.plan import make_plan
-    from tokamake.data.planned import write_plan
+    from tokamake.config import PlanSettings
+    from tokamake.data.text.corpora import Corpus
+    from tokamake.data.text.plan import make_plan
+    from tokamake.data.text.planned import write_plan
 
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     corpus = Corpus(corpus="code", files=str(tmp_path / "a.jsonl"), text_key="text", weight=1)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokamake.data.documents import Fields, read_texts, texts
 from tokamake.data.readers import Bad, Block
+from tokamake.data.text.documents import Fields, read_texts, texts
 from tokamake.errors import UserError
 
 

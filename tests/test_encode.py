@@ -13,8 +13,8 @@ import pytest
 from conftest import documents
 
 from tokamake import _csrc
-from tokamake.data import encode
-from tokamake.data.encode import Encoded, Encoder, Mismatch
+from tokamake.data.shards import encode
+from tokamake.data.shards.encode import Encoded, Encoder, Mismatch
 from tokamake.data.tokenizers import Tokenizer, _gigatoken, open_tokenizer
 
 GUARDED = "a\u088fb \U000323b0"
@@ -86,7 +86,7 @@ def test_little_text_loads_nothing(sampled: Path, opened: Tokenizer, texts: list
     assert rows(encoder(texts[:50])) == opened.encode_batch(texts[:50])
     assert (encoder.name.split()[0], encoder.reason) == ("tokenizers", "")
     script = (
-        "import sys; from pathlib import Path; from tokamake.data.encode import Encoder;"
+        "import sys; from pathlib import Path; from tokamake.data.shards.encode import Encoder;"
         "from tokamake.data.tokenizers import open_tokenizer;"
         "Encoder(open_tokenizer(Path(sys.argv[1])), workers=1)(['a'] * 1000);"
         "print([name for name in ('gigatoken', 'awkward', 'transformers') if name in sys.modules])"

@@ -10,7 +10,7 @@ import torch
 import transformers
 from conftest import documents
 
-from tokamake.data.tokenize import tokenize
+from tokamake.data.shards.tokenize import tokenize
 from tokamake.errors import UserError
 from tokamake.evaluate.evaluate import evaluate
 from tokamake.evaluate.perplexity import windows

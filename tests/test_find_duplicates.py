@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tokamake.config import Corpus, PlanSettings
-from tokamake.data import find_duplicates as module
+from tokamake.config import PlanSettings
 from tokamake.data import pairs
-from tokamake.data.duplicates import read_duplicates, read_table
-from tokamake.data.find_duplicates import find_duplicates
-from tokamake.data.hash_documents import hash_documents
-from tokamake.data.plan import make_plan
-from tokamake.data.planned import Plan, write_plan
-from tokamake.data.tokenize import tokenize
-from tokamake.data.trace import trace
+from tokamake.data.pairs.trace import trace
+from tokamake.data.shards.tokenize import tokenize
+from tokamake.data.text import find_duplicates as module
+from tokamake.data.text.corpora import Corpus
+from tokamake.data.text.duplicates import read_duplicates, read_table
+from tokamake.data.text.find_duplicates import find_duplicates
+from tokamake.data.text.hash_documents import hash_documents
+from tokamake.data.text.plan import make_plan
+from tokamake.data.text.planned import Plan, write_plan
 from tokamake.errors import UserError
 
 BAD = ['{"text": 1}', "not JSON", '{"text": ""}', '{"text": ""}']

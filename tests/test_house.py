@@ -10,7 +10,7 @@ import pytest
 
 from tokamake import cli, plugins
 from tokamake.config import TokenizeSettings
-from tokamake.data.tokenize import tokenize
+from tokamake.data.shards.tokenize import tokenize
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lib/tokamake"

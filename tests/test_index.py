@@ -12,7 +12,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset
 from oracle import assert_identical, config, random_lengths, write_pair
 
 from tokamake import files
-from tokamake.data.index import array_path, index
+from tokamake.data.samples.index import array_path, index
 from tokamake.errors import UserError
 
 WEIGHTS = {"merged/b-0000": 0.55, "merged/a-0000": 0.3, "merged/a-0001": 0.15}

@@ -8,7 +8,7 @@ import torch
 from megatron.core.datasets import indexed_dataset as megatron
 from oracle import write_pair
 
-from tokamake.data.indexed import IndexedDataset, Writer, token_dtype
+from tokamake.data.pairs.indexed import IndexedDataset, Writer, token_dtype
 from tokamake.errors import UserError
 
 DOCUMENTS = [[1, 2, 3], [], [4], [65_499, 0, 7, 8]]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tokamake.data import pairs
-from tokamake.data.tokenize import tokenize
+from tokamake.data.shards.tokenize import tokenize
 
 FAULTY = Path(__file__).parent / "faulty.py"
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from oracle import write_pair
 
-from tokamake.data.count_tokens import count_tokens
-from tokamake.data.lint_weights import lint_weights
-from tokamake.data.weigh import weigh
-from tokamake.data.weights import ROOT_VARIABLE
+from tokamake.data.mixture.lint_weights import lint_weights
+from tokamake.data.mixture.weigh import weigh
+from tokamake.data.mixture.weights import ROOT_VARIABLE
+from tokamake.data.pairs.count_tokens import count_tokens
 from tokamake.errors import UserError
 
 TOKENS = {"a-0": [10, 20], "a-1": [10], "b-0": [5, 5, 50], "c": [0]}

@@ -13,10 +13,10 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset
 from oracle import config, random_lengths, write_pair
 
-from tokamake.data import loader
-from tokamake.data.batching import BatchSizes, Rampup
-from tokamake.data.index import index
-from tokamake.data.loader import Samples
+from tokamake.data.samples import loader
+from tokamake.data.samples.batching import BatchSizes, Rampup
+from tokamake.data.samples.index import index
+from tokamake.data.samples.loader import Samples
 from tokamake.errors import UserError
 
 WEIGHTS = {"web": 0.7, "books": 0.3}

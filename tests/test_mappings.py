@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from megatron.core.datasets import helpers
 from oracle import assert_identical
 
-from tokamake.data.mappings import Sentences, block_mapping, sentence_mapping
+from tokamake.data.samples.mappings import Sentences, block_mapping, sentence_mapping
 from tokamake.errors import UserError
 
 ALL = 2**63 - 1

@@ -13,12 +13,13 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDat
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from torch import tensor
 
-from tokamake.data import kernel_copy, pairs
-from tokamake.data.describe import describe
-from tokamake.data.index import identity
-from tokamake.data.merge import merge
-from tokamake.data.tokenize import tokenize
-from tokamake.data.trace import trace
+from tokamake.data import pairs
+from tokamake.data.pairs import kernel_copy
+from tokamake.data.pairs.describe import describe
+from tokamake.data.pairs.merge import merge
+from tokamake.data.pairs.trace import trace
+from tokamake.data.samples.index import identity
+from tokamake.data.shards.tokenize import tokenize
 from tokamake.errors import UserError
 
 

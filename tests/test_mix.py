@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from megatron.core.datasets.utils import normalize
 
-from tokamake.data.mix import mix
-from tokamake.data.weights import ROOT_VARIABLE, read_weights
+from tokamake.data.mixture.mix import mix
+from tokamake.data.mixture.weights import ROOT_VARIABLE, read_weights
 from tokamake.errors import UserError
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
 
-from tokamake.data.packed import attention_mask, packed, sequence_bounds
+from tokamake.data.samples.packed import attention_mask, packed, sequence_bounds
 
 EOD = 0
 

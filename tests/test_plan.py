@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokamake.config import Corpus, PlanSettings
-from tokamake.data.plan import make_plan, plan
-from tokamake.data.planned import (
+from tokamake.config import PlanSettings
+from tokamake.data.text.corpora import Corpus
+from tokamake.data.text.plan import make_plan, plan
+from tokamake.data.text.planned import (
     Batch,
     Plan,
     batch_merged,

@@ -12,7 +12,7 @@ import yaml
 from matplotlib.axes import Axes
 
 from tokamake.config import read_run
-from tokamake.data.statistics import histogram
+from tokamake.data.pairs.statistics import histogram
 from tokamake.errors import UserError
 from tokamake.plot import figures, style, tables
 from tokamake.plot.history import read_history, smooth

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tokamake.config import Corpus
-from tokamake.data.raw import raw_files, stamp
+from tokamake.data.text.corpora import Corpus
+from tokamake.data.text.raw import raw_files, stamp
 from tokamake.errors import UserError
 
 

@@ -9,8 +9,8 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDat
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from torch import tensor
 
-from tokamake.data.merge import merge
-from tokamake.data.repair import repair
+from tokamake.data.pairs.merge import merge
+from tokamake.data.pairs.repair import repair
 from tokamake.errors import UserError
 
 EOD = 9

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from conftest import SAMPLES
 
-from tokamake.data.sample_corpus import sample_corpus
-from tokamake.data.train_tokenizer import train_tokenizer
+from tokamake.data.text.sample_corpus import sample_corpus
+from tokamake.data.text.train_tokenizer import train_tokenizer
 from tokamake.errors import UserError
 
 

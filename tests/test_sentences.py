@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from tokamake.data import sentences
-from tokamake.data.sentences import split
+from tokamake.data.text import sentences
+from tokamake.data.text.sentences import split
 
 PIECES = [
     "A", "Vitamin", "b", " ", "\u00a0", "\u2028", "\u3000", "\u0085", "\n", "\r\n", "\n\n",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tokamake.data.split import split
+from tokamake.data.text.split import split
 from tokamake.errors import UserError
 
 PARTS = ("train", "valid", "test")

@@ -10,7 +10,7 @@ from megatron.core.datasets.blended_megatron_dataset_config import (
     parse_and_normalize_split,
 )
 
-from tokamake.data import splits
+from tokamake.data.text import splits
 from tokamake.errors import UserError
 
 

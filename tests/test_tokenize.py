@@ -16,8 +16,8 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDat
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from tokamake.data import pairs
-from tokamake.data.merge import merge
-from tokamake.data.tokenize import tokenize
+from tokamake.data.pairs.merge import merge
+from tokamake.data.shards.tokenize import tokenize
 from tokamake.errors import UserError
 
 
@@ -328,8 +328,8 @@ def test_large_vocabularies_take_four_bytes_a_token(workspace: Path) -> None:
 def test_an_erring_fast_encoder_is_replaced(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tokamake.data import maker
-    from tokamake.data.encode import Encoder, Mismatch
+    from tokamake.data.shards import maker
+    from tokamake.data.shards.encode import Encoder, Mismatch
 
     class Erring(Encoder):
         def __call__(self, texts, place):  # type: ignore[no-untyped-def]
@@ -401,7 +401,7 @@ def test_odd_options(workspace: Path, options: dict) -> None:
 
 def test_memory_is_bounded_for_empty_documents(workspace: Path) -> None:
     """A batch ends by its number of documents too."""
-    from tokamake.data import shard
+    from tokamake.data.shards import shard
 
     raw = workspace / "some.jsonl"
     raw.write_text('{"text": ""}\n' * 300_000)

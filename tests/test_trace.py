@@ -9,11 +9,11 @@ import pyarrow as arrow
 import pyarrow.parquet as parquet
 import pytest
 
-from tokamake.data.indexed import IndexedDataset
-from tokamake.data.merge import merge
-from tokamake.data.sources import find
-from tokamake.data.tokenize import tokenize
-from tokamake.data.trace import trace
+from tokamake.data.pairs.indexed import IndexedDataset
+from tokamake.data.pairs.merge import merge
+from tokamake.data.pairs.sources import find
+from tokamake.data.pairs.trace import trace
+from tokamake.data.shards.tokenize import tokenize
 from tokamake.errors import UserError
 
 
@@ -41,7 +41,7 @@ def full(lines: list[str]) -> list[tuple[int, str]]:
 def test_each_document_of_shards_and_of_their_merge(
     workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tokamake.data import sources
+    from tokamake.data.pairs import sources
 
     monkeypatch.setattr(sources, "_MEBIBYTE", 8)  # so that runs end within these small files
     prefixes, expected = [], []

@@ -9,12 +9,12 @@ import pytest
 from runs import ARCHITECTURE, SETTINGS
 
 from tokamake.config import Run, TrainSettings, write_run
-from tokamake.data.index import index
-from tokamake.data.indexed import IndexedDataset
-from tokamake.data.loader import Samples
-from tokamake.data.tokenize import tokenize
-from tokamake.data.trace_sample import trace_sample
-from tokamake.data.trace_steps import trace_steps
+from tokamake.data.pairs.indexed import IndexedDataset
+from tokamake.data.samples.index import index
+from tokamake.data.samples.loader import Samples
+from tokamake.data.samples.trace_sample import trace_sample
+from tokamake.data.samples.trace_steps import trace_steps
+from tokamake.data.shards.tokenize import tokenize
 from tokamake.errors import UserError
 
 

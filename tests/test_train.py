@@ -23,7 +23,7 @@ from runs import (
 
 from tokamake.checkpoint import megatron_deepspeed
 from tokamake.config import read_run
-from tokamake.data.loader import Samples, batches
+from tokamake.data.samples.loader import Samples, batches
 from tokamake.errors import UserError
 from tokamake.runtime import Ranks, process_group
 from tokamake.schedules import cosine

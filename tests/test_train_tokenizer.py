@@ -10,9 +10,9 @@ import pytest
 import transformers
 from conftest import documents
 
-from tokamake.data.planned import Plan, Source, write_plan
+from tokamake.data.text.planned import Plan, Source, write_plan
+from tokamake.data.text.train_tokenizer import train_tokenizer
 from tokamake.data.tokenizers import open_tokenizer
-from tokamake.data.train_tokenizer import train_tokenizer
 from tokamake.errors import UserError
 
 KINDS = ["bpe", "wordpiece", "unigram"]
@@ -67,7 +67,7 @@ def test_wordpiece_is_bert(trained: Path) -> None:
 def test_the_same_bytes_in_every_process(sampled: Path, trained: Path, tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"
-        "from tokamake.data.train_tokenizer import train_tokenizer\n"
+        "from tokamake.data.text.train_tokenizer import train_tokenizer\n"
         "files = [Path(name) for name in sys.argv[2:]]\n"
         "for kind in ('bpe', 'wordpiece', 'unigram'):\n"
         "    train_tokenizer(files, kind=kind, vocab_size=600, output=Path(sys.argv[1]) / kind)\n"

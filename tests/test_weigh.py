@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDataset
 
-from tokamake.data.describe import describe
-from tokamake.data.merge import merge
-from tokamake.data.tokenize import tokenize
-from tokamake.data.weigh import weigh
+from tokamake.data.mixture.weigh import weigh
+from tokamake.data.pairs.describe import describe
+from tokamake.data.pairs.merge import merge
+from tokamake.data.shards.tokenize import tokenize
 from tokamake.errors import UserError
 
 

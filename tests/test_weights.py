@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 from megatron.core.datasets.utils import get_blend_from_list
 
-from tokamake.data.weights import ROOT_VARIABLE, Weighted, find_root, read_weights, write_weights
+from tokamake.data.mixture.weights import (
+    ROOT_VARIABLE,
+    Weighted,
+    find_root,
+    read_weights,
+    write_weights,
+)
 from tokamake.errors import UserError
 
 

@@ -12,8 +12,8 @@ import pytest
 import tokenizers
 
 from tokamake import _csrc
-from tokamake.data import encode
-from tokamake.data.encode import Encoder
+from tokamake.data.shards import encode
+from tokamake.data.shards.encode import Encoder
 from tokamake.data.tokenizers import Tokenizer, open_tokenizer
 from tokamake.data.tokenizers._words import word_rules
 

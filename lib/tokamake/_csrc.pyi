@@ -85,7 +85,7 @@ class Blender:
         """
 
 class ExactBlend:
-    """A blend that is exact in integers; see `tokamake.data.blend.ExactBlend`."""
+    """A blend that is exact in integers; see `tokamake.data.samples.blend.ExactBlend`."""
 
     def __init__(self, counts: npt.NDArray[np.int64]) -> None:
         """Take (datasets,) the samples of each.
@@ -137,7 +137,7 @@ def build_mapping(
 
     Returns:
         (samples, 3): first sentence, end of sentences, tokens aimed at; uint64 if there are more
-        sentences than uint32 counts. See `tokamake.data.mappings` for the arguments.
+        sentences than uint32 counts. See `tokamake.data.samples.mappings` for the arguments.
 
     Raises:
         TypeError: an array is not contiguous or of another type.

@@ -11,15 +11,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 STAGES = {
-    "sample-corpus": "tokamake.data.sample_corpus",
-    "train-tokenizer": "tokamake.data.train_tokenizer",
-    "hash-documents": "tokamake.data.hash_documents",
-    "find-duplicates": "tokamake.data.find_duplicates",
-    "tokenize": "tokamake.data.tokenize",
-    "merge": "tokamake.data.merge",
-    "describe": "tokamake.data.describe",
-    "weigh": "tokamake.data.weigh",
-    "index": "tokamake.data.index",
+    "sample-corpus": "tokamake.data.text.sample_corpus",
+    "train-tokenizer": "tokamake.data.text.train_tokenizer",
+    "hash-documents": "tokamake.data.text.hash_documents",
+    "find-duplicates": "tokamake.data.text.find_duplicates",
+    "tokenize": "tokamake.data.shards.tokenize",
+    "merge": "tokamake.data.pairs.merge",
+    "describe": "tokamake.data.pairs.describe",
+    "weigh": "tokamake.data.mixture.weigh",
+    "index": "tokamake.data.samples.index",
     "init-model": "tokamake.checkpoint.init_model",
     "import-hf": "tokamake.checkpoint.import_hf",
     "resolve": "tokamake.train.resolve",
@@ -32,14 +32,14 @@ STAGES = {
 """Subcommand to module, in the order of the data's way; the function has the subcommand's name."""
 
 TOOLS = {
-    "plan": "tokamake.data.plan",
-    "trace": "tokamake.data.trace",
-    "trace-sample": "tokamake.data.trace_sample",
-    "trace-steps": "tokamake.data.trace_steps",
-    "split": "tokamake.data.split",
-    "repair": "tokamake.data.repair",
-    "lint-weights": "tokamake.data.lint_weights",
-    "mix": "tokamake.data.mix",
+    "plan": "tokamake.data.text.plan",
+    "trace": "tokamake.data.pairs.trace",
+    "trace-sample": "tokamake.data.samples.trace_sample",
+    "trace-steps": "tokamake.data.samples.trace_steps",
+    "split": "tokamake.data.text.split",
+    "repair": "tokamake.data.pairs.repair",
+    "lint-weights": "tokamake.data.mixture.lint_weights",
+    "mix": "tokamake.data.mixture.mix",
 }
 """Subcommands that no rule calls, in the same form."""
 

@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 from tokamake import files
-from tokamake.config import Config, read_architecture, read_corpora
-from tokamake.data import batches
-from tokamake.data.plan import make_plan
-from tokamake.data.planned import read_plan, write_plan
-from tokamake.data.sample_corpus import sample_names
+from tokamake.config import Config, read_architecture
+from tokamake.data.pairs import batches
+from tokamake.data.text.corpora import read_corpora
+from tokamake.data.text.plan import make_plan
+from tokamake.data.text.planned import read_plan, write_plan
+from tokamake.data.text.sample_corpus import sample_names
 from tokamake.data.tokenizers import tokenizer_files
 from tokamake.errors import UserError
 from tokamake.validation import validate

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake import files
-from tokamake.data import splits
-from tokamake.data.indexed import IndexedDataset
+from tokamake.data.mixture.weights import read_weights
 from tokamake.data.pairs import manifest_path
+from tokamake.data.pairs.indexed import IndexedDataset
+from tokamake.data.text import splits
 from tokamake.data.tokenizers import Tokenizer
-from tokamake.data.weights import read_weights
 from tokamake.errors import UserError
 
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from tokamake.data import statistics
+from tokamake.data.pairs import statistics
 from tokamake.plot import style
 from tokamake.plot.mixture import Corpus, largest
 from tokamake.plot.style import BLUE, GREY, INK, MUTED

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from tokamake import files
 from tokamake.config import Run
-from tokamake.data import splits, statistics
-from tokamake.data.statistics import Bin
-from tokamake.data.weights import read_weights
+from tokamake.data.mixture.weights import read_weights
+from tokamake.data.pairs import statistics
+from tokamake.data.pairs.statistics import Bin
+from tokamake.data.text import splits
 from tokamake.errors import UserError
 
 _FATES = ("documents_in", "empty_documents", "duplicate_documents", "quarantined_documents")

@@ -6,7 +6,7 @@ Rows come from `mixture` and from the JSON files of `evaluate`, `generate` and `
 from typing import Any
 
 from tokamake.config import Run
-from tokamake.data.statistics import median_bin
+from tokamake.data.pairs.statistics import median_bin
 from tokamake.plot import pages
 from tokamake.plot.mixture import Corpus, total
 

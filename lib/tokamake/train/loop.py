@@ -20,8 +20,8 @@ import torch.distributed as dist
 from tokamake import files, plugins
 from tokamake.checkpoint import megatron_deepspeed
 from tokamake.config import Run
-from tokamake.data.batching import BatchSizes
-from tokamake.data.loader import Samples, batches, read_index, steps
+from tokamake.data.samples.batching import BatchSizes
+from tokamake.data.samples.loader import Samples, batches, read_index, steps
 from tokamake.errors import UserError
 from tokamake.runtime import Ranks, ahead, same_fate
 from tokamake.train import metrics, restart
@@ -32,7 +32,7 @@ from tokamake.train.restart import State
 if TYPE_CHECKING:
     import torch
 
-    from tokamake.data.loader import Step
+    from tokamake.data.samples.loader import Step
     from tokamake.train.engine import Batch
 
 STOPPED = 75

@@ -38,7 +38,7 @@ def resolve(
     """
     from tokamake.checkpoint import megatron_deepspeed
     from tokamake.config import Run, TrainSettings, write_run
-    from tokamake.data.loader import read_index
+    from tokamake.data.samples.loader import read_index
     from tokamake.validation import parse_json, validate
 
     train = parse_json(TrainSettings, settings, "train")

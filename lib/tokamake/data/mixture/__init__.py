@@ -1,0 +1,1 @@
+"""What a training draws from, and how much: the weighting file."""

@@ -1,0 +1,1 @@
+"""Raw files to shards of tokens: `tokenize` and what makes it fast and lossless."""

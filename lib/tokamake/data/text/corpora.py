@@ -1,0 +1,142 @@
+"""The table of corpora, and corpora by name: a row stands for its files, keys, format and share.
+
+The workflow and `weigh` read the whole table; `tokenize`, `train_tokenizer` and `split` take the
+name of a row where a table is given.
+"""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, model_validator
+
+from tokamake import plugins
+from tokamake.config import Name, Settings
+from tokamake.errors import UserError
+from tokamake.validation import validate
+
+
+def _reader(name: str) -> str:
+    if name and name not in plugins.names("data/readers"):
+        raise ValueError(f"unknown; choose one of {', '.join(plugins.names('data/readers'))}")
+    return name
+
+
+class Corpus(Settings):
+    """One row of corpora.tsv."""
+
+    corpus: Name
+    """Name of the corpus; merged files are called <corpus>-<number>."""
+    files: str
+    """Glob patterns of raw files, relative to the folder you run in, separated by spaces; one that
+    has a space in it stands in quotes."""
+    format: Annotated[str, AfterValidator(_reader)] = ""
+    """Format of the files, a file name in lib/tokamake/data/readers; empty: told from each file."""
+    text_key: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.]*(,[A-Za-z0-9_.]+)*$")] = (
+        "text"
+    )
+    """Key or column that holds the text; several, with commas, are tokenized each for itself."""
+    template: str = ""
+    """Joins several keys to one text, as in {title}\\n\\n{text}; the pair is named by text_key."""
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Share of training samples, relative to the other corpora."""
+    epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """How often the training sees the corpus, instead of a weight; may be a fraction."""
+    temperature: Annotated[float, Field(ge=0.01, allow_inf_nan=False)] | None = None
+    """Instead of a weight: the share is in proportion to tokens ** (1 / temperature)."""
+
+    @model_validator(mode="after")
+    def _states_one(self) -> "Corpus":
+        stated = [name for name in _STATED if getattr(self, name) is not None]
+        if not stated:
+            raise ValueError("no weight, epochs or temperature; give one of these columns a number")
+        if len(stated) > 1:
+            raise ValueError(f"states {' and '.join(stated)}; leave one of them and empty the rest")
+        return self
+
+
+_STATED = ("weight", "epochs", "temperature")
+"""Columns of which each corpus fills one."""
+
+
+def read_corpora(path: Path, *, temperature: float | None = None) -> list[Corpus]:
+    """Read corpora.tsv: tab-separated with a header; `#` opens a comment line.
+
+    Args:
+        path: table.
+        temperature: what rows get that state no weight, epochs or temperature.
+
+    Raises:
+        UserError: the table or a row is wrong, or it has both weights and temperatures.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise UserError(f"{path}: {reason}; fix corpora in the config") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8; save the table as UTF-8") from None
+    numbered = [(n, line) for n, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
+    rows = [line.split("\t") for _, line in numbered]
+    if len(rows) < 2:
+        raise UserError(f"{path}: no corpus; add a header and one tab-separated row per corpus")
+    header, corpora = [cell.strip() for cell in rows[0]], []
+    for (number, _), row in zip(numbered[1:], rows[1:], strict=True):
+        if len(row) != len(header):
+            raise UserError(
+                f"{path}:{number}: {len(row)} columns, the header has {len(header)}; "
+                "separate columns with one tab"
+            )
+        cells = {key: cell.strip() for key, cell in zip(header, row, strict=True) if cell.strip()}
+        if temperature is not None and not cells.keys() & set(_STATED):
+            cells["temperature"] = str(temperature)
+        corpora.append(validate(Corpus, cells, f"{path}:{number}"))
+    _refuse_mixture(path, dict(zip((number for number, _ in numbered[1:]), corpora, strict=True)))
+    seen = [corpus.corpus for corpus in corpora]
+    for name in seen:
+        if seen.count(name) > 1:
+            raise UserError(
+                f'{path}: corpus "{name}" stands in several rows; give each its own name'
+            )
+    return corpora
+
+
+def _refuse_mixture(path: Path, rows: dict[int, Corpus]) -> None:
+    """Weights and temperatures are not on one scale; `rows` are numbered by their lines."""
+    weighted = [number for number, row in rows.items() if row.weight is not None]
+    for number, row in rows.items():
+        if weighted and row.temperature is not None:
+            raise UserError(
+                f"{path}:{number}: temperature {row.temperature:g}, but line {weighted[0]} has a "
+                "weight; give all rows weights or all temperatures, or epochs to some"
+            )
+
+
+def named(names: Sequence[str], table: Path) -> Corpus:
+    """Find the row that the only one of `names` names.
+
+    Raises:
+        UserError: there is no such row, or not one name.
+    """
+    rows = {row.corpus: row for row in read_corpora(table)}
+    if len(names) != 1 or names[0] not in rows:
+        raise UserError(
+            f"{table}: {' '.join(map(str, names))!r} is no corpus; name one of {', '.join(rows)}"
+        )
+    return rows[names[0]]
+
+
+def patterns(corpus: Corpus) -> tuple[str, ...]:
+    """Patterns of a corpus' files.
+
+    Raises:
+        UserError: a quote is not closed.
+    """
+    try:
+        return tuple(shlex.split(corpus.files))
+    except ValueError as error:
+        raise UserError(
+            f'corpus "{corpus.corpus}": {corpus.files}: {str(error).lower()}; '
+            "fix the files column of the corpora table"
+        ) from None
