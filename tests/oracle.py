@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
 
+from tokamake.data import pairs
 from tokamake.data.pairs.indexed import Writer
 
 
@@ -40,6 +41,12 @@ def config(
         eod_mask_loss=False,
         create_attention_mask=False,
     )
+
+
+def assert_same_pair(ours: Path, theirs: Path) -> None:
+    """Compare two pairs' token files and indexes, byte by byte."""
+    assert pairs.bin_path(ours).read_bytes() == pairs.bin_path(theirs).read_bytes()
+    assert pairs.idx_path(ours).read_bytes() == pairs.idx_path(theirs).read_bytes()
 
 
 def assert_identical(ours: np.ndarray, theirs: np.ndarray) -> None:

@@ -55,21 +55,18 @@ def prepare(root: Path, *, train_samples: int = 80) -> Path:
         writer.add(tokens, lengths.astype(np.int32))
     (root / "corpus.json").write_text(json.dumps({"vocab_size": 120, "sha256": {}}))
     (root / "weights.txt").write_text("1.0 corpus corpus\n")
-    index(
-        weights=root / "weights.txt",
-        data_root=root,
-        sequence_length=16,
-        train_samples=train_samples,
-        valid_samples=16,
-        split="80,20,0",
-        seed=3,
-        output=root / "index",
-    )
+    samples = {"train_samples": train_samples, "valid_samples": 16}
+    make_index(root, sequence_length=16, split="80,20,0", seed=3, **samples)
     megatron_deepspeed.write(root / "start", ARCHITECTURE, tensors.random(ARCHITECTURE, 5))
     return root
 
 
-def make_run(root: Path, name: str, **changes: Any) -> Path:
+def make_index(root: Path, **options: Any) -> None:
+    """Index the pairs that weights.txt in a folder names, beside it."""
+    index(weights=root / "weights.txt", data_root=root, output=root / "index", **options)
+
+
+def make_run(root: Path, name: str, *, tokenizer: Path | None = None, **changes: Any) -> Path:
     """Resolve a run over the prepared folder; returns its run.yaml."""
     output = root / name / "run.yaml"
     resolve(
@@ -79,6 +76,7 @@ def make_run(root: Path, name: str, **changes: Any) -> Path:
         checkpoint=root / "start",
         index=root / "index",
         data_root=root,
+        tokenizer=tokenizer,
         output_folder=root / name / "training",
         output=output,
     )

@@ -8,6 +8,8 @@ import pytest
 
 from tokamake import cli
 
+COMMANDS = cli.STAGES | cli.TOOLS
+
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tokamake", *arguments]
@@ -19,14 +21,14 @@ def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
 def test_help_names_every_stage_with_its_sentence() -> None:
     result = run("--help")
     assert result.returncode == 0
-    for stage in cli.STAGES:
+    for stage in COMMANDS:
         words = cli.summary(stage).split()
         assert len(words) > 4
         assert f" {stage} " in result.stdout
         assert " ".join(words[:3]) in result.stdout
 
 
-@pytest.mark.parametrize("stage", cli.STAGES)
+@pytest.mark.parametrize("stage", COMMANDS)
 def test_every_stage_has_help_for_every_option_without_heavy_imports(stage: str) -> None:
     script = (
         f"import sys; sys.argv = ['tokamake', {stage!r}, '--help']\n"

@@ -109,15 +109,37 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("size", "samples"), [(65, 30_000), (700, 20_000), (5000, 6000)])
-def test_blend_of_many_equals_megatron(kind: str, size: int, samples: int) -> None:
-    weights = many_weights(kind, size)
+WIDTHS = pytest.mark.parametrize("widest", [True, False], ids=["widest", "128 bits"])
+
+
+def assert_blend(weights: np.ndarray, samples: int, widest: bool) -> None:
     datasets, numbers = np.zeros(samples, np.int16), np.zeros(samples, np.int64)
-    helpers.build_blending_indices(datasets, numbers, weights, size, samples, False)
-    ours = _csrc.build_blend_index(weights, samples)
+    helpers.build_blending_indices(datasets, numbers, weights, len(weights), samples, False)
+    ours = _csrc.Blender(weights, widest=widest).draw(samples)
     assert_identical(ours[0], datasets)
     assert_identical(ours[1], numbers)
+
+
+@WIDTHS
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("size", "samples"), [(9, 4000), (40, 10_000), (65, 30_000), (700, 20_000), (5000, 6000)]
+)
+def test_blend_of_many_equals_megatron(kind: str, size: int, samples: int, widest: bool) -> None:
+    assert_blend(many_weights(kind, size), samples, widest)
+
+
+@WIDTHS
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=130), st.integers(0, 1000))
+def test_blend_of_weights_that_tie(widest: bool, weights: list[int], samples: int) -> None:
+    shares = np.array(weights, np.float64)
+    assert_blend(shares / shares.sum(), samples, widest)
+
+
+@pytest.mark.parametrize("size", range(1, 70))
+def test_blend_of_any_number_of_sets(size: int) -> None:
+    for widest in (True, False):
+        assert_blend(many_weights("even", size), 2000, widest)
 
 
 @pytest.mark.parametrize("scale", [1e-9, 3.0, 1e300])
@@ -143,9 +165,10 @@ def assert_exhaustive(sizes: np.ndarray) -> None:
     total = int(sizes.sum())
     datasets, numbers = np.zeros(total, np.int16), np.zeros(total, np.int64)
     helpers.build_exhaustive_blending_indices(datasets, numbers, sizes, len(sizes))
-    ours = _csrc.build_exhaustive_blend_index(sizes)
-    assert_identical(ours[0], datasets)
-    assert_identical(ours[1], numbers)
+    narrow = _csrc.Blender.exhaustive(sizes, widest=False).draw(total)
+    for ours in (_csrc.build_exhaustive_blend_index(sizes), narrow):
+        assert_identical(ours[0], datasets)
+        assert_identical(ours[1], numbers)
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=60))

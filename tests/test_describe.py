@@ -1,16 +1,33 @@
-"""Metadata of pairs: counts from manifests, lengths from the index, pairs from a plan."""
+"""Metadata of pairs and their faults: manifests, indexes, tokens; pairs of other programs too."""
 
+import hashlib
 import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDataset
+from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+from torch import tensor
 
 from tokamake.data import pairs
+from tokamake.data.mixture.weigh import weigh
+from tokamake.data.mixture.weights import read_weights
 from tokamake.data.pairs import statistics
 from tokamake.data.pairs.describe import describe
-from tokamake.data.pairs.indexed import IndexedDataset, Writer
+from tokamake.data.pairs.indexed import Writer
+from tokamake.data.pairs.layouts import read_layout
+from tokamake.data.pairs.merge import merge
+from tokamake.data.samples.index import index
+from tokamake.data.shards.tokenize import tokenize
 from tokamake.errors import UserError
 
 
@@ -78,14 +95,14 @@ def test_counts_lengths_and_places_are_told(tmp_path: Path) -> None:
 def test_histogram_counts_every_document_once_whatever_the_chunks(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     documents = [rng.integers(1, 400, rng.integers(0, 5)).tolist() for _ in range(2000)]
-    pair = IndexedDataset(write_pair(tmp_path / "many", documents))
+    layout = read_layout(pairs.idx_path(write_pair(tmp_path / "many", documents)))
     expected: dict[int, list[int]] = {}
     for document in documents:
         counted = expected.setdefault(sum(document).bit_length(), [0, 0])
         counted[0] += 1
         counted[1] += sum(document)
     for chunk in (1, 7, 1999, 1 << 16):
-        bins = statistics.histogram(statistics.document_lengths(pair, chunk))
+        bins = statistics.histogram(statistics.document_lengths(layout, chunk))
         assert {
             bin["longest"].bit_length(): [bin["documents"], bin["tokens"]] for bin in bins
         } == expected
@@ -147,3 +164,336 @@ def test_nothing_to_describe_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no pair given"):
         describe([], output=tmp_path / "metadata.json")
     assert not list(tmp_path.iterdir())
+
+
+DOCUMENTS = [[11, 12, 13, 9], [14, 9], [], [15, 16, 17, 18, 19, 9]]
+
+
+def build(prefix: Path, documents: list[list[int]], dtype: type = np.uint16) -> Path:
+    """Write a pair with megatron-core: another program's, without a manifest."""
+    prefix.parent.mkdir(exist_ok=True)
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
+    for tokens in documents:
+        builder.add_document(tensor(tokens), [len(tokens)] if tokens else [])
+    builder.finalize(f"{prefix}.idx")
+    return prefix
+
+
+def overwrite(path: Path, at: int, value: int, kind: str) -> None:
+    content = bytearray(path.read_bytes())
+    struct.pack_into(kind, content, at, value)
+    path.write_bytes(content)
+
+
+def fingerprint(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def read(path: Path) -> list[dict]:
+    return json.loads(path.read_text())
+
+
+def test_pairs_of_other_programs_are_described(tmp_path: Path) -> None:
+    prefix = build(tmp_path / "in/wiki-en_text_document", DOCUMENTS)
+    describe([prefix], output=tmp_path / "metadata.json")
+    (told,) = read(tmp_path / "metadata.json")
+    hashes = {name: fingerprint(Path(f"{prefix}.{name}")) for name in ("bin", "idx")}
+    sizes = {name: Path(f"{prefix}.{name}").stat().st_size for name in ("bin", "idx")}
+    lengths = [(one["shortest"], one["documents"], one["tokens"]) for one in told.pop("lengths")]
+    assert lengths == [(0, 1, 0), (1, 0, 0), (2, 1, 2), (4, 2, 10)]
+    unknown = ("text_bytes", "empty_documents", "tokens_per_byte", "vocab_size", "eod", "tokenizer")
+    assert told == {
+        "data_prefix": "in/wiki-en_text_document",
+        "total_num_docs": 4,
+        "total_num_sequences": 3,
+        "total_num_tokens": 12,
+        "corpus": "wiki",
+        **dict.fromkeys(unknown),
+        "dtype": "uint16",
+        "bytes": sizes,
+        "sha256": hashes,
+        "sources": [{"path": str(prefix), "inputs": [], "sha256": hashes}],
+    }
+
+
+def test_pairs_of_other_programs_are_weighted_and_indexed(tmp_path: Path) -> None:
+    big = build(tmp_path / "in/wiki-0_text_document", [[*range(40), 9]] * 60)
+    small = build(tmp_path / "in/wiki-1_text_document", [[5, 9]] * 60)
+    other = build(tmp_path / "in/code-0_text_document", [[7, 8, 9]] * 60)
+    describe([tmp_path / "in"], output=tmp_path / "metadata.json")
+    table = tmp_path / "corpora.tsv"
+    table.write_text("corpus\tfiles\ttext_key\tweight\nwiki\tx\ttext\t3\ncode\ty\ttext\t1\n")
+    weights = tmp_path / "weights.txt"
+    weigh(corpora=table, metadata=tmp_path / "metadata.json", output=weights)
+    found = {line.prefix: (line.weight, line.corpus) for line in read_weights(weights)}
+    assert found == {
+        "in/code-0_text_document": (0.25, "code"),
+        "in/wiki-0_text_document": (pytest.approx(0.75 * 41 / 43), "wiki"),
+        "in/wiki-1_text_document": (pytest.approx(0.75 * 2 / 43), "wiki"),
+    }
+    index(
+        weights=weights,
+        sequence_length=8,
+        train_samples=20,
+        valid_samples=0,
+        split="1,0,0",
+        seed=1,
+        output=tmp_path / "index",
+    )
+    described = json.loads((tmp_path / "index/index.json").read_text())
+    told = {pair["data_prefix"]: pair["sha256"]["idx"] for pair in read(tmp_path / "metadata.json")}
+    assert told == {
+        str(prefix.relative_to(tmp_path)): fingerprint(Path(f"{prefix}.idx"))
+        for prefix in (big, small, other)
+    }
+    assert set(told) == set(described["pairs"])
+    assert described["splits"]["train"]["samples"] >= 20
+
+
+@pytest.mark.parametrize(
+    ("damage", "messages"),
+    [
+        # Lengths 4, 2, 6 stand from byte 34, pointers from 46, bounds 0, 1, 2, 2, 3 from 70.
+        (
+            lambda prefix: os.truncate(f"{prefix}.bin", 22),
+            [r"a-0\.bin: 22 bytes, but its index counts 24; try `tokamake repair"],
+        ),
+        (
+            lambda prefix: overwrite(Path(f"{prefix}.idx"), 54, 8 - 2**32, "<q"),
+            [r"a-0\.idx: sequence 1 begins at -4294967288, but 8 .* `tokamake repair"],
+        ),
+        (
+            lambda prefix: overwrite(Path(f"{prefix}.idx"), 70, 1, "<q"),
+            [r"a-0\.idx: document bounds do not ascend .* `tokamake repair"],
+        ),
+        (
+            lambda prefix: os.truncate(f"{prefix}.idx", 60),
+            [r"a-0\.idx: 60 bytes, its header says 110; .* `tokamake repair"],
+        ),
+        (
+            lambda prefix: Path(f"{prefix}.idx").write_bytes(b"TNTIDX\0\0" + bytes(100)),
+            [r"a-0\.idx: version 0"],
+        ),
+        (
+            lambda prefix: overwrite(Path(f"{prefix}.idx"), 17, 6, "<B"),
+            [r"a-0\.idx: floating-point tokens; `tokamake merge` converts them"],
+        ),
+        (
+            lambda prefix: overwrite(Path(f"{prefix}.idx"), 17, 3, "<B") or negative(prefix),
+            [r"a-0\.bin: 1 tokens are not in the vocabulary, the first is token 2: -5"],
+        ),
+        (lambda prefix: Path(f"{prefix}.bin").unlink(), [r"a-0\.bin: no such file"]),
+        (
+            lambda prefix: (Path(f"{prefix}.bin").unlink(), Path(f"{prefix}.idx").unlink()),
+            [r"a-0\.bin: no such file", r"a-0\.idx: no such file"],
+        ),
+        (
+            lambda prefix: (
+                overwrite(Path(f"{prefix}.idx"), 54, 2, "<q"),
+                overwrite(Path(f"{prefix}.idx"), 70, 1, "<q"),
+                os.truncate(f"{prefix}.bin", 20),
+            ),
+            ["sequence 1 begins at 2", "document bounds", "20 bytes, but its index counts 24"],
+        ),
+    ],
+)
+def test_faults_of_other_programs_pairs_are_told(
+    tmp_path: Path,
+    damage: Callable[[Path], object],
+    messages: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prefix = build(tmp_path / "a-0", DOCUMENTS)
+    whole = build(tmp_path / "b-0", DOCUMENTS)
+    damage(prefix)
+    for options in ({}, {"output": tmp_path / "metadata.json"}):
+        with pytest.raises(UserError) as raised:
+            describe([whole, prefix], **options)
+        lines = str(raised.value).splitlines()
+        assert len(lines) == len(messages)
+        for line, message in zip(lines, messages, strict=True):
+            assert re.search(message, line)
+    assert not list(tmp_path.glob("metadata*"))
+    table = capsys.readouterr().out
+    assert re.search(rf"a-0 .* {len(messages)} faults?\n", table)
+    assert re.search(r"b-0 +4 +3 +12 +24 +uint16 +- +whole\n", table)
+
+
+def negative(prefix: Path) -> None:
+    overwrite(Path(f"{prefix}.bin"), 4, -5, "<h")
+
+
+def test_cached_indexes_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    np.array([1, 2, 3], np.int32).tofile(tmp_path / "lazy.bin")
+    columns = [[0, 1, 2], [0, 2, 3], [2, 1], [0, 1, 2]]
+    (tmp_path / "lazy.idx").write_bytes(
+        b"TNTIDX\0\0"
+        + struct.pack("<QQQQQQ", 1, 4, 4, 2, 2, 3)
+        + b"".join(np.array(column, "<i8").tobytes() for column in columns)
+    )
+    with pytest.raises(UserError, match=r"lazy\.idx: .*TNTIDX\); `tokamake merge` converts it"):
+        describe([tmp_path / "lazy"], output=tmp_path / "metadata.json")
+    merge([tmp_path / "lazy"], output=tmp_path / "merged")
+    describe([tmp_path / "merged"], output=tmp_path / "metadata.json")
+    assert read(tmp_path / "metadata.json")[0]["total_num_tokens"] == 3
+
+
+@pytest.fixture
+def ours(workspace: Path) -> list[Path]:
+    """Two shards and the pair they merge into."""
+    shards = []
+    for path in sorted((workspace / "raw/code").iterdir()):
+        shards.append(workspace / f"shards/code-{len(shards)}")
+        tokenize((str(path),), output=shards[-1], tokenizer=workspace / "tokenizer")
+    merge(shards, output=workspace / "merged/all", corpus="code")
+    return [*shards, workspace / "merged/all"]
+
+
+def test_whole_pairs_are_said_to_be_whole(
+    workspace: Path, ours: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    describe([workspace / "merged", workspace / "shards"])
+    header, *rows, last = capsys.readouterr().out.splitlines()
+    assert header.split() == [
+        *("pair", "documents", "sequences", "tokens", "bytes", "dtype", "tokenizer", "verdict")
+    ]
+    assert last == "3 pairs, none damaged"
+    for row, prefix in zip(rows, [ours[2], *ours[:2]], strict=True):
+        found = MegatronDataset(str(prefix))
+        tokens = int(found.sequence_lengths.sum())
+        numbers = len(found.document_indices) - 1, len(found), tokens, 2 * tokens
+        name = pairs.read_manifest(prefix)["tokenizer"][:12]
+        assert row.split() == [str(prefix), *(f"{n:,}" for n in numbers), "uint16", name, "whole"]
+
+
+@pytest.mark.parametrize("name", ["bin", "idx", "sources"])
+@pytest.mark.parametrize("place", [0, 20_000, -1])
+def test_each_flipped_byte_is_found(
+    ours: list[Path], name: str, place: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = pairs.file_path(ours[2], name)
+    content = bytearray(path.read_bytes())
+    content[place % len(content)] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=rf"all\.{name}") as raised:
+        describe(ours)
+    lines = str(raised.value).splitlines()
+    assert all(f"{ours[2]}." in line for line in lines)
+    assert any("differs from the hash in its manifest" in line for line in lines)
+    if name == "bin":
+        part = 1 if 0 <= place < pairs.bin_path(ours[0]).stat().st_size else 2
+        assert f"its part {part} of 2 " in lines[0]
+    assert "1 damaged" in capsys.readouterr().out
+
+
+def test_all_faults_of_all_pairs_are_told(ours: list[Path]) -> None:
+    os.truncate(pairs.bin_path(ours[0]), 100)
+    overwrite(pairs.idx_path(ours[1]), 34, 1, "<i")
+    (ours[1].parent / f"{ours[1].name}.sources").unlink()
+    pairs.manifest_path(ours[2]).write_text("{}")
+    with pytest.raises(UserError) as raised:
+        describe(ours)
+    text = str(raised.value)
+    for message in (
+        r"code-0\.bin: has 100 bytes, its manifest says",
+        r"code-0\.bin: 100 bytes, but its index counts",
+        r"code-0\.bin: .* differs from the hash",
+        r"code-1: its index differs from its manifest: tokens",
+        r"code-1\.idx: sequence 1 begins at",
+        r"code-1\.idx: differs from the hash",
+        r"code-1\.sources: is missing",
+        r"all\.json: not the manifest of a pair",
+    ):
+        assert re.search(message, text), message
+
+
+def test_tokens_beyond_the_vocabulary_are_found(tmp_path: Path) -> None:
+    prefix = build(tmp_path / "code-0", [[*range(300), 400, 9], [399, 401, 9]], np.int32)
+    paths = pairs.bin_path(prefix), pairs.idx_path(prefix)
+    counts = {"documents": 2, "sequences": 2, "tokens": 305, "dtype": "int32", "inputs": []}
+    for size, message in ((402, None), (401, "1 tokens .* 304: 401;"), (400, "2 .* 300: 400;")):
+        manifest = {**counts, "vocab_size": size, **pairs.hashes(*paths)}
+        pairs.write_manifest(pairs.manifest_path(prefix), manifest)
+        if message is None:
+            describe([prefix])
+            continue
+        place = message.replace("304", "303")
+        with pytest.raises(UserError, match=rf"code-0\.bin: {place}"):
+            describe([prefix])
+
+
+def test_memory_does_not_grow_with_the_pair(tmp_path: Path) -> None:
+    peaks = []
+    for size in (2_200_000, 4_400_000):
+        prefix = tmp_path / f"pair-{size}"
+        with Writer(pairs.bin_path(prefix), pairs.idx_path(prefix), np.int32) as writer:
+            writer.add(np.ones(size, np.int32), np.ones(size, np.int32))
+        tracemalloc.start()
+        describe([prefix], output=tmp_path / "metadata.json")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] - peaks[0] < 5_000_000  # the larger pair has 53 MB more
+
+
+def test_manifests_are_not_overwritten(tmp_path: Path, ours: list[Path]) -> None:
+    before = pairs.manifest_path(ours[2]).read_bytes()
+    with pytest.raises(UserError, match=r"merged\.json: .* name another --output"):
+        describe([ours[2]], output=ours[2].parent.parent / "merged.json")
+    with pytest.raises(UserError, match=r"metadata: .* name ends with \.json"):
+        describe([ours[2]], output=tmp_path / "metadata")
+    assert pairs.manifest_path(ours[2]).read_bytes() == before
+    assert not list(tmp_path.glob("metadata*"))
+
+
+def test_a_pair_counts_once(tmp_path: Path) -> None:
+    one, same = build(tmp_path / "a/x-0", DOCUMENTS), build(tmp_path / "b/x-0", DOCUMENTS)
+    with pytest.raises(UserError, match="named twice"):
+        describe([one, tmp_path / "a/../a/x-0"])
+    describe([one, same])
+    with pytest.raises(UserError, match="has the same name, and both would be"):
+        describe([one, same], output=tmp_path / "metadata.json")
+    assert not list(tmp_path.glob("metadata*"))
+
+
+def test_the_command_ends_with_status_two(tmp_path: Path) -> None:
+    build(tmp_path / "a-0", DOCUMENTS)
+    command = [sys.executable, "-m", "tokamake", "describe", str(tmp_path / "a-0")]
+    assert subprocess.run(command, check=False).returncode == 0
+    os.truncate(tmp_path / "a-0.bin", 20)
+    told = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert told.returncode == 2
+    assert "1 fault" in told.stdout
+    assert "a-0.bin: 20 bytes, but its index counts 24" in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+SCHEMA = json.loads((Path(__file__).parent.parent / "docs/metadata.schema.json").read_text())
+PAGE = (Path(__file__).parent.parent / "docs/metadata.md").read_text()
+
+
+def test_what_is_written_is_what_is_documented(workspace: Path, ours: list[Path]) -> None:
+    import jsonschema
+
+    foreign = build(workspace / "wiki-0", DOCUMENTS)
+    merge([*ours[:2], foreign], output=workspace / "mixed")
+    describe([*ours, foreign, workspace / "mixed"], output=workspace / "metadata.json")
+    told = read(workspace / "metadata.json")
+    jsonschema.validate(told, SCHEMA)
+    documented = SCHEMA["$defs"]["pair"]
+    assert set().union(*told) == set(documented["properties"])
+    assert set.intersection(*map(set, told)) == set(documented["required"])
+    assert set(documented["properties"]) == set(re.findall(r"^\| `(\w+)`", PAGE, re.MULTILINE))
+    assert SCHEMA["$defs"]["pair"]["required"] == [
+        key
+        for key in documented["properties"]
+        if re.search(rf"^\| `{key}`.*(?<!absent) \|$", PAGE, re.MULTILINE)
+    ]
+    for pair in told:
+        nullable = {key for key, value in pair.items() if value is None}
+        for key in nullable:
+            assert re.search(rf"^\| `{key}`.*\| null[^|]*\|$", PAGE, re.MULTILINE)
+    each = read(workspace / "metadata/wiki-0.json")
+    assert each in told
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate([{**told[0], "total_num_docs": "4"}], SCHEMA)

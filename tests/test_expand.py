@@ -28,29 +28,18 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 FILES = ["raw/1.json", "raw/2.jsonl", "raw/10.jsonl", "raw/a[1].jsonl", "raw/deep/a.gz"]
+BY_PATTERN = [
+    *FILES[:3],
+    "raw/_SUCCESS",
+    "raw/_tmp/x.jsonl",
+    *FILES[3:],
+    "raw/deep/b.jsonl",
+]
 EXPANDED = {
     "raw": [*FILES, "raw/deep/b.jsonl"],
     "raw/*.jsonl": ["raw/2.jsonl", "raw/10.jsonl", "raw/a[1].jsonl"],
-    "raw/*": [
-        "raw/1.json",
-        "raw/2.jsonl",
-        "raw/10.jsonl",
-        "raw/_SUCCESS",
-        "raw/_tmp/x.jsonl",
-        "raw/a[1].jsonl",
-        "raw/deep/a.gz",
-        "raw/deep/b.jsonl",
-    ],
-    "raw/**": [
-        "raw/1.json",
-        "raw/2.jsonl",
-        "raw/10.jsonl",
-        "raw/_SUCCESS",
-        "raw/_tmp/x.jsonl",
-        "raw/a[1].jsonl",
-        "raw/deep/a.gz",
-        "raw/deep/b.jsonl",
-    ],
+    "raw/*": BY_PATTERN,
+    "raw/**": BY_PATTERN,
     "raw/**/*.jsonl": [
         "raw/2.jsonl",
         "raw/10.jsonl",
@@ -89,6 +78,11 @@ def test_what_is_not_there(tree: Path) -> None:
     (tree / "raw/broken").symlink_to("nowhere")
     with pytest.raises(UserError, match="broken"):
         expand(["raw"])
+
+
+def test_links_that_go_in_circles(tree: Path) -> None:
+    (tree / "raw/deep/up").symlink_to("..")
+    assert list(map(str, expand(["raw"]))) == EXPANDED["raw"]
 
 
 def test_natural_order() -> None:

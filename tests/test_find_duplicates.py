@@ -4,6 +4,7 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tokamake.config import PlanSettings
@@ -12,7 +13,7 @@ from tokamake.data.pairs.trace import trace
 from tokamake.data.shards.tokenize import tokenize
 from tokamake.data.text import find_duplicates as module
 from tokamake.data.text.corpora import Corpus
-from tokamake.data.text.duplicates import read_duplicates, read_table
+from tokamake.data.text.duplicates import HASH, RowsWriter, read_duplicates, read_table
 from tokamake.data.text.find_duplicates import find_duplicates
 from tokamake.data.text.hash_documents import hash_documents
 from tokamake.data.text.plan import make_plan
@@ -99,7 +100,8 @@ def test_the_first_of_each_text_stays(
 
 
 def test_several_keys_are_compared_together(workspace: Path, tmp_path: Path) -> None:
-    records = [("a", "bc"), ("ab", "c"), ("a", "bc"), ("a", "x"), ("", ""), ("", "")]
+    records = [("a", "bc"), ("ab", "c"), ("a", "bc"), ("a", "x"), ("", ""), ("", ""), ("", "y")]
+    records.append(("", "y"))
     raw = tmp_path / "some.jsonl"
     raw.write_text("".join(json.dumps({"t": t, "b": b}) + "\n" for t, b in records))
     corpus = Corpus(corpus="two", files=str(raw), text_key="t,b", weight=1)
@@ -108,7 +110,16 @@ def test_several_keys_are_compared_together(workspace: Path, tmp_path: Path) -> 
         plan=tmp_path / "plan.json", batch="two-00000", output=tmp_path / "h", text_key=("t,b",)
     )
     find_duplicates([tmp_path / "h"], output=tmp_path / "d")
-    assert read_duplicates(tmp_path / "d", made.shards[0].name).tolist() == [2]
+    assert read_duplicates(tmp_path / "d", made.shards[0].name).tolist() == [2, 7]
+
+
+def test_hashes_are_compared_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHUNK_ROWS", 4)
+    with RowsWriter(tmp_path / "h") as writer:
+        writer.add("a/0", np.array([[1, 2], [1, 3], [4, 3]], HASH))
+        writer.add("a/1", np.array([[4, 2], [1, 2], [4, 3]], HASH))
+    find_duplicates([tmp_path / "h"], output=tmp_path / "d")
+    assert [read_duplicates(tmp_path / "d", f"a/{n}").tolist() for n in (0, 1)] == [[], [1, 2]]
 
 
 def test_damaged_files_are_named(workspace: Path, planned: Plan) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tokamake import cli, plugins
-from tokamake.config import TokenizeSettings
+from tokamake.config import INDEX_SETTINGS, TokenizeSettings, TrainSettings
+from tokamake.data.samples.index import index
 from tokamake.data.shards.tokenize import tokenize
 
 ROOT = Path(__file__).parent.parent
@@ -113,6 +114,15 @@ def test_functions_stay_small(path: Path) -> None:
             # A command has an option for each thing a user can say; other functions at most seven.
             if node.name not in map(cli.function_name, COMMANDS):
                 assert len(plain) + len(keywords) <= 7, f"{path}:{node.lineno} {node.name}"
+
+
+def test_settings_of_the_index_exist() -> None:
+    known = set(inspect.signature(index).parameters)
+    assert set(INDEX_SETTINGS) <= known & set(TrainSettings.model_fields)
+    text = RULES.partition("def sample_options(")[2].partition("\n\n\n")[0]
+    options = {option.replace("-", "_") for option in re.findall(r"--([a-z-]+)=", text)}
+    assert options == {"train_samples", "valid_samples", "epochs"}
+    assert options | {"held_out"} <= known
 
 
 def imports(path: Path) -> set[str]:

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import math
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,10 @@ from megatron.core.datasets.gpt_dataset import GPTDataset
 from oracle import assert_identical, config, random_lengths, write_pair
 
 from tokamake import files
-from tokamake.data.samples.index import array_path, index
+from tokamake.data.samples.arrays import Arrays
+from tokamake.data.samples.file_index import FileIndex
+from tokamake.data.samples.index import index
+from tokamake.data.samples.loader import PAD, Samples
 from tokamake.errors import UserError
 
 WEIGHTS = {"merged/b-0000": 0.55, "merged/a-0000": 0.3, "merged/a-0001": 0.15}
@@ -48,6 +53,11 @@ def described(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "index.json").read_text())
 
 
+def arrays(folder: Path, name: str) -> list[FileIndex]:
+    opened = Arrays(folder / name)
+    return [opened.index(file["arrays"]) for file in described(folder)["splits"][name]["files"]]
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     paths = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
@@ -65,8 +75,9 @@ def test_arrays_equal_megatron(data_root: Path) -> None:
         assert_identical(ours, theirs.dataset_sample_index)
         for number, dataset in enumerate(theirs.datasets):
             for array in ("document", "sample", "shuffle"):
-                ours = np.load(array_path(folder / name, number, array))
-                assert_identical(ours, getattr(dataset, f"{array}_index"))
+                assert_identical(
+                    getattr(arrays(folder, name)[number], array), getattr(dataset, f"{array}_index")
+                )
 
 
 def test_the_description_says_what_was_built(data_root: Path) -> None:
@@ -101,6 +112,12 @@ def test_the_same_inputs_give_the_same_bytes(data_root: Path, tmp_path: Path) ->
         {"sequence_length": 31},
         {"train_samples": 151},
         {"valid_samples": 21},
+        {"split_rule": "megatron_deepspeed"},
+        {"separate_last_epoch": True},
+        {"drop_last_partial_sequence": False},
+        {"blend": "exact"},
+        {"within_corpus": "blended"},
+        {"train_samples": None, "epochs": ["1"]},
     ],
 )
 def test_every_setting_is_in_the_digest(data_root: Path, change: dict[str, Any]) -> None:
@@ -141,8 +158,8 @@ def test_a_file_without_documents_or_weight_is_left_out(
     prefixes = {name: [file["prefix"] for file in splits[name]["files"]] for name in splits}
     kept = ["merged/b-0000", "merged/a-0001"]
     assert prefixes == {"train": [*kept, "merged/tiny-0000"], "valid": kept}
-    assert "merged/tiny-0000: left out of the valid split" in caplog.text
-    assert "merged/a-0000: left out of the train split: has weight 0" in caplog.text
+    assert "merged/tiny-0000: left out of the valid set" in caplog.text
+    assert "merged/a-0000: left out of the train set: has weight 0" in caplog.text
 
 
 def test_few_samples_of_many_files_are_enough(tmp_path: Path) -> None:
@@ -169,9 +186,17 @@ def test_few_samples_of_many_files_are_enough(tmp_path: Path) -> None:
         ({"seed": -1}, "seed: -1"),
         ({"seed": 2**32}, "seed: 4294967296"),
         ({"split": "949,50"}, "949,50"),
-        ({"split": "100,0,0"}, "no file has a document for the valid split"),
-        ({"split": "80,19.99,0.01"}, "no file has a document for the test split"),
+        ({"split": "100,0,0"}, "split: nothing to validate on"),
+        ({"split": "80,19.99,0.01"}, "no file has a document for the test set"),
         ({"weights": Path("nowhere.txt")}, "nowhere.txt"),
+        ({"train_samples": None}, "give --train-samples or --epochs"),
+        ({"epochs": ["1"]}, "give --train-samples or --epochs"),
+        ({"train_samples": None, "epochs": ["x=1"]}, "'x=1': no corpus .* choose one of b, a"),
+        ({"train_samples": None, "epochs": ["a=1"]}, "corpus 'b' gets none; add b=NUMBER"),
+        ({"train_samples": None, "epochs": ["1", "2"]}, "'2': stands twice"),
+        ({"train_samples": None, "epochs": ["0"]}, "'0': give a number above 0"),
+        ({"train_samples": None, "epochs": ["1/0"]}, "'1/0': give a number above 0"),
+        ({"train_samples": None, "epochs": ["1e-9"]}, "no file fills a sample"),
         ({"data_root": Path("nowhere")}, r"nowhere/merged/b-0000\.\w+: no such file"),
     ],
 )
@@ -181,3 +206,97 @@ def test_a_mistake_is_a_user_error_and_leaves_nothing(
     with pytest.raises(UserError, match=message):
         build(data_root, **changes)
     assert sorted(path.name for path in data_root.parent.iterdir()) == ["data"]
+
+
+def test_what_is_whole_is_left_alone(data_root: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = build(data_root)
+    marks = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    build(data_root)
+    assert "is whole already" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == marks
+    before = contents(folder)
+    damaged = folder / "train" / "dataset_index.npy"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    build(data_root)
+    assert contents(folder) == before
+    (folder / "valid" / "dataset_index.npy").unlink()
+    build(data_root)
+    assert contents(folder) == before
+
+
+def test_epochs_are_exact(data_root: Path) -> None:
+    train = described(build(data_root, train_samples=None, epochs=["a=1", "b=2.5"]))["splits"]
+    for file in train["train"]["files"]:
+        epochs = Fraction(5, 2) if file["corpus"] == "b" else 1
+        assert file["drawn_samples"] == (epochs * file["tokens"] - 1) // 32
+        assert file["epochs"] == math.ceil(epochs)
+    drawn = [file["drawn_samples"] for file in train["train"]["files"]]
+    numbers = np.load(data_root.parent / "index/train/dataset_index.npy")
+    places = np.load(data_root.parent / "index/train/dataset_sample_index.npy")
+    assert np.bincount(numbers).tolist() == drawn
+    for number, count in enumerate(drawn):
+        assert places[numbers == number].tolist() == list(range(count))
+
+
+def test_one_epoch_equals_megatron_without_weights(data_root: Path) -> None:
+    folder = build(data_root, train_samples=None, epochs=["1"], valid_samples=0, split="1,0,0")
+    blend = ([str(data_root / prefix) for prefix in WEIGHTS], None)
+    settings = config(sequence_length=32, seed=1234, split="1,0,0", blend=blend)
+    builder = BlendedMegatronDatasetBuilder(GPTDataset, [None] * 3, lambda: True, settings)
+    theirs = builder.build()[0]
+    ours = np.load(folder / "train/dataset_index.npy")
+    assert_identical(ours, theirs.dataset_index)
+    ours = np.load(folder / "train/dataset_sample_index.npy")
+    assert_identical(ours, theirs.dataset_sample_index)
+    for number, dataset in enumerate(theirs.datasets):
+        for array in ("document", "sample", "shuffle"):
+            assert_identical(
+                getattr(arrays(folder, "train")[number], array), getattr(dataset, f"{array}_index")
+            )
+
+
+def test_an_exact_blend_gives_what_weights_say(data_root: Path) -> None:
+    train = described(build(data_root, blend="exact", train_samples=1000))["splits"]["train"]
+    assert [file["drawn_samples"] for file in train["files"]] == [550, 300, 150]
+    numbers = np.load(data_root.parent / "index/train/dataset_index.npy")
+    for number, weight in enumerate(WEIGHTS.values()):
+        off = np.cumsum(numbers == number) - weight * np.arange(1, 1001)
+        assert np.abs(off).max() <= 1
+
+
+@pytest.mark.parametrize("within", ["concatenated", "shuffled", "blended"])
+def test_corpora_are_blended_exactly(data_root: Path, within: str) -> None:
+    # Its files do not stand together: they are put behind each other.
+    lines = (data_root / "weights.txt").read_text().splitlines()
+    (data_root / "weights.txt").write_text("\n".join([lines[1], lines[0], lines[2]]))
+    folder = build(data_root, blend="corpora", within_corpus=within, train_samples=1000)
+    train = described(folder)["splits"]["train"]
+    assert [file["prefix"][7:] for file in train["files"]] == ["a-0000", "a-0001", "b-0000"]
+    assert [file["drawn_samples"] for file in train["files"]] == [300, 150, 550]
+    numbers = np.load(folder / "train/dataset_index.npy")
+    places = np.load(folder / "train/dataset_sample_index.npy")
+    off = np.cumsum(numbers < 2) - 0.45 * np.arange(1, 1001)
+    assert np.abs(off).max() <= 1
+    of_corpus = numbers[numbers < 2].tolist()
+    if within == "concatenated":
+        assert of_corpus == [0] * 300 + [1] * 150
+    elif within == "blended":
+        assert of_corpus[:3] == [0, 1, 0]
+    else:
+        assert places[numbers == 0].tolist() != list(range(300))
+    for number, count in enumerate([300, 150, 550]):
+        assert sorted(places[numbers == number]) == list(range(count))
+
+
+def test_a_last_sample_that_is_filled_up(data_root: Path) -> None:
+    filled = []
+    for seed in range(8):  # each draws others of its samples
+        options = {"drop_last_partial_sequence": False, "valid_samples": 12, "seed": seed}
+        samples = Samples(build(data_root, **options), split="valid", data_root=data_root)
+        filled += [row for row in map(samples.__getitem__, range(12)) if PAD in row]
+    assert filled
+    for row in filled:
+        tokens = row[: np.argmax(row == PAD)]
+        assert len(tokens) > 1
+        assert np.all(row[len(tokens) :] == PAD)
+        assert np.all(tokens >= 0)

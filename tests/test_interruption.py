@@ -105,7 +105,6 @@ def test_killed_at_each_step_of_bringing_files_to_disk(
 
 @pytest.mark.slow
 def test_pairs_of_several_keys_vouch_for_themselves(workspace: Path) -> None:
-    raw = workspace / "raw/docs/docs-00.jsonl"
     keys = ["--text-key", "text", "--text-key", "src"]
     for append_eod in ("--append-eod", "--no-append-eod"):
         for step in range(1, 40):
@@ -121,7 +120,7 @@ def test_pairs_of_several_keys_vouch_for_themselves(workspace: Path) -> None:
                 break
             assert done.returncode == -signal.SIGKILL, done.stderr
         assert done.returncode == 0
-    assert raw.exists()
+        assert step > 10
 
 
 @pytest.mark.slow

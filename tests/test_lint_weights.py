@@ -72,7 +72,7 @@ def test_a_good_file_is_told_as_a_table(root: Path, capsys: pytest.CaptureFixtur
 GOOD = "0.5 a-0 a\n0.5 b-0 b\n"
 ERRORS = {
     "0.5 a-0 a\n0.5 b-0\n": ["2: 2 columns, line 1 has 3; name the corpus in all lines or in none"],
-    "1 a-0 a\n0.5 b-0 b b\n": ["2: 4 columns; write `weight prefix corpus`, or pairs of"],
+    "1 a-0 a\n0.5 b-0 b b\n": ["2: 4 columns; write `weight prefix corpus [START:END]`, or pairs of"],
     "0.5 a-0 a\n0.5 none b\n": ["2: no none.bin and no none.idx; check the prefix and --data-root"],
     "0.5 a-0 a\n0.5 half b\n": ["2: no half.idx; check the prefix and --data-root"],
     "0.5 a-0 a\n0.5 text b\n": ["2: text.idx: not a Megatron index"],
@@ -290,3 +290,17 @@ def test_as_a_command(root: Path) -> None:
     assert bad.returncode == 2
     assert bad.stdout.startswith("w.txt:2: weight 0 draws nothing")
     assert bad.stderr == "tokamake lint-weights: w.txt: 1 error; mend what is listed\n"
+
+
+def test_epochs_are_of_what_trains(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = "corpus files epochs sets\na x 2 \nb x 2 train=0:0.5\nv x  valid\n"
+    lint(
+        root, f"{48 / 124!r} a-0 a\n{16 / 124!r} a-1 a\n{60 / 124!r} b-0 b 0:0.5\n",
+        split="8,1,1", train_tokens=124, corpora=table(root, rows),
+    )  # fmt: skip
+    assert capsys.readouterr().out == (
+        "corpus  files  tokens    weight  epochs\n"
+        "a           2      32  0.516129       2\n"
+        "b           1      30  0.483871       2\n"
+        "all         3      62         1       2\n"
+    )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset
@@ -128,6 +128,7 @@ class Numbered:
         return np.array([sample])
 
 
+@settings(deadline=None)  # up to 64 ranks on a busy machine
 @given(
     layouts=st.lists(
         st.tuples(st.integers(0, 6), st.integers(0, 2), st.integers(0, 12)), min_size=1, max_size=6
@@ -160,7 +161,7 @@ def test_each_sample_is_seen_once_in_order_whatever_the_layouts(
                 assert {block.shape for block in blocks} == {(micro_batch_size, 1)}
                 seen += np.concatenate(blocks)[:, 0].tolist()
             assert len(seen) == together[0].consumed_samples + size
-            assert size == (256 if grows and len(seen) - size <= 2_000 else 512) or size == 512
+            assert size == (256 if grows and len(seen) - size < 2_000 else 512)
     assert seen == list(range(len(seen)))
 
 
@@ -181,12 +182,12 @@ def damage_index_json(root: Path) -> None:
 
 
 def truncate_array(root: Path) -> None:
-    path = root / "index" / "train" / "00001-sample_index.npy"
+    path = root / "index" / "train" / "arrays.bin"
     path.write_bytes(path.read_bytes()[:-8])
 
 
 def empty_array(root: Path) -> None:
-    (root / "index" / "train" / "00000-shuffle_index.npy").write_bytes(b"")
+    (root / "index" / "train" / "arrays.bin").write_bytes(b"")
 
 
 def change_tokens(root: Path) -> None:
@@ -204,8 +205,9 @@ def swap_lengths(root: Path) -> None:
         (lambda root: (root / "index" / "index.json").write_text("{}"), "not an index"),
         (damage_index_json, "digest"),
         (lambda root: (root / "index/train/dataset_index.npy").unlink(), "dataset_index.npy: no"),
-        (truncate_array, "00001-sample_index.npy: damaged"),
-        (empty_array, "00000-shuffle_index.npy: damaged"),
+        (lambda root: (root / "index/train/arrays.bin").unlink(), "arrays.bin: no such file"),
+        (truncate_array, "arrays.bin: damaged"),
+        (empty_array, "arrays.bin: damaged"),
         (change_tokens, "books: changed since"),
         (swap_lengths, "books: changed since"),
     ],

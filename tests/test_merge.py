@@ -16,9 +16,10 @@ from torch import tensor
 from tokamake.data import pairs
 from tokamake.data.pairs import kernel_copy
 from tokamake.data.pairs.describe import describe
+from tokamake.data.pairs.indexed import IndexWriter
 from tokamake.data.pairs.merge import merge
 from tokamake.data.pairs.trace import trace
-from tokamake.data.samples.index import identity
+from tokamake.data.samples.folder import identity
 from tokamake.data.shards.tokenize import tokenize
 from tokamake.errors import UserError
 
@@ -474,6 +475,18 @@ def test_a_full_disk_leaves_nothing(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(kernel_copy, "METHODS", (fill, *kernel_copy.METHODS))
+    with pytest.raises(OSError, match="No space left on device, while writing"):
+        merge(others, output=tmp_path / "out/none")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_an_index_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path, others: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(writer: IndexWriter) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(IndexWriter, "finish", fail)
     with pytest.raises(OSError, match="No space left on device, while writing"):
         merge(others, output=tmp_path / "out/none")
     assert not list((tmp_path / "out").iterdir())

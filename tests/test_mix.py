@@ -121,3 +121,13 @@ def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'a b/x' cannot stand in a weighting file"):
         mixed(output, 1, tmp_path / "a b/c.txt")
     assert not output.exists()
+
+
+def test_parts_stay_with_their_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("1 x web 0.0:0.9\n1 y wiki\n")
+    (tmp_path / "b.txt").write_text("1 x web 0.0:0.9\n")
+    mix(["1", f"{tmp_path}/a.txt", "1", f"{tmp_path}/b.txt"], output=tmp_path / "c.txt")
+    assert (tmp_path / "c.txt").read_text() == "0.75 x web 0.0:0.9\n0.25 y wiki\n"
+    (tmp_path / "b.txt").write_text("1 x web\n")
+    with pytest.raises(UserError, match=r"b\.txt: x is meant with another part than in .*a\.txt"):
+        mix(["1", f"{tmp_path}/a.txt", "1", f"{tmp_path}/b.txt"], output=tmp_path / "c.txt")

@@ -5,6 +5,7 @@ import pytest
 import torch
 from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
 
+from tokamake.data.samples.loader import PAD
 from tokamake.data.samples.packed import attention_mask, packed, sequence_bounds
 
 EOD = 0
@@ -43,3 +44,17 @@ def test_sequence_bounds() -> None:
     assert bounds.tolist() == [0, 2, 5, 6, 10]
     whole = packed(rows, eod=EOD)
     assert sequence_bounds(whole.document_ids).tolist() == [0, 5, 10]
+
+
+@pytest.mark.parametrize("eod_mask_loss", [False, True])
+def test_nothing_is_learned_where_there_is_no_token(eod_mask_loss: bool) -> None:
+    rows = np.array([[5, EOD, 6, PAD, PAD, PAD], [8, 8, 8, 8, 8, EOD]])
+    before = rows.copy()
+    made = packed(rows, eod=EOD, eod_mask_loss=eod_mask_loss, reset_attention_mask=True)
+    after_end = not eod_mask_loss
+    assert made.loss_mask.tolist() == [[True, after_end, False, False, False], [True] * 5]
+    assert made.tokens.tolist() == [[5, EOD, 6, 0, 0], [8] * 5]
+    assert made.labels.tolist() == [[EOD, 6, 0, 0, 0], [8, 8, 8, 8, EOD]]
+    # What fills up is no end of a document, even where that is token 0.
+    assert made.document_ids.tolist() == [[0, 0, 1, 1, 1], [0] * 5]
+    np.testing.assert_array_equal(rows, before)

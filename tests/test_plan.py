@@ -61,6 +61,23 @@ def test_small_files_share_a_shard_and_large_ones_are_cut() -> None:
     assert [b.members for b in made.merge_batches] == [(m.name,) for m in made.merged]
 
 
+def test_a_merged_pair_is_filled_to_its_size() -> None:
+    made = planned(files(7), settings=SETTINGS.model_copy(update={"merged_bytes": 90}))
+    assert {shard.bytes for shard in made.shards} == {30}
+    assert [len(pair.shards) for pair in made.merged] == [3, 3, 1]
+
+
+def test_merging_has_a_quarter_of_the_jobs() -> None:
+    made = planned(files(40), settings=SETTINGS.model_copy(update={"max_jobs": 8}))
+    assert [len(batch.members) for batch in made.merge_batches] == [7, 7]
+
+
+def test_a_declared_file_is_cut_by_its_name_unless_its_format_says_otherwise() -> None:
+    for format, parts in (("", 3), ("jsonl", 3), ("text", 1)):
+        made = make_plan([corpus(format=format)], SETTINGS, files(1, size=250))
+        assert len(made.shards) == parts
+
+
 NAMES = st.text("abcdefgh0123456789", min_size=1, max_size=4)
 SIZES = st.dictionaries(NAMES, st.integers(0, 400))
 
@@ -217,6 +234,15 @@ def test_a_cut_file_that_has_become_another_is_cut_anew(raw: Path) -> None:
         ("a/00005", "raw/2.jsonl", ""),
     ]
     assert sorted(n for pair in new.merged for n in pair.shards) == [s.name for s in new.shards]
+
+
+def test_a_file_cut_back_to_the_begin_of_its_last_part_keeps_its_parts(raw: Path) -> None:
+    content = b'{"text": "' + b"x" * 247 + b'"}\n'
+    (raw / "0.jsonl").write_bytes(content)
+    old = planned({})
+    for size, parts in ((173, ["0:86", "86:173", "173:"]), (172, ["0:86", "86:"])):
+        (raw / "0.jsonl").write_bytes(content[:size])
+        assert [shard.byte_range for shard in planned({}, old).shards] == parts
 
 
 def test_a_plan_in_a_file_is_the_plan(tmp_path: Path) -> None:

@@ -13,11 +13,13 @@ from matplotlib.axes import Axes
 
 from tokamake.config import read_run
 from tokamake.data.pairs.statistics import histogram
+from tokamake.data.samples.folder import VERSION
 from tokamake.errors import UserError
+from tokamake.files import digest
 from tokamake.plot import figures, style, tables
 from tokamake.plot.history import read_history, smooth
 from tokamake.plot.lengths import lengths
-from tokamake.plot.mixture import Corpus, read_corpora, total
+from tokamake.plot.mixture import Component, largest, read_mixture, total
 from tokamake.plot.plot import plot
 
 PAGES = {"corpora.html", "evaluation.html", "samples.html", "summary.html"}
@@ -103,7 +105,6 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
                 pair("merged/a&b-0000", "a&b", 2000),
             ]
         ),
-        "weights": "1 merged/code-0000 code\n0.5 merged/code-0001 code\n4.5 merged/a&b-0000 a&b\n",
         "metrics": "".join(json.dumps(line) + "\n" for line in lines),
         "train": json.dumps(TRAINED),
         "evaluation": json.dumps(
@@ -123,7 +124,27 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
     }
     for name, text in content.items():
         (tmp_path / name).write_text(text)
-    return {name: tmp_path / name for name in content}
+    write_index(
+        tmp_path / "index",
+        {
+            "merged/code-0000": ("code", 3200, 34),
+            "merged/code-0001": ("code", 1600, 17),
+            "merged/a&b-0000": ("a&b", 1600, 153),
+        },
+    )
+    return {name: tmp_path / name for name in [*content, "index"]}
+
+
+def write_index(folder: Path, files: dict[str, tuple[str, int, int]]) -> None:
+    """Describe an index that draws samples from files of some tokens each."""
+    keys = ("corpus", "tokens", "drawn_samples")
+    described = [
+        {"prefix": prefix, **dict(zip(keys, file, strict=True))} for prefix, file in files.items()
+    ]
+    value = {"version": VERSION, "splits": {"train": {"files": described}}}
+    folder.mkdir(exist_ok=True)
+    whole = {**value, "digest": digest(value)}
+    (folder / "index.json").write_text(json.dumps(whole))
 
 
 class Page(HTMLParser):
@@ -205,9 +226,12 @@ def test_samples_are_escaped_and_keep_their_lines(inputs: dict[str, Path], tmp_p
 
 
 def test_a_mixture_follows_prefixes_and_keeps_unused_corpora(inputs: dict[str, Path]) -> None:
-    inputs["weights"].write_text("3 merged/code-0000 code\n1 merged/code-0001 old\n")
-    found = read_corpora(
-        metadata=inputs["metadata"], weights=inputs["weights"], run=read_run(inputs["config"])
+    write_index(
+        inputs["index"],
+        {"merged/code-0000": ("code", 3000, 30), "merged/code-0001": ("old", 1, 10)},
+    )
+    found = read_mixture(
+        metadata=inputs["metadata"], index=inputs["index"], run=read_run(inputs["config"])
     )
     shares = {row.name: (row.tokens, row.share_of_tokens, row.share_of_samples) for row in found}
     assert shares == {
@@ -260,7 +284,7 @@ def test_a_run_of_one_step_can_be_drawn(inputs: dict[str, Path], tmp_path: Path)
 
 
 def test_very_many_corpora_share_a_bar() -> None:
-    many = [Corpus(f"c{n:03d}", 1, 1, 10, 40, 0.01, 0.01, 1.0) for n in range(100)]
+    many = [Component(f"c{n:03d}", 1, 1, 10, 40, 0.01, 0.01, 1.0, 8) for n in range(100)]
     with style.styled():
         axes = figures.mixture(many).axes[0]
     names = [label.get_text() for label in axes.get_yticklabels()]
@@ -268,6 +292,19 @@ def test_very_many_corpora_share_a_bar() -> None:
     assert names[-1] == "71 others"
     assert axes.containers[0][-1].get_width() == pytest.approx(0.71)
     assert total(many).epochs == pytest.approx(1.0)
+
+
+def test_the_largest_corpora_stay_and_the_others_are_summed() -> None:
+    shares = {"a": 0.1, "b": 0.4, "c": 0.1, "d": 0.4}
+    corpora = [
+        Component(name, 1, 1, 10, 40, 0.25, share, share / 0.25, 8)
+        for name, share in shares.items()
+    ]
+    assert largest(corpora, 4) == corpora
+    *kept, others = largest(corpora, 3)
+    assert [row.name for row in kept] == ["b", "d"]
+    assert (others.name, others.tokens, others.share_of_tokens) == ("2 others", 20, 0.5)
+    assert (others.share_of_samples, others.epochs) == pytest.approx((0.2, 0.4))
 
 
 def bars(axes: Axes, name: str) -> dict[float, float]:
@@ -278,7 +315,7 @@ def bars(axes: Axes, name: str) -> dict[float, float]:
 
 def test_lengths_figure_counts_documents_and_tokens(inputs: dict[str, Path]) -> None:
     run = read_run(inputs["config"])
-    corpora = read_corpora(metadata=inputs["metadata"], weights=inputs["weights"], run=run)
+    corpora = read_mixture(metadata=inputs["metadata"], index=inputs["index"], run=run)
     with style.styled():
         code, other = lengths(corpora, 64).axes
     # Nine documents of 125 tokens, nine of 250, one of 875 and one of 1,750.
@@ -298,9 +335,9 @@ def test_lengths_figure_counts_documents_and_tokens(inputs: dict[str, Path]) -> 
 
 def test_lengths_figure_takes_empty_and_very_many_corpora() -> None:
     short = tuple(histogram([np.array([0, 1, 5])]))
-    many = [Corpus(f"c{n:03d}", 1, 3, 6, 40, 0.01, 0.01, 1.0, short) for n in range(100)]
+    many = [Component(f"c{n:03d}", 1, 3, 6, 40, 0.01, 0.01, 1.0, 8, short) for n in range(100)]
     with style.styled():
-        panels = lengths([*many, Corpus("none", 0, 0, 0, 0, 0.0, 0.0, 0.0)], 2048).axes
+        panels = lengths([*many, Component("none", 0, 0, 0, 0, 0.0, 0.0, 0.0, 0)], 2048).axes
         assert lengths([], 2048).axes == []
     assert len(panels) == 12
     assert panels[-1].get_title(loc="left") == "89 others"
@@ -358,7 +395,7 @@ def test_broken_metrics_are_explained(
 
 
 @pytest.mark.parametrize(
-    "name", ["metadata", "weights", "metrics", "train", "evaluation", "samples"]
+    "name", ["metadata", "metrics", "train", "evaluation", "samples"]
 )
 def test_a_missing_file_is_named(inputs: dict[str, Path], tmp_path: Path, name: str) -> None:
     inputs[name].unlink()

@@ -59,6 +59,12 @@ def test_a_file_with_several_names_counts_once(folder: Path) -> None:
     assert found("raw/*.jsonl") == ["raw/a.jsonl", "raw/b10.jsonl"]
 
 
+def test_an_empty_folder_is_no_matter_to_a_pattern_that_goes_into_folders(folder: Path) -> None:
+    before = found("raw/**")
+    (folder / "raw/empty").mkdir()
+    assert found("raw/**") == before
+
+
 def test_beside_declared_files_nothing_else_counts(folder: Path) -> None:
     assert found("raw/**", {"raw/b1.jsonl": 1}) == ["raw/b1.jsonl", "raw/deep/c.jsonl"]
     assert found("raw/*", {"raw/b1.jsonl": 1}) == ["raw/b1.jsonl"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tokamake.data.text import split as module
 from tokamake.data.text.split import split
 from tokamake.errors import UserError
 
@@ -75,6 +76,16 @@ def test_files_and_compression_change_nothing(tmp_path: Path) -> None:
     split([str(tmp_path / "a.jsonl")], output=tmp_path / "one")
     split([str(tmp_path / "b")], output=tmp_path / "two")
     assert parts(tmp_path / "one") == parts(tmp_path / "two")
+
+
+def test_the_last_part_takes_what_rounding_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.7 + 0.2 + 0.1 is less than 1 in floats."""
+    monkeypatch.setattr(module, "_point", lambda *_: (1 << 64) - 1)
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines(3)))
+    split([str(tmp_path / "a.jsonl")], output=tmp_path / "out", split="7,2,1")
+    assert list(map(len, parts(tmp_path / "out").values())) == [0, 0, 3]
 
 
 def test_another_seed_splits_otherwise_and_the_same_one_alike(tmp_path: Path) -> None:

@@ -46,3 +46,41 @@ def test_any_ranges_equal_megatron(parts: tuple, num_documents: int) -> None:
 def test_bad_text_is_a_user_error(text: str) -> None:
     with pytest.raises(UserError, match="split"):
         splits.document_ranges(text, 10)
+
+
+def test_the_rule_of_forks_differs_as_counted_there() -> None:
+    # Both figures were found with Megatron-LM of 2021 and megatron-core 0.16 side by side.
+    rules = ("megatron_core", "megatron_deepspeed")
+    both = [[splits.document_ranges("949,50,1", n, rule) for rule in rules] for n in range(1, 5000)]
+    assert sum(new != old for new, old in both) == 1235
+    assert max(n for n, (_, old) in enumerate(both, 1) if not old["test"]) == 500
+
+
+@pytest.mark.parametrize(
+    ("text", "num_documents", "expected"),
+    [
+        ("1,1,1", 4, [(0, 2), (2, 3), (3, 4)]),  # one short: every bound but the first moves up
+        ("1,1,2", 2, [(0, 1), (1, 1), (1, 2)]),  # 0.5 rounds to the even 0, and one is short
+        ("0,1,1", 3, [(0, 0), (0, 1), (1, 3)]),  # the bound that would be at -1 stays
+        ("0,1,1", 1, [(0, 1), (1, 1), (1, 1)]),  # a share of 0 gets the one left over
+        ("98,1,1", 100, [(0, 98), (98, 99), (99, 100)]),
+    ],
+)
+def test_the_rule_of_forks(text: str, num_documents: int, expected: list) -> None:
+    ranges = splits.document_ranges(text, num_documents, "megatron_deepspeed")
+    assert [(part.start, part.stop) for part in ranges.values()] == expected
+
+
+def test_parts_of_a_file() -> None:
+    sets = splits.parse_sets("train=0:0.95 valid=0.95:1 valid.hard")
+    assert sets == {"train": (0.0, 0.95), "valid": (0.95, 1.0), "valid.hard": (0.0, 1.0)}
+    for num_documents in range(300):
+        train, valid, whole = (splits.part_range(part, num_documents) for part in sets.values())
+        assert [*train, *valid] == [*whole] == [*range(num_documents)]
+    assert splits.parse_sets("") == {}
+
+
+@pytest.mark.parametrize("text", ["a=1:0", "a=0:1.1", "a=0:0", "a=x:1", "a=", "a a", "=0:1", "a/b"])
+def test_bad_parts_are_user_errors(text: str) -> None:
+    with pytest.raises(UserError, match="give"):
+        splits.parse_sets(text)

@@ -65,7 +65,8 @@ def test_rows_are_documents(tmp_path: Path, suffix: str, monkeypatch: pytest.Mon
         {"title": text.upper(), "text": text} for text in TEXTS
     ]
     monkeypatch.setattr(_table, "BLOCK_BYTES", 1)
-    assert [len(block.records) for block in opened.blocks(("text",))] == [1] * 7
+    rows = [(len(block.records), block.numbers.tolist()) for block in opened.blocks(("text",))]
+    assert rows == [(1, [number]) for number in range(7)]
 
 
 COLUMNS = {
@@ -139,6 +140,23 @@ def test_ranges_share_out_the_row_groups(
     assert found == [{"text": text} for text in texts]
     assert numbers == list(range(len(texts)))
     assert content == path.read_bytes()
+
+
+def test_a_row_group_that_begins_at_a_cut_is_read_once(tmp_path: Path) -> None:
+    path = write(TABLE, tmp_path / "a.parquet")
+    metadata = parquet.read_metadata(path)
+    for group in range(metadata.num_row_groups):
+        cut = metadata.row_group(group).column(0).dictionary_page_offset
+        before, after = (open_input(path, byte_range=part) for part in ((0, cut), (cut, None)))
+        assert len(records(before)) == 2 * group
+        assert records(after) == [{"text": text} for text in TEXTS[2 * group :]]
+
+
+def test_rows_that_do_not_come_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(TABLE, tmp_path / "a.parquet")
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", lambda *_, **__: iter([]))
+    with pytest.raises(UserError, match="0 rows in row group 0, which should have 2"):
+        records(open_input(path))
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "feather"])

@@ -14,6 +14,7 @@ import torch
 from conftest import documents
 from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDataset
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+from oracle import assert_same_pair
 
 from tokamake.data import pairs
 from tokamake.data.pairs.merge import merge
@@ -24,11 +25,6 @@ from tokamake.errors import UserError
 def builder(prefix: Path, dtype: type = np.uint16) -> IndexedDatasetBuilder:
     """What Megatron-LM's preprocess_data.py writes with."""
     return IndexedDatasetBuilder(str(pairs.bin_path(prefix)), dtype=dtype)
-
-
-def assert_same_pair(ours: Path, theirs: Path) -> None:
-    assert pairs.bin_path(ours).read_bytes() == pairs.bin_path(theirs).read_bytes()
-    assert pairs.idx_path(ours).read_bytes() == pairs.idx_path(theirs).read_bytes()
 
 
 def read(prefix: Path) -> list[list[int]]:
@@ -228,80 +224,6 @@ def test_a_corpus_by_its_name(workspace: Path) -> None:
         tokenize(("other",), output=workspace / "pair", tokenizer=tokenizer, corpora=table)
 
 
-BAD_LINES = [
-    b'{"text": \n',
-    b'{"body": "no text"}\n',
-    b'{"text": 5}\n',
-    b'{"text": "\xff\xfe"}\n',
-    b'{"text": "\\ud800"}\n',
-    b'{"text": "a\0b"}\n',
-    b"[" * 5000 + b"\n",
-]
-
-
-def test_every_document_is_out_or_empty_or_set_aside(workspace: Path) -> None:
-    random_numbers = random.Random(1)
-    lines = []
-    expected = {"documents": 0, "empty_documents": 0, "quarantined_documents": 0}
-    for number in range(400):
-        kind = random_numbers.choice(["documents"] * 3 + list(expected) + ["blank"])
-        if kind == "blank":
-            lines.append(random_numbers.choice([b"\n", b" \r\n"]))
-            continue
-        expected[kind] += 1
-        if kind == "quarantined_documents":
-            lines.append(random_numbers.choice(BAD_LINES))
-        else:
-            text = "" if kind == "empty_documents" else f"document {number}\u2028\x85"
-            lines.append(json.dumps({"text": text}).encode() + b"\r\n")
-    raw = workspace / "some.jsonl"
-    raw.write_bytes(b"".join(lines)[:-1])
-    tokenize(
-        (str(raw),),
-        output=workspace / "pair",
-        tokenizer=workspace / "tokenizer",
-        on_bad_document="quarantine",
-    )
-    manifest = pairs.read_manifest(workspace / "pair")
-    assert {key: manifest[key] for key in expected} == expected
-    assert manifest["documents_in"] == sum(expected.values())
-    aside = [
-        json.loads(line) for line in (workspace / "pair.quarantine.jsonl").read_text().splitlines()
-    ]
-    assert len(aside) == expected["quarantined_documents"]
-    for entry in aside:
-        line = lines[entry["line"] - 1].rstrip(b"\n")
-        kept = entry.get("raw")
-        assert (kept.encode() if kept is not None else b"") == (line if kept is not None else b"")
-        assert entry["reason"]
-    # Once they are mended, nothing is left of the quarantine.
-    raw.write_text('{"text": "good"}\n')
-    tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
-    assert not (workspace / "pair.quarantine.jsonl").exists()
-
-
-def test_too_many_bad_documents_stop(workspace: Path) -> None:
-    raw = workspace / "some.jsonl"
-    raw.write_text('{"text": "a"}\n' * 8 + "bad\n" * 2)
-    with pytest.raises(UserError, match=r"2 of 10 documents are bad, more than max_bad_fraction"):
-        tokenize(
-            (str(raw),),
-            output=workspace / "out/pair",
-            tokenizer=workspace / "tokenizer",
-            on_bad_document="quarantine",
-            max_bad_fraction=0.19,
-        )
-    assert not list((workspace / "out").iterdir())
-
-
-def test_a_bad_document_leaves_nothing(workspace: Path) -> None:
-    raw = workspace / "some.jsonl"
-    raw.write_text('{"text": "a"}\n{"text": 1}\n')
-    with pytest.raises(UserError, match=r"some\.jsonl:2"):
-        tokenize((str(raw),), output=workspace / "out/pair", tokenizer=workspace / "tokenizer")
-    assert not list((workspace / "out").iterdir())
-
-
 @pytest.mark.parametrize("byte_range", ["x", "5", "1:b", "-1:4"])
 def test_bad_byte_ranges(workspace: Path, byte_range: str) -> None:
     with pytest.raises(UserError, match="START:END"):
@@ -323,73 +245,6 @@ def test_large_vocabularies_take_four_bytes_a_token(workspace: Path) -> None:
     tokenize((str(raw),), output=workspace / "pair", tokenizer=folder)
     assert pairs.read_manifest(workspace / "pair")["dtype"] == "int32"
     assert MegatronDataset(str(workspace / "pair"))[0].dtype == np.int32
-
-
-def test_an_erring_fast_encoder_is_replaced(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from tokamake.data.shards import maker
-    from tokamake.data.shards.encode import Encoder, Mismatch
-
-    class Erring(Encoder):
-        def __call__(self, texts, place):  # type: ignore[no-untyped-def]
-            if self.fast:
-                raise Mismatch("gigatoken differs")
-            return super().__call__(texts, place)
-
-        def __init__(self, *arguments, fast=True, **options):  # type: ignore[no-untyped-def]
-            super().__init__(*arguments, fast=fast, **options)
-            self.fast = fast
-
-    raw = workspace / "raw/docs/docs-00.jsonl"
-    tokenize((str(raw),), output=workspace / "calm", tokenizer=workspace / "tokenizer")
-    monkeypatch.setattr(maker, "Encoder", Erring)
-    tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
-    assert_same_pair(workspace / "pair", workspace / "calm")
-    assert "gigatoken differs" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["pair.json", "pair.bin", "pair.quarantine.jsonl"])
-def test_raw_files_are_not_overwritten(workspace: Path, name: str) -> None:
-    raw = workspace / name
-    raw.write_text('{"text": "one"}\n')
-    with pytest.raises(UserError, match="is to be read and written; name another --output"):
-        tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
-    assert raw.read_text() == '{"text": "one"}\n'
-
-
-def test_a_name_that_is_not_utf8(workspace: Path) -> None:
-    raw = workspace / "n\udcff.jsonl"
-    raw.write_text('{"text": "one"}\nbad\n')
-    tokenize(
-        (str(raw),),
-        output=workspace / "pair",
-        tokenizer=workspace / "tokenizer",
-        on_bad_document="quarantine",
-    )
-    assert pairs.read_manifest(workspace / "pair")["inputs"][0]["path"] == str(raw)
-    assert pairs.broken(workspace / "pair") is None
-    pairs.quarantine_path(workspace / "pair").unlink()
-    assert "quarantine.jsonl is missing" in (pairs.broken(workspace / "pair") or "")
-
-
-def test_bad_values_of_tables_are_kept(workspace: Path) -> None:
-    import base64
-
-    import pyarrow as arrow
-    from pyarrow import parquet
-
-    table = arrow.table({"text": arrow.array([b"good", b"\xff\xfe"], arrow.binary())})
-    parquet.write_table(table, workspace / "some.parquet")
-    tokenize(
-        (str(workspace / "some.parquet"),),
-        output=workspace / "pair",
-        tokenizer=workspace / "tokenizer",
-        on_bad_document="quarantine",
-    )
-    (line,) = pairs.quarantine_path(workspace / "pair").read_text().splitlines()
-    entry = json.loads(line)
-    assert (entry["row"], base64.b64decode(entry["raw_base64"])) == (1, b"\xff\xfe")
 
 
 @pytest.mark.parametrize("options", [{"text_key": ("a/b", "c")}, {"workers": -1}])

@@ -137,6 +137,7 @@ def test_added_tokens_count(sampled: Path, tmp_path: Path) -> None:
     larger.add_tokens(["<a>", "<b>"])
     larger.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<b>"}}))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": null}')  # states nothing
     ours = open_tokenizer(tmp_path)
     assert (ours.vocab_size, ours.eod) == (402, 401)
     assert ours.fingerprint != open_tokenizer(sampled / "tokenizer").fingerprint

@@ -116,6 +116,36 @@ def test_mistakes(workspace: Path) -> None:
         find(workspace / "pair", 0)
 
 
+@pytest.mark.parametrize(("suffix", "byte_range"), [("parquet", "4:"), ("arrow", "")])
+def test_a_table_that_has_lost_a_row(
+    workspace: Path, capsys: pytest.CaptureFixture[str], suffix: str, byte_range: str
+) -> None:
+    def write(texts: list[str]) -> int:
+        made = arrow.table({"text": texts})
+        if suffix == "parquet":
+            parquet.write_table(made, table, row_group_size=6)
+        else:
+            with arrow.ipc.new_stream(table, made.schema) as stream:
+                stream.write_table(made, max_chunksize=6)
+        return table.stat().st_size
+
+    table = workspace / f"some.{suffix}"
+    before = write(list("abcdefghijklmnopq"))
+    tokenize(
+        (str(table),),
+        output=workspace / "pair",
+        tokenizer=workspace / "tokenizer",
+        byte_range=byte_range,
+    )
+    capsys.readouterr()
+    assert json.loads(traced(workspace / "pair", capsys, document=16)[1]) == {"text": "q"}
+    # Where the whole file was read, another size would be told instead.
+    assert write([*"abcdefghijklmno", "pppp"]) == before or byte_range
+    place, text = traced(workspace / "pair", capsys, document=16)
+    assert place.endswith(f"{table}: row 16")
+    assert text == f"({table} has changed since: it has no row 16)"
+
+
 def test_a_changed_raw_file_is_told(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     raw = workspace / "some.jsonl"
     raw.write_text("".join(json.dumps({"text": f"number {n}"}) + "\n" for n in range(9)))

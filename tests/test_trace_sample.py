@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import ARCHITECTURE, SETTINGS
+from runs import ARCHITECTURE, SETTINGS, make_index
 
-from tokamake.config import Run, TrainSettings, write_run
+from tokamake.config import ResolvedTrainSettings, Run, write_run
 from tokamake.data.pairs.indexed import IndexedDataset
-from tokamake.data.samples.index import index
 from tokamake.data.samples.loader import Samples
 from tokamake.data.samples.trace_sample import trace_sample
 from tokamake.data.samples.trace_steps import trace_steps
@@ -34,16 +33,8 @@ def run(sampled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     (root / "one.sources").unlink()
     (root / "weights.txt").write_text("0.4 one first\n0.6 two second\n")
-    index(
-        weights=root / "weights.txt",
-        data_root=root,
-        sequence_length=16,
-        train_samples=48,
-        valid_samples=0,
-        split="100,0,0",
-        seed=3,
-        output=root / "index",
-    )
+    samples = {"train_samples": 48, "valid_samples": 0}
+    make_index(root, sequence_length=16, split="100,0,0", seed=3, **samples)
     train = {**SETTINGS, "train_steps": 8, "global_batch_size": 6, "evaluation_steps": 0}
     settings = Run(
         run="traced",
@@ -53,7 +44,7 @@ def run(sampled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         data_root=root,
         output=root / "training",
         architecture=ARCHITECTURE,
-        train=TrainSettings(**{**train, "split": "100,0,0"}),
+        train=ResolvedTrainSettings(**{**train, "split": "100,0,0"}),
     )
     write_run(root / "run.yaml", settings)
     return root

@@ -150,6 +150,54 @@ def test_too_large_or_small_a_vocabulary(
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens(sampled: Path, tmp_path: Path, kind: str) -> None:
+    more = ("<fim_prefix>", "<FIM suffix>", "[x]")
+    train_tokenizer(
+        raw(sampled), kind=kind, vocab_size=600, special_tokens=more, output=tmp_path / "t"
+    )
+    ours = open_tokenizer(tmp_path / "t")
+    oracle = transformers.AutoTokenizer.from_pretrained(tmp_path / "t")
+    assert (ours.vocab_size, len(oracle)) == (600, 600)
+    ids = [tokens for (tokens,) in ours.encode_batch(list(more))]
+    assert ids == oracle.convert_tokens_to_ids(list(more))
+    assert set(ids) <= set(oracle.all_special_ids)
+    assert len({*ids, ours.eod}) == 4
+    text = "".join(f"return{token} the value" for token in more)
+    assert ours.encode_batch([text]) == [oracle.encode(text, add_special_tokens=False)]
+    assert [token for token in ours.encode_batch([text])[0] if token in ids] == ids
+    assert oracle.decode(ids + ids[:1], skip_special_tokens=True) == ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_take_entries(sampled: Path, tmp_path: Path, kind: str) -> None:
+    least = {"bpe": 258, "wordpiece": 262, "unigram": 258}[kind]
+    settings = {"kind": kind, "special_tokens": ("<a>",), "output": tmp_path / "t"}
+    with pytest.raises(UserError, match=f"give at least {least}$"):
+        train_tokenizer(raw(sampled), vocab_size=least - 1, **settings)
+    train_tokenizer(raw(sampled), vocab_size=least, **settings)
+    assert open_tokenizer(tmp_path / "t").vocab_size == least
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "message"),
+    [
+        ("bpe", ("<a>", "<a>"), "'<a>': is one already"),
+        ("bpe", ("<|endoftext|>",), "is one already"),
+        ("wordpiece", ("[PAD]",), "is one already"),
+        ("unigram", ("",), "'': give text"),
+        ("bpe", (" <a>",), "' <a>': give text"),
+    ],
+)
+def test_special_tokens_that_are_none(
+    sampled: Path, tmp_path: Path, kind: str, tokens: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        train_tokenizer(
+            raw(sampled), kind=kind, special_tokens=tokens, vocab_size=600, output=tmp_path / "t"
+        )
+
+
 def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no raw files to train on"):
         train_tokenizer(output=tmp_path / "t")

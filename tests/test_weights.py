@@ -100,7 +100,10 @@ def test_the_root_is_given_or_named_or_beside(monkeypatch: pytest.MonkeyPatch) -
         ("", ": no weight above 0"),
         ("# 1 a a\n", ": no weight above 0"),
         ("0 a a\n", "no weight above 0"),
-        ("1\n", ":1: 1 columns; write `weight prefix corpus`, or pairs of `weight prefix`"),
+        (
+            "1\n",
+            r":1: 1 columns; write `weight prefix corpus \[START:END\]`, or pairs of `weight pre",
+        ),
         ("1 a a\n1 b b c\n", ":2: 4 columns"),
         ("1 a 1 b 1\n", ":1: 5 columns"),
         ("-1 a a\n", ":1: weight '-1'"),
@@ -130,3 +133,12 @@ def test_a_missing_or_binary_file_is_a_user_error(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match="UTF-8"):
         read_weights(path)
+
+
+def test_parts_of_pairs(tmp_path: Path) -> None:
+    entries = [Weighted(0.5, "a-0", "a", (0.0, 0.1 + 0.2)), Weighted(0.5, "b-0", "b")]
+    write_weights(tmp_path / "weights.txt", entries)
+    assert read_weights(tmp_path / "weights.txt") == entries
+    (tmp_path / "weights.txt").write_text("1 a-0 a 0.5:0.4\n")
+    with pytest.raises(UserError, match=r"weights\.txt:1: '0\.5:0\.4': give a part"):
+        read_weights(tmp_path / "weights.txt")

@@ -88,6 +88,16 @@ def test_most_punctuation_stands_alone(bert: Tokenizer) -> None:
     assert rules.whole == SPECIAL
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_ideographs_are_words_if_the_normalizer_is_to_say_so(tmp_path: Path, alone: bool) -> None:
+    folder = write_vocabulary(tmp_path / "bert", tokenize_chinese_chars=alone)
+    rules = open_tokenizer(folder).word_rules()
+    assert rules is not None
+    borders = rules.kinds[[0x3400, 0x4DBF, 0x4E00, 0x9FFF]]
+    assert borders.tolist() == [2 * alone] * 4
+    assert rules.kinds[[0x33FF, 0xA000]].tolist() == [0, 0]
+
+
 def test_what_is_known_is_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = open_tokenizer(write_vocabulary(tmp_path / "bert"))
     asked: list[str] = []

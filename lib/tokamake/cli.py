@@ -98,16 +98,16 @@ def function_name(stage: str) -> str:
 
 def summary(stage: str) -> str:
     """First line of a stage function's docstring, read from the source without importing it."""
-    spec = find_spec_without_import((STAGES | TOOLS)[stage])
-    tree = ast.parse(spec.read_text(encoding="utf-8"))
+    source = _source_file((STAGES | TOOLS)[stage])
+    tree = ast.parse(source.read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == function_name(stage):
             return (ast.get_docstring(node) or "").partition("\n")[0]
-    raise AssertionError(f"{spec} defines no {function_name(stage)}")
+    raise AssertionError(f"{source} defines no {function_name(stage)}")
 
 
-def find_spec_without_import(module: str) -> Path:
-    """Source file of a module of this package; `find_spec` would import the packages above it."""
+def _source_file(module: str) -> Path:
+    """Source of a module of this package; `find_spec` of it would import the packages above it."""
     package = find_spec("tokamake")
     assert package is not None
     assert package.origin is not None

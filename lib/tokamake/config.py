@@ -4,8 +4,10 @@ Values come from YAML, through the workflow or `tokamake train --config`, and le
 Nothing here knows where a run takes place: that is the profiles' business.
 """
 
+import functools
 import json
 import math
+import operator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,22 +21,36 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._]*$")]
 """A word that becomes part of a file name; no hyphen, since `-` sets off a merged file's number."""
 
 
-def _plugin(folder: str) -> AfterValidator:
+def plug_in(folder: str, *, optional: bool = False) -> AfterValidator:
+    """Check that a field names a plug-in of a folder, or is empty where it is `optional`."""
+
     def known(name: str) -> str:
-        if name not in plugins.names(folder):
+        if name not in plugins.names(folder) and (name or not optional):
             raise ValueError(f"unknown name; choose one of {', '.join(plugins.names(folder))}")
         return name
 
     return AfterValidator(known)
 
 
-def _split(text: str) -> str:
+def split_shares(text: str) -> list[float]:
+    """Normalize a split such as "949,50,1" to shares that add up to 1.
+
+    Raises:
+        ValueError: not three finite numbers, one is negative, or all are zero.
+    """
     try:
         parts = [float(part) for part in text.split(",")]
     except ValueError:
         parts = []
-    if len(parts) != 3 or not min(parts) >= 0 or not 0 < sum(parts) < math.inf:
+    # Not sum(): that compensates rounding since Python 3.12, and Megatron's does not.
+    whole = functools.reduce(operator.add, parts, 0.0)
+    if len(parts) != 3 or not min(parts) >= 0 or not 0 < whole < math.inf:
         raise ValueError('give three non-negative numbers, train,valid,test, as in "949,50,1"')
+    return [part / whole for part in parts]
+
+
+def _split(text: str) -> str:
+    split_shares(text)
     return text
 
 
@@ -66,6 +82,8 @@ class TokenizerSettings(Settings):
     Unigram over bytes."""
     vocab_size: Annotated[int, Field(ge=300)] = 8192
     """Entries of the tokenizer that is trained when `path` is empty."""
+    special_tokens: tuple[str, ...] = ()
+    """Special tokens it has besides those of its kind, as fill-in-the-middle needs."""
     train_bytes: Annotated[int, Field(ge=1)] = 1_000_000_000
     """Text it is trained on, at most, taken evenly from all raw files."""
 
@@ -119,7 +137,7 @@ class ModelSettings(Settings):
 class OptimizerSettings(Settings):
     """The optimizer; weight decay spares norms and biases."""
 
-    name: Annotated[str, _plugin("optim")] = "adamw"
+    name: Annotated[str, plug_in("optim")] = "adamw"
     """A file name in lib/tokamake/optim."""
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3e-4
     """Peak learning rate, reached after warm-up."""
@@ -136,12 +154,31 @@ class OptimizerSettings(Settings):
 class ScheduleSettings(Settings):
     """Learning rate over the run, as a share of the peak."""
 
-    name: Annotated[str, _plugin("schedules")] = "cosine"
+    name: Annotated[str, plug_in("schedules")] = "cosine"
     """A file name in lib/tokamake/schedules."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps over which the rate rises linearly from 0 to its peak."""
     min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Share of the peak at the end of the run."""
+
+
+class FimSettings(Settings):
+    """Fill-in-the-middle: training documents rearranged so that the model learns to fill gaps."""
+
+    rate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of documents that are rearranged; 0: none."""
+    spm_rate: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of the rearranged whose suffix comes first (SPM), before the prefix (PSM)."""
+    split_token: str = ""
+    """Special token that parts a document, as a repository into files; empty: nothing does."""
+    fragment_rate: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of the parts of such a document that are rearranged, each by itself."""
+    prefix: str = "<fim_prefix>"
+    """Special token before the prefix."""
+    suffix: str = "<fim_suffix>"
+    """Special token before the suffix."""
+    middle: str = "<fim_middle>"
+    """Special token before the middle."""
 
 
 class TrainSettings(Settings):
@@ -153,10 +190,27 @@ class TrainSettings(Settings):
     """Samples per rank and forward pass."""
     global_batch_size: Annotated[int, Field(ge=1)] = 8
     """Samples per step over all ranks; a multiple of micro_batch_size × ranks."""
-    train_steps: Annotated[int, Field(ge=1)] = 1000
-    """Optimizer steps of the whole run."""
+    train_steps: Annotated[int, Field(ge=1)] | None = 1000
+    """Optimizer steps of the whole run; empty: as many as the corpora's epochs give, exactly."""
     split: Annotated[str, AfterValidator(_split)] = "98,1,1"
-    """Shares of each merged file's documents for training, validation and test."""
+    """Shares of each merged file's documents for training, validation and test; a corpus may name
+    its own in the column `sets` of the table of corpora."""
+    split_rule: Literal["megatron_core", "megatron_deepspeed"] = "megatron_core"
+    """How shares become documents: as megatron-core rounds bounds, or Megatron-DeepSpeed parts."""
+    blend: Literal["weighted", "exact", "corpora"] = "weighted"
+    """Order of samples: as Megatron draws files by weight; exact in integers, of files; or of
+    corpora, each ordered by `within_corpus`."""
+    within_corpus: Literal["concatenated", "shuffled", "blended"] = "shuffled"
+    """Order inside a corpus where corpora are blended: files one after the other, all samples
+    shuffled, or files blended by their weights."""
+    separate_last_epoch: bool | None = None
+    """Shuffle a last epoch that is used in part by itself; empty: if less than 80 % of it is used,
+    as Megatron does."""
+    drop_last_partial_sequence: bool = True
+    """Leave out the last tokens of a validation set where they do not fill a sample; else the
+    sample is filled up with what has no loss."""
+    fim: FimSettings = FimSettings()
+    """Fill-in-the-middle."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """Optimizer and its rates."""
     schedule: ScheduleSettings = ScheduleSettings()
@@ -183,15 +237,10 @@ class TrainSettings(Settings):
                 f"global_batch_size {self.global_batch_size} is not a multiple of "
                 f"micro_batch_size {self.micro_batch_size}"
             )
-        if self.schedule.warmup_steps > self.train_steps:
+        if self.train_steps and self.schedule.warmup_steps > self.train_steps:
             raise ValueError(
                 f"schedule.warmup_steps: {self.schedule.warmup_steps}: more than train_steps "
                 f"{self.train_steps}; the rate would never reach its peak, lower it"
-            )
-        if self.evaluation_steps and not float(self.split.split(",")[1]):
-            raise ValueError(
-                f"split: {self.split!r}: nothing to validate on; give the second number a share or "
-                "set evaluation_steps to 0"
             )
         if self.precision == "bf16" and self.zero_stage == 0:
             # DeepSpeed would train in bf16 alone, with a much larger error.
@@ -199,6 +248,18 @@ class TrainSettings(Settings):
                 "zero_stage: 0: keeps no fp32 weights beside bf16; set it to 1 or precision to fp32"
             )
         return self
+
+
+INDEX_SETTINGS = (
+    "sequence_length",
+    "split",
+    "split_rule",
+    "blend",
+    "within_corpus",
+    "separate_last_epoch",
+    "drop_last_partial_sequence",
+)
+"""Training settings that decide the index: options of that stage, compared when a run starts."""
 
 
 class EvaluateSettings(Settings):
@@ -264,7 +325,7 @@ class Config(Settings):
 class Architecture(Settings):
     """Shape of a model, in Hugging Face's terms."""
 
-    family: Annotated[str, _plugin("models")] = "llama"
+    family: Annotated[str, plug_in("models")] = "llama"
     """A file name in lib/tokamake/models."""
     vocab_size: Annotated[int, Field(ge=1)] | None = None
     """Rows of the embedding; empty: the tokenizer's vocabulary size."""
@@ -305,6 +366,13 @@ class Architecture(Settings):
         return self.hidden_size // self.num_attention_heads
 
 
+class ResolvedTrainSettings(TrainSettings):
+    """Training settings whose length is known."""
+
+    train_steps: Annotated[int, Field(ge=1)]
+    """Optimizer steps of the whole run."""
+
+
 class Run(Settings):
     """A training run ready to start: what `resolve` writes and `tokamake train --config` reads."""
 
@@ -318,11 +386,13 @@ class Run(Settings):
     """Folder of sample indexes and blend that `index` made."""
     data_root: Path
     """Folder that the index's data prefixes are relative to."""
+    tokenizer: Path | None = None
+    """Tokenizer of the pairs, which fill-in-the-middle needs."""
     output: Path
     """Folder of the run's checkpoints, metrics.jsonl and TensorBoard events."""
     architecture: Architecture
     """Shape of the model, taken from the checkpoint."""
-    train: TrainSettings
+    train: ResolvedTrainSettings
     """Training settings."""
 
 

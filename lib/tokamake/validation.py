@@ -19,9 +19,7 @@ def validate(model: type[Model], value: Any, where: str) -> Model:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise UserError(
-            "\n".join(_explain(model, item, where) for item in error.errors())
-        ) from None
+        raise _told(error, model, where) from None
 
 
 def parse_json(kind: Any, text: str, where: str) -> Any:
@@ -30,9 +28,11 @@ def parse_json(kind: Any, text: str, where: str) -> Any:
         return TypeAdapter(kind).validate_json(text)
     except ValidationError as error:
         model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else BaseModel
-        raise UserError(
-            "\n".join(_explain(model, item, where) for item in error.errors())
-        ) from None
+        raise _told(error, model, where) from None
+
+
+def _told(error: ValidationError, model: type[BaseModel], where: str) -> UserError:
+    return UserError("\n".join(_explain(model, item, where) for item in error.errors()))
 
 
 def _explain(model: type[BaseModel], item: Any, where: str) -> str:

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from tokamake import files
-from tokamake.config import Config, read_architecture
+from tokamake.config import INDEX_SETTINGS, Config, read_architecture
+from tokamake.data.mixture.weigh import set_path
 from tokamake.data.pairs import batches
 from tokamake.data.text.corpora import read_corpora
 from tokamake.data.text.plan import make_plan
@@ -41,6 +42,23 @@ def current_plan(checked, corpora, declared):
     return make_plan(corpora, checked.plan, declared, previous=written, split_sentences=sentences)
 
 
+def check_sets(train, corpora, source):
+    """See that there is something to train and to validate on, and how long."""
+    missing = [corpus.corpus for corpus in corpora if corpus.trains and corpus.epochs is None]
+    if train.train_steps is None and missing:
+        raise UserError(
+            f"{source}: train.train_steps: empty, so the epochs of all corpora say how long to "
+            f"train; {', '.join(missing)} has none, give it epochs or give train_steps"
+        )
+    named = {name for corpus in corpora for name in corpus.parts} - {"train", "test"}
+    if train.evaluation_steps and not named and not float(train.split.split(",")[1]):
+        raise UserError(
+            f"{source}: train: split: {train.split!r}: nothing to validate on; give the second "
+            "number a share, name a validation set in the column sets of the table of corpora, "
+            "or set evaluation_steps to 0"
+        )
+
+
 def read_config():
     """Check the config and everything it names; decide shards and merged files."""
     given = workflow.overwrite_configfiles or ["config/config.yaml"]
@@ -65,6 +83,7 @@ def read_config():
             f"{source}: model.checkpoint: {checked.model.checkpoint}: no config.json there; "
             "name the folder of a Hugging Face checkpoint"
         )
+    check_sets(checked.train, corpora, source)
     # A checkpoint's tokens mean what its own tokenizer says.
     tokenizer = checked.tokenizer.path or checked.model.checkpoint
     found = tokenizer_files(tokenizer)[1] if tokenizer else None
@@ -81,6 +100,7 @@ gc.freeze()
 gc.enable()
 
 RUN = f"results/{CONFIG.run}"
+SETS = list(dict.fromkeys(name for c in CORPORA.values() for name in c.parts if name != "train"))
 SHARDS = {shard.name: shard for shard in PLAN.shards}
 MERGED = {pair.name: pair for pair in PLAN.merged}
 TOKENIZE_BATCHES = {batch.name: batch.members for batch in PLAN.tokenize_batches}
@@ -99,9 +119,11 @@ TOKENIZER_FILES = [str(path) for path in GIVEN_TOKENIZER or []] or [
 ]
 
 
-def options(section, leave_out=()):
-    """Settings of a section as options of the stage, which has the same names."""
-    chosen = section.model_dump(mode="json", exclude=set(leave_out))
+def options(section, only=None, leave_out=()):
+    """Settings of a section as options of the stage, which has the same names; empty ones apart."""
+    chosen = section.model_dump(
+        mode="json", include=only and set(only), exclude=set(leave_out), exclude_none=True
+    )
     named = {key.replace("_", "-"): value for key, value in chosen.items()}
     return [
         f"--{name}={value}" if not isinstance(value, bool) else f"--{'' if value else 'no-'}{name}"
@@ -130,12 +152,17 @@ def redo_if_broken(path, folder, product):
         workflow.dag.forcefiles.add(path)
 
 
+def set_file(name):
+    """Weighting file of a set that corpora name, beside that of the training."""
+    return str(set_path(Path(f"{DATA}/weights.txt"), name))
+
+
 def held_out_split(wildcards):
-    """The split, which must leave something to evaluate on."""
-    if not float(CONFIG.train.split.split(",")[2]):
+    """The split, which must leave something to evaluate on, if no corpus is kept for that."""
+    if "test" not in SETS and not float(CONFIG.train.split.split(",")[2]):
         raise WorkflowError(
             f"tokamake: train.split: {CONFIG.train.split!r}: nothing is held out to evaluate on; "
-            "give the last number a share"
+            "give the last number a share, or name a corpus with test in its column sets"
         )
     return CONFIG.train.split
 
@@ -149,13 +176,25 @@ def declared_files(paths):
     return sorted(DECLARED.keys() & set(paths)) if DECLARED else []
 
 
-def train_tokens():
-    """The training's length as an option of `weigh`, where epochs of corpora make it matter."""
-    if all(corpus.epochs is None for corpus in CORPORA.values()):
-        return ""
+def length_options():
+    """What `weigh` has to know of the training where epochs of corpora make it matter."""
     train = CONFIG.train
+    if all(corpus.epochs is None for corpus in CORPORA.values()):
+        return []
+    if train.train_steps is None:
+        return [f"--split={train.split}"]
     tokens = train.train_steps * train.global_batch_size * train.sequence_length
-    return f"--train-tokens {tokens}"
+    return [f"--split={train.split}", f"--train-tokens={tokens}"]
+
+
+def sample_options():
+    """How many samples `index` has to make."""
+    train = CONFIG.train
+    valid = f"--valid-samples={train.evaluation_steps * train.global_batch_size}"
+    if train.train_steps is not None:
+        return [f"--train-samples={train.train_steps * train.global_batch_size}", valid]
+    trained = [corpus for corpus in CORPORA.values() if corpus.trains]
+    return [*(f"--epochs={corpus.corpus}={corpus.epochs!r}" for corpus in trained), valid]
 
 
 def corpus_of(batch):

@@ -37,6 +37,7 @@ if GIVEN_TOKENIZER is None:
             kind=CONFIG.tokenizer.kind,
             vocab_size=CONFIG.tokenizer.vocab_size,
             train_bytes=CONFIG.tokenizer.train_bytes,
+            special_tokens=[f"--special-tokens={text}" for text in CONFIG.tokenizer.special_tokens],
             # What is made of the output's name is no reason to train again, and this is none.
             on_bad_document=lambda wildcards, output: CONFIG.tokenize.on_bad_document,
             folder=subpath(output[0], parent=True),
@@ -44,6 +45,7 @@ if GIVEN_TOKENIZER is None:
         shell:
             "tokamake train-tokenizer --plan {params.plan} --kind {params.kind}"
             " --vocab-size {params.vocab_size} --train-bytes {params.train_bytes}"
+            " {params.special_tokens:q}"
             " --on-bad-document {params.on_bad_document} --output {params.folder} > {log} 2>&1"
 
 
@@ -163,6 +165,7 @@ rule weigh:
         corpora=CONFIG.corpora,
     output:
         f"{DATA}/weights.txt",
+        *map(set_file, SETS),
     log:
         "logs/weigh.log",
     benchmark:
@@ -170,16 +173,17 @@ rule weigh:
     conda:
         "../envs/tokamake.yaml"
     params:
-        train_tokens=train_tokens(),
+        length=length_options(),
     shell:
-        "tokamake weigh --corpora {input.corpora:q} --metadata {input.metadata} --output {output}"
-        " {params.train_tokens} > {log} 2>&1"
+        "tokamake weigh --corpora {input.corpora:q} --metadata {input.metadata}"
+        " --output {output[0]} {params.length:q} > {log} 2>&1"
 
 
 rule index:
     "Build the run's document, sample and shuffle indexes and its blend."
     input:
         weights=f"{DATA}/weights.txt",
+        held_out=[set_file(name) for name in SETS],
         merged=MERGE_FILES,
     output:
         f"{RUN}/index/index.json",
@@ -190,19 +194,16 @@ rule index:
     conda:
         "../envs/tokamake.yaml"
     params:
-        sequence_length=CONFIG.train.sequence_length,
-        train_samples=CONFIG.train.train_steps * CONFIG.train.global_batch_size,
-        valid_samples=CONFIG.train.evaluation_steps * CONFIG.train.global_batch_size,
-        split=CONFIG.train.split,
+        samples=sample_options(),
+        held_out=[f"--held-out={name}={set_file(name)}" for name in SETS],
+        options=options(CONFIG.train, only=INDEX_SETTINGS),
         seed=CONFIG.seed,
         data_root=subpath(input.weights, parent=True),
         folder=subpath(output[0], parent=True),
     shell:
         "tokamake index --weights {input.weights} --data-root {params.data_root}"
-        " --output {params.folder} --sequence-length {params.sequence_length}"
-        " --train-samples {params.train_samples}"
-        " --valid-samples {params.valid_samples} --split {params.split:q} --seed {params.seed}"
-        " > {log} 2>&1"
+        " --output {params.folder} {params.samples:q} {params.held_out:q} {params.options:q}"
+        " --seed {params.seed} > {log} 2>&1"
 
 
 rule data:

@@ -7,6 +7,7 @@ rule evaluate:
         model=f"{RUN}/export/config.json",
         tensors=f"{RUN}/export/model.safetensors",
         weights=f"{DATA}/weights.txt",
+        held_out=[set_file(name) for name in SETS if name == "test"],
         tokenizer=TOKENIZER_FILES,
     output:
         f"{RUN}/evaluate.json",
@@ -19,6 +20,8 @@ rule evaluate:
     threads: 2
     params:
         split=held_out_split,
+        split_rule=CONFIG.train.split_rule,
+        held_out=lambda wildcards, input: [f"--held-out=test={path}" for path in input.held_out],
         sequence_length=CONFIG.train.sequence_length,
         max_tokens=CONFIG.evaluate.max_tokens,
         checkpoint=subpath(input.model, parent=True),
@@ -26,6 +29,7 @@ rule evaluate:
     shell:
         "tokamake evaluate --checkpoint {params.checkpoint} --weights {input.weights}"
         " --data-root {params.data_root} --tokenizer {input.tokenizer[0]:q} --split {params.split:q}"
+        " --split-rule {params.split_rule} {params.held_out:q}"
         " --sequence-length {params.sequence_length} --max-tokens {params.max_tokens}"
         " --output {output} > {log} 2>&1"
 

@@ -17,7 +17,7 @@ rule plot:
     "Draw the run's curves and tables."
     input:
         metadata=f"{DATA}/metadata.json",
-        weights=f"{DATA}/weights.txt",
+        index=f"{RUN}/index/index.json",
         run=f"{RUN}/run.yaml",
         train=f"{RUN}/train.json",
         evaluation=f"{RUN}/evaluate.json",
@@ -40,9 +40,10 @@ rule plot:
         "../envs/tokamake.yaml"
     params:
         metrics=f"{RUN}/training/metrics.jsonl",
+        index=subpath(input.index, parent=True),
         folder=subpath(output[0], parent=True),
     shell:
-        "tokamake plot --metadata {input.metadata} --weights {input.weights}"
+        "tokamake plot --metadata {input.metadata} --index {params.index}"
         " --metrics {params.metrics} --train {input.train}"
         " --evaluation {input.evaluation} --samples {input.samples} --config {input.run}"
         " --output {params.folder} > {log} 2>&1"

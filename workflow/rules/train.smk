@@ -7,6 +7,7 @@ rule resolve:
         checkpoint=f"{RUN}/import/latest",
         index=f"{RUN}/index/index.json",
         weights=f"{DATA}/weights.txt",
+        tokenizer=TOKENIZER_FILES,
     output:
         f"{RUN}/run.yaml",
     log:
@@ -26,6 +27,7 @@ rule resolve:
     shell:
         "tokamake resolve --settings {params.settings:q} --run {params.run} --seed {params.seed}"
         " --checkpoint {params.checkpoint} --index {params.index} --data-root {params.data_root}"
+        " --tokenizer {input.tokenizer[0]:q}"
         " --output-folder {params.folder} --output {output} > {log} 2>&1"
 
 

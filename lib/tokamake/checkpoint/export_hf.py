@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-_BESIDE = ("tokenizer_config.json", "special_tokens_map.json")
-
 
 def export_hf(*, checkpoint: Path, tokenizer: Path | None = None, output: Path) -> None:
     """Convert a Megatron-DeepSpeed checkpoint to Hugging Face's layout, bit by bit.
@@ -44,8 +42,6 @@ def _end_token(tokenizer: Path, vocab_size: int) -> int:
 
 def _files(tokenizer: Path) -> list[Path]:
     """The tokenizer's own files, and those that tell transformers how to use it."""
-    from tokamake.data.tokenizers import tokenizer_files
+    from tokamake.data.tokenizers import tokenizer_files, with_configs
 
-    found = tokenizer_files(tokenizer)[1]
-    beside = [found[0].parent / name for name in _BESIDE]
-    return sorted({*found, *(path for path in beside if path.is_file())})
+    return sorted(set(with_configs(tokenizer_files(tokenizer)[1])))

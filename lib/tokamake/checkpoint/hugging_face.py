@@ -47,12 +47,7 @@ class Folder(Mapping[str, Tensor]):
         self._files: dict[str, Any] = {}
         self._file_of = _locate(path)
         for file in sorted(set(self._file_of.values())):
-            try:
-                self._files[str(file)] = safe_open(file, framework="pt")
-            except FileNotFoundError:
-                raise UserError(f"{file}: no such file; {_REMEDY}") from None
-            except SafetensorError as error:
-                raise UserError(f"{file}: damaged ({error}); {_REMEDY}") from None
+            self._files[str(file)] = _open(file)
         present = {file: set(opened.keys()) for file, opened in self._files.items()}
         for name, file in self._file_of.items():
             if name not in present[str(file)]:
@@ -76,11 +71,7 @@ class Folder(Mapping[str, Tensor]):
 def _locate(path: Path) -> dict[str, Path]:
     single, index = path / "model.safetensors", path / "model.safetensors.index.json"
     if single.is_file():
-        try:
-            with safe_open(single, framework="pt") as opened:
-                return dict.fromkeys(opened.keys(), single)
-        except SafetensorError as error:
-            raise UserError(f"{single}: damaged ({error}); {_REMEDY}") from None
+        return dict.fromkeys(_open(single).keys(), single)
     if index.is_file():
         content = files.read_json(index, _REMEDY)
         weight_map = content.get("weight_map") if isinstance(content, dict) else None
@@ -91,6 +82,15 @@ def _locate(path: Path) -> dict[str, Path]:
         f"{path}: no model.safetensors nor model.safetensors.index.json; "
         "save the checkpoint with safe_serialization=True"
     )
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such file; {_REMEDY}") from None
+    except SafetensorError as error:
+        raise UserError(f"{file}: damaged ({error}); {_REMEDY}") from None
 
 
 def read(path: Path) -> tuple[Architecture, dict[str, Tensor]]:

@@ -1,9 +1,11 @@
 """Stage `evaluate`: loss of an exported model on the held-out documents, by corpus and overall."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokamake.data.text.splits import Rule
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ def evaluate(
     data_root: Path,
     tokenizer: Path,
     split: str = "98,1,1",
+    split_rule: Rule = "megatron_core",
+    held_out: Sequence[str] = (),
     sequence_length: int,
     max_tokens: int = 1_000_000,
     batch_size: int = 8,
@@ -42,6 +46,8 @@ def evaluate(
         data_root: folder that its prefixes are relative to.
         tokenizer: the tokenizer the files were made with.
         split: shares of each file's documents for training, validation and test.
+        split_rule: how shares become documents, as `index` was told.
+        held_out: test=FILE, the weighting file of what is kept for tests, instead of the split's.
         sequence_length: tokens that the model sees at once.
         max_tokens: most tokens taken from a corpus.
         batch_size: windows scored at once.
@@ -51,6 +57,7 @@ def evaluate(
         UserError: a value is out of range, no corpus has a test document, or files do not fit
             together.
     """
+    from tokamake.data.mixture.sets import Sets, parse_held_out
     from tokamake.data.tokenizers import open_tokenizer
     from tokamake.evaluate.held_out import read_held_out
     from tokamake.files import write_json
@@ -63,9 +70,8 @@ def evaluate(
         if value < least:
             raise UserError(f"{name}: {value}: too small; give {least} or more")
     opened = open_tokenizer(tokenizer)
-    corpora = read_held_out(
-        weights=weights, data_root=data_root, split=split, max_tokens=max_tokens, tokenizer=opened
-    )
+    sets = Sets(weights, split=split, split_rule=split_rule, held_out=parse_held_out(held_out))
+    corpora = read_held_out(sets, data_root=data_root, max_tokens=max_tokens, tokenizer=opened)
     scored = _score(corpora, checkpoint, opened, sequence_length, batch_size)
     write_json(output, scored)
     print(_table(scored))

@@ -67,7 +67,7 @@ def generate(
             tokens,
             sampling=sampling,
             tokenizer=opened,
-            seed=prompt_seed(seed, prompt, prompts[:number].count(prompt)),
+            seed=_prompt_seed(seed, prompt, prompts[:number].count(prompt)),
         )
         # Decoded together, for a token's text may depend on the one before: spaces, split letters.
         text = opened.decode(tokens + added).removeprefix(opened.decode(tokens))
@@ -78,7 +78,7 @@ def generate(
     write_json(output, samples)
 
 
-def prompt_seed(seed: int, prompt: str, repetition: int) -> int:
+def _prompt_seed(seed: int, prompt: str, repetition: int) -> int:
     """Give every prompt, and every repetition of one, draws of its own."""
     digest = hashlib.sha256(f"{seed} {repetition} {prompt}".encode()).digest()
     return int.from_bytes(digest[:8], "little", signed=True)

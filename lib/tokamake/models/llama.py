@@ -16,6 +16,8 @@ from torch.nn import functional as F
 from tokamake.config import Architecture
 from tokamake.models._layers import MLP, Attention, KeyValueCache, rotary
 
+_NO_LABEL = -100
+
 
 class Block(nn.Module):
     """One layer: attention, then MLP, each on normed states and added to the residual stream."""
@@ -108,10 +110,12 @@ class Model(nn.Module):
         """Mean cross entropy in nats, fp32, of tokens 1 … L given those before them.
 
         Args:
-            tokens: (B, L + 1) int64 token ids.
+            tokens: (B, L + 1) int64 token ids; one below 0 is none, and has no part in the mean.
         """
-        logits_BLV = self(tokens[:, :-1])
-        return F.cross_entropy(logits_BLV.flatten(0, 1).float(), tokens[:, 1:].flatten())
+        logits_BLV = self(tokens[:, :-1].clamp(min=0))
+        labels = tokens[:, 1:].flatten()
+        labels = labels.masked_fill(labels < 0, _NO_LABEL)
+        return F.cross_entropy(logits_BLV.flatten(0, 1).float(), labels, ignore_index=_NO_LABEL)
 
 
 def hugging_face_name(name: str) -> str:

@@ -12,8 +12,8 @@ from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from tokamake.plot import style
 from tokamake.plot.history import History, smooth
-from tokamake.plot.mixture import Corpus, largest
-from tokamake.plot.style import BLUE, GREY, INK, MUTED, ORANGE, PALE_BLUE, Label
+from tokamake.plot.mixture import Component, largest
+from tokamake.plot.style import BLUE, GREY, INK, MUTED, PALE_BLUE, VALIDATION_COLORS, Label
 
 _MOST_BARS = 30
 
@@ -27,11 +27,12 @@ def loss(history: History, vocab_size: int) -> Figure:
     axes.plot(steps, raw, color=PALE_BLUE, linewidth=1.0)
     axes.plot(steps, smoothed, color=BLUE, linewidth=2.0)
     labels = [Label(smoothed[-1], f"training (mean) {smoothed[-1]:.3f}", BLUE)]
-    measured = history.validation["validation_loss"]
-    if len(measured):
-        axes.plot(history.validation["step"], measured, "-", color=ORANGE, linewidth=1.0)
-        axes.plot(history.validation["step"], measured, "o", color=ORANGE, markersize=4.5)
-        labels.append(Label(measured[-1], f"validation {measured[-1]:.3f}", ORANGE))
+    for number, (name, (places, measured)) in enumerate(history.validation.items()):
+        color = VALIDATION_COLORS[number % len(VALIDATION_COLORS)]
+        axes.plot(places, measured, "-", color=color, linewidth=1.0)
+        axes.plot(places, measured, "o", color=color, markersize=4.5)
+        title = "validation" if name == "valid" else name
+        labels.append(Label(measured[-1], f"{title} {measured[-1]:.3f}", color))
     uniform = math.log(vocab_size)
     axes.axhline(uniform, color=MUTED, linewidth=1.2, linestyle=(0, (5, 4)))
     labels.append(Label(uniform, f"uniform guess\nln {vocab_size:,} = {uniform:.2f}", MUTED))
@@ -75,7 +76,7 @@ def throughput(history: History) -> Figure:
     return figure
 
 
-def mixture(corpora: list[Corpus]) -> Figure:
+def mixture(corpora: list[Component]) -> Figure:
     """Bars of each corpus: its share of all tokens, and of the samples that the run trains on."""
     rows = largest(corpora, _MOST_BARS)
     figure = Figure(figsize=(style.WIDTH_INCHES, 1.5 + 0.62 * len(rows)), layout="constrained")
@@ -92,7 +93,7 @@ def mixture(corpora: list[Corpus]) -> Figure:
     return figure
 
 
-def _bars(axes: Axes, rows: list[Corpus]) -> None:
+def _bars(axes: Axes, rows: list[Component]) -> None:
     for offset, colour, name, shares in (
         (-0.18, GREY, "share of tokens", [row.share_of_tokens for row in rows]),
         (0.18, BLUE, "share of training samples", [row.share_of_samples for row in rows]),

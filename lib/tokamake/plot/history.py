@@ -1,7 +1,7 @@
 """A run's metrics.jsonl as arrays over steps.
 
 Lines come from the trainer: those with `loss` are training steps, those with `validation_loss`
-measurements. Arrays go to `figures` and `tables`.
+measurements. Arrays go to `figures`.
 """
 
 import json
@@ -14,17 +14,17 @@ import numpy.typing as npt
 from tokamake.errors import UserError
 
 Floats = npt.NDArray[np.float64]
-_TRAINING = ("step", "loss", "learning_rate", "tokens_per_second", "consumed_tokens")
-_VALIDATION = ("step", "validation_loss")
+_TRAINING = ("step", "loss", "learning_rate", "tokens_per_second")
+_VALIDATION = "validation_loss"
 
 
 class History(NamedTuple):
-    """Training and validation lines, each a dict of equally long arrays (lines,) in step order."""
+    """Training and validation lines as arrays (lines,) in step order."""
 
     training: dict[str, Floats]
-    """step, loss (nats a token), learning_rate, tokens_per_second, consumed_tokens."""
-    validation: dict[str, Floats]
-    """step, validation_loss (nats a token)."""
+    """step, loss (nats a token), learning_rate, tokens_per_second."""
+    validation: dict[str, tuple[Floats, Floats]]
+    """Steps and losses (nats a token) of each validation set."""
 
 
 def read_history(path: Path) -> History:
@@ -37,15 +37,22 @@ def read_history(path: Path) -> History:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; make it with `tokamake train`") from None
-    kinds: dict[tuple[str, ...], dict[int, list[float]]] = {_TRAINING: {}, _VALIDATION: {}}
+    training: dict[int, list[float]] = {}
+    validation: dict[str, dict[int, list[float]]] = {}
     for number, text in enumerate(lines, 1):
         line = _parse(text, f"{path}:{number}")
-        for keys, rows in kinds.items():
-            if keys[1] in line:
-                rows[line["step"]] = _pick(line, keys, f"{path}:{number}")
-    if not kinds[_TRAINING]:
+        if _TRAINING[1] in line:
+            training[line["step"]] = _pick(line, _TRAINING, f"{path}:{number}")
+        for key in line:
+            if key.partition("/")[0] == _VALIDATION:
+                rows = validation.setdefault(key.partition("/")[2] or "valid", {})
+                rows[line["step"]] = _pick(line, ("step", key), f"{path}:{number}")
+    if not training:
         raise UserError(f"{path}: no training step; run `tokamake train` again")
-    return History(_columns(kinds[_TRAINING], _TRAINING), _columns(kinds[_VALIDATION], _VALIDATION))
+    return History(
+        dict(zip(_TRAINING, _columns(training), strict=True)),
+        {name: tuple(_columns(rows)) for name, rows in validation.items()},
+    )
 
 
 def smooth(values: Floats) -> Floats:
@@ -79,6 +86,5 @@ def _pick(line: dict[str, Any], keys: tuple[str, ...], where: str) -> list[float
     return [float(line[key]) for key in keys]
 
 
-def _columns(rows: dict[int, list[float]], keys: tuple[str, ...]) -> dict[str, Floats]:
-    table = np.array([rows[step] for step in sorted(rows)]).reshape(-1, len(keys))
-    return dict(zip(keys, table.T, strict=True))
+def _columns(rows: dict[int, list[float]]) -> Floats:
+    return np.array([rows[step] for step in sorted(rows)]).T

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from tokamake.data.pairs import statistics
 from tokamake.plot import style
-from tokamake.plot.mixture import Corpus, largest
+from tokamake.plot.mixture import Component, largest
 from tokamake.plot.style import BLUE, GREY, INK, MUTED
 
 _MOST_ROWS = 12
@@ -20,7 +20,7 @@ _MOST_TICKS = 18
 _ROW_INCHES, _HEAD_INCHES = 1.25, 0.5
 
 
-def lengths(corpora: list[Corpus], sequence_length: int) -> Figure:
+def lengths(corpora: list[Component], sequence_length: int) -> Figure:
     """Bars of each corpus: the shares of its documents and of its tokens by length.
 
     Args:
@@ -63,7 +63,7 @@ def _place(longest: int) -> int:
     return longest.bit_length() - 1
 
 
-def _bars(axes: Axes, corpus: Corpus) -> None:
+def _bars(axes: Axes, corpus: Component) -> None:
     places = [_place(one["longest"]) for one in corpus.lengths]
     for offset, colour, name, counts in (
         (0.29, BLUE, "share of documents", [one["documents"] for one in corpus.lengths]),

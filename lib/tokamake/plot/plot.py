@@ -6,7 +6,7 @@ from pathlib import Path
 def plot(
     *,
     metadata: Path,
-    weights: Path,
+    index: Path,
     metrics: Path,
     train: Path,
     evaluation: Path,
@@ -21,7 +21,7 @@ def plot(
 
     Args:
         metadata: JSON file of `describe`, for what the corpora hold.
-        weights: weighting file of `weigh`.
+        index: folder of `index`.
         metrics: metrics.jsonl of `train`.
         train: train.json of `train`.
         evaluation: JSON file of `evaluate`.
@@ -38,11 +38,11 @@ def plot(
     from tokamake.plot import figures, style, tables
     from tokamake.plot.history import read_history
     from tokamake.plot.lengths import lengths
-    from tokamake.plot.mixture import read_corpora
+    from tokamake.plot.mixture import read_mixture
 
     run = read_run(config)
     history = read_history(metrics)
-    corpora = read_corpora(metadata=metadata, weights=weights, run=run)
+    corpora = read_mixture(metadata=metadata, index=index, run=run)
     trained = read_json(train, "make it with `tokamake train`")
     num_parameters = sum(shape.numel() for shape in tensors.shapes(run.architecture).values())
     pages = {

@@ -8,7 +8,7 @@ from typing import Any
 from tokamake.config import Run
 from tokamake.data.pairs.statistics import median_bin
 from tokamake.plot import pages
-from tokamake.plot.mixture import Corpus, total
+from tokamake.plot.mixture import Component, total
 
 _STOPPED = {
     "eod": "ended the document",
@@ -17,7 +17,7 @@ _STOPPED = {
 }
 
 
-def corpora(rows: list[Corpus]) -> str:
+def corpora(rows: list[Component]) -> str:
     """What was tokenized, how often the run goes through it, and what the documents are like."""
     header = ["corpus", "files", "documents", "tokens", "text", "weight", "epochs"]
     used = pages.table(header, [_corpus(row) for row in rows], _corpus(total(rows)))
@@ -27,19 +27,19 @@ def corpora(rows: list[Corpus]) -> str:
     return pages.page("Corpora", pages.sections([("", used), ("Documents", like)]))
 
 
-def _corpus(row: Corpus) -> list[str]:
+def _corpus(row: Component) -> list[str]:
     return [
         row.name,
         f"{row.files:,}",
         f"{row.documents:,}",
         f"{row.tokens:,}",
-        in_bytes(row.text_bytes),
+        "–" if row.text_bytes is None else in_bytes(row.text_bytes),
         f"{row.share_of_samples:.1%}",
         f"{row.epochs:.2f}",
     ]
 
 
-def _documents(row: Corpus) -> list[str]:
+def _documents(row: Component) -> list[str]:
     middle = median_bin(row.lengths)
     counts = (
         row.documents_in,
@@ -50,7 +50,7 @@ def _documents(row: Corpus) -> list[str]:
     return [
         row.name,
         *("–" if count is None else f"{count:,}" for count in counts),
-        f"{row.text_bytes / row.tokens:.2f}" if row.tokens else "–",
+        f"{row.text_bytes / row.tokens:.2f}" if row.text_bytes is not None and row.tokens else "–",
         f"{row.tokens / row.documents:,.0f}" if row.documents else "–",
         "–" if middle is None else _range(middle["shortest"], middle["longest"]),
     ]
@@ -135,9 +135,11 @@ def _losses(trained: dict[str, Any]) -> list[tuple[str, str]]:
     losses = []
     if last is not None:
         losses.append(("training loss", f"{last:.4f} nats per token, at first {first:.4f}"))
-    if measured:
-        loss = measured[-1]["validation_loss"]
-        losses.append(("validation loss", f"{loss:.4f} nats per token"))
+    for key, loss in measured[-1].items() if measured else ():
+        if key != "step":
+            kind, _, name = key.replace("_", " ", 1).partition("/")
+            title = f"{kind} ({name})" if name else kind
+            losses.append((title, f"{loss:.4f} nats per token"))
     return losses
 
 

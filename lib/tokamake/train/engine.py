@@ -109,7 +109,7 @@ class Engine:
         num_batches = self._engine.gradient_accumulation_steps()
         total = torch.zeros(2, device=self._device)
         for number, batch in enumerate(batches, 1):
-            loss = self._engine(self._tensor(batch))
+            loss = self._engine(to_device(batch, self._device))
             self._engine.backward(loss)
             total[0] += loss.detach().float() / num_batches
             if number < num_batches:
@@ -139,13 +139,10 @@ class Engine:
         total = torch.zeros(2, device=self._device)
         with torch.no_grad():
             for batch in batches:
-                total[0] += self._engine(self._tensor(batch)).float()
+                total[0] += self._engine(to_device(batch, self._device)).float()
                 total[1] += 1
         dist.all_reduce(total)
         return float(total[0] / total[1])
-
-    def _tensor(self, batch: Batch) -> torch.Tensor:
-        return torch.from_numpy(batch).to(self._device, non_blocking=True)
 
     def save(self, folder: Path, *, tag: str, state: dict[str, Any]) -> None:
         """Write `folder`/`tag`, a Megatron-DeepSpeed checkpoint, and bring it to disk.
@@ -186,6 +183,17 @@ class Engine:
                 f"{folder / tag}: not loaded; name another checkpoint in {folder}/latest"
             )
         _set_random_state(state["rng_state"][self._ranks.rank])
+
+
+def to_device(batch: Batch, device: torch.device) -> torch.Tensor:
+    """Bring a batch to the device; an accelerator reads it from pinned memory, with no one waiting.
+
+    torch keeps pinned memory and gives it out again once the device has read it.
+    """
+    tensor = torch.from_numpy(batch)
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _initialize(run: Run, ranks: Ranks, device: torch.device) -> Any:

@@ -21,7 +21,10 @@ from tokamake import files, plugins
 from tokamake.checkpoint import megatron_deepspeed
 from tokamake.config import Run
 from tokamake.data.samples.batching import BatchSizes
-from tokamake.data.samples.loader import Samples, batches, read_index, steps
+from tokamake.data.samples.fim import FimSamples
+from tokamake.data.samples.fim_tokens import Fim
+from tokamake.data.samples.folder import read_index
+from tokamake.data.samples.loader import Rows, Samples, batches, steps
 from tokamake.errors import UserError
 from tokamake.runtime import Ranks, ahead, same_fate
 from tokamake.train import metrics, restart
@@ -134,8 +137,9 @@ class Loop:
             run.architecture, run.train.sequence_length
         )
         with same_fate():
-            self._samples = Samples(run.index, split="train", data_root=run.data_root)
-            self._valid, self._valid_steps = _validation(run)
+            first = ranks.rank == 0
+            self._samples = training_samples(run, verify=first)
+            self._validation = _validation(run, verify=first)
         self._engine = Engine(run, ranks, device)
         if state:
             tag = f"global_step{state.step}"
@@ -204,7 +208,7 @@ class Loop:
             data_parallel_size=self._ranks.world_size,
         )
 
-    def _batches(self, samples: Samples, consumed_samples: int) -> "Iterator[Batch]":
+    def _batches(self, samples: Rows, consumed_samples: int) -> "Iterator[Batch]":
         return batches(
             samples,
             consumed_samples=consumed_samples,
@@ -259,13 +263,17 @@ class Loop:
         self._say(line)
 
     def _evaluate(self) -> None:
-        if not self._valid:
+        if not self._validation:
             return
-        num_batches = self._valid_steps * self._num_micro_batches()
-        loss = self._engine.mean_loss(islice(self._batches(self._valid, 0), num_batches))
+        losses = {name: self._loss(*measured) for name, measured in self._validation.items()}
         if self._metrics:
-            self._metrics.add({"step": self._state.step, "validation_loss": loss})
-        self._say(f"step {self._state.step}/{self._train.train_steps} | validation loss {loss:.4f}")
+            self._metrics.add({"step": self._state.step, **metrics.validation(losses)})
+        told = (f"{metrics.title(name)} {loss:.4f}" for name, loss in losses.items())
+        self._say(f"step {self._state.step}/{self._train.train_steps} | {' | '.join(told)}")
+
+    def _loss(self, samples: Samples, num_steps: int) -> float:
+        num_batches = num_steps * self._num_micro_batches()
+        return self._engine.mean_loss(islice(self._batches(samples, 0), num_batches))
 
     def _save(self) -> None:
         tokens = self._state.consumed_samples * self._train.sequence_length
@@ -291,13 +299,29 @@ class _Pace:
     seconds: float = 0.0
 
 
-def _validation(run: Run) -> tuple[Samples | None, int]:
-    """Validation samples and how many global batches of them are measured, if any."""
-    if not run.train.evaluation_steps or "valid" not in read_index(run.index)["splits"]:
-        return None, 0
-    samples = Samples(run.index, split="valid", data_root=run.data_root)
-    steps = min(run.train.evaluation_steps, len(samples) // run.train.global_batch_size)
-    return (samples, steps) if steps else (None, 0)
+def training_samples(run: Run, *, verify: bool = True) -> Samples | FimSamples:
+    """Samples of the run, rearranged if it says so."""
+    samples = Samples(run.index, split="train", data_root=run.data_root, verify=verify)
+    fim = Fim(**run.train.fim.model_dump())
+    if not fim.rate:
+        return samples
+    if run.tokenizer is None:
+        raise UserError("train.fim.rate: needs a tokenizer; run `tokamake resolve` again")
+    return FimSamples(samples, fim, tokenizer=run.tokenizer, seed=run.seed, verify=verify)
+
+
+def _validation(run: Run, *, verify: bool) -> dict[str, tuple[Samples, int]]:
+    """Samples of each validation set, and how many global batches of them are measured."""
+    if not run.train.evaluation_steps:
+        return {}
+    found = {}
+    for name in read_index(run.index)["splits"]:
+        if name != "train":
+            samples = Samples(run.index, split=name, data_root=run.data_root, verify=verify)
+            steps = min(run.train.evaluation_steps, len(samples) // run.train.global_batch_size)
+            if steps:
+                found[name] = (samples, steps)
+    return found
 
 
 def _write_summary(run: Run, state: State) -> None:

@@ -63,6 +63,18 @@ class Metrics:
         self._events.close()
 
 
+def validation(losses: dict[str, float]) -> Record:
+    """Losses of validation sets as entries of a record: `valid` is validation_loss itself."""
+    return {
+        "validation_loss" + f"/{name}" * (name != "valid"): loss for name, loss in losses.items()
+    }
+
+
+def title(name: str) -> str:
+    """What the loss of a validation set is called, for people."""
+    return "validation loss" + f" ({name})" * (name != "valid")
+
+
 def _line(record: Record) -> str:
     return json.dumps(record) + "\n"
 
@@ -89,8 +101,6 @@ def summary(records: list[Record]) -> dict[str, Any]:
         "first_loss": losses[0] if losses else None,
         "last_loss": losses[-1] if losses else None,
         "validation_losses": [
-            {"step": record["step"], "validation_loss": record["validation_loss"]}
-            for record in records
-            if "validation_loss" in record
+            record for record in records if any(key.startswith("validation_loss") for key in record)
         ],
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tokamake.config import Architecture, TrainSettings
+    from tokamake.config import Architecture, FimSettings, TrainSettings
 
 
 def resolve(
@@ -18,6 +18,7 @@ def resolve(
     checkpoint: Path,
     index: Path,
     data_root: Path,
+    tokenizer: Path | None = None,
     output_folder: Path,
     output: Path,
 ) -> None:
@@ -30,6 +31,7 @@ def resolve(
         checkpoint: Megatron-DeepSpeed checkpoint to start from.
         index: Folder of sample indexes.
         data_root: Folder that the index's prefixes are relative to.
+        tokenizer: Tokenizer of the pairs; fill-in-the-middle needs it.
         output_folder: Folder of the run's checkpoints and metrics.
         output: The run.yaml to write.
 
@@ -38,31 +40,56 @@ def resolve(
     """
     from tokamake.checkpoint import megatron_deepspeed
     from tokamake.config import Run, TrainSettings, write_run
-    from tokamake.data.samples.loader import read_index
+    from tokamake.data.samples.folder import read_index
     from tokamake.validation import parse_json, validate
 
     train = parse_json(TrainSettings, settings, "train")
     architecture, *_ = megatron_deepspeed.read(checkpoint)
     described = read_index(index)
+    if train.train_steps is None:
+        train = train.model_copy(update={"train_steps": whole_steps(train, described, index)})
     check_lengths(train, architecture, described, index)
     check_vocabulary(architecture, described, data_root)
+    if train.fim.rate:
+        check_fim(train.fim, architecture, tokenizer)
     values = {
         "run": run,
         "seed": seed,
         "checkpoint": checkpoint,
         "index": index,
         "data_root": data_root,
+        "tokenizer": tokenizer,
         "output": output_folder,
         "architecture": architecture,
-        "train": train,
+        "train": train.model_dump(),
     }
     write_run(output, validate(Run, values, "resolve"))
+
+
+def whole_steps(train: "TrainSettings", described: dict[str, Any], index: Path) -> int:
+    """Steps that the samples of an index give; those that fill no batch are left, and told.
+
+    Raises:
+        UserError: they do not fill one batch.
+    """
+    from tokamake.errors import UserError
+
+    samples = described["splits"]["train"]["samples"]
+    steps, left = divmod(samples, train.global_batch_size)
+    if not steps:
+        raise UserError(
+            f"{index}: has {samples} training samples, fewer than train.global_batch_size "
+            f"{train.global_batch_size}; state more epochs or lower it"
+        )
+    print(f"{index}: {samples:,} training samples: {steps:,} steps, {left:,} samples left over")
+    return int(steps)
 
 
 def check_lengths(
     train: "TrainSettings", architecture: "Architecture", described: dict[str, Any], index: Path
 ) -> None:
     """Compare sequence length and number of samples with the model and the index."""
+    from tokamake.config import INDEX_SETTINGS
     from tokamake.errors import UserError
 
     length, most = train.sequence_length, architecture.max_position_embeddings
@@ -71,12 +98,14 @@ def check_lengths(
             f"train.sequence_length: {length}: the model is meant for at most {most} "
             "(max_position_embeddings); lower it"
         )
-    for name, wanted in (("sequence_length", length), ("split", train.split)):
+    for name in INDEX_SETTINGS:
+        wanted = getattr(train, name)
         if described[name] != wanted:
             raise UserError(
                 f"{index}: has {name} {described[name]}, train.{name} is {wanted}; "
                 "run `tokamake index` again"
             )
+    assert train.train_steps is not None
     needed = train.train_steps * train.global_batch_size
     found = described["splits"]["train"]["samples"] if "train" in described["splits"] else 0
     if found < needed:
@@ -104,3 +133,21 @@ def check_vocabulary(
                 f"{path}: tokens of a vocabulary of {size}, the model has "
                 f"{architecture.vocab_size} embeddings; take the tokenizer of the checkpoint"
             )
+
+
+def check_fim(fim: "FimSettings", architecture: "Architecture", tokenizer: Path | None) -> None:
+    """Refuse fill-in-the-middle without its special tokens, or rows of the embedding for them."""
+    from tokamake.data.samples.fim_tokens import Fim, find_tokens
+    from tokamake.data.tokenizers import open_tokenizer
+    from tokamake.errors import UserError
+
+    if tokenizer is None:
+        raise UserError("train.fim.rate: needs a tokenizer; give it with --tokenizer")
+    opened = open_tokenizer(tokenizer)
+    find_tokens(Fim(**fim.model_dump()), opened, tokenizer)
+    assert architecture.vocab_size is not None
+    if opened.vocab_size > architecture.vocab_size:
+        raise UserError(
+            f"tokenizer {tokenizer}: has {opened.vocab_size} entries, the model "
+            f"{architecture.vocab_size} embeddings; take the tokenizer of the checkpoint"
+        )

@@ -7,24 +7,13 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from tokamake.data.mixture.weights import Line, Problem, find_root, place, scan
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
-    from tokamake.data.mixture.weights import Line
     from tokamake.data.text.corpora import Corpus
 
 _SUM_TOLERANCE = 1e-9
-
-
-class Finding(NamedTuple):
-    """Something to say about a weighting file."""
-
-    number: int
-    """Line of the file, from 1; 0 where it is the file as a whole."""
-    text: str
-    """What, and the remedy."""
-    error: bool = True
-    """Whether it has to be mended."""
 
 
 class Total(NamedTuple):
@@ -45,19 +34,22 @@ def lint_weights(
     /,
     *,
     data_root: Path | None = None,
+    split: str | None = None,
     train_tokens: int | None = None,
     corpora: Path | None = None,
     temperature: float | None = None,
 ) -> None:
-    """Check a weighting file, of two or three columns, and print what it draws from each corpus.
+    """Check a weighting file of any form, and print what it draws from each corpus.
 
     Each problem is a line FILE:LINE: what; remedy. Errors end with exit status 2, warnings do not.
     Where a line names no corpus, it is the prefix's last part up to its first hyphen.
 
     Args:
-        weights: lines of `weight prefix corpus`, or pairs of `weight prefix`.
+        weights: lines of `weight prefix corpus [START:END]`, or pairs of `weight prefix`.
         data_root: folder that the prefixes are relative to; else TOKAMAKE_DATA_ROOT names it, else
             it is the folder of the weighting file.
+        split: shares of documents for training, validation and test: tokens and epochs are of what
+            trains; without it of whole files, or of the parts that lines name.
         train_tokens: tokens that the whole training sees, for the epochs realized.
         corpora: table of corpora; a corpus whose epochs differ by more than 1 % from those that
             come of it is an error.
@@ -67,86 +59,87 @@ def lint_weights(
         UserError: there is an error in the file, or it cannot be read.
     """
     from tokamake.data.mixture.weigh import check_options
-    from tokamake.data.mixture.weights import find_root, place, scan
     from tokamake.data.text.corpora import read_corpora
     from tokamake.runtime import counted
 
     check_options(train_tokens, temperature)
     rows = read_corpora(corpora, temperature=temperature) if corpora else []
     lines, problems = scan(weights)
-    findings = [Finding(*problem) for problem in problems]
-    findings += _columns(lines)
-    tokens, faults = _tokens(lines, find_root(weights, data_root))
-    findings += faults + _weights(lines, tokens)
+    problems += _columns(lines)
+    tokens, faults = _tokens(lines, find_root(weights, data_root), split)
+    problems += faults + _weights(lines, tokens)
     totals = _totals(lines, tokens)
     if corpora:
-        findings += _compare(totals, rows, train_tokens, corpora)
-    for finding in sorted(findings, key=lambda finding: finding.number or math.inf):
-        print(
-            f"{place(weights, finding.number)}{'' if finding.error else 'warning: '}{finding.text}"
-        )
+        problems += _compare(totals, rows, train_tokens, corpora)
+    for problem in sorted(problems, key=lambda problem: problem.number or math.inf):
+        kind = "" if problem.error else "warning: "
+        print(f"{place(weights, problem.number)}{kind}{problem.text}")
     _print_table(totals, train_tokens)
-    errors = sum(finding.error for finding in findings)
+    errors = sum(problem.error for problem in problems)
     if errors:
         raise UserError(f"{weights}: {counted(errors, 'error')}; mend what is listed")
 
 
-def _columns(lines: "list[Line]") -> list[Finding]:
+def _columns(lines: list[Line]) -> list[Problem]:
     """Lines of another form than the first, and paths that hold on one machine only."""
-    findings = []
+    problems = []
     for line in lines:
         if line.columns != lines[0].columns:
             what = f"{line.columns} columns, line {lines[0].number} has {lines[0].columns}"
-            findings.append(
-                Finding(line.number, f"{what}; name the corpus in all lines or in none")
+            problems.append(
+                Problem(line.number, f"{what}; name the corpus in all lines or in none")
             )
         if Path(line.entry.prefix).is_absolute():
             what = f"{line.entry.prefix} is absolute; write it relative to the data root"
-            findings.append(Finding(line.number, what, error=False))
-    return findings
+            problems.append(Problem(line.number, what, error=False))
+    return problems
 
 
-def _tokens(lines: "list[Line]", root: Path) -> tuple[list[int | None], list[Finding]]:
-    """Tokens of every line's pair, None where it cannot be read."""
+def _tokens(
+    lines: list[Line], root: Path, split: str | None
+) -> tuple[list[int | None], list[Problem]]:
+    """Tokens of every line's part of its pair, None where the pair cannot be read."""
+    from tokamake.data.mixture.shares import part_tokens
     from tokamake.data.pairs.count_tokens import count_tokens
 
     tokens: list[int | None] = []
     faults = []
     for line in lines:
         try:
-            tokens.append(count_tokens(root / line.entry.prefix))
+            whole = count_tokens(root / line.entry.prefix)
+            tokens.append(part_tokens(whole, line.entry.part, split))
         except UserError as error:
-            faults.append(Finding(line.number, str(error)))
+            faults.append(Problem(line.number, str(error)))
             tokens.append(None)
     return tokens, faults
 
 
-def _weights(lines: "list[Line]", tokens: list[int | None]) -> list[Finding]:
+def _weights(lines: list[Line], tokens: list[int | None]) -> list[Problem]:
     """Weights of 0, files of no use, and a sum that is not 1."""
-    findings = []
+    problems = []
     for line, count in zip(lines, tokens, strict=True):
         if count == 0:
             what = f"{line.entry.prefix} holds no token; remove the line"
-            findings.append(Finding(line.number, what, error=False))
+            problems.append(Problem(line.number, what, error=False))
         elif line.entry.weight == 0 and "." in line.weight:
             what = f"weight {line.weight} is rounded to 0; write it with full precision"
-            findings.append(Finding(line.number, what))
+            problems.append(Problem(line.number, what))
         elif line.entry.weight == 0:
             what = "weight 0 draws nothing; give a number above 0 or remove the line"
-            findings.append(Finding(line.number, what))
+            problems.append(Problem(line.number, what))
     total = math.fsum(map(_usable, lines))
     if total > 0 and abs(total - 1) > _SUM_TOLERANCE:
         what = f"weights sum to {total:.10g}, not 1; they are normalized, see that no line is lost"
-        findings.append(Finding(0, what, error=False))
-    return findings
+        problems.append(Problem(0, what, error=False))
+    return problems
 
 
-def _usable(line: "Line") -> float:
+def _usable(line: Line) -> float:
     """Weight of a line, or 0 where it is none."""
     return line.entry.weight if 0 < line.entry.weight < math.inf else 0.0
 
 
-def _totals(lines: "list[Line]", tokens: list[int | None]) -> list[Total]:
+def _totals(lines: list[Line], tokens: list[int | None]) -> list[Total]:
     """Corpora in the order in which the file names them."""
     whole = math.fsum(map(_usable, lines)) or 1.0
     named: dict[str, list[tuple[Line, int | None]]] = {}
@@ -171,39 +164,41 @@ def _sum(counts: list[int | None]) -> int | None:
 
 def _compare(
     totals: list[Total], rows: "list[Corpus]", train_tokens: int | None, table: Path
-) -> list[Finding]:
+) -> list[Problem]:
     """What the file draws against what the table asks for."""
-    from tokamake.data.mixture.weigh import TOLERANCE, shares
+    from tokamake.data.mixture.shares import TOLERANCE, shares
 
+    rows = [row for row in rows if row.trains]
     found = {total.corpus: total for total in totals}
     known = {row.corpus for row in rows}
-    findings = [
-        Finding(
-            total.line, f'corpus "{total.corpus}" is not in {table}; add a row or mend its name'
+    problems = [
+        Problem(
+            total.line,
+            f'corpus "{total.corpus}" is not in {table}; add a row or mend its name',
         )
         for total in totals
         if total.corpus not in known
     ]
-    findings += [
-        Finding(0, f'corpus "{row.corpus}" of {table} has no line; add its files or remove the row')
+    problems += [
+        Problem(0, f'corpus "{row.corpus}" of {table} has no line; add its files or remove the row')
         for row in rows
         if row.corpus not in found
     ]
     tokens = {total.corpus: total.tokens or 0 for total in totals}
-    if findings or not all(tokens.values()):
-        return findings  # shares would all be others
+    if problems or not all(tokens.values()):
+        return problems  # shares would all be others
     try:
         asked = shares(rows, tokens, train_tokens=train_tokens, table=table)
     except UserError as error:
-        return [Finding(0, str(error))]
+        return [Problem(0, str(error))]
     for corpus, total in found.items():
         if abs(total.share / asked[corpus] - 1) > TOLERANCE:
             what = _difference(total, asked[corpus], train_tokens)
             text = (
                 f'corpus "{corpus}": {what} by {table}; make the file again with `tokamake weigh`'
             )
-            findings.append(Finding(total.line, text))
-    return findings
+            problems.append(Problem(total.line, text))
+    return problems
 
 
 def _difference(total: Total, asked: float, train_tokens: int | None) -> str:

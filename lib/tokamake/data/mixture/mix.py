@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from tokamake.data.text.splits import Part
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class _Drawn(NamedTuple):
     prefix: str
     """Relative to the output's root, or absolute where a list has it so."""
     corpus: str
+    part: Part | None
     source: Path
     """List that names it first."""
 
@@ -40,7 +42,7 @@ def mix(parts: list[str], /, *, output: Path, data_root: Path | None = None) -> 
 
     Raises:
         UserError: a weight is no number above 0, a file cannot be read, or lists disagree about the
-            corpus of a prefix.
+            corpus or the part of a prefix.
     """
     from tokamake.data.mixture.weights import Weighted, find_root, read_weights, write_weights
     from tokamake.runtime import counted
@@ -56,7 +58,7 @@ def mix(parts: list[str], /, *, output: Path, data_root: Path | None = None) -> 
             mixed[name] = _add(mixed[name], drawn) if name in mixed else drawn
     write_weights(
         output,
-        [Weighted(float(drawn.weight), drawn.prefix, drawn.corpus) for drawn in mixed.values()],
+        [Weighted(float(drawn.weight), *drawn[1:4]) for drawn in mixed.values()],
     )
     print(f"{output}: {counted(len(mixed), 'file')} of {counted(len(lists), 'list')}")
 
@@ -85,7 +87,9 @@ def _draw(
         prefix = entry.prefix
         if not Path(prefix).is_absolute():
             prefix = os.path.relpath(Path(root, prefix), to_root)
-        yield _Drawn(share * Fraction(entry.weight) / whole, prefix, entry.corpus, source)
+        yield _Drawn(
+            share * Fraction(entry.weight) / whole, prefix, entry.corpus, entry.part, source
+        )
 
 
 def _add(earlier: _Drawn, drawn: _Drawn) -> _Drawn:
@@ -93,5 +97,10 @@ def _add(earlier: _Drawn, drawn: _Drawn) -> _Drawn:
         raise UserError(
             f'{drawn.source}: {drawn.prefix} is of corpus "{drawn.corpus}", but of '
             f'"{earlier.corpus}" in {earlier.source}; name one corpus in both'
+        )
+    if earlier.part != drawn.part:
+        raise UserError(
+            f"{drawn.source}: {drawn.prefix} is meant with another part than in {earlier.source}; "
+            "name one part in both"
         )
     return earlier._replace(weight=earlier.weight + drawn.weight)

@@ -4,21 +4,15 @@ Shares come from the table of corpora and the tokens that `describe` counted; th
 """
 
 import logging
-from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
-from fractions import Fraction
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
+    from tokamake.data.mixture.weights import Weighted
     from tokamake.data.text.corpora import Corpus
-
-# Decimals are powers to the same digits on every machine, and know no overflow here.
-_DECIMALS = Context(prec=40, Emax=MAX_EMAX, Emin=MIN_EMIN)
-
-TOLERANCE = 0.01
-"""How far epochs may be, relatively, from those stated before it is worth a word."""
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +22,7 @@ def weigh(
     corpora: Path,
     metadata: Path,
     output: Path,
+    split: str | None = None,
     train_tokens: int | None = None,
     temperature: float | None = None,
     max_epochs: float = 4.0,
@@ -41,10 +36,16 @@ def weigh(
     Weights sum to 1 and keep their full precision. Prefixes stay relative to the data root, so that
     the data can be moved without an edit.
 
+    Where corpora name the sets that they are part of (column `sets`), each set but train gets a
+    weighting file of its own: weights.txt, weights.valid.txt, weights.test.txt. If all its corpora
+    state weights these hold in it too; else it draws from all alike, by tokens.
+
     Args:
         corpora: table of corpora with their weights, epochs or temperatures.
         metadata: JSON file that `describe` wrote for all pairs.
-        output: weighting file.
+        output: weighting file of the training.
+        split: shares of documents for training, validation and test, as `index` gets them: epochs
+            are of what the training sees; without it of whole corpora.
         train_tokens: tokens that the whole training sees; needed where only some corpora state
             epochs.
         temperature: temperature of the corpora that state nothing; 1 is by size, more is flatter.
@@ -55,7 +56,8 @@ def weigh(
         UserError: a corpus has no pair or no token, or a pair belongs to no corpus of the table; or
             the epochs do not fit into the training.
     """
-    from tokamake.data.mixture.weights import Weighted, write_weights
+    from tokamake.data.mixture.shares import seen_tokens, shares
+    from tokamake.data.mixture.weights import write_weights
     from tokamake.data.text.corpora import read_corpora
     from tokamake.files import read_json
     from tokamake.runtime import counted
@@ -66,15 +68,62 @@ def weigh(
     rows = read_corpora(corpora, temperature=temperature)
     pairs = read_json(metadata, "make it with `tokamake describe`")
     tokens = _count(pairs, rows, metadata, corpora)
-    parts = shares(rows, tokens, train_tokens=train_tokens, table=corpora)
-    _warn(rows, parts, tokens, train_tokens=train_tokens, max_epochs=max_epochs, table=corpora)
-    entries = []
-    for pair in pairs:
-        corpus = pair["corpus"]
-        weight = parts[corpus] * pair["total_num_tokens"] / tokens[corpus]
-        entries.append(Weighted(weight, pair["data_prefix"], corpus))
-    write_weights(output, entries)
-    print(f"{output}: {counted(len(entries), 'file')} of {len(rows)} corpora")
+    trained = [row for row in rows if row.trains]
+    if not trained:
+        raise UserError(f"{corpora}: no corpus trains; add `train` to the sets column of one")
+    seen = seen_tokens(trained, tokens, split)
+    parts = shares(trained, seen, train_tokens=train_tokens, table=corpora)
+    _warn(trained, parts, seen, train_tokens=train_tokens, max_epochs=max_epochs, table=corpora)
+    written = {"train": parts, **_held_out(rows, tokens)}
+    for name, share in written.items():
+        path = output if name == "train" else set_path(output, name)
+        write_weights(path, _entries(name, share, pairs, {row.corpus: row for row in rows}, tokens))
+    files = sum(pair["corpus"] in parts for pair in pairs)
+    print(f"{output}: {counted(files, 'file')} of {len(trained)} corpora")
+
+
+def set_path(weights: Path, name: str) -> Path:
+    """Weighting file of a set beside that of the training: weights.txt, weights.valid.txt."""
+    return weights.with_name(f"{weights.stem}.{name}{weights.suffix}")
+
+
+def _held_out(rows: "list[Corpus]", tokens: dict[str, int]) -> dict[str, dict[str, float]]:
+    """Shares of the corpora in each set that corpora name, train apart."""
+    found: dict[str, dict[str, float]] = {}
+    names = dict.fromkeys(name for row in rows for name in row.parts if name != "train")
+    for name in names:
+        members = [row for row in rows if name in row.parts]
+        weighted = all(row.weight for row in members)
+        parts = {
+            row.corpus: (row.weight or 0)
+            if weighted
+            else tokens[row.corpus] * (row.parts[name][1] - row.parts[name][0])
+            for row in members
+        }
+        found[name] = {corpus: part / math.fsum(parts.values()) for corpus, part in parts.items()}
+    return found
+
+
+def _entries(
+    name: str,
+    share: dict[str, float],
+    pairs: list[dict[str, Any]],
+    rows: "dict[str, Corpus]",
+    tokens: dict[str, int],
+) -> "list[Weighted]":
+    """Lines of a set: the share of each corpus in it, divided among its files by their tokens."""
+    from tokamake.data.mixture.weights import Weighted
+
+    return [
+        Weighted(
+            share[corpus] * pair["total_num_tokens"] / tokens[corpus],
+            pair["data_prefix"],
+            corpus,
+            rows[corpus].parts.get(name),
+        )
+        for pair in pairs
+        if (corpus := pair["corpus"]) in share
+    ]
 
 
 def check_options(train_tokens: int | None, temperature: float | None) -> None:
@@ -87,82 +136,6 @@ def check_options(train_tokens: int | None, temperature: float | None) -> None:
         raise UserError(f"--train-tokens: {train_tokens}: give a number of tokens, 1 or more")
     if temperature is not None and not 0.01 <= temperature < float("inf"):
         raise UserError(f"--temperature: {temperature:g}: give a finite number, 0.01 or more")
-
-
-def shares(
-    corpora: "list[Corpus]", tokens: dict[str, int], *, train_tokens: int | None, table: Path
-) -> dict[str, float]:
-    """Share of the training samples of every corpus; they add up to 1.
-
-    Temperatures: Xue et al. 2021 (mT5), who write 1 / T as alpha.
-
-    Args:
-        corpora: rows of the table.
-        tokens: tokens of each corpus, above 0.
-        train_tokens: tokens that the whole training sees, if known.
-        table: what errors name.
-
-    Raises:
-        UserError: epochs need more tokens than there are, or the number is missing; or a corpus is
-            left with nothing.
-    """
-    if all(row.weight for row in corpora):
-        # In floats, as ever: what came of a table of weights has to stay the same to the last bit.
-        whole = sum(row.weight or 0 for row in corpora)
-        return {row.corpus: (row.weight or 0) / whole for row in corpora}
-    fixed = {row.corpus: Fraction(row.epochs) * tokens[row.corpus] for row in corpora if row.epochs}
-    others = {row.corpus: _part(row, tokens) for row in corpora if not row.epochs}
-    needed = sum(fixed.values(), Fraction())
-    left = _left(needed, train_tokens, others, table)
-    whole_part = sum(others.values(), Fraction())
-    drawn = fixed | {corpus: left * part / whole_part for corpus, part in others.items()}
-    found = {row.corpus: float(drawn[row.corpus] / (needed + left)) for row in corpora}
-    for corpus, share in found.items():
-        if not share:
-            raise UserError(
-                f'{table}: corpus "{corpus}" gets a share below every number; raise its temperature'
-            )
-    return found
-
-
-def _part(row: "Corpus", tokens: dict[str, int]) -> Fraction:
-    """What a corpus with a weight or a temperature claims, relative to others of its kind."""
-    if row.temperature is None:
-        return Fraction(row.weight or 0)
-    exponent = _DECIMALS.divide(Decimal(1), Decimal(row.temperature))
-    return Fraction(_DECIMALS.power(Decimal(tokens[row.corpus]), exponent))
-
-
-def _left(
-    needed: Fraction, train_tokens: int | None, others: dict[str, Fraction], table: Path
-) -> Fraction:
-    """Tokens of the training that epochs leave to the other corpora."""
-    if not others:
-        if train_tokens and needed > train_tokens * (1 + Fraction(TOLERANCE)):
-            raise _too_long(needed, train_tokens, table)
-        return Fraction()
-    if not needed:
-        return Fraction(1)
-    if train_tokens is None:
-        raise UserError(
-            f"{table}: some corpora state epochs and others do not, so shares depend on how long "
-            "the training is; give --train-tokens, or epochs to all"
-        )
-    if needed > train_tokens:
-        raise _too_long(needed, train_tokens, table)
-    if needed == train_tokens:
-        raise UserError(
-            f"{table}: its epochs take all {train_tokens:,} tokens of the training and leave "
-            f"nothing to {', '.join(others)}; lower epochs or train longer"
-        )
-    return train_tokens - needed
-
-
-def _too_long(needed: Fraction, train_tokens: int, table: Path) -> UserError:
-    return UserError(
-        f"{table}: its epochs need {round(needed):,} tokens, the training has {train_tokens:,} "
-        "(--train-tokens); lower epochs or train longer"
-    )
 
 
 def _count(
@@ -192,6 +165,8 @@ def _warn(
     table: Path,
 ) -> None:
     """Say which corpora are seen too often, and where a long training outruns all epochs."""
+    from tokamake.data.mixture.shares import TOLERANCE
+
     stated = sum(row.epochs * tokens[row.corpus] for row in rows if row.epochs)
     all_state = all(row.epochs for row in rows)
     if all_state and train_tokens and stated < train_tokens * (1 - TOLERANCE):

@@ -10,13 +10,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from tokamake.data.pairs import corpus_of
+from tokamake.data.text.splits import Part, parse_part
 from tokamake.errors import UserError
 from tokamake.files import write_text
 
 ROOT_VARIABLE = "TOKAMAKE_DATA_ROOT"
 """Environment variable that names the folder which prefixes are relative to."""
 
-_FORMS = "write `weight prefix corpus`, or pairs of `weight prefix`"
+_FORMS = "write `weight prefix corpus [START:END]`, or pairs of `weight prefix`"
 
 
 class Weighted(NamedTuple):
@@ -25,6 +27,8 @@ class Weighted(NamedTuple):
     weight: float
     prefix: str
     corpus: str
+    part: Part | None = None
+    """Documents of the pair that are meant, as shares of them; None: what a split leaves."""
 
 
 class Line(NamedTuple):
@@ -33,7 +37,7 @@ class Line(NamedTuple):
     number: int
     """Line of the file, from 1."""
     columns: int
-    """3, or 2 where the corpus is not named."""
+    """3, or 2 where the corpus is not named; a part does not count."""
     weight: str
     """The weight as it is written."""
     entry: Weighted
@@ -45,18 +49,21 @@ class Problem(NamedTuple):
     number: int
     """Line of the file, from 1; 0 where it is the file as a whole."""
     text: str
+    error: bool = True
+    """Whether it has to be mended, or is only worth a word."""
 
 
 def read_weights(path: Path) -> list[Weighted]:
     """Read a weighting file: `weight prefix corpus` a line, or one or more pairs `weight prefix`.
 
+    A fourth column, START:END, says which part of the pair's documents is meant.
     Pairs are what Megatron takes as --data-path; without a column for it, the corpus is the
     prefix's last part up to its first hyphen. A `.bin` at the end of a prefix is taken off. Blank
     lines and what follows a `#` at the beginning of a column are skipped.
 
     Raises:
         UserError: the file is missing, empty or no text, a line has another form, a weight is
-            negative or not finite, a prefix comes twice, or all weights are zero.
+            negative or not finite, a part is none, a prefix comes twice, or all weights are zero.
     """
     lines, problems = scan(path)
     if problems:
@@ -78,7 +85,11 @@ def scan(path: Path) -> tuple[list[Line], list[Problem]]:
         if groups is None:
             problems.append(Problem(number, f"{len(_columns(text))} columns; {_FORMS}"))
         for group in groups or []:
-            line = _parse(number, group)
+            try:
+                line = _parse(number, group)
+            except UserError as error:
+                problems.append(Problem(number, str(error)))
+                continue
             if not 0 <= line.entry.weight < math.inf:
                 what = f"weight {line.weight!r}; give a finite number, 0 or more"
                 problems.append(Problem(number, what))
@@ -107,13 +118,13 @@ def write_weights(path: Path, entries: Iterable[Weighted]) -> None:
                 f"{path}: {entry.prefix!r} cannot stand in a weighting file, for it has a space in "
                 "it or begins with #; rename it"
             )
-        lines.append(f"{entry.weight!r} {entry.prefix} {entry.corpus}\n")
+        part = f" {entry.part[0]!r}:{entry.part[1]!r}" if entry.part else ""
+        lines.append(f"{entry.weight!r} {entry.prefix} {entry.corpus}{part}\n")
     write_text(path, "".join(lines))
 
 
 def find_root(path: Path, given: Path | None) -> Path:
-    """Folder that a weighting file's prefixes are relative to: as given, or as TOKAMAKE_DATA_ROOT
-    says, or the one that the file lies in."""
+    """Folder that prefixes count from: the given one, that of ROOT_VARIABLE, or the file's own."""
     named = os.environ.get(ROOT_VARIABLE)
     return given or (Path(named) if named else path.parent)
 
@@ -140,8 +151,10 @@ def _columns(text: str) -> list[str]:
 
 
 def _groups(columns: list[str]) -> list[list[str]] | None:
-    """The entries of a line, each of two or three columns; None: it is neither form."""
-    if len(columns) == 3:
+    """The entries of a line, each of two or three columns and a part; None: it is no such line."""
+    if len(columns) == 3 or (
+        len(columns) == 4 and ":" in columns[3] and not _is_number(columns[2])
+    ):
         return [columns]
     pairs = [columns[start : start + 2] for start in range(0, len(columns), 2)]
     # Of a single pair the weight may be a slip; several are known as pairs by their numbers.
@@ -152,14 +165,9 @@ def _groups(columns: list[str]) -> list[list[str]] | None:
 def _parse(number: int, group: list[str]) -> Line:
     weight = float(group[0]) if _is_number(group[0]) else math.nan
     prefix = group[1].removesuffix(".bin")
-    corpus = group[2] if len(group) == 3 else _corpus(prefix)
-    return Line(number, len(group), group[0], Weighted(weight, prefix, corpus))
-
-
-def _corpus(prefix: str) -> str:
-    """Corpus of a pair by its name, as `plan` gives it: <corpus>-<number>."""
-    name = prefix.rpartition("/")[2]
-    return name.partition("-")[0] or name or prefix
+    corpus = group[2] if len(group) > 2 else corpus_of(prefix)
+    part = parse_part(group[3]) if len(group) > 3 else None
+    return Line(number, min(len(group), 3), group[0], Weighted(weight, prefix, corpus, part))
 
 
 def _is_number(text: str) -> bool:

@@ -49,6 +49,15 @@ def file_path(prefix: Path, name: str) -> Path:
     return prefix.with_name(f"{prefix.name}.{name}")
 
 
+def corpus_of(prefix: str) -> str:
+    """Corpus of a pair by its name, as `plan` gives it: <corpus>-<number>.
+
+    It is the prefix's last part up to its first hyphen.
+    """
+    name = prefix.rpartition("/")[2]
+    return name.partition("-")[0] or name or prefix
+
+
 def inputs(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     """Raw files of a pair, in the order in which its map of sources counts them.
 

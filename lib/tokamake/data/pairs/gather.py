@@ -9,7 +9,6 @@ import numpy as np
 
 from tokamake.data import pairs
 from tokamake.data.pairs.parts import Part
-from tokamake.data.readers import natural_key
 from tokamake.errors import UserError
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -83,6 +82,8 @@ def expand(names: list[Path]) -> list[Path]:
 
 
 def _pairs_of(folder: Path) -> list[Path]:
+    from tokamake.data.readers import natural_key
+
     names = {
         path.with_suffix("")
         for path in folder.iterdir()

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokamake.data.pairs.indexed import HEADER, read_header
+from tokamake.data.pairs.indexed import HEADER, again, read_header
 from tokamake.errors import UserError
 
 _TNTIDX = b"TNTIDX\0\0"
@@ -90,14 +90,14 @@ def _read_tntidx(idx: Path) -> Layout:
     with idx.open("rb") as stream:
         head = stream.read(_TNT_HEADER.size)
     if len(head) < _TNT_HEADER.size:
-        raise UserError(f"{idx}: cut off in its header; {_again(idx)}")
+        raise UserError(f"{idx}: cut off in its header; {again(idx)}")
     _, version, code, _, sequences, sizes, bounds = _TNT_HEADER.unpack(head)
     at, found = _TNT_HEADER.size, idx.stat().st_size
     expected = at + 8 * (2 * (sequences + 1) + sizes + bounds)
     if version != 1 or found != expected:
         raise UserError(
             f"{idx}: version {version}, {found} bytes; version 1 of its header has {expected} "
-            f"bytes; {_again(idx)}"
+            f"bytes; {again(idx)}"
         )
     _check_flat(Column(idx, at, "<i8", sequences + 1), sizes)
     starts = at + 8 * (sequences + 1)
@@ -121,13 +121,5 @@ def _check_flat(first_sizes: Column, sizes: int) -> None:
     if first != first_sizes.length or sizes != first - 1:
         raise UserError(
             f"{first_sizes.path}: its arrays are not of one dimension, so they are no sequences of "
-            f"tokens; {_again(first_sizes.path)}"
+            f"tokens; {again(first_sizes.path)}"
         )
-
-
-def _again(idx: Path) -> str:
-    prefix = idx.with_suffix("")
-    return (
-        "make the pair again, or have documents cut at their EOD token: remove the index and run "
-        f"`tokamake repair {prefix} --eod ID --dtype DTYPE --output NEW`"
-    )

@@ -6,7 +6,6 @@ Pairs come from `tokenize`, from `merge` or from other programs; each is verifie
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokamake import __version__
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
@@ -133,6 +132,8 @@ def _merge(
     dtype: "type[np.integer]",
     request: str = "",
 ) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
     from tokamake.data import pairs
     from tokamake.data.pairs.concatenate import concatenate
     from tokamake.data.pairs.sources import sources_path
@@ -144,11 +145,15 @@ def _merge(
     paths = [pairs.bin_path(output), pairs.idx_path(output), sources]
     with atomic(*paths, pairs.manifest_path(output), optional=[sources]) as temporary:
         bin_file, idx_file, map_file, manifest = temporary
-        pieces = concatenate(parts, bin_file, dtype)
-        _join_indexes(parts, idx_file, dtype)
         mapped = all(sources_path(part.prefix).is_file() for part in parts)
-        if mapped:
-            _join_sources(parts, map_file)
+        # The index and the map are small; they are made while the kernel copies the tokens.
+        with ThreadPoolExecutor(1) as beside:
+            joined_index = beside.submit(_join_indexes, parts, idx_file, dtype)
+            joined_map = beside.submit(_join_sources, parts, map_file) if mapped else None
+            pieces = concatenate(parts, bin_file, dtype)
+            joined_index.result()
+            if joined_map:
+                joined_map.result()
         facts = _facts(parts, pieces, dtype)
         joined = _joined_manifest([part.prefix for part in parts], facts, corpus)
         flat = [piece for of_part in pieces for piece in of_part]
@@ -228,6 +233,7 @@ def _joined_manifest(
 
     What is not known of all pairs is left out.
     """
+    from tokamake import __version__
     from tokamake.data.pairs import inputs
     from tokamake.data.pairs.parts import ALIKE
 

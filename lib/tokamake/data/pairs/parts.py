@@ -3,7 +3,7 @@
 Each is checked before a byte is copied: sizes, pointers, document bounds, and what manifests say.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,9 +53,9 @@ def open_part(prefix: Path) -> Part:
     Raises:
         UserError: a file is missing or damaged, or the files do not fit together.
     """
-    stated = _manifest(prefix)
-    if stated is not None:
-        _check_sizes(prefix, stated)
+    stated = find_manifest(prefix)
+    for fault in wrong_sizes(prefix, stated or {"bytes": {}}, ("bin", "idx", "sources")):
+        raise UserError(fault)
     binary, idx = pairs.bin_path(prefix), pairs.idx_path(prefix)
     for path in (binary, idx):
         if not path.is_file():
@@ -63,33 +63,45 @@ def open_part(prefix: Path) -> Part:
     layout = read_layout(idx)
     tokens, size = layout.tokens(), binary.stat().st_size
     dtype = _stored_dtype(idx, layout.code, tokens, size)
-    if size != tokens * dtype.itemsize:
-        raise UserError(
-            f"{binary}: {size} bytes, but its index counts {tokens * dtype.itemsize}; "
-            f"{_remedy(prefix)}"
-        )
+    check_size(prefix, tokens * dtype.itemsize)
     check_starts(prefix, layout, dtype.itemsize)
     check_bounds(prefix, layout)
     return Part(prefix, stated, layout, dtype, tokens)
 
 
-def _manifest(prefix: Path) -> dict[str, Any] | None:
-    """Manifest of a pair; pairs of other programs have none, and no map of sources either."""
+def find_manifest(prefix: Path) -> dict[str, Any] | None:
+    """Manifest of a pair; pairs of other programs have none, and no map of sources either.
+
+    Raises:
+        UserError: one of ours has no whole manifest.
+    """
     from tokamake.data.pairs.sources import sources_path
 
     ours = pairs.manifest_path(prefix).exists() or sources_path(prefix).exists()
     return pairs.read_manifest(prefix) if ours else None
 
 
-def _check_sizes(prefix: Path, stated: dict[str, Any]) -> None:
-    for name in [name for name in ("bin", "idx", "sources") if name in stated["bytes"]]:
+def wrong_sizes(prefix: Path, stated: dict[str, Any], names: Iterable[str]) -> Iterator[str]:
+    """Tell which of a pair's files, as far as its manifest states them, have another size."""
+    for name in [name for name in names if name in stated["bytes"]]:
         path, size = pairs.file_path(prefix, name), stated["bytes"][name]
         found = path.stat().st_size if path.is_file() else None
         if found != size:
             what = "is missing" if found is None else f"has {found} bytes"
-            raise UserError(
-                f"{path}: {what}, its manifest says {size}; remove the pair and run again"
-            )
+            yield f"{path}: {what}, its manifest says {size}; remove the pair and run again"
+
+
+def check_size(prefix: Path, expected: int) -> None:
+    """Compare the size of a token file with what its index counts, in bytes.
+
+    Raises:
+        UserError: they differ.
+    """
+    binary = pairs.bin_path(prefix)
+    if (size := binary.stat().st_size) != expected:
+        raise UserError(
+            f"{binary}: {size} bytes, but its index counts {expected}; {_remedy(prefix)}"
+        )
 
 
 def _stored_dtype(idx: Path, code: int, tokens: int, size: int) -> np.dtype:

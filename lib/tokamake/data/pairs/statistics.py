@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from tokamake.data.pairs.indexed import IndexedDataset
+    from tokamake.data.pairs.layouts import Layout
 
 _CHUNK = 1 << 16
 _BINS = 65
@@ -29,14 +29,12 @@ class Bin(TypedDict):
     """Their tokens."""
 
 
-def document_lengths(
-    pair: "IndexedDataset", chunk: int = _CHUNK
-) -> Iterator[npt.NDArray[np.int64]]:
+def document_lengths(layout: "Layout", chunk: int = _CHUNK) -> Iterator[npt.NDArray[np.int64]]:
     """Yield the documents' lengths in tokens, the sum over their sequences, `chunk` at a time."""
-    for first in range(0, len(pair.document_bounds) - 1, chunk):
-        bounds = pair.document_bounds[first : first + chunk + 1].astype(np.int64)
-        lengths = pair.lengths[bounds[0] : bounds[-1]]
-        ends = np.concatenate([np.zeros(1, np.int64), lengths.cumsum(dtype=np.int64)])
+    for first in range(0, layout.bounds.length - 1, chunk):
+        bounds = layout.bounds.read(first, chunk + 1)
+        lengths = layout.lengths.read(int(bounds[0]), int(bounds[-1] - bounds[0]))
+        ends = np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
         yield np.diff(ends[bounds - bounds[0]])
 
 

@@ -19,9 +19,6 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-EXPANSION = {".gz": 3.5, ".zst": 4.0, ".xz": 5.0, ".bz2": 4.5, ".parquet": 3.0}
-"""Bytes of jsonl per compressed byte of text, roughly: what `plan` reckons with."""
-
 SUFFIXES = {".gz", ".zst", ".xz", ".bz2"}
 """Ends of the names of compressed files."""
 
@@ -36,7 +33,6 @@ class _Gunzip:
 
     def __init__(self) -> None:
         self._object = zlib.decompressobj(wbits=31)  # checks the sum and length of each member
-        self._full = False
 
     @property
     def eof(self) -> bool:
@@ -50,14 +46,12 @@ class _Gunzip:
 
     @property
     def needs_input(self) -> bool:
-        """Whether all output for the input so far has been taken."""
-        return not self._full and not self._object.unconsumed_tail
+        """Whether all input so far has been used."""
+        return not self._object.unconsumed_tail
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
         """At most `max_length` bytes of output."""
-        out = self._object.decompress(self._object.unconsumed_tail + data, max_length)
-        self._full = len(out) == max_length
-        return out
+        return self._object.decompress(self._object.unconsumed_tail + data, max_length)
 
 
 def _unzstd() -> Any:

@@ -78,7 +78,7 @@ def _files(name: str, folders: set[tuple[int, int]]) -> Iterator[File]:
             raise UserError(
                 f"{name}: no such file ({error.strerror}); fix the list of files"
             ) from None
-        for match in matches(name):
+        for match in _matches(name):
             if "**" not in name or Path(match).is_file():  # ** itself finds what is in folders
                 yield from _files(match, folders)
         return
@@ -89,7 +89,7 @@ def _files(name: str, folders: set[tuple[int, int]]) -> Iterator[File]:
         yield from _folder(name, folders)
 
 
-def matches(pattern: str) -> list[str]:
+def _matches(pattern: str) -> list[str]:
     """Paths that a glob pattern finds, as a shell does, in natural order."""
     return sorted(glob(pattern, recursive=True), key=natural_key)
 

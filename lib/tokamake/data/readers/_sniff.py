@@ -1,5 +1,6 @@
 """Tells the format and compression of a file from its content, and refuses what cannot be read."""
 
+from codecs import BOM_UTF8
 from itertools import islice
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def _refuse(head: bytes, path: Path) -> None:
 def _wide_encoding(head: bytes) -> str:
     """UTF-16 or UTF-32, by byte order mark or by the zero bytes of ASCII text; else empty."""
     for mark, name in _MARKS.items():
-        if head.startswith(mark) and head[:4] != b"\xff\xff\xff\xff":
+        if head.startswith(mark):
             return name
     text = head[: min(len(head), 64) // 4 * 4]
     if not text.strip(b"\0"):
@@ -110,7 +111,7 @@ def _wide_encoding(head: bytes) -> str:
 
 def first_line(head: bytes) -> tuple[bytes, bool]:
     """First line that is not blank, without byte order mark, and whether it is whole."""
-    line, feed, _ = head.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")
+    line, feed, _ = head.removeprefix(BOM_UTF8).lstrip().partition(b"\n")
     return line, bool(feed) or len(head) < HEAD_BYTES
 
 

@@ -1,5 +1,6 @@
 """Reads plain text, plain or compressed: a whole file is one document."""
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[Block]:
 
 def _record(data: bytes, key: str) -> dict[str, Any] | Bad:
     try:
-        return {key: data.removeprefix(b"\xef\xbb\xbf").decode()}
+        return {key: data.removeprefix(BOM_UTF8).decode()}
     except UnicodeDecodeError as wrong:
         return Bad(
             f"not valid UTF-8 (0x{wrong.object[wrong.start]:02x} at byte {wrong.start}); "

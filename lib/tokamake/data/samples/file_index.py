@@ -46,6 +46,8 @@ def build(
     num_samples: int,
     sequence_length: int,
     seed: int,
+    separate_last_epoch: bool | None = None,
+    drop_last_partial_sequence: bool = True,
 ) -> FileIndex:
     """Build the index of at least `num_samples` samples from a file's `documents`.
 
@@ -55,6 +57,10 @@ def build(
         num_samples: samples wanted; all samples of the epochs that this takes are indexed.
         sequence_length: tokens per sample, the last label not counted.
         seed: of numpy's RandomState, 0 to 2**32 - 1.
+        separate_last_epoch: shuffle the last of several epochs by itself; None: if less than 80 %
+            of it is used.
+        drop_last_partial_sequence: leave out what does not fill a last sample; else it is a row
+            that ends with the last token.
     """
     sizes = {
         "sequence_length": sequence_length,
@@ -62,7 +68,7 @@ def build(
     }
     epochs = count_epochs(num_samples, **sizes)
     total = count_samples(epochs, **sizes)
-    early = _samples_before_separate_epoch(num_samples, epochs, sizes)
+    early = _samples_before_separate_epoch(num_samples, epochs, sizes, separate_last_epoch)
     # Byte for byte means: one generator, and these calls in this order.
     random = np.random.RandomState(seed)
     blocks = [epochs] if early is None else [epochs - 1, 1]
@@ -70,18 +76,25 @@ def build(
     sample = _csrc.build_sample_index(
         lengths, document, sequence_length, epochs, sizes["tokens_per_epoch"]
     )
+    if not drop_last_partial_sequence and epochs * sizes["tokens_per_epoch"] - 1 > (
+        total * sequence_length
+    ):
+        end = [len(document) - 1, lengths[document[-1]] - 1]
+        sample = np.concatenate([sample, np.array([end], sample.dtype)])
+        total += 1
     drawn = _shuffled_samples(total if early is None else early, total, random)
     return FileIndex(document, sample, drawn)
 
 
 def _samples_before_separate_epoch(
-    num_samples: int, epochs: int, sizes: dict[str, int]
+    num_samples: int, epochs: int, sizes: dict[str, int], separate: bool | None
 ) -> int | None:
-    if epochs == 1:
+    """Samples before the last epoch; None: it is shuffled with the others."""
+    if epochs == 1 or separate is False:
         return None
     early = count_samples(epochs - 1, **sizes)
-    separate = num_samples - early < int(_SEPARATE_BELOW * count_samples(1, **sizes))
-    return early if separate else None
+    little = num_samples - early < int(_SEPARATE_BELOW * count_samples(1, **sizes))
+    return early if separate or little else None
 
 
 def _shuffled_epochs(

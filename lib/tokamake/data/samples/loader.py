@@ -7,35 +7,20 @@ the trainer. The order depends on the number of consumed samples alone, so any r
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tokamake import files
 from tokamake.data.pairs.indexed import IndexedDataset
+from tokamake.data.samples.arrays import Arrays
 from tokamake.data.samples.batching import BatchSizes
 from tokamake.data.samples.file_index import FileIndex
-from tokamake.data.samples.index import VERSION, array_path, identity
+from tokamake.data.samples.folder import REMEDY, identity, read_index
 from tokamake.errors import UserError
 
-_REMEDY = "run `tokamake index` again"
-
-
-def read_index(folder: Path) -> dict[str, Any]:
-    """Read an index folder's index.json, as `index` describes it.
-
-    Raises:
-        UserError: it is missing, of another version or was changed since.
-    """
-    path = folder / "index.json"
-    described = files.read_json(path, _REMEDY)
-    if not isinstance(described, dict) or described.get("version") != VERSION:
-        raise UserError(f"{path}: not an index of version {VERSION}; {_REMEDY}")
-    rest = {key: value for key, value in described.items() if key != "digest"}
-    if files.digest(rest) != described.get("digest"):
-        raise UserError(f"{path}: does not match its own digest; {_REMEDY}")
-    return described
+PAD = -1
+"""In the place of tokens that a sample has too few of: no token, and no loss."""
 
 
 class Piece(NamedTuple):
@@ -51,34 +36,48 @@ class Piece(NamedTuple):
     """Token behind the last one."""
 
 
+class Rows(Protocol):
+    """Samples in training order, each (sequence_length + 1,) tokens."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, sample: int, /) -> npt.NDArray[np.int64]: ...
+
+
 class Samples:
     """All samples of one split, in training order.
 
     Attributes:
         sequence_length: tokens that the model sees per sample.
         digest: hash over all that determines the samples and their order.
+        pairs: prefixes of the pairs that they come from.
 
     Args:
         folder: index folder.
-        split: train or valid.
+        split: train, valid or another validation set.
         data_root: folder that the prefixes are relative to.
+        verify: see that all pairs are those that were indexed; of many ranks one is enough.
 
     Raises:
         UserError: the index or a pair is missing or damaged, or the pair is not the indexed one.
     """
 
-    def __init__(self, folder: Path, *, split: str, data_root: Path) -> None:
+    def __init__(self, folder: Path, *, split: str, data_root: Path, verify: bool = True) -> None:
         described = read_index(folder)
         if split not in described["splits"]:
             raise UserError(f"{folder}: no {split} split; run `tokamake index` with samples for it")
         self.sequence_length: int = described["sequence_length"]
         self.digest: str = described["digest"]
+        self._padded = not described["drop_last_partial_sequence"] and split != "train"
         self._files = described["splits"][split]["files"]
-        for prefix in (file["prefix"] for file in self._files):
+        for prefix in (file["prefix"] for file in self._files if verify):
             if identity(data_root, prefix) != described["pairs"][prefix]:
-                raise UserError(f"{data_root / prefix}: changed since it was indexed; {_REMEDY}")
-        self._datasets = [IndexedDataset(data_root / file["prefix"]) for file in self._files]
-        self._indexes = [_file_index(folder / split, n) for n in range(len(self._files))]
+                raise UserError(f"{data_root / prefix}: changed since it was indexed; {REMEDY}")
+        self.pairs = [data_root / file["prefix"] for file in self._files]
+        # Thousands of ranks open thousands of pairs: each opens one when it first draws from it.
+        self._opened: dict[int, IndexedDataset] = {}
+        arrays = Arrays(folder / split)
+        self._indexes = [arrays.index(file["arrays"]) for file in self._files]
         self._dataset_index = _open(folder / split / "dataset_index.npy")
         self._dataset_sample_index = _open(folder / split / "dataset_sample_index.npy")
 
@@ -86,17 +85,21 @@ class Samples:
         return len(self._dataset_index)
 
     def __getitem__(self, sample: int) -> npt.NDArray[np.int64]:
-        """Tokens of one sample, (sequence_length + 1,), assembled across documents."""
+        """Tokens of one sample, (sequence_length + 1,), assembled across documents.
+
+        Where the index keeps the last tokens of a set that fill no sample, the last is filled up
+        with `PAD`.
+        """
         number = self._file(sample)
-        dataset, index = self._datasets[number], self._indexes[number]
+        dataset, index = self._dataset(number), self._indexes[number]
         (first, offset), (last, end) = self._bounds(index, sample)
         parts = [dataset[document] for document in index.document[first : last + 1]]
         # The end comes first: where both lie in one document, its offset counts from the start.
         parts[-1] = parts[-1][: end + 1]
         parts[0] = parts[0][offset:]
-        tokens = np.concatenate(parts, dtype=np.int64)
-        assert len(tokens) == self.sequence_length + 1
-        return tokens
+        missing = self.sequence_length + 1 - sum(map(len, parts))
+        assert missing == 0 or (missing > 0 and self._padded)
+        return np.concatenate([*parts, np.full(missing, PAD)], dtype=np.int64)
 
     def _bounds(self, index: FileIndex, sample: int) -> list[list[int]]:
         """First and last token of a sample: position in its file's `document`, and offset."""
@@ -116,7 +119,7 @@ class Samples:
         found = []
         for position in range(first, last + 1):
             sequence = int(index.document[position])
-            stop = end + 1 if position == last else int(self._datasets[number].lengths[sequence])
+            stop = end + 1 if position == last else int(self._dataset(number).lengths[sequence])
             start = offset if position == first else 0
             if start < stop:  # sequences without tokens are in the order, too
                 found.append(Piece(self._files[number]["prefix"], sequence, start, stop))
@@ -133,6 +136,11 @@ class Samples:
                 found.append(of_file[taken])
         return np.concatenate(found)
 
+    def _dataset(self, number: int) -> IndexedDataset:
+        if number not in self._opened:
+            self._opened[number] = IndexedDataset(self.pairs[number])
+        return self._opened[number]
+
     def _file(self, sample: int) -> int:
         if not 0 <= sample < len(self):
             raise IndexError(f"sample {sample} of {len(self)}")
@@ -140,7 +148,7 @@ class Samples:
 
 
 def batches(
-    samples: Samples,
+    samples: Rows,
     *,
     consumed_samples: int,
     micro_batch_size: int,
@@ -184,7 +192,7 @@ class Step(NamedTuple):
 
 
 def steps(
-    samples: Samples,
+    samples: Rows,
     sizes: BatchSizes,
     *,
     consumed_samples: int,
@@ -213,14 +221,11 @@ def steps(
         consumed_samples += size
 
 
-def _file_index(folder: Path, number: int) -> FileIndex:
-    return FileIndex(*(_open(array_path(folder, number, name)) for name in FileIndex._fields))
-
-
 def _open(path: Path) -> npt.NDArray[Any]:
     try:
-        return np.load(path, mmap_mode="r")
+        # As a plain array: each slice of np.memmap's own kind costs a microsecond more.
+        return np.asarray(np.load(path, mmap_mode="r"))
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; {_REMEDY}") from None
+        raise UserError(f"{path}: no such file; {REMEDY}") from None
     except (ValueError, EOFError) as error:
-        raise UserError(f"{path}: damaged ({error}); {_REMEDY}") from None
+        raise UserError(f"{path}: damaged ({error}); {REMEDY}") from None

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tokamake.data.samples.loader import PAD
+
 
 class Packed(NamedTuple):
     """What a model needs of a batch of B samples of S tokens."""
@@ -36,14 +38,15 @@ def packed(
     """Split rows of tokens into inputs and labels, with what keeps their documents apart.
 
     Args:
-        rows: (B, S + 1) tokens of samples.
+        rows: (B, S + 1) tokens of samples; where one is `PAD`, input and label are 0 and there is
+            no loss.
         eod: token that ends a document.
         reset_position_ids: count positions anew in each document.
         reset_attention_mask: let no token see those of another document.
         eod_mask_loss: leave out the loss where the input is the end of a document, whose successor
             cannot be known.
     """
-    tokens, labels = rows[:, :-1], rows[:, 1:]
+    tokens = rows[:, :-1]
     ends = tokens == eod
     begins = np.zeros(tokens.shape, bool)
     begins[:, 1:] = ends[:, :-1]
@@ -55,7 +58,10 @@ def packed(
     if reset_attention_mask:
         document_ids = begins.cumsum(axis=1, dtype=np.int32)
     loss_mask = ~ends if eod_mask_loss else np.ones(tokens.shape, bool)
-    return Packed(tokens, labels, loss_mask, position_ids, document_ids)
+    missing = rows == PAD
+    if missing.any():
+        rows, loss_mask = np.where(missing, 0, rows), loss_mask & ~missing[:, 1:]
+    return Packed(rows[:, :-1], rows[:, 1:], loss_mask, position_ids, document_ids)
 
 
 def attention_mask(document_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:

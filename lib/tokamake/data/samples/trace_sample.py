@@ -33,6 +33,8 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
     samples = Samples(settings.index, split="train", data_root=settings.data_root)
     sample = (step - 1) * train.global_batch_size + row
     print(f"step {step}, row {row}: sample {sample}, of corpus {samples.source(sample)}")
+    if train.fim.rate:
+        print("tokens are counted as they are before train.fim rearranges documents")
     begin = 0
     for piece in samples.pieces(sample):
         end = begin + piece.stop - piece.start

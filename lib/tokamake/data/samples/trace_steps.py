@@ -21,7 +21,8 @@ def trace_steps(run: Path, prefix: str, document: int, /) -> None:
 
     from tokamake.config import read_run
     from tokamake.data.pairs.indexed import IndexedDataset
-    from tokamake.data.samples.loader import Samples, read_index
+    from tokamake.data.samples.folder import read_index
+    from tokamake.data.samples.loader import Samples
     from tokamake.runtime import counted
 
     settings = read_run(run)

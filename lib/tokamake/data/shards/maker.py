@@ -17,6 +17,7 @@ from tokamake.data.readers import open_input, parse_range
 from tokamake.data.shards.encode import Encoder, Mismatch
 from tokamake.data.shards.shard import Options, Shard, pair_files, prefixes
 from tokamake.data.text import planned
+from tokamake.data.text.duplicates import read_duplicates
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 from tokamake.files import digest
@@ -58,7 +59,7 @@ class Maker:
                 folder / shard.name,
                 [Path(path) for path in shard.files],
                 shard.byte_range,
-                _read_duplicates(duplicates, shard.name),
+                None if duplicates is None else read_duplicates(duplicates, shard.name),
             )
             for shard in planned.batch_shards(plan_file, batch)
         ]
@@ -133,14 +134,6 @@ class Maker:
             duplicates=shard.duplicates,
         )
         return made.make(request)
-
-
-def _read_duplicates(path: Path | None, shard: str) -> npt.NDArray[np.int64] | None:
-    if path is None:
-        return None
-    from tokamake.data.text.duplicates import read_duplicates
-
-    return read_duplicates(path, shard)
 
 
 def _refuse_loss(shard: Wanted, targets: list[Path]) -> None:

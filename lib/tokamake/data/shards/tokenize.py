@@ -78,23 +78,22 @@ def tokenize(
     from tokamake.data import readers
     from tokamake.data.shards.maker import Maker, Wanted
     from tokamake.data.shards.shard import Options
-    from tokamake.data.text.documents import Fields
+    from tokamake.data.text.documents import Fields, keys_of
     from tokamake.data.tokenizers import open_tokenizer
 
     if corpora is not None:
-        from tokamake.data.text import corpora as tables  # a quarter of a second, for few
+        # pydantic takes a quarter of a second to import, and few name a table.
+        from tokamake.data.text import corpora as tables
         from tokamake.data.text.raw import raw_files
 
         row = tables.named(files, corpora)
         files, format = tuple(file.path for file in raw_files(row, {})), format or row.format
         text_key, template = text_key or (row.text_key,), template or row.template
-    keys = tuple(key for text in text_key or ("text",) for key in text.split(","))
+    keys = keys_of(text_key)
     if len(keys) > 1 and not template and any("/" in key for key in keys):
         raise UserError(f"--text-key {','.join(keys)}: keys name files, which have no / in a name")
-    fields = Fields(keys, template)
-    assert fields.read_keys  # tells what is wrong with keys or template
     options = Options(
-        fields=fields,
+        fields=Fields(keys, template).checked(),
         format=format,
         append_eod=append_eod,
         prepend_bos=prepend_bos,

@@ -11,16 +11,18 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from tokamake import plugins
-from tokamake.config import Name, Settings
+from tokamake.config import Name, Settings, plug_in
+from tokamake.data.text.splits import Part, parse_sets
 from tokamake.errors import UserError
 from tokamake.validation import validate
 
 
-def _reader(name: str) -> str:
-    if name and name not in plugins.names("data/readers"):
-        raise ValueError(f"unknown; choose one of {', '.join(plugins.names('data/readers'))}")
-    return name
+def _sets(text: str) -> str:
+    try:
+        parse_sets(text)
+    except UserError as error:
+        raise ValueError(str(error)) from None
+    return text
 
 
 class Corpus(Settings):
@@ -31,7 +33,7 @@ class Corpus(Settings):
     files: str
     """Glob patterns of raw files, relative to the folder you run in, separated by spaces; one that
     has a space in it stands in quotes."""
-    format: Annotated[str, AfterValidator(_reader)] = ""
+    format: Annotated[str, plug_in("data/readers", optional=True)] = ""
     """Format of the files, a file name in lib/tokamake/data/readers; empty: told from each file."""
     text_key: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.]*(,[A-Za-z0-9_.]+)*$")] = (
         "text"
@@ -46,10 +48,24 @@ class Corpus(Settings):
     temperature: Annotated[float, Field(ge=0.01, allow_inf_nan=False)] | None = None
     """Instead of a weight: the share is in proportion to tokens ** (1 / temperature)."""
 
+    sets: Annotated[str, AfterValidator(_sets)] = ""
+    """Sets that the corpus is part of, instead of what train.split makes of it: train, test, and
+    any other name for a validation set, each all of it or a part: train=0:0.95 valid=0.95:1."""
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """Parts of the corpus by the sets that they belong to; empty: train.split decides."""
+        return parse_sets(self.sets)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the training sees documents of the corpus."""
+        return not self.sets or "train" in self.parts
+
     @model_validator(mode="after")
     def _states_one(self) -> "Corpus":
         stated = [name for name in _STATED if getattr(self, name) is not None]
-        if not stated:
+        if not stated and self.trains:
             raise ValueError("no weight, epochs or temperature; give one of these columns a number")
         if len(stated) > 1:
             raise ValueError(f"states {' and '.join(stated)}; leave one of them and empty the rest")
@@ -57,7 +73,7 @@ class Corpus(Settings):
 
 
 _STATED = ("weight", "epochs", "temperature")
-"""Columns of which each corpus fills one."""
+"""Columns of which each corpus that trains fills one."""
 
 
 def read_corpora(path: Path, *, temperature: float | None = None) -> list[Corpus]:

@@ -4,7 +4,7 @@ Blocks come from `readers`; lists of texts go to `encode`, bad documents to the 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from string import Formatter
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tokamake.data.readers import Bad, Block, ByteRange, open_input
+from tokamake.data.readers import Bad, Block, ByteRange, Input, open_input
 from tokamake.errors import UserError
 
 _TYPES: dict[type, str] = {
@@ -52,6 +52,15 @@ class Fields(NamedTuple):
             raise UserError(f"text_key: {','.join(self.keys)}: name each key once")
         return self.keys
 
+    def checked(self) -> "Fields":
+        """These fields, if records can have such keys.
+
+        Raises:
+            UserError: as `read_keys`.
+        """
+        _ = self.read_keys
+        return self
+
 
 class Texts(NamedTuple):
     """Texts of the good documents of a block, and what is wrong with the others."""
@@ -62,6 +71,14 @@ class Texts(NamedTuple):
     """(documents,) index in the block of each text, ascending."""
     bad: list[tuple[int, str]]
     """Index in the block, ascending, and reason with remedy, without the place."""
+
+
+def keys_of(text_key: Iterable[str]) -> tuple[str, ...]:
+    """Keys that a `text_key` names: one or more, repeated or with commas; "text" where it is empty.
+
+    Commas stand in the table of corpora and in plans, and may in the option of a command.
+    """
+    return tuple(key for part in text_key for key in part.split(",")) or ("text",)
 
 
 def texts(block: Block, fields: Fields) -> Texts:
@@ -96,7 +113,7 @@ def read_texts(
     Raises:
         UserError: the file is missing, damaged or of no known format, or a document is bad.
     """
-    fields = Fields(tuple(key.split(",")), template)
+    fields = Fields(keys_of([key]), template)
     opened = open_input(path, byte_range=byte_range, format=format)
     for block in opened.blocks(fields.read_keys):
         columns, kept, bad = texts(block, fields)
@@ -105,8 +122,12 @@ def read_texts(
             yield from row
         if bad:
             index, reason = bad[0]
-            place = opened.place(int(block.numbers[index]), int(block.offsets[index]))
-            raise UserError(f"{place}: {reason}")
+            raise UserError(f"{place(opened, block, index)}: {reason}")
+
+
+def place(source: Input, block: Block, index: int) -> str:
+    """Where document `index` of a block stands, for messages; see `Input.place`."""
+    return source.place(int(block.numbers[index]), int(block.offsets[index]))
 
 
 def _columns(records: list[Any], keys: tuple[str, ...]) -> list[list[str]] | None:

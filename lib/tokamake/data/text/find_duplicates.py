@@ -73,10 +73,10 @@ def _parts(
 def _repeated(
     hashes: "npt.NDArray[np.uint64]", numbers: "npt.NDArray[np.int64]"
 ) -> "npt.NDArray[np.int64]":
-    """Numbers of the rows whose hash an earlier row has."""
+    """Numbers of the rows whose hash an earlier row has; `numbers` ascend."""
     import numpy as np
 
-    order = np.lexsort((numbers, hashes[:, 1], hashes[:, 0]))
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: among equals, numbers ascend
     ordered = hashes[order]
     same = (ordered[1:] == ordered[:-1]).all(axis=1)
     return numbers[order[1:][same]]

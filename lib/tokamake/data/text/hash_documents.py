@@ -38,19 +38,20 @@ def hash_documents(
     Raises:
         UserError: a raw file is missing or damaged.
     """
-    from tokamake.data.text.documents import Fields
+    from tokamake.data.text.documents import Fields, keys_of
     from tokamake.data.text.duplicates import RowsWriter
     from tokamake.data.text.planned import batch_shards
     from tokamake.files import atomic
+    from tokamake.runtime import counted
 
     documents = 0
-    fields = Fields(tuple(key for text in text_key for key in text.split(",")), template)
+    fields = Fields(keys_of(text_key), template)
     with atomic(output) as (temporary,), RowsWriter(temporary) as writer:
         for shard in batch_shards(plan, batch):
             for rows in _hashes(shard, fields, format):
                 writer.add(shard.name, rows)
                 documents += len(rows)
-    print(f"{output}: {documents:,} documents")
+    print(f"{output}: {counted(documents, 'document')}")
 
 
 def _hashes(shard: "Shard", fields: "Fields", format: str) -> "Iterator[npt.NDArray[np.uint64]]":

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tokamake.data.readers import Block, Input
+from tokamake.data.text.documents import place
 
 
 class Quarantine:
@@ -25,8 +26,7 @@ class Quarantine:
     def add(self, source: Input, block: Block, index: int, reason: str) -> None:
         """Set aside document `index` of a block."""
         if self._stream is None:
-            place = source.place(int(block.numbers[index]), int(block.offsets[index]))
-            self.first = f"{place}: {reason}"
+            self.first = f"{place(source, block, index)}: {reason}"
             self._stream = self._path.open("w", encoding="utf-8", errors="surrogateescape")
         before = source.lines_before() if source.unit == "line" else 0
         unit = source.unit if before is not None else "line_in_range"

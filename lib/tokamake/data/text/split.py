@@ -3,6 +3,7 @@
 Lines come from `readers`; a keyed hash of a line's text decides, so that equal texts stay together.
 """
 
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import accumulate
@@ -14,7 +15,6 @@ import orjson
 if TYPE_CHECKING:
     from tokamake.data.text.documents import Fields
 
-_BOM = b"\xef\xbb\xbf"
 _POINTS = 1 << 64
 
 
@@ -50,7 +50,7 @@ def split(
         UserError: a line is not a JSON object with text, or a file would be lost.
     """
     from tokamake.data.text import corpora as tables
-    from tokamake.data.text.documents import Fields
+    from tokamake.data.text.documents import Fields, keys_of
     from tokamake.data.text.splits import NAMES, shares
     from tokamake.errors import UserError
     from tokamake.files import atomic
@@ -59,7 +59,7 @@ def split(
     if corpora is not None:
         row = tables.named(files, corpora)
         files, text_key = list(tables.patterns(row)), text_key or (row.text_key,)
-    fields = Fields(tuple(key for given in text_key or ("text",) for key in given.split(",")))
+    fields = Fields(keys_of(text_key))
     parts = {
         output.with_name(f"{output.name}.{name}.jsonl"): share
         for name, share in zip(NAMES, shares(split), strict=True)
@@ -110,7 +110,7 @@ def _lines(
 ) -> Iterator[tuple[bytes, tuple[str, ...]]]:
     """Yield each line and the texts that decide on it; blank lines are counted in `blank`."""
     from tokamake.data.readers import open_input
-    from tokamake.data.text.documents import texts
+    from tokamake.data.text.documents import place, texts
     from tokamake.errors import UserError
 
     for path in paths:
@@ -119,8 +119,7 @@ def _lines(
             found = texts(block, fields)
             if found.bad:
                 index, reason = found.bad[0]
-                place = opened.place(int(block.numbers[index]), int(block.offsets[index]))
-                raise UserError(f"{place}: {reason}")
+                raise UserError(f"{place(opened, block, index)}: {reason}")
             assert block.raw is not None
             yield from zip(block.raw, zip(*found.columns, strict=True), strict=True)
         blank[0] += opened.blank_lines
@@ -140,7 +139,7 @@ def _distribute(
         point = _point(texts, key)
         part = next(number for number, bound in enumerate(bounds) if point < bound)
         # A byte order mark belongs to the file that it begins, not to its first line.
-        streams[part].write(line.removeprefix(_BOM) + b"\n")
+        streams[part].write(line.removeprefix(BOM_UTF8) + b"\n")
         counts[part] += 1
     return counts
 

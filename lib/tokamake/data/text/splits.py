@@ -1,15 +1,27 @@
 """Which documents of a file train, which validate, which are kept for tests.
 
-The rule is Megatron's of today (`megatron.core.datasets`): cumulative shares, every bound rounded.
+Either one rule parts every file, Megatron's of today or that of its forks; or a part of a file is
+named as it stands: 0.95:1.
 """
 
-import functools
 import math
-import operator
+import re
+from typing import Literal
 
+from tokamake.config import split_shares
 from tokamake.errors import UserError
 
 NAMES = ("train", "valid", "test")
+
+Rule = Literal["megatron_core", "megatron_deepspeed"]
+"""How shares become documents: by rounded bounds, or by rounded parts as forks of Megatron do."""
+
+Part = tuple[float, float]
+"""Where a part of a file begins and ends, as shares of its documents, 0 to 1."""
+
+WHOLE: Part = (0.0, 1.0)
+
+_SET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]*")
 
 
 def shares(text: str) -> list[float]:
@@ -19,28 +31,74 @@ def shares(text: str) -> list[float]:
         UserError: not three finite numbers, one is negative, or all are zero.
     """
     try:
-        parts = [float(part) for part in text.split(",")]
-    except ValueError:
-        parts = []
-    # Not sum(): that compensates rounding since Python 3.12, and Megatron's does not.
-    whole = functools.reduce(operator.add, parts, 0.0)
-    if len(parts) != 3 or not min(parts) >= 0 or not 0 < whole < math.inf:
-        raise UserError(
-            f'split: {text!r}: give three non-negative numbers, train,valid,test, as in "949,50,1"'
-        )
-    return [part / whole for part in parts]
+        return split_shares(text)
+    except ValueError as error:
+        raise UserError(f"split: {text!r}: {error}") from None
 
 
-def document_ranges(text: str, num_documents: int) -> dict[str, range]:
+def document_ranges(
+    text: str, num_documents: int, rule: Rule = "megatron_core"
+) -> dict[str, range]:
     """Documents of each split, by name; together all documents, in order, some perhaps none.
+
+    megatron_core rounds every cumulative share to a bound. megatron_deepspeed (Megatron-LM before
+    its core, Megatron-DeepSpeed and other forks) rounds every part, and moves all bounds but the
+    first by what is too much in the end; of a short file it may give a document to a split whose
+    share is 0.
 
     Raises:
         UserError: `text` is not a split.
     """
-    ranges, bound, first = {}, 0.0, 0
-    for name, share in zip(NAMES, shares(text), strict=True):
-        bound += share
-        last = round(bound * num_documents)
-        ranges[name] = range(first, last)
-        first = last
-    return ranges
+    bounds = [0]
+    if rule == "megatron_core":
+        whole = 0.0
+        for share in shares(text):
+            whole += share
+            bounds.append(round(whole * num_documents))
+    else:
+        for share in shares(text):
+            bounds.append(bounds[-1] + round(share * num_documents))
+        excess = bounds[-1] - num_documents
+        # Below 0 the forks would count documents from the end.
+        bounds = [0, *(max(0, bound - excess) for bound in bounds[1:])]
+    return {name: range(*bounds[n : n + 2]) for n, name in enumerate(NAMES)}
+
+
+def part_range(part: Part, num_documents: int) -> range:
+    """Documents of a part; parts that share a bound share no document and leave out none."""
+    return range(*(round(bound * num_documents) for bound in part))
+
+
+def is_set_name(name: str) -> bool:
+    """Whether a set of documents may be called so: the name becomes part of a file name."""
+    return bool(_SET.fullmatch(name))
+
+
+def parse_part(text: str) -> Part:
+    """Read a part of a file, "0.9:1".
+
+    Raises:
+        UserError: not two ascending numbers from 0 to 1.
+    """
+    try:
+        begin, end = (float(bound) for bound in text.split(":"))
+    except ValueError:
+        begin, end = math.nan, math.nan
+    if not 0 <= begin < end <= 1:
+        raise UserError(f"{text!r}: give a part of the documents, START:END from 0 to 1")
+    return begin, end
+
+
+def parse_sets(text: str) -> dict[str, Part]:
+    """Read what sets a corpus is part of: "train=0:0.95 valid=0.95:1 hard" (all of it).
+
+    Raises:
+        UserError: a set has no name or comes twice, or its part is none.
+    """
+    sets: dict[str, Part] = {}
+    for word in text.split():
+        name, equals, part = word.partition("=")
+        if not is_set_name(name) or name in sets:
+            raise UserError(f"{word!r}: give each set once, as NAME or NAME=START:END")
+        sets[name] = parse_part(part) if equals else WHOLE
+    return sets

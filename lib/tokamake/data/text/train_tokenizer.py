@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 
 from tokamake.data.readers import expand, open_input
 from tokamake.data.text import corpora as tables
-from tokamake.data.text.documents import Fields, read_texts, texts
-from tokamake.data.tokenizers._training import MINIMUM, train, write
+from tokamake.data.text.documents import Fields, keys_of, read_texts, texts
+from tokamake.data.tokenizers._training import MINIMUM, check_special_tokens, train, write
 from tokamake.errors import UserError
 from tokamake.runtime import counted
 
@@ -33,6 +33,7 @@ def train_tokenizer(
     format: str = "",
     kind: Literal["bpe", "wordpiece", "unigram"] = "bpe",
     vocab_size: int = 8192,
+    special_tokens: tuple[str, ...] = (),
     train_bytes: int = 1_000_000_000,
     on_bad_document: Literal["stop", "quarantine"] = "stop",
     output: Path,
@@ -51,24 +52,28 @@ def train_tokenizer(
         kind: bpe: byte-level BPE as GPT-2's, without loss; wordpiece: BERT's, lower-cased;
             unigram: Unigram over bytes, without loss.
         vocab_size: entries of the tokenizer, special tokens included.
+        special_tokens: special tokens besides those of the kind, as <fim_prefix>; each gets an
+            entry, and in text it is that one token.
         train_bytes: text to train on, at most, taken evenly from the beginnings of all files.
         on_bad_document: stop at a document that cannot be read, or leave it out (quarantine);
             `tokenize` reports it.
         output: folder for tokenizer.json and tokenizer_config.json.
 
     Raises:
-        UserError: a raw file is missing or damaged, a document is bad, or the text is too little
-            for `vocab_size`.
+        UserError: a raw file is missing or damaged, a document is bad, the text is too little for
+            `vocab_size`, or a special token is none.
     """
-    if vocab_size < MINIMUM[kind]:
+    check_special_tokens(kind, special_tokens)
+    least = MINIMUM[kind] + len(special_tokens)
+    if vocab_size < least:
         raise UserError(
-            f"--vocab-size: {vocab_size}: too small for kind {kind}, give at least {MINIMUM[kind]}"
+            f"--vocab-size: {vocab_size}: too small for kind {kind}, give at least {least}"
         )
     if corpora is not None:
         row = tables.named(files, corpora)
         files, format = tables.patterns(row), format or row.format
         text_key, template = text_key or (row.text_key,), template or row.template
-    keys = tuple(key for text in text_key or ("text",) for key in text.split(","))
+    keys = keys_of(text_key)
     sources = _planned(plan, files) if plan else _named(files, Fields(keys, template), format)
     share = train_bytes // len(sources)
 
@@ -77,8 +82,8 @@ def train_tokenizer(
             _beginning(_read(raw, on_bad_document), share) for raw in sources
         )
 
-    trained = train(kind, beginnings, vocab_size)
-    write(kind, trained, output)
+    trained = train(kind, beginnings, vocab_size, special_tokens=special_tokens)
+    write(kind, trained, output, special_tokens=special_tokens)
     print(f"{output}: {kind}, {vocab_size:,} entries from {counted(len(sources), 'file')}")
 
 
@@ -88,7 +93,7 @@ def _planned(path: Path, files: tuple[str, ...]) -> list[_Raw]:
     if files:
         raise UserError(f"--plan {path}: lists the files itself; give it or files")
     found = [
-        _Raw(Path(file), Fields(tuple(source.text_key.split(",")), source.template), source.format)
+        _Raw(Path(file), Fields(keys_of([source.text_key]), source.template), source.format)
         for source in read_plan(path).tokenizer
         for file in source.files
     ]

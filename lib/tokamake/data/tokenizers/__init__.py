@@ -5,7 +5,7 @@ A kind's module has `files(path)`, the tokenizer's files there or an empty list,
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -51,7 +51,7 @@ class Tokenizer:
     """How to split texts into words that have the same tokens alone; None: none do."""
     definition: Callable[[], bytes] = bytes
     """The text of tokenizer.json, or the SentencePiece model: all that decides the tokens."""
-    fingerprint: str = field(default="")
+    fingerprint: str = ""
     """sha256 over the tokenizer's files."""
 
 
@@ -94,7 +94,7 @@ def open_tokenizer(path: Path) -> Tokenizer:
         raise UserError(
             f"tokenizer {path}: cannot be loaded ({failure(error)}); fetch it again"
         ) from None
-    return Tokenizer(**{**vars(loaded), "fingerprint": _fingerprint(found)})
+    return replace(loaded, fingerprint=_fingerprint(found))
 
 
 def failure(error: BaseException) -> str:
@@ -116,7 +116,7 @@ def _fingerprint(found: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def _in_folder(path: Path, *names: str) -> list[Path]:
+def in_folder(path: Path, *names: str) -> list[Path]:
     """All of `names` in a folder (or beside the first of them), or nothing."""
     folder = path if path.is_dir() else path.parent
     if not path.is_dir() and path.name != names[0]:

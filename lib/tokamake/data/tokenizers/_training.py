@@ -9,7 +9,7 @@ import io
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,18 +64,22 @@ Texts = Callable[[], Iterator[str]]
 """Begins to read the texts, each time from the first."""
 
 
-def train(kind: str, texts: Texts, vocab_size: int) -> "tokenizers.Tokenizer":
+def train(
+    kind: str, texts: Texts, vocab_size: int, *, special_tokens: Sequence[str] = ()
+) -> "tokenizers.Tokenizer":
     """Train a tokenizer.
 
     Args:
         kind: bpe, wordpiece or unigram.
         texts: the texts, gone through once or twice.
-        vocab_size: entries, at least MINIMUM[kind].
+        vocab_size: entries, at least MINIMUM[kind] and the special tokens.
+        special_tokens: more of them, as `check_special_tokens` wants them.
 
     Raises:
         UserError: the texts are too little for so many entries.
     """
-    trained = {"bpe": _bpe, "wordpiece": _wordpiece, "unigram": _unigram}[kind](texts, vocab_size)
+    makers = {"bpe": _bpe, "wordpiece": _wordpiece, "unigram": _unigram}
+    trained = makers[kind](texts, vocab_size, [*special_tokens])
     if trained.get_vocab_size() < vocab_size:
         raise _too_little(vocab_size, str(trained.get_vocab_size()))
     return trained
@@ -88,21 +92,44 @@ def _too_little(vocab_size: int, entries: str) -> UserError:
     )
 
 
-def write(kind: str, trained: "tokenizers.Tokenizer", folder: Path) -> None:
+def check_special_tokens(kind: str, special_tokens: Sequence[str]) -> None:
+    """Refuse special tokens that a tokenizer could not tell from others.
+
+    Raises:
+        UserError: one is empty, begins or ends with a space, comes twice, or is of the kind's own.
+    """
+    known = set(_BERT if kind == "wordpiece" else [EOD_TOKEN])
+    for token in special_tokens:
+        if token != token.strip() or not token:
+            raise UserError(f"special_tokens: {token!r}: give text without spaces around it")
+        if token in known:
+            raise UserError(f"special_tokens: {token!r}: is one already; leave it out")
+        known.add(token)
+
+
+def write(
+    kind: str,
+    trained: "tokenizers.Tokenizer",
+    folder: Path,
+    *,
+    special_tokens: Sequence[str] = (),
+) -> None:
     """Write tokenizer.json and tokenizer_config.json, which names the special tokens."""
     with atomic_folder(folder) as made:
         trained.save(str(made / "tokenizer.json"))
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", **_NAMED[kind]}
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **_NAMED[kind]}
+        if special_tokens:
+            config["additional_special_tokens"] = [*special_tokens]
         write_json(made / "tokenizer_config.json", config)
 
 
-def _bpe(texts: Texts, vocab_size: int) -> "tokenizers.Tokenizer":
+def _bpe(texts: Texts, vocab_size: int, special_tokens: list[str]) -> "tokenizers.Tokenizer":
     from tokenizers import models, pre_tokenizers, trainers
 
     trained = _over_bytes(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[EOD_TOKEN],
+        special_tokens=[EOD_TOKEN, *special_tokens],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=sys.stderr.isatty(),
     )
@@ -121,7 +148,7 @@ def _over_bytes(model: Any) -> "tokenizers.Tokenizer":
     return made
 
 
-def _wordpiece(texts: Texts, vocab_size: int) -> "tokenizers.Tokenizer":
+def _wordpiece(texts: Texts, vocab_size: int, special_tokens: list[str]) -> "tokenizers.Tokenizer":
     """BERT's WordPiece.
 
     Entries for single characters are given to the trainer: it would choose among equally frequent
@@ -130,11 +157,12 @@ def _wordpiece(texts: Texts, vocab_size: int) -> "tokenizers.Tokenizer":
     from tokenizers import models, trainers
 
     # A character may have two entries, at the beginning and inside of words.
-    characters = _frequent_characters(texts(), min(1000, (vocab_size - len(_BERT)) // 4))
+    special = [*_BERT, *special_tokens]
+    characters = _frequent_characters(texts(), min(1000, (vocab_size - len(special)) // 4))
     inner = ["##" + character for character in characters if _may_continue(character)]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
-        special_tokens=[*_BERT, *inner],
+        special_tokens=[*special, *inner],
         initial_alphabet=characters,
         limit_alphabet=len(characters),
         show_progress=sys.stderr.isatty(),
@@ -145,7 +173,7 @@ def _wordpiece(texts: Texts, vocab_size: int) -> "tokenizers.Tokenizer":
     clean = _bert(
         models.WordPiece(vocabulary, unk_token="[UNK]")
     )  # in which `inner` is not special
-    clean.add_special_tokens(_BERT)
+    clean.add_special_tokens(special)
     return clean
 
 
@@ -186,7 +214,7 @@ def _may_continue(character: str) -> bool:
     return len(pre_tokenizers.BertPreTokenizer().pre_tokenize_str(text)) == 1
 
 
-def _unigram(texts: Texts, vocab_size: int) -> "tokenizers.Tokenizer":
+def _unigram(texts: Texts, vocab_size: int, special_tokens: list[str]) -> "tokenizers.Tokenizer":
     """Unigram over bytes, trained by sentencepiece.
 
     The trainer of `tokenizers` adds up probabilities in the order of words.
@@ -197,14 +225,19 @@ def _unigram(texts: Texts, vocab_size: int) -> "tokenizers.Tokenizer":
     split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
     for text in texts():
         words.update(word for word, _ in split(text))
-    pieces = _unigram_pieces(words, vocab_size)
-    trained = _over_bytes(models.Unigram([(EOD_TOKEN, 0.0), *pieces], None, False))
-    trained.add_special_tokens([EOD_TOKEN])
+    pieces = _unigram_pieces(words, vocab_size, len(special_tokens))
+    special = [EOD_TOKEN, *special_tokens]
+    entries = [*((token, 0.0) for token in special), *pieces]
+    trained = _over_bytes(models.Unigram(entries, None, False))
+    trained.add_special_tokens(special)
     return trained
 
 
-def _unigram_pieces(words: Counter[str], vocab_size: int) -> list[tuple[str, float]]:
-    """Train on words and their counts; pieces and their log-probabilities, without the unknown."""
+def _unigram_pieces(words: Counter[str], vocab_size: int, reserved: int) -> list[tuple[str, float]]:
+    """Train on words and their counts; pieces and their log-probabilities, without the unknown.
+
+    Of the entries of the vocabulary, the unknown and `reserved` others are no pieces.
+    """
     import sentencepiece
 
     model = io.BytesIO()
@@ -213,12 +246,16 @@ def _unigram_pieces(words: Counter[str], vocab_size: int) -> list[tuple[str, flo
         table.flush()
         try:
             sentencepiece.SentencePieceTrainer.train(
-                input=table.name, model_writer=model, vocab_size=vocab_size, **_PLAIN_UNIGRAM
+                input=table.name,
+                model_writer=model,
+                vocab_size=vocab_size - reserved,
+                **_PLAIN_UNIGRAM,
             )
         except RuntimeError as error:
             if "<= " not in (what := str(error)):
                 raise
-            raise _too_little(vocab_size, what.rpartition("<= ")[2].rstrip(".")) from None
+            most = int(what.rpartition("<= ")[2].rstrip(".")) + reserved
+            raise _too_little(vocab_size, str(most)) from None
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     numbers = range(1, processor.get_piece_size())
     return [(processor.id_to_piece(n), processor.get_score(n)) for n in numbers]

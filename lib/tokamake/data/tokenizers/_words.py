@@ -7,7 +7,6 @@ what is known of a word need not be asked again. tests/test_words.py holds the e
 
 import json
 import unicodedata
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -85,5 +84,5 @@ def _stands_alone(fast: "tokenizers.Tokenizer", character: str) -> bool:
     assert fast.normalizer is not None
     assert fast.pre_tokenizer is not None
     normal = fast.normalizer.normalize_str(f"a{character}b")
-    parts: Iterable[str] = (part for part, _ in fast.pre_tokenizer.pre_tokenize_str(normal))
-    return [*parts][::2] == ["a", "b"]
+    parts = [part for part, _ in fast.pre_tokenizer.pre_tokenize_str(normal)]
+    return parts[::2] == ["a", "b"]

@@ -6,13 +6,13 @@ has capitals.
 
 from pathlib import Path
 
-from tokamake.data.tokenizers import Tokenizer, _in_folder, setting, special_token, with_configs
+from tokamake.data.tokenizers import Tokenizer, in_folder, setting, special_token, with_configs
 from tokamake.data.tokenizers._fast import wrap
 
 
 def files(path: Path) -> list[Path]:
     """vocab.txt and the config files beside it."""
-    return with_configs(_in_folder(path, "vocab.txt"))
+    return with_configs(in_folder(path, "vocab.txt"))
 
 
 def load(found: list[Path]) -> Tokenizer:

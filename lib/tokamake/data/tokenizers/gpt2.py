@@ -5,7 +5,7 @@ A tokenizer_config.json or special_tokens_map.json beside them may name other to
 
 from pathlib import Path
 
-from tokamake.data.tokenizers import Tokenizer, _in_folder, special_token, with_configs
+from tokamake.data.tokenizers import Tokenizer, in_folder, special_token, with_configs
 from tokamake.data.tokenizers._fast import wrap
 
 _END = "<|endoftext|>"
@@ -13,7 +13,7 @@ _END = "<|endoftext|>"
 
 def files(path: Path) -> list[Path]:
     """vocab.json, merges.txt and the config files beside them."""
-    return with_configs(_in_folder(path, "vocab.json", "merges.txt"))
+    return with_configs(in_folder(path, "vocab.json", "merges.txt"))
 
 
 def load(found: list[Path]) -> Tokenizer:

@@ -5,7 +5,7 @@ from pathlib import Path
 from tokamake.data.tokenizers import (
     CONFIGS,
     Tokenizer,
-    _in_folder,
+    in_folder,
     special_token,
     with_configs,
 )
@@ -15,7 +15,7 @@ from tokamake.errors import UserError
 
 def files(path: Path) -> list[Path]:
     """tokenizer.json and the config files beside it."""
-    return with_configs(_in_folder(path, "tokenizer.json"))
+    return with_configs(in_folder(path, "tokenizer.json"))
 
 
 def load(found: list[Path]) -> Tokenizer:

@@ -1,0 +1,75 @@
+"""The index folder on disk: index.json, which describes it, and a folder of arrays for each set.
+
+`index` writes it; the loader, `resolve` and `train` read it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from tokamake import files
+from tokamake.data import pairs
+from tokamake.errors import UserError
+
+VERSION = 2
+REMEDY = "run `tokamake index` again"
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """Read an index folder's index.json, as `index` describes it.
+
+    Raises:
+        UserError: it is missing, of another version or was changed since.
+    """
+    path = folder / "index.json"
+    described = files.read_json(path, REMEDY)
+    if not isinstance(described, dict) or described.get("version") != VERSION:
+        raise UserError(f"{path}: not an index of version {VERSION}; {REMEDY}")
+    rest = {key: value for key, value in described.items() if key != "digest"}
+    if files.digest(rest) != described.get("digest"):
+        raise UserError(f"{path}: does not match its own digest; {REMEDY}")
+    return described
+
+
+def is_whole(folder: Path, request: str) -> bool:
+    """Whether a folder holds, in full size, what a request with this digest asks for."""
+    try:
+        described = read_index(folder)
+    except UserError:
+        return False
+    sizes = described["bytes"].items()
+    paths = {folder / name: size for name, size in sizes}
+    return described["request"] == request and all(
+        path.is_file() and path.stat().st_size == size for path, size in paths.items()
+    )
+
+
+def made_sets(folder: Path) -> list[str]:
+    """Sets that a folder holds from whatever time, with its description or without."""
+    return [path.parent.name for path in folder.glob("*/dataset_index.npy")]
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    """Bytes of all files below a folder, by their paths in it, sorted."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
+
+
+def identity(data_root: Path, prefix: str) -> dict[str, Any]:
+    """What tells a pair from another: sizes in bytes and hashes.
+
+    The hashes come from the pair's manifest; without one, the .idx file's is taken.
+
+    Raises:
+        UserError: a file of the pair is missing, or the manifest is broken.
+    """
+    pair = data_root / prefix
+    sizes_of = {}
+    for kind, path in (("bin", pairs.bin_path(pair)), ("idx", pairs.idx_path(pair))):
+        try:
+            sizes_of[kind] = path.stat().st_size
+        except OSError:
+            raise UserError(f"{path}: no such file; check the prefix and the data root") from None
+    manifest = pairs.manifest_path(pair)
+    known = files.read_json(manifest, "make the pair again") if manifest.exists() else {}
+    hashes = known.get("sha256") if isinstance(known, dict) else None
+    return {"bytes": sizes_of, "sha256": hashes or {"idx": files.sha256(pairs.idx_path(pair))}}

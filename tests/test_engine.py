@@ -1,0 +1,56 @@
+"""Batches on their way to the device."""
+
+import numpy as np
+import pytest
+import torch
+
+from tokamake.train.engine import to_device
+
+BATCH = np.arange(24).reshape(4, 6)
+
+
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """Tensors that were pinned; no accelerator is needed for it."""
+    found: list[torch.Tensor] = []
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor.clone())
+        return found[-1]
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    return found
+
+
+def test_on_the_cpu_nothing_is_copied(pinned: list[torch.Tensor]) -> None:
+    made = to_device(BATCH, torch.device("cpu"))
+    assert not pinned
+    assert (made.dtype, made.data_ptr()) == (torch.int64, BATCH.ctypes.data)
+    np.testing.assert_array_equal(made.numpy(), BATCH)
+
+
+def test_to_other_devices_pinned_memory_is_copied_without_waiting(
+    pinned: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    to = torch.Tensor.to
+
+    def recorded(tensor: torch.Tensor, device: torch.device, **options: bool) -> torch.Tensor:
+        calls.append((tensor, options))
+        return to(tensor, device, **options)
+
+    monkeypatch.setattr(torch.Tensor, "to", recorded)
+    made = to_device(BATCH, torch.device("meta"))
+    assert (made.device.type, made.shape, made.dtype) == ("meta", (4, 6), torch.int64)
+    ((copied, options),) = calls
+    assert copied is pinned[0]
+    assert options == {"non_blocking": True}
+    np.testing.assert_array_equal(copied.numpy(), BATCH)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_values_on_a_gpu() -> None:
+    for number in range(50):  # memory given out again is not overwritten too early
+        batches = [to_device(BATCH + number + part, torch.device("cuda")) for part in range(3)]
+        for part, made in enumerate(batches):
+            np.testing.assert_array_equal(made.cpu().numpy(), BATCH + number + part)
