@@ -67,7 +67,8 @@ def blends() -> list[Contest]:
     """Orders of mixtures, by several kinds of weights."""
     random = np.random.default_rng(0)
     found = []
-    for sets, size in [(7, 3_000_000), (100, 3_000_000), (2419, 1_000_000), (20_000, 200_000)]:
+    sizes = {2: 3_000_000, 7: 3_000_000, 30: 3_000_000, 100: 3_000_000, 2419: 1_000_000}
+    for sets, size in {**sizes, 20_000: 200_000}.items():
         kinds = {
             "uniform": random.random(sets) + 1e-3,
             "log-normal": np.exp(2 * random.standard_normal(sets)),
@@ -77,8 +78,8 @@ def blends() -> list[Contest]:
         for kind, weights in kinds.items():
             name = f"blend, {sets:,} sets, {kind} weights, {size:,} samples"
             found.append(blend(name, weights / weights.sum(), size))
-    sizes = random.integers(1, 800, 2419)
-    found.append(exhaustive("exhaustive blend, 2,419 sets", sizes))
+    counts = random.integers(1, 800, 2419)
+    found.append(exhaustive("exhaustive blend, 2,419 sets", counts))
     return found
 
 

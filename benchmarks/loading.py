@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=40_000_000, help="of all files together")
     parser.add_argument("--measured", type=int, default=4_000_000, help="tokens read each time")
+    parser.add_argument("--open", type=int, default=2500, help="pairs whose opening is measured")
     parser.add_argument("--metrics", type=Path, help="metrics.jsonl of the run of the tiny model")
     parser.add_argument("--work", type=Path, default=Path("benchmark-work"), help="scratch folder")
     options = parser.parse_args()
@@ -77,6 +78,7 @@ def main() -> None:
         ours = speeds["tokamake"]
         best = max(speed for name, speed in speeds.items() if name != "tokamake")
         print(f"| {case} | " + " | ".join(cells) + f" | {ours / best:.2f} |")
+    report_opening(options)
     if options.metrics:
         report_training(options.metrics, found)
 
@@ -118,7 +120,7 @@ def contestants(folder: Path, case: Case, options: argparse.Namespace) -> dict[s
     """Megatron's samples one by one, in batches as its training reads them, and ours."""
     number = options.tokens // case.length
     ours = our_samples(folder, case.length, number)
-    theirs = megatron_samples(folder, case.length, number)
+    theirs, _ = megatron_samples(folder, case.length, number)
     assert len(ours) == len(theirs)
 
     def by_loader(start: int) -> Iterator[torch.Tensor]:
@@ -162,8 +164,8 @@ def our_samples(folder: Path, length: int, number: int) -> Samples:
     return Samples(output, split="train", data_root=folder)
 
 
-def megatron_samples(folder: Path, length: int, number: int) -> Any:
-    """The same by megatron-core."""
+def megatron_samples(folder: Path, length: int, number: int) -> tuple[Any, float]:
+    """The same by megatron-core, and the seconds that opening what is cached takes."""
     lines = [line.split() for line in (folder / "weights.txt").read_text().splitlines()]
     prefixes = [str(folder / prefix) for _, prefix, _ in lines]
     settings = GPTDatasetConfig(
@@ -179,9 +181,30 @@ def megatron_samples(folder: Path, length: int, number: int) -> Any:
         create_attention_mask=False,
     )
     for _ in range(2):  # a job builds its cache, then all ranks read it memory-mapped
+        begin = time.perf_counter()
         builder = BlendedMegatronDatasetBuilder(GPTDataset, [number, 0, 0], lambda: True, settings)
         train, *_ = builder.build()
-    return train
+        opened = time.perf_counter() - begin
+    return train, opened
+
+
+def report_opening(options: argparse.Namespace) -> None:
+    """Print how long each takes to open a mixture of many pairs that is indexed already."""
+    folder = make_pairs(
+        options.work / f"load-{options.tokens}-{options.open}", options.open, options
+    )
+    number = options.tokens // 256
+    our_samples(folder, 256, number)
+    ours, theirs = [], []
+    for _ in range(options.rounds):
+        begin = time.perf_counter()
+        our_samples(folder, 256, number)
+        ours.append(time.perf_counter() - begin)
+        theirs.append(megatron_samples(folder, 256, number)[1])
+    print(
+        f"\nOpening {options.open:,} pairs: tokamake {median(ours):.2f} s, megatron-core "
+        f"{median(theirs):.2f} s"
+    )
 
 
 def compare(found: dict[str, Batches], start: int, number: int) -> None:

@@ -5,9 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tokamake.data.text.sample_corpus import sample_corpus
 from tokamake.data.text.train_tokenizer import train_tokenizer
+
+# A slow moment of the machine is no failure.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 SAMPLES = {
     "code": {"num_files": 2, "file_bytes": 60_000},

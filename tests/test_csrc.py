@@ -1,5 +1,8 @@
 """The C++ index and blend builders against megatron-core's, and their refusal of bad input."""
 
+import resource
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -282,3 +285,30 @@ def test_blend_gives_a_tie_to_the_lowest_number() -> None:
 def test_blend_refuses(error: type[Exception], weights: np.ndarray, size: int) -> None:
     with pytest.raises(error):
         _csrc.build_blend_index(weights, size)
+
+
+def test_a_mapped_file_keeps_no_descriptor(tmp_path: Path) -> None:
+    path = tmp_path / "bytes é"
+    path.write_bytes(bytes(range(256)) * 64)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, limit[0]), limit[1]))
+    try:
+        held = [_csrc.map_file(path) for _ in range(600)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert all(mapped.tobytes() == path.read_bytes() for mapped in held)
+    assert not held[0].flags.writeable
+    path.unlink()  # a mapping outlives the name
+    part = held[0][256:260].view(np.uint16)
+    del held
+    assert part.tolist() == [0x0100, 0x0302]
+
+
+def test_files_that_cannot_be_mapped(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert _csrc.map_file(tmp_path / "empty").shape == (0,)
+    with pytest.raises(FileNotFoundError) as caught:
+        _csrc.map_file(tmp_path / "none")
+    assert caught.value.filename == tmp_path / "none"
+    with pytest.raises(IsADirectoryError):
+        _csrc.map_file(tmp_path)

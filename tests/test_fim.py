@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tokenizers
 from conftest import documents
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tokamake.data.pairs.indexed import Writer
@@ -154,7 +154,6 @@ def test_shorter_samples_are_filled_up(folder: Path, own: tokenizers.Tokenizer) 
     assert again.tolist() == row  # what was filled up before is no text
 
 
-@settings(deadline=None)  # opening a tokenizer takes its time on a busy machine
 @given(
     text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40), data=st.data()
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset
@@ -128,7 +128,6 @@ class Numbered:
         return np.array([sample])
 
 
-@settings(deadline=None)  # up to 64 ranks on a busy machine
 @given(
     layouts=st.lists(
         st.tuples(st.integers(0, 6), st.integers(0, 2), st.integers(0, 12)), min_size=1, max_size=6

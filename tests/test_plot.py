@@ -394,9 +394,7 @@ def test_broken_metrics_are_explained(
     assert not (tmp_path / "plots").exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["metadata", "metrics", "train", "evaluation", "samples"]
-)
+@pytest.mark.parametrize("name", ["metadata", "metrics", "train", "evaluation", "samples"])
 def test_a_missing_file_is_named(inputs: dict[str, Path], tmp_path: Path, name: str) -> None:
     inputs[name].unlink()
     with pytest.raises(UserError, match=re.escape(str(inputs[name]))):

@@ -5,17 +5,21 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "blend.hpp"
 #include "exact.hpp"
 #include "index.hpp"
+#include "lanes.hpp"
+#include "mapped.hpp"
 #include "mapping.hpp"
 #include "shuffle.hpp"
 #include "text.hpp"
@@ -47,6 +51,24 @@ py::array sample_index(const tokamake::Int32View& lengths,
     tokamake::fill_sample_index(lengths, document_index, sequence_length, num_samples, data);
   }
   return rows;
+}
+
+py::array_t<uint8_t> map_file(const py::object& path) {
+  const auto name = py::module_::import("os").attr("fsencode")(path).cast<std::string>();
+  std::unique_ptr<tokamake::MappedFile> file;
+  try {
+    file = std::make_unique<tokamake::MappedFile>(name);
+  } catch (const std::system_error& error) {
+    errno = error.code().value();
+    PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, path.ptr());
+    throw py::error_already_set();
+  }
+  const auto* mapped = file.get();
+  const py::capsule owner(
+      file.release(), [](void* pointer) { delete static_cast<tokamake::MappedFile*>(pointer); });
+  py::array_t<uint8_t> bytes(mapped->size(), mapped->data(), owner);
+  bytes.attr("setflags")(py::arg("write") = false);
+  return bytes;
 }
 
 py::array build_sample_index(const Int32Array& lengths, const Int32Array& document_index,
@@ -90,6 +112,10 @@ py::tuple draw_blend(tokamake::Blender& blender, int64_t size) {
     blender.draw(count, datasets + start, samples + start);
   });
   return py::make_tuple(dataset_index, dataset_sample_index);
+}
+
+const tokamake::Lanes& lanes(bool widest) {
+  return widest ? tokamake::widest_lanes() : tokamake::kLanesOf128Bits;
 }
 
 py::tuple build_blend_index(const Float64Array& weights, int64_t size) {
@@ -292,20 +318,25 @@ PYBIND11_MODULE(_csrc, module) {
              py::arg("num_epochs"), py::arg("tokens_per_epoch"), py::kw_only(),
              py::arg("wide") = false,
              "Rows (position in document_index, offset) of each sample's first token.");
+  module.def("map_file", &map_file, py::arg("path"),
+             "Bytes of a file, read when they are looked at; no descriptor stays open.");
   module.def("build_blend_index", &build_blend_index, py::arg("weights").noconvert(),
              py::arg("size"), "Dataset of each sample of a blend, and the sample's number in it.");
   module.def("build_exhaustive_blend_index", &build_exhaustive_blend_index,
              py::arg("sizes").noconvert(),
              "Dataset of each sample of a blend of whole datasets, and the sample's number in it.");
   py::class_<tokamake::Blender>(module, "Blender", "A blend that is drawn piece by piece.")
-      .def(py::init([](const Float64Array& weights) {
-             return tokamake::Blender::of_weights(copied(weights));
+      .def(py::init([](const Float64Array& weights, bool widest) {
+             return tokamake::Blender::of_weights(copied(weights), lanes(widest));
            }),
-           py::arg("weights").noconvert())
+           py::arg("weights").noconvert(), py::kw_only(), py::arg("widest") = true)
       .def_static(
           "exhaustive",
-          [](const Int64Array& sizes) { return tokamake::Blender::of_sizes(copied(sizes)); },
-          py::arg("sizes").noconvert(), "A blend of whole datasets.")
+          [](const Int64Array& sizes, bool widest) {
+            return tokamake::Blender::of_sizes(copied(sizes), lanes(widest));
+          },
+          py::arg("sizes").noconvert(), py::kw_only(), py::arg("widest") = true,
+          "A blend of whole datasets.")
       .def("draw", &draw_blend, py::arg("size"), "The next samples.");
   py::class_<tokamake::ExactBlend>(module, "ExactBlend", "A blend that is exact in integers.")
       .def(py::init([](const Int64Array& counts) {

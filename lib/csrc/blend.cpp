@@ -3,21 +3,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 #include <stdexcept>
 #include <tuple>
-
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
 
 namespace tokamake {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int64_t kMostSamples = int64_t{1} << 53;  // beyond it doubles do not count
-constexpr size_t kLanes = 2;
 
 void check_number(size_t datasets) {
   constexpr size_t kMost = std::numeric_limits<int16_t>::max();
@@ -26,54 +20,26 @@ void check_number(size_t datasets) {
   }
 }
 
-size_t padded(size_t size) { return (size + 2 * kLanes - 1) / (2 * kLanes) * (2 * kLanes); }
-
-// GCC and Clang make of these what the processor has; comparisons give -1 or 0 in each lane.
-typedef double Doubles __attribute__((vector_size(kLanes * sizeof(double))));
-typedef int64_t Integers __attribute__((vector_size(kLanes * sizeof(int64_t))));
-
-Doubles load(const double* from) {
-  Doubles loaded;
-  std::memcpy(&loaded, from, sizeof(loaded));
-  return loaded;
-}
-
-Doubles all_lanes(double value) { return Doubles{value, value}; }
-
-// Adds 1 to one lane, but writes all of them: what is read next is all of them, and a processor
-// hands over at once what it has just written only if it was written in one piece.
-void add_one(double* lanes, size_t lane) {
-  static constexpr double kOnes[] = {0, 1, 0};
-  const Doubles sum = load(lanes) + load(kOnes + kLanes - 1 - lane);
-  std::memcpy(lanes, &sum, sizeof(sum));
-}
-
-Doubles larger(Doubles left, Doubles right) {
-#ifdef __SSE2__
-  return _mm_max_pd(left, right);  // GCC 12 makes three instructions of the other
-#else
-  return left > right ? left : right;
-#endif
-}
+size_t padded(size_t size) { return (size + kGroup - 1) / kGroup * kGroup; }
 
 }  // namespace
 
-Blender Blender::of_weights(const std::vector<double>& weights) {
+Blender Blender::of_weights(const std::vector<double>& weights, const Lanes& lanes) {
   check_number(weights.size());
   for (const double weight : weights) {
     if (!std::isfinite(weight) || weight < 0) {
       throw std::invalid_argument("weights are finite and not negative");
     }
   }
-  Blender blender;
+  Blender blender(lanes);
   blender.last_ = kMostSamples;
   blender.add_classes(weights, std::vector<int64_t>(weights.size(), kMostSamples));
   return blender;
 }
 
-Blender Blender::of_sizes(const std::vector<int64_t>& sizes) {
+Blender Blender::of_sizes(const std::vector<int64_t>& sizes, const Lanes& lanes) {
   check_number(sizes.size());
-  Blender blender;
+  Blender blender(lanes);
   for (const int64_t size : sizes) {
     if (size < 1) throw std::invalid_argument("sizes start at 1");
     if (size > kMostSamples - blender.last_) {
@@ -109,7 +75,7 @@ void Blender::add_classes(const std::vector<double>& weights, const std::vector<
     }
     const int64_t most = sizes[members_[i]];
     all.classes.push_back(static_cast<uint32_t>(classes_.size()));
-    turns_.push_back({members_[i], most == kMostSamples});
+    turns_.push_back({members_[i], most == kMostSamples, 0});
     classes_.push_back({i, 1, 0, most});
     all.weights.push_back(weights[members_[i]]);
   }
@@ -117,19 +83,20 @@ void Blender::add_classes(const std::vector<double>& weights, const std::vector<
   all.drawn.assign(padded(all.size), kInfinity);
   std::fill_n(all.drawn.begin(), all.size, 0.0);
   all.weights.resize(padded(all.size), 0.0);
+  leaders_.resize(padded(all.size) + kGroup);
   all.end = std::numeric_limits<int64_t>::max();
   if (exact) add_pools();
 }
 
-// Each pool is filled for some 8 times fewer samples than the one before; a pool of b samples holds
-// some b to 2 b classes.
+// Each pool is filled for 4 to 8 times fewer samples than the one before; one for b samples holds
+// some b to 2 b classes, the last one so few that a run takes them. A few dozen classes need none.
 void Blender::add_pools() {
   const double mean = std::accumulate(pools_[0].weights.begin(), pools_[0].weights.end(), 0.0) /
                       static_cast<double>(classes_.size());
-  for (const int64_t block : {4096, 512, 64, 16}) {
-    if (static_cast<int64_t>(classes_.size()) < 4 * block) continue;
+  for (const int64_t block : {3200, 400, 80, 20}) {
+    if (static_cast<int64_t>(classes_.size()) * 3 <= block * 5) continue;
     Pool pool;
-    const size_t room = pools_[0].weights.size() + kLanes;
+    const size_t room = pools_[0].weights.size() + kGroup;
     pool.weights.resize(room);
     pool.drawn.resize(room);
     pool.parent.resize(room);
@@ -144,19 +111,45 @@ void Blender::draw(int64_t count, int16_t* dataset_index, int64_t* dataset_sampl
   if (count < 0 || count > left()) {
     throw std::invalid_argument("a blend has no more samples than its sizes add up to");
   }
-  for (int64_t i = 0; i < count; ++i) {
-    dataset_index[i] = static_cast<int16_t>(next_member());
-    dataset_sample_index[i] = drawn_of_latest_;
+  const int64_t stop = sample_ + count;
+  while (sample_ < stop) {
+    if (sample_ >= pools_.back().end) fill_pools();
+    run(stop, dataset_index, dataset_sample_index);
+    if (sample_ == stop || sample_ >= pools_.back().end) continue;
+    *dataset_index++ = static_cast<int16_t>(next_member());
+    *dataset_sample_index++ = drawn_of_latest_;
     ++sample_;
   }
 }
 
+void Blender::run(int64_t stop, int16_t*& dataset_index, int64_t*& dataset_sample_index) {
+  Pool& pool = pools_.back();
+  if (pool.size == 0 || pool.size > kMostOfRun) return;
+  BlendRun run{};
+  run.candidates = candidates(pool);
+  run.classes = pool.classes.data();
+  run.turns = turns_.data();
+  run.sharing = classes_.data();
+  run.members = members_.data();
+  run.bottom = pool.bottom;
+  run.slope = slope_;
+  run.sample = sample_;
+  run.stop = std::min(stop, pool.end);
+  run.datasets = dataset_index;
+  run.samples = dataset_sample_index;
+  run.lowest = kInfinity;
+  lanes_->run(run);
+  if (run.sample > sample_) note(run.lowest, run.sample - sample_);
+  sample_ = run.sample;
+  dataset_index = run.datasets;
+  dataset_sample_index = run.samples;
+}
+
 size_t Blender::next_member() {
-  if (sample_ >= pools_.back().end) fill_pools();
   const size_t level = pools_.size() - 1;
   const Leader found = leader(level);
   if (!leads_all(pools_[level], found.lag)) return look_wider();
-  note(found.lag);
+  note(found.lag - slope_ * scale(), 1);
   return take(level, found.place);
 }
 
@@ -170,24 +163,26 @@ size_t Blender::look_wider() {
   size_t level = pools_.size() - 1;
   Leader found{};
   do {
+    close(level);
     pools_[level].end = sample_;
     pools_[level].depth *= 1.25;
     found = leader(--level);
   } while (!leads_all(pools_[level], found.lag));
   // The pools inside hold stale counts from here on; all of them have ended.
   for (size_t inner = level + 1; inner < pools_.size(); ++inner) pools_[inner].end = sample_;
-  note(found.lag);
+  note(found.lag - slope_ * scale(), 1);
   return take(level, found.place);
 }
 
-void Blender::note(double lag) {
-  const double above = lag - slope_ * scale();
-  recent_ = above < recent_ ? above : recent_ + (above - recent_) / 128;
+void Blender::note(double lowest, int64_t samples) {
+  const double part = std::min(1.0, static_cast<double>(samples) / 128);
+  recent_ = lowest < recent_ ? lowest : recent_ + (lowest - recent_) * part;
 }
 
 void Blender::fill_pools() {
   size_t level = 1;
   while (sample_ < pools_[level].end) ++level;
+  for (size_t inner = pools_.size() - 1; inner >= level; --inner) close(inner);
   if (level == 1) follow_trend();
   for (; level < pools_.size(); ++level) fill_pool(level);
 }
@@ -205,14 +200,13 @@ void Blender::follow_trend() {
 }
 
 // Why whoever is left out cannot lead: its lag, weight x sample - drawn, is a straight line while
-// it is not drawn from, and so is the pool's. If the weight is less than the pool's slope, the lag
-// is nearest to the pool's line at the pool's first sample, else at its last one; below it there is
-// below it throughout. Doubles round weight x sample, at most `to`, and what is then subtracted, at
-// most as large but for a sample, by 2**-53 of each; the same goes for the pool's line, whose
-// largest part may also be `bottom`. The margin is 32 times as much. How good the guesses of depth
-// and slope are matters for speed only.
+// it is not drawn from, and so is the pool's. Below it at the pool's first sample and at its last
+// one there is below it throughout. Doubles round weight x sample, at most `to`, and what is then
+// subtracted, at most as large but for a sample, by 2**-53 of each; the same goes for the pool's
+// line, whose largest part may also be `bottom`. The margin is 32 times as much. How good the
+// guesses of depth and slope are matters for speed only.
 void Blender::fill_pool(size_t level) {
-  const Pool& outer = pools_[level - 1];
+  Pool& outer = pools_[level - 1];
   Pool& pool = pools_[level];
   // Short at first, for what leaders will do is not known yet.
   pool.end = std::min(sample_ + std::min(pool.block, 32 + sample_ / 8), outer.end);
@@ -220,37 +214,11 @@ void Blender::fill_pool(size_t level) {
   const double from = scale();
   const double to = std::max(static_cast<double>(pool.end - 1), 1.0);
   const double bottom = pool.bottom - std::ldexp(2 * to + std::abs(pool.bottom) + 2, -48);
-  // Classes are in the order of their weights, in all pools. The lanes in which the slope lies are
-  // kept unseen.
-  const auto first = outer.weights.begin();
-  const auto split = static_cast<size_t>(
-      std::lower_bound(first, first + static_cast<int64_t>(outer.size), slope_) - first);
-  const size_t middle = split / kLanes * kLanes;
-  size_t size = gather(outer, 0, middle, from, bottom + slope_ * from, pool.parent.data());
-  for (size_t place = middle; place < std::min(middle + kLanes, outer.size); ++place) {
-    pool.parent[size++] = static_cast<uint32_t>(place);
-  }
-  size += gather(outer, middle + kLanes, outer.size, to, bottom + slope_ * to,
-                 pool.parent.data() + size);
-  copy_classes(outer, pool, size);
-  if (static_cast<int64_t>(size) > 2 * pool.block) pool.depth *= 0.97;
-}
-
-// Writes the places, from `start` on, of classes that reach `least` at the sample; tells how many.
-size_t Blender::gather(const Pool& pool, size_t start, size_t stop, double sample, double least,
-                       uint32_t* places) {
-  const double* weights = pool.weights.data();
-  const double* drawn = pool.drawn.data();
-  size_t size = 0;
-  for (; start < stop; start += kLanes) {
-    const Integers reached =
-        load(weights + start) * all_lanes(sample) - load(drawn + start) >= all_lanes(least);
-    for (size_t lane = 0; lane < kLanes; ++lane) {  // without a branch: it would be a coin's toss
-      places[size] = static_cast<uint32_t>(start + lane);
-      size -= static_cast<size_t>(reached[lane]);
-    }
-  }
-  return size;
+  const Reach reach{from, bottom + slope_ * from, to, bottom + slope_ * to};
+  copy_classes(outer, pool, lanes_->gather(candidates(outer), reach, pool.parent.data()));
+  // Leaders below the line make it deeper: let them be a few in a hundred pools.
+  const auto size = static_cast<int64_t>(pool.size);
+  if (size > pool.block) pool.depth *= size > 3 * pool.block ? 0.5 : 0.97;
 }
 
 void Blender::copy_classes(const Pool& outer, Pool& pool, size_t size) {
@@ -264,80 +232,48 @@ void Blender::copy_classes(const Pool& outer, Pool& pool, size_t size) {
     pool.drawn[place] = kInfinity;
   }
   pool.size = size;
+  pool.ahead = true;
 }
 
-Blender::Leader Blender::leader(size_t level) const {
-  const Pool& pool = pools_[level];
-  const double* weights = pool.weights.data();
-  const double* drawn = pool.drawn.data();
-  const Doubles now = all_lanes(scale());
-  Doubles even = all_lanes(-kInfinity);
-  Doubles odd = even;
-  for (size_t start = 0; start < pool.size; start += 2 * kLanes) {
-    even = larger(load(weights + start) * now - load(drawn + start), even);
-    odd = larger(load(weights + start + kLanes) * now - load(drawn + start + kLanes), odd);
-  }
-  const Doubles most = larger(even, odd);
-  const double lag = std::max(most[0], most[1]);
-  Integers place{0, 1};
-  Integers found{};
-  Integers leaders{};
-  for (size_t start = 0; start < pool.size; start += kLanes, place += kLanes) {
-    const Integers leads = load(weights + start) * now - load(drawn + start) == all_lanes(lag);
-    found |= leads & place;
-    leaders -= leads;
-  }
-  if (leaders[0] + leaders[1] != 1) return {lowest_of_equal(level, lag), lag};
-  return {static_cast<size_t>(found[0] | found[1]), lag};
+// Writes what the pool has drawn to the one before.
+void Blender::close(size_t level) {
+  Pool& pool = pools_[level];
+  if (!pool.ahead) return;
+  std::vector<double>& drawn = pools_[level - 1].drawn;
+  for (size_t place = 0; place < pool.size; ++place) drawn[pool.parent[place]] = pool.drawn[place];
+  pool.ahead = false;
 }
 
-size_t Blender::lowest_of_equal(size_t level, double lag) const {
-  const Pool& pool = pools_[level];
-  size_t found = 0;
-  size_t lowest = members_.size();
-  for (size_t place = 0; place < pool.size; ++place) {
-    if (pool.weights[place] * scale() - pool.drawn[place] != lag) continue;
-    const size_t member = turns_[pool.classes[place]].dataset;
-    if (member < lowest) {
-      lowest = member;
-      found = place;
-    }
+Candidates Blender::candidates(Pool& pool) {
+  return {pool.weights.data(), pool.drawn.data(), pool.size};
+}
+
+Blender::Leader Blender::leader(size_t level) {
+  Pool& pool = pools_[level];
+  const double lag = lanes_->lead(candidates(pool), scale());
+  const Reach reach{scale(), lag, scale(), lag};
+  const size_t size = lanes_->gather(candidates(pool), reach, leaders_.data());
+  size_t found = leaders_[0];
+  for (size_t i = 1; i < size; ++i) {
+    const size_t place = leaders_[i];
+    if (turns_[pool.classes[place]].dataset < turns_[pool.classes[found]].dataset) found = place;
   }
-  return found;
+  return {found, lag};
 }
 
 // Draws from the class and returns the dataset; `drawn_of_latest_` is the sample.
 size_t Blender::take(size_t level, size_t place) {
   const size_t number = pools_[level].classes[place];
   const size_t member = turns_[number].dataset;
-  drawn_of_latest_ = static_cast<int64_t>(pools_[level].drawn[place]);
-  if (turns_[number].always) {
-    add_round(level, place);
-    return member;
-  }
-  Class& one = classes_[number];
+  drawn_of_latest_ = turns_[number].given;
+  BlendClass& one = classes_[number];
   one.next = one.next + 1 == one.count ? 0 : one.next + 1;
   turns_[number].dataset = members_[one.first + one.next];
   if (one.next > 0) return member;
-  add_round(level, place);
-  if (drawn_of_latest_ + 1 == one.most) use_up(level, place);
+  ++turns_[number].given;
+  double& drawn = pools_[level].drawn[place];
+  drawn = drawn_of_latest_ + 1 == one.most ? kInfinity : drawn + 1;
   return member;
-}
-
-void Blender::add_round(size_t level, size_t place) {
-  for (;; --level) {
-    add_one(&pools_[level].drawn[place / kLanes * kLanes], place % kLanes);
-    if (level == 0) return;
-    place = pools_[level].parent[place];
-  }
-}
-
-void Blender::use_up(size_t level, size_t place) {
-  for (;; --level) {
-    pools_[level].drawn[place] = kInfinity;
-    if (level == 0) return;
-    place = pools_[level].parent[place];
-  }
 }
 
 }  // namespace tokamake

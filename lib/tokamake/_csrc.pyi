@@ -1,5 +1,7 @@
 """Types of the C++ extension (lib/csrc), which modules of `tokamake.data` call."""
 
+from os import PathLike
+
 import numpy as np
 import numpy.typing as npt
 
@@ -31,6 +33,16 @@ def build_sample_index(
         TypeError: an array is not contiguous or of another type.
         ValueError: a number is out of range, or the documents hold fewer tokens than promised.
         IndexError: `document_index` names a document that has no length.
+    """
+
+def map_file(path: str | PathLike[str]) -> npt.NDArray[np.uint8]:
+    """Map a file into memory, for reading: pages come from disk when they are looked at.
+
+    Unlike `mmap` and `np.memmap` it keeps no file descriptor open, of which a process often has
+    1,024. An empty file is an empty array.
+
+    Raises:
+        OSError: the file cannot be opened or mapped, or is a folder.
     """
 
 def build_blend_index(
@@ -70,11 +82,17 @@ def build_exhaustive_blend_index(
 class Blender:
     """The order of `build_blend_index`, piece by piece. Not for several threads at once."""
 
-    def __init__(self, weights: npt.NDArray[np.float64]) -> None:
-        """Begin an order by weights; it has no end."""
+    def __init__(self, weights: npt.NDArray[np.float64], *, widest: bool = True) -> None:
+        """Begin an order by weights; it has no end.
+
+        Args:
+            weights: as of `build_blend_index`.
+            widest: use the widest vectors that the processor has, else those that all have; only
+                the speed differs.
+        """
 
     @staticmethod
-    def exhaustive(sizes: npt.NDArray[np.int64]) -> Blender:
+    def exhaustive(sizes: npt.NDArray[np.int64], *, widest: bool = True) -> Blender:
         """Begin the order of `build_exhaustive_blend_index`."""
 
     def draw(self, size: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int64]]:

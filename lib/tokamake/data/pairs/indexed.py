@@ -17,6 +17,7 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
+from tokamake import _csrc
 from tokamake.data.pairs import bin_path, idx_path
 from tokamake.errors import UserError
 
@@ -174,8 +175,7 @@ class IndexedDataset:
                 )
         code, sequences, bounds = read_header(idx)
         self.dtype = _integers(idx, code)
-        # As plain arrays: each slice of np.memmap's own kind costs a microsecond more.
-        raw = np.asarray(np.memmap(idx, mode="r")) if idx.stat().st_size else np.zeros(0, np.uint8)
+        raw = _csrc.map_file(idx)
         offset = HEADER.size
         self.lengths = _view(raw, offset, np.int32, sequences)
         self.pointers = _view(raw, offset + 4 * sequences, np.int64, sequences)
@@ -186,11 +186,7 @@ class IndexedDataset:
             raise UserError(
                 f"{binary}: {size} bytes, but its index counts {expected}; make the pair again"
             )
-        self.tokens: npt.NDArray[np.integer] = (
-            np.asarray(np.memmap(binary, mode="r", dtype=self.dtype))
-            if size
-            else np.zeros(0, self.dtype)
-        )
+        self.tokens: npt.NDArray[np.integer] = _csrc.map_file(binary).view(self.dtype)
 
     def __len__(self) -> int:
         return len(self.lengths)

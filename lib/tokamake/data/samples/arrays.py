@@ -11,6 +11,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from tokamake import _csrc
 from tokamake.data.samples.file_index import FileIndex
 from tokamake.data.samples.folder import REMEDY
 from tokamake.errors import UserError
@@ -46,11 +47,9 @@ class Arrays:
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
         try:
-            self._bytes = np.memmap(self._path, np.uint8, mode="r")
+            self._bytes = _csrc.map_file(self._path)
         except FileNotFoundError:
             raise UserError(f"{self._path}: no such file; {REMEDY}") from None
-        except ValueError:  # empty, which no mapping can be
-            self._bytes = np.zeros(0, np.uint8)  # type: ignore[assignment]
 
     def index(self, places: dict[str, list[Any]]) -> FileIndex:
         """The arrays of a file, by the places that `write_arrays` gave.
@@ -64,4 +63,4 @@ class Arrays:
         end = offset + np.dtype(dtype).itemsize * math.prod(shape)
         if end > len(self._bytes):
             raise UserError(f"{self._path}: damaged (ends before byte {end:,}); {REMEDY}")
-        return self._bytes[offset:end].view(dtype).reshape(shape).view(np.ndarray)
+        return self._bytes[offset:end].view(dtype).reshape(shape)

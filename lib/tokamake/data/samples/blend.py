@@ -47,28 +47,41 @@ def normalize(weights: list[float]) -> list[float]:
     return (array / np.sum(array)).tolist()
 
 
+class Aim(NamedTuple):
+    """What a mixture of some weights and size comes to before it is drawn."""
+
+    shares: npt.NDArray[np.float64]
+    """(files,) of the samples, as the order is drawn by them."""
+    wanted: list[int]
+    """As in `Blend`."""
+    samples: int
+    """Of the mixture: every file's share is rounded up."""
+
+
+def aim(weights: list[float], num_samples: int) -> Aim:
+    """Reckon as `blend` does, for `num_samples` at least."""
+    shares = normalize(weights)
+    targets = [math.ceil(num_samples * share) for share in shares]
+    wanted = [math.ceil(target * (1 + _SURPLUS)) for target in targets]
+    # Megatron normalizes what is normalized already; the last bits may differ, so do the same.
+    return Aim(np.array(normalize(shares)), wanted, sum(targets))
+
+
 def blend(weights: list[float], num_samples: int) -> Blend:
     """Mix at least `num_samples` samples: every file's share is rounded up.
+
+    All is held in memory, 10 bytes for each sample; `order_files.write_blend` holds a piece.
 
     Args:
         weights: above 0, at most 32,766 of them; only their proportions count.
         num_samples: samples wanted.
     """
-    shares = normalize(weights)
-    targets = [math.ceil(num_samples * share) for share in shares]
-    wanted = [math.ceil(target * (1 + _SURPLUS)) for target in targets]
-    # Megatron normalizes what is normalized already; the last bits may differ, so do the same.
-    again = np.array(normalize(shares))
-    dataset_index, dataset_sample_index = _csrc.build_blend_index(again, sum(targets))
-    return Blend(dataset_index, dataset_sample_index, wanted, _counts(dataset_index, len(weights)))
-
-
-def _counts(dataset_index: npt.NDArray[np.int16], num_datasets: int) -> list[int]:
-    # By blocks, for bincount widens its input to eight bytes an entry.
-    counts = np.zeros(num_datasets, np.int64)
-    for start in range(0, len(dataset_index), _BLOCK):
-        counts += np.bincount(dataset_index[start : start + _BLOCK], minlength=num_datasets)
-    return counts.tolist()
+    shares, wanted, samples = aim(weights, num_samples)
+    dataset_index, dataset_sample_index = _csrc.build_blend_index(shares, samples)
+    drawn = np.zeros(len(weights), np.int64)
+    for start in range(0, samples, _BLOCK):  # bincount widens its input to eight bytes an entry
+        drawn += np.bincount(dataset_index[start : start + _BLOCK], minlength=len(weights))
+    return Blend(dataset_index, dataset_sample_index, wanted, drawn.tolist())
 
 
 def requested(weights: list[float], num_samples: int) -> list[int]:

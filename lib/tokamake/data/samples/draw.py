@@ -8,31 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import numpy as np
-
-from tokamake import _csrc
-from tokamake.data.samples.blend import (
-    CorpusBlend,
-    ExactBlend,
-    requested,
-)
-from tokamake.data.samples.blend import (
-    blend as _blend,
-)
-
-
-def write_blend(folder, weights, num_samples):  # type: ignore
-    m = _blend(weights, num_samples)
-    np.save(folder / "dataset_index.npy", m.dataset_index)
-    np.save(folder / "dataset_sample_index.npy", m.dataset_sample_index)
-    return m.wanted, m.drawn, len(m.dataset_index)
-
-
-def write_order(folder, order):  # type: ignore
-    a, b = order.block(0, len(order))
-    np.save(folder / "dataset_index.npy", a)
-    np.save(folder / "dataset_sample_index.npy", b)
-
+from tokamake.data.samples.blend import CorpusBlend, ExactBlend, requested
+from tokamake.data.samples.order_files import write_blend, write_exhaustive, write_order
 
 Blend = Literal["weighted", "exact", "corpora"]
 """weighted: file by file as Megatron draws; exact: each file's count and every stretch of the order
@@ -114,11 +91,7 @@ def draw_all(
     if manner.blend == "exact":
         write_order(folder, ExactBlend(list(counts)))
     else:
-        dataset_index, dataset_sample_index = _csrc.build_exhaustive_blend_index(
-            np.array(counts, np.int64)
-        )
-        np.save(folder / "dataset_index.npy", dataset_index)
-        np.save(folder / "dataset_sample_index.npy", dataset_sample_index)
+        write_exhaustive(folder, list(counts))
     return Drawn(list(counts), list(counts), sum(counts))
 
 
