@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from oracle import PARTS, megatron_pair
 
+from tokamake.data.pairs.merge import merge
+from tokamake.data.shards.tokenize import tokenize
 from tokamake.data.text.sample_corpus import sample_corpus
 from tokamake.data.text.train_tokenizer import train_tokenizer
 
@@ -58,3 +61,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         own = 2 * ("slow" in item.keywords) + ("ranks" in item.keywords)
         weight[item.path] = max(own, weight.get(item.path, 0))
     items.sort(key=lambda item: weight[item.path])
+
+
+@pytest.fixture
+def shards(workspace: Path) -> list[Path]:
+    """Shards of the code corpus, one a raw file."""
+    raw = sorted((workspace / "raw/code").iterdir())
+    prefixes = [workspace / f"shards/code-{number}" for number in range(len(raw))]
+    for prefix, path in zip(prefixes, raw, strict=True):
+        tokenize((str(path),), output=prefix, tokenizer=workspace / "tokenizer")
+    return prefixes
+
+
+@pytest.fixture
+def ours(workspace: Path, shards: list[Path]) -> list[Path]:
+    """Two shards and the pair they merge into."""
+    merge(shards, output=workspace / "merged/all", corpus="code")
+    return [*shards, workspace / "merged/all"]
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> list[Path]:
+    """Pairs of another program, whose sequences have two tokens at most."""
+    return [
+        megatron_pair(tmp_path / f"in/p{place}", part, longest=2)
+        for place, part in enumerate(PARTS)
+    ]

@@ -1,10 +1,13 @@
 """What several tests compare with: tiny token files, and megatron-core's datasets over them."""
 
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
+from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+from torch import tensor
 
 from tokamake.data import pairs
 from tokamake.data.pairs.indexed import Writer
@@ -17,6 +20,30 @@ def write_pair(prefix: Path, lengths: list[int], *, first_token: int = 0) -> Pat
     with Writer(*paths, np.int32) as writer:
         writer.add(tokens, np.array(lengths, np.int32))
     return prefix
+
+
+PARTS = [[[1, 2, 3], [], [4]], [], [[5, 6, 7, 8, 9]], [[], [10]]]
+"""Documents of pairs to merge: some empty, one pair without any."""
+
+
+def megatron_pair(
+    prefix: Path, documents: list[list[int]], dtype: type = np.uint16, *, longest: int = 1 << 30
+) -> Path:
+    """Write a pair of another program: sequences of a document have `longest` tokens at most."""
+    prefix.parent.mkdir(exist_ok=True)
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
+    for tokens in documents:
+        starts = range(0, len(tokens), longest)
+        builder.add_document(tensor(tokens), [len(tokens[at : at + longest]) for at in starts])
+    builder.finalize(f"{prefix}.idx")
+    return prefix
+
+
+def overwrite(path: Path, at: int, value: int, kind: str) -> None:
+    """Put a number of a `struct` kind at a place of a file."""
+    content = bytearray(path.read_bytes())
+    struct.pack_into(kind, content, at, value)
+    path.write_bytes(content)
 
 
 def random_lengths(seed: int, num_documents: int) -> list[int]:
@@ -53,3 +80,12 @@ def assert_identical(ours: np.ndarray, theirs: np.ndarray) -> None:
     """Compare shape, dtype and every value."""
     assert ours.dtype == theirs.dtype
     np.testing.assert_array_equal(ours, theirs, strict=True)
+
+
+def megatron_merge(prefixes: list[Path], output: Path, dtype: type) -> Path:
+    """What Megatron's merge_datasets.py does."""
+    builder = IndexedDatasetBuilder(f"{output}.bin", dtype=dtype)
+    for prefix in prefixes:
+        builder.add_index(str(prefix))
+    builder.finalize(f"{output}.idx")
+    return output

@@ -5,8 +5,6 @@ import json
 import os
 import re
 import struct
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
@@ -14,9 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDataset
-from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-from torch import tensor
+from oracle import megatron_pair, overwrite
 
 from tokamake.data import pairs
 from tokamake.data.mixture.weigh import weigh
@@ -27,7 +23,6 @@ from tokamake.data.pairs.indexed import Writer
 from tokamake.data.pairs.layouts import read_layout
 from tokamake.data.pairs.merge import merge
 from tokamake.data.samples.index import index
-from tokamake.data.shards.tokenize import tokenize
 from tokamake.errors import UserError
 
 
@@ -169,22 +164,6 @@ def test_nothing_to_describe_is_a_mistake(tmp_path: Path) -> None:
 DOCUMENTS = [[11, 12, 13, 9], [14, 9], [], [15, 16, 17, 18, 19, 9]]
 
 
-def build(prefix: Path, documents: list[list[int]], dtype: type = np.uint16) -> Path:
-    """Write a pair with megatron-core: another program's, without a manifest."""
-    prefix.parent.mkdir(exist_ok=True)
-    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
-    for tokens in documents:
-        builder.add_document(tensor(tokens), [len(tokens)] if tokens else [])
-    builder.finalize(f"{prefix}.idx")
-    return prefix
-
-
-def overwrite(path: Path, at: int, value: int, kind: str) -> None:
-    content = bytearray(path.read_bytes())
-    struct.pack_into(kind, content, at, value)
-    path.write_bytes(content)
-
-
 def fingerprint(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -194,7 +173,7 @@ def read(path: Path) -> list[dict]:
 
 
 def test_pairs_of_other_programs_are_described(tmp_path: Path) -> None:
-    prefix = build(tmp_path / "in/wiki-en_text_document", DOCUMENTS)
+    prefix = megatron_pair(tmp_path / "in/wiki-en_text_document", DOCUMENTS)
     describe([prefix], output=tmp_path / "metadata.json")
     (told,) = read(tmp_path / "metadata.json")
     hashes = {name: fingerprint(Path(f"{prefix}.{name}")) for name in ("bin", "idx")}
@@ -217,9 +196,9 @@ def test_pairs_of_other_programs_are_described(tmp_path: Path) -> None:
 
 
 def test_pairs_of_other_programs_are_weighted_and_indexed(tmp_path: Path) -> None:
-    big = build(tmp_path / "in/wiki-0_text_document", [[*range(40), 9]] * 60)
-    small = build(tmp_path / "in/wiki-1_text_document", [[5, 9]] * 60)
-    other = build(tmp_path / "in/code-0_text_document", [[7, 8, 9]] * 60)
+    big = megatron_pair(tmp_path / "in/wiki-0_text_document", [[*range(40), 9]] * 60)
+    small = megatron_pair(tmp_path / "in/wiki-1_text_document", [[5, 9]] * 60)
+    other = megatron_pair(tmp_path / "in/code-0_text_document", [[7, 8, 9]] * 60)
     describe([tmp_path / "in"], output=tmp_path / "metadata.json")
     table = tmp_path / "corpora.tsv"
     table.write_text("corpus\tfiles\ttext_key\tweight\nwiki\tx\ttext\t3\ncode\ty\ttext\t1\n")
@@ -303,8 +282,8 @@ def test_faults_of_other_programs_pairs_are_told(
     messages: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    prefix = build(tmp_path / "a-0", DOCUMENTS)
-    whole = build(tmp_path / "b-0", DOCUMENTS)
+    prefix = megatron_pair(tmp_path / "a-0", DOCUMENTS)
+    whole = megatron_pair(tmp_path / "b-0", DOCUMENTS)
     damage(prefix)
     for options in ({}, {"output": tmp_path / "metadata.json"}):
         with pytest.raises(UserError) as raised:
@@ -338,91 +317,6 @@ def test_cached_indexes_are_refused_with_the_remedy(tmp_path: Path) -> None:
     assert read(tmp_path / "metadata.json")[0]["total_num_tokens"] == 3
 
 
-@pytest.fixture
-def ours(workspace: Path) -> list[Path]:
-    """Two shards and the pair they merge into."""
-    shards = []
-    for path in sorted((workspace / "raw/code").iterdir()):
-        shards.append(workspace / f"shards/code-{len(shards)}")
-        tokenize((str(path),), output=shards[-1], tokenizer=workspace / "tokenizer")
-    merge(shards, output=workspace / "merged/all", corpus="code")
-    return [*shards, workspace / "merged/all"]
-
-
-def test_whole_pairs_are_said_to_be_whole(
-    workspace: Path, ours: list[Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    describe([workspace / "merged", workspace / "shards"])
-    header, *rows, last = capsys.readouterr().out.splitlines()
-    assert header.split() == [
-        *("pair", "documents", "sequences", "tokens", "bytes", "dtype", "tokenizer", "verdict")
-    ]
-    assert last == "3 pairs, none damaged"
-    for row, prefix in zip(rows, [ours[2], *ours[:2]], strict=True):
-        found = MegatronDataset(str(prefix))
-        tokens = int(found.sequence_lengths.sum())
-        numbers = len(found.document_indices) - 1, len(found), tokens, 2 * tokens
-        name = pairs.read_manifest(prefix)["tokenizer"][:12]
-        assert row.split() == [str(prefix), *(f"{n:,}" for n in numbers), "uint16", name, "whole"]
-
-
-@pytest.mark.parametrize("name", ["bin", "idx", "sources"])
-@pytest.mark.parametrize("place", [0, 20_000, -1])
-def test_each_flipped_byte_is_found(
-    ours: list[Path], name: str, place: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = pairs.file_path(ours[2], name)
-    content = bytearray(path.read_bytes())
-    content[place % len(content)] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=rf"all\.{name}") as raised:
-        describe(ours)
-    lines = str(raised.value).splitlines()
-    assert all(f"{ours[2]}." in line for line in lines)
-    assert any("differs from the hash in its manifest" in line for line in lines)
-    if name == "bin":
-        part = 1 if 0 <= place < pairs.bin_path(ours[0]).stat().st_size else 2
-        assert f"its part {part} of 2 " in lines[0]
-    assert "1 damaged" in capsys.readouterr().out
-
-
-def test_all_faults_of_all_pairs_are_told(ours: list[Path]) -> None:
-    os.truncate(pairs.bin_path(ours[0]), 100)
-    overwrite(pairs.idx_path(ours[1]), 34, 1, "<i")
-    (ours[1].parent / f"{ours[1].name}.sources").unlink()
-    pairs.manifest_path(ours[2]).write_text("{}")
-    with pytest.raises(UserError) as raised:
-        describe(ours)
-    text = str(raised.value)
-    for message in (
-        r"code-0\.bin: has 100 bytes, its manifest says",
-        r"code-0\.bin: 100 bytes, but its index counts",
-        r"code-0\.bin: .* differs from the hash",
-        r"code-1: its index differs from its manifest: tokens",
-        r"code-1\.idx: sequence 1 begins at",
-        r"code-1\.idx: differs from the hash",
-        r"code-1\.sources: is missing",
-        r"all\.json: not the manifest of a pair",
-    ):
-        assert re.search(message, text), message
-
-
-def test_tokens_beyond_the_vocabulary_are_found(tmp_path: Path) -> None:
-    prefix = build(tmp_path / "code-0", [[*range(300), 400, 9], [399, 401, 9]], np.int32)
-    paths = pairs.bin_path(prefix), pairs.idx_path(prefix)
-    counts = {"documents": 2, "sequences": 2, "tokens": 305, "dtype": "int32", "inputs": []}
-    for size, message in ((402, None), (401, "1 tokens .* 304: 401;"), (400, "2 .* 300: 400;")):
-        manifest = {**counts, "vocab_size": size, **pairs.hashes(*paths)}
-        pairs.write_manifest(pairs.manifest_path(prefix), manifest)
-        if message is None:
-            describe([prefix])
-            continue
-        place = message.replace("304", "303")
-        with pytest.raises(UserError, match=rf"code-0\.bin: {place}"):
-            describe([prefix])
-
-
 def test_memory_does_not_grow_with_the_pair(tmp_path: Path) -> None:
     peaks = []
     for size in (2_200_000, 4_400_000):
@@ -447,25 +341,16 @@ def test_manifests_are_not_overwritten(tmp_path: Path, ours: list[Path]) -> None
 
 
 def test_a_pair_counts_once(tmp_path: Path) -> None:
-    one, same = build(tmp_path / "a/x-0", DOCUMENTS), build(tmp_path / "b/x-0", DOCUMENTS)
+    one, same = (
+        megatron_pair(tmp_path / "a/x-0", DOCUMENTS),
+        megatron_pair(tmp_path / "b/x-0", DOCUMENTS),
+    )
     with pytest.raises(UserError, match="named twice"):
         describe([one, tmp_path / "a/../a/x-0"])
     describe([one, same])
     with pytest.raises(UserError, match="has the same name, and both would be"):
         describe([one, same], output=tmp_path / "metadata.json")
     assert not list(tmp_path.glob("metadata*"))
-
-
-def test_the_command_ends_with_status_two(tmp_path: Path) -> None:
-    build(tmp_path / "a-0", DOCUMENTS)
-    command = [sys.executable, "-m", "tokamake", "describe", str(tmp_path / "a-0")]
-    assert subprocess.run(command, check=False).returncode == 0
-    os.truncate(tmp_path / "a-0.bin", 20)
-    told = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert told.returncode == 2
-    assert "1 fault" in told.stdout
-    assert "a-0.bin: 20 bytes, but its index counts 24" in told.stderr
-    assert "Traceback" not in told.stderr
 
 
 SCHEMA = json.loads((Path(__file__).parent.parent / "docs/metadata.schema.json").read_text())
@@ -475,7 +360,7 @@ PAGE = (Path(__file__).parent.parent / "docs/metadata.md").read_text()
 def test_what_is_written_is_what_is_documented(workspace: Path, ours: list[Path]) -> None:
     import jsonschema
 
-    foreign = build(workspace / "wiki-0", DOCUMENTS)
+    foreign = megatron_pair(workspace / "wiki-0", DOCUMENTS)
     merge([*ours[:2], foreign], output=workspace / "mixed")
     describe([*ours, foreign, workspace / "mixed"], output=workspace / "metadata.json")
     told = read(workspace / "metadata.json")

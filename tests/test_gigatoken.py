@@ -1,8 +1,10 @@
 """gigatoken is used where it is exact and nowhere else: code points enumerated, texts made up."""
 
+import importlib
 import io
 import json
 import random
+import sys
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -18,7 +20,13 @@ from tokamake._csrc import find_marked
 from tokamake.data.tokenizers import Tokenizer, _code_points, open_tokenizer
 from tokamake.data.tokenizers._code_points import differing, encoders, revealing
 from tokamake.data.tokenizers._exact import REGEXES, json_refusal, sentencepiece_refusal
-from tokamake.data.tokenizers._gigatoken import Gigatoken, in_parts, refusal
+from tokamake.data.tokenizers._gigatoken import (
+    Gigatoken,
+    _resident_bytes,
+    _trim,
+    in_parts,
+    refusal,
+)
 
 Json = dict[str, Any]
 MARKED = frozenset(np.flatnonzero(_code_points.table()).tolist())
@@ -525,6 +533,29 @@ def test_caches_are_thrown_away(sampled: Path, monkeypatch: pytest.MonkeyPatch) 
             == opened.encode_batch(texts)
         )
     assert len(loads) == 2 + 3
+
+
+def test_the_real_awkward_serves_too(sampled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = open_tokenizer(sampled / "tokenizer")
+    texts = ["", *unmarked(made_up(50, seed=14)), ""]
+    monkeypatch.delitem(sys.modules, "awkward", raising=False)
+    stood_in = rows(*Gigatoken(opened).encode(texts))
+    assert not hasattr(sys.modules["awkward"], "num")
+    monkeypatch.delitem(sys.modules, "awkward")
+    importlib.import_module("awkward")
+    assert rows(*Gigatoken(opened).encode(texts)) == stood_in == opened.encode_batch(texts)
+
+
+def test_cache_has_room_from_the_beginning(sampled: Path) -> None:
+    texts = [" ".join(f"{number:07}" for number in range(400_000))]
+    loaded = Gigatoken(open_tokenizer(sampled / "tokenizer"))
+    loaded.encode([texts[0][:1000]])
+    _trim()
+    before = _resident_bytes()
+    ids, _ = loaded.encode(texts)
+    del ids
+    _trim()
+    assert _resident_bytes() - before < 12_000_000  # to grow by doubling would take 20 to 30 MB
 
 
 def test_parts() -> None:

@@ -137,3 +137,16 @@ def test_long_lines_are_quick(tmp_path: Path) -> None:
     assert "nested too deep" in found[1].reason
     assert "nested too deep" in found[2].reason
     assert found[3:] == TEXTS
+
+
+@pytest.mark.parametrize("length", [1, 200, 300, 5000])
+def test_short_and_long_lines_are_cut_alike(tmp_path: Path, length: int) -> None:
+    lines = [b'{"text": "%s%d"}' % (b"x" * length, number) for number in range(200_000 // length)]
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    with small_steps(70_001):
+        blocks = list(open_input(path).blocks(("text",)))
+    assert [line for block in blocks for line in block.raw or ()] == lines
+    assert [record["text"].encode() for record in records(open_input(path))] == [
+        line[10:-2] for line in lines
+    ]

@@ -72,7 +72,7 @@ def test_a_good_file_is_told_as_a_table(root: Path, capsys: pytest.CaptureFixtur
 GOOD = "0.5 a-0 a\n0.5 b-0 b\n"
 ERRORS = {
     "0.5 a-0 a\n0.5 b-0\n": ["2: 2 columns, line 1 has 3; name the corpus in all lines or in none"],
-    "1 a-0 a\n0.5 b-0 b b\n": ["2: 4 columns; write `weight prefix corpus [START:END]`, or pairs of"],
+    "1 a-0 a\n0.5 b-0 b b\n": ["2: 4 columns; write `weight prefix corpus [START:END]`, or pairs"],
     "0.5 a-0 a\n0.5 none b\n": ["2: no none.bin and no none.idx; check the prefix and --data-root"],
     "0.5 a-0 a\n0.5 half b\n": ["2: no half.idx; check the prefix and --data-root"],
     "0.5 a-0 a\n0.5 text b\n": ["2: text.idx: not a Megatron index"],

@@ -1,5 +1,6 @@
 """What readers deliver: blocks of records, each with its place in the raw file."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +19,24 @@ class Bad(NamedTuple):
     """The value as it stands, where `Block.raw` has no lines."""
 
 
+class Lines:
+    """Lines as they stand, without line feed, copied out of the file as they are asked for."""
+
+    def __init__(self, views: Sequence[bytes | memoryview]) -> None:
+        self._views = views
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def __getitem__(self, index: int) -> bytes:
+        return bytes(self._views[index])
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map(bytes, self._views)
+
+
 class Block(NamedTuple):
-    """Documents that follow one another in a file, about 4 MB of text or a single longer one."""
+    """Documents that follow one another in a file, about 0.5 MB of it or a single longer one."""
 
     records: list[dict[str, Any] | Bad]
     """One for each document; blank lines are none."""
@@ -27,5 +44,5 @@ class Block(NamedTuple):
     """Line from 1, of the file or of a range that starts inside it, or row of the file from 0."""
     offsets: NDArray[np.int64]
     """Byte of a plain file where the line begins; -1 in compressed files and tables."""
-    raw: list[bytes] | None
+    raw: Lines | list[bytes] | None
     """The lines as they stand, without line feed; None for tables."""

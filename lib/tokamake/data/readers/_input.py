@@ -16,8 +16,8 @@ from tokamake.runtime import ahead
 Bytes = bytes  # `Input.bytes` is a number
 
 _COUNTED_BYTES = 1 << 34
-CHUNK_BYTES = 1 << 22
-"""What is read from a file at once."""
+CHUNK_BYTES = 1 << 19
+"""What is read from a file at once; what comes of it is in memory several times."""
 
 _SMALL_BYTES = 1 << 20  # a thread to read less costs more than it saves
 

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from tokamake.data.readers._block import LONGEST_BYTES, Bad, Block
+from tokamake.data.readers._block import LONGEST_BYTES, Bad, Block, Lines
 from tokamake.data.readers._input import CHUNK_BYTES, reading
 from tokamake.data.readers._sniff import first_line, kind_of_name
 from tokamake.data.readers.text import NAMES as TEXT_NAMES
@@ -25,6 +25,9 @@ SPLITS = True
 _BOM = b"\xef\xbb\xbf"
 _MOST_LINES = 1 << 16  # of a block: the records of tiny documents take much memory
 _FIRST_STEP = 1 << 16  # bytes searched for the end of a line at first
+_SHORT_BYTES = 256  # lines shorter than that are copied faster than looked at in place
+
+Line = bytes | memoryview
 
 
 def accepts(head: bytes, path: Path) -> bool:
@@ -106,16 +109,16 @@ def _line_start(path: Path, position: int) -> int:
     return found
 
 
-def _lines(chunks: Iterable[bytes], path: Path) -> Iterator[list[bytes]]:
+def _lines(chunks: Iterable[bytes], path: Path) -> Iterator[list[Line]]:
     """Lines without line feeds, as they come; only what is new is searched for the end of one."""
     waiting: list[bytes] = []
     size = 0
     for chunk in chunks:
-        lines = chunk.split(b"\n")
+        lines = _cut(chunk)
         if len(lines) > 1:
             lines[0] = b"".join([*waiting, lines[0]])
             waiting, size = [], 0
-        waiting.append(lines.pop())
+        waiting.append(bytes(lines.pop()))
         size += len(waiting[-1])
         if size > LONGEST_BYTES:
             raise UserError(
@@ -128,21 +131,32 @@ def _lines(chunks: Iterable[bytes], path: Path) -> Iterator[list[bytes]]:
         yield [b"".join(waiting)]
 
 
-def _block(lines: list[bytes], numbers: NDArray[np.int64], offsets: NDArray[np.int64]) -> Block:
+def _cut(chunk: bytes) -> list[Line]:
+    """A chunk cut at its line feeds: long lines as views, which takes a sixth of the time."""
+    if chunk.count(b"\n", 0, _FIRST_STEP) * _SHORT_BYTES > _FIRST_STEP:
+        return list(chunk.split(b"\n"))
+    view, lines, start = memoryview(chunk), [], 0
+    while (end := chunk.find(b"\n", start)) >= 0:
+        lines.append(view[start:end])
+        start = end + 1
+    return [*lines, view[start:]]
+
+
+def _block(lines: list[Line], numbers: NDArray[np.int64], offsets: NDArray[np.int64]) -> Block:
     records = _parse(lines)
     if records is None:
         full = [index for index, line in enumerate(lines) if not _blank(line)]
         numbers, offsets = numbers[full], offsets[full]
         lines = [lines[index] for index in full]
         records = _parse(lines) or []
-    return Block(records, numbers, offsets, lines)
+    return Block(records, numbers, offsets, Lines(lines))
 
 
-def _blank(line: bytes) -> bool:
-    return not line or not line.removeprefix(_BOM).strip()
+def _blank(line: Line) -> bool:
+    return not line or not bytes(line).removeprefix(_BOM).strip()
 
 
-def _parse(lines: list[bytes]) -> list[dict[str, Any] | Bad] | None:
+def _parse(lines: list[Line]) -> list[dict[str, Any] | Bad] | None:
     """Records of all lines, or None if a line is blank: a failure for each would cost too much."""
     records: list[Any] = []
     rest = iter(lines)
@@ -150,7 +164,7 @@ def _parse(lines: list[bytes]) -> list[dict[str, Any] | Bad] | None:
         try:
             records.extend(map(orjson.loads, rest))  # keeps what came before an error
         except orjson.JSONDecodeError as error:
-            line = lines[len(records)]
+            line = bytes(lines[len(records)])
             if _blank(line):
                 return None
             records.append(_salvage(line.removeprefix(_BOM), error))

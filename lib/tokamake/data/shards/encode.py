@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from tokamake._csrc import Words
 from tokamake.data.tokenizers import Tokenizer, failure
-from tokamake.data.tokenizers._gigatoken import Gigatoken, in_parts, refusal
+from tokamake.data.tokenizers._gigatoken import Gigatoken, in_parts, refusal, reuse_memory
 
 _ENOUGH = 2_000_000  # characters from which on loading gigatoken pays: it takes 0.1 to 0.5 s
 _CHUNK = 4_000_000  # characters that a tokenizer's own package gets at once: it needs much memory
 _THREADS = 4  # at once, at most: reading and writing, one thread more, keep up with no more
-_RENEWAL = 96_000_000  # characters a thread after which gigatoken's caches are thrown away
+_RENEWAL = 256_000_000  # characters a thread after which gigatoken's caches are thrown away
 _WORDS = 64 << 20  # bytes of words whose tokens are remembered
 _FIRST = 100_000  # characters at the beginning that both encode
 _STEP = 8_000_000  # then both encode the text around every so many characters: their own package
@@ -97,12 +97,16 @@ class Encoder:
         with self._lock:
             if self._reason is None:
                 self._reason = refusal(self._tokenizer)
+                if not self._reason:
+                    reuse_memory()
             return self._reason
 
     def place(self, texts: list[str]) -> range:
         """Where these texts, in characters, stand in the stream of all: they come next."""
         before = self._characters
         self._characters += sum(map(len, texts))
+        if self._reason is None and self._characters >= _ENOUGH:
+            _ = self.reason  # before there are threads to encode, for it turns to their memory
         return range(before, self._characters)
 
     def __call__(self, texts: list[str], place: range | None = None) -> Encoded:

@@ -1,5 +1,6 @@
 """Wraps a tokenizer of the `tokenizers` package."""
 
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,6 @@ def wrap(
         decode=lambda ids: fast.decode(ids, skip_special_tokens=False),
         package="tokenizers",
         # Not the file's text: `tokenizers` numbers added tokens itself.
-        definition=lambda: fast.to_str().encode(),
+        definition=cache(lambda: fast.to_str().encode()),
         word_rules=lambda: word_rules(fast),
     )

@@ -5,8 +5,10 @@
 
 import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,9 @@ from tokamake.data.tokenizers._sentencepiece_model import without_control_pieces
 _PART = 16_000_000  # characters encoded between two looks at the memory, at most about
 _TEXTS = 1 << 16  # texts of a part at most: however short, each takes some memory
 _BUDGET = 450_000_000  # bytes that the process may grow by until gigatoken's caches are thrown away
-_TRIMMING = 24_000_000  # characters after which freed memory goes back to the system
+_ROOM_FOR = 84  # MiB of text for whose words, about 780,000, a cache has room from the beginning
+_SEPARATOR = b"\0" + b"\n" * 4095
+_ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1  # numbers in glibc's malloc.h
 
 
 def refusal(tokenizer: Tokenizer) -> str:
@@ -72,7 +76,6 @@ class Gigatoken:
         _trim()
         self._loaded = _open(self._package, self._definition)
         self._latest = _resident_bytes()
-        self._characters = 0
 
     def unsafe(self, texts: list[str]) -> NDArray[np.int64]:
         """Numbers of the texts that gigatoken may encode differently, ascending."""
@@ -88,18 +91,13 @@ class Gigatoken:
         return np.concatenate(ids), np.concatenate(lengths)
 
     def _encode_part(self, texts: list[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        size = sum(map(len, texts))
-        if (self._characters + size) // _TRIMMING > self._characters // _TRIMMING:
-            _trim()
-        self._characters += size
         resident = _resident_bytes()
         # What others hold cannot be thrown away here: look whether the caches can have grown, too.
         full = resident - self._first > self._budget
         if full and resident - self._latest > self._budget // 4:
             self._load()
-        layout = self._loaded.encode_batch(texts, parallel=False).layout
-        ids, offsets = np.asarray(layout.content.data), np.asarray(layout.offsets.data)
-        return ids[offsets[0] : offsets[-1]], np.diff(offsets)
+        found = self._loaded.encode_batch(texts, parallel=False)
+        return found if isinstance(found, tuple) else _unpacked(found)
 
 
 def in_parts(texts: list[str], characters: int) -> Iterator[list[str]]:
@@ -116,9 +114,34 @@ def in_parts(texts: list[str], characters: int) -> Iterator[list[str]]:
 def _open(package: str, definition: bytes) -> Any:
     import gigatoken
 
+    if "awkward" not in sys.modules:
+        sys.modules["awkward"] = _stand_in()
     if package == "sentencepiece":
         return gigatoken.Tokenizer.from_sentencepiece(without_control_pieces(definition))
-    return gigatoken.Tokenizer.from_json(definition)
+    opened = gigatoken.Tokenizer.from_json(definition)
+    if isinstance(opened.backend, gigatoken.gigatoken_rs.BPETokenizer):
+        # The bytes of the first call tell how many words to make room for, once and for all: to
+        # grow takes time, and more memory the longer the input. These bytes hold no document.
+        filler = _SEPARATOR * ((1 << 20) // len(_SEPARATOR))
+        first = gigatoken.BytesSource([filler] * _ROOM_FOR, separator=_SEPARATOR)
+        opened.encode_batch(first, parallel=False)
+    return opened
+
+
+def _stand_in() -> ModuleType:
+    """A module for gigatoken, which only packs its two arrays with awkward.
+
+    To import awkward takes a quarter of a second and 50 MB.
+    """
+    module = ModuleType("awkward", "Hands over arrays as they are.")
+    vars(module).update(Array=type("Array", (), {}), unflatten=lambda *arrays: arrays)
+    return module
+
+
+def _unpacked(array: Any) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """What the real awkward makes of them, if somebody else has imported it."""
+    ids, offsets = np.asarray(array.layout.content.data), np.asarray(array.layout.offsets.data)
+    return ids[offsets[0] : offsets[-1]], np.diff(offsets)
 
 
 def _resident_bytes() -> int:
@@ -126,6 +149,22 @@ def _resident_bytes() -> int:
     with open("/proc/self/statm", "rb") as file:
         _, resident, shared = map(int, file.read().split()[:3])
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+
+
+def reuse_memory() -> None:
+    """Have this process keep the memory that it frees, in one pool for all threads.
+
+    Buffers of a batch are then the same pages again and again; to get them anew from the system
+    each time takes a tenth of all the time. Threads that have run before keep their own pools, and
+    whoever allocates in many threads at once is slower.
+    """
+    if hasattr(library := ctypes.CDLL(None), "mallopt"):
+        for what, value in (
+            (_ARENA_MAX, 1),
+            (_MMAP_THRESHOLD, 1 << 25),
+            (_TRIM_THRESHOLD, 1 << 28),
+        ):
+            library.mallopt(what, value)
 
 
 def _trim() -> None:
