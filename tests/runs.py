@@ -13,6 +13,7 @@ import torch
 from tokamake import files
 from tokamake.checkpoint import megatron_deepspeed, tensors
 from tokamake.config import Architecture, read_run
+from tokamake.data import pairs
 from tokamake.data.pairs.indexed import Writer
 from tokamake.data.samples.index import index
 from tokamake.runtime import Ranks, process_group
@@ -53,12 +54,18 @@ def prepare(root: Path, *, train_samples: int = 80) -> Path:
     tokens = np.repeat(generator.integers(0, 120, lengths.sum()), 3)[: lengths.sum()]
     with Writer(root / "corpus.bin", root / "corpus.idx", np.uint16) as writer:
         writer.add(tokens, lengths.astype(np.int32))
-    (root / "corpus.json").write_text(json.dumps({"vocab_size": 120, "sha256": {}}))
+    vouch(root / "corpus", vocab_size=120)
     (root / "weights.txt").write_text("1.0 corpus corpus\n")
     samples = {"train_samples": train_samples, "valid_samples": 16}
     make_index(root, sequence_length=16, split="80,20,0", seed=3, **samples)
     megatron_deepspeed.write(root / "start", ARCHITECTURE, tensors.random(ARCHITECTURE, 5))
     return root
+
+
+def vouch(prefix: Path, **known: Any) -> None:
+    """Write a pair's manifest."""
+    paths = pairs.bin_path(prefix), pairs.idx_path(prefix)
+    pairs.write_manifest(pairs.manifest_path(prefix), {**known, **pairs.hashes(*paths)})
 
 
 def make_index(root: Path, **options: Any) -> None:

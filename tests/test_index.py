@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset
-from oracle import assert_identical, config, random_lengths, write_pair
+from oracle import assert_identical, config, overwrite, random_lengths, write_pair
+from runs import vouch
 
 from tokamake import files
 from tokamake.data.samples.arrays import Arrays
@@ -130,12 +131,27 @@ def test_weights_and_tokens_are_in_the_digest(data_root: Path) -> None:
     weights = data_root / "weights.txt"
     weights.write_text(weights.read_text().replace("0.55", "0.56"))
     digests.append(described(build(data_root))["digest"])
-    manifest = {"sha256": {"bin": "1", "idx": "2"}}
-    files.write_json(data_root / "merged" / "a-0000.json", manifest)
-    folder = build(data_root)
-    assert described(folder)["pairs"]["merged/a-0000"]["sha256"] == manifest["sha256"]
-    digests.append(described(folder)["digest"])
-    assert len(set(digests)) == 3
+    prefix = data_root / "merged" / "a-0000"
+    for damaged in (prefix.with_suffix(".bin"), prefix.with_suffix(".idx")):
+        content = bytearray(damaged.read_bytes())
+        content[-1] ^= 1  # as large as before
+        damaged.write_bytes(content)
+        digests.append(described(build(data_root))["digest"])
+    assert len(set(digests)) == 4
+
+
+def test_what_a_manifest_vouches_for_is_held_to_it(data_root: Path) -> None:
+    prefix = data_root / "merged" / "a-0000"
+    vouch(prefix)
+    known = described(build(data_root))["pairs"]["merged/a-0000"]
+    assert known["sha256"]["bin"] == files.sha256(prefix.with_suffix(".bin"))
+    manifest = prefix.with_suffix(".json").read_bytes()
+    overwrite(prefix.with_suffix(".idx"), 34, 3, "<i")
+    with pytest.raises(UserError, match="a-0000: its files are others than its manifest says"):
+        build(data_root)
+    prefix.with_suffix(".json").write_bytes(manifest.replace(b'"bin"', b'"bim"'))
+    with pytest.raises(UserError, match=r"a-0000\.json: changed since it was written"):
+        build(data_root)
 
 
 def test_no_validation_samples_no_validation_split(data_root: Path) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from oracle import write_pair
 
+from tokamake.config import ROOT_VARIABLE
 from tokamake.data.mixture.lint_weights import lint_weights
 from tokamake.data.mixture.weigh import weigh
-from tokamake.data.mixture.weights import ROOT_VARIABLE
 from tokamake.data.pairs.count_tokens import count_tokens
 from tokamake.errors import UserError
 
@@ -293,14 +293,16 @@ def test_as_a_command(root: Path) -> None:
 
 
 def test_epochs_are_of_what_trains(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = "corpus files epochs sets\na x 2 \nb x 2 train=0:0.5\nv x  valid\n"
+    """Of documents that train, counted one by one: of b's three, the first two are a sixth."""
+    write_pair(root / "a-0", [10] * 9 + [900])
+    rows = "corpus files epochs sets\na x 2 \nb x 1 train=0:0.7\nv x  valid\n"
     lint(
-        root, f"{48 / 124!r} a-0 a\n{16 / 124!r} a-1 a\n{60 / 124!r} b-0 b 0:0.5\n",
-        split="8,1,1", train_tokens=124, corpora=table(root, rows),
+        root, f"{180 / 190!r} a-0 a\n{10 / 190!r} b-0 b 0:0.7\n",
+        split="9,1,0", train_tokens=190, corpora=table(root, rows),
     )  # fmt: skip
     assert capsys.readouterr().out == (
-        "corpus  files  tokens    weight  epochs\n"
-        "a           2      32  0.516129       2\n"
-        "b           1      30  0.483871       2\n"
-        "all         3      62         1       2\n"
+        "corpus  files  tokens     weight  epochs\n"
+        "a           1      90   0.947368       2\n"
+        "b           1      10  0.0526316       1\n"
+        "all         2     100          1     1.9\n"
     )

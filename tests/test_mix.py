@@ -5,10 +5,10 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from megatron.core.datasets.utils import normalize
+from megatron.core.datasets.utils import get_blend_from_list, normalize
 
 from tokamake.data.mixture.mix import mix
-from tokamake.data.mixture.weights import ROOT_VARIABLE, read_weights
+from tokamake.data.mixture.weights import ROOT_VARIABLE, read_weights, scan
 from tokamake.errors import UserError
 
 
@@ -121,6 +121,18 @@ def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'a b/x' cannot stand in a weighting file"):
         mixed(output, 1, tmp_path / "a b/c.txt")
     assert not output.exists()
+
+
+def test_two_columns_are_what_megatron_takes(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("1 x web\n3 y wiki\n")
+    mix(["1", f"{tmp_path}/a.txt"], output=tmp_path / "c.txt", columns=2)
+    text = (tmp_path / "c.txt").read_text()
+    assert get_blend_from_list(text.split()) == (["x", "y"], [0.25, 0.75])
+    assert [line.entry.weight for line in scan(tmp_path / "c.txt")[0]] == [0.25, 0.75]
+    (tmp_path / "a.txt").write_text("1 x web 0.0:0.5\n")
+    with pytest.raises(UserError, match="a part of x is meant, which takes three columns"):
+        mix(["1", f"{tmp_path}/a.txt"], output=tmp_path / "d.txt", columns=2)
+    assert not (tmp_path / "d.txt").exists()
 
 
 def test_parts_stay_with_their_lines(tmp_path: Path) -> None:

@@ -228,16 +228,16 @@ def test_samples_are_escaped_and_keep_their_lines(inputs: dict[str, Path], tmp_p
 def test_a_mixture_follows_prefixes_and_keeps_unused_corpora(inputs: dict[str, Path]) -> None:
     write_index(
         inputs["index"],
-        {"merged/code-0000": ("code", 3000, 30), "merged/code-0001": ("old", 1, 10)},
+        {"merged/code-0000": ("code", 3000, 30), "merged/code-0001": ("old", 1000, 10)},
     )
     found = read_mixture(
         metadata=inputs["metadata"], index=inputs["index"], run=read_run(inputs["config"])
     )
     shares = {row.name: (row.tokens, row.share_of_tokens, row.share_of_samples) for row in found}
     assert shares == {
-        "code": (4000, 0.5, 0.75),
+        "code": (4000, 0.75, 0.75),
         "old": (2000, 0.25, 0.25),
-        "a&b": (2000, 0.25, 0.0),
+        "a&b": (2000, 0.0, 0.0),
     }
 
 

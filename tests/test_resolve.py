@@ -1,11 +1,10 @@
 """`resolve` writes what `train` reads, and refuses what does not fit together."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import ARCHITECTURE, SETTINGS, make_run, prepare
+from runs import ARCHITECTURE, SETTINGS, make_run, prepare, vouch
 
 from tokamake.config import read_run
 from tokamake.errors import UserError
@@ -52,7 +51,7 @@ def test_misfits_are_refused(root: Path, changes: dict[str, Any], message: str) 
 
 def test_tokens_without_embedding_are_refused(tmp_path: Path) -> None:
     prepare(tmp_path)
-    (tmp_path / "corpus.json").write_text(json.dumps({"vocab_size": 121, "sha256": {}}))
+    vouch(tmp_path / "corpus", vocab_size=121)
     with pytest.raises(UserError, match="vocabulary of 121, the model has 120 embeddings"):
         make_run(tmp_path, "misfit")
 

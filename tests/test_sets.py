@@ -95,17 +95,49 @@ def test_empty_sets_are_told_by_their_origin(root: Path) -> None:
         build(root)
 
 
-@pytest.mark.parametrize("option", ["valid", "=x", "valid=", "a b=x", "-a=x"])
+@pytest.mark.parametrize("option", ["valid", "=x", "valid=", "a b=x", "-a=x", "index.json=x"])
 def test_bad_options(option: str) -> None:
-    with pytest.raises(UserError, match="NAME=FILE"):
+    with pytest.raises(UserError, match="write NAME=FILE; a set's name has letters"):
         parse_held_out([option])
-    with pytest.raises(UserError, match="once"):
-        parse_held_out(["a=x", "a=y"])
+    with pytest.raises(UserError, match="A stands twice"):
+        parse_held_out(["a=x", "A=y"])
+
+
+@pytest.mark.parametrize("spelling", ["./b-0", "x/../b-0", "ROOT/b-0"])
+def test_one_pair_has_one_name(root: Path, spelling: str, caplog: pytest.LogCaptureFixture) -> None:
+    (root / "seen.txt").write_text(f"1 {spelling.replace('ROOT', str(root))} b 0.5:1\n")
+    with caplog.at_level(logging.WARNING):
+        described = build(root, held_out=[f"seen={root}/seen.txt"])
+    assert list(described["pairs"]) == ["a-0", "b-0"]
+    assert "b-0: documents 20 to 29 train and are in seen too" in caplog.text
+
+
+def test_a_part_without_a_document_is_told(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (root / "weights.txt").write_text("0.5 a-0 a\n0.5 b-0 b 0:0.01\n")
+    with caplog.at_level(logging.WARNING):
+        build(root)
+    assert "b-0: left out of the train set: has no document for it" in caplog.text
+    assert "b-0: left out of the valid set" not in caplog.text  # none was meant
+
+
+def test_a_small_validation_set_is_told(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        build(root, valid_samples=3)
+        assert "several times" not in caplog.text
+        build(root, valid_samples=8)
+    assert "valid: 1 of its 1 files are too small" in caplog.text
+
+
+def test_a_file_that_would_be_seen_endlessly_is_refused(root: Path) -> None:
+    write_pair(root / "tiny", [2, 1])
+    (root / "weights.txt").write_text("1 a-0 a\n9 tiny t 0:1\n")
+    with pytest.raises(UserError, match=r"tiny: its 3 tokens would be seen .* times; lower"):
+        build(root, train_samples=40_000)
 
 
 def test_the_training_has_one_list(root: Path) -> None:
     with pytest.raises(UserError, match="training has its own file"):
         Sets(
-            root / "weights.txt", split="1,1,1", split_rule="megatron_core",
+            root / "weights.txt", data_root=root, split="1,1,1", split_rule="megatron_core",
             held_out={"train": root / "weights.txt"},
         )  # fmt: skip

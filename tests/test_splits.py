@@ -80,7 +80,15 @@ def test_parts_of_a_file() -> None:
     assert splits.parse_sets("") == {}
 
 
-@pytest.mark.parametrize("text", ["a=1:0", "a=0:1.1", "a=0:0", "a=x:1", "a=", "a a", "=0:1", "a/b"])
-def test_bad_parts_are_user_errors(text: str) -> None:
-    with pytest.raises(UserError, match="give"):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *((text, "give a part of the") for text in ("a=1:0", "a=0:1.1", "a=0:0", "a=x:1", "a=")),
+        ("a A", "'A': A stands twice"),
+        *((text, "a set's name has") for text in ("=0:1", "a/b", "x.json")),
+        *((text, "did you mean train") for text in ("trian=0:0.9", "Train", "trainn")),
+    ],
+)
+def test_bad_parts_are_user_errors(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         splits.parse_sets(text)

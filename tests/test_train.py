@@ -1,5 +1,6 @@
 """Training against plain PyTorch and transformers, over ranks, ZeRO stages and deaths."""
 
+import json
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ from runs import (
 
 from tokamake.checkpoint import megatron_deepspeed
 from tokamake.config import read_run
+from tokamake.data.samples.index import index
 from tokamake.data.samples.loader import Samples, batches
 from tokamake.errors import UserError
 from tokamake.runtime import Ranks, process_group
@@ -200,6 +202,24 @@ def test_other_settings_move_the_old_run_aside(
 def test_watching_settings_do_not_begin_anew(single: Path, tmp_path: Path) -> None:
     config = copy(single, tmp_path / "run")
     config.write_text(config.read_text().replace("log_interval: 1", "log_interval: 5"))
+    assert train_here(config) == 0
+    assert not list(tmp_path.glob("run/training.*"))
+
+
+def test_other_validation_samples_do_not_begin_anew(
+    root: Path, single: Path, tmp_path: Path
+) -> None:
+    config = copy(single, tmp_path / "run")
+    described = json.loads((root / "index/index.json").read_text())
+    index(
+        weights=root / "weights.txt", data_root=root, output=tmp_path / "index", seed=3,
+        sequence_length=16, split="80,20,0", valid_samples=24,
+        train_samples=described["train_samples"],
+    )  # fmt: skip
+    again = json.loads((tmp_path / "index/index.json").read_text())
+    assert again["digest"] != described["digest"]
+    config.write_text(config.read_text().replace(f"{root}/index", f"{tmp_path}/index"))
+    assert str(tmp_path / "index") in config.read_text()
     assert train_here(config) == 0
     assert not list(tmp_path.glob("run/training.*"))
 

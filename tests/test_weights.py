@@ -135,6 +135,24 @@ def test_a_missing_or_binary_file_is_a_user_error(tmp_path: Path) -> None:
         read_weights(path)
 
 
+def test_sums_beyond_any_number(tmp_path: Path) -> None:
+    (tmp_path / "weights.txt").write_text("1e308 a a\n1e308 b b\n")
+    with pytest.raises(UserError, match="weights sum to more than any number"):
+        read_weights(tmp_path / "weights.txt")
+
+
+def test_a_corpus_may_be_a_number(tmp_path: Path) -> None:
+    (tmp_path / "weights.txt").write_text("0.5 2024-0 2024 0:0.9\n0.5 x-0 1 0.5 y-0\n")
+    with pytest.raises(UserError, match="5 columns"):
+        read_weights(tmp_path / "weights.txt")
+    (tmp_path / "weights.txt").write_text("0.5 2024-0 2024 0:0.9\n0.5 x-0 1 y-0\n")
+    assert read_weights(tmp_path / "weights.txt") == [
+        Weighted(0.5, "2024-0", "2024", (0.0, 0.9)),
+        Weighted(0.5, "x-0", "x"),
+        Weighted(1, "y-0", "y"),
+    ]
+
+
 def test_parts_of_pairs(tmp_path: Path) -> None:
     entries = [Weighted(0.5, "a-0", "a", (0.0, 0.1 + 0.2)), Weighted(0.5, "b-0", "b")]
     write_weights(tmp_path / "weights.txt", entries)

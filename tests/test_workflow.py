@@ -225,6 +225,12 @@ MISTAKES |= {
         "my.yaml: train.train_steps: empty, so the epochs of all corpora say how long to train; "
         "code, docs has none",
     ),
+    "no tokens to fill gaps with": (
+        {"train": {**CONFIG["train"], "fim": {"rate": 0.5}}},
+        CORPORA,
+        "my.yaml: train.fim: <fim_prefix>, <fim_suffix>, <fim_middle>: not a token of the "
+        "tokenizer that is to be trained; add it to tokenizer.special_tokens",
+    ),
     "a bad part": (
         {},
         CORPORA.replace("weight", "weight\tsets").replace("\t2\n", "\t2\ttrain=1:0\n"),
@@ -245,6 +251,17 @@ def test_mistakes_fail_the_dry_run_with_one_line(tmp_path: Path, mistake: str) -
     assert len(told) == 1
     assert told[0].startswith(f"tokamake: {expected}")
     assert not (tmp_path / "results").exists()
+
+
+def test_nothing_to_evaluate_on_is_told_without_a_trace(tmp_path: Path) -> None:
+    make_workspace(tmp_path)
+    settings = {**CONFIG["train"], "split": "95,5,0"}
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump({**CONFIG, "train": settings}))
+    result = snakemake(tmp_path, "-n", *MINE, "evaluate")
+    assert result.returncode != 0
+    assert "tokamake: train.split: '95,5,0': nothing is held out to evaluate on" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert snakemake(tmp_path, "-n", *MINE, "train").returncode == 0
 
 
 def test_every_rule_is_listed_with_a_sentence(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import functools
 import json
 import math
 import operator
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -402,9 +403,15 @@ def read_architecture(path: Path) -> Architecture:
     return validate(Architecture, value, str(path))
 
 
+ROOT_VARIABLE = "TOKAMAKE_DATA_ROOT"
+"""Environment variable that names the folder which prefixes of pairs are relative to."""
+
+
 def read_run(path: Path) -> Run:
-    """Read a resolved run, as `resolve` writes it."""
-    return validate(Run, read_yaml(path, "make it with `tokamake resolve`"), str(path))
+    """Read a resolved run, as `resolve` writes it; its data may have moved to another root."""
+    run = validate(Run, read_yaml(path, "make it with `tokamake resolve`"), str(path))
+    named = os.environ.get(ROOT_VARIABLE)
+    return run.model_copy(update={"data_root": Path(named)}) if named else run
 
 
 def write_run(path: Path, run: Run) -> None:

@@ -42,6 +42,19 @@ def current_plan(checked, corpora, declared):
     return make_plan(corpora, checked.plan, declared, previous=written, split_sentences=sentences)
 
 
+def check_fim(checked, source):
+    """See that a tokenizer which is to be trained has the tokens of fill-in-the-middle."""
+    fim = checked.train.fim
+    wanted = [fim.prefix, fim.suffix, fim.middle, *filter(None, [fim.split_token])]
+    given = checked.tokenizer.path or checked.model.checkpoint
+    missing = [text for text in wanted if text not in checked.tokenizer.special_tokens]
+    if fim.rate and not given and missing:
+        raise UserError(
+            f"{source}: train.fim: {', '.join(missing)}: not a token of the tokenizer that is to be "
+            "trained; add it to tokenizer.special_tokens"
+        )
+
+
 def check_sets(train, corpora, source):
     """See that there is something to train and to validate on, and how long."""
     missing = [corpus.corpus for corpus in corpora if corpus.trains and corpus.epochs is None]
@@ -84,6 +97,7 @@ def read_config():
             "name the folder of a Hugging Face checkpoint"
         )
     check_sets(checked.train, corpora, source)
+    check_fim(checked, source)
     # A checkpoint's tokens mean what its own tokenizer says.
     tokenizer = checked.tokenizer.path or checked.model.checkpoint
     found = tokenizer_files(tokenizer)[1] if tokenizer else None
@@ -160,7 +174,7 @@ def set_file(name):
 def held_out_split(wildcards):
     """The split, which must leave something to evaluate on, if no corpus is kept for that."""
     if "test" not in SETS and not float(CONFIG.train.split.split(",")[2]):
-        raise WorkflowError(
+        sys.exit(  # an exception would be told with its trace
             f"tokamake: train.split: {CONFIG.train.split!r}: nothing is held out to evaluate on; "
             "give the last number a share, or name a corpus with test in its column sets"
         )

@@ -70,7 +70,13 @@ def evaluate(
         if value < least:
             raise UserError(f"{name}: {value}: too small; give {least} or more")
     opened = open_tokenizer(tokenizer)
-    sets = Sets(weights, split=split, split_rule=split_rule, held_out=parse_held_out(held_out))
+    sets = Sets(
+        weights,
+        data_root=data_root,
+        split=split,
+        split_rule=split_rule,
+        held_out=parse_held_out(held_out),
+    )
     corpora = read_held_out(sets, data_root=data_root, max_tokens=max_tokens, tokenizer=opened)
     scored = _score(corpora, checkpoint, opened, sequence_length, batch_size)
     write_json(output, scored)

@@ -29,8 +29,10 @@ def loss(history: History, vocab_size: int) -> Figure:
     labels = [Label(smoothed[-1], f"training (mean) {smoothed[-1]:.3f}", BLUE)]
     for number, (name, (places, measured)) in enumerate(history.validation.items()):
         color = VALIDATION_COLORS[number % len(VALIDATION_COLORS)]
+        # Sets may lie on each other: the later ones are smaller and of other shapes.
+        marker, size = "osD^v"[number % 5], max(2.5, 5.5 - 0.8 * number)
         axes.plot(places, measured, "-", color=color, linewidth=1.0)
-        axes.plot(places, measured, "o", color=color, markersize=4.5)
+        axes.plot(places, measured, marker, color=color, markersize=size)
         title = "validation" if name == "valid" else name
         labels.append(Label(measured[-1], f"{title} {measured[-1]:.3f}", color))
     uniform = math.log(vocab_size)

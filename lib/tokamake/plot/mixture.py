@@ -28,7 +28,7 @@ class Component(NamedTuple):
     text_bytes: int | None
     """Bytes of the raw text, in UTF-8; None: not known of all files."""
     share_of_tokens: float
-    """Of all tokens there are, 0 to 1."""
+    """Of all tokens that train, 0 to 1."""
     share_of_samples: float
     """Of the samples the run trains on, 0 to 1."""
     epochs: float
@@ -66,7 +66,7 @@ def read_mixture(*, metadata: Path, index: Path, run: Run) -> list[Component]:
         samples[file["corpus"]] += file["drawn_samples"]
         tokens[file["corpus"]] += file["tokens"]
     whole = sum(samples.values())
-    all_tokens = sum(_sum(group, "total_num_tokens") for group in pairs.values())
+    all_tokens = sum(tokens.values())
     return [
         _describe(
             name,
@@ -128,7 +128,7 @@ def _describe(
         documents=_sum(pairs, "total_num_docs"),
         tokens=tokens,
         text_bytes=_sum_known([pair.get("text_bytes") for pair in pairs]),
-        share_of_tokens=tokens / all_tokens if all_tokens else 0.0,
+        share_of_tokens=trained_tokens / all_tokens if all_tokens else 0.0,
         share_of_samples=share,
         epochs=drawn / trained_tokens if trained_tokens else 0.0,
         trained_tokens=trained_tokens,

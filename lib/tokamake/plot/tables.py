@@ -34,8 +34,8 @@ def _corpus(row: Component) -> list[str]:
         f"{row.documents:,}",
         f"{row.tokens:,}",
         "–" if row.text_bytes is None else in_bytes(row.text_bytes),
-        f"{row.share_of_samples:.1%}",
-        f"{row.epochs:.2f}",
+        f"{row.share_of_samples:.1%}" if row.trained_tokens else "held out",
+        f"{row.epochs:.2f}" if row.trained_tokens else "–",
     ]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake import files
-from tokamake.config import Run
+from tokamake.config import INDEX_SETTINGS, Run
 from tokamake.errors import UserError
 
 SAVING = ".saving"
@@ -55,13 +55,18 @@ def run_digest(run: Run, *, index: dict[str, Any], weights: str) -> str:
         weights: hash of the initial weights.
     """
     train = run.train.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
-    samples = {key: value for key, value in index.items() if key not in ("digest", "splits")}
+    trained = index["splits"]["train"]
+    samples = {
+        "settings": {key: index[key] for key in ("version", "seed", *INDEX_SETTINGS)},
+        "pairs": {file["prefix"]: index["pairs"][file["prefix"]] for file in trained["files"]},
+        "train": trained,
+    }
     return files.digest(
         {
             "seed": run.seed,
             "architecture": run.architecture.model_dump(mode="json"),
             "train": train,
-            "index": {**samples, "train": index["splits"]["train"]},
+            "index": samples,
             "weights": weights,
         }
     )

@@ -4,10 +4,12 @@ Reads the file, the pairs it names and, where one is given, the table of corpora
 """
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tokamake.data.mixture.weights import Line, Problem, find_root, place, scan
+from tokamake.data.text import splits
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
@@ -99,15 +101,17 @@ def _tokens(
     lines: list[Line], root: Path, split: str | None
 ) -> tuple[list[int | None], list[Problem]]:
     """Tokens of every line's part of its pair, None where the pair cannot be read."""
-    from tokamake.data.mixture.shares import part_tokens
-    from tokamake.data.pairs.count_tokens import count_tokens
+    from tokamake.data.pairs.count_tokens import count_documents_tokens, count_tokens
 
     tokens: list[int | None] = []
     faults = []
     for line in lines:
         try:
-            whole = count_tokens(root / line.entry.prefix)
-            tokens.append(part_tokens(whole, line.entry.part, split))
+            prefix, part = root / line.entry.prefix, line.entry.part
+            chosen = partial(splits.trained, part, split) if part or split else None
+            tokens.append(
+                count_documents_tokens(prefix, chosen) if chosen else count_tokens(prefix)
+            )
         except UserError as error:
             faults.append(Problem(line.number, str(error)))
             tokens.append(None)
@@ -127,8 +131,8 @@ def _weights(lines: list[Line], tokens: list[int | None]) -> list[Problem]:
         elif line.entry.weight == 0:
             what = "weight 0 draws nothing; give a number above 0 or remove the line"
             problems.append(Problem(line.number, what))
-    total = math.fsum(map(_usable, lines))
-    if total > 0 and abs(total - 1) > _SUM_TOLERANCE:
+    total = sum(map(_usable, lines))
+    if math.inf > total > 0 and abs(total - 1) > _SUM_TOLERANCE:
         what = f"weights sum to {total:.10g}, not 1; they are normalized, see that no line is lost"
         problems.append(Problem(0, what, error=False))
     return problems

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tokamake.data.text.splits import Part
 from tokamake.errors import UserError
@@ -28,7 +28,14 @@ class _Drawn(NamedTuple):
     """List that names it first."""
 
 
-def mix(parts: list[str], /, *, output: Path, data_root: Path | None = None) -> None:
+def mix(
+    parts: list[str],
+    /,
+    *,
+    output: Path,
+    data_root: Path | None = None,
+    columns: Literal[2, 3] = 3,
+) -> None:
     """Combine weighting files: each gives its share of the whole, divided by its own weights.
 
     A prefix that stands in several lists gets the sum of its weights, and corpora of one name
@@ -39,10 +46,13 @@ def mix(parts: list[str], /, *, output: Path, data_root: Path | None = None) -> 
         output: weighting file.
         data_root: folder that the prefixes of all files are relative to; else TOKAMAKE_DATA_ROOT
             names it, else it is the folder of each file, and that of the output.
+        columns: of a line: three are `weight prefix corpus`, as tokamake, blendcorpus and Argonne's
+            Megatron-DeepSpeed read it; two are `weight prefix`, which Megatron-LM takes with its
+            option for data paths, started in the folder that prefixes are relative to.
 
     Raises:
         UserError: a weight is no number above 0, a file cannot be read, or lists disagree about the
-            corpus or the part of a prefix.
+            corpus or the part of a prefix; or a part cannot stand in two columns.
     """
     from tokamake.data.mixture.weights import Weighted, find_root, read_weights, write_weights
     from tokamake.runtime import counted
@@ -56,10 +66,8 @@ def mix(parts: list[str], /, *, output: Path, data_root: Path | None = None) -> 
         for drawn in _draw(entries, path, share=weight / whole, root=root, to_root=to_root):
             name = os.path.normpath(Path(to_root, drawn.prefix))
             mixed[name] = _add(mixed[name], drawn) if name in mixed else drawn
-    write_weights(
-        output,
-        [Weighted(float(drawn.weight), *drawn[1:4]) for drawn in mixed.values()],
-    )
+    entries = [Weighted(float(drawn.weight), *drawn[1:4]) for drawn in mixed.values()]
+    write_weights(output, entries, columns=columns)
     print(f"{output}: {counted(len(mixed), 'file')} of {counted(len(lists), 'list')}")
 
 

@@ -4,6 +4,7 @@ Lines come from weighting files, documents from the rules of `splits`; `index` a
 """
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -24,6 +25,7 @@ class Sets:
 
     Args:
         weights: weighting file of the training.
+        data_root: folder that the prefixes of all files are relative to.
         split: shares of each pair's documents for training, validation and test: "949,50,1".
         split_rule: how shares become documents.
         held_out: weighting files of other sets.
@@ -33,16 +35,22 @@ class Sets:
     """
 
     def __init__(
-        self, weights: Path, *, split: str, split_rule: Rule, held_out: Mapping[str, Path]
+        self,
+        weights: Path,
+        *,
+        data_root: Path,
+        split: str,
+        split_rule: Rule,
+        held_out: Mapping[str, Path],
     ) -> None:
         if "train" in held_out:
             raise UserError(f"{held_out['train']}: training has its own file; list it there")
         self._shares = dict(zip(NAMES, splits.shares(split), strict=True))
         self._split, self._rule, self._listed = split, split_rule, held_out
-        lines = read_weights(weights)
+        lines = _read(weights, data_root)
         self._lines = dict.fromkeys(NAMES, lines)
         for name, path in held_out.items():
-            self._lines[name] = read_weights(path)
+            self._lines[name] = _read(path, data_root)
             if self._shares.get(name) and not all(line.part for line in lines):
                 _log.warning(
                     "%s is what %s lists; the share that split %r leaves for it is not used",
@@ -57,6 +65,10 @@ class Sets:
     def lines(self, name: str) -> list[Weighted]:
         """What a set may draw from."""
         return self._lines[name]
+
+    def is_listed(self, name: str) -> bool:
+        """Whether a set has a weighting file of its own."""
+        return name in self._listed
 
     def is_used(self, name: str) -> bool:
         """Whether a set is listed or has a share of the split."""
@@ -75,6 +87,16 @@ class Sets:
         return splits.document_ranges(self._split, num_documents, self._rule)[name]
 
 
+def _read(path: Path, data_root: Path) -> list[Weighted]:
+    """Lines of a weighting file, one spelling for one pair."""
+    lines = []
+    for line in read_weights(path):
+        relative = os.path.relpath(data_root / line.prefix, data_root)
+        outside = Path(line.prefix).is_absolute() and relative.startswith("..")
+        lines.append(line._replace(prefix=os.path.normpath(line.prefix) if outside else relative))
+    return lines
+
+
 def parse_held_out(options: Sequence[str]) -> dict[str, Path]:
     """Read NAME=FILE options.
 
@@ -84,7 +106,9 @@ def parse_held_out(options: Sequence[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for option in options:
         name, _, path = option.partition("=")
-        if not splits.is_set_name(name) or not path or name in found:
-            raise UserError(f"held_out: {option!r}: give each set once, as NAME=FILE")
+        if not splits.is_set_name(name) or not path:
+            raise UserError(f"held_out: {option!r}: write NAME=FILE; {splits.NAMING}")
+        if name.casefold() in map(str.casefold, found):
+            raise UserError(f"held_out: {option!r}: {name} stands twice; leave one")
         found[name] = Path(path)
     return found

@@ -3,6 +3,7 @@
 Rows of the table of corpora and their tokens come from `weigh` and `lint_weights`.
 """
 
+import math
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -56,7 +57,8 @@ def shares(
     if all(row.weight for row in corpora):
         # In floats, as ever: what came of a table of weights has to stay the same to the last bit.
         whole = sum(row.weight or 0 for row in corpora)
-        return {row.corpus: (row.weight or 0) / whole for row in corpora}
+        if whole < math.inf:
+            return _positive({row.corpus: (row.weight or 0) / whole for row in corpora}, table)
     fixed = {row.corpus: Fraction(row.epochs) * tokens[row.corpus] for row in corpora if row.epochs}
     others = {row.corpus: _part(row, tokens) for row in corpora if not row.epochs}
     needed = sum(fixed.values(), Fraction())
@@ -64,12 +66,17 @@ def shares(
     whole_part = sum(others.values(), Fraction())
     drawn = fixed | {corpus: left * part / whole_part for corpus, part in others.items()}
     found = {row.corpus: float(drawn[row.corpus] / (needed + left)) for row in corpora}
-    for corpus, share in found.items():
+    return _positive(found, table)
+
+
+def _positive(shares: dict[str, float], table: Path) -> dict[str, float]:
+    for corpus, share in shares.items():
         if not share:
             raise UserError(
-                f'{table}: corpus "{corpus}" gets a share below every number; raise its temperature'
+                f'{table}: corpus "{corpus}" gets a share below every number; raise its weight or '
+                "temperature"
             )
-    return found
+    return shares
 
 
 def _part(row: Corpus, tokens: dict[str, int]) -> Fraction:

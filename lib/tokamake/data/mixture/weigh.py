@@ -5,6 +5,7 @@ Shares come from the table of corpora and the tokens that `describe` counted; th
 
 import logging
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +34,8 @@ def weigh(
     it) or a temperature T (its share is in proportion to tokens ** (1 / T)). Weights and
     temperatures share what epochs leave of the training.
 
-    Weights sum to 1 and keep their full precision. Prefixes stay relative to the data root, so that
-    the data can be moved without an edit.
+    Weights sum to 1 and keep their full precision. Prefixes are relative to the output's folder, so
+    that both can be moved without an edit.
 
     Where corpora name the sets that they are part of (column `sets`), each set but train gets a
     weighting file of its own: weights.txt, weights.valid.txt, weights.test.txt. If all its corpora
@@ -74,12 +75,14 @@ def weigh(
     seen = seen_tokens(trained, tokens, split)
     parts = shares(trained, seen, train_tokens=train_tokens, table=corpora)
     _warn(trained, parts, seen, train_tokens=train_tokens, max_epochs=max_epochs, table=corpora)
-    written = {"train": parts, **_held_out(rows, tokens)}
-    for name, share in written.items():
+    here = os.path.relpath(metadata.parent, output.parent)
+    for name, share in {"train": parts, **_held_out(rows, tokens)}.items():
         path = output if name == "train" else set_path(output, name)
-        write_weights(path, _entries(name, share, pairs, {row.corpus: row for row in rows}, tokens))
-    files = sum(pair["corpus"] in parts for pair in pairs)
-    print(f"{output}: {counted(files, 'file')} of {len(trained)} corpora")
+        lines = _entries(name, share, pairs, {row.corpus: row for row in rows}, tokens)
+        named = [line._replace(prefix=os.path.normpath(Path(here, line.prefix))) for line in lines]
+        write_weights(path, named)
+        corpora_named = len({line.corpus for line in lines})
+        print(f"{path}: {counted(len(lines), 'file')} of {corpora_named} corpora")
 
 
 def set_path(weights: Path, name: str) -> Path:

@@ -6,18 +6,18 @@ and `plot` read it, `lint_weights` checks it.
 
 import math
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from tokamake.config import ROOT_VARIABLE
 from tokamake.data.pairs import corpus_of
 from tokamake.data.text.splits import Part, parse_part
 from tokamake.errors import UserError
 from tokamake.files import write_text
 
-ROOT_VARIABLE = "TOKAMAKE_DATA_ROOT"
-"""Environment variable that names the folder which prefixes are relative to."""
-
+_PART = re.compile(r"[-+.\deE]+:[-+.\deE]+")
 _FORMS = "write `weight prefix corpus [START:END]`, or pairs of `weight prefix`"
 
 
@@ -102,14 +102,16 @@ def scan(path: Path) -> tuple[list[Line], list[Problem]]:
                 lines.append(line)
     if not any(line.entry.weight > 0 for line in lines):
         problems.append(Problem(0, "no weight above 0; add lines of `weight prefix corpus`"))
+    if sum(line.entry.weight for line in lines if line.entry.weight < math.inf) == math.inf:
+        problems.append(Problem(0, "weights sum to more than any number; make them smaller"))
     return lines, problems
 
 
-def write_weights(path: Path, entries: Iterable[Weighted]) -> None:
+def write_weights(path: Path, entries: Iterable[Weighted], *, columns: Literal[2, 3] = 3) -> None:
     """Write a weighting file; every weight keeps its full precision.
 
     Raises:
-        UserError: a prefix cannot stand in such a file.
+        UserError: a prefix cannot stand in such a file, or a part of a pair not in two columns.
     """
     lines = []
     for entry in entries:
@@ -118,6 +120,13 @@ def write_weights(path: Path, entries: Iterable[Weighted]) -> None:
                 f"{path}: {entry.prefix!r} cannot stand in a weighting file, for it has a space in "
                 "it or begins with #; rename it"
             )
+        if columns == 2 and entry.part:
+            raise UserError(
+                f"{path}: a part of {entry.prefix} is meant, which takes three columns to say"
+            )
+        if columns == 2:
+            lines.append(f"{entry.weight!r} {entry.prefix}\n")
+            continue
         part = f" {entry.part[0]!r}:{entry.part[1]!r}" if entry.part else ""
         lines.append(f"{entry.weight!r} {entry.prefix} {entry.corpus}{part}\n")
     write_text(path, "".join(lines))
@@ -152,9 +161,7 @@ def _columns(text: str) -> list[str]:
 
 def _groups(columns: list[str]) -> list[list[str]] | None:
     """The entries of a line, each of two or three columns and a part; None: it is no such line."""
-    if len(columns) == 3 or (
-        len(columns) == 4 and ":" in columns[3] and not _is_number(columns[2])
-    ):
+    if len(columns) == 3 or (len(columns) == 4 and _PART.fullmatch(columns[3])):
         return [columns]
     pairs = [columns[start : start + 2] for start in range(0, len(columns), 2)]
     # Of a single pair the weight may be a slip; several are known as pairs by their numbers.

@@ -5,6 +5,7 @@ Sizes come from the manifest, or the ends of the index; `lint_weights` asks.
 
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,18 @@ def count_tokens(prefix: Path) -> int:
             f"{bin_path(prefix)}: {size} bytes, its manifest says {expected}; make the pair again"
         )
     return tokens
+
+
+def count_documents_tokens(prefix: Path, choose: Callable[[int], range]) -> int:
+    """Tokens of some sequences of a pair, which `choose` names when it knows how many there are.
+
+    Raises:
+        UserError: as of `count_tokens`.
+    """
+    count_tokens(prefix)
+    lengths = IndexedDataset(prefix).lengths
+    chosen = choose(len(lengths))
+    return int(lengths[chosen.start : chosen.stop].sum(dtype=np.int64))
 
 
 def _stated(manifest: Path) -> tuple[int, int] | None:

@@ -33,6 +33,7 @@ DTYPES: dict[int, type[np.integer]] = {
 }
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _CHUNK = 1 << 20
+_FLUSHED_BYTES = 32 << 20  # so often the system is asked to begin to write to the disk
 
 
 def token_dtype(vocab_size: int) -> type[np.integer]:
@@ -117,6 +118,7 @@ class Writer:
         self.sha256 = hashlib.sha256()
         self._stream = bin_file.open("wb", buffering=0)
         self._dtype = dtype
+        self._flushed = self._written = 0
         self.index = IndexWriter(idx_file, dtype)
 
     def add(
@@ -129,9 +131,19 @@ class Writer:
         (documents,), the sequences of each document; without it each has one."""
         content = np.ascontiguousarray(tokens, self._dtype).data.cast("B")
         self.sha256.update(content)
+        self._written += len(content)
         while content:  # an unbuffered stream may take less than it is given
             content = content[self._stream.write(content) :]
+        if self._written - self._flushed >= _FLUSHED_BYTES:
+            self._flush()
         self.index.add(lengths, np.ones(len(lengths), np.int32) if counts is None else counts)
+
+    def _flush(self) -> None:
+        """Have the system write what has come, and wait for nothing: the end waits for the rest."""
+        if hasattr(os, "posix_fadvise"):
+            since, size = self._flushed, self._written - self._flushed
+            os.posix_fadvise(self._stream.fileno(), since, size, os.POSIX_FADV_DONTNEED)
+        self._flushed = self._written
 
     def __enter__(self) -> "Writer":
         return self

@@ -12,8 +12,8 @@ from tokamake.data.samples.blend import CorpusBlend, ExactBlend, requested
 from tokamake.data.samples.order_files import write_blend, write_exhaustive, write_order
 
 Blend = Literal["weighted", "exact", "corpora"]
-"""weighted: file by file as Megatron draws; exact: each file's count and every stretch of the order
-are true to the weights in integers; corpora: exact between corpora, and inside one as `Within`."""
+"""weighted: file by file as Megatron draws; exact: each file's count is true to its weight in
+integers, and its samples are spread evenly; corpora: so between corpora, inside one as `Within`."""
 
 Within = Literal["concatenated", "shuffled", "blended"]
 """Files of a corpus: one after the other, all samples shuffled, or blended by their weights."""

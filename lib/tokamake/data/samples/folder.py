@@ -8,10 +8,11 @@ from typing import Any
 
 from tokamake import files
 from tokamake.data import pairs
+from tokamake.data.pairs.parts import find_manifest
 from tokamake.errors import UserError
 
 VERSION = 2
-REMEDY = "run `tokamake index` again"
+REMEDY = "run `tokamake index` again, or its rule in the workflow"
 
 
 def read_index(folder: Path) -> dict[str, Any]:
@@ -54,22 +55,37 @@ def sizes(folder: Path) -> dict[str, int]:
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
 
 
-def identity(data_root: Path, prefix: str) -> dict[str, Any]:
+def identity(data_root: Path, prefix: str, *, thorough: bool = False) -> dict[str, Any]:
     """What tells a pair from another: sizes in bytes and hashes.
 
-    The hashes come from the pair's manifest; without one, the .idx file's is taken.
+    The hashes come from the pair's manifest; without one, the .idx file is hashed. `thorough`
+    hashes what else decides the samples: with a manifest the .idx file, which must be the one it
+    vouches for, without one the .bin file.
 
     Raises:
-        UserError: a file of the pair is missing, or the manifest is broken.
+        UserError: a file of the pair is missing or another than its manifest says, or the manifest
+            is broken.
     """
     pair = data_root / prefix
-    sizes_of = {}
+    found: dict[str, Any] = {"bytes": {}, "sha256": {}}
     for kind, path in (("bin", pairs.bin_path(pair)), ("idx", pairs.idx_path(pair))):
         try:
-            sizes_of[kind] = path.stat().st_size
+            found["bytes"][kind] = path.stat().st_size
         except OSError:
-            raise UserError(f"{path}: no such file; check the prefix and the data root") from None
-    manifest = pairs.manifest_path(pair)
-    known = files.read_json(manifest, "make the pair again") if manifest.exists() else {}
-    hashes = known.get("sha256") if isinstance(known, dict) else None
-    return {"bytes": sizes_of, "sha256": hashes or {"idx": files.sha256(pairs.idx_path(pair))}}
+            raise UserError(
+                f"{path}: no such file; check the prefix, and the data root {data_root}"
+            ) from None
+    stated = find_manifest(pair)
+    if stated is None:
+        found["sha256"]["idx"] = files.sha256(pairs.idx_path(pair))
+        return found | ({"content": files.sha256(pairs.bin_path(pair))} if thorough else {})
+    if any(stated["bytes"][kind] != size for kind, size in found["bytes"].items()) or (
+        thorough and pairs.differs(pair, stated, "idx")
+    ):
+        raise UserError(f"{pair}: its files are others than its manifest says; make the pair again")
+    return found | {"sha256": stated["sha256"]}
+
+
+def is_pair(described: dict[str, Any], found: dict[str, Any]) -> bool:
+    """Whether a pair's identity is the one in an index, as far as it was looked at."""
+    return all(described.get(key) == value for key, value in found.items())

@@ -78,9 +78,15 @@ def index(
         drop_last_partial_sequence=drop_last_partial_sequence,
     )
     _check_values(settings, train_samples, epochs, valid_samples)
-    sets = Sets(weights, split=split, split_rule=split_rule, held_out=parse_held_out(held_out))
-    stated = parse_epochs(epochs, sets.lines("train"))
     data_root = find_root(weights, data_root)
+    sets = Sets(
+        weights,
+        data_root=data_root,
+        split=split,
+        split_rule=split_rule,
+        held_out=parse_held_out(held_out),
+    )
+    stated = parse_epochs(epochs, sets.lines("train"))
     options = {
         **settings._asdict(),
         "split": split,
@@ -88,7 +94,7 @@ def index(
         "train_samples": train_samples,
         "epochs": epochs,
         "valid_samples": valid_samples,
-        "pairs": {prefix: identity(data_root, prefix) for prefix in _prefixes(sets)},
+        "pairs": {prefix: identity(data_root, prefix, thorough=True) for prefix in _prefixes(sets)},
     }
     request = files.digest([VERSION, options, {name: sets.lines(name) for name in sets.names}])
     if is_whole(output, request):
@@ -109,7 +115,7 @@ def index(
         described = {"version": VERSION, **options, "request": request, "splits": made}
         described["bytes"] = sizes(folder)
         files.write_json(folder / "index.json", {**described, "digest": files.digest(described)})
-    _report(output, made, len(options["pairs"]))
+    _report(output, made)
 
 
 def _check_values(
@@ -135,7 +141,8 @@ def _prefixes(sets: Sets) -> list[str]:
     return list(dict.fromkeys(line.prefix for name in sets.names for line in sets.lines(name)))
 
 
-def _report(output: Path, made: dict[str, Any], num_files: int) -> None:
+def _report(output: Path, made: dict[str, Any]) -> None:
+    num_files = len({file["prefix"] for described in made.values() for file in described["files"]})
     counts = [f"{described['samples']:,} {name}" for name, described in made.items()]
     told = " and ".join([", ".join(counts[:-1]), counts[-1]] if len(counts) > 1 else counts)
     print(f"{output}: {told} samples from {counted(num_files, 'file')}")

@@ -16,7 +16,7 @@ from tokamake.data.pairs.indexed import IndexedDataset
 from tokamake.data.samples.arrays import Arrays
 from tokamake.data.samples.batching import BatchSizes
 from tokamake.data.samples.file_index import FileIndex
-from tokamake.data.samples.folder import REMEDY, identity, read_index
+from tokamake.data.samples.folder import REMEDY, identity, is_pair, read_index
 from tokamake.errors import UserError
 
 PAD = -1
@@ -71,7 +71,7 @@ class Samples:
         self._padded = not described["drop_last_partial_sequence"] and split != "train"
         self._files = described["splits"][split]["files"]
         for prefix in (file["prefix"] for file in self._files if verify):
-            if identity(data_root, prefix) != described["pairs"][prefix]:
+            if not is_pair(described["pairs"][prefix], identity(data_root, prefix)):
                 raise UserError(f"{data_root / prefix}: changed since it was indexed; {REMEDY}")
         self.pairs = [data_root / file["prefix"] for file in self._files]
         # Thousands of ranks open thousands of pairs: each opens one when it first draws from it.

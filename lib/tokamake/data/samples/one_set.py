@@ -22,6 +22,9 @@ from tokamake.runtime import progress
 _MOST_FILES = {"weighted": 32_766, "exact": 2**31 - 1, "corpora": 2**31 - 1}
 """Megatron numbers the files of a blend in 16 bits."""
 
+_MOST_EPOCHS = 100_000
+"""More is a slip, and would take all memory."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -101,7 +104,7 @@ def _sources(sets: Sets, opened: dict[str, IndexedDataset], name: str) -> Iterat
         documents = sets.documents(name, line, len(dataset))
         if line.weight > 0 and dataset.lengths[documents.start : documents.stop].any():
             yield Source(line, dataset, documents)
-        elif line.weight == 0 or not line.part:  # one that names a part for training has no other
+        elif name == "train" or sets.is_listed(name) or not line.part:  # else none was meant
             reason = "has no document for it" if line.weight > 0 else "has weight 0"
             _log.warning("%s: left out of the %s set: %s", line.prefix, name, reason)
 
@@ -147,6 +150,8 @@ def write_set(
         UserError: epochs hold no sample.
     """
     folder.mkdir()
+    if num_samples is None and settings.separate_last_epoch is None:
+        settings = settings._replace(separate_last_epoch=True)  # no document once more than another
     manner = draw.Manner(settings.blend, settings.within_corpus, settings.seed)
     if num_samples is None:
         sources, counts = _whole_epochs(sources, settings, stated)
@@ -162,7 +167,19 @@ def write_set(
             built = _build(source, made.wanted[number], made.drawn[number], settings)
             places = arrays.write_arrays(stream, built)
             described.append({**_describe(source, built, made.drawn[number]), "arrays": places})
+    _warn_of_repetition(folder.name, described)
     return {"requested_samples": num_samples, "samples": made.samples, "files": described}
+
+
+def _warn_of_repetition(name: str, described: list[dict[str, Any]]) -> None:
+    """Say that a validation set is smaller than what is measured of it."""
+    again = [file for file in described if file["epochs"] > 1]
+    if name != "train" and again:
+        _log.warning(
+            "%s: %d of its %d files are too small: samples of them are measured several times; ask "
+            "for fewer samples or hold out more",
+            *(name, len(again), len(described)),
+        )
 
 
 def _whole_epochs(
@@ -202,6 +219,13 @@ def _build(source: Source, wanted: int, drawn: int, settings: Settings) -> FileI
             drop_last_partial_sequence=settings.drop_last_partial_sequence,
         )
 
+    tokens = source.tokens
+    epochs_of = max(wanted, drawn) * settings.sequence_length // tokens
+    if epochs_of > _MOST_EPOCHS:
+        raise UserError(
+            f"{source.line.prefix}: its {tokens:,} tokens would be seen {epochs_of:,} times; lower "
+            "its weight or draw fewer samples"
+        )
     built = build(wanted)
     return built if len(built.shuffle) >= drawn else build(drawn)
 

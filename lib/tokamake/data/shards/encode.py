@@ -22,7 +22,7 @@ from tokamake.data.tokenizers._gigatoken import Gigatoken, in_parts, refusal, re
 _ENOUGH = 2_000_000  # characters from which on loading gigatoken pays: it takes 0.1 to 0.5 s
 _CHUNK = 4_000_000  # characters that a tokenizer's own package gets at once: it needs much memory
 _THREADS = 4  # at once, at most: reading and writing, one thread more, keep up with no more
-_RENEWAL = 256_000_000  # characters a thread after which gigatoken's caches are thrown away
+_RENEWAL = 192_000_000  # characters a thread after which gigatoken's caches are thrown away
 _WORDS = 64 << 20  # bytes of words whose tokens are remembered
 _FIRST = 100_000  # characters at the beginning that both encode
 _STEP = 8_000_000  # then both encode the text around every so many characters: their own package

@@ -67,6 +67,11 @@ class Corpus(Settings):
         stated = [name for name in _STATED if getattr(self, name) is not None]
         if not stated and self.trains:
             raise ValueError("no weight, epochs or temperature; give one of these columns a number")
+        if not self.trains and set(stated) - {"weight"}:
+            raise ValueError(
+                f"sets: {self.sets!r}: does not train, so {stated[0]} mean nothing; add train or "
+                f"empty the column"
+            )
         if len(stated) > 1:
             raise ValueError(f"states {' and '.join(stated)}; leave one of them and empty the rest")
         return self

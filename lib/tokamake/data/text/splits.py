@@ -4,6 +4,7 @@ Either one rule parts every file, Megatron's of today or that of its forks; or a
 named as it stands: 0.95:1.
 """
 
+import difflib
 import math
 import re
 from typing import Literal
@@ -22,6 +23,7 @@ Part = tuple[float, float]
 WHOLE: Part = (0.0, 1.0)
 
 _SET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]*")
+NAMING = "a set's name has letters, digits, dots and underscores"
 
 
 def shares(text: str) -> list[float]:
@@ -69,9 +71,16 @@ def part_range(part: Part, num_documents: int) -> range:
     return range(*(round(bound * num_documents) for bound in part))
 
 
+def trained(part: Part | None, text: str | None, num_documents: int) -> range:
+    """Documents that train: of a part, or of what a split leaves, or all."""
+    if part:
+        return part_range(part, num_documents)
+    return document_ranges(text, num_documents)["train"] if text else range(num_documents)
+
+
 def is_set_name(name: str) -> bool:
-    """Whether a set of documents may be called so: the name becomes part of a file name."""
-    return bool(_SET.fullmatch(name))
+    """Whether a set of documents may be called so: the name becomes part of file names."""
+    return bool(_SET.fullmatch(name)) and not name.casefold().endswith(".json")
 
 
 def parse_part(text: str) -> Part:
@@ -98,7 +107,11 @@ def parse_sets(text: str) -> dict[str, Part]:
     sets: dict[str, Part] = {}
     for word in text.split():
         name, equals, part = word.partition("=")
-        if not is_set_name(name) or name in sets:
-            raise UserError(f"{word!r}: give each set once, as NAME or NAME=START:END")
+        if not is_set_name(name):
+            raise UserError(f"{word!r}: write NAME or NAME=START:END; {NAMING}")
+        if name.casefold() in map(str.casefold, sets):
+            raise UserError(f"{word!r}: {name} stands twice; give each set once")
+        if name != "train" and difflib.get_close_matches(name.casefold(), ["train"], cutoff=0.8):
+            raise UserError(f"{word!r}: a validation set; did you mean train? Else rename it")
         sets[name] = parse_part(part) if equals else WHOLE
     return sets
