@@ -164,8 +164,8 @@ rule weigh:
         metadata=f"{DATA}/metadata.json",
         corpora=CONFIG.corpora,
     output:
-        f"{DATA}/weights.txt",
-        *map(set_file, SETS),
+        weights=f"{DATA}/weights.txt",
+        held_out=[set_file(name) for name in SETS],
     log:
         "logs/weigh.log",
     benchmark:
@@ -176,7 +176,7 @@ rule weigh:
         length=length_options(),
     shell:
         "tokamake weigh --corpora {input.corpora:q} --metadata {input.metadata}"
-        " --output {output[0]} {params.length:q} > {log} 2>&1"
+        " --output {output.weights} {params.length:q} > {log} 2>&1"
 
 
 rule index:
