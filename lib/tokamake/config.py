@@ -212,6 +212,12 @@ class TrainSettings(Settings):
     sample is filled up with what has no loss."""
     fim: FimSettings = FimSettings()
     """Fill-in-the-middle."""
+    reset_position_ids: bool = False
+    """Count positions anew in each document of a sample."""
+    reset_attention_mask: bool = False
+    """Let no token attend to those of other documents in its sample."""
+    eod_mask_loss: bool = False
+    """Leave out the loss of what follows an end of document, which nothing foretells."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """Optimizer and its rates."""
     schedule: ScheduleSettings = ScheduleSettings()
@@ -250,6 +256,9 @@ class TrainSettings(Settings):
             )
         return self
 
+
+PACKING_SETTINGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
+"""Training settings about documents that share a sample, which need the end-of-document token."""
 
 INDEX_SETTINGS = (
     "sequence_length",
@@ -389,6 +398,8 @@ class Run(Settings):
     """Folder that the index's data prefixes are relative to."""
     tokenizer: Path | None = None
     """Tokenizer of the pairs, which fill-in-the-middle needs."""
+    eod: int | None = None
+    """Token that ends a document, where settings about documents in a sample need it."""
     output: Path
     """Folder of the run's checkpoints, metrics.jsonl and TensorBoard events."""
     architecture: Architecture

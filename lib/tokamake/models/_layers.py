@@ -12,15 +12,32 @@ from torch.nn import functional as F
 from tokamake.config import Architecture
 
 
-def rotary(positions_L: Tensor, architecture: Architecture) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (L, K), fp32, of rotary position embedding (arXiv 2104.09864).
+def rotary(positions: Tensor, architecture: Architecture) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, fp32, of rotary position embedding (arXiv 2104.09864).
 
     Computed afresh in each forward pass: a buffer would be rounded by a cast of the model to bf16.
+
+    Args:
+        positions: (L,) of all rows, or (B, L) of each.
+        architecture: shape of the model.
+
+    Returns:
+        (L, K) each, or (B, 1, L, K): as `rotate` takes them.
     """
-    half = torch.arange(0, architecture.head_dim, 2, device=positions_L.device).float()
+    half = torch.arange(0, architecture.head_dim, 2, device=positions.device).float()
     frequencies = 1.0 / architecture.rope_theta ** (half / architecture.head_dim)
-    angles_LK = torch.outer(positions_L.float(), frequencies).repeat(1, 2)
-    return angles_LK.cos(), angles_LK.sin()
+    angles = positions.float()[..., None] * frequencies
+    angles = torch.cat((angles, angles), dim=-1)
+    if positions.dim() > 1:
+        angles = angles[:, None]
+    return angles.cos(), angles.sin()
+
+
+def document_mask(document_ids_BL: Tensor) -> Tensor:
+    """(B, 1, L, L), whether a token sees another: itself or one before it, of its own document."""
+    length = document_ids_BL.shape[1]
+    same_BLL = document_ids_BL[:, :, None] == document_ids_BL[:, None, :]
+    return (same_BLL & same_BLL.new_ones(length, length).tril())[:, None]
 
 
 def rotate(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
@@ -65,9 +82,15 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(hidden, hidden, bias=False)
 
     def forward(
-        self, x_BLD: Tensor, cos_LK: Tensor, sin_LK: Tensor, cache: KeyValueCache | None = None
+        self,
+        x_BLD: Tensor,
+        cos_LK: Tensor,
+        sin_LK: Tensor,
+        cache: KeyValueCache | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
-        """Mix tokens: each sees itself and those before it, in the cache too."""
+        """Mix tokens: each sees itself and those before it, in the cache too, or what `mask`
+        (B, 1, L, S) lets it see."""
         q_BHLK = self.q_proj(x_BLD).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         k_BGLK = self.k_proj(x_BLD).unflatten(-1, (self.num_key_value_heads, -1)).transpose(1, 2)
         v_BGSK = self.v_proj(x_BLD).unflatten(-1, (self.num_key_value_heads, -1)).transpose(1, 2)
@@ -76,16 +99,15 @@ class Attention(nn.Module):
         if cache is not None:
             k_BGSK, v_BGSK = cache.extend(k_BGSK, v_BGSK)
         length, total = q_BHLK.shape[2], k_BGSK.shape[2]
-        mask_LS = None
-        if 1 < length < total:
+        if mask is None and 1 < length < total:
             # SDPA's own causal mask would align the first query with the first key.
-            mask_LS = x_BLD.new_ones(length, total, dtype=torch.bool).tril(total - length)
+            mask = x_BLD.new_ones(length, total, dtype=torch.bool).tril(total - length)
         y_BHLK = F.scaled_dot_product_attention(
             q_BHLK,
             k_BGSK,
             v_BGSK,
-            attn_mask=mask_LS,
-            is_causal=1 < length == total,
+            attn_mask=mask,
+            is_causal=mask is None and length > 1,
             enable_gqa=self.num_heads != self.num_key_value_heads,
         )
         return self.o_proj(y_BHLK.transpose(1, 2).flatten(2))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokamake.config import Architecture
-from tokamake.models._layers import MLP, Attention, KeyValueCache, rotary
+from tokamake.models._layers import MLP, Attention, KeyValueCache, document_mask, rotary
 
 _NO_LABEL = -100
 
@@ -31,10 +31,15 @@ class Block(nn.Module):
         self.mlp = MLP(architecture)
 
     def forward(
-        self, x_BLD: Tensor, cos_LK: Tensor, sin_LK: Tensor, cache: KeyValueCache | None = None
+        self,
+        x_BLD: Tensor,
+        cos_LK: Tensor,
+        sin_LK: Tensor,
+        cache: KeyValueCache | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
         """Transform token states."""
-        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), cos_LK, sin_LK, cache)
+        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), cos_LK, sin_LK, cache, mask)
         return x_BLD + self.mlp(self.post_attention_layernorm(x_BLD))
 
 
@@ -85,37 +90,65 @@ class Model(nn.Module):
         """An empty cache for `forward`: one per layer."""
         return [KeyValueCache() for _ in self.layers]
 
-    def forward(self, tokens_BL: Tensor, cache: list[KeyValueCache] | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens_BL: Tensor,
+        cache: list[KeyValueCache] | None = None,
+        *,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+    ) -> Tensor:
         """Predict each token's successor.
 
         Args:
             tokens_BL: (B, L) int64 token ids.
             cache: tokens already seen, from `new_cache`; it is extended by these.
+            position_ids: (B, L) positions, where they are not those in the row.
+            document_ids: (B, L) documents, where a token sees none but those of its own.
 
         Returns:
             (B, L, V) logits in the dtype of the weights.
         """
         start = cache[0].length if cache else 0
-        positions_L = torch.arange(start, start + tokens_BL.shape[1], device=tokens_BL.device)
+        if position_ids is None:
+            position_ids = torch.arange(start, start + tokens_BL.shape[1], device=tokens_BL.device)
+        mask = None if document_ids is None else document_mask(document_ids)
         x_BLD = self.embed_tokens(tokens_BL)
-        cos_LK, sin_LK = (angle.to(x_BLD.dtype) for angle in rotary(positions_L, self.architecture))
+        cos, sin = (angle.to(x_BLD.dtype) for angle in rotary(position_ids, self.architecture))
         for number, layer in enumerate(self.layers):
-            x_BLD = layer(x_BLD, cos_LK, sin_LK, cache[number] if cache else None)
+            x_BLD = layer(x_BLD, cos, sin, cache[number] if cache else None, mask)
         x_BLD = self.norm(x_BLD)
         if self.architecture.tie_word_embeddings:
             return F.linear(x_BLD, self.embed_tokens.weight)
         return self.lm_head(x_BLD)
 
-    def loss(self, tokens: Tensor) -> Tensor:
+    def loss(
+        self,
+        tokens: Tensor,
+        *,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        loss_mask: Tensor | None = None,
+    ) -> Tensor:
         """Mean cross entropy in nats, fp32, of tokens 1 … L given those before them.
 
         Args:
             tokens: (B, L + 1) int64 token ids; one below 0 is none, and has no part in the mean.
+            position_ids: (B, L) as `forward` takes them.
+            document_ids: (B, L) as `forward` takes them.
+            loss_mask: (B, L) bool, which inputs have a part in the mean; 0 where none has.
         """
-        logits_BLV = self(tokens[:, :-1].clamp(min=0))
-        labels = tokens[:, 1:].flatten()
-        labels = labels.masked_fill(labels < 0, _NO_LABEL)
-        return F.cross_entropy(logits_BLV.flatten(0, 1).float(), labels, ignore_index=_NO_LABEL)
+        inputs = tokens[:, :-1].clamp(min=0)
+        logits_BLV = self(inputs, position_ids=position_ids, document_ids=document_ids)
+        logits, labels = logits_BLV.flatten(0, 1).float(), tokens[:, 1:].flatten()
+        left_out = labels < 0
+        if loss_mask is None:
+            labels = labels.masked_fill(left_out, _NO_LABEL)
+            return F.cross_entropy(logits, labels, ignore_index=_NO_LABEL)
+        left_out = left_out | ~loss_mask.flatten()
+        labels = labels.masked_fill(left_out, _NO_LABEL)
+        total = F.cross_entropy(logits, labels, ignore_index=_NO_LABEL, reduction="sum")
+        return total / (~left_out).sum().clamp(min=1)
 
 
 def hugging_face_name(name: str) -> str:

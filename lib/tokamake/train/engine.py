@@ -20,7 +20,8 @@ import torch.distributed as dist
 
 from tokamake import files, plugins
 from tokamake.checkpoint import megatron_deepspeed
-from tokamake.config import Architecture, Run
+from tokamake.config import PACKING_SETTINGS, Architecture, Run
+from tokamake.data.samples.packed import packed
 from tokamake.errors import UserError
 from tokamake.optim._groups import parameter_groups
 from tokamake.runtime import Ranks, same_fate
@@ -42,9 +43,9 @@ class Named(torch.nn.Module):
         self._sliced = sliced
         self._rename = plugins.load("models", architecture.family).hugging_face_name
 
-    def forward(self, tokens_BL: torch.Tensor) -> torch.Tensor:
-        """Mean loss of a micro batch."""
-        loss: torch.Tensor = self.model.loss(tokens_BL)  # type: ignore[operator]
+    def forward(self, tokens_BL: torch.Tensor, **apart: torch.Tensor) -> torch.Tensor:
+        """Mean loss of a micro batch; `apart` is what keeps the documents of a row apart."""
+        loss: torch.Tensor = self.model.loss(tokens_BL, **apart)  # type: ignore[operator]
         return loss
 
     def to_megatron(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
@@ -109,7 +110,7 @@ class Engine:
         num_batches = self._engine.gradient_accumulation_steps()
         total = torch.zeros(2, device=self._device)
         for number, batch in enumerate(batches, 1):
-            loss = self._engine(to_device(batch, self._device))
+            loss = self._loss(batch)
             self._engine.backward(loss)
             total[0] += loss.detach().float() / num_batches
             if number < num_batches:
@@ -120,6 +121,12 @@ class Engine:
         if not math.isfinite(mean):
             return mean, math.nan, stopped
         return mean, self._step(), stopped
+
+    def _loss(self, batch: Batch) -> torch.Tensor:
+        apart = keep_apart(batch, self._run)
+        tensors = {name: to_device(array, self._device) for name, array in apart.items()}
+        loss: torch.Tensor = self._engine(to_device(batch, self._device), **tensors)
+        return loss
 
     def _step(self) -> float:
         norm = math.nan
@@ -139,7 +146,7 @@ class Engine:
         total = torch.zeros(2, device=self._device)
         with torch.no_grad():
             for batch in batches:
-                total[0] += self._engine(to_device(batch, self._device)).float()
+                total[0] += self._loss(batch).float()
                 total[1] += 1
         dist.all_reduce(total)
         return float(total[0] / total[1])
@@ -185,12 +192,27 @@ class Engine:
         _set_random_state(state["rng_state"][self._ranks.rank])
 
 
-def to_device(batch: Batch, device: torch.device) -> torch.Tensor:
+def keep_apart(batch: Batch, run: Run) -> dict[str, npt.NDArray[Any]]:
+    """What the run's settings say about documents that share a row, as `Model.loss` takes it."""
+    options = {name: getattr(run.train, name) for name in PACKING_SETTINGS}
+    if not any(options.values()):
+        return {}
+    assert run.eod is not None, "resolve has looked it up"
+    made = packed(batch, eod=run.eod, **options)
+    found: dict[str, npt.NDArray[Any]] = {"loss_mask": made.loss_mask}
+    if run.train.reset_position_ids:
+        found["position_ids"] = made.position_ids
+    if run.train.reset_attention_mask:
+        found["document_ids"] = made.document_ids
+    return found
+
+
+def to_device(batch: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """Bring a batch to the device; an accelerator reads it from pinned memory, with no one waiting.
 
     torch keeps pinned memory and gives it out again once the device has read it.
     """
-    tensor = torch.from_numpy(batch)
+    tensor = torch.from_numpy(np.ascontiguousarray(batch))
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)

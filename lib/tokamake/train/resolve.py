@@ -31,7 +31,8 @@ def resolve(
         checkpoint: Megatron-DeepSpeed checkpoint to start from.
         index: Folder of sample indexes.
         data_root: Folder that the index's prefixes are relative to.
-        tokenizer: Tokenizer of the pairs; fill-in-the-middle needs it.
+        tokenizer: Tokenizer of the pairs; fill-in-the-middle and what asks for ends of
+            documents need it.
         output_folder: Folder of the run's checkpoints and metrics.
         output: The run.yaml to write.
 
@@ -59,6 +60,7 @@ def resolve(
         "index": index,
         "data_root": data_root,
         "tokenizer": tokenizer,
+        "eod": find_eod(train, tokenizer),
         "output": output_folder,
         "architecture": architecture,
         "train": train.model_dump(),
@@ -133,6 +135,27 @@ def check_vocabulary(
                 f"{path}: tokens of a vocabulary of {size}, the model has "
                 f"{architecture.vocab_size} embeddings; take the tokenizer of the checkpoint"
             )
+
+
+def find_eod(train: "TrainSettings", tokenizer: Path | None) -> int | None:
+    """Token that ends documents, if settings ask where they end.
+
+    Raises:
+        UserError: there is no tokenizer, or it has no such token.
+    """
+    from tokamake.config import PACKING_SETTINGS
+    from tokamake.data.tokenizers import open_tokenizer
+    from tokamake.errors import UserError
+
+    asked = [name for name in PACKING_SETTINGS if getattr(train, name)]
+    if not asked:
+        return None
+    eod = open_tokenizer(tokenizer).eod if tokenizer else None
+    if eod is None:
+        raise UserError(
+            f"train.{asked[0]}: needs the token that ends documents; give a tokenizer that has one"
+        )
+    return eod
 
 
 def check_fim(fim: "FimSettings", architecture: "Architecture", tokenizer: Path | None) -> None:
