@@ -21,7 +21,12 @@ TABLES = {
     r"corpora\.tsv:3: temperature 2, but line 2 has a weight; give all": (
         "corpus\tfiles\tweight\ttemperature\na\tb\t1\t\nb\tb\t\t2\n"
     ),
-    r"corpora\.tsv:2: share: unknown key": "corpus\tfiles\tweight\tshare\na\tb\t1\t2\n",
+    r"corpora\.tsv:1: share: no such column; choose among corpus, files,": (
+        "corpus\tfiles\tweight\tshare\na\tb\t1\t2\n"
+    ),
+    r"corpora\.tsv:2: corpus  files: no such column; .* by one tab each": (
+        "# made by hand\ncorpus  files\tweight\na  b\t1\n"
+    ),
     r'corpora\.tsv: corpus "a" stands in several rows': "corpus\tfiles\tweight\na\tb\t1\na\tc\t1\n",
     r"corpora\.tsv:2: corpus: 'a-b'": "corpus\tfiles\tweight\na-b\tb\t1\n",
 }

@@ -37,6 +37,11 @@ def test_pairs_of_other_programs_merge_as_megatron_does(tmp_path: Path, dtype: t
     assert pairs.broken(tmp_path / "ours") is None
 
 
+def test_pairs_of_other_programs_cannot_be_traced(others: list[Path]) -> None:
+    with pytest.raises(UserError, match="p0: has no manifest and no map of sources"):
+        trace(others[0], 0)
+
+
 def test_more_numbers_than_are_read_at_once(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     prefixes = []

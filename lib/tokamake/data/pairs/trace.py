@@ -36,14 +36,13 @@ def trace(
     Raises:
         UserError: there is no such document, or the pair has no map of sources.
     """
-    from tokamake.data.pairs import read_manifest
     from tokamake.data.pairs.indexed import IndexedDataset
     from tokamake.data.text.documents import Fields
 
     pair = IndexedDataset(prefix)
     number = _document(pair, prefix, document, token)
     first, last = (int(bound) for bound in pair.document_bounds[number : number + 2])
-    stated = read_manifest(prefix)
+    stated = _manifest(prefix)
     source, place = _origin(prefix, stated, number)
     tokens = int(pair.lengths[first:last].sum())
     print(f"document {number}, {counted(tokens, 'token')}: {_where(source, place)}")
@@ -59,9 +58,19 @@ def origin(prefix: Path, document: int) -> str:
     Raises:
         UserError: there is no such document, or the pair has no map of sources.
     """
-    from tokamake.data.pairs import read_manifest
+    return _where(*_origin(prefix, _manifest(prefix), document))
 
-    return _where(*_origin(prefix, read_manifest(prefix), document))
+
+def _manifest(prefix: Path) -> dict[str, Any]:
+    from tokamake.data.pairs.parts import find_manifest
+
+    stated = find_manifest(prefix)
+    if stated is None:
+        raise UserError(
+            f"{prefix}: has no manifest and no map of sources, as pairs of other programs and of "
+            "`repair`; pairs of `tokenize` and `merge` can be traced"
+        )
+    return stated
 
 
 def document_of(pair: "IndexedDataset", sequence: int) -> int:

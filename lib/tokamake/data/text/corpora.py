@@ -103,6 +103,12 @@ def read_corpora(path: Path, *, temperature: float | None = None) -> list[Corpus
     if len(rows) < 2:
         raise UserError(f"{path}: no corpus; add a header and one tab-separated row per corpus")
     header, corpora = [cell.strip() for cell in rows[0]], []
+    for column in header:
+        if column not in Corpus.model_fields:
+            raise UserError(
+                f"{path}:{numbered[0][0]}: {column}: no such column; choose among "
+                f"{', '.join(Corpus.model_fields)}, separated by one tab each"
+            )
     for (number, _), row in zip(numbered[1:], rows[1:], strict=True):
         if len(row) != len(header):
             raise UserError(
