@@ -30,7 +30,7 @@ def loss(history: History, vocab_size: int) -> Figure:
     for number, (name, (places, measured)) in enumerate(history.validation.items()):
         color = VALIDATION_COLORS[number % len(VALIDATION_COLORS)]
         # Sets may lie on each other: the later ones are smaller and of other shapes.
-        marker, size = "osD^v"[number % 5], max(2.5, 5.5 - 0.8 * number)
+        marker, size = "osD^v"[number % 5], max(2.5, 6.5 - 2 * number)
         axes.plot(places, measured, "-", color=color, linewidth=1.0)
         axes.plot(places, measured, marker, color=color, markersize=size)
         title = "validation" if name == "valid" else name
