@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 from llamas import ARCHITECTURES, label, reference, tensors_of
-from runs import ARCHITECTURE, losses, make_run, prepare, train_here
+from runs import ARCHITECTURE, launch, losses, make_run, prepare
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -75,12 +75,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare(tmp_path_factory.mktemp("packing"))
 
 
+@pytest.mark.ranks
 def test_a_run_keeps_documents_apart(root: Path) -> None:
     config = make_run(root, "apart", train_steps=2)
     described = yaml.safe_load(config.read_text())
     described["train"].update(dict.fromkeys(PACKING_SETTINGS, True))
     config.write_text(yaml.safe_dump({**described, "eod": EOD}))
-    assert train_here(config) == 0
+    launch(config)
     run = read_run(config)
     values = ARCHITECTURE.model_dump(exclude={"family", "rope_theta"})
     rope = {"rope_type": "default", "rope_theta": ARCHITECTURE.rope_theta}
