@@ -67,11 +67,11 @@ def _prefixes(prefixes: list[Path], plan: Path | None, folder: Path | None) -> l
     from tokamake.errors import UserError
 
     if (plan is None) != (folder is None) or (plan is not None and prefixes):
-        raise UserError("describe: give prefixes, or --plan with --input")
+        raise UserError("give prefixes, or --plan with --input")
     if plan is not None and folder is not None:
         prefixes = [folder / pair.name for pair in read_plan(plan).merged]
     if not prefixes:
-        raise UserError("describe: no pair given; name at least one prefix")
+        raise UserError("no pair given; name at least one prefix")
     return expand(prefixes)
 
 

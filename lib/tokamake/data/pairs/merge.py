@@ -118,7 +118,7 @@ def _open(prefixes: list[Path]) -> "tuple[list[Part], type[np.integer]]":
     from tokamake.data.pairs.parts import check_alike, common_dtype, open_part
 
     if not prefixes:
-        raise UserError("merge: no pair given; name at least one prefix")
+        raise UserError("no pair given; name at least one prefix")
     parts = [open_part(prefix) for prefix in prefixes]
     check_alike(parts)
     return parts, common_dtype(parts)

@@ -128,7 +128,7 @@ def _check_values(
     if train_samples is not None:
         _check("train_samples", train_samples, 1, most)
     if (train_samples is None) == (not epochs):
-        raise UserError("index: give --train-samples or --epochs, one of them")
+        raise UserError("give --train-samples or --epochs, one of them")
 
 
 def _check(name: str, value: int, least: int, most: int) -> None:
