@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from megatron.core.num_microbatches_calculator import RampupBatchsizeNumMicroBatchesCalculator
 
-from tokamake.data.samples.batching import BatchSizes, Rampup
+from tokamake.config.batching import BatchSizes, Rampup
 from tokamake.errors import UserError
 
 
@@ -27,6 +27,27 @@ def test_equal_megatron(start: int, increment: int, increments: int, samples: in
         assert sizes.at(consumed) == theirs.current_global_batch_size
         consumed += sizes.at(consumed)
     assert sizes.at(consumed) == full
+
+
+@given(
+    start=st.integers(1, 9),
+    increment=st.integers(1, 5),
+    increments=st.integers(0, 8),
+    samples=st.integers(0, 300),
+    steps=st.integers(0, 99),
+    more=st.integers(0, 50),
+)
+def test_steps_and_samples(
+    start: int, increment: int, increments: int, samples: int, steps: int, more: int
+) -> None:
+    sizes = BatchSizes(start + increments * increment, Rampup(start, increment, samples))
+    consumed = 0
+    for _ in range(steps):
+        consumed += sizes.at(consumed)
+    assert sizes.samples(steps) == consumed
+    row = min(more, sizes.at(consumed) - 1)
+    assert sizes.whole_steps(consumed + row) == steps
+    assert sizes.place(consumed + row) == (steps, row)
 
 
 def test_without_rampup() -> None:

@@ -39,6 +39,15 @@ MISTAKES = {
     "my.yaml: train: schedule.warmup_steps: 9: more than train_steps 5; the rate would": {
         "train": {"train_steps": 5, "schedule": {"warmup_steps": 9}}
     },
+    "my.yaml: train: train_steps and train_tokens both say how long; give one": {
+        "train": {"train_steps": 5, "train_tokens": 5}
+    },
+    "my.yaml: train: train_tokens: 4095: fills no global batch of 8 × 512 tokens; raise it": {
+        "train": {"train_tokens": 4095}
+    },
+    "my.yaml: train: rampup_batch_size: from 3 by 2 it never gets to global_batch_size 8": {
+        "train": {"rampup_batch_size": [3, 2, 9]}
+    },
     "my.yaml: train: zero_stage: 0: keeps no fp32 weights beside bf16; set it to 1": {
         "train": {"zero_stage": 0, "precision": "bf16"}
     },

@@ -13,8 +13,8 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset
 from oracle import config, random_lengths, write_pair
 
+from tokamake.config.batching import BatchSizes, Rampup
 from tokamake.data.samples import loader
-from tokamake.data.samples.batching import BatchSizes, Rampup
 from tokamake.data.samples.index import index
 from tokamake.data.samples.loader import Samples
 from tokamake.errors import UserError

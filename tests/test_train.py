@@ -5,9 +5,11 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from runs import (
@@ -85,7 +87,9 @@ def assert_equal_weights(found: Path, expected: Path, *, rtol: float, atol: floa
         torch.testing.assert_close(tensor, theirs[name], rtol=rtol, atol=atol, msg=name)
 
 
-def plain_training(root: Path) -> tuple[list[float], list[float], list[float], Any]:
+def plain_training(
+    root: Path, sizes: tuple[int, ...] = (8,) * 6
+) -> tuple[list[float], list[float], list[float], Any]:
     """Train transformers' Llama with torch alone; gives losses, norms, validation and the model."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -99,13 +103,14 @@ def plain_training(root: Path) -> tuple[list[float], list[float], list[float], A
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
     valid = torch.from_numpy(next(whole_batches(root, "valid", size=16)))
     found: tuple[list[float], list[float], list[float]] = ([], [], [])
-    for step, batch in enumerate(whole_batches(root, "train", size=8)):
+    rows = (row for (row,) in whole_batches(root, "train", size=1))
+    for step, size in enumerate((*sizes, 0)):
         if step % 3 == 0:
             with torch.no_grad():
                 found[2].append(loss_of(model, valid).item())
-        if step == 6:
+        if not size:
             break
-        loss = loss_of(model, torch.from_numpy(batch))
+        loss = loss_of(model, torch.from_numpy(np.stack([*islice(rows, size)])))
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -132,6 +137,30 @@ def whole_batches(root: Path, split: str, *, size: int) -> Any:
         data_parallel_rank=0,
         data_parallel_size=1,
     )
+
+
+RAMPED = {"rampup_batch_size": [4, 4, 10], "micro_batch_size": 1}
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_a_growing_batch_equals_torch(root: Path, zero_stage: int) -> None:
+    config = make_run(root, f"ramped-{zero_stage}", zero_stage=zero_stage, **RAMPED)
+    assert train_here(config) == 0
+    expected, norms, validation, _ = plain_training(root, (4, 4, 4, 8, 8, 8))
+    assert losses(config) == pytest.approx(expected, rel=1e-5)
+    assert losses(config, "grad_norm") == pytest.approx(norms, rel=1e-4)
+    assert losses(config, "validation_loss") == pytest.approx(validation, rel=1e-5)
+    assert summary(config)["consumed_samples"] == 36
+    consumed = [record["consumed_samples"] for record in records(config) if "loss" in record]
+    assert consumed == [4, 8, 12, 20, 28, 36]
+
+
+@pytest.mark.ranks
+def test_a_growing_batch_is_the_same_over_ranks(root: Path) -> None:
+    config = make_run(root, "ramped-ranks", zero_stage=2, **RAMPED)
+    launch(config, ranks=2)
+    expected, *_ = plain_training(root, (4, 4, 4, 8, 8, 8))
+    assert losses(config) == pytest.approx(expected, rel=1e-5)
 
 
 def test_training_equals_transformers_and_torch(root: Path, single: Path) -> None:

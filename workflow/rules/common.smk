@@ -58,10 +58,11 @@ def check_fim(checked, source):
 def check_sets(train, corpora, source):
     """See that there is something to train and to validate on, and how long."""
     missing = [corpus.corpus for corpus in corpora if corpus.trains and corpus.epochs is None]
-    if train.train_steps is None and missing:
+    if train.num_samples is None and missing:
         raise UserError(
-            f"{source}: train.train_steps: empty, so the epochs of all corpora say how long to "
-            f"train; {', '.join(missing)} has none, give it epochs or give train_steps"
+            f"{source}: train: no train_steps, train_samples or train_tokens, so the epochs of all "
+            f"corpora say how long to train; {', '.join(missing)} has none, give it epochs or give "
+            "train_steps"
         )
     named = {name for corpus in corpora for name in corpus.parts} - {"train", "test"}
     if train.evaluation_steps and not named and not float(train.split.split(",")[1]):
@@ -195,9 +196,9 @@ def length_options():
     train = CONFIG.train
     if all(corpus.epochs is None for corpus in CORPORA.values()):
         return []
-    if train.train_steps is None:
+    if train.num_samples is None:
         return [f"--split={train.split}"]
-    tokens = train.train_steps * train.global_batch_size * train.sequence_length
+    tokens = train.num_samples * train.sequence_length
     return [f"--split={train.split}", f"--train-tokens={tokens}"]
 
 
@@ -205,8 +206,8 @@ def sample_options():
     """How many samples `index` has to make."""
     train = CONFIG.train
     valid = f"--valid-samples={train.evaluation_steps * train.global_batch_size}"
-    if train.train_steps is not None:
-        return [f"--train-samples={train.train_steps * train.global_batch_size}", valid]
+    if train.num_samples is not None:
+        return [f"--train-samples={train.num_samples}", valid]
     trained = [corpus for corpus in CORPORA.values() if corpus.trains]
     return [*(f"--epochs={corpus.corpus}={corpus.epochs!r}" for corpus in trained), valid]
 

@@ -121,7 +121,7 @@ def _describe(
 ) -> Component:
     tokens = _sum(pairs, "total_num_tokens")
     train = run.train
-    drawn = share * train.train_steps * train.global_batch_size * train.sequence_length
+    drawn = share * (train.num_samples or 0) * train.sequence_length
     return Component(
         name=name,
         files=len(pairs),

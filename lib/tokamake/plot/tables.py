@@ -121,8 +121,10 @@ def _shape(run: Run) -> str:
 
 def _training(run: Run) -> str:
     train = run.train
+    ramp = train.rampup_batch_size
+    batch = f"{f'{ramp[0]:,} to ' if ramp else ''}{train.global_batch_size:,}"
     return (
-        f"{train.train_steps:,} steps of {train.global_batch_size:,} × {train.sequence_length:,} "
+        f"{train.train_steps:,} steps of {batch} × {train.sequence_length:,} "
         f"tokens, {train.optimizer.name}, {train.schedule.name} schedule, {train.precision}, "
         f"ZeRO stage {train.zero_stage}"
     )

@@ -9,7 +9,7 @@ import math
 import os
 import random
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ class Engine:
         self._optimizer = self._engine.optimizer
 
     def train_step(
-        self, batches: Iterable[Batch], *, learning_rate: float, stop: bool
+        self, batches: Sequence[Batch], *, learning_rate: float, stop: bool
     ) -> tuple[float, float, bool]:
         """Do one optimizer step.
 
@@ -107,9 +107,14 @@ class Engine:
         self._engine.train()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        num_batches = self._engine.gradient_accumulation_steps()
+        num_batches = len(batches)
+        size = num_batches * self._run.train.micro_batch_size * self._ranks.world_size
+        if size != self._engine.train_batch_size():
+            self._engine.set_train_batch_size(size)
         total = torch.zeros(2, device=self._device)
         for number, batch in enumerate(batches, 1):
+            # Steps may differ in size, which DeepSpeed's own count does not expect.
+            self._engine.set_gradient_accumulation_boundary(number == num_batches)
             loss = self._loss(batch)
             self._engine.backward(loss)
             total[0] += loss.detach().float() / num_batches

@@ -20,7 +20,6 @@ import torch.distributed as dist
 from tokamake import files, plugins
 from tokamake.checkpoint import megatron_deepspeed
 from tokamake.config import Run
-from tokamake.data.samples.batching import BatchSizes
 from tokamake.data.samples.fim import FimSamples
 from tokamake.data.samples.fim_tokens import Fim
 from tokamake.data.samples.folder import read_index
@@ -60,7 +59,7 @@ def train_run(run: Run, ranks: Ranks, device: "torch.device") -> int:
         with same_fate():
             described = read_index(run.index)
             check_lengths(run.train, run.architecture, described, run.index)
-            _check_batch(run, ranks)
+            run.train.batch_sizes.check(run.train.micro_batch_size, ranks.world_size)
         digest, state = _agree(run, ranks, described, held)
         if state and state.step >= run.train.train_steps:
             _say(ranks, f"{run.output}: already at step {state.step}, the last; nothing to train")
@@ -71,15 +70,6 @@ def train_run(run: Run, ranks: Ranks, device: "torch.device") -> int:
         if ranks.rank == 0:
             _write_summary(run, state)
     return 0
-
-
-def _check_batch(run: Run, ranks: Ranks) -> None:
-    block = run.train.micro_batch_size * ranks.world_size
-    if run.train.global_batch_size % block:
-        raise UserError(
-            f"train.global_batch_size: {run.train.global_batch_size}: not a multiple of "
-            f"micro_batch_size {run.train.micro_batch_size} × {ranks.world_size} ranks; change one"
-        )
 
 
 def _say(ranks: Ranks, line: str) -> None:
@@ -131,6 +121,7 @@ class Loop:
         self._state = state or State(digest, 0, 0, 0.0, ranks.world_size)
         self._last_checkpoint = f"{run.checkpoint} (the start)"
         self._stop = False
+        self._sizes = run.train.batch_sizes
         self._factor = plugins.load("schedules", run.train.schedule.name).factor
         family = plugins.load("models", run.architecture.family)
         self._flops_per_token = family.num_flops_per_token(
@@ -170,13 +161,14 @@ class Loop:
         while self._state.step < self._train.train_steps:
             begin = time.perf_counter()
             learning_rate = self._learning_rate()
+            step = next(coming)
             loss, norm, stop = self._engine.train_step(
-                next(coming).micro_batches,
+                step.micro_batches,
                 learning_rate=learning_rate,
                 stop=self._stop,
             )
             self._check_finite(loss, norm)
-            self._advance(time.perf_counter() - begin, pace)
+            self._advance(step.global_batch_size, time.perf_counter() - begin, pace)
             if self._due(self._train.log_interval) or self._state.step == 1:
                 self._log({"loss": loss, "learning_rate": learning_rate, "grad_norm": norm}, pace)
                 pace = _Pace()
@@ -201,7 +193,7 @@ class Loop:
     def _steps(self) -> "Iterator[Step]":
         return steps(
             self._samples,
-            BatchSizes(self._train.global_batch_size),
+            self._sizes,
             consumed_samples=self._state.consumed_samples,
             micro_batch_size=self._train.micro_batch_size,
             data_parallel_rank=self._ranks.rank,
@@ -235,11 +227,12 @@ class Loop:
                     f"{self._last_checkpoint}"
                 )
 
-    def _advance(self, seconds: float, pace: "_Pace") -> None:
-        pace.steps, pace.seconds = pace.steps + 1, pace.seconds + seconds
+    def _advance(self, samples: int, seconds: float, pace: "_Pace") -> None:
+        pace.steps, pace.samples = pace.steps + 1, pace.samples + samples
+        pace.seconds += seconds
         self._state = self._state._replace(
             step=self._state.step + 1,
-            consumed_samples=self._state.consumed_samples + self._train.global_batch_size,
+            consumed_samples=self._state.consumed_samples + samples,
             seconds=self._state.seconds + seconds,
         )
 
@@ -247,14 +240,14 @@ class Loop:
         if not self._metrics:
             return
         step_seconds = pace.seconds / pace.steps
-        tokens = self._train.global_batch_size * self._train.sequence_length
+        tokens = pace.samples * self._train.sequence_length
         record = {
             "step": self._state.step,
             "consumed_samples": self._state.consumed_samples,
             "consumed_tokens": self._state.consumed_samples * self._train.sequence_length,
             **measured,
-            "tokens_per_second": tokens / step_seconds,
-            "model_flops_per_second": tokens / step_seconds * self._flops_per_token,
+            "tokens_per_second": tokens / pace.seconds,
+            "model_flops_per_second": tokens / pace.seconds * self._flops_per_token,
             "step_seconds": step_seconds,
         }
         self._metrics.add(record)
@@ -296,6 +289,7 @@ class Loop:
 @dataclass
 class _Pace:
     steps: int = 0
+    samples: int = 0
     seconds: float = 0.0
 
 

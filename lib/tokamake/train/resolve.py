@@ -47,8 +47,10 @@ def resolve(
     train = parse_json(TrainSettings, settings, "train")
     architecture, *_ = megatron_deepspeed.read(checkpoint)
     described = read_index(index)
-    if train.train_steps is None:
-        train = train.model_copy(update={"train_steps": whole_steps(train, described, index)})
+    steps = train.num_steps or whole_steps(train, described, index)
+    train = train.model_copy(
+        update={"train_steps": steps, "train_samples": None, "train_tokens": None}
+    )
     check_lengths(train, architecture, described, index)
     check_vocabulary(architecture, described, data_root)
     if train.fim.rate:
@@ -77,14 +79,15 @@ def whole_steps(train: "TrainSettings", described: dict[str, Any], index: Path) 
     from tokamake.errors import UserError
 
     samples = described["splits"]["train"]["samples"]
-    steps, left = divmod(samples, train.global_batch_size)
-    if not steps:
+    sizes = train.batch_sizes
+    if not (steps := sizes.whole_steps(samples)):
         raise UserError(
-            f"{index}: has {samples} training samples, fewer than train.global_batch_size "
-            f"{train.global_batch_size}; state more epochs or lower it"
+            f"{index}: has {samples} training samples, fewer than a global batch of "
+            f"{sizes.at(0)}; state more epochs or lower train.global_batch_size"
         )
+    left = samples - sizes.samples(steps)
     print(f"{index}: {samples:,} training samples: {steps:,} steps, {left:,} samples left over")
-    return int(steps)
+    return steps
 
 
 def check_lengths(
@@ -107,12 +110,12 @@ def check_lengths(
                 f"{index}: has {name} {described[name]}, train.{name} is {wanted}; "
                 "run `tokamake index` again"
             )
-    assert train.train_steps is not None
-    needed = train.train_steps * train.global_batch_size
+    needed = train.num_samples
+    assert needed is not None
     found = described["splits"]["train"]["samples"] if "train" in described["splits"] else 0
     if found < needed:
         raise UserError(
-            f"{index}: has {found} training samples, train_steps × global_batch_size is {needed}; "
+            f"{index}: has {found} training samples, train.train_steps take {needed}; "
             "run `tokamake index` again"
         )
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tokamake.config.batching import BatchSizes
 from tokamake.data.pairs.indexed import IndexedDataset
 from tokamake.data.samples.arrays import Arrays
-from tokamake.data.samples.batching import BatchSizes
 from tokamake.data.samples.file_index import FileIndex
 from tokamake.data.samples.folder import REMEDY, identity, is_pair, read_index
 from tokamake.errors import UserError

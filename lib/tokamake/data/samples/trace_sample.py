@@ -23,15 +23,17 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
 
     settings = read_run(run)
     train = settings.train
+    sizes = train.batch_sizes
+    before = sizes.samples(max(step - 1, 0))
     for name, value, first, last in (
         ("step", step, 1, train.train_steps),
-        ("row", row, 0, train.global_batch_size - 1),
+        ("row", row, 0, sizes.at(before) - 1),
         ("token", token or 0, 0, train.sequence_length),
     ):
         if not first <= value <= last:
             raise UserError(f"{run}: {name} {value}: there is none; give {first} to {last}")
     samples = Samples(settings.index, split="train", data_root=settings.data_root)
-    sample = (step - 1) * train.global_batch_size + row
+    sample = before + row
     print(f"step {step}, row {row}: sample {sample}, of corpus {samples.source(sample)}")
     if train.fim.rate:
         print("tokens are counted as they are before train.fim rearranges documents")

@@ -37,8 +37,9 @@ def trace_steps(run: Path, prefix: str, document: int, /) -> None:
     first, stop = (int(bound) for bound in pair.document_bounds[document : document + 2])
     seen = [samples.seen(prefix, sequence) for sequence in range(first, stop)]
     found = np.unique(np.concatenate([np.zeros(0, np.int64), *seen]))
-    size = settings.train.global_batch_size
-    found = found[found < settings.train.train_steps * size]
+    sizes = settings.train.batch_sizes
+    found = found[found < sizes.samples(settings.train.train_steps)]
     print(f"document {document} of {prefix}: {counted(len(found), 'sample')}")
     for sample in found.tolist():
-        print(f"step {sample // size + 1}, row {sample % size}")
+        step, row = sizes.place(sample)
+        print(f"step {step + 1}, row {row}")

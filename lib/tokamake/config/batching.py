@@ -3,6 +3,8 @@
 A function of the samples consumed so far alone, so that a run goes on in the same way after a stop.
 """
 
+import bisect
+import functools
 from dataclasses import dataclass
 
 from tokamake.errors import UserError
@@ -61,6 +63,35 @@ class BatchSizes:
         # In floating point, as Megatron does, which may round to the other side of a bound.
         grown = int(consumed_samples / (ramp.samples / increments))
         return min(ramp.start + grown * ramp.increment, self.global_batch_size)
+
+    @functools.cached_property
+    def _starts(self) -> list[int]:
+        """Samples before each step of the ramp-up, and before the first step of full size."""
+        starts = [0]
+        while self.rampup and starts[-1] <= self.rampup.samples:
+            if (size := self.at(starts[-1])) == self.global_batch_size:
+                break
+            starts.append(starts[-1] + size)
+        return starts
+
+    def samples(self, steps: int) -> int:
+        """Samples of the first so many steps."""
+        ramped = len(self._starts) - 1
+        if steps <= ramped:
+            return self._starts[steps]
+        return self._starts[-1] + (steps - ramped) * self.global_batch_size
+
+    def whole_steps(self, samples: int) -> int:
+        """Steps that so many samples fill."""
+        ramped = len(self._starts) - 1
+        if samples < self._starts[-1]:
+            return bisect.bisect_right(self._starts, samples) - 1
+        return ramped + (samples - self._starts[-1]) // self.global_batch_size
+
+    def place(self, sample: int) -> tuple[int, int]:
+        """Step, from 0, and row in its global batch, of a sample."""
+        step = self.whole_steps(sample)
+        return step, sample - self.samples(step)
 
     def check(self, micro_batch_size: int, data_parallel_size: int) -> None:
         """Make sure that all ranks have whole micro batches in every step.

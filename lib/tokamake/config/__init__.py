@@ -1,0 +1,132 @@
+"""What a run may be told: a Pydantic model per section of config/config.yaml, a docstring a field.
+
+Values come from YAML, through the workflow or `tokamake train --config`, and leave frozen.
+Nothing here knows where a run takes place: that is the profiles' business.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from tokamake.config.architecture import Architecture, read_architecture
+from tokamake.config.data import PlanSettings, SampleCorpus, TokenizerSettings, TokenizeSettings
+from tokamake.config.fields import Name, Settings, plug_in, split_shares
+from tokamake.config.optimization import OptimizerSettings, ScheduleSettings
+from tokamake.config.run import (
+    ROOT_VARIABLE,
+    ResolvedTrainSettings,
+    Run,
+    read_run,
+    write_run,
+)
+from tokamake.config.training import (
+    INDEX_SETTINGS,
+    PACKING_SETTINGS,
+    FimSettings,
+    TrainSettings,
+)
+
+__all__ = [
+    "INDEX_SETTINGS",
+    "PACKING_SETTINGS",
+    "ROOT_VARIABLE",
+    "Architecture",
+    "Config",
+    "EvaluateSettings",
+    "FimSettings",
+    "GenerateSettings",
+    "ModelSettings",
+    "Name",
+    "OptimizerSettings",
+    "PlanSettings",
+    "ResolvedTrainSettings",
+    "Run",
+    "SampleCorpus",
+    "ScheduleSettings",
+    "Settings",
+    "TokenizeSettings",
+    "TokenizerSettings",
+    "TrainSettings",
+    "plug_in",
+    "read_architecture",
+    "read_run",
+    "schema",
+    "split_shares",
+    "write_run",
+]
+
+
+class ModelSettings(Settings):
+    """Where training starts from: a Hugging Face checkpoint, or random weights."""
+
+    architecture: Path | None = Path("config/models/tiny-llama.yaml")
+    """Shape of the randomly initialized model that `init_model` makes; unused with `checkpoint`."""
+    checkpoint: Path | None = None
+    """Folder of a Hugging Face checkpoint (config.json and safetensors) to continue from."""
+
+
+class EvaluateSettings(Settings):
+    """Held-out evaluation of the exported model."""
+
+    max_tokens: Annotated[int, Field(ge=2)] = 1_000_000
+    """Most tokens scored per corpus."""
+
+
+class GenerateSettings(Settings):
+    """Samples drawn from the exported model."""
+
+    prompts: Annotated[tuple[str, ...], Field(min_length=1)] = ("The", "Return a", "def ")
+    """Texts to continue."""
+    max_new_tokens: Annotated[int, Field(ge=1)] = 64
+    """Tokens added to each prompt."""
+    temperature: Annotated[float, Field(ge=0)] = 0.8
+    """Softmax temperature; 0 always takes the likeliest token."""
+    top_k: Annotated[int, Field(ge=0)] = 50
+    """Draw among this many likeliest tokens; 0 among all."""
+
+
+class Config(Settings):
+    """Everything that decides what is built."""
+
+    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "tiny"
+    """Name of the training run; its files lie in results/<run>/."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 1234
+    """Seed of weights, sample order and sampling."""
+    corpora: Path = Path("config/corpora.tsv")
+    """Tab-separated table: corpus, files, text_key, and weight, epochs or temperature."""
+    sample_corpus: dict[Name, SampleCorpus] = Field(default_factory=dict)
+    """Corpora harvested from the Python standard library into results/raw/<corpus>/: code, docs."""
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    """Tokenizer, given or trained."""
+    plan: PlanSettings = PlanSettings()
+    """Sizes of shards and merged files."""
+    tokenize: TokenizeSettings = TokenizeSettings()
+    """Tokenization."""
+    model: ModelSettings = ModelSettings()
+    """Start of training."""
+    train: TrainSettings = TrainSettings()
+    """Training."""
+    evaluate: EvaluateSettings = EvaluateSettings()
+    """Evaluation."""
+    generate: GenerateSettings = GenerateSettings()
+    """Generation."""
+
+    @model_validator(mode="after")
+    def _known_samples(self) -> "Config":
+        for name in self.sample_corpus:
+            if name not in ("code", "docs"):
+                raise ValueError(f"sample_corpus has no corpus {name!r}; choose code or docs")
+        if self.run in ("raw", "data", "tokenizer", "benchmarks", "report.html"):
+            raise ValueError(
+                f"run: {self.run!r}: results/{self.run} has another use; rename the run"
+            )
+        if self.model.architecture is None and self.model.checkpoint is None:
+            raise ValueError("model needs an architecture or a checkpoint")
+        return self
+
+
+def schema() -> str:
+    """JSON schema of config.yaml, for editors; config/schema.json holds this text."""
+    return json.dumps(Config.model_json_schema(), indent=2) + "\n"

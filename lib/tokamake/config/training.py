@@ -1,0 +1,164 @@
+"""Settings of the training run: what it trains on, for how long, with which optimizer."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from tokamake.config.batching import BatchSizes, Rampup
+from tokamake.config.fields import Settings, Split
+from tokamake.config.optimization import OptimizerSettings, ScheduleSettings
+from tokamake.errors import UserError
+
+
+class FimSettings(Settings):
+    """Fill-in-the-middle: training documents rearranged so that the model learns to fill gaps."""
+
+    rate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of documents that are rearranged; 0: none."""
+    spm_rate: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of the rearranged whose suffix comes first (SPM), before the prefix (PSM)."""
+    split_token: str = ""
+    """Special token that parts a document, as a repository into files; empty: nothing does."""
+    fragment_rate: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of the parts of such a document that are rearranged, each by itself."""
+    prefix: str = "<fim_prefix>"
+    """Special token before the prefix."""
+    suffix: str = "<fim_suffix>"
+    """Special token before the suffix."""
+    middle: str = "<fim_middle>"
+    """Special token before the middle."""
+
+
+class TrainSettings(Settings):
+    """The training run itself."""
+
+    sequence_length: Annotated[int, Field(ge=2)] = 512
+    """Tokens that the model sees per sample; a sample holds one more, the last label."""
+    micro_batch_size: Annotated[int, Field(ge=1)] = 1
+    """Samples per rank and forward pass."""
+    global_batch_size: Annotated[int, Field(ge=1)] = 8
+    """Samples per step over all ranks; a multiple of micro_batch_size × ranks."""
+    rampup_batch_size: tuple[int, int, int] | None = None
+    """Start, increment, samples: global batches grow from `start` to `global_batch_size` by
+    `increment` while the run consumes its first `samples`; empty: full size at once."""
+    train_steps: Annotated[int, Field(ge=1)] | None = None
+    """Optimizer steps of the whole run; instead, give train_samples, or train_tokens, or none of
+    them: then it is as long as the corpora's epochs, exactly."""
+    train_samples: Annotated[int, Field(ge=1)] | None = None
+    """Samples of the whole run; those that fill no global batch are left."""
+    train_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Tokens of the whole run; those that fill no global batch are left."""
+    split: Split = "98,1,1"
+    """Shares of each merged file's documents for training, validation and test; a corpus may name
+    its own in the column `sets` of the table of corpora."""
+    split_rule: Literal["megatron_core", "megatron_deepspeed"] = "megatron_core"
+    """How shares become documents: as megatron-core rounds bounds, or Megatron-DeepSpeed parts."""
+    blend: Literal["weighted", "exact", "corpora"] = "weighted"
+    """Order of samples: as Megatron draws files by weight; exact in integers, of files; or of
+    corpora, each ordered by `within_corpus`."""
+    within_corpus: Literal["concatenated", "shuffled", "blended"] = "shuffled"
+    """Order inside a corpus where corpora are blended: files one after the other, all samples
+    shuffled, or files blended by their weights."""
+    separate_last_epoch: bool | None = None
+    """Shuffle a last epoch that is used in part by itself; empty: if less than 80 % of it is used,
+    as Megatron does."""
+    drop_last_partial_sequence: bool = True
+    """Leave out the last tokens of a validation set where they do not fill a sample; else the
+    sample is filled up with what has no loss."""
+    fim: FimSettings = FimSettings()
+    """Fill-in-the-middle."""
+    reset_position_ids: bool = False
+    """Count positions anew in each document of a sample."""
+    reset_attention_mask: bool = False
+    """Let no token attend to those of other documents in its sample."""
+    eod_mask_loss: bool = False
+    """Leave out the loss of what follows an end of document, which nothing foretells."""
+    optimizer: OptimizerSettings = OptimizerSettings()
+    """Optimizer and its rates."""
+    schedule: ScheduleSettings = ScheduleSettings()
+    """Learning rate over time."""
+    gradient_clipping: Annotated[float, Field(ge=0)] = 1.0
+    """Largest global gradient norm; 0 turns clipping off."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Number format of forward and backward; optimizer states stay fp32."""
+    zero_stage: Literal[0, 1, 2, 3] = 1
+    """DeepSpeed ZeRO stage: what is partitioned over data-parallel ranks."""
+    log_interval: Annotated[int, Field(ge=1)] = 10
+    """Steps between log lines."""
+    evaluation_interval: Annotated[int, Field(ge=1)] = 100
+    """Steps between measurements of the validation loss."""
+    evaluation_steps: Annotated[int, Field(ge=0)] = 10
+    """Global batches per measurement; 0 turns validation off."""
+    save_interval: Annotated[int, Field(ge=1)] = 1000
+    """Steps between checkpoints; the last step always saves one."""
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> "TrainSettings":
+        if self.global_batch_size % self.micro_batch_size:
+            raise ValueError(
+                f"global_batch_size {self.global_batch_size} is not a multiple of "
+                f"micro_batch_size {self.micro_batch_size}"
+            )
+        self._check_length()
+        if self.precision == "bf16" and self.zero_stage == 0:
+            # DeepSpeed would train in bf16 alone, with a much larger error.
+            raise ValueError(
+                "zero_stage: 0: keeps no fp32 weights beside bf16; set it to 1 or precision to fp32"
+            )
+        return self
+
+    def _check_length(self) -> None:
+        lengths = ("train_steps", "train_samples", "train_tokens")
+        given = [name for name in lengths if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} both say how long; give one of them")
+        try:
+            steps = self.num_steps
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        if steps == 0:
+            raise ValueError(
+                f"{given[0]}: {getattr(self, given[0])}: fills no global batch of "
+                f"{self.batch_sizes.at(0)} × {self.sequence_length} tokens; raise it"
+            )
+        if steps and self.schedule.warmup_steps > steps:
+            raise ValueError(
+                f"schedule.warmup_steps: {self.schedule.warmup_steps}: more than train_steps "
+                f"{steps}; the rate would never reach its peak, lower it"
+            )
+
+    @property
+    def batch_sizes(self) -> BatchSizes:
+        """Samples of each step."""
+        ramp = Rampup(*self.rampup_batch_size) if self.rampup_batch_size else None
+        return BatchSizes(self.global_batch_size, ramp)
+
+    @property
+    def num_steps(self) -> int | None:
+        """Steps of the whole run; None where the corpora's epochs decide."""
+        samples = self.train_samples
+        if self.train_tokens is not None:
+            samples = self.train_tokens // self.sequence_length
+        sizes = self.batch_sizes
+        return self.train_steps if samples is None else sizes.whole_steps(samples)
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples of the whole run; None where the corpora's epochs decide."""
+        steps = self.num_steps
+        return None if steps is None else self.batch_sizes.samples(steps)
+
+
+PACKING_SETTINGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
+"""Training settings about documents that share a sample, which need the end-of-document token."""
+
+INDEX_SETTINGS = (
+    "sequence_length",
+    "split",
+    "split_rule",
+    "blend",
+    "within_corpus",
+    "separate_last_epoch",
+    "drop_last_partial_sequence",
+)
+"""Training settings that decide the index: options of that stage, compared when a run starts."""
