@@ -24,6 +24,9 @@ ARCHITECTURES = [
 ]
 """MHA, GQA and MQA, output layer tied or not, vocabulary that fits Megatron's padding or not."""
 
+BIASED = ARCHITECTURES[5].model_copy(update={"attention_bias": True, "mlp_bias": True})
+"""With biases of all projections."""
+
 
 def label(architecture: Architecture) -> str:
     """Test id of a shape."""
@@ -36,8 +39,10 @@ def reference(architecture: Architecture, dtype: torch.dtype = torch.float32) ->
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    values = architecture.model_dump(exclude={"family", "rope_theta"})
+    values = architecture.model_dump(exclude={"family", "rope_theta", "rope_scaling"})
     rope = {"rope_type": "default", "rope_theta": architecture.rope_theta}
+    if architecture.rope_scaling:
+        rope |= architecture.rope_scaling.model_dump(exclude_none=True)
     model = LlamaForCausalLM(LlamaConfig(**values, rope_parameters=rope))
     with torch.no_grad():
         for parameter in model.parameters():

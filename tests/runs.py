@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tokamake import files
-from tokamake.checkpoint import megatron_deepspeed, tensors
+from tokamake.checkpoint import latest, megatron_deepspeed, tensors
 from tokamake.config import Architecture, read_run
 from tokamake.data import pairs
 from tokamake.data.pairs.indexed import Writer
@@ -136,7 +136,7 @@ def records(config: Path) -> list[Record]:
 
 def weights(config: Path) -> dict[str, torch.Tensor]:
     """Weights in a run's latest checkpoint, under Hugging Face's names."""
-    return megatron_deepspeed.read(read_run(config).output)[1]
+    return latest.read(read_run(config).output)[1]
 
 
 def summary(config: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ MISTAKES = {
     "my.yaml: train.optimizer.lr: unknown key; this section knows name, learning_rate": {
         "train": {"optimizer": {"lr": 1}}
     },
-    "my.yaml: train.optimizer.name: 'adamww': unknown name; choose one of adamw": {
+    "my.yaml: train.optimizer.name: 'adamww': unknown name; choose one of adafactor": {
         "train": {"optimizer": {"name": "adamww"}}
     },
     "my.yaml: train.schedule.name: 'cosin': unknown name; choose one of": {
@@ -49,7 +49,7 @@ MISTAKES = {
         "train": {"rampup_batch_size": [3, 2, 9]}
     },
     "my.yaml: train: zero_stage: 0: keeps no fp32 weights beside bf16; set it to 1": {
-        "train": {"zero_stage": 0, "precision": "bf16"}
+        "train": {"zero_stage": 0, "precision": "bf16", "backend": "deepspeed"}
     },
     "my.yaml: train.split: 'nan,1,1': give three non-negative numbers": {
         "train": {"split": "nan,1,1"}

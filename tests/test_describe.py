@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracle import megatron_pair, overwrite
+from runs import make_index
 
 from tokamake.data import pairs
 from tokamake.data.mixture.weigh import weigh
@@ -22,7 +23,6 @@ from tokamake.data.pairs.describe import describe
 from tokamake.data.pairs.indexed import Writer
 from tokamake.data.pairs.layouts import read_layout
 from tokamake.data.pairs.merge import merge
-from tokamake.data.samples.index import index
 from tokamake.errors import UserError
 
 
@@ -210,15 +210,8 @@ def test_pairs_of_other_programs_are_weighted_and_indexed(tmp_path: Path) -> Non
         "in/wiki-0_text_document": (pytest.approx(0.75 * 41 / 43), "wiki"),
         "in/wiki-1_text_document": (pytest.approx(0.75 * 2 / 43), "wiki"),
     }
-    index(
-        weights=weights,
-        sequence_length=8,
-        train_samples=20,
-        valid_samples=0,
-        split="1,0,0",
-        seed=1,
-        output=tmp_path / "index",
-    )
+    samples = {"train_samples": 20, "valid_samples": 0}
+    make_index(tmp_path, sequence_length=8, split="1,0,0", seed=1, **samples)
     described = json.loads((tmp_path / "index/index.json").read_text())
     told = {pair["data_prefix"]: pair["sha256"]["idx"] for pair in read(tmp_path / "metadata.json")}
     assert told == {

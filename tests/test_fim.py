@@ -7,84 +7,42 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import tokenizers
-from conftest import documents
+from fims import (
+    EOD,
+    MIDDLE,
+    PREFIX,
+    SEPARATOR,
+    SLACK,
+    SUFFIX,
+    Given,
+    is_plain,
+    of_rows,
+    plain,
+    prepare,
+    rearranged,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokamake.data.pairs.indexed import Writer
-from tokamake.data.samples.fim import Chance, Fim, FimSamples
-from tokamake.data.samples.index import index
-from tokamake.data.samples.loader import PAD, Samples, batches
-from tokamake.data.text.train_tokenizer import train_tokenizer
-from tokamake.errors import UserError
-
-NAMES = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<file_sep>")
-EOD, PREFIX, SUFFIX, MIDDLE, SEPARATOR = range(5)  # as the trainer numbers them
-SLACK = [EOD] * 300
-"""Behind a document, so that it can become longer and nothing of it is cut off."""
-
-
-class Given:
-    """Rows as samples."""
-
-    def __init__(self, rows: list[list[int]]) -> None:
-        self.rows = rows
-        self.pairs: list[Path] = []
-        self.digest = "given"
-        self.sequence_length = len(rows[0]) - 1
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, sample: int) -> np.ndarray:
-        return np.array(self.rows[sample], np.int64)
+from tokamake.data.samples.fim_documents import Chance
+from tokamake.data.samples.fim_tokens import Fim
+from tokamake.data.samples.loader import PAD, batches
 
 
 @pytest.fixture(scope="module")
 def folder(sampled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer with the special tokens, a pair of it and an index."""
-    folder = tmp_path_factory.mktemp("fim")
-    raw = sorted((sampled / "raw").rglob("*.*"))
-    train_tokenizer(raw, vocab_size=600, special_tokens=NAMES, output=folder / "tokenizer")
-    own = tokenizers.Tokenizer.from_file(str(folder / "tokenizer/tokenizer.json"))
-    ids = [[*own.encode(text).ids, EOD] for text in documents(raw[0]) if text.isascii()]
-    with Writer(folder / "code.bin", folder / "code.idx", np.uint16) as writer:
-        writer.add(np.concatenate(ids), np.array([*map(len, ids)], np.int32))
-    (folder / "weights.txt").write_text("1 code code\n")
-    index(
-        weights=folder / "weights.txt",
-        sequence_length=200,
-        train_samples=150,
-        valid_samples=0,
-        split="1,0,0",
-        seed=3,
-        output=folder / "index",
-    )
-    return folder
+    return prepare(tmp_path_factory.mktemp("fim"), sorted((sampled / "raw").rglob("*.*")))
 
 
 @pytest.fixture(scope="module")
 def own(folder: Path) -> tokenizers.Tokenizer:
     """The tokenizer in its own package."""
     return tokenizers.Tokenizer.from_file(str(folder / "tokenizer/tokenizer.json"))
-
-
-def plain(folder: Path) -> Samples:
-    return Samples(folder / "index", split="train", data_root=folder)
-
-
-def rearranged(folder: Path, samples: Any, *, seed: int = 11, **settings: Any) -> FimSamples:
-    return FimSamples(samples, Fim(**settings), tokenizer=folder / "tokenizer", seed=seed)
-
-
-def of_rows(folder: Path, rows: list[list[int]], **settings: Any) -> list[list[int]]:
-    found = rearranged(folder, Given(rows), **settings)
-    return [found[number].tolist() for number in range(len(rows))]
 
 
 def reference(
@@ -155,7 +113,10 @@ def test_shorter_samples_are_filled_up(folder: Path, own: tokenizers.Tokenizer) 
 
 
 @given(
-    text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40), data=st.data()
+    text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40).filter(
+        is_plain
+    ),
+    data=st.data(),
 )
 def test_nothing_is_lost(
     folder: Path, own: tokenizers.Tokenizer, text: str, data: st.DataObject
@@ -327,97 +288,3 @@ def test_at_rate_0_samples_are_as_they_were(folder: Path) -> None:
     assert found.sequence_length == 200
     with pytest.raises(IndexError):
         found[len(samples)]
-
-
-def test_digest_covers_all_that_matters(folder: Path, tmp_path: Path) -> None:
-    samples = Given([[7, 8]])
-    made = {rearranged(folder, samples).digest, rearranged(folder, samples).digest}
-    assert len(made) == 1
-    for changed in ({"rate": 0.1}, {"spm_rate": 0}, {"prefix": "<file_sep>"}, {"seed": 12}):
-        made.add(rearranged(folder, samples, **changed).digest)
-    samples.digest = "other"
-    made.add(rearranged(folder, samples).digest)
-    samples.digest = "given"
-    renamed = tmp_path / "tokenizer"
-    renamed.mkdir()
-    for path in (folder / "tokenizer").iterdir():
-        (renamed / path.name).write_text(path.read_text() + "\n")
-    made.add(FimSamples(samples, Fim(), tokenizer=renamed, seed=11).digest)
-    assert len(made) == 7
-
-
-def test_added_tokens_need_not_be_special(folder: Path, own: Any, tmp_path: Path) -> None:
-    """Qwen's are not; GPT-NeoX adds runs of spaces, which are text."""
-    described = json.loads((folder / "tokenizer/tokenizer.json").read_text())
-    for token in described["added_tokens"][1:]:
-        token["special"] = False
-    spaces = {"id": 600, "content": " " * 9, "single_word": False, "lstrip": False}
-    flags = {"rstrip": False, "normalized": False, "special": False}
-    described["added_tokens"].append(spaces | flags)
-    made = tmp_path / "tokenizer"
-    made.mkdir()
-    (made / "tokenizer.json").write_text(json.dumps(described))
-    config = "tokenizer_config.json"
-    (made / config).write_text((folder / "tokenizer" / config).read_text())
-    spaces_alone = [[600, SEPARATOR, *SLACK[:40]]]
-    seen = set()
-    for seed in range(60):
-        found = FimSamples(Given(spaces_alone), Fim(rate=1, spm_rate=0), tokenizer=made, seed=seed)  # type: ignore[arg-type]
-        row = found[0].tolist()
-        assert row.count(SEPARATOR) == 1
-        seen.add(row.index(SUFFIX))
-    assert len(seen) > 2  # cuts fall between the spaces
-
-
-@pytest.mark.parametrize("name", ["rate", "spm_rate", "fragment_rate"])
-@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
-def test_rates_out_of_range(name: str, value: float) -> None:
-    with pytest.raises(UserError, match=rf"fim\.{name}: .*: give 0 to 1"):
-        Fim(**{name: value})
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"prefix": "<PRE>"}, r"fim\.prefix: '<PRE>': not .* it has <fim_prefix>, <fim_suffix>"),
-        ({"middle": "return"}, r"fim\.middle: 'return': not .*--special-tokens '<fim_prefix>'"),
-        ({"split_token": "<x>"}, r"fim\.split_token: '<x>': not .*--special-tokens '<x>'"),
-        ({"suffix": "<fim_prefix>"}, r"fim\.suffix: the same token as fim\.prefix"),
-        ({"middle": "<|endoftext|>"}, r"fim\.middle: the same token as the end of a document"),
-    ],
-)
-def test_special_tokens_that_do_not_serve(
-    folder: Path, settings: dict[str, str], message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        rearranged(folder, Given([[1]]), **settings)
-
-
-def test_tokenizers_that_do_not_serve(sampled: Path, folder: Path, tmp_path: Path) -> None:
-    raw = sorted((sampled / "raw").rglob("*.*"))
-    with pytest.raises(UserError, match="it has none like it: name those, or train"):
-        FimSamples(Given([[1]]), Fim(), tokenizer=sampled / "tokenizer", seed=0)  # type: ignore[arg-type]
-    for kind in ("wordpiece", "unigram"):
-        train_tokenizer(
-            raw, kind=kind, vocab_size=600, special_tokens=NAMES, output=tmp_path / kind
-        )
-    FimSamples(Given([[1]]), Fim(), tokenizer=tmp_path / "unigram", seed=0)  # type: ignore[arg-type]
-    spaced = tmp_path / "spaced"
-    spaced.mkdir()
-    for path in (folder / "tokenizer").iterdir():
-        text = path.read_text().replace('"add_prefix_space": false', '"add_prefix_space": true')
-        (spaced / path.name).write_text(text)
-    for path in (tmp_path / "wordpiece", spaced):
-        with pytest.raises(UserError, match=f"{path}: changes text that is cut.*over bytes"):
-            FimSamples(Given([[1]]), Fim(), tokenizer=path, seed=0)  # type: ignore[arg-type]
-
-
-def test_pairs_of_another_tokenizer(folder: Path, tmp_path: Path) -> None:
-    samples = Given([[1, 600]])
-    with pytest.raises(UserError, match="token 600 in a sample, the tokenizer has 600 entries"):
-        rearranged(folder, samples)[0]
-    samples.pairs = [tmp_path / "code"]
-    (tmp_path / "code.json").write_text('{"tokenizer": "another"}')
-    with pytest.raises(UserError, match="code: made with another tokenizer"):
-        rearranged(folder, samples)
-    FimSamples(samples, Fim(), tokenizer=folder / "tokenizer", seed=0, verify=False)  # type: ignore[arg-type]

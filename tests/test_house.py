@@ -140,7 +140,10 @@ def test_some_packages_are_imported_in_one_place() -> None:
     for path in MODULES:
         for package in imports(path) & set(users):
             users[package].add(str(path.relative_to(PACKAGE)))
-    assert users == {"deepspeed": {"train/engine.py"}, "mpi4py": {"runtime.py"}, "snakemake": set()}
+    of_deepspeed = users.pop("deepspeed")
+    assert of_deepspeed
+    assert all(path.startswith("train/backends/") for path in of_deepspeed)
+    assert users == {"mpi4py": {"runtime.py"}, "snakemake": set()}
 
 
 def test_the_library_knows_no_place() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from llamas import ARCHITECTURES, label, reference, tensors_of
+from llamas import ARCHITECTURES, BIASED, label, reference, tensors_of
 from safetensors.torch import load_file, save_file
 
 from tokamake.checkpoint import hugging_face
@@ -31,7 +31,7 @@ def _edit(path: Path, **values: Any) -> None:
 
 
 @pytest.mark.parametrize("shard_bytes", [None, 20_000], ids=["single", "sharded"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=label)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, BIASED], ids=label)
 def test_reads_what_transformers_writes(
     tmp_path: Path, architecture: Any, shard_bytes: int | None
 ) -> None:
@@ -129,22 +129,28 @@ def test_a_stored_copy_of_the_tied_output_layer_is_left_out(tmp_path: Path) -> N
             "model_type: 'mistral' is not known; choose a model of",
         ),
         ({"model_type": "absent"}, "model_type: None is not known"),
-        (
-            {"attention_bias": True},
-            "attention_bias: True is not .*; choose a model with False",
-        ),
-        ({"mlp_bias": True}, "mlp_bias: True is not supported"),
-        ({"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported; choose a model with 'silu'"),
+        ({"attention_bias": "some"}, "attention_bias: 'some': input should be a valid boolean"),
+        ({"hidden_act": "gelu"}, "hidden_act: 'gelu': llama has silu only"),
+        ({"hidden_act": "mish"}, "hidden_act: 'mish': input should be 'silu', 'gelu'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config: .* is not supported"),
         ({"head_dim": 32}, r"head_dim: 32 is not hidden_size / num_attention_heads \(16\)"),
         (
-            {"rope_scaling": {"type": "linear", "factor": 2}},
-            "rope_scaling: .*linear.* is not",
+            {"rope_scaling": {"type": "dynamic", "factor": 2}},
+            "rope_scaling: .*dynamic.* is not .* one of default, linear, llama3, yarn$",
         ),
         (
-            {"rope_parameters": {"rope_type": "llama3"}},
-            "rope_parameters: .*llama3.* is not",
+            {"rope_parameters": {"rope_type": "llama3", "factor": 2.0}},
+            "rope_scaling: rope_type llama3 needs high_freq_factor, low_freq_factor; add it",
         ),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 0.5}},
+            r"rope_scaling\.factor: 0\.5: input should be greater than or equal to 1",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 2, "beta_fast": 3}},
+            "rope_type linear has no use for beta_fast; leave it out",
+        ),
+        ({"partial_rotary_factor": 0.5}, "rope_parameters: .* that turns whole heads"),
         (
             {"rope_parameters": {"partial_rotary_factor": 0.5}},
             "rope_parameters: .* is not",

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset
 from oracle import config, random_lengths, write_pair
+from runs import make_index
 
 from tokamake.config.batching import BatchSizes, Rampup
 from tokamake.data.samples import loader
-from tokamake.data.samples.index import index
 from tokamake.data.samples.loader import Samples
 from tokamake.errors import UserError
 
@@ -28,16 +28,8 @@ def make(root: Path) -> Path:
         write_pair(root / name, random_lengths(number, 90), first_token=STRIDE * number)
         with (root / "weights.txt").open("a") as stream:
             stream.write(f"{weight} {name} {name}\n")
-    index(
-        weights=root / "weights.txt",
-        data_root=root,
-        sequence_length=24,
-        train_samples=200,
-        valid_samples=12,
-        split="80,20,0",
-        seed=7,
-        output=root / "index",
-    )
+    samples = {"train_samples": 200, "valid_samples": 12}
+    make_index(root, sequence_length=24, split="80,20,0", seed=7, **samples)
     return root
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from llamas import ARCHITECTURES, label, reference, tensors_of
+from llamas import ARCHITECTURES, BIASED, label, reference, tensors_of
 from safetensors.torch import load_file, save_file
 
-from tokamake.checkpoint import hugging_face, megatron_deepspeed
+from tokamake.checkpoint import hugging_face, megatron_deepspeed, megatron_layout
 from tokamake.checkpoint.tensors import from_model, random, to_model
 from tokamake.config import Architecture
 from tokamake.errors import UserError
@@ -30,7 +30,7 @@ def _hashes(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=label)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, BIASED], ids=label)
 def test_round_trip_keeps_every_bit_and_transformers_logits(
     tmp_path: Path, architecture: Architecture, dtype: torch.dtype
 ) -> None:
@@ -65,7 +65,7 @@ def _rows_of_fused(architecture: Architecture) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("architecture", ARCHITECTURES[::4], ids=label)
 def test_query_key_value_rows_lie_group_by_group(architecture: Architecture) -> None:
     tensors = random(architecture, 1)
-    encoder = megatron_deepspeed.to_megatron(architecture, tensors)["language_model"]["encoder"]
+    encoder = megatron_layout.to_megatron(architecture, tensors)["language_model"]["encoder"]
     for layer in range(architecture.num_hidden_layers):
         fused = encoder[f"layers.{layer}.self_attention.query_key_value.weight"]
         rows = _rows_of_fused(architecture)
@@ -78,7 +78,7 @@ def test_query_key_value_rows_lie_group_by_group(architecture: Architecture) -> 
 @pytest.mark.parametrize("architecture", ARCHITECTURES[:4], ids=label)
 def test_other_tensors_are_named_and_padded_as_megatrons(architecture: Architecture) -> None:
     tensors = random(architecture, 1)
-    module = megatron_deepspeed.to_megatron(architecture, tensors)["language_model"]
+    module = megatron_layout.to_megatron(architecture, tensors)["language_model"]
     encoder, layer = module["encoder"], "model.layers.2."
     parts = {"embedding", "encoder"} | (
         set() if architecture.tie_word_embeddings else {"output_layer"}
@@ -143,7 +143,7 @@ def test_latest_decides_which_checkpoint_is_read(tmp_path: Path) -> None:
     later = random(GQA, 2)
     (tmp_path / "global_step7").mkdir()
     state = megatron_deepspeed.client_state(GQA, iteration=7, tokens=70)
-    module = megatron_deepspeed.to_megatron(GQA, later)
+    module = megatron_layout.to_megatron(GQA, later)
     torch.save({"module": module, **state}, tmp_path / "global_step7" / STATES.name)
     assert megatron_deepspeed.read(tmp_path)[2] == 0
     (tmp_path / "latest").write_text("global_step7\n")
@@ -183,7 +183,7 @@ def _train_with_deepspeed(folder: Path, zero_stage: int, precision: str) -> None
     engine.step()
     trained = {key: tensor.clone() for key, tensor in from_model(GQA, engine.module).items()}
     save_file(trained, folder / "trained.safetensors")
-    engine.module.state_dict = lambda *_, **__: megatron_deepspeed.to_megatron(GQA, trained)
+    engine.module.state_dict = lambda *_, **__: megatron_layout.to_megatron(GQA, trained)
     state = megatron_deepspeed.client_state(GQA, iteration=1, tokens=19)
     engine.save_checkpoint(str(folder / "training"), client_state=state)
     torch.distributed.destroy_process_group()

@@ -2,7 +2,9 @@
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,37 +139,39 @@ def test_the_proof_of_a_merged_pair_sees_every_byte(workspace: Path, shards: lis
     assert pairs.broken(workspace / "three") is None
 
 
-def test_what_the_disk_tells_late_is_an_error(
-    tmp_path: Path, others: list[Path], monkeypatch: pytest.MonkeyPatch
+def failing(code: int) -> Callable[..., Any]:
+    """What stands for a function that the operating system lets fail."""
+
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value", "message"),
+    [
+        (os, "fdatasync", failing(errno.EIO), "Input/output error"),  # the disk tells it late
+        (
+            kernel_copy,
+            "METHODS",
+            (failing(errno.ENOSPC), *kernel_copy.METHODS),
+            "No space left on device",
+        ),
+        (IndexWriter, "finish", failing(errno.ENOSPC), "No space left on device"),
+    ],
+    ids=["at the end", "copying", "index"],
+)
+def test_a_disk_that_fails_leaves_nothing(
+    tmp_path: Path,
+    others: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    where: object,
+    name: str,
+    value: object,
+    message: str,
 ) -> None:
-    def fail(descriptor: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "fdatasync", fail)
-    with pytest.raises(OSError, match="Input/output error, while writing"):
-        merge(others, output=tmp_path / "out/none")
-    assert not list((tmp_path / "out").iterdir())
-
-
-def test_a_full_disk_leaves_nothing(
-    tmp_path: Path, others: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fill(*_: int) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(kernel_copy, "METHODS", (fill, *kernel_copy.METHODS))
-    with pytest.raises(OSError, match="No space left on device, while writing"):
-        merge(others, output=tmp_path / "out/none")
-    assert not list((tmp_path / "out").iterdir())
-
-
-def test_an_index_that_cannot_be_written_leaves_nothing(
-    tmp_path: Path, others: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(writer: IndexWriter) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(IndexWriter, "finish", fail)
-    with pytest.raises(OSError, match="No space left on device, while writing"):
+    monkeypatch.setattr(where, name, value)
+    with pytest.raises(OSError, match=f"{message}, while writing"):
         merge(others, output=tmp_path / "out/none")
     assert not list((tmp_path / "out").iterdir())

@@ -40,7 +40,10 @@ def test_same_inputs_give_the_same_bytes(root: Path) -> None:
             {"train_steps": 11},
             r"has 80 training samples, train.train_steps take 88; run",
         ),
-        ({"precision": "bf16", "zero_stage": 0}, r"zero_stage: 0: keeps no fp32 weights"),
+        (
+            {"precision": "bf16", "zero_stage": 0, "backend": "deepspeed"},
+            r"zero_stage: 0: keeps no fp32 weights",
+        ),
         ({"schedule": {"warmup_steps": 7}}, r"warmup_steps: 7: more than train_steps 6"),
         ({"colour": "red"}, r"train: colour: unknown key"),
         ({"optimizer": {"name": "magic"}}, r"train: optimizer.name: 'magic': unknown name"),

@@ -9,10 +9,9 @@ import tokenizers
 from runs import SETTINGS, launch, losses, make_run, prepare
 
 from tokamake.config import read_run
-from tokamake.data.samples.fim import FimSamples
+from tokamake.data.samples.fim import FimSamples, training_samples
 from tokamake.data.samples.loader import Samples
 from tokamake.errors import UserError
-from tokamake.train.loop import training_samples
 
 FIM = {"rate": 0.9}
 SPECIAL = ["<|endoftext|>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>"]

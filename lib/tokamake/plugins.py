@@ -3,9 +3,12 @@
 Names are checked against the folder listing, so a config is validated without importing torch.
 """
 
+import ast
+import functools
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from tokamake.errors import UserError
 
@@ -31,3 +34,18 @@ def check(folder: str, name: str) -> str:
 def load(folder: str, name: str) -> ModuleType:
     """Import a plug-in."""
     return import_module(f"tokamake.{folder.replace('/', '.')}.{check(folder, name)}")
+
+
+@functools.cache
+def constant(folder: str, name: str, constant: str) -> Any:
+    """Value of a constant of a plug-in, a literal, read without importing what the plug-in does."""
+    path = _ROOT / folder / f"{check(folder, name)}.py"
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(node, ast.AnnAssign):
+            target = node.target
+        if isinstance(target, ast.Name) and target.id == constant:
+            assert isinstance(node, ast.Assign | ast.AnnAssign)
+            assert node.value is not None
+            return ast.literal_eval(node.value)
+    raise UserError(f"{path}: has no constant {constant}; add it, as the other plug-ins have")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def export_hf(*, checkpoint: Path, tokenizer: Path | None = None, output: Path) -> None:
-    """Convert a Megatron-DeepSpeed checkpoint to Hugging Face's layout, bit by bit.
+    """Convert a checkpoint of a training run to Hugging Face's layout, bit by bit.
 
     Args:
         checkpoint: folder whose file `latest` names the checkpoint inside.
@@ -15,10 +15,10 @@ def export_hf(*, checkpoint: Path, tokenizer: Path | None = None, output: Path) 
     Raises:
         UserError: a file is missing or damaged, or the tokenizer is too large for the model.
     """
-    from tokamake.checkpoint import hugging_face, megatron_deepspeed
+    from tokamake.checkpoint import hugging_face, latest
     from tokamake.checkpoint import tensors as checkpoint_tensors
 
-    architecture, tensors, iteration = megatron_deepspeed.read(checkpoint)
+    architecture, tensors, iteration = latest.read(checkpoint)
     assert architecture.vocab_size is not None, "a checkpoint has its vocabulary's size"
     eos_token = None if tokenizer is None else _end_token(tokenizer, architecture.vocab_size)
     copies = [] if tokenizer is None else _files(tokenizer)

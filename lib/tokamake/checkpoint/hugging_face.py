@@ -1,43 +1,31 @@
 """Hugging Face's checkpoint folder: config.json and safetensors, whole or in shards.
 
 `import_hf` and evaluation read it, `init_model` and `export_hf` write it. Tensors keep their dtype.
+What model types there are, and how their tensors differ from ours, families say: `Format`.
 """
 
-import json
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tokamake import files
+from tokamake import files, plugins
 from tokamake.checkpoint import tensors as checkpoint_tensors
 from tokamake.config import Architecture
 from tokamake.errors import UserError
+from tokamake.models._hugging_face import Format
 from tokamake.validation import validate
 
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "*.model")
 """Patterns of what may lie beside the weights and is replaced with them."""
 
 _REMEDY = "fix model.checkpoint, or fetch the checkpoint again"
-_DEFAULTS = {
-    "num_key_value_heads": None,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "initializer_range": 0.02,
-}
-"""What transformers' LlamaConfig takes a missing key for."""
-_UNSUPPORTED = {
-    "attention_bias": (False, None),
-    "mlp_bias": (False, None),
-    "hidden_act": ("silu", None),
-    "quantization_config": (None,),
-}
-"""Keys of config.json that change the model, and the values that our Llama covers."""
 
 
 class Folder(Mapping[str, Tensor]):
@@ -97,32 +85,55 @@ def read(path: Path) -> tuple[Architecture, dict[str, Tensor]]:
     """Read a folder.
 
     Returns:
-        Architecture, and tensors by Hugging Face's names, backed by the memory-mapped files.
+        Architecture, and tensors by our names; those that the model type has as we do are backed by
+        the memory-mapped files.
 
     Raises:
         UserError: a file is missing or damaged, the model is none that we can train, or a tensor is
             missing, unknown or of the wrong shape; the message names it and its file.
     """
-    architecture = read_architecture(path)
+    architecture, stored = _read_config(path)
     folder = Folder(path)
-    kept = {name: folder[name] for name in folder if not name.endswith("rotary_emb.inv_freq")}
-    _drop_tied_copy(architecture, kept, str(path))
-    wanted = checkpoint_tensors.shapes(architecture)
+    file_of = {_with_prefix(name, folder, stored): folder.file(name) for name in folder}
+    kept = {
+        _with_prefix(name, folder, stored): folder[name]
+        for name in folder
+        if not re.fullmatch(stored.ignored, name)
+    }
+    _drop_tied_copy(architecture, kept, stored, str(path))
+    names = checkpoint_tensors.shapes(architecture)
+    wanted = _shapes(architecture, stored)
     checkpoint_tensors.check_names(kept, wanted, str(path))
     for name, shape in wanted.items():
-        checkpoint_tensors.check_shape(name, kept[name].shape, shape, str(folder.file(name)))
+        checkpoint_tensors.check_shape(name, kept[name].shape, shape, str(file_of[name]))
     checkpoint_tensors.common_dtype(kept, str(path))
-    return architecture, {name: kept[name] for name in wanted}
+    return architecture, stored.to_ours(architecture, kept, names)
 
 
-def _drop_tied_copy(architecture: Architecture, tensors: dict[str, Tensor], where: str) -> None:
+def _with_prefix(name: str, folder: Folder, stored: Format) -> str:
+    """Complete a name of a file that holds a model without its output layer."""
+    if name.startswith(stored.prefix) or any(other.startswith(stored.prefix) for other in folder):
+        return name
+    return name if name.startswith("lm_head.") else stored.prefix + name
+
+
+def _shapes(architecture: Architecture, stored: Format) -> dict[str, torch.Size]:
+    shapes = checkpoint_tensors.shapes(architecture)
+    empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    return {name: tensor.shape for name, tensor in stored.to_theirs(architecture, empty).items()}
+
+
+def _drop_tied_copy(
+    architecture: Architecture, tensors: dict[str, Tensor], stored: Format, where: str
+) -> None:
     """Some tied checkpoints store the output layer too; a different one contradicts the config."""
     if not architecture.tie_word_embeddings or "lm_head.weight" not in tensors:
         return
-    head, embedding = tensors.pop("lm_head.weight"), tensors.get("model.embed_tokens.weight")
+    name = stored.name("model.embed_tokens.weight")
+    head, embedding = tensors.pop("lm_head.weight"), tensors.get(name)
     if embedding is not None and not head.equal(embedding):
         raise UserError(
-            f"{where}: tensor lm_head.weight differs from model.embed_tokens.weight, but "
+            f"{where}: tensor lm_head.weight differs from {name}, but "
             "config.json says tie_word_embeddings; set it to false"
         )
 
@@ -131,28 +142,19 @@ def read_architecture(path: Path) -> Architecture:
     """Read a folder's config.json, as transformers 4 or 5 writes it.
 
     Raises:
-        UserError: it is missing, or describes a model that our Llama does not cover.
+        UserError: it is missing, or describes a model that no family of ours covers.
     """
+    return _read_config(path)[0]
+
+
+def _read_config(path: Path) -> tuple[Architecture, Format]:
     where = path / "config.json"
     config = files.read_json(where, _REMEDY)
-    if not isinstance(config, dict) or config.get("model_type") != "llama":
-        kind = config.get("model_type") if isinstance(config, dict) else None
-        raise UserError(f"{where}: model_type: {kind!r} is not known; choose a model of type llama")
-    for key, covered in _UNSUPPORTED.items():
-        if config.get(key) not in covered:
-            raise UserError(
-                f"{where}: {key}: {config[key]!r} is not supported; "
-                f"choose a model with {covered[0]!r}"
-            )
-    values = {
-        key: config.get(key, _DEFAULTS.get(key))
-        for key in Architecture.model_fields
-        if key in config or key in _DEFAULTS
-    }
-    values |= {"family": "llama", "rope_theta": _rope_theta(config, where)}
-    values["num_key_value_heads"] = values["num_key_value_heads"] or config.get(
-        "num_attention_heads"
-    )
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    family, stored = _format_of(kind, where)
+    if problem := stored.uncovered(config):
+        raise UserError(f"{where}: {problem}")
+    values = {"family": family, **stored.fields(config)}
     architecture = validate(Architecture, values, str(where))
     if architecture.vocab_size is None:
         raise UserError(f"{where}: vocab_size: missing; {_REMEDY}")
@@ -161,21 +163,44 @@ def read_architecture(path: Path) -> Architecture:
             f"{where}: head_dim: {config['head_dim']!r} is not hidden_size / num_attention_heads "
             f"({architecture.head_dim}); choose a model where it is"
         )
-    return architecture
+    return architecture, stored
 
 
-def _rope_theta(config: dict[str, Any], where: Path) -> Any:
-    """Base of the frequencies: beside rope_scaling in transformers 4, in rope_parameters in 5."""
-    for key in ("rope_scaling", "rope_parameters"):
-        rope = config.get(key) or {}
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
-            raise UserError(
-                f"{where}: {key}: {json.dumps(rope)} is not supported; "
-                'choose a model whose rope_type is "default"'
-            )
-    parameters = config.get("rope_parameters") or {}
-    return parameters.get("rope_theta", config.get("rope_theta", 10000.0))
+def _format_of(kind: Any, where: Path) -> tuple[str, Format]:
+    formats = {
+        stored.model_type: (family, stored)
+        for family in plugins.names("models")
+        for stored in plugins.load("models", family).HUGGING_FACE
+    }
+    if kind not in formats:
+        raise UserError(
+            f"{where}: model_type: {kind!r} is not known; choose a model of type "
+            f"{', '.join(sorted(formats))}"
+        )
+    return formats[kind]
+
+
+def format_for(architecture: Architecture) -> Format:
+    """transformers' model type that can hold such a model.
+
+    Raises:
+        UserError: there is none.
+    """
+    formats: Iterable[Format] = plugins.load("models", architecture.family).HUGGING_FACE
+    differences = {stored: stored.differences(architecture) for stored in formats}
+    # Positions first: a model has these for a reason.
+    best = min(
+        differences,
+        key=lambda stored: ("position_embedding" in differences[stored], len(differences[stored])),
+    )
+    if not differences[best]:
+        return best
+    first, has = differences[best][0], best.fields(best.config(architecture))
+    raise UserError(
+        f"model.architecture: {first}: {getattr(architecture, first)!r}: transformers has no model "
+        f"type for such a {architecture.family}; {best.model_type}, the nearest, has "
+        f"{has[first]!r}: set that"
+    )
 
 
 def config(architecture: Architecture, dtype: str, eos_token: int | None) -> dict[str, Any]:
@@ -185,18 +210,16 @@ def config(architecture: Architecture, dtype: str, eos_token: int | None) -> dic
         architecture: shape of the model, vocab_size filled in.
         dtype: torch's name of the weights' type, e.g. `bfloat16`.
         eos_token: token that ends a text; None says that there is none, for a missing key would
-            mean token 2 to transformers.
+            mean a default one to transformers.
+
+    Raises:
+        UserError: transformers has no such model.
     """
-    shape = architecture.model_dump(exclude={"family"})
+    stored = format_for(architecture)
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        **shape,
-        "head_dim": architecture.head_dim,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "rope_parameters": {"rope_theta": architecture.rope_theta, "rope_type": "default"},
+        "architectures": [stored.class_name],
+        "model_type": stored.model_type,
+        **stored.config(architecture),
         "bos_token_id": None,
         "eos_token_id": eos_token,
         "torch_dtype": dtype,  # read by both; a `dtype` beside it would outlive a cast by version 4
@@ -216,14 +239,18 @@ def write(
     Args:
         path: folder; an existing one is replaced.
         architecture: shape of the model, vocab_size filled in.
-        tensors: by Hugging Face's names, all of one dtype.
+        tensors: by our names, all of one dtype.
         eos_token: token that ends a text, if the model has one.
         copies: files put into the folder as they are, e.g. the tokenizer's.
+
+    Raises:
+        UserError: transformers has no such model, or the tensors are not the architecture's.
     """
     checkpoint_tensors.check_names(tensors, checkpoint_tensors.shapes(architecture), str(path))
     dtype = str(checkpoint_tensors.common_dtype(tensors, str(path))).removeprefix("torch.")
     content = config(architecture, dtype, eos_token)
-    own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    theirs = format_for(architecture).to_theirs(architecture, tensors)
+    own = {name: tensor.detach().cpu().contiguous() for name, tensor in theirs.items()}
     with files.atomic_folder(path, also=_TOKENIZER_FILES) as temporary:
         for file in copies:
             shutil.copyfile(file, temporary / file.name)

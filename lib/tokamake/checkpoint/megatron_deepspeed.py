@@ -16,125 +16,13 @@ from torch import Tensor
 
 from tokamake import files
 from tokamake.checkpoint import tensors as checkpoint_tensors
+from tokamake.checkpoint.megatron_layout import arguments, from_megatron, to_megatron
 from tokamake.config import Architecture
 from tokamake.errors import UserError
 from tokamake.validation import validate
 
-VOCABULARY_MULTIPLE = 128
-"""Megatron's make_vocab_size_divisible_by: the embedding is padded to a multiple of it."""
 _REMEDY = "import or train the checkpoint again"
 _STATES = "mp_rank_00_model_states.pt"
-_ONE_TO_ONE = {
-    "input_layernorm.weight": "input_layernorm.weight",
-    "self_attn.o_proj.weight": "self_attention.dense.weight",
-    "post_attention_layernorm.weight": "post_attention_layernorm.weight",
-    "mlp.down_proj.weight": "mlp.dense_4h_to_h.weight",
-}
-"""Tensors of a layer that differ in name only: Hugging Face's, Megatron's."""
-_EMBEDDING = "language_model.embedding.word_embeddings.weight"
-
-
-def padded_vocab_size(architecture: Architecture) -> int:
-    """Rows of Megatron's embedding."""
-    assert architecture.vocab_size is not None, "fill in vocab_size before converting"
-    return -(-architecture.vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
-
-
-def to_megatron(architecture: Architecture, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Nest, fuse and pad tensors with Hugging Face's names into Megatron's `module`.
-
-    Query, key and value become one matrix, whose rows are, for each key and value head in turn,
-    its query heads, the key, the value. Gate and up projection are stacked. The vocabulary is
-    padded with the mean of its rows. Tensors that do not change are not copied.
-    """
-    encoder: dict[str, Tensor] = {}
-    for number in range(architecture.num_hidden_layers):
-        source, target = f"model.layers.{number}.", f"layers.{number}."
-        for theirs, ours in _ONE_TO_ONE.items():
-            encoder[target + ours] = tensors[source + theirs]
-        q, k, v = (tensors[f"{source}self_attn.{part}_proj.weight"] for part in "qkv")
-        encoder[f"{target}self_attention.query_key_value.weight"] = _fuse(architecture, q, k, v)
-        gate, up = (tensors[f"{source}mlp.{part}_proj.weight"] for part in ("gate", "up"))
-        encoder[f"{target}mlp.dense_h_to_4h.weight"] = torch.cat((gate, up))
-    encoder["final_layernorm.weight"] = tensors["model.norm.weight"]
-    embedding = _pad(architecture, tensors["model.embed_tokens.weight"])
-    model = {"embedding": {"word_embeddings": {"weight": embedding}}, "encoder": encoder}
-    if not architecture.tie_word_embeddings:
-        model["output_layer"] = {"weight": _pad(architecture, tensors["lm_head.weight"])}
-    return {"language_model": model}
-
-
-def from_megatron(
-    architecture: Architecture, module: Any, where: str = "checkpoint"
-) -> dict[str, Tensor]:
-    """Take Megatron's `module` apart again: the inverse of `to_megatron`, bit by bit.
-
-    Args:
-        architecture: shape of the model with its true, unpadded vocab_size.
-        module: nested dictionary, as `to_megatron` returns it.
-        where: file named in messages.
-
-    Raises:
-        UserError: a tensor is missing, unknown or of a shape that does not fit the architecture.
-    """
-    flat = _flatten(module)
-    _check(architecture, flat, where)
-    tensors: dict[str, Tensor] = {}
-    for number in range(architecture.num_hidden_layers):
-        source, target = f"language_model.encoder.layers.{number}.", f"model.layers.{number}."
-        for theirs, ours in _ONE_TO_ONE.items():
-            tensors[target + theirs] = flat[source + ours]
-        fused = flat[f"{source}self_attention.query_key_value.weight"]
-        for part, tensor in zip("qkv", _unfuse(architecture, fused), strict=True):
-            tensors[f"{target}self_attn.{part}_proj.weight"] = tensor
-        gate, up = flat[f"{source}mlp.dense_h_to_4h.weight"].chunk(2)
-        tensors |= {f"{target}mlp.gate_proj.weight": gate, f"{target}mlp.up_proj.weight": up}
-    tensors["model.norm.weight"] = flat["language_model.encoder.final_layernorm.weight"]
-    rows = architecture.vocab_size
-    tensors["model.embed_tokens.weight"] = flat[_EMBEDDING][:rows]
-    if not architecture.tie_word_embeddings:
-        tensors["lm_head.weight"] = flat["language_model.output_layer.weight"][:rows]
-    return {name: tensors[name] for name in checkpoint_tensors.shapes(architecture)}
-
-
-def _fuse(architecture: Architecture, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    by_group = (architecture.num_key_value_heads, -1, architecture.hidden_size)
-    return torch.cat([part.reshape(by_group) for part in (q, k, v)], dim=1).flatten(0, 1)
-
-
-def _unfuse(architecture: Architecture, fused: Tensor) -> list[Tensor]:
-    groups, head = architecture.num_key_value_heads, architecture.head_dim
-    queries = architecture.hidden_size // groups
-    grouped = fused.unflatten(0, (groups, queries + 2 * head))
-    return [part.flatten(0, 1) for part in grouped.split((queries, head, head), dim=1)]
-
-
-def _pad(architecture: Architecture, rows: Tensor) -> Tensor:
-    missing = padded_vocab_size(architecture) - rows.shape[0]
-    if missing == 0:
-        return rows
-    mean = rows.float().mean(dim=0, keepdim=True).to(rows.dtype)
-    return torch.cat((rows, mean.expand(missing, -1)))
-
-
-def _flatten(module: Any, prefix: str = "") -> dict[str, Tensor]:
-    flat: dict[str, Tensor] = {}
-    for key, value in module.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def _check(architecture: Architecture, flat: dict[str, Tensor], where: str) -> None:
-    """Compare names and shapes with what `to_megatron` makes of this architecture."""
-    names = checkpoint_tensors.shapes(architecture)
-    empty = {name: torch.empty(shape, device="meta") for name, shape in names.items()}
-    wanted = _flatten(to_megatron(architecture, empty))
-    checkpoint_tensors.check_names(flat, wanted, where)
-    for name, tensor in wanted.items():
-        checkpoint_tensors.check_shape(name, flat[name].shape, tensor.shape, where)
 
 
 def client_state(architecture: Architecture, iteration: int = 0, tokens: int = 0) -> dict[str, Any]:
@@ -145,37 +33,8 @@ def client_state(architecture: Architecture, iteration: int = 0, tokens: int = 0
         iteration: steps trained.
         tokens: tokens trained on.
     """
-    shape = architecture
-    arguments = argparse.Namespace(
-        num_layers=shape.num_hidden_layers,
-        hidden_size=shape.hidden_size,
-        ffn_hidden_size=shape.intermediate_size,
-        num_attention_heads=shape.num_attention_heads,
-        num_key_value_heads=shape.num_key_value_heads,
-        kv_channels=shape.head_dim,
-        max_position_embeddings=shape.max_position_embeddings,
-        seq_length=shape.max_position_embeddings,
-        vocab_size=shape.vocab_size,
-        padded_vocab_size=padded_vocab_size(shape),
-        make_vocab_size_divisible_by=VOCABULARY_MULTIPLE,
-        untie_embeddings_and_output_weights=not shape.tie_word_embeddings,
-        add_position_embedding=False,
-        use_rotary_position_embeddings=True,
-        rotary_percent=1.0,
-        rope_theta=shape.rope_theta,
-        normalization="rmsnorm",
-        layernorm_epsilon=shape.rms_norm_eps,
-        swiglu=True,
-        add_bias_linear=False,
-        init_method_std=shape.initializer_range,
-        tensor_model_parallel_size=1,
-        pipeline_model_parallel_size=1,
-        no_pipeline_parallel=True,
-        consumed_train_tokens=tokens,
-        tokamake=shape.model_dump(),
-    )
     return {
-        "args": arguments,
+        "args": arguments(architecture, tokens),
         "checkpoint_version": 3.0,
         "iteration": iteration,
         "tokens": tokens,
@@ -188,7 +47,7 @@ def write(path: Path, architecture: Architecture, tensors: Mapping[str, Tensor])
     Args:
         path: folder; an existing one is replaced.
         architecture: shape of the model, vocab_size filled in.
-        tensors: by Hugging Face's names, all of one dtype.
+        tensors: by our names, all of one dtype.
     """
     checkpoint_tensors.common_dtype(tensors, str(path))
     state = {
@@ -209,7 +68,7 @@ def read(path: Path) -> tuple[Architecture, dict[str, Tensor], int]:
     """Read the checkpoint that `latest` names.
 
     Returns:
-        Architecture, tensors by Hugging Face's names, and iteration. What fusing did not move is
+        Architecture, tensors by our names, and iteration. What fusing did not move is
         backed by the memory-mapped file.
 
     Raises:

@@ -1,6 +1,7 @@
-"""A checkpoint's tensors between the formats: a mapping from Hugging Face's names to tensors.
+"""A checkpoint's tensors between the formats: a mapping from names to tensors.
 
-Formats read into it and write from it; `to_model` and `from_model` connect it to the model's code.
+Names are those of Hugging Face's Llama for all families, one for each parameter. Formats read into
+it and write from it; `to_model` and `from_model` connect it to the model's code.
 """
 
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ def _empty_model(architecture: Architecture) -> nn.Module:
 
 
 def from_model(architecture: Architecture, model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a model, not copied, under Hugging Face's names."""
+    """The tensors of a model, not copied, under their names in a checkpoint."""
     rename = plugins.load("models", architecture.family).hugging_face_name
     return {rename(name): parameter.detach() for name, parameter in model.named_parameters()}
 

@@ -13,7 +13,8 @@ from pydantic import Field, model_validator
 from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.config.data import PlanSettings, SampleCorpus, TokenizerSettings, TokenizeSettings
 from tokamake.config.fields import Name, Settings, plug_in, split_shares
-from tokamake.config.optimization import OptimizerSettings, ScheduleSettings
+from tokamake.config.optimization import OptimizerSettings
+from tokamake.config.parallel import ParallelSettings
 from tokamake.config.run import (
     ROOT_VARIABLE,
     ResolvedTrainSettings,
@@ -21,6 +22,7 @@ from tokamake.config.run import (
     read_run,
     write_run,
 )
+from tokamake.config.schedule import ScheduleSettings
 from tokamake.config.training import (
     INDEX_SETTINGS,
     PACKING_SETTINGS,
@@ -40,6 +42,7 @@ __all__ = [
     "ModelSettings",
     "Name",
     "OptimizerSettings",
+    "ParallelSettings",
     "PlanSettings",
     "ResolvedTrainSettings",
     "Run",

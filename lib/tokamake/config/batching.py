@@ -93,6 +93,12 @@ class BatchSizes:
         step = self.whole_steps(sample)
         return step, sample - self.samples(step)
 
+    @property
+    def all(self) -> list[int]:
+        """Every size that a step may have, ascending."""
+        ramp, full = self.rampup, self.global_batch_size
+        return [*(range(ramp.start, full, ramp.increment) if ramp else ()), full]
+
     def check(self, micro_batch_size: int, data_parallel_size: int) -> None:
         """Make sure that all ranks have whole micro batches in every step.
 
@@ -100,11 +106,7 @@ class BatchSizes:
             UserError: in some step they would not.
         """
         block = micro_batch_size * data_parallel_size
-        ramp = self.rampup
-        sizes = [self.global_batch_size]
-        if ramp is not None:
-            sizes = [*range(ramp.start, self.global_batch_size, ramp.increment), *sizes]
-        for size in sizes:
+        for size in self.all:
             if size % block:
                 raise UserError(
                     f"global_batch_size: {size} samples cannot be shared by {data_parallel_size} "

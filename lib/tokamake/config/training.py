@@ -5,8 +5,10 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from tokamake.config.batching import BatchSizes, Rampup
-from tokamake.config.fields import Settings, Split
-from tokamake.config.optimization import OptimizerSettings, ScheduleSettings
+from tokamake.config.fields import Settings, Split, plug_in
+from tokamake.config.optimization import OptimizerSettings
+from tokamake.config.parallel import SPLIT_BACKWARD, ParallelSettings
+from tokamake.config.schedule import ScheduleSettings, Span, check_schedule
 from tokamake.errors import UserError
 
 
@@ -79,10 +81,28 @@ class TrainSettings(Settings):
     """Learning rate over time."""
     gradient_clipping: Annotated[float, Field(ge=0)] = 1.0
     """Largest global gradient norm; 0 turns clipping off."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Number format of forward and backward; optimizer states stay fp32."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Number format of forward and backward; weights that are updated, sums of gradients and
+    optimizer states stay fp32. fp16 scales the loss, as large as gradients allow."""
+    backend: Annotated[str, plug_in("train/backends")] = "native"
+    """What shares the work of data-parallel ranks: PyTorch's FSDP2, or DeepSpeed."""
     zero_stage: Literal[0, 1, 2, 3] = 1
-    """DeepSpeed ZeRO stage: what is partitioned over data-parallel ranks."""
+    """What data-parallel ranks share instead of each keeping it: 0 nothing, 1 optimizer states,
+    2 gradients, too, 3 weights, too."""
+    offload_optimizer: Literal["none", "cpu"] = "none"
+    """Where DeepSpeed keeps optimizer states and fp32 weights, and updates them: as the model, or
+    in the host's memory."""
+    offload_param: Literal["none", "cpu"] = "none"
+    """Where DeepSpeed keeps the weights that zero_stage 3 shares, until they are needed."""
+    parallel: ParallelSettings = ParallelSettings()
+    """How ranks share the model and its sequences."""
+    recompute_granularity: Literal["none", "selective", "full"] = "none"
+    """What the backward pass computes again to save memory: nothing, what is cheap, or layers."""
+    recompute_method: Literal["uniform", "block"] = "uniform"
+    """Which layers, of `full`: all in groups of recompute_num_layers, or the first so many of each
+    pipeline stage."""
+    recompute_num_layers: Annotated[int, Field(ge=1)] = 1
+    """See recompute_method."""
     log_interval: Annotated[int, Field(ge=1)] = 10
     """Steps between log lines."""
     evaluation_interval: Annotated[int, Field(ge=1)] = 100
@@ -100,12 +120,31 @@ class TrainSettings(Settings):
                 f"micro_batch_size {self.micro_batch_size}"
             )
         self._check_length()
-        if self.precision == "bf16" and self.zero_stage == 0:
+        if self.backend == "deepspeed" and self.precision == "bf16" and self.zero_stage == 0:
             # DeepSpeed would train in bf16 alone, with a much larger error.
             raise ValueError(
                 "zero_stage: 0: keeps no fp32 weights beside bf16; set it to 1 or precision to fp32"
             )
+        self._check_offload()
+        split = self.parallel.pipeline_parallel_size > 1 and (
+            self.parallel.pipeline_schedule in SPLIT_BACKWARD
+        )
+        if self.backend == "native" and self.zero_stage == 3 and split:
+            # Weights would be gone before their gradients are computed, with no error.
+            raise ValueError(
+                f"zero_stage: 3: with pipeline_schedule {self.parallel.pipeline_schedule}, which "
+                "computes gradients of weights late, they come out wrong; set it to 2"
+            )
         return self
+
+    def _check_offload(self) -> None:
+        for name, stage in (("offload_optimizer", 1), ("offload_param", 3)):
+            least = self.backend == "deepspeed" and self.zero_stage >= stage
+            if getattr(self, name) != "none" and not least:
+                raise ValueError(
+                    f"{name}: {getattr(self, name)}: needs backend deepspeed and zero_stage "
+                    f"{stage} or more; set these or none"
+                )
 
     def _check_length(self) -> None:
         lengths = ("train_steps", "train_samples", "train_tokens")
@@ -121,11 +160,9 @@ class TrainSettings(Settings):
                 f"{given[0]}: {getattr(self, given[0])}: fills no global batch of "
                 f"{self.batch_sizes.at(0)} × {self.sequence_length} tokens; raise it"
             )
-        if steps and self.schedule.warmup_steps > steps:
-            raise ValueError(
-                f"schedule.warmup_steps: {self.schedule.warmup_steps}: more than train_steps "
-                f"{steps}; the rate would never reach its peak, lower it"
-            )
+        if steps:
+            span = Span(steps, self.batch_sizes, self.sequence_length)
+            check_schedule(self.schedule, self.optimizer, span)
 
     @property
     def batch_sizes(self) -> BatchSizes:

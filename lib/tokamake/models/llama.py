@@ -1,98 +1,116 @@
-"""Llama (arXiv 2302.13971): RMSNorm, rotary positions, grouped attention, SwiGLU, no biases.
+"""Llama (arXiv 2302.13971): RMSNorm, rotary positions, grouped attention, SwiGLU.
 
-Weights come from a checkpoint (`tokamake.checkpoint`) or from `Model.initialize`; the trainer calls
-`loss`, evaluation and generation call the model for logits.
+Weights come from a checkpoint (`tokamake.checkpoint`) or from `Model.initialize`; the trainer,
+evaluation and generation call the model for logits.
 Shape suffixes: B batch, L tokens, D hidden size, V vocabulary, K width of a head.
 """
 
-import hashlib
-import math
-
-import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokamake.config import Architecture
-from tokamake.models._layers import MLP, Attention, KeyValueCache, document_mask, rotary
+from tokamake.models._hugging_face import Format
+from tokamake.models._layers import MLP, Attention, KeyValueCache
+from tokamake.models._model import LanguageModel
+from tokamake.models._positions import rotary
+from tokamake.parallel.context import Documents
+from tokamake.parallel.mesh import ALONE, Mesh
+from tokamake.parallel.tensor import (
+    ColumnParallelLinear,
+    RMSNorm,
+    VocabParallelEmbedding,
+    shared_input,
+)
 
-_NO_LABEL = -100
+CHOICES = {
+    "position_embedding": ("rotary",),
+    "hidden_act": ("silu",),
+    "attention_bias": (False, True),
+    "mlp_bias": (False, True),
+    "embedding_layernorm": (False,),
+    "tie_word_embeddings": (False, True),
+    "layer_norm_epsilon": (1e-5,),
+}
+"""Values of settings that families differ in; the first is the usual one."""
+
+_KEYS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "hidden_act"),
+    *("attention_bias", "mlp_bias", "rms_norm_eps", "tie_word_embeddings", "initializer_range"),
+)
+
+HUGGING_FACE = (
+    Format(
+        model_type="llama",
+        class_name="LlamaForCausalLM",
+        keys={key: (key,) for key in _KEYS},
+        defaults={
+            "max_position_embeddings": 2048,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+            "initializer_range": 0.02,
+        },
+        implied={"position_embedding": "rotary"},
+        ignored=r".*rotary_emb\.inv_freq",
+    ),
+)
+"""transformers' model types that such a model is stored as, the first that fits."""
 
 
 class Block(nn.Module):
     """One layer: attention, then MLP, each on normed states and added to the residual stream."""
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: Architecture, mesh: Mesh = ALONE) -> None:
         super().__init__()
         hidden, epsilon = architecture.hidden_size, architecture.rms_norm_eps
-        self.input_layernorm = nn.RMSNorm(hidden, eps=epsilon)
-        self.self_attn = Attention(architecture)
-        self.post_attention_layernorm = nn.RMSNorm(hidden, eps=epsilon)
-        self.mlp = MLP(architecture)
+        self.input_layernorm = RMSNorm(hidden, mesh, eps=epsilon)
+        self.self_attn = Attention(architecture, mesh)
+        self.post_attention_layernorm = RMSNorm(hidden, mesh, eps=epsilon)
+        self.mlp = MLP(architecture, mesh)
 
     def forward(
         self,
         x_BLD: Tensor,
         cos_LK: Tensor,
         sin_LK: Tensor,
+        seen: Tensor | Documents | None = None,
         cache: KeyValueCache | None = None,
-        mask: Tensor | None = None,
     ) -> Tensor:
         """Transform token states."""
-        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), cos_LK, sin_LK, cache, mask)
+        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), cos_LK, sin_LK, seen, cache)
         return x_BLD + self.mlp(self.post_attention_layernorm(x_BLD))
 
 
-class Model(nn.Module):
+class Model(LanguageModel):
     """A Llama whose parameters are named as Hugging Face's, see `hugging_face_name`.
-
-    To load weights without drawing random ones first, construct it under `torch.device("meta")` and
-    call `load_state_dict(..., assign=True)`; see `tokamake.checkpoint.tensors.to_model`.
 
     Args:
         architecture: shape of the model; its vocab_size is filled in.
+        mesh: this rank among its peers.
+        stage: numbers of the layers of this stage of the pipeline; None: all.
     """
 
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__()
-        assert architecture.vocab_size is not None, "fill in vocab_size before building the model"
-        self.architecture = architecture
+    into_residual = ("o_proj.weight", "down_proj.weight")
+
+    def __init__(
+        self, architecture: Architecture, mesh: Mesh = ALONE, stage: range | None = None
+    ) -> None:
+        super().__init__(architecture, mesh, stage, Block)
         vocabulary, hidden = architecture.vocab_size, architecture.hidden_size
-        self.embed_tokens = nn.Embedding(vocabulary, hidden)
-        self.layers = nn.ModuleList(
-            Block(architecture) for _ in range(architecture.num_hidden_layers)
-        )
-        self.norm = nn.RMSNorm(hidden, eps=architecture.rms_norm_eps)
-        if not architecture.tie_word_embeddings:
-            self.lm_head = nn.Linear(hidden, vocabulary, bias=False)
-
-    @torch.no_grad()
-    def initialize(self, seed: int) -> None:
-        """Draw random weights: normal with deviation `initializer_range`, norms 1.
-
-        Projections into the residual stream are narrower by √(2 × layers), as in GPT-2's report.
-        Each tensor depends on the seed, its name and its shape alone, and numpy draws it: torch's
-        normal differs with the processor's vector units.
-        """
-        depth = math.sqrt(2 * self.architecture.num_hidden_layers)
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 1:
-                parameter.fill_(1.0)
-                continue
-            into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-            deviation = self.architecture.initializer_range / (depth if into_residual else 1.0)
-            source = hashlib.sha256(f"{seed} {name}".encode()).digest()
-            generator = np.random.default_rng(int.from_bytes(source, "little"))
-            drawn = generator.standard_normal(parameter.shape, dtype=np.float32)
-            parameter.copy_(torch.from_numpy(drawn).mul_(deviation))
-
-    def new_cache(self) -> list[KeyValueCache]:
-        """An empty cache for `forward`: one per layer."""
-        return [KeyValueCache() for _ in self.layers]
+        assert vocabulary is not None
+        if self.is_first:
+            self.embed_tokens = VocabParallelEmbedding(vocabulary, hidden, mesh)
+        if self.is_last:
+            self.norm = RMSNorm(hidden, mesh, eps=architecture.rms_norm_eps)
+        if self.is_last and (self.has_copy or not architecture.tie_word_embeddings):
+            self.lm_head = ColumnParallelLinear(hidden, vocabulary, mesh)
 
     def forward(
         self,
-        tokens_BL: Tensor,
+        x: Tensor,
         cache: list[KeyValueCache] | None = None,
         *,
         position_ids: Tensor | None = None,
@@ -101,54 +119,28 @@ class Model(nn.Module):
         """Predict each token's successor.
 
         Args:
-            tokens_BL: (B, L) int64 token ids.
+            x: (B, L) int64 token ids; of a later stage, (B, L, D) states.
             cache: tokens already seen, from `new_cache`; it is extended by these.
-            position_ids: (B, L) positions, where they are not those in the row.
+            position_ids: (B, L) positions, or (L,) of all rows; None: those in the row.
             document_ids: (B, L) documents, where a token sees none but those of its own.
 
         Returns:
-            (B, L, V) logits in the dtype of the weights.
+            (B, L, V) logits in the dtype of the weights; of an earlier stage, (B, L, D) states.
         """
-        start = cache[0].length if cache else 0
         if position_ids is None:
-            position_ids = torch.arange(start, start + tokens_BL.shape[1], device=tokens_BL.device)
-        mask = None if document_ids is None else document_mask(document_ids)
-        x_BLD = self.embed_tokens(tokens_BL)
-        cos, sin = (angle.to(x_BLD.dtype) for angle in rotary(position_ids, self.architecture))
-        for number, layer in enumerate(self.layers):
-            x_BLD = layer(x_BLD, cos, sin, cache[number] if cache else None, mask)
-        x_BLD = self.norm(x_BLD)
-        if self.architecture.tie_word_embeddings:
-            return F.linear(x_BLD, self.embed_tokens.weight)
-        return self.lm_head(x_BLD)
+            position_ids = self.positions(x, start=cache[0].length if cache else 0)
+        x_BLD = self.embed_tokens(x) if self.is_first else x
+        angles = rotary(position_ids, self.architecture)
+        cos, sin = (angle.to(x_BLD.dtype) for angle in angles)
+        seen = self.mask(document_ids)
+        x_BLD = self.through_layers(x_BLD, cos, sin, seen, cache=cache)
+        return self._logits(x_BLD) if self.is_last else x_BLD
 
-    def loss(
-        self,
-        tokens: Tensor,
-        *,
-        position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        loss_mask: Tensor | None = None,
-    ) -> Tensor:
-        """Mean cross entropy in nats, fp32, of tokens 1 … L given those before them.
-
-        Args:
-            tokens: (B, L + 1) int64 token ids; one below 0 is none, and has no part in the mean.
-            position_ids: (B, L) as `forward` takes them.
-            document_ids: (B, L) as `forward` takes them.
-            loss_mask: (B, L) bool, which inputs have a part in the mean; 0 where none has.
-        """
-        inputs = tokens[:, :-1].clamp(min=0)
-        logits_BLV = self(inputs, position_ids=position_ids, document_ids=document_ids)
-        logits, labels = logits_BLV.flatten(0, 1).float(), tokens[:, 1:].flatten()
-        left_out = labels < 0
-        if loss_mask is None:
-            labels = labels.masked_fill(left_out, _NO_LABEL)
-            return F.cross_entropy(logits, labels, ignore_index=_NO_LABEL)
-        left_out = left_out | ~loss_mask.flatten()
-        labels = labels.masked_fill(left_out, _NO_LABEL)
-        total = F.cross_entropy(logits, labels, ignore_index=_NO_LABEL, reduction="sum")
-        return total / (~left_out).sum().clamp(min=1)
+    def _logits(self, x_BLD: Tensor) -> Tensor:
+        x_BLD = shared_input(self.norm(x_BLD), self.mesh)
+        if hasattr(self, "lm_head"):
+            return self.lm_head(x_BLD)
+        return F.linear(x_BLD, self.embed_tokens.weight)
 
 
 def hugging_face_name(name: str) -> str:

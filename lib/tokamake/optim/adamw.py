@@ -5,19 +5,27 @@ from typing import Any
 import torch
 
 from tokamake.config import OptimizerSettings
+from tokamake.optim._whole import ALONE, Whole
+
+SETTINGS = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
+ELEMENTWISE = True
+STATE = {"step": "replicated", "exp_avg": "like_parameter", "exp_avg_sq": "like_parameter"}
 
 
-def build(groups: list[dict[str, Any]], settings: OptimizerSettings) -> torch.optim.Optimizer:
+def build(
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: Whole = ALONE
+) -> torch.optim.Optimizer:
     """Make torch's fused AdamW, which is also the fastest on CPU.
 
     Args:
         groups: parameter groups, each with its own `weight_decay`.
         settings: peak learning rate, betas and epsilon.
+        whole: of no use to a rule that knows single elements.
     """
     return torch.optim.AdamW(
         groups,
         lr=settings.learning_rate,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.epsilon,
+        betas=settings.betas,
+        eps=settings.used("epsilon"),
         fused=True,
     )

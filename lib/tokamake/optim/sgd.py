@@ -5,17 +5,23 @@ from typing import Any
 import torch
 
 from tokamake.config import OptimizerSettings
+from tokamake.optim._whole import ALONE, Whole
+
+SETTINGS = {"momentum": 0.9, "weight_decay": 0.0}
+ELEMENTWISE = True
+STATE = {"momentum_buffer": "like_parameter"}
 
 
-def build(groups: list[dict[str, Any]], settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """Make torch's SGD: `beta1` is the momentum, `beta2` and `epsilon` have no meaning.
-
-    Weight decay enters through the gradient (L2), so momentum applies to it too.
+def build(
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: Whole = ALONE
+) -> torch.optim.Optimizer:
+    """Make torch's SGD. Weight decay enters through the gradient (L2), so momentum holds it too.
 
     Args:
         groups: parameter groups, each with its own `weight_decay`.
         settings: peak learning rate and momentum.
+        whole: of no use to a rule that knows single elements.
     """
     return torch.optim.SGD(
-        groups, lr=settings.learning_rate, momentum=settings.beta1, foreach=False
+        groups, lr=settings.learning_rate, momentum=settings.used("momentum"), foreach=False
     )

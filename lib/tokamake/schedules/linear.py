@@ -1,14 +1,22 @@
-"""Warm-up, then a straight line from the peak learning rate to its last share."""
+"""A straight line from the peak learning rate to its last share."""
+
+SETTINGS = {"warmup_steps": 0, "decay_fraction": 1.0, "min_ratio": 0.1}
 
 
-def factor(step: int, *, warmup_steps: int, train_steps: int, min_ratio: float) -> float:
-    """Share of the peak learning rate for the update after `step` finished updates.
+def factor(
+    position: float, *, warmup: float, length: float, decay: float, min_ratio: float
+) -> float:
+    """Share of the peak learning rate after warm-up.
 
-    With progress p = (step - warmup_steps) / (train_steps - warmup_steps), kept within 0..1:
-    step / warmup_steps while step < warmup_steps, then 1 - (1 - min_ratio) p
-    (Devlin et al. 2019, arXiv 1810.04805, where min_ratio is 0).
+    With progress p = (position - warmup) / (decay - warmup), kept within 0..1:
+    1 - (1 - min_ratio) p (Devlin et al. 2019, arXiv 1810.04805, where min_ratio is 0).
+
+    Args:
+        position: what the run has done, in the unit of the lengths.
+        warmup: length of warm-up.
+        length: of the run.
+        decay: position where the rate is lowest.
+        min_ratio: share of the peak from there on.
     """
-    if step < warmup_steps:
-        return step / warmup_steps
-    progress = min(1.0, (step - warmup_steps) / max(1, train_steps - warmup_steps))
+    progress = min(1.0, (position - warmup) / max(1, decay - warmup))
     return 1.0 - (1.0 - min_ratio) * progress

@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from tokamake import files, plugins
-from tokamake.checkpoint import megatron_deepspeed
 from tokamake.config import Run
-from tokamake.data.samples.fim import FimSamples
-from tokamake.data.samples.fim_tokens import Fim
+from tokamake.data.samples.fim import training_samples
 from tokamake.data.samples.folder import read_index
 from tokamake.data.samples.loader import Rows, Samples, batches, steps
 from tokamake.errors import UserError
 from tokamake.runtime import Ranks, ahead, same_fate
+from tokamake.schedules import Schedule
 from tokamake.train import metrics, restart
-from tokamake.train.metrics import Metrics, Record, console_line
+from tokamake.train.metrics import Metrics, console_line
 from tokamake.train.resolve import check_lengths
 from tokamake.train.restart import State
+from tokamake.train.step import Saving, StepResult
 
 if TYPE_CHECKING:
     import torch
 
     from tokamake.data.samples.loader import Step
-    from tokamake.train.engine import Batch
+    from tokamake.train.batch import TokenRows
 
 STOPPED = 75
 """Exit code of a run that was asked to stop before its end: EX_TEMPFAIL of sysexits.h."""
@@ -59,7 +59,11 @@ def train_run(run: Run, ranks: Ranks, device: "torch.device") -> int:
         with same_fate():
             described = read_index(run.index)
             check_lengths(run.train, run.architecture, described, run.index)
-            run.train.batch_sizes.check(run.train.micro_batch_size, ranks.world_size)
+            data = run.train.parallel.data_parallel_size(ranks.world_size)
+            run.train.batch_sizes.check(run.train.micro_batch_size, data)
+            for size in run.train.batch_sizes.all:
+                run.train.parallel.check_batches(size // (run.train.micro_batch_size * data))
+            run.train.parallel.check_architecture(run.architecture, run.train.sequence_length)
         digest, state = _agree(run, ranks, described, held)
         if state and state.step >= run.train.train_steps:
             _say(ranks, f"{run.output}: already at step {state.step}, the last; nothing to train")
@@ -91,12 +95,6 @@ def _agree(
     dist.broadcast_object_list(found, src=0)
     state: State | None
     digest, state = found[0]
-    finished = state and state.step >= run.train.train_steps
-    if state and not finished and state.world_size != ranks.world_size:
-        raise UserError(
-            f"{run.output}: step {state.step} was saved by {state.world_size} ranks, not "
-            f"{ranks.world_size}; start {state.world_size} ranks to continue"
-        )
     return digest, state
 
 
@@ -114,15 +112,13 @@ class Loop:
     def __init__(
         self, run: Run, ranks: Ranks, device: "torch.device", *, digest: str, state: State | None
     ) -> None:
-        # DeepSpeed takes seconds to import, which a run with nothing left to do need not wait for.
-        from tokamake.train.engine import Engine
 
         self._run, self._ranks, self._train = run, ranks, run.train
         self._state = state or State(digest, 0, 0, 0.0, ranks.world_size)
         self._last_checkpoint = f"{run.checkpoint} (the start)"
         self._stop = False
         self._sizes = run.train.batch_sizes
-        self._factor = plugins.load("schedules", run.train.schedule.name).factor
+        self._schedule = Schedule(run.train)
         family = plugins.load("models", run.architecture.family)
         self._flops_per_token = family.num_flops_per_token(
             run.architecture, run.train.sequence_length
@@ -131,11 +127,14 @@ class Loop:
             first = ranks.rank == 0
             self._samples = training_samples(run, verify=first)
             self._validation = _validation(run, verify=first)
-        self._engine = Engine(run, ranks, device)
+        # DeepSpeed takes seconds to import, which a run with nothing left to do need not wait for.
+        backend = plugins.load("train/backends", run.train.backend)
+        self._engine = backend.Engine(run, ranks, device)
+        self._saving: tuple[Saving, State] | None = None
         if state:
-            tag = f"global_step{state.step}"
-            self._engine.load(run.output, tag=tag)
-            self._last_checkpoint = str(run.output / tag)
+            folder = run.output / f"global_step{state.step}"
+            self._engine.load(folder)
+            self._last_checkpoint = str(folder)
             _say(ranks, f"{run.output}: continuing at step {state.step}")
         self._metrics = None if ranks.rank else Metrics(run.output, done=self._state.step)
 
@@ -162,23 +161,29 @@ class Loop:
             begin = time.perf_counter()
             learning_rate = self._learning_rate()
             step = next(coming)
-            loss, norm, stop = self._engine.train_step(
+            found = self._engine.train_step(
                 step.micro_batches,
                 learning_rate=learning_rate,
+                weight_decay=self._weight_decay(),
                 stop=self._stop,
+                saved=self._saving is not None and self._saving[0].done,
             )
-            self._check_finite(loss, norm)
+            self._check_finite(found)
             self._advance(step.global_batch_size, time.perf_counter() - begin, pace)
+            if found.saved:
+                self._finish_saving()
             if self._due(self._train.log_interval) or self._state.step == 1:
-                self._log({"loss": loss, "learning_rate": learning_rate, "grad_norm": norm}, pace)
+                self._log(found, learning_rate, pace)
                 pace = _Pace()
             if self._due(self._train.evaluation_interval):
                 self._evaluate()
-            if stop or self._due(self._train.save_interval):
+            if found.stop or self._due(self._train.save_interval):
                 self._save()
-            if stop and self._state.step < self._train.train_steps:
-                return self._say(f"stopped by SIGTERM at step {self._state.step}, which is saved")
-        return None
+            if found.stop:
+                break
+        self._finish_saving()
+        if self._state.step < self._train.train_steps:
+            self._say(f"stopped by SIGTERM at step {self._state.step}, which is saved")
 
     def _say(self, line: str) -> None:
         _say(self._ranks, line)
@@ -187,7 +192,7 @@ class Loop:
         return self._state.step % interval == 0 or self._state.step == self._train.train_steps
 
     def _num_micro_batches(self) -> int:
-        block = self._train.micro_batch_size * self._ranks.world_size
+        block = self._train.micro_batch_size * self._engine.mesh.data.size
         return self._train.global_batch_size // block
 
     def _steps(self) -> "Iterator[Step]":
@@ -196,31 +201,31 @@ class Loop:
             self._sizes,
             consumed_samples=self._state.consumed_samples,
             micro_batch_size=self._train.micro_batch_size,
-            data_parallel_rank=self._ranks.rank,
-            data_parallel_size=self._ranks.world_size,
+            data_parallel_rank=self._engine.mesh.data.rank,
+            data_parallel_size=self._engine.mesh.data.size,
         )
 
-    def _batches(self, samples: Rows, consumed_samples: int) -> "Iterator[Batch]":
+    def _batches(self, samples: Rows, consumed_samples: int) -> "Iterator[TokenRows]":
         return batches(
             samples,
             consumed_samples=consumed_samples,
             micro_batch_size=self._train.micro_batch_size,
-            data_parallel_rank=self._ranks.rank,
-            data_parallel_size=self._ranks.world_size,
+            data_parallel_rank=self._engine.mesh.data.rank,
+            data_parallel_size=self._engine.mesh.data.size,
         )
 
     def _learning_rate(self) -> float:
-        share: float = self._factor(
-            self._state.step,
-            warmup_steps=self._train.schedule.warmup_steps,
-            train_steps=self._train.train_steps,
-            min_ratio=self._train.schedule.min_ratio,
-        )
-        return self._train.optimizer.learning_rate * share
+        return self._schedule.learning_rate(self._state.step, self._state.consumed_samples)
 
-    def _check_finite(self, loss: float, norm: float) -> None:
-        for name, value in (("loss", loss), ("gradient norm", norm)):
+    def _weight_decay(self) -> float:
+        return self._schedule.weight_decay(self._state.step, self._state.consumed_samples)
+
+    def _check_finite(self, found: StepResult) -> None:
+        # Where gradients of fp16 overflow, the step is skipped and the loss scale lowered.
+        norm = 0.0 if found.skipped else found.grad_norm
+        for name, value in (("loss", found.loss), ("gradient norm", norm)):
             if not math.isfinite(value):
+                self._finish_saving()
                 raise UserError(
                     f"step {self._state.step + 1}: {name}: {value}: training has diverged; lower "
                     "train.optimizer.learning_rate or check the data; last good checkpoint: "
@@ -236,7 +241,7 @@ class Loop:
             seconds=self._state.seconds + seconds,
         )
 
-    def _log(self, measured: Record, pace: "_Pace") -> None:
+    def _log(self, found: StepResult, learning_rate: float, pace: "_Pace") -> None:
         if not self._metrics:
             return
         step_seconds = pace.seconds / pace.steps
@@ -245,7 +250,9 @@ class Loop:
             "step": self._state.step,
             "consumed_samples": self._state.consumed_samples,
             "consumed_tokens": self._state.consumed_samples * self._train.sequence_length,
-            **measured,
+            "loss": found.loss,
+            "learning_rate": learning_rate,
+            "grad_norm": found.grad_norm,
             "tokens_per_second": tokens / pace.seconds,
             "model_flops_per_second": tokens / pace.seconds * self._flops_per_token,
             "step_seconds": step_seconds,
@@ -269,20 +276,29 @@ class Loop:
         return self._engine.mean_loss(islice(self._batches(samples, 0), num_batches))
 
     def _save(self) -> None:
-        tokens = self._state.consumed_samples * self._train.sequence_length
-        state = megatron_deepspeed.client_state(
-            self._run.architecture, iteration=self._state.step, tokens=tokens
-        )
-        state["args"].consumed_train_samples = self._state.consumed_samples
-        state["run_digest"] = self._state.digest
+        """Begin to save; training may go on before all is on disk."""
+        self._finish_saving()
+        progress = {
+            "iteration": self._state.step,
+            "consumed_samples": self._state.consumed_samples,
+            "consumed_tokens": self._state.consumed_samples * self._train.sequence_length,
+            "run_digest": self._state.digest,
+        }
         if self._metrics:
             self._metrics.sync()
-        folder = self._run.output / restart.SAVING
-        self._engine.save(folder, tag=f"global_step{self._state.step}", state=state)
+        folder = self._run.output / restart.SAVING / f"global_step{self._state.step}"
+        self._saving = self._engine.save(folder, progress), self._state
+
+    def _finish_saving(self) -> None:
+        """Wait until what is being saved is on disk, then let it take its place."""
+        if self._saving is None:
+            return
+        (saving, state), self._saving = self._saving, None
+        saving.wait()
         if self._ranks.rank == 0:
-            restart.commit(self._run.output, self._state)
+            restart.commit(self._run.output, state)
         dist.barrier()
-        self._last_checkpoint = str(self._run.output / f"global_step{self._state.step}")
+        self._last_checkpoint = str(self._run.output / f"global_step{state.step}")
         self._say(f"saved {self._last_checkpoint}")
 
 
@@ -291,17 +307,6 @@ class _Pace:
     steps: int = 0
     samples: int = 0
     seconds: float = 0.0
-
-
-def training_samples(run: Run, *, verify: bool = True) -> Samples | FimSamples:
-    """Samples of the run, rearranged if it says so."""
-    samples = Samples(run.index, split="train", data_root=run.data_root, verify=verify)
-    fim = Fim(**run.train.fim.model_dump())
-    if not fim.rate:
-        return samples
-    if run.tokenizer is None:
-        raise UserError("train.fim.rate: needs a tokenizer; run `tokamake resolve` again")
-    return FimSamples(samples, fim, tokenizer=run.tokenizer, seed=run.seed, verify=verify)
 
 
 def _validation(run: Run, *, verify: bool) -> dict[str, tuple[Samples, int]]:

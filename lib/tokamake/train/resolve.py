@@ -39,19 +39,20 @@ def resolve(
     Raises:
         UserError: settings, checkpoint, index and tokenizer do not fit together.
     """
-    from tokamake.checkpoint import megatron_deepspeed
+    from tokamake.checkpoint import latest
     from tokamake.config import Run, TrainSettings, write_run
     from tokamake.data.samples.folder import read_index
     from tokamake.validation import parse_json, validate
 
     train = parse_json(TrainSettings, settings, "train")
-    architecture, *_ = megatron_deepspeed.read(checkpoint)
+    architecture, *_ = latest.read(checkpoint)
     described = read_index(index)
     steps = train.num_steps or whole_steps(train, described, index)
     train = train.model_copy(
         update={"train_steps": steps, "train_samples": None, "train_tokens": None}
     )
     check_lengths(train, architecture, described, index)
+    train.parallel.check_architecture(architecture, train.sequence_length)
     check_vocabulary(architecture, described, data_root)
     if train.fim.rate:
         check_fim(train.fim, architecture, tokenizer)

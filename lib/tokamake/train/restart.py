@@ -1,6 +1,6 @@
 """Which checkpoint a run continues from, and how a new one takes its place, whole or not at all.
 
-The output folder holds global_step<N>/ folders and `latest`, DeepSpeed's pointer to one of them.
+The output folder holds global_step<N>/ folders and `latest`, which names one of them.
 Each folder has a state.json that says which run made it. `loop` asks here before it starts;
 `engine` fills the folder that `commit` puts in place.
 """
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake import files
+from tokamake.checkpoint import native
+from tokamake.checkpoint.latest import latest
 from tokamake.config import INDEX_SETTINGS, Run
 from tokamake.errors import UserError
 
@@ -26,6 +28,14 @@ _WITHOUT_EFFECT = {
     "evaluation_interval",
     "evaluation_steps",
     "split",  # the index's digest tells what came of it
+    # How ranks share the work, which changes no more than the order of sums.
+    "micro_batch_size",
+    "backend",
+    "zero_stage",
+    "parallel",
+    "recompute_granularity",
+    "recompute_method",
+    "recompute_num_layers",
 }
 
 
@@ -41,7 +51,7 @@ class State(NamedTuple):
     seconds: float
     """Time spent in training steps, restarts included."""
     world_size: int
-    """Ranks that share the optimizer state."""
+    """Ranks that trained."""
 
 
 def run_digest(run: Run, *, index: dict[str, Any], weights: str) -> str:
@@ -73,30 +83,16 @@ def run_digest(run: Run, *, index: dict[str, Any], weights: str) -> str:
 
 
 def weights_digest(checkpoint: Path) -> str:
-    """Hash of the weights in a Megatron-DeepSpeed checkpoint; optimizer states do not count.
+    """Hash of the weights in a checkpoint; optimizer states beside them do not count.
 
     Raises:
         UserError: there is no checkpoint.
     """
-    paths = sorted(latest(checkpoint).glob("*model_states.pt"))
+    folder = latest(checkpoint)
+    paths = sorted(folder.glob("*.distcp" if native.is_native(folder) else "*model_states.pt"))
     if not paths:
-        raise UserError(f"{checkpoint}: holds no *model_states.pt; make the checkpoint again")
+        raise UserError(f"{checkpoint}: holds no weights; make the checkpoint again")
     return files.digest([files.sha256(path) for path in paths])
-
-
-def latest(folder: Path) -> Path:
-    """Checkpoint that `latest` of a folder points to.
-
-    Raises:
-        UserError: no `latest`, or what it names is missing.
-    """
-    pointer = folder / "latest"
-    if not pointer.is_file():
-        raise UserError(f"{pointer}: no such file; give a Megatron-DeepSpeed checkpoint folder")
-    path = folder / pointer.read_text(encoding="utf-8").strip()
-    if not path.is_dir():
-        raise UserError(f"{pointer}: names {path.name}, which is missing; name one that is there")
-    return path
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Mixtures: how many samples each file gives, and which sample of the mixture comes from where.
 
-Weights come from `weights`; counts and arrays go to `index`. What `blend` makes equals
-megatron-core's (BlendedMegatronDatasetBuilder, BlendedDataset) for the same weights; the exact
+Weights come from `weights`; counts go to `index`, orders to `order_files`. `aim` reckons as
+megatron-core does (BlendedMegatronDatasetBuilder, BlendedDataset) with the same weights; the exact
 blends are of integers only and any sample of theirs is at hand at once.
 """
 
@@ -19,26 +19,11 @@ from tokamake.errors import UserError
 Places = tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]]
 """(samples,) numbers of datasets, int32 if int16 does not hold them, and of samples in them."""
 
-_BLOCK = 1 << 20
-
 _EXACT_BLOCK = 1 << 16
 _EXACT_BLOCKS = 4  # remembered
 
 _SURPLUS = 0.005
 """Samples that Megatron keeps ready in each file beyond its share (mid_level_dataset_surplus)."""
-
-
-class Blend(NamedTuple):
-    """A mixture of samples."""
-
-    dataset_index: npt.NDArray[np.int16]
-    """(samples,) number of the file that each sample comes from."""
-    dataset_sample_index: npt.NDArray[np.int64]
-    """(samples,) number of the sample in that file: 0, 1, 2, ... as drawn."""
-    wanted: list[int]
-    """Samples that Megatron asks each file for."""
-    drawn: list[int]
-    """Samples that the mixture takes from each file; with few samples this may exceed `wanted`."""
 
 
 def normalize(weights: list[float]) -> list[float]:
@@ -53,35 +38,23 @@ class Aim(NamedTuple):
     shares: npt.NDArray[np.float64]
     """(files,) of the samples, as the order is drawn by them."""
     wanted: list[int]
-    """As in `Blend`."""
+    """Samples that Megatron asks each file for; with few samples the mixture may take more."""
     samples: int
     """Of the mixture: every file's share is rounded up."""
 
 
 def aim(weights: list[float], num_samples: int) -> Aim:
-    """Reckon as `blend` does, for `num_samples` at least."""
-    shares = normalize(weights)
-    targets = [math.ceil(num_samples * share) for share in shares]
-    wanted = [math.ceil(target * (1 + _SURPLUS)) for target in targets]
-    # Megatron normalizes what is normalized already; the last bits may differ, so do the same.
-    return Aim(np.array(normalize(shares)), wanted, sum(targets))
-
-
-def blend(weights: list[float], num_samples: int) -> Blend:
-    """Mix at least `num_samples` samples: every file's share is rounded up.
-
-    All is held in memory, 10 bytes for each sample; `order_files.write_blend` holds a piece.
+    """Aim at `num_samples` at least, as Megatron does.
 
     Args:
         weights: above 0, at most 32,766 of them; only their proportions count.
         num_samples: samples wanted.
     """
-    shares, wanted, samples = aim(weights, num_samples)
-    dataset_index, dataset_sample_index = _csrc.build_blend_index(shares, samples)
-    drawn = np.zeros(len(weights), np.int64)
-    for start in range(0, samples, _BLOCK):  # bincount widens its input to eight bytes an entry
-        drawn += np.bincount(dataset_index[start : start + _BLOCK], minlength=len(weights))
-    return Blend(dataset_index, dataset_sample_index, wanted, drawn.tolist())
+    shares = normalize(weights)
+    targets = [math.ceil(num_samples * share) for share in shares]
+    wanted = [math.ceil(target * (1 + _SURPLUS)) for target in targets]
+    # Megatron normalizes what is normalized already; the last bits may differ, so do the same.
+    return Aim(np.array(normalize(shares)), wanted, sum(targets))
 
 
 def requested(weights: list[float], num_samples: int) -> list[int]:

@@ -1,7 +1,8 @@
 """The two files of an order of samples, written piece by piece: memory does not grow with them.
 
-Orders come from `blend`; dataset_index.npy and dataset_sample_index.npy, which hold the arrays of
-`blend.Blend` as `numpy.save` writes them, go into the folder of a set for `loader` to open.
+Orders come from `blend`; dataset_index.npy, the number of the file that each sample comes from, and
+dataset_sample_index.npy, its number in that file (0, 1, 2, ... as drawn), both as `numpy.save`
+writes them, go into the folder of a set for `loader` to open.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,10 +33,16 @@ class Order(Protocol):
 def write_blend(
     folder: Path, weights: list[float], num_samples: int
 ) -> tuple[list[int], list[int], int]:
-    """Write what `blend.blend` makes of the same arguments.
+    """Write an order that draws from files by weight, as Megatron's BlendedDataset does.
+
+    Args:
+        folder: to write to.
+        weights: above 0, at most 32,766 of them; only their proportions count.
+        num_samples: samples wanted; the order may have some more.
 
     Returns:
-        `wanted` and `drawn`, as in `blend.Blend`, and the samples that the order has.
+        Samples that Megatron asks each file for; those that the order takes from it, which with few
+        samples may be more; and the samples of the order.
     """
     shares, wanted, samples = aim(weights, num_samples)
     drawn = np.zeros(len(weights), np.int64)

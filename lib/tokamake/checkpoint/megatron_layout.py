@@ -1,0 +1,210 @@
+"""How Megatron nests, fuses, pads and describes a model (checkpoint version 3.0), and back.
+
+`megatron_deepspeed` writes and reads folders of it; tensors have our names, of `tensors`.
+"""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokamake.checkpoint import tensors as checkpoint_tensors
+from tokamake.config import Architecture
+from tokamake.models._hugging_face import fuse_by_group, split_by_group
+
+VOCABULARY_MULTIPLE = 128
+"""Megatron's make_vocab_size_divisible_by: the embedding is padded to a multiple of it."""
+_ONE_TO_ONE = {
+    "input_layernorm": "input_layernorm",
+    "self_attn.o_proj": "self_attention.dense",
+    "post_attention_layernorm": "post_attention_layernorm",
+    "mlp.down_proj": "mlp.dense_4h_to_h",
+}
+"""Modules of a layer that differ in name only: ours, Megatron's."""
+_EMBEDDING = "language_model.embedding.word_embeddings.weight"
+_KINDS = ("weight", "bias")
+_POSITIONS = {"learned": "absolute", "rotary": "rotary", "alibi": "alibi"}
+"""position_embedding and Megatron's position_embedding_type."""
+
+
+def padded_vocab_size(architecture: Architecture) -> int:
+    """Rows of Megatron's embedding."""
+    assert architecture.vocab_size is not None, "fill in vocab_size before converting"
+    return -(-architecture.vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+
+
+def to_megatron(architecture: Architecture, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Nest, fuse and pad tensors with our names into Megatron's `module`.
+
+    Query, key and value become one matrix, whose rows are, for each key and value head in turn,
+    its query heads, the key, the value. Gate and up projection are stacked. The vocabulary is
+    padded with the mean of its rows. Tensors that do not change are not copied.
+    """
+    encoder: dict[str, Tensor] = {}
+    for number in range(architecture.num_hidden_layers):
+        for kind in _KINDS:
+            encoder |= _layer_to_megatron(architecture, tensors, number, kind)
+    encoder |= _renamed(tensors, "model.norm.", "final_layernorm.")
+    words = {"weight": _pad(architecture, tensors["model.embed_tokens.weight"])}
+    words |= _renamed(tensors, "model.embed_layernorm.", "norm.")
+    embedding = {"word_embeddings": words}
+    if positions := _renamed(tensors, "model.embed_positions.", ""):
+        embedding["position_embeddings"] = positions
+    model = {"embedding": embedding, "encoder": encoder}
+    if not architecture.tie_word_embeddings:
+        model["output_layer"] = {"weight": _pad(architecture, tensors["lm_head.weight"])}
+    return {"language_model": model}
+
+
+def _layer_to_megatron(
+    architecture: Architecture, tensors: Mapping[str, Tensor], number: int, kind: str
+) -> dict[str, Tensor]:
+    """Weights or biases of a layer, of those modules that have them."""
+    source, target = f"model.layers.{number}.", f"layers.{number}."
+    found = {
+        f"{target}{theirs}.{kind}": tensors[f"{source}{ours}.{kind}"]
+        for ours, theirs in _ONE_TO_ONE.items()
+        if f"{source}{ours}.{kind}" in tensors
+    }
+    if f"{source}self_attn.q_proj.{kind}" in tensors:
+        qkv = [tensors[f"{source}self_attn.{part}_proj.{kind}"] for part in "qkv"]
+        fused = fuse_by_group(architecture, qkv)
+        found[f"{target}self_attention.query_key_value.{kind}"] = fused
+    names = (f"{source}mlp.{part}_proj.{kind}" for part in ("gate", "up"))
+    if wider := [tensors[name] for name in names if name in tensors]:
+        stacked = torch.cat(wider) if len(wider) > 1 else wider[0]
+        found[f"{target}mlp.dense_h_to_4h.{kind}"] = stacked
+    return found
+
+
+def from_megatron(
+    architecture: Architecture, module: Any, where: str = "checkpoint"
+) -> dict[str, Tensor]:
+    """Take Megatron's `module` apart again: the inverse of `to_megatron`, bit by bit.
+
+    Args:
+        architecture: shape of the model with its true, unpadded vocab_size.
+        module: nested dictionary, as `to_megatron` returns it.
+        where: file named in messages.
+
+    Raises:
+        UserError: a tensor is missing, unknown or of a shape that does not fit the architecture.
+    """
+    flat = _flatten(module)
+    _check(architecture, flat, where)
+    names = checkpoint_tensors.shapes(architecture)
+    tensors: dict[str, Tensor] = {}
+    for number in range(architecture.num_hidden_layers):
+        gated = f"model.layers.{number}.mlp.gate_proj.weight" in names
+        for kind in _KINDS:
+            tensors |= _layer_from_megatron(architecture, flat, number, kind, gated=gated)
+    tensors |= _renamed(flat, "language_model.encoder.final_layernorm.", "model.norm.")
+    embedding = "language_model.embedding."
+    tensors |= _renamed(flat, f"{embedding}word_embeddings.norm.", "model.embed_layernorm.")
+    tensors |= _renamed(flat, f"{embedding}position_embeddings.", "model.embed_positions.")
+    rows = architecture.vocab_size
+    tensors["model.embed_tokens.weight"] = flat[_EMBEDDING][:rows]
+    if not architecture.tie_word_embeddings:
+        tensors["lm_head.weight"] = flat["language_model.output_layer.weight"][:rows]
+    return {name: tensors[name] for name in names}
+
+
+def _layer_from_megatron(
+    architecture: Architecture, flat: Mapping[str, Tensor], number: int, kind: str, *, gated: bool
+) -> dict[str, Tensor]:
+    source, target = f"language_model.encoder.layers.{number}.", f"model.layers.{number}."
+    found = {
+        f"{target}{ours}.{kind}": flat[f"{source}{theirs}.{kind}"]
+        for ours, theirs in _ONE_TO_ONE.items()
+        if f"{source}{theirs}.{kind}" in flat
+    }
+    fused = flat.get(f"{source}self_attention.query_key_value.{kind}")
+    if fused is not None:
+        for part, tensor in zip("qkv", split_by_group(architecture, fused), strict=True):
+            found[f"{target}self_attn.{part}_proj.{kind}"] = tensor
+    stacked = flat.get(f"{source}mlp.dense_h_to_4h.{kind}")
+    if stacked is not None:
+        parts = ("gate", "up") if gated else ("up",)
+        for part, tensor in zip(parts, stacked.chunk(len(parts)), strict=True):
+            found[f"{target}mlp.{part}_proj.{kind}"] = tensor
+    return found
+
+
+def _renamed(tensors: Mapping[str, Tensor], before: str, after: str) -> dict[str, Tensor]:
+    """Those whose names begin so, with another beginning."""
+    return {
+        after + name.removeprefix(before): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(before)
+    }
+
+
+def _pad(architecture: Architecture, rows: Tensor) -> Tensor:
+    missing = padded_vocab_size(architecture) - rows.shape[0]
+    if missing == 0:
+        return rows
+    mean = rows.float().mean(dim=0, keepdim=True).to(rows.dtype)
+    return torch.cat((rows, mean.expand(missing, -1)))
+
+
+def _flatten(module: Any, prefix: str = "") -> dict[str, Tensor]:
+    flat: dict[str, Tensor] = {}
+    for key, value in module.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _check(architecture: Architecture, flat: dict[str, Tensor], where: str) -> None:
+    """Compare names and shapes with what `to_megatron` makes of this architecture."""
+    names = checkpoint_tensors.shapes(architecture)
+    empty = {name: torch.empty(shape, device="meta") for name, shape in names.items()}
+    wanted = _flatten(to_megatron(architecture, empty))
+    checkpoint_tensors.check_names(flat, wanted, where)
+    for name, tensor in wanted.items():
+        checkpoint_tensors.check_shape(name, flat[name].shape, tensor.shape, where)
+
+
+def arguments(architecture: Architecture, tokens: int = 0) -> argparse.Namespace:
+    """Megatron's arguments that describe a model; ours lie whole in `tokamake`.
+
+    Args:
+        architecture: shape of the model, vocab_size filled in.
+        tokens: tokens trained on.
+    """
+    shape = architecture
+    rotary, llama = shape.position_embedding == "rotary", shape.family == "llama"
+    return argparse.Namespace(
+        num_layers=shape.num_hidden_layers,
+        hidden_size=shape.hidden_size,
+        ffn_hidden_size=shape.intermediate_size,
+        num_attention_heads=shape.num_attention_heads,
+        num_key_value_heads=shape.num_key_value_heads,
+        kv_channels=shape.head_dim,
+        max_position_embeddings=shape.max_position_embeddings,
+        seq_length=shape.max_position_embeddings,
+        vocab_size=shape.vocab_size,
+        padded_vocab_size=padded_vocab_size(shape),
+        make_vocab_size_divisible_by=VOCABULARY_MULTIPLE,
+        untie_embeddings_and_output_weights=not shape.tie_word_embeddings,
+        add_position_embedding=shape.position_embedding == "learned",
+        use_rotary_position_embeddings=rotary,
+        position_embedding_type=_POSITIONS[shape.position_embedding],
+        rotary_percent=1.0,
+        rope_theta=shape.rope_theta,
+        embed_layernorm=shape.embedding_layernorm,
+        normalization="rmsnorm" if llama else "layernorm",
+        layernorm_epsilon=shape.rms_norm_eps if llama else shape.layer_norm_epsilon,
+        swiglu=llama,
+        add_bias_linear=shape.attention_bias and shape.mlp_bias,
+        init_method_std=shape.initializer_range,
+        tensor_model_parallel_size=1,
+        pipeline_model_parallel_size=1,
+        no_pipeline_parallel=True,
+        consumed_train_tokens=tokens,
+        tokamake=shape.model_dump(),
+    )

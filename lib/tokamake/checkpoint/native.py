@@ -1,0 +1,233 @@
+"""tokamake's own checkpoints: torch's distributed checkpoint (DCP), of any layout for any other.
+
+What a rank holds comes from the trainer, files of a folder go out, and back at another number of
+ranks; `read` gives whole tensors without any. Keys: model.NAME and optimizer.KIND.NAME with Hugging
+Face's names, rank.NUMBER for what only that rank knows.
+"""
+
+import io
+import json
+from collections.abc import Mapping, MutableMapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from tokamake import files
+from tokamake.config import Architecture
+from tokamake.errors import UserError
+from tokamake.parallel.mesh import Mesh
+from tokamake.parallel.shards import Held
+from tokamake.validation import validate
+
+DESCRIPTION = "tokamake.json"
+"""File beside DCP's own that says whose checkpoint it is."""
+VERSION = 1
+
+Tensors = dict[str, Any]
+
+
+def is_native(folder: Path) -> bool:
+    """Whether a folder is a checkpoint of this format."""
+    return (folder / DESCRIPTION).is_file()
+
+
+class Layout:
+    """How this rank's tensors make up the whole ones.
+
+    Args:
+        mesh: this rank among its peers.
+        device: of the tensors.
+    """
+
+    def __init__(self, mesh: Mesh, device: torch.device) -> None:
+        self._mesh: DeviceMesh | None = None
+        ranks = torch.tensor(mesh.copy)
+        if ranks.numel() > 1:
+            # Tensor parallelism comes first: it cuts what the shards are cut from.
+            names = ("tensor", "shards")
+            self._mesh = DeviceMesh(
+                device.type, ranks, mesh_dim_names=names, _init_backend=False, _rank=dist.get_rank()
+            )
+
+    def whole(self, held: Held, local: Tensor) -> Tensor:
+        """A tensor of a parameter's shape, or of its shard's, as a part of the whole one."""
+        if self._mesh is None or local.shape != held.local.shape:
+            return local
+        dim = held.placement.dim
+        of_tensor: Placement = Replicate() if dim is None else Shard(dim)
+        sharded = isinstance(held.parameter, DTensor)
+        of_shards: Placement = Shard(0) if sharded else Replicate()
+        stride = torch.empty(held.shape, device="meta").stride()
+        return DTensor.from_local(
+            local.detach(),
+            self._mesh,
+            [of_tensor, of_shards],
+            run_check=False,
+            shape=held.shape,
+            stride=stride,
+        )
+
+
+def tensors_of(
+    held: list[Held], states: Mapping[Tensor, dict[str, Any]], layout: Layout
+) -> Tensors:
+    """Weights and optimizer states that this rank has a part in, by their keys.
+
+    Args:
+        held: parameters.
+        states: of the optimizer, by `Held.local`: tensors of its shape, or alike on all ranks.
+        layout: how they make up whole tensors.
+    """
+    found: Tensors = {}
+    for one in held:
+        found[f"model.{one.saved_name}"] = layout.whole(one, one.local)
+        for kind, value in states.get(one.local, {}).items():
+            found[f"optimizer.{kind}.{one.saved_name}"] = layout.whole(one, value)
+    return found
+
+
+def save(
+    folder: Path,
+    tensors: Tensors,
+    *,
+    description: dict[str, Any],
+    rank_state: Any,
+    group: dist.ProcessGroup,
+) -> "Future[Any]":
+    """Begin to write a checkpoint; all ranks call it. The tensors may change once it returns.
+
+    Args:
+        folder: where the files go.
+        tensors: from `tensors_of`.
+        description: architecture and progress, for `describe`.
+        rank_state: what this rank wants back at the same number of ranks.
+        group: all ranks, of gloo, for nothing else.
+
+    Returns:
+        What ends when this rank's files are written.
+    """
+    rank = dist.get_rank()
+    if rank == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        known = {"version": VERSION, "world_size": dist.get_world_size(), **description}
+        files.write_json(folder / DESCRIPTION, known)
+    dist.barrier()
+    state = {**tensors, f"rank.{rank}": _to_bytes(rank_state)}
+    found = dcp.async_save(state, checkpoint_id=str(folder), process_group=group)
+    assert isinstance(found, Future)
+    return found
+
+
+def make_state(
+    folder: Path,
+    held: list[Held],
+    states: MutableMapping[Tensor, dict[str, Any]],
+    kinds: Mapping[str, str],
+) -> None:
+    """Make room in an optimizer for the states that a checkpoint has.
+
+    Args:
+        folder: the checkpoint.
+        held: parameters.
+        states: of the optimizer, by `Held.local`.
+        kinds: STATE of the optimizer's plug-in.
+    """
+    known = _metadata(folder).state_dict_metadata
+    for one in held:
+        for kind, like in kinds.items():
+            found = known.get(f"optimizer.{kind}.{one.saved_name}")
+            if found is None:
+                continue
+            shape = one.local.shape if like == "like_parameter" else found.size
+            dtype = found.properties.dtype
+            device = None if like == "like_parameter" or len(shape) else "cpu"
+            states[one.local][kind] = torch.zeros(
+                shape, dtype=dtype, device=device or one.local.device
+            )
+
+
+def saved_in(folder: Path) -> dict[str, Any]:
+    """DCP's metadata of the tensors in a checkpoint, by key."""
+    found: dict[str, Any] = _metadata(folder).state_dict_metadata
+    return found
+
+
+def check(folder: Path, tensors: Tensors) -> None:
+    """See that a checkpoint has tensors of these names and shapes.
+
+    Raises:
+        UserError: it has not.
+    """
+    known = _metadata(folder).state_dict_metadata
+    for name, tensor in tensors.items():
+        if (found := known.get(name)) is None:
+            raise UserError(f"{folder}: has no {name}; was it saved with other settings?")
+        if list(found.size) != list(tensor.shape):
+            raise UserError(
+                f"{folder}: {name} has the shape {list(found.size)}, the model here calls for "
+                f"{list(tensor.shape)}; name another checkpoint"
+            )
+
+
+def load(folder: Path, tensors: Tensors) -> Any:
+    """Fill tensors, in place, from a checkpoint of any layout; all ranks call it.
+
+    Returns:
+        What this rank gave as `rank_state`; None if there were not as many ranks.
+    """
+    own, state = f"rank.{dist.get_rank()}", dict(tensors)
+    if describe(folder)["world_size"] == dist.get_world_size():
+        size = _metadata(folder).state_dict_metadata[own].size
+        state[own] = torch.empty(size, dtype=torch.uint8)
+    dcp.load(state, checkpoint_id=str(folder))
+    return _from_bytes(state[own]) if own in state else None
+
+
+def _to_bytes(value: Any) -> Tensor:
+    """One tensor, of which DCP makes no keys of its own."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+
+
+def _from_bytes(tensor: Tensor) -> Any:
+    return torch.load(io.BytesIO(tensor.numpy().tobytes()), weights_only=True)
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself: version, world_size, architecture, progress."""
+    found: dict[str, Any] = files.read_json(folder / DESCRIPTION, "name a checkpoint of tokamake")
+    if found.get("version") != VERSION:
+        raise UserError(
+            f"{folder}: is of version {found.get('version')}, this tokamake reads {VERSION}"
+        )
+    return found
+
+
+def read(folder: Path) -> tuple[Architecture, dict[str, Tensor], int]:
+    """Architecture, whole weights by Hugging Face's names, and step; no ranks needed."""
+    described = describe(folder)
+    architecture = validate(Architecture, described["architecture"], str(folder))
+    tensors = {
+        key: torch.empty(value.size, dtype=value.properties.dtype)
+        for key, value in _metadata(folder).state_dict_metadata.items()
+        if key.startswith("model.") and isinstance(value, TensorStorageMetadata)
+    }
+    dcp.load(tensors, checkpoint_id=str(folder), no_dist=True)
+    weights = {key.removeprefix("model."): value for key, value in tensors.items()}
+    return architecture, weights, int(described["iteration"])
+
+
+def _metadata(folder: Path) -> Any:
+    try:
+        return dcp.FileSystemReader(folder).read_metadata()
+    except (OSError, EOFError, json.JSONDecodeError) as error:
+        raise UserError(f"{folder}: no whole checkpoint ({error}); name another one") from None

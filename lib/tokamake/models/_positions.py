@@ -1,0 +1,137 @@
+"""How tokens know their positions: angles of rotary embeddings, biases of ALiBi.
+
+Positions come in from a model's `forward`; cosines and sines, or a bias, go to its attention.
+Shape suffixes: B batch, L tokens, S tokens attended to, H query heads of this rank, K width of a
+head.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from tokamake.config import Architecture
+from tokamake.config.architecture import RopeScaling
+
+
+def rotary(positions: Tensor, architecture: Architecture) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, fp32, of rotary position embedding (arXiv 2104.09864).
+
+    Computed afresh in each forward pass: a buffer would be rounded by a cast of the model to bf16.
+
+    Args:
+        positions: (L,) of all rows, or (B, L) of each.
+        architecture: shape of the model.
+
+    Returns:
+        (L, K) each, or (B, 1, L, K): as `rotate` takes them.
+    """
+    frequencies, factor = rotary_frequencies(architecture, positions.device)
+    angles = positions.float()[..., None] * frequencies
+    angles = torch.cat((angles, angles), dim=-1)
+    if positions.dim() > 1:
+        angles = angles[:, None]
+    if factor == 1.0:
+        return angles.cos(), angles.sin()
+    return angles.cos() * factor, angles.sin() * factor
+
+
+def rotate(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
+    """Turn each head by its positions' angles; pairs are (i, i + K/2), Hugging Face's order."""
+    first, second = x_BHLK.chunk(2, dim=-1)
+    return x_BHLK * cos_LK + torch.cat((-second, first), dim=-1) * sin_LK
+
+
+def rotary_frequencies(
+    architecture: Architecture, device: torch.device | None = None
+) -> tuple[Tensor, float]:
+    """Angles a position, (K / 2,) fp32, and what cosines and sines are multiplied by."""
+    half = torch.arange(0, architecture.head_dim, 2, device=device).float()
+    plain = 1.0 / architecture.rope_theta ** (half / architecture.head_dim)
+    scaling = architecture.rope_scaling
+    if scaling is None:
+        return plain, 1.0
+    if scaling.rope_type == "linear":
+        return plain / scaling.factor, 1.0
+    if scaling.rope_type == "llama3":
+        return _llama3(plain, scaling), 1.0
+    return _yarn(plain, architecture.rope_theta, scaling), _yarn_attention_factor(scaling)
+
+
+def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
+    """Stretch low frequencies, leave high ones, and mix between (arXiv 2407.21783)."""
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    assert low is not None
+    assert high is not None
+    turns = _length(scaling) * plain / (2 * math.pi)
+    own = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - own) * plain / scaling.factor + own * plain
+
+
+def _yarn(plain: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
+    """Stretch pairs by a ramp over their numbers (arXiv 2309.00071, section 3.2)."""
+    width = 2 * len(plain)
+
+    def pair(turns: float) -> float:
+        """Number of the pair that turns so often in a sequence of the first training."""
+        wavelength = _length(scaling) / (2 * math.pi * turns)
+        return width * math.log(wavelength) / (2 * math.log(theta))
+
+    first, last = pair(scaling.beta_fast or 32.0), pair(scaling.beta_slow or 1.0)
+    if scaling.truncate is not False:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, width - 1)
+    if first == last:
+        last += 0.001
+    numbers = torch.arange(len(plain), device=plain.device).float()
+    stretched = ((numbers - first) / (last - first)).clamp(0, 1)
+    return plain / scaling.factor * stretched + plain * (1 - stretched)
+
+
+def _yarn_attention_factor(scaling: RopeScaling) -> float:
+    """What attention's scores are sharpened by, as a factor of both queries and keys."""
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    log = 0.1 * math.log(scaling.factor)
+    if scaling.mscale and scaling.mscale_all_dim:
+        return (scaling.mscale * log + 1) / (scaling.mscale_all_dim * log + 1)
+    return log + 1
+
+
+def _length(scaling: RopeScaling) -> int:
+    assert scaling.original_max_position_embeddings is not None
+    return scaling.original_max_position_embeddings
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """How much attention each head loses a token of distance (arXiv 2108.12409).
+
+    A geometric series; heads beyond a power of 2 get every other term of the next longer series.
+    """
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * n / power) for n in range(1, power + 1)]
+    return slopes + [2 ** (-4 * n / power) for n in range(1, 2 * (num_heads - power), 2)]
+
+
+def alibi(
+    num_heads: int, heads: range, *, length: int, total: int, like: Tensor, seen: Tensor | None
+) -> Tensor:
+    """Bias of attention's scores: less the farther away, -inf where a token is not seen.
+
+    Args:
+        num_heads: of the model.
+        heads: those of this rank.
+        length: tokens that attend, the last ones of `total`.
+        total: tokens attended to.
+        like: has the dtype and device.
+        seen: (B, 1, L, S) bool; none: each token sees itself and those before it.
+
+    Returns:
+        (1 or B, H, L, S).
+    """
+    queries = torch.arange(total - length, total, device=like.device)
+    distance_LS = queries[:, None] - torch.arange(total, device=like.device)
+    slopes = torch.tensor(alibi_slopes(num_heads)[heads.start : heads.stop], device=like.device)
+    bias_HLS = -slopes[:, None, None] * distance_LS
+    hidden = distance_LS < 0 if seen is None else ~seen
+    return bias_HLS[None].masked_fill(hidden, -math.inf).to(like.dtype)

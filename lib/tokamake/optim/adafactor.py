@@ -1,0 +1,116 @@
+"""Adafactor (Shazeer & Stern 2018, arXiv 1804.04235): second moments as a row times a column."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokamake.config import OptimizerSettings
+from tokamake.optim._rule import Batch, Group, Rule, decay, number, wide
+from tokamake.optim._whole import ALONE, Whole, local
+
+SETTINGS = {
+    "beta2_decay": -0.8,
+    "epsilon": 1e-30,
+    "epsilon2": 1e-3,
+    "clip_threshold": 1.0,
+    "weight_decay": 0.0,
+}
+ELEMENTWISE = False
+STATE = {
+    "step": "replicated",
+    "row_var": "replicated",
+    "col_var": "replicated",
+    "variance": "like_parameter",
+}
+
+
+def build(
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: Whole = ALONE
+) -> torch.optim.Optimizer:
+    """Make the optimizer, without momentum.
+
+    Args:
+        groups: parameter groups, each with its own `weight_decay`.
+        settings: peak learning rate, which scales with a parameter's size: 1e-2 in the paper.
+        whole: means are those of whole parameters.
+    """
+    names = ("beta2_decay", "epsilon", "epsilon2", "clip_threshold")
+    options = {name: settings.used(name) for name in names}
+    return Adafactor(groups, whole=whole, lr=settings.learning_rate, **options)
+
+
+class Adafactor(Rule):
+    """Algorithms 4 and 5 of the paper, with torch's decoupled weight decay.
+
+    Matrices keep means of squares of whole rows and columns (of the last two dimensions), on all
+    ranks that hold parts.
+    """
+
+    def start(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Means of rows and columns of a matrix, or of each element of a vector."""
+        shape = self.whole.shape(parameter)
+        if len(shape) < 2:
+            return {"step": number(), "variance": self.like(parameter)}
+        zeros = torch.zeros((), dtype=wide(parameter), device=parameter.device)
+        return {
+            "step": number(),
+            "row_var": zeros.new_zeros((*shape[:-1], 1)),
+            "col_var": zeros.new_zeros((*shape[:-2], 1, shape[-1])),
+        }
+
+    def update(self, batch: Batch, group: Group) -> None:
+        """x -= max(epsilon2, RMS(x)) min(lr, 1 / sqrt(step)) u / max(1, RMS(u) / threshold)."""
+        steps, sizes = batch.tick(), self._mean_squares(batch, batch.values)
+        decay(batch, group)
+        updates = self._normalized(batch, group, steps)
+        lengths = self._mean_squares(batch, updates)
+        everything = zip(batch.values, updates, steps, sizes, lengths, strict=True)
+        for value, update, step, size, length in everything:
+            rate = min(group["lr"], step**-0.5) * size.sqrt().clamp(min=group["epsilon2"])
+            clip = (length.sqrt() / group["clip_threshold"]).clamp(min=1.0)
+            value.sub_(update.mul_(rate / clip))
+
+    def _mean_squares(self, batch: Batch, tensors: list[Tensor]) -> list[Tensor]:
+        sums = self.whole.sum(batch.parameters, [tensor.square().sum() for tensor in tensors])
+        shapes = [torch.Size(self.whole.shape(each)) for each in batch.parameters]
+        return [total / max(1, shape.numel()) for total, shape in zip(sums, shapes, strict=True)]
+
+    def _normalized(self, batch: Batch, group: Group, steps: list[float]) -> list[Tensor]:
+        """Gradients over the roots of their estimated squares."""
+        squares = [gradient.square().add_(group["epsilon"]) for gradient in batch.gradients]
+        matrices = [n for n, state in enumerate(batch.states) if "row_var" in state]
+        means = iter(self._means(batch, squares, matrices))
+        found = []
+        for place, (state, step) in enumerate(zip(batch.states, steps, strict=True)):
+            weight = step ** group["beta2_decay"]
+            if "variance" in state:
+                variance = local(state["variance"])
+                variance.lerp_(squares[place], weight)
+                found.append(batch.gradients[place] * variance.rsqrt())
+                continue
+            for name in ("row_var", "col_var"):
+                state[name].lerp_(next(means), weight)
+            scale = self._inverse_roots(batch.parameters[place], state)
+            found.append(batch.gradients[place] * scale)
+        return found
+
+    def _means(self, batch: Batch, squares: list[Tensor], matrices: list[int]) -> list[Tensor]:
+        """Means of rows, then of columns, of each matrix."""
+        parameters, sums, counts = [], [], []
+        for place in matrices:
+            parameter = batch.parameters[place]
+            shape = self.whole.shape(parameter)
+            for dim in (-1, -2):
+                total = squares[place].sum(dim=dim, keepdim=True)
+                parameters.append(parameter)
+                sums.append(self.whole.along(parameter, total, dim))
+                counts.append(shape[dim])
+        found = self.whole.sum(parameters, sums)
+        return [total / count for total, count in zip(found, counts, strict=True)]
+
+    def _inverse_roots(self, parameter: Tensor, state: dict[str, Tensor]) -> Tensor:
+        rows, columns = state["row_var"], state["col_var"]
+        # In two factors, since squares of small gradients multiplied would leave fp32's range.
+        rows = (rows / rows.mean(dim=-2, keepdim=True)).rsqrt()
+        return self.whole.part(parameter, rows) * self.whole.part(parameter, columns.rsqrt())

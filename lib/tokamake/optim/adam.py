@@ -1,0 +1,31 @@
+"""Adam (Kingma & Ba 2015, arXiv 1412.6980); settings in, torch optimizer out."""
+
+from typing import Any
+
+import torch
+
+from tokamake.config import OptimizerSettings
+from tokamake.optim._whole import ALONE, Whole
+
+SETTINGS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.0}
+ELEMENTWISE = True
+STATE = {"step": "replicated", "exp_avg": "like_parameter", "exp_avg_sq": "like_parameter"}
+
+
+def build(
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: Whole = ALONE
+) -> torch.optim.Optimizer:
+    """Make torch's fused Adam. Weight decay enters through the gradient (L2), so moments hold it.
+
+    Args:
+        groups: parameter groups, each with its own `weight_decay`.
+        settings: peak learning rate, betas and epsilon.
+        whole: of no use to a rule that knows single elements.
+    """
+    return torch.optim.Adam(
+        groups,
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.used("epsilon"),
+        fused=True,
+    )

@@ -1,0 +1,51 @@
+"""AdamW with moments of 8 bits in blocks (Dettmers et al. 2022, arXiv 2110.02861), by torchao."""
+
+import contextlib
+from typing import Any
+
+import torch
+
+from tokamake.config import OptimizerSettings
+from tokamake.errors import UserError
+from tokamake.optim._whole import ALONE, Whole
+
+SETTINGS = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
+ELEMENTWISE = False  # Blocks of 256 elements share a scale, and small parts stay in 32 bits.
+STATE = {"step": "replicated", "exp_avg": "like_parameter", "exp_avg_sq": "like_parameter"}
+
+
+def build(
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: Whole = ALONE
+) -> torch.optim.Optimizer:
+    """Make torchao's AdamW8bit, compiled on accelerators only.
+
+    Args:
+        groups: parameter groups, each with its own `weight_decay`.
+        settings: peak learning rate, betas and epsilon.
+        whole: of no use: blocks are those of local parts, so results differ a little by layout.
+
+    Raises:
+        UserError: torchao is not installed.
+    """
+    try:
+        from torchao.optim import AdamW8bit
+    except ImportError as error:
+        raise UserError(
+            f"train.optimizer.name: adamw_8bit: {error}; run `pip install torchao`"
+        ) from None
+
+    class Optimizer(AdamW8bit):
+        """Rates may be set as plain numbers, which torchao would refuse or compile for."""
+
+        def step(self, closure: Any = None) -> Any:
+            on_cpu = all(p.device.type == "cpu" for g in self.param_groups for p in g["params"])
+            eager = torch.compiler.set_stance("force_eager") if on_cpu else contextlib.nullcontext()
+            for group in self.param_groups:
+                for name in ("lr", "weight_decay"):
+                    group[name] = torch.as_tensor(group[name], dtype=torch.float32)
+            with eager:
+                return super().step(closure)
+
+    return Optimizer(
+        groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.used("epsilon")
+    )

@@ -1,0 +1,65 @@
+"""ADOPT (Taniguchi et al. 2024, arXiv 2411.02853): Adam that converges with any beta2.
+
+A gradient is divided by the moment of those before it, and momentum comes after.
+"""
+
+from typing import Any
+
+import torch
+
+from tokamake.config import OptimizerSettings
+from tokamake.optim._rule import Batch, Group, Rule, decay
+from tokamake.optim._whole import ALONE, Whole
+
+SETTINGS = {"beta1": 0.9, "beta2": 0.9999, "epsilon": 1e-6, "weight_decay": 0.1}
+ELEMENTWISE = True
+STATE = {"step": "replicated", "exp_avg": "like_parameter", "exp_avg_sq": "like_parameter"}
+
+
+def build(
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: Whole = ALONE
+) -> torch.optim.Optimizer:
+    """Make the optimizer.
+
+    Args:
+        groups: parameter groups, each with its own `weight_decay`.
+        settings: peak learning rate, betas and epsilon.
+        whole: of no use to a rule that knows single elements.
+    """
+    return Adopt(
+        groups,
+        whole=whole,
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.used("epsilon"),
+    )
+
+
+class Adopt(Rule):
+    """Algorithm 2 of the paper, clipped at the fourth root of the step, with decoupled decay."""
+
+    zeros = ("exp_avg", "exp_avg_sq")
+
+    def update(self, batch: Batch, group: Group) -> None:
+        """m by clip(g / max(sqrt(v), eps)); x -= lr (m + decay x); v by g^2. The first g is v."""
+        beta1, beta2 = group["betas"]
+        first = [step == 1 for step in batch.tick()]
+        if any(first):
+            begun = batch.only(first)
+            squares = begun.state("exp_avg_sq")
+            torch._foreach_addcmul_(squares, begun.gradients, begun.gradients)
+            batch = batch.only([not each for each in first])
+        if not batch.parameters:
+            return
+        decay(batch, group)
+        means, squares = batch.state("exp_avg"), batch.state("exp_avg_sq")
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_clamp_min_(roots, group["eps"])
+        scaled = torch._foreach_div(batch.gradients, roots)
+        clips = [(state["step"].item() - 1) ** 0.25 for state in batch.states]
+        torch._foreach_clamp_max_(scaled, clips)
+        torch._foreach_clamp_min_(scaled, [-clip for clip in clips])
+        torch._foreach_lerp_(means, scaled, 1.0 - beta1)
+        torch._foreach_add_(batch.values, means, alpha=-group["lr"])
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, batch.gradients, batch.gradients, 1.0 - beta2)

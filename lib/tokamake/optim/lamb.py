@@ -1,0 +1,60 @@
+"""LAMB (You et al. 2020, arXiv 1904.00962): Adam's update, scaled layer by layer to the weights."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokamake.config import OptimizerSettings
+from tokamake.optim._rule import Batch, Group, Rule, adam_direction
+from tokamake.optim._whole import ALONE, Whole
+
+SETTINGS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-6, "weight_decay": 0.01}
+ELEMENTWISE = False
+STATE = {"step": "replicated", "exp_avg": "like_parameter", "exp_avg_sq": "like_parameter"}
+
+
+def build(
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: Whole = ALONE
+) -> torch.optim.Optimizer:
+    """Make the optimizer.
+
+    Args:
+        groups: parameter groups, each with its own `weight_decay`; one that does not decay is not
+            scaled either, as in the authors' BERT.
+        settings: peak learning rate, betas and epsilon.
+        whole: norms are those of whole parameters.
+    """
+    return Lamb(
+        groups,
+        whole=whole,
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.used("epsilon"),
+    )
+
+
+class Lamb(Rule):
+    """Algorithm 2 of the paper; the scaling function is the identity."""
+
+    zeros = ("exp_avg", "exp_avg_sq")
+
+    def update(self, batch: Batch, group: Group) -> None:
+        """With u = adam + decay x: x -= lr |x| / |u| u, or lr u where either norm is 0."""
+        directions = adam_direction(batch, group)
+        if group["weight_decay"]:
+            torch._foreach_add_(directions, batch.values, alpha=group["weight_decay"])
+        if group.get("decays", True):
+            torch._foreach_mul_(directions, self._ratios(batch, directions))
+        torch._foreach_add_(batch.values, directions, alpha=-group["lr"])
+
+    def _ratios(self, batch: Batch, directions: list[Tensor]) -> list[Tensor]:
+        squares = [
+            torch.stack((value.square().sum(), direction.square().sum()))
+            for value, direction in zip(batch.values, directions, strict=True)
+        ]
+        found = []
+        for value, direction in map(torch.sqrt, self.whole.sum(batch.parameters, squares)):
+            usable = (value > 0) & (direction > 0)
+            found.append(torch.where(usable, value / direction, torch.ones_like(value)))
+        return found

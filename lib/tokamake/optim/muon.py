@@ -1,0 +1,103 @@
+"""Muon (Jordan et al. 2024; Liu et al. 2025, arXiv 2502.16982): hidden matrices move by their
+momentum made orthogonal; embeddings, output layer, norms and biases by AdamW."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokamake.config import OptimizerSettings
+from tokamake.optim._groups import part_hidden_matrices
+from tokamake.optim._rule import Batch, Group, Rule, adamw, decay, number
+from tokamake.optim._whole import ALONE, Whole
+
+SETTINGS = {
+    "momentum": 0.95,
+    "newton_schulz_steps": 5,
+    "matrix_learning_rate_ratio": 1.0,
+    "beta1": 0.9,
+    "beta2": 0.95,
+    "epsilon": 1e-8,
+    "weight_decay": 0.1,
+}
+ELEMENTWISE = False
+STATE = {
+    "step": "replicated",
+    "momentum_buffer": "like_parameter",
+    "exp_avg": "like_parameter",
+    "exp_avg_sq": "like_parameter",
+}
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of Jordan's quintic: singular values end between about 0.7 and 1.2, not exactly at 1."""
+
+
+def build(
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: Whole = ALONE
+) -> torch.optim.Optimizer:
+    """Make the optimizer; its learning rate and decay suit both parts as AdamW's do.
+
+    Args:
+        groups: parameter groups with `param_names`, which tell hidden matrices from the rest.
+        settings: peak learning rate; momentum, iterations and share of the rate for matrices;
+            betas and epsilon of AdamW.
+        whole: matrices are made orthogonal whole.
+    """
+    return Muon(
+        part_hidden_matrices(groups),
+        whole=whole,
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.used("epsilon"),
+        momentum=settings.used("momentum"),
+        newton_schulz_steps=int(settings.used("newton_schulz_steps")),
+        ratio=settings.used("matrix_learning_rate_ratio"),
+    )
+
+
+class Muon(Rule):
+    """Nesterov momentum, with updates scaled to the size of AdamW's (2502.16982, equation 4)."""
+
+    def __init__(self, groups: list[Group], **options: Any) -> None:
+        super().__init__(groups, **options)
+        of_hidden = (group["params"] for group in self.param_groups if group["hidden"])
+        self._hidden = {id(each) for parameters in of_hidden for each in parameters}
+
+    def start(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Momentum of a hidden matrix, Adam's moments of another parameter."""
+        hidden = id(parameter) in self._hidden
+        names = ("momentum_buffer",) if hidden else ("exp_avg", "exp_avg_sq")
+        return {"step": number(), **{name: self.like(parameter) for name in names}}
+
+    def update(self, batch: Batch, group: Group) -> None:
+        """x -= lr decay x; x -= ratio lr 0.2 sqrt(max(rows, columns)) orthogonal(momentum)."""
+        if not group["hidden"]:
+            adamw(batch, group)
+            return
+        batch.tick()
+        momentum, means = group["momentum"], batch.state("momentum_buffer")
+        torch._foreach_lerp_(means, batch.gradients, 1.0 - momentum)
+        ahead = torch._foreach_lerp(batch.gradients, means, momentum)
+        decay(batch, group)
+        gathered = self.whole.gather(batch.parameters, list(ahead))
+        for parameter, value, matrix in zip(batch.parameters, batch.values, gathered, strict=True):
+            found = orthogonal(matrix, group["newton_schulz_steps"])
+            rate = group["ratio"] * group["lr"] * 0.2 * max(matrix.shape) ** 0.5
+            value.add_(self.whole.part(parameter, found), alpha=-rate)
+
+
+def orthogonal(matrix: Tensor, steps: int) -> Tensor:
+    """The nearest matrix with orthonormal rows or columns, roughly, by Newton and Schulz, in bf16.
+
+    X <- a X + (b A + c A A) X with A = X X^T, from X = matrix / |matrix|.
+    """
+    a, b, c = COEFFICIENTS
+    x = matrix.bfloat16()
+    tall = x.shape[0] > x.shape[1]
+    if tall:
+        x = x.T
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if tall else x

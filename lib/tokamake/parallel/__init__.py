@@ -1,0 +1,1 @@
+"""How ranks share a model and its batches: meshes, parallel layers, pipelines, shards."""

@@ -1,0 +1,260 @@
+"""Attention of a block of queries to a block of keys that also gives its log-sum-exp.
+
+Blocks can then be merged, and differentiated, as parts of one softmax; `ring` does so. Each device
+has its fused kernels, and plain fp32 arithmetic serves where there is none. Any of them may compute
+the gradients of what another computed.
+Shape suffixes: B batch, L queries, S keys, H query heads, G key and value heads, R query heads of
+a key's, K width of a head.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+_ROWS = 512
+"""Queries whose scores plain arithmetic holds at once."""
+
+_LSE_ALIGNMENT = 32
+"""CUDA's memory-efficient kernel pads rows of log-sum-exp to a multiple of it."""
+
+Gradients = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Queries, the keys and values that they attend to, and who sees whom."""
+
+    q_BHLK: Tensor
+    k_BGSK: Tensor
+    v_BGSK: Tensor
+    causal: bool = False
+    """Query i sees keys 0 … i alone; there are as many keys as queries then."""
+    bias: Tensor | None = None
+    """(B, 1, L, S) to add to the scores, finite, in the dtype of the queries."""
+
+    @property
+    def scale(self) -> float:
+        """Factor of the scores."""
+        return 1.0 / math.sqrt(self.q_BHLK.shape[-1])
+
+    @property
+    def repeats(self) -> int:
+        """Query heads that share a key's head."""
+        return self.q_BHLK.shape[1] // self.k_BGSK.shape[1]
+
+
+class Kernel(Protocol):
+    """A way to compute attention."""
+
+    @staticmethod
+    def serves(block: Block) -> bool:
+        """Whether it can compute this block."""
+
+    @staticmethod
+    def forward(block: Block) -> tuple[Tensor, Tensor]:
+        """(B, H, L, K) values in a dtype of its own, and (B, H, L) log-sum-exp of the scores."""
+
+    @staticmethod
+    def backward(block: Block, dy_BHLK: Tensor, y_BHLK: Tensor, lse_BHL: Tensor) -> Gradients:
+        """Gradients of queries, keys and values.
+
+        Args:
+            block: as in `forward`.
+            dy_BHLK: gradient of the values after all blocks are merged.
+            y_BHLK: the merged values.
+            lse_BHL: the merged log-sum-exp.
+        """
+
+
+def kernel(block: Block) -> type[Kernel]:
+    """The fastest kernel that serves a block."""
+    return next(found for found in (ForCPU, Flash, MemoryEfficient, Plain) if found.serves(block))
+
+
+class ForCPU:
+    """torch's flash attention for CPUs."""
+
+    @staticmethod
+    def serves(block: Block) -> bool:
+        """Whether it can compute this block."""
+        return block.q_BHLK.device.type == "cpu"
+
+    @staticmethod
+    def forward(block: Block) -> tuple[Tensor, Tensor]:
+        """See `Kernel`."""
+        found: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            block.q_BHLK, block.k_BGSK, block.v_BGSK, 0.0, block.causal, attn_mask=block.bias
+        )
+        return found
+
+    @staticmethod
+    def backward(block: Block, dy_BHLK: Tensor, y_BHLK: Tensor, lse_BHL: Tensor) -> Gradients:
+        """See `Kernel`."""
+        operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        tensors = (block.q_BHLK, block.k_BGSK, block.v_BGSK, y_BHLK, lse_BHL)
+        found: Gradients = operator(dy_BHLK, *tensors, 0.0, block.causal, attn_mask=block.bias)
+        return found
+
+
+def _allowed(block: Block, name: str, *, grouped: bool) -> bool:
+    """Whether a fused CUDA kernel takes such tensors, by torch's own test."""
+    if block.q_BHLK.device.type != "cuda":
+        return False
+    tensors = (block.q_BHLK, block.k_BGSK, block.v_BGSK, None)
+    parameters = torch.backends.cuda.SDPAParams(*tensors, 0.0, block.causal, grouped)
+    allowed: bool = getattr(torch.backends.cuda, name)(parameters)
+    return allowed
+
+
+class Flash:
+    """CUDA's flash attention: half precision, no bias."""
+
+    @staticmethod
+    def serves(block: Block) -> bool:
+        """Whether it can compute this block."""
+        if block.bias is not None or block.q_BHLK.shape[-1] % 8:
+            return False
+        return _allowed(block, "can_use_flash_attention", grouped=block.repeats > 1)
+
+    @staticmethod
+    def forward(block: Block) -> tuple[Tensor, Tensor]:
+        """See `Kernel`."""
+        y_BHLK, lse_BHL, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+            block.q_BHLK, block.k_BGSK, block.v_BGSK, 0.0, block.causal, scale=block.scale
+        )
+        return y_BHLK, lse_BHL
+
+    @staticmethod
+    def backward(block: Block, dy_BHLK: Tensor, y_BHLK: Tensor, lse_BHL: Tensor) -> Gradients:
+        """See `Kernel`."""
+        tensors = (block.q_BHLK, block.k_BGSK, block.v_BGSK, y_BHLK, lse_BHL.contiguous())
+        lengths = (None, None, block.q_BHLK.shape[2], block.k_BGSK.shape[2])
+        # State of a random generator, which nothing reads without dropout.
+        state = (
+            lse_BHL.new_zeros(2, dtype=torch.uint64),
+            lse_BHL.new_zeros((), dtype=torch.uint64),
+        )
+        found: Gradients = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            dy_BHLK, *tensors, *lengths, 0.0, block.causal, *state, scale=block.scale
+        )
+        return found
+
+
+class MemoryEfficient:
+    """CUDA's memory-efficient attention: fp32 too, and biases."""
+
+    @staticmethod
+    def serves(block: Block) -> bool:
+        """Whether it can compute this block."""
+        lengths = block.q_BHLK.shape[2], block.k_BGSK.shape[2]
+        if any(length % _LSE_ALIGNMENT for length in lengths) or block.q_BHLK.shape[-1] % 8:
+            return False
+        return _allowed(_ungrouped(block), "can_use_efficient_attention", grouped=False)
+
+    @staticmethod
+    def forward(block: Block) -> tuple[Tensor, Tensor]:
+        """See `Kernel`."""
+        whole = _ungrouped(block)
+        y_BHLK, lse_BHL, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+            whole.q_BHLK, whole.k_BGSK, whole.v_BGSK, whole.bias, True, 0.0, whole.causal
+        )
+        return y_BHLK, lse_BHL
+
+    @staticmethod
+    def backward(block: Block, dy_BHLK: Tensor, y_BHLK: Tensor, lse_BHL: Tensor) -> Gradients:
+        """See `Kernel`."""
+        whole = _ungrouped(block)
+        tensors = (whole.q_BHLK, whole.k_BGSK, whole.v_BGSK, whole.bias, y_BHLK)
+        # State of a random generator, which nothing reads without dropout.
+        state = [lse_BHL.new_zeros((), dtype=torch.int64) for _ in range(2)]
+        dq_BHLK, *of_heads, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+            *(dy_BHLK, *tensors, lse_BHL.contiguous(), *state),
+            *(0.0, [True, True, True, False], whole.causal),
+        )
+        dk_BGSK, dv_BGSK = (_grouped(gradient, block) for gradient in of_heads)
+        return dq_BHLK, dk_BGSK, dv_BGSK
+
+
+def _ungrouped(block: Block) -> Block:
+    """The block with a key's head, and a bias, for each query head."""
+    k_BHSK = block.k_BGSK.repeat_interleave(block.repeats, 1)
+    v_BHSK = block.v_BGSK.repeat_interleave(block.repeats, 1)
+    bias = None
+    if block.bias is not None:
+        bias = block.bias.expand(-1, block.q_BHLK.shape[1], -1, -1)
+    return Block(block.q_BHLK, k_BHSK, v_BHSK, block.causal, bias)
+
+
+def _grouped(gradient_BHSK: Tensor, block: Block) -> Tensor:
+    gradient = gradient_BHSK.unflatten(1, (-1, block.repeats))
+    return gradient.sum(2, dtype=_wide(gradient.dtype))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums of such numbers are kept in: fp32 at least."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+class Plain:
+    """Plain arithmetic, fp32 at least, on any device; it holds scores of some queries at a time."""
+
+    @staticmethod
+    def serves(block: Block) -> bool:
+        """Whether it can compute this block: any of numbers with a fraction."""
+        return block.q_BHLK.is_floating_point()
+
+    @staticmethod
+    def forward(block: Block) -> tuple[Tensor, Tensor]:
+        """See `Kernel`."""
+        v_BGSK = block.v_BGSK.to(_wide(block.v_BGSK.dtype))[:, :, None]
+        values, sums = [], []
+        for _, scores_BGRLS in _scores(block):
+            lse_BGRL = scores_BGRLS.logsumexp(-1)
+            weights = (scores_BGRLS - lse_BGRL[..., None]).exp_()
+            values.append((weights @ v_BGSK[..., : weights.shape[-1], :]).flatten(1, 2))
+            sums.append(lse_BGRL.flatten(1, 2))
+        return torch.cat(values, 2), torch.cat(sums, 2)
+
+    @staticmethod
+    def backward(block: Block, dy_BHLK: Tensor, y_BHLK: Tensor, lse_BHL: Tensor) -> Gradients:
+        """See `Kernel`."""
+        wide = _wide(block.q_BHLK.dtype)
+        groups = (block.k_BGSK.shape[1], -1)
+        q, dy, y = (x.to(wide).unflatten(1, groups) for x in (block.q_BHLK, dy_BHLK, y_BHLK))
+        lse = lse_BHL.unflatten(1, groups)[..., None]
+        delta = (dy * y).sum(-1, keepdim=True)
+        k, v = (x.to(wide)[:, :, None] for x in (block.k_BGSK, block.v_BGSK))
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k[:, :, 0]), torch.zeros_like(v[:, :, 0])
+        for rows, scores in _scores(block):
+            keys = slice(scores.shape[-1])
+            weights = scores.sub_(lse[..., rows, :]).exp_()
+            dv[:, :, keys] += (weights.mT @ dy[..., rows, :]).sum(2)
+            dweights = dy[..., rows, :] @ v[..., keys, :].mT
+            dscores = dweights.sub_(delta[..., rows, :]).mul_(weights).mul_(block.scale)
+            dq[..., rows, :] = dscores @ k[..., keys, :]
+            dk[:, :, keys] += (dscores.mT @ q[..., rows, :]).sum(2)
+        return dq.flatten(1, 2), dk, dv
+
+
+def _scores(block: Block) -> Iterator[tuple[slice, Tensor]]:
+    """Rows of queries and their (B, G, R, rows, S) scores, up to the last key that they see.
+
+    Nothing is computed in place: recomputation may keep a product.
+    """
+    wide = _wide(block.q_BHLK.dtype)
+    q = block.q_BHLK.to(wide).unflatten(1, (block.k_BGSK.shape[1], -1)) * block.scale
+    k = block.k_BGSK.to(wide)[:, :, None]
+    for start in range(0, q.shape[3], _ROWS):
+        rows = slice(start, min(start + _ROWS, q.shape[3]))
+        keys = slice(rows.stop if block.causal else k.shape[3])
+        scores = q[..., rows, :] @ k[..., keys, :].mT
+        if block.bias is not None:
+            scores = scores + block.bias[:, :, None, rows, keys]
+        if block.causal:
+            seen = scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril(start)
+            scores = scores.masked_fill(~seen, -torch.inf)
+        yield rows, scores

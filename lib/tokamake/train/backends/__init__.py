@@ -1,0 +1,1 @@
+"""What makes a step of several ranks, one file each: `Engine`."""

@@ -1,0 +1,105 @@
+"""What the engines of all back ends share: the start, the count of tokens, what ranks agree on."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tokamake import files
+from tokamake.checkpoint import latest
+from tokamake.config import Run
+from tokamake.errors import UserError
+from tokamake.parallel.loss import NO_LABEL
+from tokamake.parallel.mesh import Mesh
+from tokamake.runtime import Ranks
+from tokamake.train.batch import Batch, TokenRows, leaves_out, to_batch
+from tokamake.train.stages import Stages
+
+
+class Base(ABC):
+    """One rank's share of the training run.
+
+    Attributes:
+        mesh: this rank among its peers.
+    """
+
+    _run: Run
+    _ranks: Ranks
+    _device: torch.device
+    _stages: Stages
+    mesh: Mesh
+
+    @abstractmethod
+    def _losses(self, batches: Sequence[Batch]) -> Tensor:
+        """Sum of the losses of all tokens of some micro batches; 0 where the last stage is not."""
+
+    @abstractmethod
+    def _set_mode(self, mode: str) -> None:
+        """Ready the weights for "train" or "eval"."""
+
+    def _batches(self, rows: Sequence[TokenRows]) -> list[Batch]:
+        return [to_batch(each, self._run, self._device, self.mesh) for each in rows]
+
+    def _count(self, batches: Sequence[Batch]) -> int:
+        """Tokens of all ranks that have a loss."""
+        if not leaves_out(self._run):
+            own = sum(batch.labels.numel() for batch in batches)
+            return own * self.mesh.data.size * self.mesh.context.size
+        counts = [(batch.labels != NO_LABEL).sum() for batch in batches]
+        count = torch.stack(counts).sum()
+        dist.all_reduce(count)
+        return max(1, int(count) // (self.mesh.tensor.size * self.mesh.pipeline.size))
+
+    def _agree(
+        self, loss: Tensor, squares: Tensor, *, stop: bool, saved: bool
+    ) -> tuple[float, float, bool, bool]:
+        """Sum loss and gradient over all ranks, and hear whether any stops and all have saved."""
+        # Tensor-parallel ranks have the same loss, all but the last stage have none.
+        own = loss if self.mesh.tensor.rank == 0 else torch.zeros_like(loss)
+        flags = torch.tensor([stop, saved], device=self._device)
+        sums = torch.cat((torch.stack((own, squares)).float(), flags.float()))
+        dist.all_reduce(sums)
+        total, square, stops, saves = sums.tolist()
+        return total, math.sqrt(square), stops > 0, saves == self._ranks.world_size
+
+    def mean_loss(self, rows: Iterable[TokenRows]) -> float:
+        """Loss over all tokens of the micro batches of all ranks, without training on them."""
+        self._set_mode("eval")
+        total = torch.zeros(2, dtype=torch.float64, device=self._device)
+        block = self._run.train.micro_batch_size * self.mesh.data.size
+        num_batches = self._run.train.global_batch_size // block if self._stages.in_turns else 1
+        coming = iter(rows)
+        while some := [*islice(coming, num_batches)]:
+            batches = self._batches(some)
+            total[0] += self._losses(batches)
+            total[1] += sum((batch.labels != NO_LABEL).sum() for batch in batches)
+        if not self._stages.has_loss or self.mesh.tensor.rank:
+            total.zero_()
+        dist.all_reduce(total)
+        return float(total[0] / total[1])
+
+    def _to_disk(self, folder: Path) -> None:
+        # DCP has synced what it wrote, but not the folder.
+        dist.barrier()
+        if self._ranks.rank == 0:
+            files.sync(folder)
+
+
+def read_start(run: Run) -> Mapping[str, Tensor]:
+    """Whole weights that a run starts from, by Hugging Face's names.
+
+    Raises:
+        UserError: there are none, or they are not of the run's architecture.
+    """
+    architecture, weights, _ = latest.read(run.checkpoint)
+    if architecture != run.architecture:
+        raise UserError(
+            f"{run.checkpoint}: not of the architecture that the run was resolved for; "
+            "run `tokamake resolve` again"
+        )
+    return weights

@@ -1,0 +1,237 @@
+"""The DeepSpeed back end: ZeRO over data- and context-parallel ranks, all else as the native one.
+
+Micro batches come from the loop; loss, gradient norm and checkpoints of torch's format go back.
+DeepSpeed averages and shards gradients and holds fp32 weights and optimizer states; loss scale,
+micro batches and layouts are ours.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tokamake import plugins
+from tokamake.checkpoint import native
+from tokamake.config import Run
+from tokamake.optim._groups import parameter_groups, set_rates
+from tokamake.optim._whole import ALONE, Part, Whole
+from tokamake.parallel import collectives, mesh, shards
+from tokamake.parallel.shards import Held
+from tokamake.parallel.tensor import cut
+from tokamake.runtime import Ranks, same_fate
+from tokamake.train.backends import _deepspeed_pieces as pieces
+from tokamake.train.backends import _deepspeed_setup as setup
+from tokamake.train.backends._engine import Base, read_start
+from tokamake.train.batch import Batch, TokenRows
+from tokamake.train.loss_scale import LossScale
+from tokamake.train.random_state import random_state, seed_all, set_random_state
+from tokamake.train.stages import Stages
+from tokamake.train.step import Saving, StepResult
+
+
+class _Parts(nn.Module):
+    """This rank's stages as one module, for DeepSpeed to see all parameters of."""
+
+    def __init__(self, stages: Stages) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(stages.modules.values())
+        # Hidden, lest torch should take it for a part.
+        self._stages = [stages]
+
+    def forward(self, batch: Batch, scale: float) -> Tensor:
+        """Sum of the losses of a micro batch's tokens, times `scale`; of a model in one stage."""
+        return self._stages[0].loss(batch, scale)
+
+
+class Engine(Base):
+    """One rank's share of the training run.
+
+    Args:
+        run: the resolved run.
+        ranks: this process among its peers.
+        device: where the model lives.
+
+    Raises:
+        UserError: the settings do not go together.
+    """
+
+    def __init__(self, run: Run, ranks: Ranks, device: torch.device) -> None:
+        self._run, self._ranks, self._device = run, ranks, device
+        self._stage, self._mode = run.train.zero_stage, ""
+        seed_all(run.seed)
+        with same_fate():
+            run.train.parallel.data_parallel_size(ranks.world_size)
+            setup.check(run, device)
+        self.mesh = mesh.build(run.train.parallel, ranks.world_size, device)
+        with same_fate():
+            weights = read_start(run)
+        self._stages = Stages(run, self.mesh, device, weights, shard=False)
+        self._held = self._stages.held
+        self._optimizer = self._build_optimizer()
+        self._mark()
+        mpu = setup.Mpu(self.mesh, ranks.world_size, device)
+        self._engine = setup.initialize(
+            run, _Parts(self._stages), self._optimizer, mpu, device.type
+        )
+        # DeepSpeed is told of a whole step's gradients at once.
+        self._engine.pipeline_parallelism = self._stage < 2
+        self._pieces = pieces.pieces(self._held, self._engine.optimizer, self._stage)
+        for piece in self._pieces:
+            whole = cut(weights[piece.held.saved_name], piece.held.placement, self.mesh.tensor)
+            piece.of(piece.flat).copy_(whole.reshape(-1)[piece.start : piece.start + piece.size])
+        self._loss_scale = LossScale(run.train.precision)
+        # Saving goes on beside training, and must not take part in its collectives.
+        self._savers = dist.new_group(backend="gloo")
+
+    def _build_optimizer(self) -> torch.optim.Optimizer:
+        settings = self._run.train.optimizer
+        parts: dict[Tensor, Part] = {
+            held.local: Part(tuple(held.shape), held.place, held.groups) for held in self._held
+        }
+        named = [(held.name, held.local) for held in self._held]
+        groups = parameter_groups(named, settings.used("weight_decay"))
+        plug_in = plugins.load("optim", settings.name)
+        self._state_kinds = plug_in.STATE
+        whole = ALONE if self._stage else Whole(parts.__getitem__)
+        made: torch.optim.Optimizer = plug_in.build(groups, settings, whole)
+        return made
+
+    def _mark(self) -> None:
+        """Say which parameters count in the norm here, and complete partial gradients."""
+        for held in self._held:
+            parameter: Any = held.parameter
+            parameter.model_parallel = held.counts
+            parameter.ds_pipe_replicated = held.is_copy
+            if held.placement.partial and self._stage >= 2:
+                # There gradients are shared out before a step's last pass is over.
+                parameter.register_hook(partial(collectives.all_reduce, axis=self.mesh.tensor))
+
+    def train_step(
+        self,
+        rows: Sequence[TokenRows],
+        *,
+        learning_rate: float,
+        weight_decay: float,
+        stop: bool = False,
+        saved: bool = False,
+    ) -> StepResult:
+        """Do one optimizer step; see `native.Engine.train_step`."""
+        self._set_mode("train")
+        batches = self._batches(rows)
+        # DeepSpeed averages over these ranks what shall be summed.
+        averaged = self.mesh.data.size * self.mesh.context.size
+        scale = averaged / self._count(batches)
+        if self._run.train.precision == "fp16":
+            self._engine.optimizer.loss_scale = self._loss_scale.value
+        if self._stage < 2:
+            total = self._at_once(batches, scale)
+        else:
+            total = self._one_by_one(batches, scale)
+        squares = torch.zeros_like(total)
+        if self._stage == 0:
+            # Data-parallel ranks all have the same gradients.
+            squares = shards.squares(self._held, self._device) / averaged
+        agreed = self._agree(total / averaged, squares, stop=stop, saved=saved)
+        loss, norm, stopped, all_saved = agreed
+        set_rates(self._optimizer, learning_rate=learning_rate, weight_decay=weight_decay)
+        norm = self._update(norm) if math.isfinite(loss) else math.nan
+        stepped = math.isfinite(loss) and self._loss_scale.update(norm)
+        return StepResult(loss, norm, stop=stopped, saved=all_saved, skipped=not stepped)
+
+    def _at_once(self, batches: Sequence[Batch], scale: float) -> Tensor:
+        """Add up the gradients of a step here, then let DeepSpeed reduce them."""
+        value = self._loss_scale.value
+        total = self._stages.forward_backward(batches, scale * value) / value
+        shards.add_up_partial(self._held, self.mesh.tensor, self._gradient)
+        if self._run.architecture.tie_word_embeddings:
+            name = self._stages.embedding_name
+            shards.add_up_copies(self._held, self.mesh.pipeline, name, self._gradient)
+        self._engine.set_gradient_accumulation_boundary(True)
+        self._engine.allreduce_gradients()
+        return total
+
+    def _gradient(self, held: Held) -> Tensor | None:
+        """Where DeepSpeed adds up a gradient, in fp32."""
+        optimizer, parameter = self._engine.optimizer, held.parameter
+        if hasattr(optimizer, "get_gradient_for_reduction"):
+            found: Tensor | None = optimizer.get_gradient_for_reduction(parameter)
+            return found
+        return getattr(parameter, "_hp_grad", parameter.grad)
+
+    def _one_by_one(self, batches: Sequence[Batch], scale: float) -> Tensor:
+        """Let DeepSpeed reduce the gradients of each micro batch, and add up its share of them."""
+        total = torch.zeros((), device=self._device)
+        for number, batch in enumerate(batches, 1):
+            self._engine.set_gradient_accumulation_boundary(number == len(batches))
+            loss = self._engine(batch, scale)
+            self._engine.backward(loss, scale_wrt_gas=False)
+            total += loss.detach()
+            if number < len(batches):
+                self._engine.step()
+        return total
+
+    def _update(self, norm: float) -> float:
+        """Take the step unless a gradient is not finite; return the norm before clipping."""
+        if self._stage:
+            self._engine.step()
+            return float(self._engine.get_global_grad_norm())
+        if math.isfinite(norm):
+            most = self._run.train.gradient_clipping
+            # The same small number as in torch.nn.utils.clip_grad_norm_.
+            shards.scale(self._held, min(1.0, most / (norm + 1e-6)) if most else 1.0)
+            self._engine.step()
+        return norm
+
+    def _set_mode(self, mode: str) -> None:
+        """Tell an optimizer that keeps weights apart for training which are wanted."""
+        if mode == self._mode or not hasattr(self._optimizer, mode):
+            return
+        self._mode = mode
+        with pieces.seen_by_optimizer(self._engine.optimizer, self._stage):
+            getattr(self._optimizer, mode)()
+        pieces.publish(self._engine.optimizer, self._stage)
+
+    @torch.no_grad()
+    def _losses(self, batches: Sequence[Batch]) -> Tensor:
+        if self._stage < 3:
+            return self._stages.losses(batches)
+        return torch.stack([self._engine(batch, 1.0) for batch in batches]).sum()
+
+    def save(self, folder: Path, progress: dict[str, Any]) -> Saving:
+        """Begin to write a checkpoint; see `native.Engine.save`."""
+        self._set_mode("eval")
+        counted = [piece for piece in self._pieces if piece.held.counts]
+        written = native.save(
+            folder,
+            pieces.tensors_of(counted, self._optimizer.state),
+            description={
+                **progress,
+                "architecture": self._run.architecture.model_dump(mode="json"),
+            },
+            rank_state={"random": random_state(), "loss_scale": self._loss_scale.state},
+            group=self._savers,
+        )
+        return Saving(written, lambda: self._to_disk(folder))
+
+    def load(self, folder: Path) -> None:
+        """Continue from a checkpoint of any back end and layout; see `native.Engine.load`."""
+        own = [piece for piece in self._pieces if not piece.held.is_copy]
+        copies = [piece for piece in self._pieces if piece.held.is_copy]
+        state = None
+        for some in (own, copies):
+            with same_fate():
+                pieces.make_state(folder, some, self._optimizer, self._state_kinds)
+                tensors = pieces.tensors_of(some, self._optimizer.state)
+                native.check(folder, tensors)
+            state = native.load(folder, tensors) or state
+            with same_fate():
+                pieces.take_shared(folder, some, self._optimizer.state, tensors)
+        pieces.publish(self._engine.optimizer, self._stage)
+        if state:
+            set_random_state(state["random"])
+            self._loss_scale.state = state["loss_scale"]

@@ -1,0 +1,220 @@
+"""The native back end: FSDP2, tensor, context and pipeline parallelism, torch's own checkpoints.
+
+Micro batches come from the loop; loss, gradient norm and checkpoints go back. Loss and gradients
+are those of all tokens of a global batch, however ranks share it.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tokamake import files, plugins
+from tokamake.checkpoint import latest, native
+from tokamake.config import Run
+from tokamake.errors import UserError
+from tokamake.optim._groups import parameter_groups, set_rates
+from tokamake.optim._whole import Part, Whole
+from tokamake.parallel import mesh, shards
+from tokamake.parallel.loss import NO_LABEL
+from tokamake.parallel.shards import Held
+from tokamake.runtime import Ranks, same_fate
+from tokamake.train.batch import Batch, TokenRows, leaves_out, to_batch
+from tokamake.train.loss_scale import LossScale
+from tokamake.train.random_state import random_state, seed_all, set_random_state
+from tokamake.train.stages import Stages
+from tokamake.train.step import Saving, StepResult
+
+
+class Engine:
+    """One rank's share of the training run.
+
+    Attributes:
+        mesh: this rank among its peers.
+
+    Args:
+        run: the resolved run.
+        ranks: this process among its peers.
+        device: where the model lives.
+
+    Raises:
+        UserError: the settings do not go together.
+    """
+
+    def __init__(self, run: Run, ranks: Ranks, device: torch.device) -> None:
+        self._run, self._ranks, self._device = run, ranks, device
+        seed_all(run.seed)
+        with same_fate():
+            run.train.parallel.data_parallel_size(ranks.world_size)
+        shard = run.train.zero_stage > 0
+        self.mesh = mesh.build(run.train.parallel, ranks.world_size, device, shard=shard)
+        with same_fate():
+            architecture, weights, _ = latest.read(run.checkpoint)
+            if architecture != run.architecture:
+                raise UserError(
+                    f"{run.checkpoint}: not of the architecture that the run was resolved for; "
+                    "run `tokamake resolve` again"
+                )
+        self._stages = Stages(run, self.mesh, device, weights)
+        self._held = self._stages.held
+        self._optimizer = self._build_optimizer()
+        self._loss_scale = LossScale(run.train.precision)
+        self._layout = native.Layout(self.mesh, device)
+        # Saving goes on beside training, and must not take part in its collectives.
+        self._savers = dist.new_group(backend="gloo")
+
+    def _build_optimizer(self) -> torch.optim.Optimizer:
+        settings = self._run.train.optimizer
+        named = [(held.name, held.local) for held in self._held]
+        parts: dict[torch.Tensor, Part] = {
+            held.local: Part(tuple(held.shape), held.place, held.groups) for held in self._held
+        }
+        groups = parameter_groups(named, settings.used("weight_decay"))
+        plug_in = plugins.load("optim", settings.name)
+        self._state_kinds = plug_in.STATE
+        made: torch.optim.Optimizer = plug_in.build(groups, settings, Whole(parts.__getitem__))
+        return made
+
+    def train_step(
+        self,
+        rows: Sequence[TokenRows],
+        *,
+        learning_rate: float,
+        weight_decay: float,
+        stop: bool = False,
+        saved: bool = False,
+    ) -> StepResult:
+        """Do one optimizer step.
+
+        Args:
+            rows: this rank's micro batches of the step.
+            learning_rate: of this step.
+            weight_decay: of this step.
+            stop: whether this rank was asked to stop.
+            saved: whether this rank has finished what it had to save.
+        """
+        self._set_mode("train")
+        batches = [to_batch(each, self._run, self._device, self.mesh) for each in rows]
+        scale = self._stages.num_averaged / self._count(batches)
+        total = self._stages.forward_backward(batches, scale * self._loss_scale.value)
+        self._add_up_gradients()
+        squares = shards.squares(self._held, self._device)
+        own = total / self._stages.num_averaged
+        loss, norm, stopped, all_saved = self._agree(own, squares, stop=stop, saved=saved)
+        loss, norm = loss / self._loss_scale.value, norm / self._loss_scale.value
+        stepped = math.isfinite(loss) and self._loss_scale.update(norm)
+        if stepped and math.isfinite(norm):
+            set_rates(self._optimizer, learning_rate=learning_rate, weight_decay=weight_decay)
+            shards.scale(self._held, self._share(norm))
+            self._optimizer.step()
+        for held in self._held:
+            held.parameter.grad = held.local.grad = None
+        return StepResult(loss, norm, stop=stopped, saved=all_saved, skipped=not stepped)
+
+    def _count(self, batches: Sequence[Batch]) -> int:
+        """Tokens of all ranks that have a loss."""
+        if not leaves_out(self._run):
+            own = sum(batch.labels.numel() for batch in batches)
+            return own * self.mesh.data.size * self.mesh.context.size
+        counts = [(batch.labels != NO_LABEL).sum() for batch in batches]
+        count = torch.stack(counts).sum()
+        dist.all_reduce(count)
+        return max(1, int(count) // (self.mesh.tensor.size * self.mesh.pipeline.size))
+
+    def _add_up_gradients(self) -> None:
+        for held in self._held:
+            held.take_gradient()
+        shards.add_up_partial(self._held, self.mesh.tensor)
+        if self._run.architecture.tie_word_embeddings:
+            shards.add_up_copies(self._held, self.mesh.pipeline, self._stages.embedding_name)
+
+    def _agree(
+        self, loss: torch.Tensor, squares: torch.Tensor, *, stop: bool, saved: bool
+    ) -> tuple[float, float, bool, bool]:
+        """Sum loss and gradient over all ranks, and hear whether any stops and all have saved."""
+        # Tensor-parallel ranks have the same loss, all but the last stage have none.
+        own = loss if self.mesh.tensor.rank == 0 else torch.zeros_like(loss)
+        flags = torch.tensor([stop, saved], device=self._device)
+        sums = torch.cat((torch.stack((own, squares)).float(), flags.float()))
+        dist.all_reduce(sums)
+        total, square, stops, saves = sums.tolist()
+        return total, math.sqrt(square), stops > 0, saves == self._ranks.world_size
+
+    def _share(self, norm: float) -> float:
+        """What gradients are multiplied with: clipped, and without the loss scale."""
+        most, share = self._run.train.gradient_clipping, 1.0
+        if most:
+            # The same small number as in torch.nn.utils.clip_grad_norm_.
+            share = min(1.0, most / (norm + 1e-6))
+        return share / self._loss_scale.value
+
+    def _set_mode(self, mode: str) -> None:
+        """Tell an optimizer that keeps weights apart for training which are wanted."""
+        if hasattr(self._optimizer, mode):
+            getattr(self._optimizer, mode)()
+
+    def mean_loss(self, rows: Iterable[TokenRows]) -> float:
+        """Loss over all tokens of the micro batches of all ranks, without training on them."""
+        self._set_mode("eval")
+        total = torch.zeros(2, dtype=torch.float64, device=self._device)
+        block = self._run.train.micro_batch_size * self.mesh.data.size
+        num_batches = self._run.train.global_batch_size // block if self._stages.in_turns else 1
+        coming = iter(rows)
+        while some := [*islice(coming, num_batches)]:
+            batches = [to_batch(each, self._run, self._device, self.mesh) for each in some]
+            total[0] += self._stages.losses(batches)
+            total[1] += sum((batch.labels != NO_LABEL).sum() for batch in batches)
+        self._stages.forget_whole_weights()
+        if not self._stages.has_loss or self.mesh.tensor.rank:
+            total.zero_()
+        dist.all_reduce(total)
+        return float(total[0] / total[1])
+
+    def save(self, folder: Path, progress: dict[str, Any]) -> Saving:
+        """Begin to write a checkpoint; it may be waited for while training goes on.
+
+        Args:
+            folder: of the checkpoint; all ranks call with the same one.
+            progress: step, samples, tokens; stored with it.
+        """
+        self._set_mode("eval")
+        tensors = native.tensors_of(self._of_own(), self._optimizer.state, self._layout)
+        written = native.save(
+            folder,
+            tensors,
+            description={
+                **progress,
+                "architecture": self._run.architecture.model_dump(mode="json"),
+            },
+            rank_state={"random": random_state(), "loss_scale": self._loss_scale.state},
+            group=self._savers,
+        )
+        return Saving(written, lambda: self._to_disk(folder))
+
+    def _to_disk(self, folder: Path) -> None:
+        # DCP has synced what it wrote, but not the folder.
+        dist.barrier()
+        if self._ranks.rank == 0:
+            files.sync(folder)
+
+    def _of_own(self) -> list[Held]:
+        """What this rank holds, but for copies, which hold nothing new."""
+        return [held for held in self._held if not held.is_copy]
+
+    def load(self, folder: Path) -> None:
+        """Continue from a checkpoint of any layout: weights, optimizer, random generators."""
+        copies = [held for held in self._held if held.is_copy]
+        state = None
+        for some in (self._of_own(), copies):
+            with same_fate():
+                native.make_state(folder, some, self._optimizer.state, self._state_kinds)
+                tensors = native.tensors_of(some, self._optimizer.state, self._layout)
+                native.check(folder, tensors)
+            state = native.load(folder, tensors) or state
+        if state:
+            set_random_state(state["random"])
+            self._loss_scale.state = state["loss_scale"]

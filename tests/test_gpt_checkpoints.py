@@ -1,0 +1,265 @@
+"""GPTs in Hugging Face's and Megatron-DeepSpeed's folders: bit by bit, as transformers has them."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+import torch
+from gpts import ALIBI, ARCHITECTURES, LEARNED, MQA, ROTARY, gpt, reference, tensors_of
+from safetensors.torch import load_file, save_file
+from test_init_model import words
+
+from tokamake.checkpoint import hugging_face, megatron_deepspeed, megatron_layout
+from tokamake.checkpoint.export_hf import export_hf
+from tokamake.checkpoint.import_hf import import_hf
+from tokamake.checkpoint.init_model import init_model
+from tokamake.checkpoint.tensors import random, shapes, to_model
+from tokamake.config import Architecture
+from tokamake.errors import UserError
+
+KINDS = ("weight", "bias")
+
+
+def _edit(path: Path, **values: Any) -> None:
+    config = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({key: value for key, value in config.items() if value != "absent"}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_transformers_folders_go_to_megatron_and_back(
+    tmp_path: Path, name: str, dtype: torch.dtype
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    architecture, model = ARCHITECTURES[name], reference(ARCHITECTURES[name], dtype)
+    model.save_pretrained(tmp_path / "theirs")
+    found, tensors = hugging_face.read(tmp_path / "theirs")
+    assert found == architecture
+    assert {n: t.shape for n, t in tensors.items()} == shapes(architecture)
+    megatron_deepspeed.write(tmp_path / "megatron", found, tensors)
+    again, same, _ = megatron_deepspeed.read(tmp_path / "megatron")
+    assert again == architecture
+    hugging_face.write(tmp_path / "ours", again, same, eos_token=5)
+    written, expected = load_file(tmp_path / "ours" / "model.safetensors"), tensors_of(model)
+    assert written.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[key]) for key, tensor in written.items())
+    config = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert config["model_type"] == name.split("-")[0]
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype="auto")
+    assert type(loaded).__name__ == config["architectures"][0] == type(model).__name__
+    tokens = torch.arange(24).view(2, 12)
+    with torch.no_grad():  # in training mode: there is no dropout
+        assert loaded.dtype == dtype
+        assert torch.equal(loaded.train()(tokens).logits, model(tokens).logits)
+    assert loaded.config.eos_token_id == 5
+
+
+def test_multi_head_bigcode_models_are_read(tmp_path: Path) -> None:
+    model = reference(LEARNED, multi_query=False)
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "gpt_bigcode"
+    architecture, tensors = hugging_face.read(tmp_path)
+    assert architecture == LEARNED
+    tokens = torch.arange(24).view(2, 12)
+    with torch.no_grad():
+        logits = to_model(architecture, tensors)(tokens)
+        torch.testing.assert_close(logits, model(tokens).logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", [LEARNED, ALIBI], ids=["gpt2", "bloom"])
+def test_names_without_prefix_and_old_buffers_are_read(
+    tmp_path: Path, architecture: Architecture
+) -> None:
+    reference(architecture).save_pretrained(tmp_path)
+    expected = hugging_face.read(tmp_path)[1]
+    file = tmp_path / "model.safetensors"
+    tensors = {n.removeprefix("transformer."): t for n, t in load_file(file).items()}
+    old = {"h.0.attn.bias": torch.ones(1, 1, 8, 8), "h.0.attn.masked_bias": torch.tensor(-1e4)}
+    save_file(tensors | (old if architecture == LEARNED else {}), file)
+    found = hugging_face.read(tmp_path)[1]
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+    save_file({n: t for n, t in tensors.items() if n != "ln_f.bias"}, file)
+    with pytest.raises(UserError, match=r"tensor transformer\.ln_f\.bias is missing"):
+        hugging_face.read(tmp_path)
+
+
+def test_a_stored_copy_of_the_tied_output_layer_is_left_out(tmp_path: Path) -> None:
+    reference(LEARNED).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {"lm_head.weight": tensors["transformer.wte.weight"].clone()}, file)
+    assert "lm_head.weight" not in hugging_face.read(tmp_path)[1]
+    save_file(tensors | {"lm_head.weight": torch.ones(131, 64)}, file)
+    with pytest.raises(UserError, match=r"differs from transformer\.wte\.weight, but config\.json"):
+        hugging_face.read(tmp_path)
+
+
+def test_shapes_are_checked_as_the_file_has_them(tmp_path: Path) -> None:
+    reference(LEARNED).save_pretrained(tmp_path)
+    _edit(tmp_path / "config.json", n_inner=96)
+    wrong = r"h\.0\.mlp\.c_fc\.weight has shape \[64, 256\], the architecture calls for \[64, 96\]"
+    with pytest.raises(UserError, match=wrong):
+        hugging_face.read(tmp_path)
+
+
+def test_missing_keys_mean_what_transformers_takes_them_for(tmp_path: Path) -> None:
+    from transformers import BloomConfig, GPT2Config, GPTBigCodeConfig, Starcoder2Config
+
+    for kind in (GPT2Config, GPTBigCodeConfig, Starcoder2Config, BloomConfig):
+        theirs = kind(hidden_size=64, num_attention_heads=4, num_hidden_layers=2, vocab_size=60000)
+        plain = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+        plain |= {"model_type": kind.model_type, "vocab_size": 60000}
+        if kind is Starcoder2Config:
+            plain["intermediate_size"] = theirs.intermediate_size
+        (tmp_path / "config.json").write_text(json.dumps(plain))
+        few = hugging_face.read_architecture(tmp_path)
+        theirs.save_pretrained(tmp_path)
+        assert hugging_face.read_architecture(tmp_path) == few
+
+
+@pytest.mark.parametrize(
+    ("architecture", "values", "message"),
+    [
+        (LEARNED, {"scale_attn_by_inverse_layer_idx": True}, "by_inverse_layer_idx: True is not"),
+        (LEARNED, {"scale_attn_weights": False}, "False is not supported; choose a model with T"),
+        (LEARNED, {"add_cross_attention": True}, "add_cross_attention: True is not supported"),
+        (LEARNED, {"activation_function": "gelu_fast"}, "hidden_act: 'gelu_fast': input should be"),
+        (LEARNED, {"n_head": "absent"}, "num_attention_heads: missing"),
+        (LEARNED, {"n_embd": "absent"}, "hidden_size: missing"),
+        (MQA, {"add_cross_attention": True}, "add_cross_attention: True is not supported"),
+        (
+            ROTARY,
+            {"sliding_window": 8},
+            "sliding_window: 8 is not supported; choose a model with N",
+        ),
+        (ROTARY, {"head_dim": 32}, "head_dim: 32 is not hidden_size / num_attention_heads"),
+        (ALIBI, {"apply_residual_connection_post_layernorm": True}, "post_layernorm: True is not"),
+        (ALIBI, {"quantization_config": {}}, "quantization_config: {} is not supported"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_configs_beyond_the_family_are_refused(
+    tmp_path: Path, architecture: Architecture, values: dict[str, Any], message: str
+) -> None:
+    hugging_face.write(tmp_path / "a", architecture, random(architecture, 1))
+    _edit(tmp_path / "a" / "config.json", **values)
+    with pytest.raises(UserError, match=message) as error:
+        hugging_face.read(tmp_path / "a")
+    for line in str(error.value).splitlines():
+        assert line.startswith(f"{tmp_path / 'a' / 'config.json'}: ")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_key_value_heads": 2}, "num_key_value_heads: 2: .*; gpt2, the nearest, has 4: set"),
+        ({"attention_bias": False}, "attention_bias: False: .* has True: set that"),
+        ({"embedding_layernorm": True}, "embedding_layernorm: True: .*; gpt2, the nearest"),
+        ({"position_embedding": "alibi"}, "embedding_layernorm: False: .*; bloom, .* True: set"),
+        (
+            {"position_embedding": "rotary", "mlp_bias": False},
+            "attention_bias: True: .*; starcoder2, the nearest, has False",
+        ),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_models_that_transformers_has_not_are_refused(
+    tmp_path: Path, values: dict[str, Any], message: str
+) -> None:
+    architecture = gpt(**({"hidden_act": "gelu_new"} | values))
+    with pytest.raises(UserError, match=message) as error:
+        hugging_face.write(tmp_path / "a", architecture, random(architecture, 1))
+    assert str(error.value).startswith("model.architecture: ")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-untied", "gpt_bigcode", "bloom"])
+def test_tensors_are_named_and_laid_out_as_megatrons(name: str) -> None:
+    architecture = ARCHITECTURES[name]
+    tensors = random(architecture, 1)
+    model = megatron_layout.to_megatron(architecture, tensors)["language_model"]
+    learned = architecture.position_embedding == "learned"
+    words, layer = model["embedding"]["word_embeddings"], "model.layers.1."
+    assert set(words) == {"weight"} | (set() if learned else {"norm.weight", "norm.bias"})
+    assert torch.equal(words["weight"][:131], tensors["model.embed_tokens.weight"])
+    assert ("output_layer" in model) != architecture.tie_word_embeddings
+    if learned:
+        positions = model["embedding"]["position_embeddings"]
+        assert torch.equal(positions["weight"], tensors["model.embed_positions.weight"])
+    modules = ["input_layernorm", "self_attention.query_key_value", "self_attention.dense"]
+    modules += ["post_attention_layernorm", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"]
+    per_layer = {f"layers.{n}.{m}.{kind}" for n in range(3) for m in modules for kind in KINDS}
+    assert model["encoder"].keys() == per_layer | {f"final_layernorm.{kind}" for kind in KINDS}
+    for kind in KINDS:
+        fused = model["encoder"][f"layers.1.self_attention.query_key_value.{kind}"]
+        q, k, v = (tensors[f"{layer}self_attn.{part}_proj.{kind}"] for part in "qkv")
+        width, groups = architecture.head_dim, architecture.num_key_value_heads
+        queries = len(q) // groups
+        for group in range(groups):
+            own = fused[group * (queries + 2 * width) : (group + 1) * (queries + 2 * width)]
+            heads = slice(group * width, (group + 1) * width)
+            rows = (q[group * queries : (group + 1) * queries], k[heads], v[heads])
+            assert torch.equal(own, torch.cat(rows))
+
+
+def test_file_has_megatrons_arguments(tmp_path: Path) -> None:
+    expected = {
+        "gpt2": (True, False, "absolute", False),
+        "starcoder2": (False, True, "rotary", False),
+        "bloom": (False, False, "alibi", True),
+    }
+    names = ("add_position_embedding", "use_rotary_position_embeddings", "position_embedding_type")
+    for name, values in expected.items():
+        architecture = ARCHITECTURES[name]
+        arguments = vars(megatron_deepspeed.client_state(architecture)["args"])
+        assert tuple(arguments[key] for key in (*names, "embed_layernorm")) == values
+        assert arguments["normalization"] == "layernorm"
+        assert arguments["layernorm_epsilon"] == 1e-6
+        assert arguments["add_bias_linear"]
+        assert not arguments["swiglu"]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_bigcode", "starcoder2", "bloom"])
+def test_init_import_export_keep_every_bit(tmp_path: Path, name: str) -> None:
+    values = ARCHITECTURES[name].model_dump(exclude_none=True) | {"vocab_size": 300}
+    (tmp_path / "a.yaml").write_text(json.dumps(values))
+    init, imported, exported = (tmp_path / name for name in ("init", "import", "export"))
+    init_model(
+        architecture=tmp_path / "a.yaml", tokenizer=words(tmp_path, 300), seed=1, output=init
+    )
+    import_hf(checkpoint=init, output=imported)
+    export_hf(checkpoint=imported, output=exported)
+    for file in ("config.json", "model.safetensors"):
+        assert (init / file).read_bytes() == (exported / file).read_bytes()
+
+
+@pytest.mark.ranks
+def test_training_goes_from_random_weights_to_transformers(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    architecture = MQA.model_copy(update={"vocab_size": 120})
+    root = runs.prepare(tmp_path)
+    start = random(architecture, 5)
+    shutil.rmtree(root / "start")
+    megatron_deepspeed.write(root / "start", architecture, start)
+    trained = []
+    for name, ranks, parallel in (
+        ("one", 1, {}),
+        ("two", 2, {"tensor_parallel_size": 2, "sequence_parallel": True}),
+    ):
+        run = runs.make_run(root, name, train_steps=4, save_interval=4, parallel=parallel)
+        runs.launch(run, ranks=ranks)
+        export_hf(checkpoint=root / name / "training", output=root / name / "hf")
+        trained.append(hugging_face.read(root / name / "hf")[1])
+        model = AutoModelForCausalLM.from_pretrained(root / name / "hf")
+        assert type(model).__name__ == "GPTBigCodeForCausalLM"
+    for name, tensor in trained[0].items():
+        if not name.endswith("k_proj.bias"):  # these move no softmax: AdamW steps on rounding
+            torch.testing.assert_close(trained[1][name], tensor, atol=1e-4, rtol=1e-4)
+        assert not torch.equal(tensor, start[name])

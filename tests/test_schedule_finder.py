@@ -1,0 +1,52 @@
+"""The learning-rate finder on curves whose steepest descent is known."""
+
+import numpy as np
+import pytest
+
+from tokamake.errors import UserError
+from tokamake.schedules._finder import suggest, sweep
+
+
+def curve(rates: list[float], steepest: float) -> np.ndarray:
+    """A loss that falls from 10 to 4, fastest at one rate, and explodes a factor 100 above it."""
+    logs = np.log10(np.array(rates) / steepest)
+    return 4 + 6 / (1 + np.exp(4 * logs)) + np.exp(6 * (logs - 2))
+
+
+def test_sweep_grows_by_equal_factors() -> None:
+    rates = sweep(1e-6, 1.0, 7)
+    assert rates == pytest.approx([1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0])
+
+
+@pytest.mark.parametrize("steepest", [1e-5, 1e-3, 1e-2])
+@pytest.mark.parametrize("steps", [50, 400])
+def test_the_steepest_descent_is_found(steepest: float, steps: int) -> None:
+    rates = sweep(1e-7, 10.0, steps)
+    found = suggest(rates, curve(rates, steepest))
+    assert abs(np.log10(found / steepest)) < 0.2
+
+
+def test_noise_does_not_mislead() -> None:
+    rates = sweep(1e-7, 10.0, 400)
+    random = np.random.default_rng(0)
+    found = [suggest(rates, curve(rates, 1e-3) + random.normal(0, 0.3, 400)) for _ in range(20)]
+    assert np.abs(np.log10(np.array(found) / 1e-3)).max() < 0.6
+
+
+def test_what_follows_divergence_does_not_count() -> None:
+    rates = sweep(1e-7, 10.0, 100)
+    losses = curve(rates, 1e-4)
+    whole = suggest(rates, losses)
+    losses[85:] = np.nan
+    losses[90:] = -1e9
+    assert suggest(rates, losses) == pytest.approx(whole)
+    losses[84] = 1e30
+    assert suggest(rates, losses) == pytest.approx(whole)
+
+
+def test_curves_that_say_nothing_are_refused() -> None:
+    rates = sweep(1e-4, 1.0, 50)
+    with pytest.raises(UserError, match=r"falls nowhere from 0\.0001 to 1; start lower"):
+        suggest(rates, np.linspace(1, 9, 50))
+    with pytest.raises(UserError, match="9 finite losses before training diverged"):
+        suggest(rates, [1.0] * 9 + [np.inf] * 41)
