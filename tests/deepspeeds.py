@@ -72,9 +72,10 @@ def watch(engine: Any, into: list[Any]) -> None:
     update, wanted = engine._optimizer.step, list(engine._pieces)
 
     def step(*arguments: Any) -> Any:
-        # DeepSpeed updates groups of parameters one after the other.
+        # DeepSpeed updates groups of parameters one after the other, clipping each just before.
+        now = {id(each) for group in engine._optimizer.param_groups for each in group["params"]}
         for piece in [*wanted]:
-            if piece.flat.grad is not None:
+            if id(piece.flat) in now:
                 into.extend(parts(piece, piece.flat.grad))
                 wanted.remove(piece)
         return update(*arguments)

@@ -156,7 +156,12 @@ def test_every_plug_in_has_its_functions() -> None:
     for folder, names in {
         "optim": ["build"],
         "schedules": ["factor"],
-        "models": ["Model", "hugging_face_name", "num_flops_per_token"],
+        "models": [
+            "Model",
+            "hugging_face_name",
+            "kept_per_token",
+            "num_flops_per_token",
+        ],
         "data/readers": ["accepts", "read"],
         "data/tokenizers": ["files", "load"],
     }.items():

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from layout_table import COMMAND, DOCUMENT, all_proved, document
 from layouts import NUM_STEPS, Found, Layout, parallel, rates, train_all, whole
 from ranks import spawn
 from runs import ARCHITECTURE, make_run, prepare
@@ -16,8 +17,6 @@ from runs import ARCHITECTURE, make_run, prepare
 from tokamake.checkpoint import latest, megatron_deepspeed, tensors
 from tokamake.config import read_run
 from tokamake.data.samples.loader import Samples
-
-pytestmark = pytest.mark.ranks
 
 Changes = dict[str, Any]
 
@@ -174,6 +173,7 @@ def plain_training(config: Path, *, grows: bool) -> Found:
     return found
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("world_size", PROVED)
 def test_layouts_equal_one_process(
     world_size: int, runs: dict[str, Path], expected: dict[tuple[str, bool], Found]
@@ -206,3 +206,8 @@ def difference(founds: list[Found], theirs: Found) -> str:
             if not largest <= atol:
                 return f"{key}: {name} differs by {largest:.1e} of its largest"
     return ""
+
+
+def test_the_table_is_true() -> None:
+    made = document(all_proved())
+    assert made == DOCUMENT.read_text(encoding="utf-8"), f"rewrite it: {COMMAND}"

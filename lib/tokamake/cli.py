@@ -40,6 +40,8 @@ TOOLS = {
     "repair": "tokamake.data.pairs.repair",
     "lint-weights": "tokamake.data.mixture.lint_weights",
     "mix": "tokamake.data.mixture.mix",
+    "benchmark-train": "tokamake.train.benchmark_train",
+    "find-learning-rate": "tokamake.train.find_learning_rate",
 }
 """Subcommands that no rule calls, in the same form."""
 

@@ -148,10 +148,8 @@ def make_state(
                 continue
             shape = one.local.shape if like == "like_parameter" else found.size
             dtype = found.properties.dtype
-            device = None if like == "like_parameter" or len(shape) else "cpu"
-            states[one.local][kind] = torch.zeros(
-                shape, dtype=dtype, device=device or one.local.device
-            )
+            made = torch.zeros(shape, dtype=dtype, device=one.local.device)
+            states[one.local][kind] = made
 
 
 def saved_in(folder: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Settings of the training run: what it trains on, for how long, with which optimizer."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -10,6 +10,10 @@ from tokamake.config.optimization import OptimizerSettings
 from tokamake.config.parallel import SPLIT_BACKWARD, ParallelSettings
 from tokamake.config.schedule import ScheduleSettings, Span, check_schedule
 from tokamake.errors import UserError
+
+
+LENGTHS = ("train_steps", "train_samples", "train_tokens")
+"""Settings that say how long a run is, each in its own unit."""
 
 
 class FimSettings(Settings):
@@ -44,8 +48,8 @@ class TrainSettings(Settings):
     """Start, increment, samples: global batches grow from `start` to `global_batch_size` by
     `increment` while the run consumes its first `samples`; empty: full size at once."""
     train_steps: Annotated[int, Field(ge=1)] | None = None
-    """Optimizer steps of the whole run; instead, give train_samples, or train_tokens, or none of
-    them: then it is as long as the corpora's epochs, exactly."""
+    """Optimizer steps of the whole run, 1000 where neither train_samples nor train_tokens is given
+    instead; empty: as many as the corpora's epochs give, exactly."""
     train_samples: Annotated[int, Field(ge=1)] | None = None
     """Samples of the whole run; those that fill no global batch are left."""
     train_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -81,9 +85,14 @@ class TrainSettings(Settings):
     """Learning rate over time."""
     gradient_clipping: Annotated[float, Field(ge=0)] = 1.0
     """Largest global gradient norm; 0 turns clipping off."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16"] | None = None
     """Number format of forward and backward; weights that are updated, sums of gradients and
-    optimizer states stay fp32. fp16 scales the loss, as large as gradients allow."""
+    optimizer states stay fp32. fp16 scales the loss, as large as gradients allow. Empty: bf16 on
+    accelerators, fp32 on the CPU."""
+    deterministic: bool = False
+    """Take no algorithm whose results differ from run to run, even where it is faster."""
+    compile: bool = False
+    """Let torch.compile make the kernels of each layer anew; starts take longer for it."""
     backend: Annotated[str, plug_in("train/backends")] = "native"
     """What shares the work of data-parallel ranks: PyTorch's FSDP2, or DeepSpeed."""
     zero_stage: Literal[0, 1, 2, 3] = 1
@@ -112,6 +121,13 @@ class TrainSettings(Settings):
     save_interval: Annotated[int, Field(ge=1)] = 1000
     """Steps between checkpoints; the last step always saves one."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _usual_length(cls, values: Any) -> Any:
+        if isinstance(values, dict) and not values.keys() & set(LENGTHS):
+            return {**values, "train_steps": 1000}
+        return values
+
     @model_validator(mode="after")
     def _fit_together(self) -> "TrainSettings":
         if self.global_batch_size % self.micro_batch_size:
@@ -126,6 +142,8 @@ class TrainSettings(Settings):
                 "zero_stage: 0: keeps no fp32 weights beside bf16; set it to 1 or precision to fp32"
             )
         self._check_offload()
+        self._check_hessian()
+        self._check_compile()
         split = self.parallel.pipeline_parallel_size > 1 and (
             self.parallel.pipeline_schedule in SPLIT_BACKWARD
         )
@@ -146,9 +164,41 @@ class TrainSettings(Settings):
                     f"{stage} or more; set these or none"
                 )
 
+    def _check_hessian(self) -> None:
+        if self.optimizer.hessian_interval is None:
+            return
+        name = f"optimizer.name: {self.optimizer.name}: needs gradients of labels that are drawn"
+        if self.backend != "native":
+            raise ValueError(f"{name} from the model, for which set backend to native")
+        if self.parallel.pipeline_parallel_size > 1:
+            raise ValueError(
+                f"{name} from logits, which one pipeline stage alone has; set "
+                "parallel.pipeline_parallel_size to 1"
+            )
+
+    def _check_compile(self) -> None:
+        if not self.compile:
+            return
+        if self.backend == "deepspeed":
+            raise ValueError(
+                "compile: with backend deepspeed, whose hooks it would have to see through, no run "
+                "was proved; set it to false or backend to native"
+            )
+        if self.recompute_granularity == "selective":
+            raise ValueError(
+                "compile: hides from recompute_granularity: selective which operators are cheap; "
+                "set one of them to false or none"
+            )
+        schedule = self.parallel.pipeline_schedule
+        if self.parallel.pipeline_parallel_size > 1 and schedule in SPLIT_BACKWARD:
+            # Compiled backward passes give away buffers that the second half needs.
+            raise ValueError(
+                f"compile: with pipeline_schedule {schedule}, which computes gradients of weights "
+                "late, they come out wrong; set it to false or take interleaved_1f1b"
+            )
+
     def _check_length(self) -> None:
-        lengths = ("train_steps", "train_samples", "train_tokens")
-        given = [name for name in lengths if getattr(self, name) is not None]
+        given = [name for name in LENGTHS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} both say how long; give one of them")
         try:

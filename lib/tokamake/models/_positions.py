@@ -6,6 +6,7 @@ head.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,8 +39,33 @@ def rotary(positions: Tensor, architecture: Architecture) -> tuple[Tensor, Tenso
 
 def rotate(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
     """Turn each head by its positions' angles; pairs are (i, i + K/2), Hugging Face's order."""
-    first, second = x_BHLK.chunk(2, dim=-1)
-    return x_BHLK * cos_LK + torch.cat((-second, first), dim=-1) * sin_LK
+    half = x_BHLK.shape[-1] // 2
+    turned: Tensor = _Rotate.apply(x_BHLK, cos_LK[..., :half], sin_LK[..., :half])
+    return turned
+
+
+class _Rotate(torch.autograd.Function):
+    """Half the memory traffic of what autograd makes of the formula: on a CPU, that is its cost."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
+        """Turn by the angles."""
+        ctx.save_for_backward(cos_LK, sin_LK)
+        return _turned(x_BHLK, cos_LK, sin_LK, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BHLK: Tensor) -> tuple[Tensor, None, None]:
+        """Turn back."""
+        cos_LK, sin_LK = ctx.saved_tensors
+        return _turned(grad_BHLK, cos_LK, sin_LK, -1), None, None
+
+
+def _turned(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor, sign: int) -> Tensor:
+    y_BHLK = torch.empty_like(x_BHLK)
+    (first, second), (left, right) = x_BHLK.chunk(2, dim=-1), y_BHLK.chunk(2, dim=-1)
+    torch.mul(first, cos_LK, out=left).addcmul_(second, sin_LK, value=-sign)
+    torch.mul(second, cos_LK, out=right).addcmul_(first, sin_LK, value=sign)
+    return y_BHLK
 
 
 def rotary_frequencies(

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from tokamake.config import Architecture
 from tokamake.models._gpt_formats import BLOOM, GPT2, GPT_BIGCODE, STARCODER2
+from tokamake.models._kept import Kept
 from tokamake.models._layers import Attention, KeyValueCache
 from tokamake.models._model import LanguageModel
 from tokamake.models._positions import alibi, rotary
@@ -195,3 +196,21 @@ def num_flops_per_token(architecture: Architecture, sequence_length: int) -> int
     layer = projections + mlp + scores_and_values
     multiply_adds = architecture.num_hidden_layers * layer + hidden * architecture.vocab_size
     return 3 * 2 * multiply_adds
+
+
+def kept_per_token(architecture: Architecture, *, size: int, fused_norm: bool) -> Kept:
+    """Bytes that a layer keeps of a token for its backward pass; `llama` tells the arguments.
+
+    Of both norms, which are fused on all devices, the input, and their outputs; queries, keys,
+    values, result of attention and its normalizers; of the MLP what its activation gets and gives.
+    """
+    hidden, heads = architecture.hidden_size, architecture.num_attention_heads
+    key_value = architecture.num_key_value_heads * architecture.head_dim
+    attention = (2 * hidden + 2 * key_value) * size + 4 * heads
+    inner = architecture.intermediate_size * size
+    return Kept(
+        states=2 * hidden * size,
+        gathered=2 * hidden * size,
+        cut=attention + 2 * inner,
+        products=attention + inner,
+    )

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from tokamake.config import Architecture
 from tokamake.models._hugging_face import Format
+from tokamake.models._kept import Kept
 from tokamake.models._layers import MLP, Attention, KeyValueCache
 from tokamake.models._model import LanguageModel
 from tokamake.models._positions import rotary
@@ -164,3 +165,28 @@ def num_flops_per_token(architecture: Architecture, sequence_length: int) -> int
     layer = projections + mlp + scores_and_values
     multiply_adds = architecture.num_hidden_layers * layer + hidden * architecture.vocab_size
     return 3 * 2 * multiply_adds
+
+
+def kept_per_token(architecture: Architecture, *, size: int, fused_norm: bool) -> Kept:
+    """Bytes that a layer keeps of a token for its backward pass.
+
+    Of both norms the input, and their outputs; queries, keys, values, result of attention and its
+    normalizers; of the MLP gate, its SiLU, the other half and their product. A norm that is not
+    fused, as on the CPU, also keeps what it divided, and both in fp32.
+
+    Args:
+        architecture: shape of the model.
+        size: bytes of a number of the forward pass.
+        fused_norm: whether the device has RMSNorm as one kernel.
+    """
+    hidden, heads = architecture.hidden_size, architecture.num_attention_heads
+    key_value = architecture.num_key_value_heads * architecture.head_dim
+    norm = hidden * size if fused_norm else 2 * hidden * 4
+    attention = (2 * hidden + 2 * key_value) * size + 4 * heads
+    inner = architecture.intermediate_size * size
+    return Kept(
+        states=2 * norm,
+        gathered=2 * hidden * size,
+        cut=attention + 4 * inner,
+        products=attention + 2 * inner,
+    )

@@ -1,4 +1,4 @@
-"""Cross entropy of logits of which tensor-parallel ranks each have a part of the vocabulary.
+"""Logits of which tensor-parallel ranks each have a part of the vocabulary: cross entropy, draws.
 
 Shape suffixes: N tokens, V vocabulary of this rank.
 """
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokamake.parallel.collectives import all_reduce
+from tokamake.parallel.collectives import all_gather, all_reduce
 from tokamake.parallel.mesh import ALONE, Axis, Mesh
 from tokamake.parallel.tensor import part
 
@@ -31,6 +31,29 @@ def cross_entropy(logits: Tensor, labels: Tensor, mesh: Mesh = ALONE, *, size: i
     if mesh.tensor.size == 1:
         return F.cross_entropy(logits_NV.float(), labels_N, ignore_index=NO_LABEL, reduction="sum")
     return _CrossEntropy.apply(logits_NV, labels_N, mesh.tensor, part(size, mesh.tensor))
+
+
+@torch.no_grad()
+def drawn(logits: Tensor, chances: Tensor, mesh: Mesh = ALONE, *, size: int) -> Tensor:
+    """Tokens drawn from the model's predictions, the same on all tensor-parallel ranks.
+
+    Args:
+        logits: (..., V), scores of this rank's part of the vocabulary.
+        chances: (...), fp32, uniform in [0, 1): the share of all odds that lies before the token.
+        mesh: this rank among its peers.
+        size: entries of the whole vocabulary.
+
+    Returns:
+        (...) int64.
+    """
+    if mesh.tensor.size > 1:
+        # Only the last parts are smaller, so that what fills them up lies after the vocabulary.
+        missing = len(part(size, Axis(0, mesh.tensor.size))) - logits.shape[-1]
+        logits = F.pad(logits, (0, missing), value=-torch.inf)
+        logits = all_gather(logits, mesh.tensor, dim=-1)[..., :size]
+    before = logits.float().softmax(-1).cumsum(-1)
+    place = chances[..., None] * before[..., -1:]
+    return torch.searchsorted(before, place, right=True)[..., 0].clamp(max=size - 1)
 
 
 class _CrossEntropy(torch.autograd.Function):

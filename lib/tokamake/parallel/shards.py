@@ -30,7 +30,8 @@ class Held:
     parameter: nn.Parameter
     """The module's, a DTensor where FSDP2 shards it."""
     local: nn.Parameter
-    """This rank's part, for the optimizer; shares its memory with `parameter`."""
+    """This rank's part, for the optimizer; shares its memory with `parameter`, or is the fp32
+    original of which that is a rounded copy."""
     placement: Placement
     """How tensor-parallel ranks hold it."""
     shape: torch.Size
@@ -45,9 +46,14 @@ class Held:
     """Whether this rank's part counts in sums over all ranks: of copies, one does."""
 
     def take_gradient(self) -> None:
-        """Let `local` have the gradient of `parameter`."""
+        """Let `local` have the gradient of `parameter`; in higher precision, add to what it has."""
         gradient = self.parameter.grad
-        self.local.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        if self.parameter.dtype == self.local.dtype or isinstance(gradient, DTensor):
+            self.local.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        elif gradient is not None:
+            wide = gradient.to(self.local.dtype)
+            self.local.grad = wide if self.local.grad is None else self.local.grad.add_(wide)
+            self.parameter.grad = None
 
 
 def shard(
@@ -163,6 +169,23 @@ def _replica(parameter: DTensor) -> int:
 
 def _gradient(held: Held) -> Tensor | None:
     return held.local.grad
+
+
+@torch.no_grad()
+def keep_originals(held: Iterable[Held], dtype: torch.dtype) -> None:
+    """Let parameters become rounded copies of what the optimizer has."""
+    for one in held:
+        one.local = nn.Parameter(one.parameter.detach())
+        one.parameter.data = one.local.to(dtype)
+
+
+@torch.no_grad()
+def round_originals(held: Iterable[Held]) -> None:
+    """Bring what the optimizer has changed into parameters that are rounded copies."""
+    pairs = [(one.parameter, one.local) for one in held if one.parameter.dtype != one.local.dtype]
+    if pairs:
+        parameters, locals_ = zip(*pairs, strict=True)
+        torch._foreach_copy_([*parameters], [*locals_])
 
 
 def add_up_partial(

@@ -125,8 +125,8 @@ def _training(run: Run) -> str:
     batch = f"{f'{ramp[0]:,} to ' if ramp else ''}{train.global_batch_size:,}"
     return (
         f"{train.train_steps:,} steps of {batch} × {train.sequence_length:,} "
-        f"tokens, {train.optimizer.name}, {train.schedule.name} schedule, {train.precision}, "
-        f"ZeRO stage {train.zero_stage}"
+        f"tokens, {train.optimizer.name}, {train.schedule.name} schedule, "
+        f"{train.precision or 'precision of the device'}, ZeRO stage {train.zero_stage}"
     )
 
 

@@ -4,6 +4,7 @@ TokenRows come from the loader; of a sequence that ranks share, each takes its p
 Shape suffixes: B samples of a micro batch, L tokens.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +51,24 @@ def to_batch(rows: TokenRows, run: Run, device: torch.device, mesh: Mesh = ALONE
         name: share(to_device(array, device), axis=mesh.context) for name, array in arrays.items()
     }
     return Batch(tensors.pop("inputs"), tensors.pop("labels"), tensors)
+
+
+def chances(rows: Sequence[TokenRows], *, seed: int, step: int, mesh: Mesh = ALONE) -> list[Tensor]:
+    """Numbers in [0, 1) to draw a label of each of this rank's tokens by, (B, L) fp32 each.
+
+    They belong to the tokens of a global batch, however ranks share these.
+
+    Args:
+        rows: this rank's micro batches of a step.
+        seed: of the run.
+        step: which one it is.
+        mesh: this rank among its peers.
+    """
+    samples, width = rows[0].shape
+    shape = (len(rows), mesh.data.size, samples, width - 1)
+    every = np.random.default_rng((seed, step)).random(shape, dtype=np.float32)
+    own = torch.from_numpy(every[:, mesh.data.rank])
+    return [*share(own, axis=mesh.context, dim=2)]
 
 
 def concatenated(batches: list[Batch]) -> Batch:

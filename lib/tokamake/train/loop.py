@@ -27,7 +27,9 @@ from tokamake.runtime import Ranks, ahead, same_fate
 from tokamake.schedules import Schedule
 from tokamake.train import metrics, restart
 from tokamake.train.metrics import Metrics, console_line
-from tokamake.train.resolve import check_lengths
+from tokamake.train.numerics import decided, repeatable
+from tokamake.train.opening import opening
+from tokamake.train.resolve import check_layout, check_lengths
 from tokamake.train.restart import State
 from tokamake.train.step import Saving, StepResult
 
@@ -55,19 +57,19 @@ def train_run(run: Run, ranks: Ranks, device: "torch.device") -> int:
     Raises:
         UserError: the run cannot start or its loss is not finite; all ranks raise it.
     """
+    run = decided(run, device)
     with ExitStack() as held:
+        held.enter_context(repeatable(run.train.deterministic))
         with same_fate():
             described = read_index(run.index)
             check_lengths(run.train, run.architecture, described, run.index)
-            data = run.train.parallel.data_parallel_size(ranks.world_size)
-            run.train.batch_sizes.check(run.train.micro_batch_size, data)
-            for size in run.train.batch_sizes.all:
-                run.train.parallel.check_batches(size // (run.train.micro_batch_size * data))
-            run.train.parallel.check_architecture(run.architecture, run.train.sequence_length)
+            check_layout(run, ranks.world_size)
         digest, state = _agree(run, ranks, described, held)
         if state and state.step >= run.train.train_steps:
             _say(ranks, f"{run.output}: already at step {state.step}, the last; nothing to train")
         else:
+            if ranks.rank == 0:
+                _say(ranks, opening(run, ranks, device))
             state = Loop(run, ranks, device, digest=digest, state=state).run()
         if state.step < run.train.train_steps:
             return STOPPED

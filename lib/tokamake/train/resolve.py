@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tokamake.config import Architecture, FimSettings, TrainSettings
+    from tokamake.config import Architecture, FimSettings, Run, TrainSettings
 
 
 def resolve(
@@ -119,6 +119,20 @@ def check_lengths(
             f"{index}: has {found} training samples, train.train_steps take {needed}; "
             "run `tokamake index` again"
         )
+
+
+def check_layout(run: "Run", world_size: int) -> None:
+    """See that model, sequences and batches can be shared by so many ranks.
+
+    Raises:
+        UserError: they cannot.
+    """
+    train = run.train
+    data = train.parallel.data_parallel_size(world_size)
+    train.batch_sizes.check(train.micro_batch_size, data)
+    for size in train.batch_sizes.all:
+        train.parallel.check_batches(size // (train.micro_batch_size * data))
+    train.parallel.check_architecture(run.architecture, train.sequence_length)
 
 
 def check_vocabulary(

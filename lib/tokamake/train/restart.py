@@ -32,10 +32,14 @@ _WITHOUT_EFFECT = {
     "micro_batch_size",
     "backend",
     "zero_stage",
+    "offload_optimizer",
+    "offload_param",
     "parallel",
     "recompute_granularity",
     "recompute_method",
     "recompute_num_layers",
+    "compile",
+    "deterministic",
 }
 
 

@@ -16,12 +16,13 @@ from tokamake.checkpoint import tensors
 from tokamake.config import Run
 from tokamake.models._recompute import Recompute
 from tokamake.parallel import shards
-from tokamake.parallel.loss import cross_entropy
+from tokamake.parallel.loss import NO_LABEL, cross_entropy, drawn
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.pipeline import Pipeline, stages_of_rank
 from tokamake.parallel.shards import Held
 from tokamake.parallel.tensor import placements
 from tokamake.train.batch import Batch, concatenated
+from tokamake.train.numerics import precision_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Number formats of forward and backward passes."""
@@ -65,7 +66,12 @@ class Stages:
         with torch.device("meta"):
             self.modules = {n: family.Model(run.architecture, mesh, layers[n]) for n in numbers}
         several = mesh.data.size * mesh.context.size > 1
-        self._sharded = shard and (several or run.train.precision != "fp32")
+        precision = precision_of(run.train, device)
+        self._dtype = DTYPES[precision]
+        # A pipeline adds up gradients in the precision of its weights; FSDP2 sees to fp32 there.
+        rounded = precision != "fp32" and not several and mesh.pipeline.size == 1
+        self._rounded = shard and rounded
+        self._sharded = shard and (several or precision != "fp32") and not rounded
         self.num_averaged = mesh.data.size * mesh.context.size if self._sharded else 1
         self._rename = family.hugging_face_name
         self.embedding_name: str = family.Model.embedding_name
@@ -74,6 +80,8 @@ class Stages:
             for module in self.modules.values()
             for held in self._ready(module, device, weights)
         ]
+        if self._rounded:
+            shards.keep_originals(self.held, self._dtype)
         self._scale = 1.0
         self._pipeline = self._make_pipeline(device) if mesh.pipeline.size > 1 else None
 
@@ -85,13 +93,15 @@ class Stages:
         granularity, method = train.recompute_granularity, train.recompute_method
         module.set_recompute(Recompute(granularity, method, train.recompute_num_layers))
         placed = placements(module)
+        if train.compile:
+            for layer in module.layers.values():
+                layer.compile()
         if self._sharded:
-            dtype = DTYPES[train.precision]
             shards.shard(
                 module,
                 module.layers.values(),
                 self._mesh,
-                policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+                policy=MixedPrecisionPolicy(param_dtype=self._dtype, reduce_dtype=torch.float32),
                 reshard_after_forward=train.zero_stage == 3,
             )
         module.to_empty(device=device)
@@ -134,12 +144,16 @@ class Stages:
         total = cross_entropy(logits, labels, self._mesh, size=self._vocabulary)
         return total * self._scale
 
-    def forward_backward(self, batches: Sequence[Batch], scale: float) -> Tensor:
+    def forward_backward(
+        self, batches: Sequence[Batch], scale: float, chances: Sequence[Tensor] = ()
+    ) -> Tensor:
         """Add up the gradients of micro batches.
 
         Args:
             batches: this rank's micro batches of a step.
             scale: what the sum of the losses of tokens is multiplied with.
+            chances: of each micro batch, to draw labels by instead of its own; of a model in one
+                stage.
 
         Returns:
             Sum of the losses times `scale`; 0 where the last stage is not.
@@ -149,6 +163,7 @@ class Stages:
             whole = concatenated([*batches])
             return self._pipeline.train(whole.inputs, whole.labels, len(batches), **whole.apart)
         (module,) = self.modules.values()
+        shards.round_originals(self.held)
         total = torch.zeros((), device=batches[0].inputs.device)
         for number, batch in enumerate(batches, 1):
             if isinstance(module, FSDPModule):
@@ -156,16 +171,27 @@ class Stages:
                 now = number == len(batches)
                 module.set_is_last_backward(now)
                 module.set_requires_gradient_sync(now or self._train.zero_stage >= 2)
-            loss = self.loss(batch, scale)
+            loss = self.loss(batch, scale, chances[number - 1] if chances else None)
             loss.backward()
             total += loss.detach()
+            if self._rounded:
+                for held in self.held:
+                    held.take_gradient()
         return total
 
-    def loss(self, batch: Batch, scale: float) -> Tensor:
-        """Sum of the losses of a micro batch's tokens, times `scale`; of a model in one stage."""
+    def loss(self, batch: Batch, scale: float, chances: Tensor | None = None) -> Tensor:
+        """Sum of the losses of a micro batch's tokens, times `scale`; of a model in one stage.
+
+        With `chances`, labels are drawn by these from the model itself, where there are any.
+        """
         self._scale = scale
         (module,) = self.modules.values()
-        return self._loss(module(batch.inputs, **batch.apart), batch.labels)
+        logits, labels = module(batch.inputs, **batch.apart), batch.labels
+        if chances is not None:
+            assert self._vocabulary is not None
+            own = drawn(logits, chances.to(logits.device), self._mesh, size=self._vocabulary)
+            labels = own.where(labels != NO_LABEL, labels)
+        return self._loss(logits, labels)
 
     @torch.no_grad()
     def losses(self, batches: Sequence[Batch]) -> Tensor:
@@ -176,6 +202,7 @@ class Stages:
             return self._pipeline.evaluate(
                 whole.inputs, whole.labels, len(batches), self._states, **whole.apart
             )
+        shards.round_originals(self.held)
         return torch.stack([self.loss(batch, 1.0) for batch in batches]).sum()
 
     def _states(self, tokens: Tensor) -> Tensor:
@@ -183,8 +210,8 @@ class Stages:
         samples, length = tokens.shape
         if self._mesh.sequence_parallel:
             length //= self._mesh.tensor.size
-        width, dtype = self._run.architecture.hidden_size, DTYPES[self._train.precision]
-        return tokens.new_empty((samples, length, width), dtype=dtype)
+        width = self._run.architecture.hidden_size
+        return tokens.new_empty((samples, length, width), dtype=self._dtype)
 
     def forget_whole_weights(self) -> None:
         """Let go of what FSDP2 has gathered and no backward pass has let go of."""

@@ -29,6 +29,7 @@ from tokamake.train.backends import _deepspeed_setup as setup
 from tokamake.train.backends._engine import Base, read_start
 from tokamake.train.batch import Batch, TokenRows
 from tokamake.train.loss_scale import LossScale
+from tokamake.train.numerics import decided, precision_of
 from tokamake.train.random_state import random_state, seed_all, set_random_state
 from tokamake.train.stages import Stages
 from tokamake.train.step import Saving, StepResult
@@ -61,6 +62,7 @@ class Engine(Base):
     """
 
     def __init__(self, run: Run, ranks: Ranks, device: torch.device) -> None:
+        run = decided(run, device)
         self._run, self._ranks, self._device = run, ranks, device
         self._stage, self._mode = run.train.zero_stage, ""
         seed_all(run.seed)
@@ -84,7 +86,7 @@ class Engine(Base):
         for piece in self._pieces:
             whole = cut(weights[piece.held.saved_name], piece.held.placement, self.mesh.tensor)
             piece.of(piece.flat).copy_(whole.reshape(-1)[piece.start : piece.start + piece.size])
-        self._loss_scale = LossScale(run.train.precision)
+        self._loss_scale = LossScale(precision_of(run.train, device))
         # Saving goes on beside training, and must not take part in its collectives.
         self._savers = dist.new_group(backend="gloo")
 

@@ -22,9 +22,10 @@ from tokamake.optim._whole import Part, Whole
 from tokamake.parallel import mesh, shards
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.shards import Held
-from tokamake.runtime import Ranks, same_fate
-from tokamake.train.batch import Batch, TokenRows, leaves_out, to_batch
+from tokamake.runtime import Ranks, keep_memory, same_fate
+from tokamake.train.batch import Batch, TokenRows, chances, leaves_out, to_batch
 from tokamake.train.loss_scale import LossScale
+from tokamake.train.numerics import precision_of
 from tokamake.train.random_state import random_state, seed_all, set_random_state
 from tokamake.train.stages import Stages
 from tokamake.train.step import Saving, StepResult
@@ -48,6 +49,8 @@ class Engine:
     def __init__(self, run: Run, ranks: Ranks, device: torch.device) -> None:
         self._run, self._ranks, self._device = run, ranks, device
         seed_all(run.seed)
+        if device.type == "cpu":
+            keep_memory()
         with same_fate():
             run.train.parallel.data_parallel_size(ranks.world_size)
         shard = run.train.zero_stage > 0
@@ -62,7 +65,7 @@ class Engine:
         self._stages = Stages(run, self.mesh, device, weights)
         self._held = self._stages.held
         self._optimizer = self._build_optimizer()
-        self._loss_scale = LossScale(run.train.precision)
+        self._loss_scale = LossScale(precision_of(run.train, device))
         self._layout = native.Layout(self.mesh, device)
         # Saving goes on beside training, and must not take part in its collectives.
         self._savers = dist.new_group(backend="gloo")
@@ -76,6 +79,7 @@ class Engine:
         groups = parameter_groups(named, settings.used("weight_decay"))
         plug_in = plugins.load("optim", settings.name)
         self._state_kinds = plug_in.STATE
+        self._needs_hessian = getattr(plug_in, "needs_hessian", None)
         made: torch.optim.Optimizer = plug_in.build(groups, settings, Whole(parts.__getitem__))
         return made
 
@@ -100,6 +104,7 @@ class Engine:
         self._set_mode("train")
         batches = [to_batch(each, self._run, self._device, self.mesh) for each in rows]
         scale = self._stages.num_averaged / self._count(batches)
+        self._update_hessian(rows, batches)
         total = self._stages.forward_backward(batches, scale * self._loss_scale.value)
         self._add_up_gradients()
         squares = shards.squares(self._held, self._device)
@@ -111,8 +116,7 @@ class Engine:
             set_rates(self._optimizer, learning_rate=learning_rate, weight_decay=weight_decay)
             shards.scale(self._held, self._share(norm))
             self._optimizer.step()
-        for held in self._held:
-            held.parameter.grad = held.local.grad = None
+        self._forget_gradients()
         return StepResult(loss, norm, stop=stopped, saved=all_saved, skipped=not stepped)
 
     def _count(self, batches: Sequence[Batch]) -> int:
@@ -124,6 +128,37 @@ class Engine:
         count = torch.stack(counts).sum()
         dist.all_reduce(count)
         return max(1, int(count) // (self.mesh.tensor.size * self.mesh.pipeline.size))
+
+    def _num_updates(self) -> int:
+        """Updates that have been done, as the optimizer counts them."""
+        states = (self._optimizer.state.get(held.local, {}) for held in self._held)
+        return max((int(state["step"]) for state in states if "step" in state), default=0)
+
+    def _update_hessian(self, rows: Sequence[TokenRows], batches: Sequence[Batch]) -> None:
+        """Where it is due, let the optimizer take in gradients of labels drawn from the model."""
+        if self._needs_hessian is None:
+            return
+        step = self._num_updates()
+        if not self._needs_hessian(step, self._run.train.optimizer):
+            return
+        count, loss_scale = self._count(batches), self._loss_scale.value
+        drawing = chances(rows, seed=self._run.seed, step=step, mesh=self.mesh)
+        scale = self._stages.num_averaged / count * loss_scale
+        self._stages.forward_backward(batches, scale, drawing)
+        self._add_up_gradients()
+        squares = shards.squares(self._held, self._device)
+        dist.all_reduce(squares)
+        # In fp16 they may overflow; then so do those of the step, most likely, and both are done
+        # again at a lower scale.
+        if math.isfinite(squares.item()):
+            shards.scale(self._held, 1 / loss_scale)
+            optimizer: Any = self._optimizer
+            optimizer.update_hessian(count)
+        self._forget_gradients()
+
+    def _forget_gradients(self) -> None:
+        for held in self._held:
+            held.parameter.grad = held.local.grad = None
 
     def _add_up_gradients(self) -> None:
         for held in self._held:

@@ -1,0 +1,90 @@
+"""The tool `find-learning-rate`: a sweep of learning rates over a run's first steps."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from tokamake.train.trial import Trial
+
+_ROWS = 20
+"""Lines of the printed curve, at most."""
+_DIVERGED = 4.0
+"""The sweep ends where the loss is so many times the lowest."""
+
+
+def find_learning_rate(
+    *,
+    config: Path,
+    steps: int = 100,
+    start: Annotated[float, Parameter(name="--from")] = 1e-7,
+    end: Annotated[float, Parameter(name="--to")] = 1.0,
+    output: Path | None = None,
+) -> None:
+    """Suggest a learning rate: where the loss falls fastest as the rate grows at each step.
+
+    Trains from the run's first weights on its first samples, on one rank or several, as `train`
+    does; the run's output folder is not touched.
+
+    Args:
+        config: The run, as `tokamake resolve` writes it.
+        steps: Steps of the sweep, each with a larger rate; it ends early if training diverges.
+        start: Learning rate of the first step.
+        end: Learning rate of the last step.
+        output: File for the suggestion and the curve, as JSON.
+
+    Raises:
+        UserError: the run cannot start, the rates do not grow, or no rate lowers the loss.
+    """
+    from tokamake import files, runtime
+    from tokamake.config import read_run
+    from tokamake.errors import UserError
+    from tokamake.schedules._finder import suggest, sweep
+
+    ranks = runtime.Ranks.find()
+    with runtime.one_voice(ranks), runtime.process_group(ranks) as device:
+        with runtime.same_fate():
+            run = read_run(config)
+            if not 0 < start < end:
+                raise UserError(f"--from {start:g} --to {end:g}: give 0 < from < to")
+        from tokamake.train.numerics import repeatable
+        from tokamake.train.trial import Trial
+
+        with repeatable(run.train.deterministic):
+            trial = Trial(run, ranks, device, num_steps=steps)
+            rates = sweep(start, end, steps)
+            losses = measure(trial, rates)
+        found = suggest(rates[: len(losses)], losses)
+        if ranks.rank == 0:
+            print(curve(rates, losses))
+            print(f"suggested train.optimizer.learning_rate: {found:.2e}")
+            if output:
+                value = {"suggestion": found, "rates": rates[: len(losses)], "losses": losses}
+                files.write_json(output, value)
+    runtime.leave(ranks, 0)
+
+
+def measure(trial: "Trial", rates: list[float]) -> list[float]:
+    """Loss of each step of a sweep, before its update; fewer than rates where it diverges."""
+    from math import isfinite
+
+    from tokamake.schedules import Schedule
+
+    decay = Schedule(trial.run.train).weight_decay(0, 0)
+    losses: list[float] = []
+    for rate, rows in zip(rates, trial.batches(), strict=False):
+        found = trial.engine.train_step(rows, learning_rate=rate, weight_decay=decay)
+        if not isfinite(found.loss):
+            break
+        losses.append(found.loss)
+        if found.loss > _DIVERGED * min(losses):
+            break
+    return losses
+
+
+def curve(rates: list[float], losses: list[float]) -> str:
+    """Rates and losses as a table of some lines."""
+    every = -(-len(losses) // _ROWS)
+    shown = zip(rates[::every], losses[::every], strict=False)
+    return "\n".join(["   rate      loss", *(f"{rate:.2e}  {loss:8.4f}" for rate, loss in shown)])
