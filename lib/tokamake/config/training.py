@@ -11,7 +11,6 @@ from tokamake.config.parallel import SPLIT_BACKWARD, ParallelSettings
 from tokamake.config.schedule import ScheduleSettings, Span, check_schedule
 from tokamake.errors import UserError
 
-
 LENGTHS = ("train_steps", "train_samples", "train_tokens")
 """Settings that say how long a run is, each in its own unit."""
 
