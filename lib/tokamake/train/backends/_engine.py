@@ -5,19 +5,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tokamake import files
+from tokamake import files, plugins
 from tokamake.checkpoint import latest
 from tokamake.config import Run
 from tokamake.errors import UserError
+from tokamake.optim._groups import parameter_groups
+from tokamake.optim._whole import ALONE, Part, Whole
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.mesh import Mesh
+from tokamake.parallel.shards import Held
 from tokamake.runtime import Ranks
 from tokamake.train.batch import Batch, TokenRows, leaves_out, to_batch
+from tokamake.train.loss_scale import LossScale
+from tokamake.train.random_state import random_state, set_random_state
 from tokamake.train.stages import Stages
 
 
@@ -32,7 +38,28 @@ class Base(ABC):
     _ranks: Ranks
     _device: torch.device
     _stages: Stages
+    _held: list[Held]
+    _loss_scale: LossScale
+    _state_kinds: dict[str, str]
     mesh: Mesh
+
+    def _build_optimizer(self, *, whole: bool) -> torch.optim.Optimizer:
+        """Make the run's optimizer of what this rank holds.
+
+        Args:
+            whole: whether it may ask for whole parameters.
+        """
+        settings = self._run.train.optimizer
+        named = [(held.name, held.local) for held in self._held]
+        parts: dict[Tensor, Part] = {
+            held.local: Part(tuple(held.shape), held.place, held.groups) for held in self._held
+        }
+        groups = parameter_groups(named, settings.used("weight_decay"))
+        plug_in = plugins.load("optim", settings.name)
+        self._state_kinds = plug_in.STATE
+        view = Whole(parts.__getitem__) if whole else ALONE
+        made: torch.optim.Optimizer = plug_in.build(groups, settings, view)
+        return made
 
     @abstractmethod
     def _losses(self, batches: Sequence[Batch]) -> Tensor:
@@ -82,6 +109,20 @@ class Base(ABC):
             total.zero_()
         dist.all_reduce(total)
         return float(total[0] / total[1])
+
+    def _description(self, progress: dict[str, Any]) -> dict[str, Any]:
+        """What a checkpoint says of itself."""
+        return {**progress, "architecture": self._run.architecture.model_dump(mode="json")}
+
+    def _rank_state(self) -> dict[str, Any]:
+        """What a checkpoint keeps for this rank alone."""
+        return {"random": random_state(), "loss_scale": self._loss_scale.state}
+
+    def _take_rank_state(self, state: dict[str, Any] | None) -> None:
+        """Bring back what `_rank_state` gave, if there were as many ranks."""
+        if state:
+            set_random_state(state["random"])
+            self._loss_scale.state = state["loss_scale"]
 
     def _to_disk(self, folder: Path) -> None:
         # DCP has synced what it wrote, but not the folder.

@@ -15,11 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tokamake import plugins
 from tokamake.checkpoint import native
 from tokamake.config import Run
-from tokamake.optim._groups import parameter_groups, set_rates
-from tokamake.optim._whole import ALONE, Part, Whole
+from tokamake.optim._groups import set_rates
 from tokamake.parallel import collectives, mesh, shards
 from tokamake.parallel.shards import Held
 from tokamake.parallel.tensor import cut
@@ -30,7 +28,7 @@ from tokamake.train.backends._engine import Base, read_start
 from tokamake.train.batch import Batch, TokenRows
 from tokamake.train.loss_scale import LossScale
 from tokamake.train.numerics import decided, precision_of
-from tokamake.train.random_state import random_state, seed_all, set_random_state
+from tokamake.train.random_state import seed_all
 from tokamake.train.stages import Stages
 from tokamake.train.step import Saving, StepResult
 
@@ -74,7 +72,8 @@ class Engine(Base):
             weights = read_start(run)
         self._stages = Stages(run, self.mesh, device, weights, shard=False)
         self._held = self._stages.held
-        self._optimizer = self._build_optimizer()
+        # Of flat pieces there are no whole parameters.
+        self._optimizer = self._build_optimizer(whole=self._stage == 0)
         self._mark()
         mpu = setup.Mpu(self.mesh, ranks.world_size, device)
         self._engine = setup.initialize(
@@ -89,19 +88,6 @@ class Engine(Base):
         self._loss_scale = LossScale(precision_of(run.train, device))
         # Saving goes on beside training, and must not take part in its collectives.
         self._savers = dist.new_group(backend="gloo")
-
-    def _build_optimizer(self) -> torch.optim.Optimizer:
-        settings = self._run.train.optimizer
-        parts: dict[Tensor, Part] = {
-            held.local: Part(tuple(held.shape), held.place, held.groups) for held in self._held
-        }
-        named = [(held.name, held.local) for held in self._held]
-        groups = parameter_groups(named, settings.used("weight_decay"))
-        plug_in = plugins.load("optim", settings.name)
-        self._state_kinds = plug_in.STATE
-        whole = ALONE if self._stage else Whole(parts.__getitem__)
-        made: torch.optim.Optimizer = plug_in.build(groups, settings, whole)
-        return made
 
     def _mark(self) -> None:
         """Say which parameters count in the norm here, and complete partial gradients."""
@@ -211,11 +197,8 @@ class Engine(Base):
         written = native.save(
             folder,
             pieces.tensors_of(counted, self._optimizer.state),
-            description={
-                **progress,
-                "architecture": self._run.architecture.model_dump(mode="json"),
-            },
-            rank_state={"random": random_state(), "loss_scale": self._loss_scale.state},
+            description=self._description(progress),
+            rank_state=self._rank_state(),
             group=self._savers,
         )
         return Saving(written, lambda: self._to_disk(folder))
@@ -234,6 +217,4 @@ class Engine(Base):
             with same_fate():
                 pieces.take_shared(folder, some, self._optimizer.state, tensors)
         pieces.publish(self._engine.optimizer, self._stage)
-        if state:
-            set_random_state(state["random"])
-            self._loss_scale.state = state["loss_scale"]
+        self._take_rank_state(state)

@@ -5,37 +5,32 @@ are those of all tokens of a global batch, however ranks share it.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from tokamake import files, plugins
-from tokamake.checkpoint import latest, native
+from tokamake import plugins
+from tokamake.checkpoint import native
 from tokamake.config import Run
-from tokamake.errors import UserError
-from tokamake.optim._groups import parameter_groups, set_rates
-from tokamake.optim._whole import Part, Whole
+from tokamake.optim._groups import set_rates
 from tokamake.parallel import mesh, shards
-from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.shards import Held
 from tokamake.runtime import Ranks, keep_memory, same_fate
-from tokamake.train.batch import Batch, TokenRows, chances, leaves_out, to_batch
+from tokamake.train.backends._engine import Base, read_start
+from tokamake.train.batch import Batch, TokenRows, chances
 from tokamake.train.loss_scale import LossScale
 from tokamake.train.numerics import precision_of
-from tokamake.train.random_state import random_state, seed_all, set_random_state
+from tokamake.train.random_state import seed_all
 from tokamake.train.stages import Stages
 from tokamake.train.step import Saving, StepResult
 
 
-class Engine:
+class Engine(Base):
     """One rank's share of the training run.
-
-    Attributes:
-        mesh: this rank among its peers.
 
     Args:
         run: the resolved run.
@@ -56,32 +51,16 @@ class Engine:
         shard = run.train.zero_stage > 0
         self.mesh = mesh.build(run.train.parallel, ranks.world_size, device, shard=shard)
         with same_fate():
-            architecture, weights, _ = latest.read(run.checkpoint)
-            if architecture != run.architecture:
-                raise UserError(
-                    f"{run.checkpoint}: not of the architecture that the run was resolved for; "
-                    "run `tokamake resolve` again"
-                )
+            weights = read_start(run)
         self._stages = Stages(run, self.mesh, device, weights)
         self._held = self._stages.held
-        self._optimizer = self._build_optimizer()
+        self._optimizer = self._build_optimizer(whole=True)
+        plug_in = plugins.load("optim", run.train.optimizer.name)
+        self._needs_hessian = getattr(plug_in, "needs_hessian", None)
         self._loss_scale = LossScale(precision_of(run.train, device))
         self._layout = native.Layout(self.mesh, device)
         # Saving goes on beside training, and must not take part in its collectives.
         self._savers = dist.new_group(backend="gloo")
-
-    def _build_optimizer(self) -> torch.optim.Optimizer:
-        settings = self._run.train.optimizer
-        named = [(held.name, held.local) for held in self._held]
-        parts: dict[torch.Tensor, Part] = {
-            held.local: Part(tuple(held.shape), held.place, held.groups) for held in self._held
-        }
-        groups = parameter_groups(named, settings.used("weight_decay"))
-        plug_in = plugins.load("optim", settings.name)
-        self._state_kinds = plug_in.STATE
-        self._needs_hessian = getattr(plug_in, "needs_hessian", None)
-        made: torch.optim.Optimizer = plug_in.build(groups, settings, Whole(parts.__getitem__))
-        return made
 
     def train_step(
         self,
@@ -102,7 +81,7 @@ class Engine:
             saved: whether this rank has finished what it had to save.
         """
         self._set_mode("train")
-        batches = [to_batch(each, self._run, self._device, self.mesh) for each in rows]
+        batches = self._batches(rows)
         scale = self._stages.num_averaged / self._count(batches)
         self._update_hessian(rows, batches)
         total = self._stages.forward_backward(batches, scale * self._loss_scale.value)
@@ -118,16 +97,6 @@ class Engine:
             self._optimizer.step()
         self._forget_gradients()
         return StepResult(loss, norm, stop=stopped, saved=all_saved, skipped=not stepped)
-
-    def _count(self, batches: Sequence[Batch]) -> int:
-        """Tokens of all ranks that have a loss."""
-        if not leaves_out(self._run):
-            own = sum(batch.labels.numel() for batch in batches)
-            return own * self.mesh.data.size * self.mesh.context.size
-        counts = [(batch.labels != NO_LABEL).sum() for batch in batches]
-        count = torch.stack(counts).sum()
-        dist.all_reduce(count)
-        return max(1, int(count) // (self.mesh.tensor.size * self.mesh.pipeline.size))
 
     def _num_updates(self) -> int:
         """Updates that have been done, as the optimizer counts them."""
@@ -167,18 +136,6 @@ class Engine:
         if self._run.architecture.tie_word_embeddings:
             shards.add_up_copies(self._held, self.mesh.pipeline, self._stages.embedding_name)
 
-    def _agree(
-        self, loss: torch.Tensor, squares: torch.Tensor, *, stop: bool, saved: bool
-    ) -> tuple[float, float, bool, bool]:
-        """Sum loss and gradient over all ranks, and hear whether any stops and all have saved."""
-        # Tensor-parallel ranks have the same loss, all but the last stage have none.
-        own = loss if self.mesh.tensor.rank == 0 else torch.zeros_like(loss)
-        flags = torch.tensor([stop, saved], device=self._device)
-        sums = torch.cat((torch.stack((own, squares)).float(), flags.float()))
-        dist.all_reduce(sums)
-        total, square, stops, saves = sums.tolist()
-        return total, math.sqrt(square), stops > 0, saves == self._ranks.world_size
-
     def _share(self, norm: float) -> float:
         """What gradients are multiplied with: clipped, and without the loss scale."""
         most, share = self._run.train.gradient_clipping, 1.0
@@ -192,22 +149,10 @@ class Engine:
         if hasattr(self._optimizer, mode):
             getattr(self._optimizer, mode)()
 
-    def mean_loss(self, rows: Iterable[TokenRows]) -> float:
-        """Loss over all tokens of the micro batches of all ranks, without training on them."""
-        self._set_mode("eval")
-        total = torch.zeros(2, dtype=torch.float64, device=self._device)
-        block = self._run.train.micro_batch_size * self.mesh.data.size
-        num_batches = self._run.train.global_batch_size // block if self._stages.in_turns else 1
-        coming = iter(rows)
-        while some := [*islice(coming, num_batches)]:
-            batches = [to_batch(each, self._run, self._device, self.mesh) for each in some]
-            total[0] += self._stages.losses(batches)
-            total[1] += sum((batch.labels != NO_LABEL).sum() for batch in batches)
+    def _losses(self, batches: Sequence[Batch]) -> Tensor:
+        found = self._stages.losses(batches)
         self._stages.forget_whole_weights()
-        if not self._stages.has_loss or self.mesh.tensor.rank:
-            total.zero_()
-        dist.all_reduce(total)
-        return float(total[0] / total[1])
+        return found
 
     def save(self, folder: Path, progress: dict[str, Any]) -> Saving:
         """Begin to write a checkpoint; it may be waited for while training goes on.
@@ -221,20 +166,11 @@ class Engine:
         written = native.save(
             folder,
             tensors,
-            description={
-                **progress,
-                "architecture": self._run.architecture.model_dump(mode="json"),
-            },
-            rank_state={"random": random_state(), "loss_scale": self._loss_scale.state},
+            description=self._description(progress),
+            rank_state=self._rank_state(),
             group=self._savers,
         )
         return Saving(written, lambda: self._to_disk(folder))
-
-    def _to_disk(self, folder: Path) -> None:
-        # DCP has synced what it wrote, but not the folder.
-        dist.barrier()
-        if self._ranks.rank == 0:
-            files.sync(folder)
 
     def _of_own(self) -> list[Held]:
         """What this rank holds, but for copies, which hold nothing new."""
@@ -250,6 +186,4 @@ class Engine:
                 tensors = native.tensors_of(some, self._optimizer.state, self._layout)
                 native.check(folder, tensors)
             state = native.load(folder, tensors) or state
-        if state:
-            set_random_state(state["random"])
-            self._loss_scale.state = state["loss_scale"]
+        self._take_rank_state(state)
