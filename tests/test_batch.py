@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tokamake.train.engine import to_device
+from tokamake.train.batch import to_device
 
 BATCH = np.arange(24).reshape(4, 6)
 
