@@ -487,3 +487,21 @@ def test_rules_update_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert local(torch.ones(2)).shape == (2,)
     assert {lamb.ELEMENTWISE, adafactor.ELEMENTWISE, muon.ELEMENTWISE} == {False}
     assert schedule_free_adamw.ELEMENTWISE
+
+
+def test_8bit_moments_come_back_from_plain_numbers() -> None:
+    without_torchao("adamw_8bit")
+    parameter = torch.nn.Parameter(torch.linspace(-1, 1, 64 * 128).reshape(64, 128))
+    optimizer: Any = make("adamw_8bit", {"weight": parameter})
+    for number in range(3):
+        gradient = {"weight": torch.sin(parameter.detach() * (number + 2))}
+        walk(optimizer, {"weight": parameter}, gradient, rate=0.01, decay=0.1)
+    for kind in ("exp_avg", "exp_avg_sq"):
+        value = optimizer.state[parameter][kind]
+        assert value.codes.dtype == torch.uint8
+        plain = optimizer.plain(value)
+        assert type(plain) is torch.Tensor
+        again = optimizer.packed(parameter, kind, plain)
+        assert again.codes.dtype == torch.uint8
+        # Rounded once more, by a part of the largest of a block.
+        assert (again.dequantize() - plain).abs().max() <= 0.01 * plain.abs().max()

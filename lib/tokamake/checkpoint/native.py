@@ -6,8 +6,8 @@ Face's names, rank.NUMBER for what only that rank knows.
 """
 
 import io
-import json
-from collections.abc import Mapping, MutableMapping
+import pickle
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ class Layout:
 
     def whole(self, held: Held, local: Tensor) -> Tensor:
         """A tensor of a parameter's shape, or of its shard's, as a part of the whole one."""
-        if self._mesh is None or local.shape != held.local.shape:
+        if self._mesh is None:
             return local
         dim = held.placement.dim
         of_tensor: Placement = Replicate() if dim is None else Shard(dim)
@@ -77,7 +77,10 @@ class Layout:
 
 
 def tensors_of(
-    held: list[Held], states: Mapping[Tensor, dict[str, Any]], layout: Layout
+    held: list[Held],
+    states: Mapping[Tensor, dict[str, Any]],
+    layout: Layout,
+    kinds: Mapping[str, str],
 ) -> Tensors:
     """Weights and optimizer states that this rank has a part in, by their keys.
 
@@ -85,12 +88,15 @@ def tensors_of(
         held: parameters.
         states: of the optimizer, by `Held.local`: tensors of its shape, or alike on all ranks.
         layout: how they make up whole tensors.
+        kinds: STATE of the optimizer's plug-in.
     """
     found: Tensors = {}
     for one in held:
         found[f"model.{one.saved_name}"] = layout.whole(one, one.local)
         for kind, value in states.get(one.local, {}).items():
-            found[f"optimizer.{kind}.{one.saved_name}"] = layout.whole(one, value)
+            cut = kinds[kind] == "like_parameter"
+            key = f"optimizer.{kind}.{one.saved_name}"
+            found[key] = layout.whole(one, value) if cut else value
     return found
 
 
@@ -129,7 +135,7 @@ def save(
 def make_state(
     folder: Path,
     held: list[Held],
-    states: MutableMapping[Tensor, dict[str, Any]],
+    optimizer: torch.optim.Optimizer,
     kinds: Mapping[str, str],
 ) -> None:
     """Make room in an optimizer for the states that a checkpoint has.
@@ -137,7 +143,7 @@ def make_state(
     Args:
         folder: the checkpoint.
         held: parameters.
-        states: of the optimizer, by `Held.local`.
+        optimizer: of which `Held.local` are the parameters.
         kinds: STATE of the optimizer's plug-in.
     """
     known = _metadata(folder).state_dict_metadata
@@ -148,8 +154,10 @@ def make_state(
                 continue
             shape = one.local.shape if like == "like_parameter" else found.size
             dtype = found.properties.dtype
-            made = torch.zeros(shape, dtype=dtype, device=one.local.device)
-            states[one.local][kind] = made
+            # torch's fused optimizers count steps on the device, all others on the CPU.
+            counts = not shape and not optimizer.defaults.get("fused")
+            device = torch.device("cpu") if counts else one.local.device
+            optimizer.state[one.local][kind] = torch.zeros(shape, dtype=dtype, device=device)
 
 
 def saved_in(folder: Path) -> dict[str, Any]:
@@ -207,6 +215,9 @@ def describe(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"{folder}: is of version {found.get('version')}, this tokamake reads {VERSION}"
         )
+    needed = {"world_size", "architecture", "iteration", "loss_scale"}
+    if missing := sorted(needed - found.keys()):
+        raise UserError(f"{folder / DESCRIPTION}: has no {missing[0]}; name another checkpoint")
     return found
 
 
@@ -227,5 +238,5 @@ def read(folder: Path) -> tuple[Architecture, dict[str, Tensor], int]:
 def _metadata(folder: Path) -> Any:
     try:
         return dcp.FileSystemReader(folder).read_metadata()
-    except (OSError, EOFError, json.JSONDecodeError) as error:
+    except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError) as error:
         raise UserError(f"{folder}: no whole checkpoint ({error}); name another one") from None

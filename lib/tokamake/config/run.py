@@ -33,7 +33,7 @@ class Run(Settings):
     seed: int
     """Seed of everything random."""
     checkpoint: Path
-    """Megatron-DeepSpeed checkpoint whose weights the run starts from."""
+    """Checkpoint whose weights the run starts from: its folder has a file `latest`."""
     index: Path
     """Folder of sample indexes and blend that `index` made."""
     data_root: Path

@@ -141,6 +141,12 @@ class TrainSettings(Settings):
                 "zero_stage: 0: keeps no fp32 weights beside bf16; set it to 1 or precision to fp32"
             )
         self._check_offload()
+        if self.parallel.data_parallel_replicate_size > 1 and not self.zero_stage:
+            raise ValueError(
+                f"parallel.data_parallel_replicate_size: "
+                f"{self.parallel.data_parallel_replicate_size}: with zero_stage 0, which shards "
+                "nothing; set zero_stage to 1 or more, or leave it out"
+            )
         self._check_hessian()
         self._check_compile()
         split = self.parallel.pipeline_parallel_size > 1 and (

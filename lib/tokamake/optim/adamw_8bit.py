@@ -35,7 +35,18 @@ def build(
         ) from None
 
     class Optimizer(AdamW8bit):
-        """Rates may be set as plain numbers, which torchao would refuse or compile for."""
+        """Rates may be set as plain numbers, which torchao would refuse or compile for.
+
+        Checkpoints hold moments as plain numbers, since blocks would fit one layout alone; they are
+        rounded once more when a run goes on.
+        """
+
+        def plain(self, value: torch.Tensor) -> torch.Tensor:
+            return value.dequantize() if hasattr(value, "codes") else value
+
+        def packed(self, parameter: torch.Tensor, kind: str, value: torch.Tensor) -> torch.Tensor:
+            buffer: torch.Tensor = self._new_buffer(parameter, signed=kind == "exp_avg")
+            return buffer.copy_(value)
 
         def step(self, closure: Any = None) -> Any:
             on_cpu = all(p.device.type == "cpu" for g in self.param_groups for p in g["params"])

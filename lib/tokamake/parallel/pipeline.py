@@ -135,11 +135,13 @@ class Pipeline:
         chunks = {name: tensor.chunk(num_batches) for name, tensor in rest.items()}
         inputs, labels = inputs_NL.chunk(num_batches), labels_NL.chunk(num_batches)
         for stage, module in sorted(self._modules.items()):
-            for number in range(num_batches):
-                x = inputs[number] if stage == 0 else passed.pop((stage, number), None)
-                if x is None:
-                    x = states(inputs[number])
+            if stage and stage - 1 not in self._modules:
+                # All first: a peer may have to send all before it takes what is sent here.
+                for number in range(num_batches):
+                    passed[stage, number] = x = states(inputs[number])
                     dist.recv(x, self._peer(stage - 1), group=self._axis.group)
+            for number in range(num_batches):
+                x = passed.pop((stage, number)) if stage else inputs[number]
                 y = module(x, **{name: chunk[number] for name, chunk in chunks.items()})
                 if stage == self._num_stages - 1:
                     total += self._loss(y, labels[number])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from tokamake import files, plugins
-from tokamake.config import Run
+from tokamake.config import Run, write_run
 from tokamake.data.samples.fim import training_samples
 from tokamake.data.samples.folder import read_index
 from tokamake.data.samples.loader import Rows, Samples, batches, steps
@@ -29,7 +29,7 @@ from tokamake.train import metrics, restart
 from tokamake.train.metrics import Metrics, console_line
 from tokamake.train.numerics import decided, repeatable
 from tokamake.train.opening import opening
-from tokamake.train.resolve import check_layout, check_lengths
+from tokamake.train.resolve import check_layout, check_lengths, check_precision
 from tokamake.train.restart import State
 from tokamake.train.step import Saving, StepResult
 
@@ -64,11 +64,12 @@ def train_run(run: Run, ranks: Ranks, device: "torch.device") -> int:
             described = read_index(run.index)
             check_lengths(run.train, run.architecture, described, run.index)
             check_layout(run, ranks.world_size)
+            check_precision(run.train)
         digest, state = _agree(run, ranks, described, held)
         if state and state.step >= run.train.train_steps:
             _say(ranks, f"{run.output}: already at step {state.step}, the last; nothing to train")
         else:
-            if ranks.rank == 0:
+            with same_fate():
                 _say(ranks, opening(run, ranks, device))
             state = Loop(run, ranks, device, digest=digest, state=state).run()
         if state.step < run.train.train_steps:
@@ -254,7 +255,7 @@ class Loop:
             "consumed_tokens": self._state.consumed_samples * self._train.sequence_length,
             "loss": found.loss,
             "learning_rate": learning_rate,
-            "grad_norm": found.grad_norm,
+            **({} if found.skipped else {"grad_norm": found.grad_norm}),
             "tokens_per_second": tokens / pace.seconds,
             "model_flops_per_second": tokens / pace.seconds * self._flops_per_token,
             "step_seconds": step_seconds,
@@ -298,6 +299,8 @@ class Loop:
         (saving, state), self._saving = self._saving, None
         saving.wait()
         if self._ranks.rank == 0:
+            name = f"global_step{state.step}"
+            write_run(self._run.output / restart.SAVING / name / "run.yaml", self._run)
             restart.commit(self._run.output, state)
         dist.barrier()
         self._last_checkpoint = str(self._run.output / f"global_step{state.step}")

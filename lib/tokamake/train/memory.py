@@ -113,9 +113,12 @@ def _of_pipeline_rank(run: Run, shape: _Shape, rank: int) -> Estimate:
     modules = _modules(run, rank)
     layers = [_count(layer) for module in modules for layer in module.layers.values()]
     total = sum(map(_count, modules))
-    gathered = max(layers) + total - sum(layers) if train.zero_stage == 3 and fsdp else total
+    # In a pipeline, torch gathers a whole stage, and shares out gradients at the end of a step.
+    pipelined = parallel.pipeline_parallel_size > 1
+    by_layers = train.zero_stage == 3 and fsdp and not pipelined
+    gathered = max(layers) + total - sum(layers) if by_layers else total
     together = shape.num_batches > 1
-    whole = together and train.zero_stage < 2 and fsdp
+    whole = together and fsdp and (train.zero_stage < 2 or pipelined)
     name = train.optimizer.name
     states = [*plugins.constant("optim", name, "STATE").values()].count("like_parameter")
     return Estimate(

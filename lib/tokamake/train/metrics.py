@@ -81,9 +81,11 @@ def _line(record: Record) -> str:
 
 def console_line(record: Record, *, train_steps: int, seconds_left: float) -> str:
     """A training record for people, in the order of Megatron's log line."""
+    norm = record.get("grad_norm")
+    told = "skipped: gradients overflow" if norm is None else f"grad norm {norm:.3f}"
     return (
         f"step {record['step']}/{train_steps} | loss {record['loss']:.4f} | "
-        f"lr {record['learning_rate']:.2e} | grad norm {record['grad_norm']:.3f} | "
+        f"lr {record['learning_rate']:.2e} | {told} | "
         f"{record['tokens_per_second']:,.0f} tokens/s | {_duration(seconds_left)} left"
     )
 

@@ -28,7 +28,7 @@ def resolve(
         settings: Training settings as JSON, the section `train` of the config.
         run: Name of the run.
         seed: Seed of everything random.
-        checkpoint: Megatron-DeepSpeed checkpoint to start from.
+        checkpoint: Checkpoint to start from: a folder with a file `latest`.
         index: Folder of sample indexes.
         data_root: Folder that the index's prefixes are relative to.
         tokenizer: Tokenizer of the pairs; fill-in-the-middle and what asks for ends of
@@ -133,6 +133,24 @@ def check_layout(run: "Run", world_size: int) -> None:
     for size in train.batch_sizes.all:
         train.parallel.check_batches(size // (train.micro_batch_size * data))
     train.parallel.check_architecture(run.architecture, train.sequence_length)
+
+
+def check_precision(train: "TrainSettings") -> None:
+    """Refuse schedules that would add up gradients in low precision.
+
+    Args:
+        train: settings whose precision is decided.
+    """
+    from tokamake.config.parallel import SPLIT_BACKWARD
+    from tokamake.errors import UserError
+
+    parallel = train.parallel
+    split = parallel.pipeline_parallel_size > 1 and parallel.pipeline_schedule in SPLIT_BACKWARD
+    if split and train.precision not in ("fp32", None):
+        raise UserError(
+            f"train.parallel.pipeline_schedule: {parallel.pipeline_schedule}: would add up "
+            f"gradients in {train.precision}; take interleaved_1f1b, or train.precision fp32"
+        )
 
 
 def check_vocabulary(

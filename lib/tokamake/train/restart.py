@@ -159,6 +159,8 @@ def _read_state(output: Path) -> State | None:
     if not path.is_file():
         return State("unknown", 0, 0, 0.0, 0)
     value = files.read_json(path, f"name another checkpoint in {output / 'latest'}")
+    if value.keys() != {*State._fields}:
+        raise UserError(f"{path}: damaged; name another checkpoint in {output / 'latest'}")
     return State(**value)
 
 

@@ -171,6 +171,8 @@ class Stages:
                 now = number == len(batches)
                 module.set_is_last_backward(now)
                 module.set_requires_gradient_sync(now or self._train.zero_stage >= 2)
+                # Stage 3 alone lets go of weights that the next micro batch needs again.
+                module.set_reshard_after_backward(now or self._train.zero_stage == 3)
             loss = self.loss(batch, scale, chances[number - 1] if chances else None)
             loss.backward()
             total += loss.detach()

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tokamake import files, plugins
-from tokamake.checkpoint import latest
+from tokamake.checkpoint import latest, native
 from tokamake.config import Run
 from tokamake.errors import UserError
 from tokamake.optim._groups import parameter_groups
@@ -112,17 +112,22 @@ class Base(ABC):
 
     def _description(self, progress: dict[str, Any]) -> dict[str, Any]:
         """What a checkpoint says of itself."""
-        return {**progress, "architecture": self._run.architecture.model_dump(mode="json")}
+        return {
+            **progress,
+            "architecture": self._run.architecture.model_dump(mode="json"),
+            "loss_scale": self._loss_scale.state,
+        }
 
     def _rank_state(self) -> dict[str, Any]:
         """What a checkpoint keeps for this rank alone."""
-        return {"random": random_state(), "loss_scale": self._loss_scale.state}
+        return {"random": random_state()}
 
-    def _take_rank_state(self, state: dict[str, Any] | None) -> None:
-        """Bring back what `_rank_state` gave, if there were as many ranks."""
+    def _take_rest(self, folder: Path, state: dict[str, Any] | None) -> None:
+        """Bring back the loss scale and, if there were as many ranks, what `_rank_state` gave."""
+        scale, steps = native.describe(folder)["loss_scale"]
+        self._loss_scale.state = scale, steps
         if state:
             set_random_state(state["random"])
-            self._loss_scale.state = state["loss_scale"]
 
     def _to_disk(self, folder: Path) -> None:
         # DCP has synced what it wrote, but not the folder.

@@ -217,4 +217,4 @@ class Engine(Base):
             with same_fate():
                 pieces.take_shared(folder, some, self._optimizer.state, tensors)
         pieces.publish(self._engine.optimizer, self._stage)
-        self._take_rank_state(state)
+        self._take_rest(folder, state)

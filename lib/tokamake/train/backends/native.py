@@ -162,7 +162,7 @@ class Engine(Base):
             progress: step, samples, tokens; stored with it.
         """
         self._set_mode("eval")
-        tensors = native.tensors_of(self._of_own(), self._optimizer.state, self._layout)
+        tensors = self._tensors(self._of_own())
         written = native.save(
             folder,
             tensors,
@@ -171,6 +171,26 @@ class Engine(Base):
             group=self._savers,
         )
         return Saving(written, lambda: self._to_disk(folder))
+
+    def _tensors(self, held: list[Held]) -> native.Tensors:
+        states: dict[Any, dict[str, Any]] = self._optimizer.state
+        plain = getattr(self._optimizer, "plain", None)
+        if plain:
+            states = {
+                key: {kind: plain(value) for kind, value in state.items()}
+                for key, state in states.items()
+            }
+        return native.tensors_of(held, states, self._layout, self._state_kinds)
+
+    def _pack_states(self, held: list[Held]) -> None:
+        """Let an optimizer that keeps states in a format of its own have them so."""
+        packed = getattr(self._optimizer, "packed", None)
+        for one in held if packed else ():
+            state = self._optimizer.state[one.local]
+            for kind, like in self._state_kinds.items():
+                if like == "like_parameter" and kind in state:
+                    assert packed
+                    state[kind] = packed(one.local, kind, state[kind])
 
     def _of_own(self) -> list[Held]:
         """What this rank holds, but for copies, which hold nothing new."""
@@ -182,8 +202,9 @@ class Engine(Base):
         state = None
         for some in (self._of_own(), copies):
             with same_fate():
-                native.make_state(folder, some, self._optimizer.state, self._state_kinds)
-                tensors = native.tensors_of(some, self._optimizer.state, self._layout)
+                native.make_state(folder, some, self._optimizer, self._state_kinds)
+                tensors = self._tensors(some)
                 native.check(folder, tensors)
             state = native.load(folder, tensors) or state
-        self._take_rank_state(state)
+            self._pack_states(some)
+        self._take_rest(folder, state)
