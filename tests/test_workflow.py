@@ -146,7 +146,7 @@ def test_a_failing_run_is_told_with_its_own_words(finished: Path) -> None:
     result = snakemake(finished, "--configfile", "other.yaml", "--", "train")
     text = result.stdout + result.stderr
     assert result.returncode == 1
-    assert "tokamake train: train.global_batch_size: 16: not a multiple of" in text
+    assert "tokamake train: global_batch_size: 16 samples cannot be shared by 2" in text
     assert "non-zero exit status 2" in text
     assert "MissingOutputException" not in text
     assert "Traceback" not in text
