@@ -39,6 +39,10 @@ def rotary(positions: Tensor, architecture: Architecture) -> tuple[Tensor, Tenso
 
 def rotate(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
     """Turn each head by its positions' angles; pairs are (i, i + K/2), Hugging Face's order."""
+    if torch.compiler.is_compiling():
+        # The compiler fuses the formula itself.
+        first, second = x_BHLK.chunk(2, dim=-1)
+        return x_BHLK * cos_LK + torch.cat((-second, first), dim=-1) * sin_LK
     half = x_BHLK.shape[-1] // 2
     turned: Tensor = _Rotate.apply(x_BHLK, cos_LK[..., :half], sin_LK[..., :half])
     return turned
