@@ -183,7 +183,7 @@ MISTAKES = {
     "unknown plug-in": (
         {"train": {"optimizer": {"name": "adamww"}}},
         CORPORA,
-        "my.yaml: train.optimizer.name: 'adamww': unknown name; choose one of adamw, sgd",
+        "my.yaml: train.optimizer.name: 'adamww': unknown name; choose one of adafactor, ",
     ),
     "missing file": (
         {},
@@ -222,8 +222,8 @@ MISTAKES |= {
     "no length": (
         {"train": {**CONFIG["train"], "train_steps": None}},
         CORPORA,
-        "my.yaml: train.train_steps: empty, so the epochs of all corpora say how long to train; "
-        "code, docs has none",
+        "my.yaml: train: no train_steps, train_samples or train_tokens, so the epochs of all "
+        "corpora say how long to train; code, docs has none, give it epochs or give train_steps",
     ),
     "no tokens to fill gaps with": (
         {"train": {**CONFIG["train"], "fim": {"rate": 0.5}}},
