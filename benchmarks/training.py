@@ -1,10 +1,13 @@
-"""Compare the trainer with plain PyTorch and transformers' Llama: same shape, data, batch, dtype.
+"""Compare the trainer with other loops: same shape, data, batch, dtype, clipping, fused AdamW.
 
-    python benchmarks/training.py --rounds 3 --threads 2
+    python benchmarks/training.py --rounds 12 --threads 2 --litgpt litgpt-venv/bin/python
 
-Contestants take turns, round by round, each in a process of its own; medians of the tokens a
-second, shares of the trainer's step that are neither forward, backward nor optimizer, and peaks of
-memory are printed.
+All contestants of a precision are processes that are alive at the same time and take one step each
+in turns, so that a slower minute of the machine meets all of them. Ratios are medians over rounds.
+Peers are transformers' Llama and, with a Python that has litgpt, litgpt's; bf16 is by autocast with
+them, as with their own trainers. Of the trainer's step the share that is neither forward, backward
+nor optimizer is measured as well, and of all the time from their start to the end of the first step
+and the peak of memory.
 """
 
 import argparse
@@ -34,114 +37,202 @@ SHAPE = {
 }
 """32 million parameters."""
 ROWS, LENGTH = 4, 512
-CONTESTANTS = ("transformers", "tokamake")
 PRECISIONS = ("fp32", "bf16")
 
-_HELD = ExitStack()
-"""The process group of a contestant, until its process ends."""
-
-Step = Callable[[np.ndarray], None]
+Step = Callable[[np.ndarray], float]
+"""Trains on rows of tokens; returns the seconds of forward, backward and optimizer."""
 
 
 def main() -> None:
-    """Measure and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=12, help="measured, after 4 to warm up")
+    """Measure and print tables."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=12, help="steps that are measured")
+    parser.add_argument("--warmup-rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", help="one contestant and precision: what a process of it runs")
+    parser.add_argument("--litgpt", help="a Python with litgpt, which wants packages of its own")
+    parser.add_argument("--contestant", help="what a process is to be, its precision and folder")
     options = parser.parse_args()
-    if options.only:
-        print(json.dumps(measure(*options.only.split(), options)))
+    if options.contestant:
+        compete(*options.contestant.split())
         return
-    found: dict[tuple[str, str], list[dict[str, float]]] = {}
-    for _ in range(options.rounds):
-        for precision in PRECISIONS:
-            for name in CONTESTANTS:
-                one = in_a_process(f"{name} {precision}", options)
-                found.setdefault((precision, name), []).append(one)
-                print(precision, name, one, file=sys.stderr, flush=True)
-    print("| | transformers, tokens/s | tokamake, tokens/s | ratio | besides, share of a step |")
-    print("| --- | --- | --- | --- | --- |")
-    for precision in PRECISIONS:
-        theirs, ours = (found[precision, name] for name in CONTESTANTS)
-        speeds = [median(one["tokens_per_second"] for one in some) for some in (theirs, ours)]
-        besides = median(one["besides"] for one in ours)
-        print(
-            f"| {precision} | {speeds[0]:,.0f} | {speeds[1]:,.0f} | {speeds[1] / speeds[0]:.2f} "
-            f"| {besides:.1%} |"
-        )
-    print("\n| | transformers, peak MB | tokamake, peak MB |\n| --- | --- | --- |")
-    for precision in PRECISIONS:
-        peaks = [
-            median(one["peak_bytes"] for one in found[precision, name]) / 1e6
-            for name in CONTESTANTS
-        ]
-        print(f"| {precision} | {peaks[0]:,.0f} | {peaks[1]:,.0f} |")
+    pythons = {"transformers": sys.executable, "litgpt": options.litgpt, "tokamake": sys.executable}
+    pythons = {name: python for name, python in pythons.items() if python}
+    with tempfile.TemporaryDirectory() as folder:
+        write_start(Path(folder))
+        found = {
+            precision: in_turns(precision, pythons, folder, options) for precision in PRECISIONS
+        }
+    print_tables(found, list(pythons))
 
 
-def in_a_process(only: str, options: argparse.Namespace) -> dict[str, float]:
-    """What a process of one contestant prints."""
-    command = [sys.executable, __file__, "--only", only]
-    command += ["--steps", str(options.steps), "--threads", str(options.threads)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+def in_turns(
+    precision: str, pythons: dict[str, str], folder: str, options: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """Let all contestants take a step each, round by round."""
+    found: dict[str, dict[str, Any]] = {}
+    with ExitStack() as stack:
+        steps = {}
+        for name, python in pythons.items():
+            begin = time.perf_counter()
+            only = f"{name} {precision} {folder}"
+            steps[name] = started([python, __file__, "--contestant", only], options.threads, stack)
+            steps[name]()
+            first = time.perf_counter() - begin
+            found[name] = {"first": first, "seconds": [], "besides": []}
+        for number in range(options.warmup_rounds + options.rounds):
+            for name, step in steps.items():
+                told = step()
+                found[name]["peak_bytes"] = told["peak_bytes"]
+                if number >= options.warmup_rounds:
+                    found[name]["seconds"].append(told["seconds"])
+                    found[name]["besides"].append(1 - told["passes"] / told["seconds"])
+            last = {
+                name: f"{one['seconds'][-1]:.3f}" for name, one in found.items() if one["seconds"]
+            }
+            print(precision, number, last, file=sys.stderr, flush=True)
     return found
 
 
-def measure(name: str, precision: str, options: argparse.Namespace) -> dict[str, float]:
-    """Take steps over the same random tokens."""
+def started(command: list[str], threads: int, stack: ExitStack) -> Callable[[], dict[str, float]]:
+    """Start a contestant; returns what makes it take a step and tells of it."""
+    process = stack.enter_context(
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        )
+    )
+    asks, answers = process.stdin, process.stdout
+    assert asks is not None
+    assert answers is not None
+    stack.callback(asks.close)
+
+    def step() -> dict[str, float]:
+        print("step", file=asks, flush=True)
+        told: dict[str, float] = json.loads(answers.readline())
+        return told
+
+    return step
+
+
+def print_tables(found: dict[str, dict[str, dict[str, Any]]], names: list[str]) -> None:
+    """Speeds, and what else was measured."""
+    peers = names[:-1]
+    titles = (
+        [f"{name}, tokens/s" for name in names] + [f"to {name}" for name in peers] + ["besides"]
+    )
+    print("| |", " | ".join(titles), "|")
+    print("|", " | ".join(["---"] * (len(titles) + 1)), "|")
+    for precision, of in found.items():
+        own = of["tokamake"]
+        cells = [f"{ROWS * LENGTH / median(of[name]['seconds']):,.0f}" for name in names]
+        for peer in peers:
+            pairs = zip(of[peer]["seconds"], own["seconds"], strict=True)
+            cells.append(f"{median(theirs / ours for theirs, ours in pairs):.2f}")
+        print(f"| {precision} |", " | ".join(cells), f"| {median(own['besides']):.1%} |")
+    titles = [f"{name}, {what}" for what in ("peak MB", "first step s") for name in names]
+    print("\n| |", " | ".join(titles), "|")
+    print("|", " | ".join(["---"] * (len(titles) + 1)), "|")
+    for precision, of in found.items():
+        cells = [f"{of[name]['peak_bytes'] / 1e6:,.0f}" for name in names]
+        cells += [f"{of[name]['first']:.1f}" for name in names]
+        print(f"| {precision} |", " | ".join(cells), "|")
+
+
+def compete(name: str, precision: str, folder: str) -> None:
+    """Take a step over the same random tokens for each line that comes in, and tell its time."""
     rows = np.random.default_rng(0).integers(0, SHAPE["vocab_size"], (ROWS, LENGTH + 1))
-    with tempfile.TemporaryDirectory() as folder:
-        make = {"transformers": transformers_step, "tokamake": tokamake_step}[name]
-        step, besides = make(precision, Path(folder))
-        seconds = []
-        for number in range(4 + options.steps):
-            if number == 4:
-                besides(True)
+    with ExitStack() as stack:
+        if name == "tokamake":
+            step = tokamake_step(precision, Path(folder), stack)
+        else:
+            step = plain_step(
+                transformers_model() if name == "transformers" else litgpt_model(), precision
+            )
+        for _ in sys.stdin:
             begin = time.perf_counter()
-            step(rows)
-            seconds.append(time.perf_counter() - begin)
-    return {
-        "tokens_per_second": ROWS * LENGTH / median(seconds[4:]),
-        "besides": besides(False) / sum(seconds[4:]),
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }
+            passes = step(rows)
+            seconds = time.perf_counter() - begin
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            print(
+                json.dumps({"seconds": seconds, "passes": passes, "peak_bytes": peak}), flush=True
+            )
 
 
-def transformers_step(precision: str, _: Path) -> tuple[Step, Callable[[bool], float]]:
-    """Transformers' Llama and torch's fused AdamW; bf16 by autocast, as its own trainer has it."""
+def transformers_model() -> Any:
+    """Transformers' Llama, as a function from tokens to logits."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SHAPE, attn_implementation="sdpa"))
+    class Model(LlamaForCausalLM):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = super().forward(tokens).logits
+            return logits
+
+    return Model(LlamaConfig(**SHAPE, attn_implementation="sdpa"))
+
+
+def litgpt_model() -> Any:
+    """Litgpt's model of the same shape."""
+    from litgpt import GPT, Config  # type: ignore[import-not-found, unused-ignore]
+
+    return GPT(
+        Config(
+            block_size=LENGTH,
+            padded_vocab_size=SHAPE["vocab_size"],
+            n_layer=SHAPE["num_hidden_layers"],
+            n_head=SHAPE["num_attention_heads"],
+            n_query_groups=SHAPE["num_key_value_heads"],
+            n_embd=SHAPE["hidden_size"],
+            intermediate_size=SHAPE["intermediate_size"],
+            rotary_percentage=1.0,
+            parallel_residual=False,
+            bias=False,
+            norm_class_name="RMSNorm",
+            mlp_class_name="LLaMAMLP",
+        )
+    )
+
+
+def plain_step(model: Any, precision: str) -> Step:
+    """The loop that one would write around a model, with torch's fused AdamW."""
+    import torch
+
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
-    def step(rows: np.ndarray) -> None:
+    def step(rows: np.ndarray) -> float:
+        begin = time.perf_counter()
         tokens = torch.from_numpy(rows)
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            logits = model(tokens[:, :-1]).logits
+            logits = model(tokens[:, :-1])
         labels = tokens[:, 1:].flatten()
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+        return time.perf_counter() - begin
 
-    return step, lambda _: 0.0
+    return step
 
 
-def tokamake_step(precision: str, folder: Path) -> tuple[Step, Callable[[bool], float]]:
-    """The trainer's engine, whose passes and optimizer are timed apart."""
+def write_start(folder: Path) -> None:
+    """Write the checkpoint that the trainer starts from."""
     from tokamake.checkpoint import megatron_deepspeed, tensors
+    from tokamake.config import Architecture
+
+    architecture = Architecture.model_validate(SHAPE)
+    megatron_deepspeed.write(folder / "start", architecture, tensors.random(architecture, 0))
+
+
+def tokamake_step(precision: str, folder: Path, stack: ExitStack) -> Step:
+    """The trainer's engine, whose passes and optimizer are timed apart."""
     from tokamake.config import Architecture, Run
     from tokamake.runtime import Ranks, process_group
     from tokamake.train.backends.native import Engine
 
-    architecture = Architecture.model_validate(SHAPE)
-    megatron_deepspeed.write(folder / "start", architecture, tensors.random(architecture, 0))
     train = {"sequence_length": LENGTH, "micro_batch_size": ROWS, "global_batch_size": ROWS}
     run = Run(
         run="benchmark",
@@ -150,29 +241,24 @@ def tokamake_step(precision: str, folder: Path) -> tuple[Step, Callable[[bool], 
         index=folder,
         data_root=folder,
         output=folder / "output",
-        architecture=architecture,
+        architecture=Architecture.model_validate(SHAPE),
         train={**train, "train_steps": 1000, "precision": precision},
     )
     ranks = Ranks(0, 1, 0, 1)
-    _HELD.enter_context(process_group(ranks))
+    stack.enter_context(process_group(ranks))
     import torch
 
     engine: Any = Engine(run, ranks, torch.device("cpu"))
-    spent = [0.0, 0.0]
+    spent = [0.0]
     timed(engine._stages, "forward_backward", spent)
     timed(engine._optimizer, "step", spent)
 
-    def step(rows: np.ndarray) -> None:
-        begin = time.perf_counter()
+    def step(rows: np.ndarray) -> float:
+        spent[0] = 0.0
         engine.train_step([rows], learning_rate=1e-4, weight_decay=0.01)
-        spent[1] += time.perf_counter() - begin
+        return spent[0]
 
-    def besides(begins: bool) -> float:
-        if begins:
-            spent[:] = 0.0, 0.0
-        return spent[1] - spent[0]
-
-    return step, besides
+    return step
 
 
 def timed(owner: Any, name: str, spent: list[float]) -> None:

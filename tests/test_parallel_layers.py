@@ -15,6 +15,7 @@ from torch.testing import assert_close
 
 from tokamake.config import ParallelSettings
 from tokamake.parallel import collectives, mesh, shards, tensor
+from tokamake.parallel import loss as loss_of_parts
 from tokamake.parallel.loss import NO_LABEL, cross_entropy
 from tokamake.parallel.mesh import ALONE, Axis, Mesh
 
@@ -200,20 +201,29 @@ def sums(axis: Axis, dim: int) -> None:
 
 def losses(at: Mesh, vocabulary: int, dtype: torch.dtype) -> None:
     """Cross entropy over parts, of huge scores, too, and where no token has a label."""
+    for room in (2**22, 8 * vocabulary):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loss_of_parts, "_ROOM_ON_CPU", room)
+            check_losses(at, vocabulary, dtype)
+
+
+def check_losses(at: Mesh, vocabulary: int, dtype: torch.dtype) -> None:
+    """See `losses`; as much room as the scores of a few tokens, or all, need."""
     torch.manual_seed(vocabulary)
     whole = (torch.randn(5, vocabulary) * 100).to(dtype).requires_grad_()
     labels = torch.tensor([0, vocabulary - 1, NO_LABEL, 1, 1])
     rows = tensor.part(vocabulary, at.tensor)
     own = whole.detach()[:, rows.start : rows.stop].clone().requires_grad_()
     expected = F.cross_entropy(whole.float(), labels, reduction="sum")
-    found = cross_entropy(own, labels, at, size=vocabulary)
+    # The gradient is written over logits, so that these should not be a leaf.
+    found = cross_entropy(own * 1, labels, at, size=vocabulary)
     assert found.dtype == torch.float32
     assert_close(found, expected)
     (3 * expected).backward()
     (3 * found).backward()
     assert whole.grad is not None
     assert_close(own.grad, whole.grad[:, rows.start : rows.stop])
-    none = cross_entropy(own, torch.full_like(labels, NO_LABEL), at, size=vocabulary)
+    none = cross_entropy(own * 1, torch.full_like(labels, NO_LABEL), at, size=vocabulary)
     own.grad = None
     none.backward()
     assert none == 0

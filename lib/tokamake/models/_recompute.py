@@ -17,6 +17,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from tokamake.parallel.linear import ONEDNN
+
 
 @dataclass(frozen=True)
 class Recompute:
@@ -43,6 +45,7 @@ _KEPT = {
     _aten._scaled_dot_product_cudnn_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
     _aten._scaled_dot_product_fused_attention_overrideable.default,
+    *([ONEDNN.default] if ONEDNN else []),
 }
 """Operators whose results `selective` keeps."""
 

@@ -20,6 +20,7 @@ from tokamake.models._layers import Attention, KeyValueCache
 from tokamake.models._model import LanguageModel
 from tokamake.models._positions import alibi, rotary
 from tokamake.parallel.context import Documents
+from tokamake.parallel.linear import linear
 from tokamake.parallel.mesh import ALONE, Mesh
 from tokamake.parallel.tensor import (
     ColumnParallelLinear,
@@ -173,7 +174,7 @@ class Model(LanguageModel):
         x_BLD = shared_input(self.norm(x_BLD), self.mesh)
         if hasattr(self, "lm_head"):
             return self.lm_head(x_BLD)
-        return F.linear(x_BLD, self.embed_tokens.weight)
+        return linear(x_BLD, self.embed_tokens.weight)
 
 
 def hugging_face_name(name: str) -> str:

@@ -6,7 +6,6 @@ Shape suffixes: B batch, L tokens, D hidden size, V vocabulary, K width of a hea
 """
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tokamake.config import Architecture
 from tokamake.models._hugging_face import Format
@@ -15,6 +14,7 @@ from tokamake.models._layers import MLP, Attention, KeyValueCache
 from tokamake.models._model import LanguageModel
 from tokamake.models._positions import rotary
 from tokamake.parallel.context import Documents
+from tokamake.parallel.linear import linear
 from tokamake.parallel.mesh import ALONE, Mesh
 from tokamake.parallel.tensor import (
     ColumnParallelLinear,
@@ -141,7 +141,7 @@ class Model(LanguageModel):
         x_BLD = shared_input(self.norm(x_BLD), self.mesh)
         if hasattr(self, "lm_head"):
             return self.lm_head(x_BLD)
-        return F.linear(x_BLD, self.embed_tokens.weight)
+        return linear(x_BLD, self.embed_tokens.weight)
 
 
 def hugging_face_name(name: str) -> str:

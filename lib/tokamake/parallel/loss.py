@@ -3,6 +3,7 @@
 Shape suffixes: N tokens, V vocabulary of this rank.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,9 +18,14 @@ from tokamake.parallel.tensor import part
 NO_LABEL = -100
 """In the place of a label: a token without a loss."""
 
+_ROOM, _ROOM_ON_CPU = 2**28, 2**22
+"""Bytes of fp32 scores that are made at once: many, or what caches hold."""
+
 
 def cross_entropy(logits: Tensor, labels: Tensor, mesh: Mesh = ALONE, *, size: int) -> Tensor:
     """Sum of the cross entropy of all tokens, in nats, fp32.
+
+    Its backward pass writes the gradient over the logits.
 
     Args:
         logits: (..., V), scores of this rank's part of the vocabulary.
@@ -28,8 +34,6 @@ def cross_entropy(logits: Tensor, labels: Tensor, mesh: Mesh = ALONE, *, size: i
         size: entries of the whole vocabulary.
     """
     logits_NV, labels_N = logits.flatten(0, -2), labels.flatten()
-    if mesh.tensor.size == 1:
-        return F.cross_entropy(logits_NV.float(), labels_N, ignore_index=NO_LABEL, reduction="sum")
     return _CrossEntropy.apply(logits_NV, labels_N, mesh.tensor, part(size, mesh.tensor))
 
 
@@ -57,33 +61,59 @@ def drawn(logits: Tensor, chances: Tensor, mesh: Mesh = ALONE, *, size: int) -> 
 
 
 class _CrossEntropy(torch.autograd.Function):
+    """Needs no room but for the logits: the fp32 softmax is made of some tokens at a time, twice.
+
+    torch's own keeps it, and its gradient, and that of the loss, all as large as fp32 logits: at a
+    vocabulary of 128,000 that is more than what all layers keep.
+    """
+
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor, axis: Axis, rows: range) -> Tensor:
-        """Sum of the losses; each rank keeps its part of the softmax."""
-        scores_NV = logits_NV.float()
-        lowest = torch.finfo(torch.float32).min
-        most_N = scores_NV.amax(-1) if rows else scores_NV.new_full(labels_N.shape, lowest)
-        dist.all_reduce(most_N, dist.ReduceOp.MAX, group=axis.group)
-        scores_NV = scores_NV - most_N[:, None]
+        """Sum of the losses; kept are the logits and what normalizes them."""
         own_N = (labels_N >= rows.start) & (labels_N < rows.stop)
         index_N = (labels_N - rows.start).masked_fill(~own_N, 0)
-        at_label_N = scores_NV.new_zeros(labels_N.shape)
+        lse_N = torch.full(labels_N.shape, -torch.inf, device=logits_NV.device)
+        at_label_N = torch.zeros_like(lse_N)
         if rows:
-            at_label_N = scores_NV.gather(-1, index_N[:, None])[:, 0].masked_fill(~own_N, 0)
-        odds_NV = scores_NV.exp_()
-        sums_2N = all_reduce(torch.stack((odds_NV.sum(-1), at_label_N)), axis)
-        ctx.save_for_backward(odds_NV.div_(sums_2N[0][:, None]), index_N, own_N, labels_N)
-        ctx.dtype = logits_NV.dtype
-        losses_N = sums_2N[0].log() - sums_2N[1]
-        return losses_N.masked_fill(labels_N == NO_LABEL, 0).sum()
+            for some in _chunks(logits_NV):
+                torch.logsumexp(logits_NV[some].float(), -1, out=lse_N[some])
+            at_label_N = logits_NV.gather(-1, index_N[:, None])[:, 0].float().masked_fill(~own_N, 0)
+        if axis.size > 1:
+            lse_N, at_label_N = _over_ranks(lse_N, at_label_N, axis)
+        ctx.save_for_backward(logits_NV, lse_N, index_N, own_N, labels_N)
+        return (lse_N - at_label_N).masked_fill(labels_N == NO_LABEL, 0).sum()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        """Softmax less one at the label, times the gradient of the sum."""
-        shares_NV, index_N, own_N, labels_N = ctx.saved_tensors
-        # In place, to save memory: torch raises if the same pass is gone back twice.
-        gradient_NV = shares_NV
-        if gradient_NV.shape[1]:
-            gradient_NV.scatter_add_(-1, index_N[:, None], -own_N[:, None].float())
-        gradient_NV *= grad * (labels_N != NO_LABEL)[:, None]
-        return gradient_NV.to(ctx.dtype), None, None, None
+        """Softmax less one at the label, times the gradient of the sum; in place of the logits.
+
+        torch raises if anything that is yet to be differentiated needs the logits as they were.
+        """
+        logits_NV, lse_N, index_N, own_N, labels_N = ctx.saved_tensors
+        factor_N = grad * (labels_N != NO_LABEL)
+        less_N = own_N.float().neg_()
+        for some in _chunks(logits_NV) if logits_NV.shape[1] else ():
+            logits = logits_NV[some]
+            scores = logits if logits.dtype == torch.float32 else logits.float()
+            scores.sub_(lse_N[some, None]).exp_()
+            scores.scatter_add_(-1, index_N[some, None], less_N[some, None])
+            scores.mul_(factor_N[some, None])
+            if scores is not logits:
+                logits.copy_(scores)
+        return logits_NV, None, None, None
+
+
+def _chunks(logits_NV: Tensor) -> Iterator[slice]:
+    """Tokens whose fp32 scores are few enough."""
+    room = _ROOM_ON_CPU if logits_NV.device.type == "cpu" else _ROOM
+    tokens = max(1, room // (4 * logits_NV.shape[1]))
+    for start in range(0, len(logits_NV), tokens):
+        yield slice(start, start + tokens)
+
+
+def _over_ranks(lse_N: Tensor, at_label_N: Tensor, axis: Axis) -> tuple[Tensor, Tensor]:
+    """Log-sum-exp and logit of the label over the whole vocabulary."""
+    most_N = lse_N.clone()
+    dist.all_reduce(most_N, dist.ReduceOp.MAX, group=axis.group)
+    sums_2N = all_reduce(torch.stack(((lse_N - most_N).exp(), at_label_N)), axis)
+    return sums_2N[0].log() + most_N, sums_2N[1]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokamake.parallel.collectives import add, copy, gather, scatter_sum
+from tokamake.parallel.linear import linear
 from tokamake.parallel.mesh import ALONE, Axis, Mesh
 
 _SEQUENCE = 1
@@ -76,6 +77,10 @@ class ColumnParallelLinear(nn.Linear):
         if mesh.tensor.size > 1:
             self.placements = {"weight": Placement(0), "bias": Placement(0)}
 
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, L, D) to (B, L, E of this rank)."""
+        return linear(input, self.weight, self.bias)
+
 
 class RowParallelLinear(nn.Linear):
     """A linear layer of which each rank has a part of the inputs; its results are summed.
@@ -99,8 +104,8 @@ class RowParallelLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """(B, L, D of this rank) to (B, L, E); under sequence parallelism to (B, L of it, E)."""
         if self._mesh.tensor.size == 1:
-            return super().forward(input)
-        y_BLE = summed_output(F.linear(input, self.weight), self._mesh)
+            return linear(input, self.weight, self.bias)
+        y_BLE = summed_output(linear(input, self.weight), self._mesh)
         return y_BLE if self.bias is None else y_BLE + self.bias
 
 
@@ -128,7 +133,7 @@ class ReplicatedLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """(B, L, D) to (B, L, outputs of this rank)."""
         bias = None if self.bias is None else self.bias[self._rows]
-        return F.linear(input, self.weight[self._rows], bias)
+        return linear(input, self.weight[self._rows], bias)
 
 
 class VocabParallelEmbedding(nn.Embedding):

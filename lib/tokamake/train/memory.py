@@ -164,11 +164,10 @@ def _activations(run: Run, shape: _Shape, modules: list[Any], rank: int) -> floa
     logits = 0.0
     if any(module.is_last for module in modules):
         assert architecture.vocab_size is not None
-        copies = 2 * FP32 + (shape.size if shape.size != FP32 else 0)
         number = shape.num_batches if parallel.pipeline_schedule == "gpipe" else 1
         if parallel.pipeline_parallel_size == 1:
             number = 1
-        logits = number * copies * architecture.vocab_size / parallel.tensor_parallel_size
+        logits = number * shape.size * architecture.vocab_size / parallel.tensor_parallel_size
     return tokens * (on_the_way * layers + logits) + _biases(run, shape)
 
 

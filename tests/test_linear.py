@@ -1,0 +1,121 @@
+"""Matrix products of linear layers against torch's own."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from tokamake.models import _recompute
+from tokamake.models._recompute import Recompute
+from tokamake.parallel import linear
+
+needs_onednn = pytest.mark.skipif(
+    linear.ONEDNN is None, reason="needs a torch with MKL and oneDNN: pip install torch on x86"
+)
+
+
+class Counted:
+    """oneDNN's product, counting its calls."""
+
+    def __init__(self) -> None:
+        self.calls, self._operator = 0, linear.ONEDNN
+
+    def __call__(self, *arguments: Any) -> torch.Tensor:
+        """See `linear.ONEDNN`."""
+        self.calls += 1
+        found: torch.Tensor = self._operator(*arguments)
+        return found
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    torch.manual_seed(0)
+    found = Counted()
+    monkeypatch.setattr(linear, "ONEDNN", found)
+    return found
+
+
+@needs_onednn
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+def test_large_products_and_gradients_equal_torchs(
+    counted: Counted, bias: bool, turned: bool
+) -> None:
+    x = torch.randn(4, 128, 256).requires_grad_()
+    weight, offset = torch.randn(192, 256), torch.randn(192) if bias else None
+    leaves = [
+        x,
+        weight.requires_grad_(),
+        *([offset.requires_grad_()] if offset is not None else []),
+    ]
+    # Gradients of transposed states, as attention gives them, are not contiguous.
+    upstream = torch.randn(4, 192, 128).mT if turned else torch.randn(4, 128, 192)
+    expected = F.linear(x, weight, offset)
+    found = linear.linear(x, weight, offset)
+    assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    pairs = zip(
+        torch.autograd.grad(found, leaves, upstream),
+        torch.autograd.grad(expected, leaves, upstream),
+        strict=True,
+    )
+    for ours, theirs in pairs:
+        assert_close(ours, theirs, rtol=1e-5, atol=1e-3)
+    assert counted.calls == 2
+
+
+@needs_onednn
+def test_only_what_is_asked_for_is_computed(counted: Counted) -> None:
+    x, weight = torch.randn(512, 256), torch.randn(192, 256).requires_grad_()
+    linear.linear(x, weight).sum().backward()
+    assert counted.calls == 1
+    assert weight.grad is not None
+    with torch.no_grad():
+        assert_close(linear.linear(x, weight), F.linear(x, weight), rtol=1e-5, atol=1e-4)
+    assert counted.calls == 2
+
+
+def test_small_and_rounded_products_are_torchs(counted: Counted) -> None:
+    for x, weight in (
+        (torch.randn(2, 16), torch.randn(8, 16)),
+        (torch.randn(512, 256).bfloat16(), torch.randn(192, 256).bfloat16()),
+    ):
+        assert torch.equal(linear.linear(x, weight), F.linear(x, weight))
+    assert counted.calls == 0
+
+
+class Products(nn.Module):
+    """Two large products, which are costly, and what is cheap between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(256, 256) / 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply twice."""
+        return linear.linear(F.silu(linear.linear(x, self.weight)), self.weight)
+
+
+@needs_onednn
+def test_selective_recomputation_keeps_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept is told by operators, so that these have to be among them."""
+    operators: dict[str, int] = {}
+
+    class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, _: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            name = str(function)
+            operators[name] = operators.get(name, 0) + 1
+            return function(*args, **(kwargs or {}))
+
+    x = torch.randn(512, 256).requires_grad_()
+    for granularity, products in (("selective", 4), ("full", 6)):
+        torch.manual_seed(0)
+        operators.clear()
+        with Seen():
+            y = _recompute.run([Products()], Recompute(granularity), x)  # type: ignore[arg-type]
+            y.sum().backward()
+        assert operators["mkldnn._linear_pointwise.default"] == products
