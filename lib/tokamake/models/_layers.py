@@ -5,14 +5,15 @@ Shape suffixes: B batch, L tokens, S tokens attended to (cached ones first), D h
 H query heads, G key and value heads, K width of a head.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokamake.config import Architecture
 from tokamake.models._positions import rotate
-from tokamake.parallel.attention import attention
-from tokamake.parallel.context import Documents
+from tokamake.parallel.attention import Seen, attention
 from tokamake.parallel.mesh import ALONE, Mesh
 from tokamake.parallel.tensor import (
     ColumnParallelLinear,
@@ -63,7 +64,7 @@ class Attention(nn.Module):
         x_BLD: Tensor,
         cos_LK: Tensor | None,
         sin_LK: Tensor | None,
-        seen: Tensor | Documents | None = None,
+        seen: Seen = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Mix tokens: each sees itself and those before it, in the cache too, or of these what
@@ -111,3 +112,33 @@ class MLP(nn.Module):
         """Transform each token by itself."""
         x_BLD = shared_input(x_BLD, self._mesh)
         return self.down_proj(F.silu(self.gate_proj(x_BLD)) * self.up_proj(x_BLD))
+
+
+class Block(nn.Module):
+    """One layer: attention, then MLP, each on normed states and added to the residual stream.
+
+    Args:
+        norm: makes a norm.
+        attention: mixes tokens.
+        mlp: transforms each token by itself.
+    """
+
+    def __init__(self, norm: Callable[[], nn.Module], attention: Attention, mlp: nn.Module) -> None:
+        super().__init__()
+        self.input_layernorm = norm()
+        self.self_attn = attention
+        self.post_attention_layernorm = norm()
+        self.mlp = mlp
+
+    def forward(
+        self,
+        x_BLD: Tensor,
+        cos_LK: Tensor | None,
+        sin_LK: Tensor | None,
+        seen: Seen = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        """Transform token states."""
+        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), cos_LK, sin_LK, seen, cache)
+        y_BLD: Tensor = self.mlp(self.post_attention_layernorm(x_BLD))
+        return x_BLD + y_BLD

@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from tokamake.config import Architecture
 from tokamake.models._layers import KeyValueCache
 from tokamake.models._recompute import NONE, Recompute, run
-from tokamake.parallel.context import Documents, document_mask, zigzag_indices
+from tokamake.parallel.context import Documents, Packed, document_mask, zigzag_indices
+from tokamake.parallel.linear import linear
 from tokamake.parallel.loss import NO_LABEL, cross_entropy
 from tokamake.parallel.mesh import ALONE, Mesh
+from tokamake.parallel.tensor import shared_input
 
 
 class LanguageModel(nn.Module):
@@ -47,6 +49,9 @@ class LanguageModel(nn.Module):
         block: makes a layer.
     """
 
+    embed_tokens: nn.Embedding
+    norm: nn.Module
+    lm_head: nn.Linear
     into_residual: tuple[str, ...] = ()
     embedding_name = "embed_tokens.weight"
     output_name = "lm_head.weight"
@@ -101,7 +106,7 @@ class LanguageModel(nn.Module):
             return zigzag_indices(length * axis.size, axis, x.device)
         return torch.arange(start, start + length, device=x.device)
 
-    def mask(self, document_ids: Tensor | None) -> Tensor | Documents | None:
+    def mask(self, document_ids: Tensor | None) -> Packed | Documents | None:
         """What keeps documents apart, as `attention` takes it; None where nothing does.
 
         Args:
@@ -111,6 +116,14 @@ class LanguageModel(nn.Module):
             return None
         axis, method = self.mesh.context, self.mesh.context_method
         return document_mask(document_ids, axis=axis, method=method)
+
+    def logits(self, x_BLD: Tensor) -> Tensor:
+        """(B, L, V) scores of the next token, of this rank's part of the vocabulary; last stage."""
+        x_BLD = shared_input(self.norm(x_BLD), self.mesh)
+        if hasattr(self, "lm_head"):
+            found: Tensor = self.lm_head(x_BLD)
+            return found
+        return linear(x_BLD, self.embed_tokens.weight)
 
     def new_cache(self) -> list[KeyValueCache]:
         """An empty cache for `forward`: one per layer."""

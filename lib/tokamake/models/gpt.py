@@ -16,11 +16,11 @@ from torch.nn import functional as F
 from tokamake.config import Architecture
 from tokamake.models._gpt_formats import BLOOM, GPT2, GPT_BIGCODE, STARCODER2
 from tokamake.models._kept import Kept
-from tokamake.models._layers import Attention, KeyValueCache
+from tokamake.models._layers import Attention, Block, KeyValueCache
 from tokamake.models._model import LanguageModel
 from tokamake.models._positions import alibi, rotary
-from tokamake.parallel.context import Documents
-from tokamake.parallel.linear import linear
+from tokamake.parallel.attention import Seen
+from tokamake.parallel.context import Packed
 from tokamake.parallel.mesh import ALONE, Mesh
 from tokamake.parallel.tensor import (
     ColumnParallelLinear,
@@ -71,28 +71,9 @@ class MLP(nn.Module):
         return self.down_proj(self._activation(self.up_proj(x_BLD)))
 
 
-class Block(nn.Module):
-    """One layer: attention, then MLP, each on normed states and added to the residual stream."""
-
-    def __init__(self, architecture: Architecture, mesh: Mesh = ALONE) -> None:
-        super().__init__()
-        hidden, epsilon = architecture.hidden_size, architecture.layer_norm_epsilon
-        self.input_layernorm = LayerNorm(hidden, mesh, eps=epsilon)
-        self.self_attn = Attention(architecture, mesh)
-        self.post_attention_layernorm = LayerNorm(hidden, mesh, eps=epsilon)
-        self.mlp = MLP(architecture, mesh)
-
-    def forward(
-        self,
-        x_BLD: Tensor,
-        cos_LK: Tensor | None,
-        sin_LK: Tensor | None,
-        seen: Tensor | Documents | None = None,
-        cache: KeyValueCache | None = None,
-    ) -> Tensor:
-        """Transform token states."""
-        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), cos_LK, sin_LK, seen, cache)
-        return x_BLD + self.mlp(self.post_attention_layernorm(x_BLD))
+def _block(architecture: Architecture, mesh: Mesh) -> Block:
+    norm = partial(LayerNorm, architecture.hidden_size, mesh, eps=architecture.layer_norm_epsilon)
+    return Block(norm, Attention(architecture, mesh), MLP(architecture, mesh))
 
 
 class Model(LanguageModel):
@@ -109,7 +90,7 @@ class Model(LanguageModel):
     def __init__(
         self, architecture: Architecture, mesh: Mesh = ALONE, stage: range | None = None
     ) -> None:
-        super().__init__(architecture, mesh, stage, Block)
+        super().__init__(architecture, mesh, stage, _block)
         vocabulary, hidden = architecture.vocab_size, architecture.hidden_size
         assert vocabulary is not None
         norm = partial(LayerNorm, hidden, mesh, eps=architecture.layer_norm_epsilon)
@@ -148,15 +129,16 @@ class Model(LanguageModel):
         own = self.positions(x, start=past)
         position_ids = own if position_ids is None else position_ids
         x_BLD = self._embedded(x, position_ids) if self.is_first else x
-        cos, sin, seen = None, None, self.mask(document_ids)
+        cos, sin = None, None
+        seen: Seen = self.mask(document_ids)
         if kind == "rotary":
             angles = rotary(position_ids, self.architecture)
             cos, sin = (angle.to(x_BLD.dtype) for angle in angles)
         if kind == "alibi":
-            assert not isinstance(seen, Documents)
-            seen = self._bias(x_BLD, past, len(own), seen)
+            assert seen is None or isinstance(seen, Packed)
+            seen = self._bias(x_BLD, past, len(own), seen.mask if seen else None)
         x_BLD = self.through_layers(x_BLD, cos, sin, seen, cache=cache)
-        return self._logits(x_BLD) if self.is_last else x_BLD
+        return self.logits(x_BLD) if self.is_last else x_BLD
 
     def _embedded(self, tokens_BL: Tensor, positions: Tensor) -> Tensor:
         x_BLD: Tensor = self.embed_tokens(tokens_BL)
@@ -169,12 +151,6 @@ class Model(LanguageModel):
         heads = self.architecture.num_attention_heads
         total, own = past + length, part(heads, self.mesh.tensor)
         return alibi(heads, own, length=length, total=total, like=like, seen=seen)
-
-    def _logits(self, x_BLD: Tensor) -> Tensor:
-        x_BLD = shared_input(self.norm(x_BLD), self.mesh)
-        if hasattr(self, "lm_head"):
-            return self.lm_head(x_BLD)
-        return linear(x_BLD, self.embed_tokens.weight)
 
 
 def hugging_face_name(name: str) -> str:

@@ -5,22 +5,21 @@ evaluation and generation call the model for logits.
 Shape suffixes: B batch, L tokens, D hidden size, V vocabulary, K width of a head.
 """
 
-from torch import Tensor, nn
+from functools import partial
+
+from torch import Tensor
 
 from tokamake.config import Architecture
 from tokamake.models._hugging_face import Format
 from tokamake.models._kept import Kept
-from tokamake.models._layers import MLP, Attention, KeyValueCache
+from tokamake.models._layers import MLP, Attention, Block, KeyValueCache
 from tokamake.models._model import LanguageModel
 from tokamake.models._positions import rotary
-from tokamake.parallel.context import Documents
-from tokamake.parallel.linear import linear
 from tokamake.parallel.mesh import ALONE, Mesh
 from tokamake.parallel.tensor import (
     ColumnParallelLinear,
     RMSNorm,
     VocabParallelEmbedding,
-    shared_input,
 )
 
 CHOICES = {
@@ -61,28 +60,9 @@ HUGGING_FACE = (
 """transformers' model types that such a model is stored as, the first that fits."""
 
 
-class Block(nn.Module):
-    """One layer: attention, then MLP, each on normed states and added to the residual stream."""
-
-    def __init__(self, architecture: Architecture, mesh: Mesh = ALONE) -> None:
-        super().__init__()
-        hidden, epsilon = architecture.hidden_size, architecture.rms_norm_eps
-        self.input_layernorm = RMSNorm(hidden, mesh, eps=epsilon)
-        self.self_attn = Attention(architecture, mesh)
-        self.post_attention_layernorm = RMSNorm(hidden, mesh, eps=epsilon)
-        self.mlp = MLP(architecture, mesh)
-
-    def forward(
-        self,
-        x_BLD: Tensor,
-        cos_LK: Tensor,
-        sin_LK: Tensor,
-        seen: Tensor | Documents | None = None,
-        cache: KeyValueCache | None = None,
-    ) -> Tensor:
-        """Transform token states."""
-        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), cos_LK, sin_LK, seen, cache)
-        return x_BLD + self.mlp(self.post_attention_layernorm(x_BLD))
+def _block(architecture: Architecture, mesh: Mesh) -> Block:
+    norm = partial(RMSNorm, architecture.hidden_size, mesh, eps=architecture.rms_norm_eps)
+    return Block(norm, Attention(architecture, mesh), MLP(architecture, mesh))
 
 
 class Model(LanguageModel):
@@ -99,7 +79,7 @@ class Model(LanguageModel):
     def __init__(
         self, architecture: Architecture, mesh: Mesh = ALONE, stage: range | None = None
     ) -> None:
-        super().__init__(architecture, mesh, stage, Block)
+        super().__init__(architecture, mesh, stage, _block)
         vocabulary, hidden = architecture.vocab_size, architecture.hidden_size
         assert vocabulary is not None
         if self.is_first:
@@ -135,13 +115,7 @@ class Model(LanguageModel):
         cos, sin = (angle.to(x_BLD.dtype) for angle in angles)
         seen = self.mask(document_ids)
         x_BLD = self.through_layers(x_BLD, cos, sin, seen, cache=cache)
-        return self._logits(x_BLD) if self.is_last else x_BLD
-
-    def _logits(self, x_BLD: Tensor) -> Tensor:
-        x_BLD = shared_input(self.norm(x_BLD), self.mesh)
-        if hasattr(self, "lm_head"):
-            return self.lm_head(x_BLD)
-        return linear(x_BLD, self.embed_tokens.weight)
+        return self.logits(x_BLD) if self.is_last else x_BLD
 
 
 def hugging_face_name(name: str) -> str:

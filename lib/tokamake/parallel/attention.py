@@ -14,9 +14,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokamake.parallel.context import Documents, Method, by_rank, check_heads, in_order
+from tokamake.parallel.context import Documents, Method, Packed, by_rank, check_heads, in_order
 from tokamake.parallel.mesh import Axis
+from tokamake.parallel.packed import by_document
 from tokamake.parallel.ring import ring
+
+Seen = Tensor | Packed | Documents | None
+"""What tokens see of those before them, see `attention`."""
 
 
 def attention(
@@ -26,7 +30,7 @@ def attention(
     *,
     axis: Axis,
     method: Method = "ring",
-    mask: Tensor | Documents | None = None,
+    mask: Seen = None,
 ) -> Tensor:
     """Mix tokens: each sees itself and those before it, on other ranks too.
 
@@ -41,7 +45,7 @@ def attention(
         method: "ring" passes keys and values round; "ulysses" (arXiv 2309.14509) exchanges tokens
             for heads and back.
         mask: what tokens see of those before them: from `context.document_mask`, or on one rank
-            any (B, 1, L, S) bool; none: all.
+            any (B, 1, L, S) bool or bias of scores; none: all.
 
     Returns:
         (B, H, L, K) in the dtype of the queries.
@@ -55,7 +59,11 @@ def attention(
     return _on_ranks(q_BHLK, k_BGSK, v_BGSK, axis=axis, method=method, mask=mask)
 
 
-def _on_one_rank(q_BHLK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | None) -> Tensor:
+def _on_one_rank(
+    q_BHLK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | Packed | None
+) -> Tensor:
+    if isinstance(mask, Packed):
+        return by_document(q_BHLK, k_BGSK, v_BGSK, mask)
     length, total = q_BHLK.shape[2], k_BGSK.shape[2]
     if mask is None and 1 < length < total:
         # SDPA's own causal mask would align the first query with the first key.
@@ -78,7 +86,7 @@ def _on_ranks(
     *,
     axis: Axis,
     method: Method,
-    mask: Tensor | Documents | None,
+    mask: Seen,
 ) -> Tensor:
     assert q_BHLK.shape[2] == k_BGLK.shape[2], "no cache of keys over several ranks"
     if method == "ring":
@@ -89,7 +97,12 @@ def _on_ranks(
 
 
 def _ulysses(
-    q_BHLK: Tensor, k_BGLK: Tensor, v_BGLK: Tensor, *, axis: Axis, mask: Tensor | None
+    q_BHLK: Tensor,
+    k_BGLK: Tensor,
+    v_BGLK: Tensor,
+    *,
+    axis: Axis,
+    mask: Tensor | Packed | None,
 ) -> Tensor:
     heads, groups, size = q_BHLK.shape[1], k_BGLK.shape[1], axis.size
     check_heads(heads, size)

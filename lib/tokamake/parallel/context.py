@@ -8,11 +8,13 @@ Shape suffixes: B batch, L tokens of a rank, N chunks of all ranks.
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional as F
 
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Axis
@@ -121,7 +123,39 @@ class Documents:
         return bias_BLL.masked_fill_(~seen_BLL, torch.finfo(dtype).min / 2)[:, None]
 
 
-def document_mask(ids_BL: Tensor, *, axis: Axis, method: Method) -> Tensor | Documents:
+class Packed:
+    """Documents of samples whose tokens are all on this rank, in the forms that kernels take.
+
+    Args:
+        ids_BL: each token's document; those of a document follow one another.
+    """
+
+    def __init__(self, ids_BL: Tensor) -> None:
+        self._ids_BL = ids_BL
+
+    @cached_property
+    def bounds(self) -> Tensor:
+        """Where documents begin in rows laid end to end, and the end of the last; int32."""
+        begins_BL = torch.ones_like(self._ids_BL, dtype=torch.bool)
+        begins_BL[:, 1:] = self._ids_BL[:, 1:] != self._ids_BL[:, :-1]
+        found = begins_BL.flatten().nonzero()[:, 0]
+        return F.pad(found, (0, 1), value=begins_BL.numel()).int()
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Tokens of each document; this waits for the device, once for all layers."""
+        found: list[int] = self.bounds.diff().tolist()
+        return found
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """(B, 1, L, L) bool: whether a token sees another, itself or one before it."""
+        length = self._ids_BL.shape[1]
+        same_BLL = self._ids_BL[:, :, None] == self._ids_BL[:, None, :]
+        return (same_BLL & same_BLL.new_ones(length, length).tril())[:, None]
+
+
+def document_mask(ids_BL: Tensor, *, axis: Axis, method: Method) -> Packed | Documents:
     """What `attention` takes so that no token sees those of other documents.
 
     All ranks of the axis call it, once a forward pass.
@@ -132,18 +166,11 @@ def document_mask(ids_BL: Tensor, *, axis: Axis, method: Method) -> Tensor | Doc
         method: of attention.
 
     Returns:
-        For one rank and "ulysses", (B, 1, S, S) bool over the S tokens of all ranks: whether one
-        sees another, itself or one before it; for "ring", documents of chunks.
+        For one rank and "ulysses", documents of the tokens of all ranks; for "ring", of chunks.
     """
     if axis.size == 1:
-        return _causal_mask(ids_BL)
+        return Packed(ids_BL)
     shares = [torch.empty_like(ids_BL) for _ in range(axis.size)]
     dist.all_gather(shares, ids_BL.contiguous(), group=axis.group)
     ids_BNL = in_order(torch.stack(shares, 1).unflatten(2, (2, -1)), 1)
-    return Documents.of(ids_BNL) if method == "ring" else _causal_mask(ids_BNL.flatten(1))
-
-
-def _causal_mask(ids_BL: Tensor) -> Tensor:
-    length = ids_BL.shape[1]
-    same_BLL = ids_BL[:, :, None] == ids_BL[:, None, :]
-    return (same_BLL & same_BLL.new_ones(length, length).tril())[:, None]
+    return Documents.of(ids_BNL) if method == "ring" else Packed(ids_BNL.flatten(1))

@@ -53,8 +53,7 @@ class _Shape(NamedTuple):
     """Micro batches of a step."""
     size: int
     """Bytes of a number of the passes."""
-    fused_norm: bool
-    """Whether the device has RMSNorm as one kernel."""
+    device_type: str
 
 
 def estimate(run: Run, world_size: int, device: torch.device) -> Estimate:
@@ -93,7 +92,7 @@ def estimate(run: Run, world_size: int, device: torch.device) -> Estimate:
         data,
         num_batches=max(1, train.global_batch_size // (train.micro_batch_size * data)),
         size=_BYTES[precision_of(train, device)],
-        fused_norm=device.type != "cpu",
+        device_type=device.type,
     )
     ranks = range(train.parallel.pipeline_parallel_size)
     found = [_of_pipeline_rank(run, shape, rank) for rank in ranks]
@@ -195,7 +194,9 @@ def _of_layers(run: Run, shape: _Shape, count: int) -> float:
     tensor = train.parallel.tensor_parallel_size
     sequence = tensor if train.parallel.sequence_parallel else 1
     family = plugins.load("models", architecture.family)
-    kept = family.kept_per_token(architecture, size=shape.size, fused_norm=shape.fused_norm)
+    kept = family.kept_per_token(
+        architecture, size=shape.size, fused_norm=shape.device_type != "cpu"
+    )
     layer = kept.states / sequence + kept.gathered + kept.cut / tensor
     state = architecture.hidden_size * shape.size / sequence
     if train.recompute_granularity == "none":
@@ -210,14 +211,19 @@ def _of_layers(run: Run, shape: _Shape, count: int) -> float:
 
 
 def _biases(run: Run, shape: _Shape) -> float:
-    """Bytes of what is added to scores of attention, or masks them; all layers share it."""
+    """Bytes of what is added to scores of attention, or masks them; all layers share it.
+
+    Documents are kept apart by a mask where `parallel.packed` has no better way.
+    """
     train, architecture = run.train, run.architecture
     pairs = train.sequence_length**2
     if architecture.position_embedding == "alibi":
         heads = architecture.num_attention_heads // train.parallel.tensor_parallel_size
         rows = train.micro_batch_size if train.reset_attention_mask else 1
         return pairs * heads * rows * shape.size
-    return pairs * train.micro_batch_size * train.reset_attention_mask
+    flash = shape.device_type == "cuda" and shape.size < FP32
+    masked = train.reset_attention_mask and shape.device_type != "cpu" and not flash
+    return pairs * train.micro_batch_size * masked
 
 
 def device_memory(device: torch.device, ranks: Ranks) -> float:
