@@ -4,13 +4,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tokamake.config import TrainSettings
+from layout_pairs import pairs, settings
+from proofs import Proved
 
 DOCUMENT = Path(__file__).parent.parent / "docs/parallelism.md"
 COMMAND = "python tests/layout_table.py"
-
-Proved = dict[int, list[tuple[str, dict[str, Any]]]]
-"""By number of ranks: the model's start, and settings of the section `train`."""
 
 STARTS = {"untied": "4 / 2, untied", "tied": "4 / 2, tied", "mqa": "4 / 1, untied"}
 """Query and key-value heads, and whether embedding and output layer share weights."""
@@ -28,8 +26,7 @@ IN_COLUMNS = {
 
 def row(world_size: int, start: str, changes: dict[str, Any]) -> tuple[str, ...]:
     """What the table says of a layout."""
-    values = {"train_steps": 24, "global_batch_size": 8, "micro_batch_size": 2, **changes}
-    train = TrainSettings.model_validate(values)
+    train = settings(changes)
     parallel = train.parallel
     tensor, context = parallel.tensor_parallel_size, parallel.context_parallel_size
     pipeline, data = parallel.pipeline_parallel_size, parallel.data_parallel_size(world_size)
@@ -62,15 +59,20 @@ def table(proved: Proved) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def document(tables: dict[str, Proved]) -> str:
+def document(all_proved: dict[str, Proved]) -> str:
     """The document with its tables made anew, each between the two comments of its name."""
     text = DOCUMENT.read_text(encoding="utf-8")
-    for name, proved in tables.items():
-        begin, end = f"<!-- begin {name}: {COMMAND} -->\n", f"<!-- end {name} -->"
-        between = re.compile(f"(?<={re.escape(begin)}).*?(?={re.escape(end)})", re.DOTALL)
-        made = f"\n{table(proved)}\n"
-        text, count = between.subn(lambda _, made=made: made, text)
-        assert count == 1, f"{DOCUMENT}: {begin} and {end} are not there once"
+    for backend, proved in all_proved.items():
+        text = _put(text, f"{backend} pairs", pairs(backend, proved))
+        text = _put(text, backend, table(proved))
+    return text
+
+
+def _put(text: str, name: str, made: str) -> str:
+    begin, end = f"<!-- begin {name}: {COMMAND} -->\n", f"<!-- end {name} -->"
+    between = re.compile(f"(?<={re.escape(begin)}).*?(?={re.escape(end)})", re.DOTALL)
+    text, count = between.subn(lambda _: f"\n{made}\n", text)
+    assert count == 1, f"{DOCUMENT}: {begin} and {end} are not there once"
     return text
 
 

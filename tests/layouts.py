@@ -1,20 +1,16 @@
-"""Training steps of the native back end at any layout, gathered whole, for proofs of layouts."""
+"""Training steps of either back end at any layout; what comes of them, for proofs of layouts."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-import torch.distributed as dist
+from engines import Part, buffer, build, coming, parts, pieces
 
 from tokamake.config import Run, read_run
-from tokamake.data.samples.loader import Samples, steps
-from tokamake.runtime import Ranks
-from tokamake.train.backends.native import Engine
 
 NUM_STEPS = 20
 
 Found = dict[str, Any]
-"""Of one rank: losses, norms, validation; gradients and weights as (place, part) by name."""
+"""Of one rank: losses, norms, validation before and after; parts of gradients and weights."""
 
 
 class Layout(NamedTuple):
@@ -60,49 +56,32 @@ def rates(step: int) -> dict[str, float]:
 
 def train(run: Run) -> Found:
     """Do steps and say what came of them."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    engine = Engine(run, Ranks(rank, size, rank, size), torch.device("cpu"))
-    found: Found = {"losses": [], "norms": [], "gradients": {}}
+    engine = build(run)
+    found: Found = {"losses": [], "norms": [], "gradients": []}
     watch(engine, found["gradients"])
-    coming = steps(
-        Samples(run.index, split="train", data_root=run.data_root),
-        run.train.batch_sizes,
-        consumed_samples=0,
-        micro_batch_size=run.train.micro_batch_size,
-        data_parallel_rank=engine.mesh.data.rank,
-        data_parallel_size=engine.mesh.data.size,
-    )
-    found["validation"] = engine.mean_loss(iter(next(coming).micro_batches))
+    some = coming(engine, run)
+    held_out = next(some).micro_batches
+    found["validation"] = engine.mean_loss(iter(held_out))
     for number in range(NUM_STEPS):
-        result = engine.train_step(next(coming).micro_batches, **rates(number))
+        result = engine.train_step(next(some).micro_batches, **rates(number))
         found["losses"].append(result.loss)
         found["norms"].append(result.grad_norm)
-    found["weights"] = {h.saved_name: (h.place, h.local.detach().clone()) for h in engine._held}
+    found["after"] = engine.mean_loss(iter(held_out))
+    found["weights"] = [part for one in pieces(engine) for part in parts(one, buffer(one))]
     return found
 
 
-def watch(engine: Engine, into: dict[str, Any]) -> None:
+def watch(engine: Any, into: list[Part]) -> None:
     """Keep the gradients of the first update, clipped, before the optimizer has them."""
-    update = engine._optimizer.step
+    update, wanted = engine._optimizer.step, pieces(engine)
 
     def step(*arguments: Any) -> Any:
-        if not into:
-            for held in engine._held:
-                assert held.local.grad is not None
-                into[held.saved_name] = held.place, held.local.grad.clone()
+        # DeepSpeed updates groups of parameters one after the other, clipping each just before.
+        now = {id(each) for group in engine._optimizer.param_groups for each in group["params"]}
+        for one in [*wanted]:
+            if id(buffer(one)) in now:
+                into.extend(parts(one, buffer(one).grad))
+                wanted.remove(one)
         return update(*arguments)
 
-    engine._optimizer.step = step  # type: ignore[method-assign]
-
-
-def whole(founds: list[Found], key: str, shapes: dict[str, torch.Size]) -> dict[str, torch.Tensor]:
-    """Put the parts of all ranks together; ranks with the same part must have the same numbers."""
-    result = {name: torch.full(shape, torch.nan) for name, shape in shapes.items()}
-    for found in founds:
-        for name, (place, part) in found[key].items():
-            before = result[name][place]
-            assert torch.equal(before.where(~before.isnan(), part), part), f"{name}: ranks differ"
-            result[name][place] = part
-    missing = [name for name, tensor in result.items() if tensor.isnan().any()]
-    assert not missing, f"no rank has all of {missing}"
-    return result
+    engine._optimizer.step = step

@@ -16,7 +16,7 @@ from tokamake.config import Architecture, read_run
 from tokamake.data import pairs
 from tokamake.data.pairs.indexed import Writer
 from tokamake.data.samples.index import index
-from tokamake.runtime import Ranks, process_group
+from tokamake.runtime import Ranks, _free_port, process_group
 from tokamake.train.loop import train_run
 from tokamake.train.metrics import Record, read
 from tokamake.train.resolve import resolve
@@ -95,17 +95,13 @@ def launch(
     *,
     ranks: int = 1,
     code: int = 0,
-    mpi: bool = False,
+    launcher: str = "torchrun",
     program: tuple[str, ...] = ("-m", "tokamake"),
 ) -> str:
     """Train in processes of their own, check the exit code, return what was printed."""
-    python = (sys.executable,)
-    launcher = (*python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
-    if mpi:
-        launcher = (str(Path(sys.executable).with_name("mpiexec")), "-n", str(ranks), *python)
-    command = [*(launcher if ranks > 1 else python), *program, "train", "--config", str(config)]
+    start = launch_line(launcher, ranks) if ranks > 1 else [sys.executable]
     process = subprocess.run(
-        command,
+        [*start, *program, "train", "--config", str(config)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         text=True,
         stdout=subprocess.PIPE,
@@ -115,6 +111,17 @@ def launch(
     )
     assert process.returncode == code, process.stdout
     return process.stdout
+
+
+def launch_line(launcher: str, ranks: int) -> list[str]:
+    """What starts Python on several ranks of this machine; for deepspeed, a program of Python."""
+    folder = Path(sys.executable).parent
+    if launcher == "mpiexec":
+        return [str(folder / "mpiexec"), "-n", str(ranks), sys.executable]
+    if launcher == "deepspeed":
+        place = ["--master_port", str(_free_port()), "--num_gpus", str(ranks)]
+        return [str(folder / "deepspeed"), *place]
+    return [str(folder / "torchrun"), "--standalone", f"--nproc-per-node={ranks}"]
 
 
 def train_here(config: Path) -> int:

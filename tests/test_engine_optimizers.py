@@ -112,8 +112,8 @@ def hessian(config: Path) -> None:
         if parameter.grad is not None
     }
     model.zero_grad()
-    due, update = [], engine._optimizer.update_hessian  # type: ignore[operator]
-    engine._optimizer.update_hessian = lambda count: (due.append(count), update(count))  # type: ignore[method-assign, assignment]
+    due, update = [], engine._optimizer.update_hessian
+    engine._optimizer.update_hessian = lambda count: (due.append(count), update(count))
     engine.train_step(first.micro_batches, **RATES)
     for held in engine._held:
         found = engine._optimizer.state[held.local]["hessian"]

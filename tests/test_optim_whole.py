@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from optimizers import NAMES, RATES, gradients, make, start, trained, walk
 from ranks import spawn
-from test_optim import NAMES, RATES, gradients, make, start, trained, walk
 from torch import Tensor
 
 from tokamake import plugins

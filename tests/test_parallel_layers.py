@@ -94,12 +94,12 @@ def layers(*, sequence_parallel: bool, vocabulary: int) -> None:
         *("embedding.weight", "output.weight", "column.weight", "column.bias"),
         *("row.weight", "back.weight"),
     }
-    shards.load(ours, placed, at, lambda name: whole[name])
+    shapes, names = {n: p.shape for n, p in whole.items()}, {n: n for n in whole}
+    held = shards.held_by(ours, placed, at, shapes=shapes, saved_names=names, copy=None)
+    fill(held, whole)
     loss = cross_entropy(ours(tokens_BL), labels_BL, at, size=vocabulary)
     assert_close(loss, expected)
     loss.backward()
-    shapes, names = {n: p.shape for n, p in whole.items()}, {n: n for n in whole}
-    held = shards.held_by(ours, placed, at, shapes=shapes, saved_names=names, copy=None)
     for one in held:
         one.take_gradient()
     shards.add_up_partial(held, at.tensor)
@@ -110,6 +110,13 @@ def layers(*, sequence_parallel: bool, vocabulary: int) -> None:
         assert_close(one.local.grad, tensor.cut(gradient, one.placement, at.tensor), msg=one.name)
         assert_close(one.local.detach(), whole[one.name].detach()[one.place])
     assert_norm(held, whole)
+
+
+@torch.no_grad()
+def fill(held: list[shards.Held], whole: dict[str, nn.Parameter]) -> None:
+    """Give this rank its parts."""
+    for one in held:
+        one.local.copy_(whole[one.name][one.place])
 
 
 def assert_norm(held: list[shards.Held], whole: dict[str, nn.Parameter]) -> None:
@@ -134,12 +141,12 @@ def sharded(*, replicas: int) -> None:
     placed = tensor.placements(ours)
     policy = MixedPrecisionPolicy()
     shards.shard(ours, [ours.row], at, policy=policy, reshard_after_forward=True)
-    shards.load(ours, placed, at, lambda name: whole[name])
+    shapes, names = {n: p.shape for n, p in whole.items()}, {n: n for n in whole}
+    held = shards.held_by(ours, placed, at, shapes=shapes, saved_names=names, copy=None)
+    fill(held, whole)
     loss = cross_entropy(ours(tokens_BL), labels_BL, at, size=7)
     assert_close(loss, expected)
     loss.backward()
-    shapes, names = {n: p.shape for n, p in whole.items()}, {n: n for n in whole}
-    held = shards.held_by(ours, placed, at, shapes=shapes, saved_names=names, copy=None)
     for one in held:
         one.take_gradient()
         gradient, times = whole[one.name].grad, torch.zeros(shapes[one.name])

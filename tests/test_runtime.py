@@ -9,6 +9,7 @@ from tokamake.errors import UserError
 from tokamake.runtime import Ranks, first_host, num_threads, one_voice, progress
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+DEEPSPEED = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "3",
     "OMPI_COMM_WORLD_SIZE": "4",
@@ -27,7 +28,7 @@ SRUN = {
 SBATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
 
 
-@pytest.mark.parametrize("environment", [TORCHRUN, OPEN_MPI, MPICH, PALS, SRUN])
+@pytest.mark.parametrize("environment", [TORCHRUN, DEEPSPEED, OPEN_MPI, MPICH, PALS, SRUN])
 def test_launchers(environment: dict[str, str]) -> None:
     assert Ranks.find(environment) == Ranks(rank=3, world_size=4, local_rank=1, local_size=2)
 
@@ -74,12 +75,29 @@ def test_slurm_meets_at_the_first_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime.os, "sched_getaffinity", lambda _: set(range(12)))
-    four = Ranks(0, 8, 0, 4)
-    assert num_threads(four, {}) == 3
-    assert num_threads(four, {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x"}) == 3
-    assert num_threads(four, {"OMP_NUM_THREADS": "1"}) is None
-    assert num_threads(four, {"OMP_NUM_THREADS": "2", "TORCHELASTIC_RUN_ID": "x"}) is None
-    assert num_threads(Ranks(0, 64, 0, 64), {}) == 1
+    assert num_threads(4, {}) == 3
+    assert num_threads(4, {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x"}) == 3
+    assert num_threads(4, {"OMP_NUM_THREADS": "1"}) is None
+    assert num_threads(4, {"OMP_NUM_THREADS": "2", "TORCHELASTIC_RUN_ID": "x"}) is None
+    assert num_threads(64, {}) == 1
+
+
+def test_bound_ranks_share_with_those_of_the_same_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    import torch.distributed as dist
+
+    def gather(found: list[object], own: tuple[str, set[int]]) -> None:
+        host, cores = own
+        found[:] = [own, own, (host, {50, 51}), ("another", cores)]
+
+    given: list[int] = []
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(runtime.os, "sched_getaffinity", lambda _: set(range(12)))
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    runtime._share_cores()
+    assert given == [6]
 
 
 def test_process_group_of_one_opens_again_and_again() -> None:

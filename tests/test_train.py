@@ -302,7 +302,7 @@ def test_two_ranks_equal_one(single: Path, double: Path) -> None:
 @pytest.mark.ranks
 def test_mpiexec_starts_the_same_run(root: Path, double: Path) -> None:
     config = make_run(root, "mpi")
-    launch(config, ranks=2, mpi=True)
+    launch(config, ranks=2, launcher="mpiexec")
     assert summary(config)["world_size"] == 2
     assert losses(config) == losses(double)
 

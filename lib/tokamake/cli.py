@@ -5,6 +5,7 @@ A new stage is one line in STAGES. Modules are imported only when their subcomma
 
 import ast
 import os
+import re
 import signal
 import sys
 from importlib.util import find_spec
@@ -51,6 +52,8 @@ EXIT_USER_ERROR = 2
 def main() -> None:
     """Run one subcommand; a user's mistake is one line on stderr and exit status 2."""
     arguments = sys.argv[1:]
+    if arguments and re.fullmatch(r"--local[_-]rank=\d+", arguments[0]):
+        del arguments[0]  # from launchers such as deepspeed; LOCAL_RANK says it, too
     stage = arguments[0] if arguments and arguments[0] in STAGES | TOOLS else ""
     # A batch system ends jobs so; as an exception it lets half-written files be removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -1,7 +1,8 @@
 """Where this process stands among its peers: rank, device, process group, progress on the console.
 
-Reads the environment that torchrun, srun or mpiexec (MPICH, Intel MPI, PALS, Open MPI) made, if any
-did; gives ranks and a device to stages. torch and mpi4py are imported only where they are used.
+Reads the environment that torchrun, deepspeed, srun or mpiexec (MPICH, Intel MPI, PALS, Open MPI)
+made, if any did; gives ranks and a device to stages. torch and mpi4py are imported only where they
+are used.
 """
 
 import ctypes
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 _LAUNCHERS = (
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # torchrun
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # torchrun; deepspeed has LOCAL_SIZE
     (
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
@@ -83,6 +84,7 @@ class Ranks:
                 f"{names[0]}={rank}, {names[1]}={world_size}: no such rank; "
                 "unset both or start through torchrun, mpiexec or srun"
             )
+        local_size = local_size or _number(environment, "LOCAL_SIZE")
         return cls(rank, world_size, local_rank or 0, local_size or 1)
 
     @classmethod
@@ -144,8 +146,6 @@ def process_group(ranks: Ranks) -> Iterator["torch.device"]:
     if dist.is_initialized():
         yield device
         return
-    if device.type == "cpu":
-        _share_cores(ranks)
     backend = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}[device.type]
     # DeepSpeed reads the device number from here.
     os.environ["LOCAL_RANK"] = str(ranks.local_rank)
@@ -157,6 +157,8 @@ def process_group(ranks: Ranks) -> Iterator["torch.device"]:
             backend, init_method="env://", rank=ranks.rank, world_size=ranks.world_size
         )
     try:
+        if device.type == "cpu":
+            _share_cores()
         yield device
         dist.barrier(device_ids=None if device.type == "cpu" else [device.index])
     finally:
@@ -209,15 +211,15 @@ def _free_port() -> int:
         return port
 
 
-def num_threads(ranks: Ranks, environment: Mapping[str, str] = os.environ) -> int | None:
-    """Threads for each rank so that a host's ranks share its cores; None: the user has chosen.
+def num_threads(sharers: int, environment: Mapping[str, str] = os.environ) -> int | None:
+    """Threads for each of the ranks that share the same cores; None: the user has chosen.
 
     torchrun itself sets OMP_NUM_THREADS=1, so that value is no choice under torchrun.
     """
     chosen = environment.get("OMP_NUM_THREADS")
     if chosen and not (chosen == "1" and "TORCHELASTIC_RUN_ID" in environment):
         return None
-    return max(1, len(os.sched_getaffinity(0)) // ranks.local_size)
+    return max(1, len(os.sched_getaffinity(0)) // sharers)
 
 
 def keep_memory() -> None:
@@ -233,10 +235,15 @@ def keep_memory() -> None:
             library.mallopt(option, value)
 
 
-def _share_cores(ranks: Ranks) -> None:
+def _share_cores() -> None:
+    """Set this rank's threads; launchers may bind each rank to cores of its own, or all to all."""
     import torch
+    import torch.distributed as dist
 
-    threads = num_threads(ranks)
+    own = (socket.gethostname(), os.sched_getaffinity(0))
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, own)
+    threads = num_threads(everyone.count(own))
     if threads:
         torch.set_num_threads(threads)
 

@@ -55,6 +55,12 @@ class Fragments(Tensor):
             return Fragments(arguments[1], arguments[0].dtype, {})
         raise RuntimeError(f"{function}: a tensor in fragments is for checkpoints only")
 
+    def fill_from(self, whole: Tensor) -> None:
+        """Fill the boxes from the whole tensor."""
+        for offset, box in self.boxes.items():
+            sizes = zip(offset, box.shape, strict=True)
+            box.copy_(whole[tuple(slice(start, start + size) for start, size in sizes)])
+
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
         properties = TensorProperties(dtype=self.dtype)
         return [
@@ -75,6 +81,18 @@ class Fragments(Tensor):
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
         assert index.offset is not None
         return self.boxes[tuple(index.offset)]
+
+
+def box(tensor: Tensor, shape: Sequence[int], place: Sequence[slice]) -> Fragments:
+    """A tensor, which may be empty, as one box of a whole one.
+
+    Args:
+        tensor: without gradient.
+        shape: of the whole tensor.
+        place: index of the box in it.
+    """
+    offset = tuple(at.start for at in place)
+    return Fragments(shape, tensor.dtype, {offset: tensor} if tensor.numel() else {})
 
 
 def boxes(run: Tensor, start: int, place: Sequence[slice]) -> dict[Offset, Tensor]:

@@ -1,6 +1,8 @@
 """The checkpoint that a folder's file `latest` names, of any format that tokamake trains with."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -9,6 +11,20 @@ from tokamake.config import Architecture
 from tokamake.errors import UserError
 
 REMEDY = "give the folder of a training run, or make a checkpoint with `tokamake init-model`"
+
+
+class Description(NamedTuple):
+    """What is known of a checkpoint of which no tensor is read."""
+
+    path: Path
+    """The folder that `latest` names."""
+    architecture: Architecture
+    """Shape of the model."""
+    iteration: int
+    """Steps trained."""
+    tensors: Mapping[str, Tensor] | None
+    """Whole ones by Hugging Face's names, each read when it is asked for; None where `native` reads
+    parts of them."""
 
 
 def latest(folder: Path) -> Path:
@@ -26,6 +42,19 @@ def latest(folder: Path) -> Path:
     if not (folder / name).is_dir():
         raise UserError(f"{pointer}: names {name}, which is missing; name one that is there")
     return folder / name
+
+
+def describe(folder: Path) -> Description:
+    """Open the latest checkpoint of a folder.
+
+    Raises:
+        UserError: it is missing or damaged, or its tensors do not fit its architecture.
+    """
+    path = latest(folder)
+    if native.is_native(path):
+        return Description(path, *native.describe_model(path), None)
+    architecture, tensors, iteration = megatron_deepspeed.lazily(folder)
+    return Description(path, architecture, iteration, tensors)
 
 
 def read(folder: Path) -> tuple[Architecture, dict[str, Tensor], int]:

@@ -65,11 +65,22 @@ def write(path: Path, architecture: Architecture, tensors: Mapping[str, Tensor])
 
 
 def read(path: Path) -> tuple[Architecture, dict[str, Tensor], int]:
-    """Read the checkpoint that `latest` names.
+    """Read the checkpoint that `latest` names; see `lazily`.
 
     Returns:
         Architecture, tensors by our names, and iteration. What fusing did not move is
         backed by the memory-mapped file.
+    """
+    architecture, tensors, iteration = lazily(path)
+    return architecture, dict(tensors), iteration
+
+
+def lazily(path: Path) -> tuple[Architecture, Mapping[str, Tensor], int]:
+    """Open the checkpoint that `latest` names.
+
+    Returns:
+        Architecture, tensors by our names, each read from the memory-mapped file when it is asked
+        for, and iteration.
 
     Raises:
         UserError: a file is missing or damaged, or its tensors do not fit its architecture.
@@ -84,7 +95,7 @@ def read(path: Path) -> tuple[Architecture, dict[str, Tensor], int]:
         )
     architecture = validate(Architecture, described, f"{file}: args.tokamake")
     tensors = from_megatron(architecture, state["module"], str(file))
-    checkpoint_tensors.common_dtype(tensors, str(file))
+    checkpoint_tensors.common_dtype(tensors.stored, str(file))
     return architecture, tensors, int(state.get("iteration", 0))
 
 

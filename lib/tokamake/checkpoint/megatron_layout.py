@@ -4,7 +4,7 @@
 """
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ from torch import Tensor
 from tokamake.checkpoint import tensors as checkpoint_tensors
 from tokamake.config import Architecture
 from tokamake.models._hugging_face import fuse_by_group, split_by_group
+
+Rows = slice | Tensor
+"""Some rows of a tensor: one after the other, or by number."""
 
 VOCABULARY_MULTIPLE = 128
 """Megatron's make_vocab_size_divisible_by: the embedding is padded to a multiple of it."""
@@ -25,6 +28,7 @@ _ONE_TO_ONE = {
 """Modules of a layer that differ in name only: ours, Megatron's."""
 _EMBEDDING = "language_model.embedding.word_embeddings.weight"
 _KINDS = ("weight", "bias")
+_ALL = slice(None)
 _POSITIONS = {"learned": "absolute", "rotary": "rotary", "alibi": "alibi"}
 """position_embedding and Megatron's position_embedding_type."""
 
@@ -79,9 +83,34 @@ def _layer_to_megatron(
     return found
 
 
-def from_megatron(
-    architecture: Architecture, module: Any, where: str = "checkpoint"
-) -> dict[str, Tensor]:
+class Unfused(Mapping[str, Tensor]):
+    """Tensors by our names; each is taken out of Megatron's when it is asked for.
+
+    Queries, keys and values are copies, all others views.
+
+    Attributes:
+        stored: Megatron's tensors, by our names of what is in them.
+
+    Args:
+        rows: Megatron's tensors by our names, each with the rows of it that are meant.
+    """
+
+    def __init__(self, rows: Mapping[str, tuple[Tensor, Rows]]) -> None:
+        self._rows = rows
+        self.stored = {name: tensor for name, (tensor, _) in rows.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor, rows = self._rows[name]
+        return tensor[rows]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+def from_megatron(architecture: Architecture, module: Any, where: str = "checkpoint") -> Unfused:
     """Take Megatron's `module` apart again: the inverse of `to_megatron`, bit by bit.
 
     Args:
@@ -95,40 +124,52 @@ def from_megatron(
     flat = _flatten(module)
     _check(architecture, flat, where)
     names = checkpoint_tensors.shapes(architecture)
-    tensors: dict[str, Tensor] = {}
+    qkv = _rows_of_qkv(architecture)
+    found: dict[str, tuple[Tensor, Rows]] = {}
     for number in range(architecture.num_hidden_layers):
         gated = f"model.layers.{number}.mlp.gate_proj.weight" in names
         for kind in _KINDS:
-            tensors |= _layer_from_megatron(architecture, flat, number, kind, gated=gated)
-    tensors |= _renamed(flat, "language_model.encoder.final_layernorm.", "model.norm.")
+            found |= _layer_from_megatron(qkv, flat, number, kind, gated=gated)
     embedding = "language_model.embedding."
-    tensors |= _renamed(flat, f"{embedding}word_embeddings.norm.", "model.embed_layernorm.")
-    tensors |= _renamed(flat, f"{embedding}position_embeddings.", "model.embed_positions.")
-    rows = architecture.vocab_size
-    tensors["model.embed_tokens.weight"] = flat[_EMBEDDING][:rows]
+    for theirs, ours in (
+        ("language_model.encoder.final_layernorm.", "model.norm."),
+        (f"{embedding}word_embeddings.norm.", "model.embed_layernorm."),
+        (f"{embedding}position_embeddings.", "model.embed_positions."),
+    ):
+        found |= {name: (tensor, _ALL) for name, tensor in _renamed(flat, theirs, ours).items()}
+    words = slice(architecture.vocab_size)
+    found["model.embed_tokens.weight"] = flat[_EMBEDDING], words
     if not architecture.tie_word_embeddings:
-        tensors["lm_head.weight"] = flat["language_model.output_layer.weight"][:rows]
-    return {name: tensors[name] for name in names}
+        found["lm_head.weight"] = flat["language_model.output_layer.weight"], words
+    return Unfused({name: found[name] for name in names})
+
+
+def _rows_of_qkv(architecture: Architecture) -> list[Tensor]:
+    """Numbers of the rows of query_key_value that are queries, keys and values."""
+    width = architecture.num_key_value_heads * architecture.head_dim
+    return split_by_group(architecture, torch.arange(architecture.hidden_size + 2 * width))
 
 
 def _layer_from_megatron(
-    architecture: Architecture, flat: Mapping[str, Tensor], number: int, kind: str, *, gated: bool
-) -> dict[str, Tensor]:
+    qkv: list[Tensor], flat: Mapping[str, Tensor], number: int, kind: str, *, gated: bool
+) -> dict[str, tuple[Tensor, Rows]]:
     source, target = f"language_model.encoder.layers.{number}.", f"model.layers.{number}."
-    found = {
-        f"{target}{ours}.{kind}": flat[f"{source}{theirs}.{kind}"]
+    found: dict[str, tuple[Tensor, Rows]] = {
+        f"{target}{ours}.{kind}": (flat[f"{source}{theirs}.{kind}"], _ALL)
         for ours, theirs in _ONE_TO_ONE.items()
         if f"{source}{theirs}.{kind}" in flat
     }
     fused = flat.get(f"{source}self_attention.query_key_value.{kind}")
     if fused is not None:
-        for part, tensor in zip("qkv", split_by_group(architecture, fused), strict=True):
-            found[f"{target}self_attn.{part}_proj.{kind}"] = tensor
+        for part, rows in zip("qkv", qkv, strict=True):
+            found[f"{target}self_attn.{part}_proj.{kind}"] = fused, rows
     stacked = flat.get(f"{source}mlp.dense_h_to_4h.{kind}")
     if stacked is not None:
         parts = ("gate", "up") if gated else ("up",)
-        for part, tensor in zip(parts, stacked.chunk(len(parts)), strict=True):
-            found[f"{target}mlp.{part}_proj.{kind}"] = tensor
+        size = len(stacked) // len(parts)
+        for place, part in enumerate(parts):
+            half = slice(place * size, (place + 1) * size)
+            found[f"{target}mlp.{part}_proj.{kind}"] = stacked, half
     return found
 
 

@@ -30,6 +30,8 @@ from tokamake.validation import validate
 DESCRIPTION = "tokamake.json"
 """File beside DCP's own that says whose checkpoint it is."""
 VERSION = 1
+_METADATA = ".metadata"
+"""DCP's file that says where parts of tensors are."""
 
 Tensors = dict[str, Any]
 
@@ -183,8 +185,27 @@ def check(folder: Path, tensors: Tensors) -> None:
             )
 
 
+def fill(folder: Path, tensors: Tensors, *, alone: bool = False) -> None:
+    """Fill tensors, in place, from a checkpoint of any layout, of which each rank reads its parts.
+
+    Args:
+        folder: the checkpoint.
+        tensors: by key, as `check` has seen them.
+        alone: whether this rank alone calls it; else all do.
+
+    Raises:
+        UserError: a file is missing or damaged; all ranks raise it.
+    """
+    try:
+        dcp.load(tensors, checkpoint_id=str(folder), no_dist=alone)
+    except dcp.CheckpointException as error:
+        reason = next((str(found) for found, _ in error.failures.values()), "")
+        first = reason.partition("\n")[0]
+        raise UserError(f"{folder}: damaged ({first}); name another checkpoint") from None
+
+
 def load(folder: Path, tensors: Tensors) -> Any:
-    """Fill tensors, in place, from a checkpoint of any layout; all ranks call it.
+    """Fill tensors, as `fill` does; all ranks call it.
 
     Returns:
         What this rank gave as `rank_state`; None if there were not as many ranks.
@@ -193,7 +214,7 @@ def load(folder: Path, tensors: Tensors) -> Any:
     if describe(folder)["world_size"] == dist.get_world_size():
         size = _metadata(folder).state_dict_metadata[own].size
         state[own] = torch.empty(size, dtype=torch.uint8)
-    dcp.load(state, checkpoint_id=str(folder))
+    fill(folder, state)
     return _from_bytes(state[own]) if own in state else None
 
 
@@ -221,18 +242,30 @@ def describe(folder: Path) -> dict[str, Any]:
     return found
 
 
+def describe_model(folder: Path) -> tuple[Architecture, int]:
+    """Architecture and step of a checkpoint.
+
+    Raises:
+        UserError: it is not whole, as far as that can be seen without reading it.
+    """
+    described = describe(folder)
+    if not (folder / _METADATA).is_file():
+        raise UserError(f"{folder / _METADATA}: no such file; name another checkpoint")
+    architecture = validate(Architecture, described["architecture"], str(folder))
+    return architecture, int(described["iteration"])
+
+
 def read(folder: Path) -> tuple[Architecture, dict[str, Tensor], int]:
     """Architecture, whole weights by Hugging Face's names, and step; no ranks needed."""
-    described = describe(folder)
-    architecture = validate(Architecture, described["architecture"], str(folder))
+    architecture, iteration = describe_model(folder)
     tensors = {
         key: torch.empty(value.size, dtype=value.properties.dtype)
         for key, value in _metadata(folder).state_dict_metadata.items()
         if key.startswith("model.") and isinstance(value, TensorStorageMetadata)
     }
-    dcp.load(tensors, checkpoint_id=str(folder), no_dist=True)
+    fill(folder, tensors, alone=True)
     weights = {key.removeprefix("model."): value for key, value in tensors.items()}
-    return architecture, weights, int(described["iteration"])
+    return architecture, weights, iteration
 
 
 def _metadata(folder: Path) -> Any:

@@ -149,15 +149,7 @@ class TrainSettings(Settings):
             )
         self._check_hessian()
         self._check_compile()
-        split = self.parallel.pipeline_parallel_size > 1 and (
-            self.parallel.pipeline_schedule in SPLIT_BACKWARD
-        )
-        if self.backend == "native" and self.zero_stage == 3 and split:
-            # Weights would be gone before their gradients are computed, with no error.
-            raise ValueError(
-                f"zero_stage: 3: with pipeline_schedule {self.parallel.pipeline_schedule}, which "
-                "computes gradients of weights late, they come out wrong; set it to 2"
-            )
+        self._check_split_backward()
         return self
 
     def _check_offload(self) -> None:
@@ -179,6 +171,21 @@ class TrainSettings(Settings):
             raise ValueError(
                 f"{name} from logits, which one pipeline stage alone has; set "
                 "parallel.pipeline_parallel_size to 1"
+            )
+
+    def _check_split_backward(self) -> None:
+        schedule = self.parallel.pipeline_schedule
+        if self.parallel.pipeline_parallel_size == 1 or schedule not in SPLIT_BACKWARD:
+            return
+        late = f"with pipeline_schedule {schedule}, which computes gradients of weights late"
+        if self.backend == "native" and self.zero_stage == 3:
+            # Weights would be gone before their gradients are computed, with no error.
+            raise ValueError(f"zero_stage: 3: {late}, they come out wrong; set it to 2")
+        if self.recompute_granularity == "selective":
+            # torch computes again once for a backward pass, and here are two.
+            raise ValueError(
+                f"recompute_granularity: selective: {late}, what is kept is gone by then; "
+                "set it to full or none"
             )
 
     def _check_compile(self) -> None:

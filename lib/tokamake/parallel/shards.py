@@ -16,7 +16,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from tokamake.parallel.mesh import Axis, Mesh
-from tokamake.parallel.tensor import Placement, cut, part
+from tokamake.parallel.tensor import Placement, part
 
 
 @dataclass
@@ -71,7 +71,7 @@ def shard(
         )
 
 
-def rows_of(parameter: Tensor) -> slice:
+def _rows_of(parameter: Tensor) -> slice:
     """Rows of a parameter, as tensor parallelism has cut it, that this rank's shard has."""
     if not isinstance(parameter, DTensor):
         return slice(None)
@@ -79,24 +79,6 @@ def rows_of(parameter: Tensor) -> slice:
     dim = mesh.ndim - 1
     rows = part(parameter.shape[0], Axis(mesh.get_local_rank(dim), mesh.size(dim)))
     return slice(rows.start, rows.stop)
-
-
-@torch.no_grad()
-def load(
-    model: nn.Module, held: dict[str, Placement], mesh: Mesh, whole: Callable[[str], Tensor]
-) -> None:
-    """Copy a rank's parts of whole tensors into its parameters.
-
-    Args:
-        model: a stage, sharded or not.
-        held: its placements.
-        mesh: this rank among its peers.
-        whole: gives the whole tensor of a parameter's name.
-    """
-    for name, parameter in model.named_parameters():
-        own = cut(whole(name), held[name], mesh.tensor)[rows_of(parameter)]
-        target = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        target.copy_(own)
 
 
 def held_by(
@@ -149,7 +131,7 @@ def _place(
     found = [range(size) for size in shape]
     if placement.dim is not None:
         found[placement.dim] = part(shape[placement.dim], mesh.tensor)
-    found[0] = found[0][rows_of(parameter)]
+    found[0] = found[0][_rows_of(parameter)]
     return tuple(slice(rows.start, rows.stop) for rows in found)
 
 

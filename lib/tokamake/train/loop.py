@@ -132,7 +132,7 @@ class Loop:
             self._validation = _validation(run, verify=first)
         # DeepSpeed takes seconds to import, which a run with nothing left to do need not wait for.
         backend = plugins.load("train/backends", run.train.backend)
-        self._engine = backend.Engine(run, ranks, device)
+        self._engine = backend.Engine(run, ranks, device, continues=state is not None)
         self._saving: tuple[Saving, State] | None = None
         if state:
             folder = run.output / f"global_step{state.step}"

@@ -45,7 +45,7 @@ def resolve(
     from tokamake.validation import parse_json, validate
 
     train = parse_json(TrainSettings, settings, "train")
-    architecture, *_ = latest.read(checkpoint)
+    architecture = latest.describe(checkpoint).architecture
     described = read_index(index)
     steps = train.num_steps or whole_steps(train, described, index)
     train = train.model_copy(

@@ -8,6 +8,7 @@ Each folder has a state.json that says which run made it. `loop` asks here befor
 import fcntl
 import os
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain, count
@@ -87,16 +88,42 @@ def run_digest(run: Run, *, index: dict[str, Any], weights: str) -> str:
 
 
 def weights_digest(checkpoint: Path) -> str:
-    """Hash of the weights in a checkpoint; optimizer states beside them do not count.
+    """Hash that tells the weights in a checkpoint from others.
+
+    Of a checkpoint of one of our runs it is that of the run's digest and the step, of files of
+    torch.save that of what their directories say, so that no weights are read; of others that of
+    all bytes. Optimizer states in files of their own do not count.
 
     Raises:
-        UserError: there is no checkpoint.
+        UserError: there is no checkpoint, or its state.json is damaged.
     """
     folder = latest(checkpoint)
-    paths = sorted(folder.glob("*.distcp" if native.is_native(folder) else "*model_states.pt"))
+    is_native = native.is_native(folder)
+    if is_native and (state := _read_state(folder)):
+        return files.digest({"run": state.digest, "step": state.step})
+    paths = sorted(folder.glob("*.distcp" if is_native else "*model_states.pt"))
     if not paths:
         raise UserError(f"{checkpoint}: holds no weights; make the checkpoint again")
-    return files.digest([files.sha256(path) for path in paths])
+    return files.digest([_records(path) or files.sha256(path) for path in paths])
+
+
+def _records(path: Path) -> list[tuple[str, int, int]]:
+    """Name, size and CRC-32 of all that is in a file of torch.save; empty if it does not say them.
+
+    The folder that all of it lies in is called after the file, so its name does not count; nor do
+    records that tell how torch wrote the rest, whose names begin with a dot. All others' names do:
+    they say which tensor is which.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except zipfile.BadZipFile:
+        return []
+    records = [(each.filename.partition("/")[2], each.file_size, each.CRC) for each in entries]
+    # torch can be told not to compute checksums, and then writes zeros.
+    if any(size and not crc for _, size, crc in records):
+        return []
+    return sorted(record for record in records if record[0] and not record[0].startswith("."))
 
 
 @contextmanager
@@ -139,7 +166,7 @@ def claim(output: Path, digest: str, say: Callable[[str], None]) -> State | None
     Raises:
         UserError: `latest` names a missing checkpoint.
     """
-    state = _read_state(output)
+    state = _state_of_latest(output)
     if state and state.digest == digest:
         shutil.rmtree(output / SAVING, ignore_errors=True)
         return state
@@ -152,15 +179,20 @@ def claim(output: Path, digest: str, say: Callable[[str], None]) -> State | None
     return None
 
 
-def _read_state(output: Path) -> State | None:
+def _state_of_latest(output: Path) -> State | None:
     if not (output / "latest").is_file():
         return None
-    path = latest(output) / "state.json"
+    return _read_state(latest(output)) or State("unknown", 0, 0, 0.0, 0)
+
+
+def _read_state(folder: Path) -> State | None:
+    """What a checkpoint's state.json says; None: it has none."""
+    path = folder / "state.json"
     if not path.is_file():
-        return State("unknown", 0, 0, 0.0, 0)
-    value = files.read_json(path, f"name another checkpoint in {output / 'latest'}")
-    if value.keys() != {*State._fields}:
-        raise UserError(f"{path}: damaged; name another checkpoint in {output / 'latest'}")
+        return None
+    value = files.read_json(path, f"name another checkpoint in {folder.parent / 'latest'}")
+    if not isinstance(value, dict) or value.keys() != {*State._fields}:
+        raise UserError(f"{path}: damaged; name another checkpoint in {folder.parent / 'latest'}")
     return State(**value)
 
 

@@ -1,10 +1,10 @@
 """The part of the model that this rank trains: its stages, their weights, their passes.
 
-Architecture, mesh and start checkpoint come from the run; the native back end asks for losses and
+Architecture and mesh come from the run, weights from the back end, which asks for losses and
 gradients. Data parallelism is FSDP2, the pipeline torch's schedules.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Stages:
-    """This rank's stages; on one pipeline rank, the whole model.
+    """This rank's stages; on one pipeline rank, the whole model. Whoever makes them fills `held`.
 
     Attributes:
         held: what this rank has of each parameter.
@@ -39,7 +39,6 @@ class Stages:
         run: the resolved run.
         mesh: this rank among its peers.
         device: where the stages live.
-        weights: whole tensors that the run starts from, by Hugging Face's names.
         shard: whether FSDP2 is data parallelism here; else parameters stay plain, in fp32.
     """
 
@@ -48,7 +47,6 @@ class Stages:
         run: Run,
         mesh: Mesh,
         device: torch.device,
-        weights: Mapping[str, Tensor],
         *,
         shard: bool = True,
     ) -> None:
@@ -76,19 +74,15 @@ class Stages:
         self._rename = family.hugging_face_name
         self.embedding_name: str = family.Model.embedding_name
         self.held = [
-            held
-            for module in self.modules.values()
-            for held in self._ready(module, device, weights)
+            held for module in self.modules.values() for held in self._ready(module, device)
         ]
         if self._rounded:
             shards.keep_originals(self.held, self._dtype)
         self._scale = 1.0
         self._pipeline = self._make_pipeline(device) if mesh.pipeline.size > 1 else None
 
-    def _ready(
-        self, module: Any, device: torch.device, weights: Mapping[str, Tensor]
-    ) -> list[Held]:
-        """Shard a stage, fill it with weights, and say what this rank has of it."""
+    def _ready(self, module: Any, device: torch.device) -> list[Held]:
+        """Shard a stage, make room for its weights, and say what this rank has of it."""
         train = self._train
         granularity, method = train.recompute_granularity, train.recompute_method
         module.set_recompute(Recompute(granularity, method, train.recompute_num_layers))
@@ -109,7 +103,6 @@ class Stages:
         names = {
             name: self._rename(module.embedding_name if name == copy else name) for name in placed
         }
-        shards.load(module, placed, self._mesh, lambda name: weights[names[name]])
         return shards.held_by(
             module,
             placed,

@@ -1,8 +1,11 @@
-"""What the engines of all back ends share: the start, the count of tokens, what ranks agree on."""
+"""What the engines of all back ends share: the start, the count of tokens, what ranks agree on.
+
+A run and its start checkpoint come in; each rank reads the parts of weights that it holds.
+"""
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,35 +16,80 @@ from torch import Tensor
 
 from tokamake import files, plugins
 from tokamake.checkpoint import latest, native
+from tokamake.checkpoint.fragments import Fragments
 from tokamake.config import Run
 from tokamake.errors import UserError
 from tokamake.optim._groups import parameter_groups
 from tokamake.optim._whole import ALONE, Part, Whole
+from tokamake.parallel import mesh
 from tokamake.parallel.loss import NO_LABEL
-from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.shards import Held
-from tokamake.runtime import Ranks
+from tokamake.runtime import Ranks, keep_memory, same_fate
 from tokamake.train.batch import Batch, TokenRows, leaves_out, to_batch
 from tokamake.train.loss_scale import LossScale
-from tokamake.train.random_state import random_state, set_random_state
+from tokamake.train.numerics import precision_of
+from tokamake.train.random_state import random_state, seed_all, set_random_state
 from tokamake.train.stages import Stages
 
 
 class Base(ABC):
-    """One rank's share of the training run.
+    """One rank's share of the training run; what it holds of the model is yet to be filled.
 
     Attributes:
         mesh: this rank among its peers.
+
+    Args:
+        run: the resolved run.
+        ranks: this process among its peers.
+        device: where the model lives.
+        shard: whether FSDP2 is data parallelism here.
+
+    Raises:
+        UserError: the settings do not go together.
     """
 
-    _run: Run
-    _ranks: Ranks
-    _device: torch.device
-    _stages: Stages
-    _held: list[Held]
-    _loss_scale: LossScale
     _state_kinds: dict[str, str]
-    mesh: Mesh
+
+    def __init__(self, run: Run, ranks: Ranks, device: torch.device, *, shard: bool) -> None:
+        self._run, self._ranks, self._device = run, ranks, device
+        seed_all(run.seed)
+        if device.type == "cpu":
+            keep_memory()
+        with same_fate():
+            run.train.parallel.data_parallel_size(ranks.world_size)
+        parts = run.train.zero_stage > 0
+        self.mesh = mesh.build(run.train.parallel, ranks.world_size, device, shard=parts)
+        self._stages = Stages(run, self.mesh, device, shard=shard)
+        self._held: list[Held] = self._stages.held
+        self._loss_scale = LossScale(precision_of(run.train, device))
+        # Saving goes on beside training, and must not take part in its collectives.
+        self._savers = dist.new_group(backend="gloo")
+
+    @abstractmethod
+    def _weights(self) -> Iterable[tuple[Held, Fragments]]:
+        """This rank's parts of whole parameters, as the optimizer has them."""
+
+    def _take_start(self) -> None:
+        """Read the parts that this rank has of the weights that the run starts from.
+
+        All ranks call it.
+
+        Raises:
+            UserError: there are none, or they are not of the run's architecture.
+        """
+        with same_fate():
+            start = _start(self._run)
+        parts = [*self._weights()]
+        if start.tensors is not None:
+            for held, part in parts:
+                part.fill_from(start.tensors[held.saved_name])
+            return
+        # A copy has the key of what it is a copy of.
+        for copies in (False, True):
+            some = {f"model.{held.saved_name}": p for held, p in parts if held.is_copy == copies}
+            with same_fate():
+                native.check(start.path, some)
+            native.fill(start.path, some)
 
     def _build_optimizer(self, *, whole: bool) -> torch.optim.Optimizer:
         """Make the run's optimizer of what this rank holds.
@@ -136,16 +184,11 @@ class Base(ABC):
             files.sync(folder)
 
 
-def read_start(run: Run) -> Mapping[str, Tensor]:
-    """Whole weights that a run starts from, by Hugging Face's names.
-
-    Raises:
-        UserError: there are none, or they are not of the run's architecture.
-    """
-    architecture, weights, _ = latest.read(run.checkpoint)
-    if architecture != run.architecture:
+def _start(run: Run) -> latest.Description:
+    found = latest.describe(run.checkpoint)
+    if found.architecture != run.architecture:
         raise UserError(
             f"{run.checkpoint}: not of the architecture that the run was resolved for; "
             "run `tokamake resolve` again"
         )
-    return weights
+    return found

@@ -6,29 +6,26 @@ micro batches and layouts are ours.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from tokamake.checkpoint import native
+from tokamake.checkpoint.fragments import Fragments
 from tokamake.config import Run
 from tokamake.optim._groups import set_rates
-from tokamake.parallel import collectives, mesh, shards
+from tokamake.parallel import collectives, shards
 from tokamake.parallel.shards import Held
-from tokamake.parallel.tensor import cut
 from tokamake.runtime import Ranks, same_fate
 from tokamake.train.backends import _deepspeed_pieces as pieces
 from tokamake.train.backends import _deepspeed_setup as setup
-from tokamake.train.backends._engine import Base, read_start
+from tokamake.train.backends._engine import Base
 from tokamake.train.batch import Batch, TokenRows
-from tokamake.train.loss_scale import LossScale
-from tokamake.train.numerics import decided, precision_of
-from tokamake.train.random_state import seed_all
+from tokamake.train.numerics import decided
 from tokamake.train.stages import Stages
 from tokamake.train.step import Saving, StepResult
 
@@ -54,24 +51,20 @@ class Engine(Base):
         run: the resolved run.
         ranks: this process among its peers.
         device: where the model lives.
+        continues: whether `load` comes next, so that the run's start is not read.
 
     Raises:
-        UserError: the settings do not go together.
+        UserError: the settings do not go together, or with the start.
     """
 
-    def __init__(self, run: Run, ranks: Ranks, device: torch.device) -> None:
+    def __init__(
+        self, run: Run, ranks: Ranks, device: torch.device, *, continues: bool = False
+    ) -> None:
         run = decided(run, device)
-        self._run, self._ranks, self._device = run, ranks, device
         self._stage, self._mode = run.train.zero_stage, ""
-        seed_all(run.seed)
         with same_fate():
-            run.train.parallel.data_parallel_size(ranks.world_size)
             setup.check(run, device)
-        self.mesh = mesh.build(run.train.parallel, ranks.world_size, device)
-        with same_fate():
-            weights = read_start(run)
-        self._stages = Stages(run, self.mesh, device, weights, shard=False)
-        self._held = self._stages.held
+        super().__init__(run, ranks, device, shard=False)
         # Of flat pieces there are no whole parameters.
         self._optimizer = self._build_optimizer(whole=self._stage == 0)
         self._mark()
@@ -82,12 +75,13 @@ class Engine(Base):
         # DeepSpeed is told of a whole step's gradients at once.
         self._engine.pipeline_parallelism = self._stage < 2
         self._pieces = pieces.pieces(self._held, self._engine.optimizer, self._stage)
+        if not continues:
+            self._take_start()
+            pieces.publish(self._engine.optimizer, self._stage)
+
+    def _weights(self) -> Iterator[tuple[Held, Fragments]]:
         for piece in self._pieces:
-            whole = cut(weights[piece.held.saved_name], piece.held.placement, self.mesh.tensor)
-            piece.of(piece.flat).copy_(whole.reshape(-1)[piece.start : piece.start + piece.size])
-        self._loss_scale = LossScale(precision_of(run.train, device))
-        # Saving goes on beside training, and must not take part in its collectives.
-        self._savers = dist.new_group(backend="gloo")
+            yield piece.held, piece.place(piece.flat)
 
     def _mark(self) -> None:
         """Say which parameters count in the norm here, and complete partial gradients."""

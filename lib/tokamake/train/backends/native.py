@@ -5,7 +5,7 @@ are those of all tokens of a global batch, however ranks share it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,14 @@ from torch import Tensor
 
 from tokamake import plugins
 from tokamake.checkpoint import native
+from tokamake.checkpoint.fragments import Fragments, box
 from tokamake.config import Run
 from tokamake.optim._groups import set_rates
-from tokamake.parallel import mesh, shards
+from tokamake.parallel import shards
 from tokamake.parallel.shards import Held
-from tokamake.runtime import Ranks, keep_memory, same_fate
-from tokamake.train.backends._engine import Base, read_start
+from tokamake.runtime import Ranks, same_fate
+from tokamake.train.backends._engine import Base
 from tokamake.train.batch import Batch, TokenRows, chances
-from tokamake.train.loss_scale import LossScale
-from tokamake.train.numerics import precision_of
-from tokamake.train.random_state import seed_all
-from tokamake.train.stages import Stages
 from tokamake.train.step import Saving, StepResult
 
 
@@ -36,31 +33,26 @@ class Engine(Base):
         run: the resolved run.
         ranks: this process among its peers.
         device: where the model lives.
+        continues: whether `load` comes next, so that the run's start is not read.
 
     Raises:
-        UserError: the settings do not go together.
+        UserError: the settings do not go together, or with the start.
     """
 
-    def __init__(self, run: Run, ranks: Ranks, device: torch.device) -> None:
-        self._run, self._ranks, self._device = run, ranks, device
-        seed_all(run.seed)
-        if device.type == "cpu":
-            keep_memory()
-        with same_fate():
-            run.train.parallel.data_parallel_size(ranks.world_size)
-        shard = run.train.zero_stage > 0
-        self.mesh = mesh.build(run.train.parallel, ranks.world_size, device, shard=shard)
-        with same_fate():
-            weights = read_start(run)
-        self._stages = Stages(run, self.mesh, device, weights)
-        self._held = self._stages.held
+    def __init__(
+        self, run: Run, ranks: Ranks, device: torch.device, *, continues: bool = False
+    ) -> None:
+        super().__init__(run, ranks, device, shard=True)
         self._optimizer = self._build_optimizer(whole=True)
         plug_in = plugins.load("optim", run.train.optimizer.name)
         self._needs_hessian = getattr(plug_in, "needs_hessian", None)
-        self._loss_scale = LossScale(precision_of(run.train, device))
         self._layout = native.Layout(self.mesh, device)
-        # Saving goes on beside training, and must not take part in its collectives.
-        self._savers = dist.new_group(backend="gloo")
+        if not continues:
+            self._take_start()
+
+    def _weights(self) -> Iterator[tuple[Held, Fragments]]:
+        for held in self._held:
+            yield held, box(held.local.detach(), held.shape, held.place)
 
     def train_step(
         self,

@@ -1,0 +1,144 @@
+"""Proofs of layouts: runs, what transformers and torch make of them, and how ours must compare."""
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from engines import whole
+from layouts import NUM_STEPS, Found, Layout, rates, train_all
+from ranks import spawn
+from runs import ARCHITECTURE, make_run, prepare
+
+from tokamake.checkpoint import latest, megatron_deepspeed, tensors
+from tokamake.config import Run, read_run
+from tokamake.data.samples.loader import Samples
+
+Changes = dict[str, Any]
+"""Settings of the section `train` that differ."""
+
+Proved = dict[int, list[tuple[str, Changes]]]
+"""By number of ranks: which start, and which settings."""
+
+# An odd vocabulary, so that its parts are uneven; more ranks than key-value heads at tp4.
+SHAPE = {"num_hidden_layers": 4, "vocab_size": 121}
+STARTS: dict[str, Changes] = {
+    "untied": {},
+    "tied": {"tie_word_embeddings": True},
+    "mqa": {"num_key_value_heads": 1},
+}
+
+
+def make_runs(folder: Path) -> dict[str, Path]:
+    """A run.yaml for each start."""
+    return {start: make_start(folder / start, start) for start in STARTS}
+
+
+def make_start(root: Path, start: str) -> Path:
+    """Make a folder with a start and a run.yaml from there, which is returned."""
+    root.mkdir()
+    prepare(root, train_samples=200)
+    architecture = ARCHITECTURE.model_copy(update=SHAPE | STARTS[start])
+    (root / "start").rename(root / "other")
+    megatron_deepspeed.write(root / "start", architecture, tensors.random(architecture, 5))
+    return make_run(root, "run", train_steps=24, backend="native")
+
+
+def check(world_size: int, layouts: list[tuple[str, Changes]], runs: dict[str, Path]) -> None:
+    """Train at each layout and compare with one process: losses, norms, gradients, weights."""
+    places = [Layout(runs[start], changes) for start, changes in layouts]
+    of_ranks = spawn(train_all, world_size, places, timeout=900)
+    problems = []
+    for (start, changes), *founds in zip(layouts, *of_ranks, strict=True):
+        expected = plain_training(runs[start], grows="rampup_batch_size" in changes)
+        if problem := difference(founds, expected):
+            problems.append(f"{start} {changes}: {problem}")
+    assert not problems, "\n".join(problems)
+
+
+def difference(founds: list[Found], theirs: Found) -> str:
+    """What differs between the ranks' training and the expected; empty: nothing does."""
+    for key in ("losses", "norms", "validation"):
+        for found in founds:
+            if not np.allclose(found[key], theirs[key], rtol=1e-5, atol=0):
+                return f"{key} {found[key]}, expected {theirs[key]}"
+    for key, most in (("gradients", 1e-5), ("weights", 1e-4)):
+        try:
+            ours = whole(found[key] for found in founds)
+        except AssertionError as error:
+            return f"{key}: {error}"
+        shapes, wanted = ({n: t.shape for n, t in each.items()} for each in (ours, theirs[key]))
+        if shapes != wanted:
+            return f"{key}: shapes {shapes}, expected {wanted}"
+        for name, tensor in theirs[key].items():
+            largest = (ours[name] - tensor).abs().max() / tensor.abs().max()
+            if not largest <= most:
+                return f"{key}: {name} differs by {largest:.1e} of its largest"
+    return ""
+
+
+@cache
+def plain_training(config: Path, *, grows: bool) -> Found:
+    """Train transformers' Llama with torch's AdamW in one process.
+
+    Args:
+        config: the run.yaml.
+        grows: whether the first five batches are of 4 samples, as in rampup_batch_size (4, 4, 20).
+    """
+    run = read_run(config)
+    model = _their_model(run)
+    named, batches = dict(model.named_parameters()), _batches(run, grows=grows)
+    optimizer = _their_optimizer(named)
+    found: Found = {"losses": [], "norms": [], "validation": _loss(model, next(batches)).item()}
+    for number in range(NUM_STEPS):
+        loss = _loss(model, next(batches))
+        optimizer.zero_grad()
+        loss.backward()
+        found["losses"].append(loss.item())
+        found["norms"].append(torch.nn.utils.clip_grad_norm_(named.values(), 0.5).item())
+        if number == 0:
+            found["gradients"] = {n: p.grad.clone() for n, p in named.items()}
+        for group in optimizer.param_groups:
+            group["lr"] = rates(number)["learning_rate"]
+        optimizer.step()
+    found["weights"] = {name: p.detach() for name, p in named.items()}
+    return found
+
+
+def _their_model(run: Run) -> Any:
+    """Transformers' Llama with the weights that a run starts from."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    architecture, weights, _ = latest.read(run.checkpoint)
+    values = architecture.model_dump(
+        include={*LlamaConfig().to_dict()} & {*type(architecture).model_fields} - {"rope_theta"}
+    )
+    rope = {"rope_type": "default", "rope_theta": architecture.rope_theta}
+    model = LlamaForCausalLM(LlamaConfig(**values, rope_parameters=rope))
+    model.load_state_dict(weights, strict=not architecture.tie_word_embeddings)
+    return model
+
+
+def _their_optimizer(named: dict[str, Any]) -> torch.optim.Optimizer:
+    groups = [
+        {"params": [p for p in named.values() if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in named.values() if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
+
+
+def _batches(run: Run, *, grows: bool) -> Iterator[torch.Tensor]:
+    """Tokens of global batches, one after the other."""
+    samples = Samples(run.index, split="train", data_root=run.data_root)
+    begin = 0
+    while True:
+        size = 4 if grows and begin < 20 else 8
+        yield torch.from_numpy(np.stack([samples[begin + row] for row in range(size)]))
+        begin += size
+
+
+def _loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    logits = model(tokens[:, :-1]).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

@@ -1,0 +1,59 @@
+"""What DeepSpeed would do wrongly is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from deepspeeds import BF16, zero
+from layouts import laid_out, parallel
+from proofs import Changes
+from runs import make_run, prepare
+
+from tokamake.config import read_run
+from tokamake.errors import UserError
+from tokamake.train.backends import _deepspeed_setup as setup
+
+LAMB = {"optimizer": {"name": "lamb", "learning_rate": 0.01}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (zero(2) | parallel(pp=2), "zero_stage: 2: reduces gradients while passes go on"),
+        (zero(3) | parallel(pp=2), "zero_stage: 3: reduces gradients while passes go on"),
+        (
+            zero(1, **BF16) | parallel(pp=2, schedule="zbv", vpp=2),
+            "pipeline_schedule: zbv: would add up gradients in bf16",
+        ),
+        (zero(3, recompute_granularity="selective"), "recompute_granularity: selective"),
+        (zero(1) | parallel(replicas=2), "data_parallel_replicate_size: 2"),
+        (zero(1) | LAMB, "optimizer.name: lamb: needs whole parameters, of which zero_stage: 1"),
+        (zero(0, precision="fp16"), "precision: fp16: has no fp16 on the CPU"),
+    ],
+)
+def test_what_would_be_wrong_is_refused(
+    changes: Changes, message: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = prepare(tmp_path_factory.mktemp("refused"))
+    run = read_run(make_run(root, "run"))
+    precision = {"precision": changes.pop("precision", "fp32")} if "fp16" in message else {}
+    run = laid_out(run, changes)
+    run = run.model_copy(update={"train": run.train.model_copy(update=precision)})
+    with pytest.raises(UserError, match=rf"^train\.backend: deepspeed: with train\..*{message}"):
+        setup.check(run, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (zero(0, offload_optimizer="cpu"), "zero_stage 1 or more"),
+        (zero(2, offload_param="cpu"), "zero_stage 3 or more"),
+        ({"backend": "native", "zero_stage": 3, "offload_param": "cpu"}, "needs backend deepspeed"),
+    ],
+)
+def test_offloading_needs_something_to_offload(
+    changes: Changes, message: str, tmp_path: Path
+) -> None:
+    run = read_run(make_run(prepare(tmp_path), "run"))
+    with pytest.raises(ValueError, match=message):
+        laid_out(run, changes)
