@@ -1,15 +1,19 @@
 """torchrun, with the options of torchrun, that ends with the exit status of the rank that failed.
 
 torchrun itself wraps a failure in a traceback and a report of its own and always returns 1, so that
-one could tell neither a user's mistake (2) nor a run that saved and stopped (75) from a crash.
+one could tell neither a user's mistake (2) nor a run that saved and stopped (75) from a crash. It
+passes SIGTERM on; ranks have ten minutes then to save, not half of one.
 """
 
 import logging
+import os
 import sys
 
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import parse_args, run
 
+os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")
 logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
 try:
     run(parse_args(sys.argv[1:]))
@@ -18,3 +22,5 @@ except ChildFailedError as error:
     if failure.exitcode < 0:
         print(f"rank {rank} was ended by signal {-failure.exitcode}", file=sys.stderr)
     sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
+except SignalException as error:
+    sys.exit(128 + error.sigval)
