@@ -91,9 +91,9 @@ def plain_training(config: Path, *, grows: bool) -> Found:
     model = _their_model(run)
     named, batches = dict(model.named_parameters()), _batches(run, grows=grows)
     optimizer = _their_optimizer(named)
-    found: Found = {"losses": [], "norms": [], "validation": _loss(model, next(batches)).item()}
+    found: Found = {"losses": [], "norms": [], "validation": loss_of(model, next(batches)).item()}
     for number in range(NUM_STEPS):
-        loss = _loss(model, next(batches))
+        loss = loss_of(model, next(batches))
         optimizer.zero_grad()
         loss.backward()
         found["losses"].append(loss.item())
@@ -139,6 +139,7 @@ def _batches(run: Run, *, grows: bool) -> Iterator[torch.Tensor]:
         begin += size
 
 
-def _loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+def loss_of(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """Mean loss by transformers' model and torch."""
     logits = model(tokens[:, :-1]).logits
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

@@ -9,26 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from engines import buffer, coming, go, parts, pieces, states, whole
+from engines import build
 from gpts import ARCHITECTURES as GPTS
-from layouts import laid_out, parallel
 from llamas import ARCHITECTURES as LLAMAS
-from ranks import spawn
-from runs import ARCHITECTURE, losses, make_run, prepare, train_here
-from torch.distributed.checkpoint import FileSystemReader
+from runs import ARCHITECTURE, losses, make_run, train_here
+from starts import SAVED, prepare_tied
 
-from tokamake import files, plugins
+from tokamake import files
 from tokamake.checkpoint import latest, megatron_deepspeed, native, tensors
 from tokamake.checkpoint.megatron_layout import Unfused
-from tokamake.config import Run, read_run
+from tokamake.config import read_run
 from tokamake.errors import UserError
 from tokamake.runtime import Ranks, process_group
 from tokamake.train.restart import weights_digest
 
 STATES = Path("global_step0") / "mp_rank_00_model_states.pt"
-SAVED = "global_step2"
-TIED = ARCHITECTURE.model_copy(update={"tie_word_embeddings": True, "num_hidden_layers": 4})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,11 +35,7 @@ def group() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared folder whose model has a tied embedding, of which pipelines have a copy."""
-    root = prepare(tmp_path_factory.mktemp("start"))
-    (root / "start").rename(root / "other")
-    megatron_deepspeed.write(root / "start", TIED, tensors.random(TIED, 5))
-    return root
+    return prepare_tied(tmp_path_factory.mktemp("start"))
 
 
 def refuse(*_: Any, **__: Any) -> Any:
@@ -253,169 +244,15 @@ def test_broken_starts_are_refused(
     root: Path, change: Callable[[Path], Any], message: str, tmp_path: Path
 ) -> None:
     run = read_run(make_run(root, "broken"))
-    begin(run).save(tmp_path / SAVED, {"iteration": 2}).wait()
+    build(run).save(tmp_path / SAVED, {"iteration": 2}).wait()
     (tmp_path / "latest").write_text(SAVED)
     change(tmp_path / SAVED)
     with pytest.raises(UserError, match=message) as error:
-        begin(run.model_copy(update={"checkpoint": tmp_path}))
+        build(run.model_copy(update={"checkpoint": tmp_path}))
     assert "\n" not in str(error.value)
 
 
 def test_a_start_of_another_architecture_is_refused(root: Path) -> None:
     run = read_run(make_run(root, "other-architecture"))
     with pytest.raises(UserError, match=r"not of the architecture .* run `tokamake resolve` again"):
-        begin(run.model_copy(update={"checkpoint": root / "other"}))
-
-
-# Ranks that share a model.
-
-
-def begin(run: Run, **options: Any) -> Any:
-    """The engine of a run's back end, of this rank."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    os.environ["LOCAL_RANK"] = str(rank)  # as `runtime.process_group` does
-    engine = plugins.load("train/backends", run.train.backend).Engine
-    return engine(run, Ranks(rank, size, rank, size), torch.device("cpu"), **options)
-
-
-def weights(engine: Any) -> list[Any]:
-    return [part for piece in pieces(engine) for part in parts(piece, buffer(piece))]
-
-
-def zero(stage: int, **more: Any) -> dict[str, Any]:
-    return {"backend": "deepspeed", "zero_stage": stage, **more}
-
-
-BF16 = {"precision": "bf16"}
-PIPELINE = parallel(pp=2)
-LAYOUTS = [
-    {"zero_stage": 0},
-    {"zero_stage": 3},
-    BF16,
-    parallel(tp=2, sp=True),
-    PIPELINE,
-    parallel(pp=2, schedule="zbv", vpp=2),
-    *[zero(stage) for stage in range(4)],
-    zero(2, **BF16),
-    zero(3, **BF16) | parallel(tp=2),
-    zero(1) | PIPELINE,
-]
-
-
-class Watch:
-    """Which tensors this rank reads, and how many of their elements."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, int] = {}
-        ask, read = Unfused.__getitem__, FileSystemReader.read_data
-
-        def get(lazy: Unfused, name: str) -> torch.Tensor:
-            self.found[name] = (tensor := ask(lazy, name)).numel()
-            return tensor
-
-        def read_data(reader: Any, plan: Any, planner: Any) -> Any:
-            for item in plan.items:
-                name = item.dest_index.fqn.removeprefix("model.")
-                self.found[name] = self.found.get(name, 0) + item.lengths.numel()
-            return read(reader, plan, planner)
-
-        Unfused.__getitem__, FileSystemReader.read_data = get, read_data  # type: ignore
-
-
-def begin_all(config: Path, folder: Path) -> list[Any]:
-    """Begin at each layout, from Megatron's format and from ours: parts, what was read, loss."""
-    run, watch, found = read_run(config), Watch(), []
-    engine = begin(laid_out(run, parallel(tp=2)))
-    engine.save(folder / SAVED, {"iteration": 2}).wait()
-    if dist.get_rank() == 0:
-        (folder / "latest").write_text(SAVED)
-    dist.barrier()
-    for changes in LAYOUTS:
-        for start in (run.checkpoint, folder):
-            watch.found.clear()
-            engine = begin(laid_out(run.model_copy(update={"checkpoint": start}), changes))
-            first = next(coming(engine, run)).micro_batches
-            found.append((weights(engine), {**watch.found}, engine.mean_loss(iter(first))))
-    return found
-
-
-def of_second_stage(name: str) -> bool:
-    """Whether the second of two pipeline ranks has a tensor, under 1F1B."""
-    return name.startswith(("model.layers.2.", "model.layers.3.", "model.norm.", "model.embed"))
-
-
-@pytest.mark.ranks
-def test_ranks_read_what_they_hold(root: Path, tmp_path: Path) -> None:
-    config = make_run(root, "layouts", micro_batch_size=4)
-    of_ranks = spawn(begin_all, 2, config, tmp_path)
-    expected = tensors.random(TIED, 5)
-    for number, founds in enumerate(zip(*of_ranks, strict=True)):
-        changes, native_start = LAYOUTS[number // 2], number % 2
-        found = whole(parts for parts, _, _ in founds)
-        assert found.keys() == expected.keys(), changes
-        for name, tensor in expected.items():
-            assert torch.equal(found[name], tensor), (name, changes)
-        for rank, (held, read, loss) in enumerate(founds):
-            # Passes have the weights, too.
-            rel = 1e-2 if "precision" in changes else 1e-5
-            assert loss == pytest.approx(of_ranks[0][0][2], rel=rel), changes
-            assert read.keys() == {name for name, *_ in held}, changes
-            if PIPELINE.items() <= changes.items():
-                second = {name for name in expected if of_second_stage(name)}
-                first = expected.keys() - second | {"model.embed_tokens.weight"}
-                assert read.keys() == (second if rank else first), changes
-            if native_start:
-                sizes = dict.fromkeys(read, 0)
-                for name, _, _, part in held:
-                    sizes[name] += part.numel()
-                assert {name: size for name, size in sizes.items() if size} == read, changes
-
-
-CONTINUED: list[dict[str, Any]] = [
-    {},
-    BF16,
-    *[{"optimizer": {"name": n, "learning_rate": 0.01}} for n in ("adafactor", "muon")],
-    {"optimizer": {"name": "schedule_free_adamw", "learning_rate": 0.01}},
-    *[zero(stage) for stage in range(4)],
-    *[zero(stage, **BF16) for stage in (1, 2, 3)],
-    *[
-        zero(stage, optimizer={"name": "schedule_free_adamw", "learning_rate": 0.01})
-        for stage in (1, 3)
-    ],
-]
-PIPELINED = [PIPELINE, {"zero_stage": 3, **BF16}, zero(1, **BF16) | PIPELINE]
-
-
-def continue_all(config: Path, folder: Path, layouts: list[dict[str, Any]]) -> list[Any]:
-    """Losses of steps after saving, and after loading into a model full of NaN."""
-    found = []
-    for number, changes in enumerate(layouts):
-        constant = {"schedule": {"name": "constant"}, **changes}
-        run, saved = laid_out(read_run(config), constant), folder / f"{number}"
-        engine = begin(run)
-        steps = coming(engine, run)
-        go(engine, steps, 2)
-        engine.save(saved, {"iteration": 2}).wait()
-        expected = go(engine, steps, 2)
-        missing = run.model_copy(update={"checkpoint": folder / "missing"})
-        # So torch fills memory that nobody has written.
-        torch.use_deterministic_algorithms(True)
-        engine = begin(missing, continues=True)
-        torch.use_deterministic_algorithms(False)
-        held = torch.cat([part.flatten().float() for *_, part in weights(engine)])
-        assert held.isnan().all()
-        engine.load(saved)
-        assert not any(value.isnan().any() for value in states(engine).values())
-        found.append((expected, go(engine, coming(engine, run, done=2), 2)))
-    return found
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize(("world_size", "layouts"), [(1, CONTINUED), (2, PIPELINED)])
-def test_continuing_needs_nothing_of_the_start(
-    root: Path, tmp_path: Path, world_size: int, layouts: list[dict[str, Any]]
-) -> None:
-    config = make_run(root, f"poisoned-{world_size}")
-    for founds in spawn(continue_all, world_size, config, tmp_path, layouts):
-        for changes, (expected, found) in zip(layouts, founds, strict=True):
-            assert found == expected, changes
+        build(run.model_copy(update={"checkpoint": root / "other"}))

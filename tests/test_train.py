@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from proofs import loss_of
 from runs import (
     ARCHITECTURE,
     launch,
@@ -122,11 +123,6 @@ def plain_training(
         found[0].append(loss.item())
         found[1].append(norm.item())
     return (*found, model)
-
-
-def loss_of(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-    logits = model(tokens[:, :-1]).logits
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def whole_batches(root: Path, split: str, *, size: int) -> Any:

@@ -1,0 +1,18 @@
+"""A run whose model has a tied embedding, of which pipelines have a copy."""
+
+from pathlib import Path
+
+from runs import ARCHITECTURE, prepare
+
+from tokamake.checkpoint import megatron_deepspeed, tensors
+
+SAVED = "global_step2"
+TIED = ARCHITECTURE.model_copy(update={"tie_word_embeddings": True, "num_hidden_layers": 4})
+
+
+def prepare_tied(folder: Path) -> Path:
+    """Fill a folder as `prepare` does; `start` has the tied model, `other` the usual one."""
+    root = prepare(folder)
+    (root / "start").rename(root / "other")
+    megatron_deepspeed.write(root / "start", TIED, tensors.random(TIED, 5))
+    return root
