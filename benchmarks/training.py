@@ -171,7 +171,7 @@ def transformers_model() -> Any:
             logits: torch.Tensor = super().forward(tokens).logits
             return logits
 
-    return Model(LlamaConfig(**SHAPE, attn_implementation="sdpa"))
+    return Model(LlamaConfig(**SHAPE, attn_implementation="sdpa", use_cache=False))
 
 
 def litgpt_model() -> Any:

@@ -10,7 +10,12 @@ from proofs import Proved
 DOCUMENT = Path(__file__).parent.parent / "docs/parallelism.md"
 COMMAND = "python tests/layout_table.py"
 
-STARTS = {"untied": "4 / 2, untied", "tied": "4 / 2, tied", "mqa": "4 / 1, untied"}
+STARTS = {
+    "untied": "4 / 2, untied",
+    "tied": "4 / 2, tied",
+    "mqa": "4 / 1, untied",
+    "deep": "4 / 2, untied, 8 layers",
+}
 """Query and key-value heads, and whether embedding and output layer share weights."""
 
 HEADER = (

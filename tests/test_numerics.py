@@ -11,7 +11,7 @@ from runs import make_run, prepare
 
 from tokamake.config import INDEX_SETTINGS, read_run
 from tokamake.errors import UserError
-from tokamake.train.numerics import decided, precision_of, repeatable
+from tokamake.train.numerics import check_repeatable, decided, precision_of, repeatable
 from tokamake.train.restart import run_digest
 
 
@@ -72,6 +72,14 @@ def test_deterministic_mode_ends_with_the_run() -> None:
 def test_what_compiled_layers_do_not_fit_is_refused(root: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="compile: "):
         make_run(root, "misfit", compile=True, **changes)
+
+
+def test_draws_are_not_repeatable_on_gpus(root: Path) -> None:
+    config = make_run(root, "drawn", deterministic=True, optimizer={"name": "sophia_g"})
+    run = read_run(config)
+    check_repeatable(run, torch.device("cpu"))
+    with pytest.raises(UserError, match=r"deterministic: labels that sophia_g draws .* on cuda"):
+        check_repeatable(run, torch.device("cuda"))
 
 
 SHARED = parallel(tp=2, sp=True)

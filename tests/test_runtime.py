@@ -1,5 +1,6 @@
 """Ranks under every launcher, meeting places, threads, progress lines."""
 
+import errno
 import sys
 
 import pytest
@@ -129,8 +130,17 @@ def test_same_fate_passes_an_error_on() -> None:
     with runtime.process_group(ranks):
         with pytest.raises(UserError, match=r"^broken$"), runtime.same_fate():
             raise UserError("broken")
+        with pytest.raises(UserError, match="No space left"), runtime.same_fate():
+            raise OSError(errno.ENOSPC, "No space left on device", "file")
         with runtime.same_fate():
             pass
+
+
+def test_what_one_rank_alone_meets_is_heard(capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in range(2):
+        with pytest.raises(UserError), runtime.heard(Ranks(rank, 2, rank, 2)):
+            raise UserError("a.bin: damaged")
+    assert capsys.readouterr().err == "tokamake: rank 1: a.bin: damaged\n"
 
 
 def test_progress_in_a_log(

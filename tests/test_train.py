@@ -1,5 +1,6 @@
 """Training against plain PyTorch and transformers, over ranks, ZeRO stages and deaths."""
 
+import errno
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ from runs import (
     train_here,
     weights,
 )
+from torch.distributed.checkpoint import FileSystemWriter
 
 from tokamake.checkpoint import megatron_deepspeed
 from tokamake.config import read_run
@@ -377,3 +379,17 @@ def test_a_run_moves_to_another_layout_and_back(
     assert train_here(config) == 0
     assert losses(config) == pytest.approx(losses(single), rel=1e-5)
     assert not list(tmp_path.glob("run/training.*"))
+
+
+def test_a_full_disk_is_told_in_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_run(root, "full", backend="native")
+
+    def fail(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(FileSystemWriter, "write_data", fail)
+    with pytest.raises(UserError, match=r"could not be written \(.*No space left on device.*\)"):
+        train_here(config)
+    assert not (read_run(config).output / "latest").exists()
+    monkeypatch.undo()
+    assert train_here(config) == 0

@@ -250,19 +250,37 @@ def _share_cores() -> None:
 
 @contextmanager
 def same_fate() -> Iterator[None]:
-    """Raise a `UserError` that one rank of the process group meets on all of them."""
+    """Raise what one rank of the process group meets on all of them, else they would wait for it.
+
+    Raises:
+        UserError: a rank met one, or an `OSError`: a disk that is full, a file that is gone.
+    """
     import torch.distributed as dist
 
     own: str | None = None
     try:
         yield
-    except UserError as error:
+    except (UserError, OSError) as error:
         own = str(error)
     errors: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(errors, own)
     for found in errors:
         if found:
             raise UserError(found)
+
+
+@contextmanager
+def heard(ranks: Ranks) -> Iterator[None]:
+    """Let any rank report a `UserError` that the others may not meet; rank 0 does so anyway.
+
+    Launchers end the others, which wait for this one.
+    """
+    try:
+        yield
+    except UserError as error:
+        if ranks.rank:
+            print(f"tokamake: rank {ranks.rank}: {error}", file=sys.stderr, flush=True)
+        raise
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from tokamake.config import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.shards import Held
+from tokamake.runtime import same_fate
 from tokamake.validation import validate
 
 DESCRIPTION = "tokamake.json"
@@ -123,11 +124,11 @@ def save(
         What ends when this rank's files are written.
     """
     rank = dist.get_rank()
-    if rank == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        known = {"version": VERSION, "world_size": dist.get_world_size(), **description}
-        files.write_json(folder / DESCRIPTION, known)
-    dist.barrier()
+    with same_fate():
+        if rank == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            known = {"version": VERSION, "world_size": dist.get_world_size(), **description}
+            files.write_json(folder / DESCRIPTION, known)
     state = {**tensors, f"rank.{rank}": _to_bytes(rank_state)}
     found = dcp.async_save(state, checkpoint_id=str(folder), process_group=group)
     assert isinstance(found, Future)

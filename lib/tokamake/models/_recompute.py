@@ -18,6 +18,7 @@ from torch.utils.checkpoint import (
 )
 
 from tokamake.parallel.linear import ONEDNN
+from tokamake.parallel.packed import VARLEN
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ _KEPT = {
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
     _aten._scaled_dot_product_fused_attention_overrideable.default,
     *([ONEDNN.default] if ONEDNN else []),
+    *([VARLEN.default] if VARLEN else []),
 }
 """Operators whose results `selective` keeps."""
 

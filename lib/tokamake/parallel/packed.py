@@ -7,6 +7,8 @@ K width of a head.
 """
 
 import inspect
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +19,9 @@ from tokamake.parallel.context import Packed
 
 _SHORT = 32
 """Tokens of a document on average, below which calls for each would cost more than a mask."""
+
+VARLEN: Any = getattr(torch.ops.torch_attn, "_varlen_attn", None)
+"""The operator that `varlen_attn` calls, if torch has it."""
 
 _WIDEST = 256
 """Most numbers of a head that flash attention takes."""
@@ -56,9 +61,17 @@ def _at_once(q_BHLK: Tensor) -> bool:
         and q_BHLK.dtype in (torch.float16, torch.bfloat16)
         and q_BHLK.shape[-1] % 8 == 0
         and q_BHLK.shape[-1] <= _WIDEST
-        # Of torch 2.9 on there is the function, yet first without grouped heads.
-        and "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
+        and _has_flash(q_BHLK.device)
     )
+
+
+@cache
+def _has_flash(device: torch.device) -> bool:
+    """Whether a GPU has flash attention: NVIDIA's from Ampere on; on others it is untried."""
+    if torch.version.hip is not None or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    # There is the function since torch 2.9, yet at first without grouped heads.
+    return "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 
 
 def _flash(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, documents: Packed) -> Tensor:

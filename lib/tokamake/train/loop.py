@@ -23,11 +23,11 @@ from tokamake.data.samples.fim import training_samples
 from tokamake.data.samples.folder import read_index
 from tokamake.data.samples.loader import Rows, Samples, batches, steps
 from tokamake.errors import UserError
-from tokamake.runtime import Ranks, ahead, same_fate
+from tokamake.runtime import Ranks, ahead, heard, same_fate
 from tokamake.schedules import Schedule
 from tokamake.train import metrics, restart
 from tokamake.train.metrics import Metrics, console_line
-from tokamake.train.numerics import decided, repeatable
+from tokamake.train.numerics import check_repeatable, decided, repeatable
 from tokamake.train.opening import opening
 from tokamake.train.resolve import check_layout, check_lengths, check_precision
 from tokamake.train.restart import State
@@ -65,6 +65,7 @@ def train_run(run: Run, ranks: Ranks, device: "torch.device") -> int:
             check_lengths(run.train, run.architecture, described, run.index)
             check_layout(run, ranks.world_size)
             check_precision(run.train)
+            check_repeatable(run, device)
         digest, state = _agree(run, ranks, described, held)
         if state and state.step >= run.train.train_steps:
             _say(ranks, f"{run.output}: already at step {state.step}, the last; nothing to train")
@@ -163,7 +164,8 @@ class Loop:
         while self._state.step < self._train.train_steps:
             begin = time.perf_counter()
             learning_rate = self._learning_rate()
-            step = next(coming)
+            with heard(self._ranks):
+                step = next(coming)
             found = self._engine.train_step(
                 step.micro_batches,
                 learning_rate=learning_rate,
@@ -298,11 +300,11 @@ class Loop:
             return
         (saving, state), self._saving = self._saving, None
         saving.wait()
-        if self._ranks.rank == 0:
-            name = f"global_step{state.step}"
-            write_run(self._run.output / restart.SAVING / name / "run.yaml", self._run)
-            restart.commit(self._run.output, state)
-        dist.barrier()
+        with same_fate():
+            if self._ranks.rank == 0:
+                name = f"global_step{state.step}"
+                write_run(self._run.output / restart.SAVING / name / "run.yaml", self._run)
+                restart.commit(self._run.output, state)
         self._last_checkpoint = str(self._run.output / f"global_step{state.step}")
         self._say(f"saved {self._last_checkpoint}")
 

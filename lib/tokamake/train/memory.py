@@ -10,6 +10,7 @@ import torch
 
 from tokamake import plugins
 from tokamake.config import Run, TrainSettings
+from tokamake.config.parallel import SPLIT_BACKWARD
 from tokamake.parallel.mesh import Axis, Mesh
 from tokamake.parallel.pipeline import stages_of_rank
 from tokamake.runtime import Ranks
@@ -73,7 +74,8 @@ def estimate(run: Run, world_size: int, device: torch.device) -> Estimate:
       sequence parallelism, `cut` always), times the micro batches that are on their way through
       the pipeline; with recomputation `full` the input of each layer (or group of layers), and one
       group whole; with `selective` the results of matrix products and attention;
-    - logits: two fp32 copies of tokens × vocabulary of this rank, and one of b where b is not 4.
+    - logits: b of tokens × vocabulary of this rank, whose gradient takes their place; of as many
+      micro batches as are on their way, where gradients of weights are computed late.
 
     After Korthikanti et al. 2022, arXiv 2205.05198, with SDPA in place of stored scores.
 
@@ -163,7 +165,11 @@ def _activations(run: Run, shape: _Shape, modules: list[Any], rank: int) -> floa
     logits = 0.0
     if any(module.is_last for module in modules):
         assert architecture.vocab_size is not None
-        number = shape.num_batches if parallel.pipeline_schedule == "gpipe" else 1
+        number = 1
+        if parallel.pipeline_schedule == "gpipe":
+            number = shape.num_batches
+        if parallel.pipeline_schedule in SPLIT_BACKWARD:
+            number = min(shape.num_batches, parallel.pipeline_parallel_size)
         if parallel.pipeline_parallel_size == 1:
             number = 1
         logits = number * shape.size * architecture.vocab_size / parallel.tensor_parallel_size

@@ -2,7 +2,12 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from torch.distributed.checkpoint import CheckpointException
+
+from tokamake.errors import UserError
 
 
 class StepResult(NamedTuple):
@@ -24,14 +29,18 @@ class Saving:
     """A checkpoint that is being written.
 
     Args:
+        folder: of the checkpoint.
         written: ends when this rank's files are written; None: they are.
         finish: what is left to do then; all ranks call it.
     """
 
     def __init__(
-        self, written: "Future[Any] | None" = None, finish: Callable[[], None] = lambda: None
+        self,
+        folder: Path,
+        written: "Future[Any] | None" = None,
+        finish: Callable[[], None] = lambda: None,
     ) -> None:
-        self._written, self._finish = written, finish
+        self._folder, self._written, self._finish = folder, written, finish
 
     @property
     def done(self) -> bool:
@@ -39,7 +48,18 @@ class Saving:
         return self._written is None or self._written.done()
 
     def wait(self) -> None:
-        """Wait until the files are on disk; raises what kept them from it."""
+        """Wait until the files are on disk.
+
+        Raises:
+            UserError: they could not be written, on any rank.
+        """
         if self._written is not None:
-            self._written.result()
+            try:
+                self._written.result()
+            except CheckpointException as error:
+                reasons = {str(found).partition("\n")[0] for found, _ in error.failures.values()}
+                raise UserError(
+                    f"{self._folder}: could not be written ({'; '.join(sorted(reasons))}); make "
+                    "room or mend the disk, and start again: the checkpoint before it is whole"
+                ) from None
         self._finish()

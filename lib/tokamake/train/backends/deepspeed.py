@@ -195,7 +195,7 @@ class Engine(Base):
             rank_state=self._rank_state(),
             group=self._savers,
         )
-        return Saving(written, lambda: self._to_disk(folder))
+        return Saving(folder, written, lambda: self._to_disk(folder))
 
     def load(self, folder: Path) -> None:
         """Continue from a checkpoint of any back end and layout; see `native.Engine.load`."""

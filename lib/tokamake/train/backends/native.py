@@ -162,7 +162,7 @@ class Engine(Base):
             rank_state=self._rank_state(),
             group=self._savers,
         )
-        return Saving(written, lambda: self._to_disk(folder))
+        return Saving(folder, written, lambda: self._to_disk(folder))
 
     def _tensors(self, held: list[Held]) -> native.Tensors:
         states: dict[Any, dict[str, Any]] = self._optimizer.state
