@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from engines import Part, buffer, build, coming, parts, pieces
 
@@ -12,7 +13,8 @@ from tokamake.parallel import linear, packed
 NUM_STEPS = 20
 
 Found = dict[str, Any]
-"""Of one rank: losses, norms, validation before and after; parts of gradients and weights."""
+"""Of one rank: losses, norms, validation before and after; parts of gradients, by updates, and of
+weights."""
 
 
 class Layout(NamedTuple):
@@ -77,17 +79,33 @@ def train(run: Run) -> Found:
     return found
 
 
-def watch(engine: Any, into: list[Part]) -> None:
-    """Keep the gradients of the first update, clipped, before the optimizer has them."""
-    update, wanted = engine._optimizer.step, pieces(engine)
+def watch(engine: Any, into: list[list[Part]]) -> None:
+    """Keep the gradients of each update, clipped, before the optimizer has them."""
+    update, every = engine._optimizer.step, pieces(engine)
+    wanted: list[Any] = []
 
     def step(*arguments: Any) -> Any:
         # DeepSpeed updates groups of parameters one after the other, clipping each just before.
+        if not wanted:
+            wanted.extend(every)
+            into.append([])
         now = {id(each) for group in engine._optimizer.param_groups for each in group["params"]}
         for one in [*wanted]:
             if id(buffer(one)) in now:
-                into.extend(parts(one, buffer(one).grad))
+                into[-1].extend(parts(one, buffer(one).grad))
                 wanted.remove(one)
+        into[-1] = _packed(into[-1])
         return update(*arguments)
 
     engine._optimizer.step = step
+
+
+def _packed(some: list[Part]) -> list[Part]:
+    """The same parts in one piece of memory, for each piece takes its time to be sent."""
+    *_, tensors = zip(*some, strict=True)
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    cut = flat.split([tensor.numel() for tensor in tensors])
+    return [
+        (name, shape, place, piece.view_as(tensor))
+        for (name, shape, place, tensor), piece in zip(some, cut, strict=True)
+    ]

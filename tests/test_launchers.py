@@ -1,5 +1,8 @@
 """DeepSpeed's launcher starts the same command as torchrun and mpiexec (`test_train.py`) do."""
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from tokamake import cli, files
 from tokamake.config import read_run
 
 MODULE = ("--module", "tokamake")
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.ranks
@@ -43,3 +47,30 @@ def test_a_launchers_number_is_no_option(
         cli.main()
     assert caught.value.code == cli.EXIT_USER_ERROR
     assert "tokamake train: none.yaml: no such file" in capsys.readouterr().err
+
+
+RANK = """
+import os, signal, sys
+# Waited for, not handled: a signal between `ready` and the waiting would never wake it.
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+os.write(1, b"ready\\n")  # in one piece, unlike print's where nothing is buffered
+signal.sigwait({signal.SIGTERM})
+os.write(1, b"saved\\n")
+sys.exit(75)
+"""
+
+
+@pytest.mark.ranks
+def test_the_local_launcher_passes_sigterm_on_without_a_trace() -> None:
+    launcher = [sys.executable, str(ROOT / "profiles/local/ranks.py"), "--standalone"]
+    command = [*launcher, "--nproc-per-node", "2", "--no-python", sys.executable, "-c", RANK]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=120)
+    assert out == "saved\n" * 2
+    assert "Traceback" not in err
+    assert process.returncode == 128 + signal.SIGTERM

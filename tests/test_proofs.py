@@ -8,9 +8,13 @@ from layouts import Found
 from proofs import difference
 
 WEIGHTS = {"a": torch.linspace(1, 2, 6).reshape(2, 3), "b": torch.ones(2)}
-EXPECTED = {"losses": [2.0, 1.0], "norms": [1.0, 0.5], "validation": 2.0} | dict.fromkeys(
-    ("gradients", "weights"), WEIGHTS
-)
+EXPECTED = {
+    "losses": [2.0, 1.0],
+    "norms": [1.0, 0.5],
+    "validation": 2.0,
+    "gradients": [WEIGHTS, WEIGHTS],
+    "weights": WEIGHTS,
+}
 
 
 def of_rank(rank: int) -> Found:
@@ -19,8 +23,8 @@ def of_rank(rank: int) -> Found:
         ("a", torch.Size((2, 3)), (slice(rank, rank + 1), slice(0, 3)), WEIGHTS["a"][[rank]]),
         ("b", torch.Size((2,)), (slice(0, 2),), WEIGHTS["b"]),
     ]
-    own = {"gradients": copy.deepcopy(parts), "weights": copy.deepcopy(parts)}
-    return copy.deepcopy(EXPECTED) | own
+    own = (copy.deepcopy(parts) for _ in range(3))  # else deepcopy keeps them one
+    return copy.deepcopy(EXPECTED) | {"gradients": [next(own), next(own)], "weights": next(own)}
 
 
 @pytest.fixture
@@ -43,18 +47,28 @@ def test_validation_counts(founds: list[Found]) -> None:
     assert difference(founds, EXPECTED).startswith("validation")
 
 
-@pytest.mark.parametrize(("key", "most"), [("gradients", 1e-5), ("weights", 1e-4)])
-def test_every_element_counts(founds: list[Found], key: str, most: float) -> None:
-    founds[1][key][0][-1][0, 1] += most  # of the largest, 2
+def test_every_element_of_the_weights_counts(founds: list[Found]) -> None:
+    founds[1]["weights"][0][-1][0, 1] += 1e-4  # of the largest, 2
     assert not difference(founds, EXPECTED)
-    founds[1][key][0][-1][0, 1] += 2 * most
-    assert difference(founds, EXPECTED).startswith(f"{key}: a differs")
+    founds[1]["weights"][0][-1][0, 1] += 2e-4
+    assert difference(founds, EXPECTED).startswith("weights: a differs")
+
+
+@pytest.mark.parametrize(("update", "norm"), [(0, 2.0), (1, WEIGHTS["a"].norm().item())])
+def test_every_gradient_of_every_update_counts(
+    founds: list[Found], update: int, norm: float
+) -> None:
+    *_, row = founds[1]["gradients"][update][0]
+    row[0, 1] += 0.8e-5 * norm
+    assert not difference(founds, EXPECTED)
+    row[0, 1] += 0.4e-5 * norm
+    assert difference(founds, EXPECTED).startswith(f"gradients of update {update}: a differs")
 
 
 def test_ranks_must_agree_and_hold_everything(founds: list[Found]) -> None:
     assert "no rank has all of ['a']" in difference(founds[:1], EXPECTED)
-    founds[0]["gradients"][1][-1][0] += 1e-7
+    founds[0]["gradients"][0][1][-1][0] += 1e-7
     assert "b: ranks differ" in difference(founds, EXPECTED)
     for found in founds:
-        del found["gradients"][1]
-    assert "gradients: shapes" in difference(founds, EXPECTED)
+        del found["gradients"][0][1]
+    assert "gradients of update 0: shapes" in difference(founds, EXPECTED)
