@@ -79,9 +79,11 @@ def in_turns(
             steps[name]()
             first = time.perf_counter() - begin
             found[name] = {"first": first, "seconds": [], "besides": []}
+        names = [*steps]
         for number in range(options.warmup_rounds + options.rounds):
-            for name, step in steps.items():
-                told = step()
+            for place in range(len(names)):  # each comes first, and after each other, in its turn
+                name = names[(place + number) % len(names)]
+                told = steps[name]()
                 found[name]["peak_bytes"] = told["peak_bytes"]
                 if number >= options.warmup_rounds:
                     found[name]["seconds"].append(told["seconds"])

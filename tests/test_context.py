@@ -159,6 +159,22 @@ def test_one_rank_is_torchs_attention(shape: tuple[int, ...], apart: bool) -> No
             assert error(x, y) <= 1e-5
 
 
+@pytest.mark.parametrize("biased", [False, True])
+def test_fp16_is_fp32_rounded_once(biased: bool) -> None:
+    *halves, dy = inputs((2, 4, 2, 24, 8), torch.float16)
+    wholes = [x.float().requires_grad_() for x in halves]
+    bias = torch.linspace(-3, 0, 24).half().expand(2, 1, 24, 24) if biased else None
+    y = attention(*[x.requires_grad_() for x in halves], axis=Axis(), mask=bias)
+    expected = attention(*wholes, axis=Axis(), mask=bias.float() if bias is not None else None)
+    assert torch.equal(y, expected.half())
+    for ours, exact in zip(
+        torch.autograd.grad(y, halves, dy),
+        torch.autograd.grad(expected, wholes, dy.float()),
+        strict=True,
+    ):
+        assert torch.equal(ours, exact.half())
+
+
 def test_keys_of_earlier_tokens_are_seen() -> None:
     q, k, v, dy = inputs((2, 4, 2, 24, 8))
     expected = by_torch(q, k, v, dy)[0]

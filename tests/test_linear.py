@@ -77,13 +77,34 @@ def test_only_what_is_asked_for_is_computed(counted: Counted) -> None:
     assert counted.calls == 2
 
 
-def test_small_and_rounded_products_are_torchs(counted: Counted) -> None:
+def test_small_products_and_those_of_bf16_are_torchs(counted: Counted) -> None:
     for x, weight in (
         (torch.randn(2, 16), torch.randn(8, 16)),
         (torch.randn(512, 256).bfloat16(), torch.randn(192, 256).bfloat16()),
     ):
         assert torch.equal(linear.linear(x, weight), F.linear(x, weight))
     assert counted.calls == 0
+
+
+@pytest.mark.parametrize("tokens", [2, 512])
+def test_products_of_fp16_are_those_of_fp32_rounded_once(tokens: int) -> None:
+    torch.manual_seed(0)
+    halves = [torch.randn(tokens, 256), torch.randn(192, 256), torch.randn(192)]
+    halves = [tensor.half().requires_grad_() for tensor in halves]
+    wholes = [tensor.detach().double().requires_grad_() for tensor in halves]
+    upstream = torch.randn(tokens, 192).half()
+    found, expected = linear.linear(*halves), F.linear(*wholes)
+    pairs = [
+        (found, expected),
+        *zip(
+            torch.autograd.grad(found, halves, upstream),
+            torch.autograd.grad(expected, wholes, upstream.double()),
+            strict=True,
+        ),
+    ]
+    for ours, exact in pairs:
+        assert ours.dtype == torch.float16
+        assert_close(ours.double(), exact, rtol=2**-10, atol=1e-5)
 
 
 class Products(nn.Module):

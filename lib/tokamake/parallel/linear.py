@@ -1,8 +1,9 @@
 """The matrix product of a linear layer, by the fastest library that the device has for it.
 
-torch's own everywhere but on x86 CPUs: there it takes MKL for fp32, and oneDNN, which comes with
+torch's own everywhere but on CPUs. For fp32 on x86 it takes MKL there, and oneDNN, which comes with
 torch as well, needs a fifth to a third less time forward and for the gradient of the input, and
-more for that of the weight (`benchmarks/RESULTS.md`).
+more for that of the weight (`benchmarks/RESULTS.md`). With fp16 it is 4 to 160 times slower than
+with fp32, so such products are made in fp32 and rounded, as those of GPUs are.
 Shape suffixes: N tokens, D width in, E width out.
 """
 
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 _FEWEST = 2**24
@@ -36,24 +38,30 @@ def linear(x: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor
     Returns:
         (..., E).
     """
-    if not _is_faster(x, weight_ED):
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return F.linear(x, weight_ED, bias_E)
+    is_half = x.dtype == weight_ED.dtype == torch.float16
+    if not is_half and not _by_onednn(x, weight_ED):
         return F.linear(x, weight_ED, bias_E)
     y: Tensor = _Linear.apply(x, weight_ED, bias_E)
     return y
 
 
-def _is_faster(x: Tensor, weight_ED: Tensor) -> bool:
+def _by_onednn(x: Tensor, weight_ED: Tensor) -> bool:
     return bool(
         ONEDNN
-        and x.device.type == "cpu"
         and x.dtype == weight_ED.dtype == torch.float32
         and x.numel() * len(weight_ED) >= _FEWEST
         and torch.backends.mkldnn.enabled
-        and not torch.compiler.is_compiling()
     )
 
 
 def _product(x: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor:
+    """In fp32; by oneDNN where that is faster."""
+    x, weight_ED = x.float(), weight_ED.float()
+    bias_E = None if bias_E is None else bias_E.float()
+    if not _by_onednn(x, weight_ED):
+        return F.linear(x, weight_ED, bias_E)
     y: Tensor = ONEDNN(x, weight_ED, bias_E, "none", [], "")
     return y
 
@@ -61,18 +69,19 @@ def _product(x: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tens
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor:
-        """By oneDNN."""
+        """In the dtype of the states."""
         ctx.save_for_backward(x, weight_ED)
-        return _product(x, weight_ED, bias_E)
+        return _product(x, weight_ED, bias_E).to(x.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """By oneDNN for the input, by MKL for the weight."""
         x, weight_ED = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        grad_NE = grad.flatten(0, -2)
+        grad_NE = grad.flatten(0, -2).float()
         return (
-            _product(grad, weight_ED.t()) if of_x else None,
-            grad_NE.t() @ x.flatten(0, -2) if of_weight else None,
-            grad_NE.sum(0) if of_bias else None,
+            _product(grad, weight_ED.t()).to(x.dtype) if of_x else None,
+            (grad_NE.t() @ x.flatten(0, -2).float()).to(x.dtype) if of_weight else None,
+            grad_NE.sum(0).to(x.dtype) if of_bias else None,
         )

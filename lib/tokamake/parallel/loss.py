@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from tokamake.parallel.collectives import all_gather, all_reduce
@@ -84,6 +85,7 @@ class _CrossEntropy(torch.autograd.Function):
         return (lse_N - at_label_N).masked_fill(labels_N == NO_LABEL, 0).sum()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         """Softmax less one at the label, times the gradient of the sum; in place of the logits.
 
