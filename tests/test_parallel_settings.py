@@ -7,76 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from ranks import spawn
 from runs import ARCHITECTURE
+from sharings import Plan, plans
 
 from tokamake.config import Architecture, ParallelSettings, TrainSettings
 from tokamake.config.batching import BatchSizes
-from tokamake.config.parallel import INTERLEAVED
 from tokamake.errors import UserError
 from tokamake.parallel import mesh
 from tokamake.parallel.pipeline import rank_of_stage, stages_of_rank
 from tokamake.parallel.tensor import part
-
-Plan = dict[str, Any]
-"""Of a run: settings, architecture, ranks and batches."""
-
-
-@st.composite
-def plans(draw: st.DrawFn, most_ranks: int = 64) -> Plan:
-    """Runs whose sizes fit together by construction."""
-    tensor, context = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 4]))
-    pipeline, replicas = draw(st.sampled_from([1, 2, 3, 4])), draw(st.integers(1, 3))
-    settings: Plan = {
-        "tensor_parallel_size": tensor,
-        "context_parallel_size": context,
-        "pipeline_parallel_size": pipeline,
-        "data_parallel_replicate_size": replicas,
-        "sequence_parallel": draw(st.booleans()),
-        "context_parallel_method": draw(st.sampled_from(["ring", "ulysses"])),
-    }
-    if pipeline > 1:
-        settings |= draw(schedules())
-    data = replicas * draw(st.integers(1, 3))
-    micro = draw(st.integers(1, 3))
-    stages = pipeline * settings.get("virtual_pipeline_size", 1)
-    if draw(st.booleans()) and pipeline > 1:
-        counts = draw(st.lists(st.integers(1, 4), min_size=stages, max_size=stages))
-        settings["pipeline_layers"] = tuple(counts)
-    layers = sum(settings.get("pipeline_layers", ())) or stages + draw(st.integers(0, 9))
-    return {
-        "settings": settings,
-        "world_size": tensor * context * pipeline * data,
-        "data": data,
-        "architecture": architecture(draw, tensor * context, layers),
-        "sequence_length": 2 * context * tensor * draw(st.integers(1, 9)),
-        "micro_batch_size": micro,
-        "global_batch_size": micro * data * pipeline * draw(st.integers(1, 4)),
-    }
-
-
-@st.composite
-def schedules(draw: st.DrawFn) -> Plan:
-    """A schedule of a pipeline, and stages of each rank that it can have."""
-    schedule = draw(st.sampled_from(["gpipe", "1f1b", *INTERLEAVED]))
-    several = 2 if schedule == "zbv" else draw(st.integers(2, 3))
-    virtual = several if schedule in INTERLEAVED else 1
-    return {"pipeline_schedule": schedule, "virtual_pipeline_size": virtual}
-
-
-def architecture(draw: st.DrawFn, multiple: int, layers: int) -> Architecture:
-    """A model whose heads and widths are multiples of so many."""
-    groups = draw(st.sampled_from([1, multiple]))
-    heads = multiple * draw(st.integers(1, 3))
-    return ARCHITECTURE.model_copy(
-        update={
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": groups,
-            "hidden_size": 4 * heads,
-            "intermediate_size": multiple * draw(st.integers(1, 9)),
-        }
-    )
 
 
 def check(plan: Plan) -> ParallelSettings:
@@ -264,74 +203,3 @@ def test_parts_are_those_of_torch(size: int, ranks: int) -> None:
     assert [number for rows in parts for number in rows] == [*range(size)]
     chunks = torch.arange(size).chunk(ranks)
     assert [len(rows) for rows in parts if rows] == [len(chunk) for chunk in chunks if len(chunk)]
-
-
-MESHES: list[Plan] = [
-    {"tp": tp, "cp": cp, "pp": pp, "replicas": replicas, "shard": shard, "sp": tp == 2}
-    for tp, cp, pp, replicas, shard in [
-        (1, 1, 1, 1, True), (1, 1, 1, 1, False), (1, 1, 1, 2, True), (1, 1, 1, 8, True),
-        (2, 1, 1, 1, True), (8, 1, 1, 1, True), (1, 4, 1, 1, True), (1, 8, 1, 1, False),
-        (1, 1, 8, 1, True), (2, 2, 2, 1, True), (2, 1, 2, 2, True), (2, 2, 1, 2, True),
-        (1, 2, 2, 2, True), (4, 1, 1, 2, False), (2, 2, 1, 1, False),
-    ]
-]  # fmt: skip
-
-
-def build_all(plans: list[Plan]) -> list[Plan]:
-    """What this rank sees of each mesh."""
-    return [seen(plan) for plan in plans]
-
-
-def seen(plan: Plan) -> Plan:
-    import torch.distributed as dist
-
-    settings = ParallelSettings(
-        tensor_parallel_size=plan["tp"],
-        context_parallel_size=plan["cp"],
-        pipeline_parallel_size=plan["pp"],
-        data_parallel_replicate_size=plan["replicas"],
-        sequence_parallel=plan["sp"],
-    )
-    made = mesh.build(settings, dist.get_world_size(), torch.device("cpu"), shard=plan["shard"])
-    found: Plan = {"copy": made.copy, "last": made.is_last_stage, "sp": made.sequence_parallel}
-    for name in ("tensor", "context", "data", "pipeline"):
-        axis = getattr(made, name)
-        group = dist.get_process_group_ranks(axis.group) if axis.group else [dist.get_rank()]
-        assert dist.get_rank(axis.group) == axis.rank if axis.group else not axis.rank
-        found[name] = (axis.rank, axis.size, tuple(group))
-    assert made.shards is not None
-    last = made.shards.ndim - 1
-    found["shards"] = tuple(dist.get_process_group_ranks(made.shards.get_group(last)))
-    found["shard"] = made.shards.get_local_rank(last)
-    return found
-
-
-@pytest.mark.ranks
-def test_meshes_of_eight_ranks() -> None:
-    of_ranks = spawn(build_all, 8, MESHES)
-    for number, plan in enumerate(MESHES):
-        founds = [found[number] for found in of_ranks]
-        tp, cp, pp = plan["tp"], plan["cp"], plan["pp"]
-        sizes = {"tensor": tp, "context": cp, "data": 8 // (tp * cp * pp), "pipeline": pp}
-        replicas = plan["replicas"] if plan["shard"] else cp * sizes["data"]
-        copies: set[tuple[tuple[int, ...], ...]] = set()
-        for rank, found in enumerate(founds):
-            rest = rank
-            # The first one counts fastest.
-            for name, size in sizes.items():
-                rest, place = divmod(rest, size)
-                assert found[name][:2] == (place, size), (plan, name)
-                group = found[name][2]
-                assert group[place] == rank
-                assert len(group) == size
-                # All of a group know the same group: each rank is in one of a kind.
-                assert all(founds[peer][name][2] == group for peer in group)
-            assert found["last"] == (found["pipeline"][0] == pp - 1)
-            assert found["sp"] == (plan["sp"] and tp > 1)
-            copy = found["copy"]
-            assert len(copy) == tp
-            assert all(len(shards) * replicas == cp * sizes["data"] for shards in copy)
-            assert copy[found["tensor"][0]][found["shard"]] == rank
-            assert copy[found["tensor"][0]] == found["shards"]
-            copies.add(copy)
-        assert sorted(rank for copy in copies for shards in copy for rank in shards) == [*range(8)]
