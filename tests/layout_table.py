@@ -15,8 +15,9 @@ STARTS = {
     "tied": "4 / 2, tied",
     "mqa": "4 / 1, untied",
     "deep": "4 / 2, untied, 8 layers",
+    "gpt": "4 / 2, untied, GPT",
 }
-"""Query and key-value heads, and whether embedding and output layer share weights."""
+"""Query and key-value heads, whether embedding and output layer share weights, the family."""
 
 HEADER = (
     *("Ranks", "dp × pp × cp × tp", "ZeRO", "Schedule, stages a rank", "Sequence parallel"),

@@ -1,19 +1,20 @@
 """Proofs of layouts: runs, what transformers and torch make of them, and how ours must compare."""
 
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from engines import Part, whole
+from gpts import gpt, reference
 from layouts import NUM_STEPS, Found, Layout, rates, train_all
 from ranks import spawn
 from runs import ARCHITECTURE, make_run, prepare
 
-from tokamake.checkpoint import latest, megatron_deepspeed, tensors
-from tokamake.config import Run, read_run
+from tokamake.checkpoint import hugging_face, latest, megatron_deepspeed, tensors
+from tokamake.config import Architecture, Run, read_run
 from tokamake.data.samples.loader import Samples
 
 Changes = dict[str, Any]
@@ -24,12 +25,24 @@ Proved = dict[int, list[tuple[str, Changes]]]
 
 # An odd vocabulary, so that its parts are uneven; more ranks than key-value heads at tp4.
 SHAPE = {"num_hidden_layers": 4, "vocab_size": 121}
-STARTS: dict[str, Changes] = {
-    "untied": {},
-    "tied": {"tie_word_embeddings": True},
-    "mqa": {"num_key_value_heads": 1},
-    "deep": {"num_hidden_layers": 8},
+STARTS: dict[str, Architecture] = {
+    name: ARCHITECTURE.model_copy(update=SHAPE | changes)
+    for name, changes in {
+        "untied": {},
+        "tied": {"tie_word_embeddings": True},
+        "mqa": {"num_key_value_heads": 1},
+        "deep": {"num_hidden_layers": 8},
+    }.items()
 }
+# Biases of keys move no softmax: their gradients are rounding alone, which AdamW blows up.
+STARTS["gpt"] = gpt(
+    **SHAPE,
+    position_embedding="rotary",
+    num_key_value_heads=2,
+    attention_bias=False,
+    mlp_bias=False,
+    tie_word_embeddings=False,
+)
 
 
 def make_runs(folder: Path) -> dict[str, Path]:
@@ -41,10 +54,10 @@ def make_start(root: Path, start: str) -> Path:
     """Make a folder with a start and a run.yaml from there, which is returned."""
     root.mkdir()
     prepare(root, train_samples=200)
-    architecture = ARCHITECTURE.model_copy(update=SHAPE | STARTS[start])
+    architecture = STARTS[start]
     (root / "start").rename(root / "other")
     # With others, training comes to steps where rounding alone moves a gradient by 1e-4.
-    weights = tensors.random(architecture, 5 if start == "tied" else 6)
+    weights = tensors.random(architecture, {"tied": 5, "gpt": 8}.get(start, 6))
     megatron_deepspeed.write(root / "start", architecture, weights)
     return make_run(root, "run", train_steps=24, backend="native")
 
@@ -107,7 +120,7 @@ def _differ(
 
 @cache
 def plain_training(config: Path, *, grows: bool) -> Found:
-    """Train transformers' Llama with torch's AdamW in one process.
+    """Train transformers' model with torch's AdamW in one process.
 
     Args:
         config: the run.yaml.
@@ -115,6 +128,11 @@ def plain_training(config: Path, *, grows: bool) -> Found:
     """
     run = read_run(config)
     model = _their_model(run)
+    as_ours = partial(
+        hugging_face.format_for(run.architecture).to_ours,
+        run.architecture,
+        names=[*tensors.shapes(run.architecture)],
+    )
     named, batches = dict(model.named_parameters()), _batches(run, grows=grows)
     optimizer = _their_optimizer(named)
     found: Found = {"losses": [], "norms": [], "gradients": []}
@@ -125,25 +143,29 @@ def plain_training(config: Path, *, grows: bool) -> Found:
         loss.backward()
         found["losses"].append(loss.item())
         found["norms"].append(torch.nn.utils.clip_grad_norm_(named.values(), 0.5).item())
-        found["gradients"].append({n: p.grad.clone() for n, p in named.items()})
+        found["gradients"].append(as_ours({n: p.grad.clone() for n, p in named.items()}))
         for group in optimizer.param_groups:
             group["lr"] = rates(number)["learning_rate"]
         optimizer.step()
-    found["weights"] = {name: p.detach() for name, p in named.items()}
+    found["weights"] = as_ours({name: p.detach() for name, p in named.items()})
     return found
 
 
 def _their_model(run: Run) -> Any:
-    """Transformers' Llama with the weights that a run starts from."""
+    """Transformers' model with the weights that a run starts from."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     architecture, weights, _ = latest.read(run.checkpoint)
-    values = architecture.model_dump(
-        include={*LlamaConfig().to_dict()} & {*type(architecture).model_fields} - {"rope_theta"}
-    )
-    rope = {"rope_type": "default", "rope_theta": architecture.rope_theta}
-    model = LlamaForCausalLM(LlamaConfig(**values, rope_parameters=rope))
-    model.load_state_dict(weights, strict=not architecture.tie_word_embeddings)
+    if architecture.family == "gpt":
+        model: Any = reference(architecture)
+    else:
+        values = architecture.model_dump(
+            include={*LlamaConfig().to_dict()} & {*type(architecture).model_fields} - {"rope_theta"}
+        )
+        rope = {"rope_type": "default", "rope_theta": architecture.rope_theta}
+        model = LlamaForCausalLM(LlamaConfig(**values, rope_parameters=rope))
+    theirs = hugging_face.format_for(architecture).to_theirs(architecture, weights)
+    model.load_state_dict(theirs, strict=not architecture.tie_word_embeddings)
     return model
 
 

@@ -37,6 +37,7 @@ PROVED: Proved = {
         ("untied", {"recompute_granularity": "full", "recompute_num_layers": 2}),
         ("untied", {"recompute_granularity": "full", "recompute_method": "block"}),
         ("untied", {"rampup_batch_size": (4, 4, 20)}),
+        ("gpt", {}),
     ],
     2: [
         *[("untied", {"zero_stage": stage}) for stage in range(4)],
@@ -60,6 +61,10 @@ PROVED: Proved = {
         ("tied", parallel(pp=2)),
         ("untied", parallel(pp=2, layers=(1, 3))),
         ("untied", parallel(pp=2) | {"rampup_batch_size": (4, 4, 20)}),
+        ("gpt", {"zero_stage": 3} | FULL),
+        ("gpt", parallel(tp=2, sp=True)),
+        ("gpt", parallel(cp=2, method="ulysses")),
+        ("gpt", parallel(pp=2)),
     ],
     4: [
         *[("untied", {"zero_stage": stage, "micro_batch_size": 1}) for stage in (0, 3)],
@@ -91,6 +96,7 @@ PROVED: Proved = {
     8: [
         *[("untied", changes) for changes in with_schedules(pp=2, tp=2, sp=True)],
         ("tied", parallel(pp=2, tp=2, schedule="zbv", vpp=2)),
+        ("gpt", parallel(pp=2, tp=2, sp=True)),
         ("untied", parallel(tp=2, cp=2, sp=True) | {"zero_stage": 3}),
         ("untied", parallel(pp=2, cp=2, tp=2, sp=True)),
         ("tied", parallel(pp=2, cp=2)),
