@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tokamake.data.pairs.merge import merge
 from tokamake.data.shards.tokenize import tokenize
 from tokamake.data.text.sample_corpus import sample_corpus
 from tokamake.data.text.train_tokenizer import train_tokenizer
+from tokamake.runtime import Ranks, process_group
 
 # A slow moment of the machine is no failure.
 settings.register_profile("untimed", deadline=None)
@@ -38,6 +40,13 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     raw = sorted((folder / "raw").rglob("*.*"))
     train_tokenizer(raw, vocab_size=400, output=folder / "tokenizer")
     return folder
+
+
+@pytest.fixture(scope="module")
+def lone_rank() -> Iterator[None]:
+    """One process group for all runs of this process: DeepSpeed remembers its first."""
+    with process_group(Ranks(0, 1, 0, 1)):
+        yield
 
 
 @pytest.fixture

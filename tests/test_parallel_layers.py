@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from tokamake.config import ParallelSettings
 from tokamake.parallel import collectives, mesh, shards, tensor
 from tokamake.parallel import loss as loss_of_parts
-from tokamake.parallel.loss import NO_LABEL, cross_entropy
+from tokamake.parallel.loss import NO_LABEL, cross_entropy, drawn
 from tokamake.parallel.mesh import ALONE, Axis, Mesh
 
 pytestmark = pytest.mark.ranks
@@ -236,6 +236,10 @@ def check_losses(at: Mesh, vocabulary: int, dtype: torch.dtype) -> None:
     assert none == 0
     assert own.grad is not None
     assert not own.grad.any()
+    odds = (whole.detach() / 100).float().softmax(-1).cumsum(-1)
+    chances = torch.rand(len(odds))
+    tokens = drawn(own.detach() / 100, chances, at, size=vocabulary)
+    assert torch.equal(tokens, (odds <= chances[:, None] * odds[:, -1:]).sum(-1))
 
 
 def check_all() -> None:

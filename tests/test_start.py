@@ -3,7 +3,7 @@
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,12 @@ from tokamake.checkpoint import latest, megatron_deepspeed, native, tensors
 from tokamake.checkpoint.megatron_layout import Unfused
 from tokamake.config import read_run
 from tokamake.errors import UserError
-from tokamake.runtime import Ranks, process_group
 from tokamake.train.restart import weights_digest
 
 STATES = Path("global_step0") / "mp_rank_00_model_states.pt"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    """One process group for all runs of this process: DeepSpeed remembers its first."""
-    with process_group(Ranks(0, 1, 0, 1)):
-        yield
+pytestmark = pytest.mark.usefixtures("lone_rank")
 
 
 @pytest.fixture(scope="module")

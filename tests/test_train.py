@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,6 @@ from tokamake.config import read_run
 from tokamake.data.samples.index import index
 from tokamake.data.samples.loader import Samples, batches
 from tokamake.errors import UserError
-from tokamake.runtime import Ranks, process_group
 from tokamake.schedules import cosine
 from tokamake.train import loop
 from tokamake.train.metrics import Metrics, Record
@@ -41,11 +39,7 @@ from tokamake.train.metrics import Metrics, Record
 DYING = (str(Path(__file__).with_name("dying.py")),)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    """One process group for all runs of this process: DeepSpeed remembers its first."""
-    with process_group(Ranks(0, 1, 0, 1)):
-        yield
+pytestmark = pytest.mark.usefixtures("lone_rank")
 
 
 @pytest.fixture(scope="module")

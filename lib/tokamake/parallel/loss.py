@@ -51,14 +51,20 @@ def drawn(logits: Tensor, chances: Tensor, mesh: Mesh = ALONE, *, size: int) -> 
     Returns:
         (...) int64.
     """
-    if mesh.tensor.size > 1:
-        # Only the last parts are smaller, so that what fills them up lies after the vocabulary.
-        missing = len(part(size, Axis(0, mesh.tensor.size))) - logits.shape[-1]
-        logits = F.pad(logits, (0, missing), value=-torch.inf)
-        logits = all_gather(logits, mesh.tensor, dim=-1)[..., :size]
-    before = logits.float().softmax(-1).cumsum(-1)
-    place = chances[..., None] * before[..., -1:]
-    return torch.searchsorted(before, place, right=True)[..., 0].clamp(max=size - 1)
+    logits_NV, chances_N = logits.flatten(0, -2), chances.flatten()
+    # Only the last parts are smaller, so that what fills them up lies after the vocabulary.
+    missing = len(part(size, Axis(0, mesh.tensor.size))) - logits_NV.shape[1]
+    drawn_N = torch.empty_like(chances_N, dtype=torch.int64)
+    for some in _chunks(logits_NV, size):
+        scores = logits_NV[some]
+        if mesh.tensor.size > 1:
+            scores = F.pad(scores, (0, missing), value=-torch.inf)
+            scores = all_gather(scores, mesh.tensor, dim=-1)[:, :size]
+        before = scores.float().softmax(-1).cumsum(-1)
+        place = chances_N[some, None] * before[:, -1:]
+        found = torch.searchsorted(before, place, right=True)[:, 0]
+        drawn_N[some] = found.clamp(max=size - 1)
+    return drawn_N.view(chances.shape)
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -76,7 +82,7 @@ class _CrossEntropy(torch.autograd.Function):
         lse_N = torch.full(labels_N.shape, -torch.inf, device=logits_NV.device)
         at_label_N = torch.zeros_like(lse_N)
         if rows:
-            for some in _chunks(logits_NV):
+            for some in _chunks(logits_NV, logits_NV.shape[1]):
                 torch.logsumexp(logits_NV[some].float(), -1, out=lse_N[some])
             at_label_N = logits_NV.gather(-1, index_N[:, None])[:, 0].float().masked_fill(~own_N, 0)
         if axis.size > 1:
@@ -94,7 +100,8 @@ class _CrossEntropy(torch.autograd.Function):
         logits_NV, lse_N, index_N, own_N, labels_N = ctx.saved_tensors
         factor_N = grad * (labels_N != NO_LABEL)
         less_N = own_N.float().neg_()
-        for some in _chunks(logits_NV) if logits_NV.shape[1] else ():
+        width = logits_NV.shape[1]
+        for some in _chunks(logits_NV, width) if width else ():
             logits = logits_NV[some]
             scores = logits if logits.dtype == torch.float32 else logits.float()
             scores.sub_(lse_N[some, None]).exp_()
@@ -105,10 +112,10 @@ class _CrossEntropy(torch.autograd.Function):
         return logits_NV, None, None, None
 
 
-def _chunks(logits_NV: Tensor) -> Iterator[slice]:
-    """Tokens whose fp32 scores are few enough."""
+def _chunks(logits_NV: Tensor, width: int) -> Iterator[slice]:
+    """Tokens whose fp32 scores, so many each, are few enough."""
     room = _ROOM_ON_CPU if logits_NV.device.type == "cpu" else _ROOM
-    tokens = max(1, room // (4 * logits_NV.shape[1]))
+    tokens = max(1, room // (4 * width))
     for start in range(0, len(logits_NV), tokens):
         yield slice(start, start + tokens)
 
