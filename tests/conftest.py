@@ -61,7 +61,7 @@ def documents(*paths: Path) -> list[str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run files of quick tests first, then those that spawn ranks, then whole workflows.
+    """Run files of quick tests first, then those that start ranks, then whole workflows.
 
     Files stay together, for the sake of what their fixtures set up.
     """
