@@ -60,8 +60,8 @@ def rates(step: int) -> dict[str, float]:
 
 def train(run: Run) -> Found:
     """Do steps and say what came of them."""
-    # Products and documents are too small here for what large ones take: half of all layouts have
-    # it nevertheless.
+    # Products and documents are too small here for what large ones take: tied models have the
+    # former nevertheless, several ranks the latter.
     linear._FEWEST = 0 if run.architecture.tie_word_embeddings else 2**24
     packed._SHORT = 1 if dist.get_world_size() > 1 else 32
     engine = build(run)

@@ -13,7 +13,7 @@ Plan = dict[str, Any]
 
 
 @st.composite
-def plans(draw: st.DrawFn, most_ranks: int = 64) -> Plan:
+def plans(draw: st.DrawFn) -> Plan:
     """Runs whose sizes fit together by construction."""
     tensor, context = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 4]))
     pipeline, replicas = draw(st.sampled_from([1, 2, 3, 4])), draw(st.integers(1, 3))

@@ -1,4 +1,4 @@
-"""The DeepSpeed back end equals one process at any layout, and the native one at any precision.
+"""The DeepSpeed back end equals one process at any layout, and in bf16 stays near fp32.
 
 docs/parallelism.md tells what is proved here; test_layout_table.py holds it to this.
 """
@@ -72,7 +72,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.ranks
-def test_precisions_and_optimizers_equal_native(runs: dict[str, Path]) -> None:
+def test_bf16_is_near_fp32_and_optimizers_equal_native(runs: dict[str, Path]) -> None:
     changes: list[Changes] = [zero(stage, **BF16) for stage in (1, 2, 3)]
     changes += [zero(1, **BF16) | parallel(pp=2), zero(2, **BF16) | parallel(tp=2, sp=True)]
     changes += [zero(stage, offload_optimizer="cpu", **BF16) for stage in (1, 2, 3)]

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tokamake.train.metrics import Metrics, console_line, read, summary
@@ -24,6 +25,16 @@ def test_restart_drops_later_and_torn_lines(tmp_path: Path) -> None:
     path.write_text(path.read_text() + '{"step": 6, "lo')
     write(tmp_path, range(4, 7), done=3, scale=10.0)
     assert [record["loss"] for record in read(path)] == [1, 2, 3, 40, 50, 60]
+
+
+def test_a_full_disk_is_told_when_records_are_to_be_on_it(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path, done=0)
+    metrics._stream.close()
+    metrics._stream = Path("/dev/full").open("a", encoding="utf-8")
+    metrics.add({"step": 1, "loss": 1.0})  # on one rank of several, which go on
+    with pytest.raises(OSError, match="No space left"):
+        metrics.sync()
+    metrics.close()
 
 
 def test_start_drops_all(tmp_path: Path) -> None:

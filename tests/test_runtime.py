@@ -2,6 +2,7 @@
 
 import errno
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -130,16 +131,26 @@ def test_same_fate_passes_an_error_on() -> None:
     with runtime.process_group(ranks):
         with pytest.raises(UserError, match=r"^broken$"), runtime.same_fate():
             raise UserError("broken")
-        with pytest.raises(UserError, match="No space left"), runtime.same_fate():
+        told = "^file: No space left on device; mend it and run again$"
+        with pytest.raises(UserError, match=told), runtime.same_fate():
             raise OSError(errno.ENOSPC, "No space left on device", "file")
+        with pytest.raises(UserError, match=r"^TimeoutError; mend it"), runtime.same_fate():
+            raise TimeoutError
         with runtime.same_fate():
             pass
 
 
+def damaged() -> Iterator[int]:
+    yield 1
+    raise UserError("a.bin: damaged")
+
+
 def test_what_one_rank_alone_meets_is_heard(capsys: pytest.CaptureFixture[str]) -> None:
     for rank in range(2):
-        with pytest.raises(UserError), runtime.heard(Ranks(rank, 2, rank, 2)):
-            raise UserError("a.bin: damaged")
+        items = runtime.heard(damaged(), Ranks(rank, 2, rank, 2))
+        assert next(items) == 1
+        with pytest.raises(UserError):
+            next(items)
     assert capsys.readouterr().err == "tokamake: rank 1: a.bin: damaged\n"
 
 

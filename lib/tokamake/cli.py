@@ -66,7 +66,7 @@ def main() -> None:
 def _run(stage: str, arguments: list[str]) -> None:
     from cyclopts import App, CycloptsError, Parameter
 
-    from tokamake.errors import UserError
+    from tokamake.errors import UserError, of_system
 
     app = App(
         name="tokamake",
@@ -92,8 +92,7 @@ def _run(stage: str, arguments: list[str]) -> None:
     except BrokenPipeError:  # whoever read our output has enough
         os._exit(128 + signal.SIGPIPE)
     except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        _fail(stage, f"{place}{error.strerror or error}; mend it and run again", 1)
+        _fail(stage, f"{of_system(error)}; mend it and run again", 1)
 
 
 def function_name(stage: str) -> str:

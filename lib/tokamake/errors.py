@@ -3,3 +3,9 @@
 
 class UserError(Exception):
     """A mistake the user can mend: the message says what, which value, where, and the remedy."""
+
+
+def of_system(error: OSError) -> str:
+    """What an error of the operating system says, for people: the file and the reason."""
+    place = f"{error.filename}: " if error.filename else ""
+    return f"{place}{error.strerror or str(error) or type(error).__name__}"

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from tokamake.errors import UserError
+from tokamake.errors import UserError, of_system
 
 if TYPE_CHECKING:
     import torch
@@ -260,23 +260,24 @@ def same_fate() -> Iterator[None]:
     own: str | None = None
     try:
         yield
-    except (UserError, OSError) as error:
+    except UserError as error:
         own = str(error)
+    except OSError as error:
+        own = f"{of_system(error)}; mend it and run again"
     errors: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(errors, own)
     for found in errors:
-        if found:
+        if found is not None:
             raise UserError(found)
 
 
-@contextmanager
-def heard(ranks: Ranks) -> Iterator[None]:
-    """Let any rank report a `UserError` that the others may not meet; rank 0 does so anyway.
+def heard(items: Iterable[Item], ranks: Ranks) -> Iterator[Item]:
+    """Items, and any rank reports a `UserError` that comes in place of one; rank 0 does so anyway.
 
-    Launchers end the others, which wait for this one.
+    The other ranks may not meet it; launchers end them, who wait for this one.
     """
     try:
-        yield
+        yield from items
     except UserError as error:
         if ranks.rank:
             print(f"tokamake: rank {ranks.rank}: {error}", file=sys.stderr, flush=True)

@@ -48,7 +48,8 @@ def describe(folder: Path) -> Description:
     """Open the latest checkpoint of a folder.
 
     Raises:
-        UserError: it is missing or damaged, or its tensors do not fit its architecture.
+        UserError: it is missing, or damaged as far as that can be seen, or, where `tensors` are
+            told, these do not fit its architecture.
     """
     path = latest(folder)
     if native.is_native(path):

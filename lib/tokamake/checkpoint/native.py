@@ -156,11 +156,18 @@ def make_state(
             if found is None:
                 continue
             shape = one.local.shape if like == "like_parameter" else found.size
-            dtype = found.properties.dtype
-            # torch's fused optimizers count steps on the device, all others on the CPU.
-            counts = not shape and not optimizer.defaults.get("fused")
-            device = torch.device("cpu") if counts else one.local.device
-            optimizer.state[one.local][kind] = torch.zeros(shape, dtype=dtype, device=device)
+            state = room(shape, found.properties.dtype, one.local, optimizer)
+            optimizer.state[one.local][kind] = state
+
+
+def room(
+    shape: torch.Size, dtype: torch.dtype, parameter: Tensor, optimizer: torch.optim.Optimizer
+) -> Tensor:
+    """Zeros for a state of a parameter, where the optimizer has it."""
+    # torch's fused optimizers count steps on the device, all others on the CPU.
+    counts = not shape and not optimizer.defaults.get("fused")
+    device = torch.device("cpu") if counts else parameter.device
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def saved_in(folder: Path) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The matrix product of a linear layer, by the fastest library that the device has for it.
 
 torch's own everywhere but on CPUs. For fp32 on x86 it takes MKL there, and oneDNN, which comes with
-torch as well, needs a fifth to a third less time forward and for the gradient of the input, and
-more for that of the weight (`benchmarks/RESULTS.md`). With fp16 it is 4 to 160 times slower than
-with fp32, so such products are made in fp32 and rounded, as those of GPUs are.
+torch as well, needed a fifth to a third less time forward and for the gradient of the input on an
+AMD EPYC with AVX-512, and more for that of the weight. With fp16 torch's own took 4 to 160 times as
+long as with fp32 there, so such products are made in fp32 and rounded, as those of GPUs are.
 Shape suffixes: N tokens, D width in, E width out.
 """
 

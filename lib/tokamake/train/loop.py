@@ -159,13 +159,12 @@ class Loop:
     def _do_steps(self) -> None:
         if self._state.step == 0:
             self._evaluate()
-        coming = ahead(self._steps())
+        coming = heard(ahead(self._steps()), self._ranks)
         pace = _Pace()
         while self._state.step < self._train.train_steps:
             begin = time.perf_counter()
             learning_rate = self._learning_rate()
-            with heard(self._ranks):
-                step = next(coming)
+            step = next(coming)
             found = self._engine.train_step(
                 step.micro_batches,
                 learning_rate=learning_rate,
@@ -278,7 +277,8 @@ class Loop:
 
     def _loss(self, samples: Samples, num_steps: int) -> float:
         num_batches = num_steps * self._num_micro_batches()
-        return self._engine.mean_loss(islice(self._batches(samples, 0), num_batches))
+        some = islice(self._batches(samples, 0), num_batches)
+        return self._engine.mean_loss(heard(some, self._ranks))
 
     def _save(self) -> None:
         """Begin to save; training may go on before all is on disk."""
@@ -289,8 +289,9 @@ class Loop:
             "consumed_tokens": self._state.consumed_samples * self._train.sequence_length,
             "run_digest": self._state.digest,
         }
-        if self._metrics:
-            self._metrics.sync()
+        with same_fate():
+            if self._metrics:
+                self._metrics.sync()
         folder = self._run.output / restart.SAVING / f"global_step{self._state.step}"
         self._saving = self._engine.save(folder, progress), self._state
 

@@ -64,9 +64,10 @@ def estimate(run: Run, world_size: int, device: torch.device) -> Estimate:
     them, b bytes of a number of the passes (4 or 2), D states of the optimizer:
 
     - weights: 4P/S, and gathered copies, bP in zero_stage 0 to 2, or of the largest layer and of
-      what is no layer in 3; no copies where FSDP2 has nothing to do (one rank, fp32);
-    - gradients: 4P where micro batches of several ranks add up whole ones (zero_stage 0 and 1),
-      and 4P/S;
+      what is no layer in 3 (in a pipeline, of all of a stage); no copies where FSDP2 has nothing
+      to do (one rank, fp32);
+    - gradients: 4P where micro batches of several ranks add up whole ones (zero_stage 0 and 1, in a
+      pipeline all), and 4P/S;
     - optimizer: 4DP/S; scalars and sums of rows and columns are left out, and where matrices have
       other states than the rest, all count as if they had all states;
     - activations: of each layer the family's `kept_per_token` times the tokens of a micro batch on

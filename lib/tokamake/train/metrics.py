@@ -6,6 +6,7 @@ no line of a step that has to be done again is left.
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,28 +40,40 @@ class Metrics:
         kept = [record for record in read(self.path) if done and record["step"] <= done]
         files.write_text(self.path, "".join(_line(record) for record in kept))
         self._stream = self.path.open("a", encoding="utf-8")
+        self._failure: OSError | None = None
         self._events = SummaryWriter(
             str(folder / "tensorboard"), purge_step=done + 1 if done else 0
         )
 
     def add(self, record: Record) -> None:
-        """Write one record: `step` and what was measured."""
-        self._stream.write(_line(record))
-        self._stream.flush()
-        for name, value in record.items():
-            if name != "step":
-                self._events.add_scalar(name, value, int(record["step"]))
+        """Write one record: `step` and what was measured; `sync` says if that fails."""
+        try:
+            self._stream.write(_line(record))
+            self._stream.flush()
+            for name, value in record.items():
+                if name != "step":
+                    self._events.add_scalar(name, value, int(record["step"]))
+        except OSError as error:
+            self._failure = self._failure or error
 
     def sync(self) -> None:
-        """Bring all records to disk: before a checkpoint, lest it outlive them."""
+        """Bring all records to disk: before a checkpoint, lest it outlive them.
+
+        Raises:
+            OSError: some are not, of this call or of those before.
+        """
+        if self._failure:
+            raise self._failure
         os.fsync(self._stream.fileno())
         self._events.flush()
 
     def close(self) -> None:
-        """Finish both files."""
-        self.sync()
-        self._stream.close()
-        self._events.close()
+        """Finish both files; what is not on disk then has been told by `sync`, or is lost."""
+        with suppress(OSError):
+            self.sync()
+        with suppress(OSError):
+            self._stream.close()
+            self._events.close()
 
 
 def validation(losses: dict[str, float]) -> Record:

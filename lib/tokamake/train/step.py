@@ -30,22 +30,22 @@ class Saving:
 
     Args:
         folder: of the checkpoint.
-        written: ends when this rank's files are written; None: they are.
+        written: ends when this rank's files are written.
         finish: what is left to do then; all ranks call it.
     """
 
     def __init__(
         self,
         folder: Path,
-        written: "Future[Any] | None" = None,
-        finish: Callable[[], None] = lambda: None,
+        written: "Future[Any]",
+        finish: Callable[[], None],
     ) -> None:
         self._folder, self._written, self._finish = folder, written, finish
 
     @property
     def done(self) -> bool:
         """Whether this rank's files are written."""
-        return self._written is None or self._written.done()
+        return self._written.done()
 
     def wait(self) -> None:
         """Wait until the files are on disk.
@@ -53,13 +53,12 @@ class Saving:
         Raises:
             UserError: they could not be written, on any rank.
         """
-        if self._written is not None:
-            try:
-                self._written.result()
-            except CheckpointException as error:
-                reasons = {str(found).partition("\n")[0] for found, _ in error.failures.values()}
-                raise UserError(
-                    f"{self._folder}: could not be written ({'; '.join(sorted(reasons))}); make "
-                    "room or mend the disk, and start again: the checkpoint before it is whole"
-                ) from None
+        try:
+            self._written.result()
+        except CheckpointException as error:
+            reasons = {str(found).partition("\n")[0] for found, _ in error.failures.values()}
+            raise UserError(
+                f"{self._folder}: could not be written ({'; '.join(sorted(reasons))}); make "
+                "room or mend the disk, and start again: the checkpoint before it is whole"
+            ) from None
         self._finish()

@@ -14,9 +14,9 @@ from tokamake.data.samples.fim import training_samples
 from tokamake.data.samples.folder import read_index
 from tokamake.data.samples.loader import steps
 from tokamake.errors import UserError
-from tokamake.runtime import Ranks, ahead, same_fate
-from tokamake.train.numerics import decided
-from tokamake.train.resolve import check_layout, check_lengths
+from tokamake.runtime import Ranks, ahead, heard, same_fate
+from tokamake.train.numerics import check_repeatable, decided
+from tokamake.train.resolve import check_layout, check_lengths, check_precision
 
 if TYPE_CHECKING:
     import torch
@@ -53,9 +53,11 @@ class Trial:
     ) -> None:
         train = run.train.model_copy(update={"rampup_batch_size": None})
         self.run = decided(run.model_copy(update={"train": train}), device)
-        self._num_steps, self._synthetic = num_steps, synthetic
+        self._ranks, self._num_steps, self._synthetic = ranks, num_steps, synthetic
         with same_fate():
             check_layout(self.run, ranks.world_size)
+            check_precision(self.run.train)
+            check_repeatable(self.run, device)
             if not synthetic:
                 self._check_samples()
                 self._samples = training_samples(self.run, verify=False)
@@ -87,7 +89,7 @@ class Trial:
             data_parallel_rank=mesh.data.rank,
             data_parallel_size=mesh.data.size,
         )
-        return ahead([*step.micro_batches] for step in found)
+        return heard(ahead([*step.micro_batches] for step in found), self._ranks)
 
     def _random(self) -> "Iterator[list[TokenRows]]":
         train, data = self.run.train, self.engine.mesh.data

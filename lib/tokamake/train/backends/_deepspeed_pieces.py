@@ -139,12 +139,8 @@ def make_state(
             saved = known.get(f"optimizer.{kind}.{piece.held.saved_name}")
             if saved is None or kind in state:
                 continue
-            shape, device = (piece.flat.shape, piece.flat.device)
-            if like != "like_parameter":
-                # torch's fused optimizers count steps on the device, all others on the CPU.
-                fused = optimizer.defaults.get("fused")
-                shape, device = saved.size, device if fused else torch.device("cpu")
-            state[kind] = torch.zeros(shape, dtype=saved.properties.dtype, device=device)
+            shape = piece.flat.shape if like == "like_parameter" else saved.size
+            state[kind] = native.room(shape, saved.properties.dtype, piece.flat, optimizer)
 
 
 def take_shared(

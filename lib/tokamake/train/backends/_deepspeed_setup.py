@@ -61,11 +61,17 @@ def check(run: Run, device: torch.device) -> None:
             f"parallel.data_parallel_replicate_size: {parallel.data_parallel_replicate_size}: "
             "it shards over all data-parallel ranks; set it to 1"
         )
+    if name in _NATIVE:
+        _refuse(f"optimizer.name: {name}: cannot use it; take another optimizer")
     if stage and not plugins.constant("optim", name, "ELEMENTWISE"):
         _refuse(
             f"optimizer.name: {name}: needs whole parameters, of which zero_stage: {stage} cuts "
             "flat pieces; set it to 0"
         )
+
+
+_NATIVE = ("muon", "adamw_8bit")
+"""Optimizers whose parameters or states have forms that flat buffers do not know."""
 
 
 def _refuse(why: str) -> None:

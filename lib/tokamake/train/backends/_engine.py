@@ -79,6 +79,13 @@ class Base(ABC):
         """
         with same_fate():
             start = _start(self._run)
+        names: list[str] = [""] * self._ranks.world_size
+        dist.all_gather_object(names, start.path.name)
+        if len({*names}) > 1:
+            raise UserError(
+                f"{self._run.checkpoint}: its latest moves on while ranks start from it; end the "
+                "run that trains there, or start again"
+            )
         parts = [*self._weights()]
         if start.tensors is not None:
             for held, part in parts:
@@ -179,9 +186,9 @@ class Base(ABC):
 
     def _to_disk(self, folder: Path) -> None:
         # DCP has synced what it wrote, but not the folder.
-        dist.barrier()
-        if self._ranks.rank == 0:
-            files.sync(folder)
+        with same_fate():
+            if self._ranks.rank == 0:
+                files.sync(folder)
 
 
 def _start(run: Run) -> latest.Description:
