@@ -82,31 +82,43 @@ def build(
     # Ranks of a sequence have the same parameters, so these are sharded over them, too.
     replicas = settings.data_parallel_replicate_size if shard else data * context
     shards = data * context // replicas
-    work = init_device_mesh(
-        device.type,
-        (pipeline, data, context, tensor),
-        mesh_dim_names=("pipeline", "data", "context", "tensor"),
-    )
-    kept = init_device_mesh(
-        device.type,
-        (pipeline, replicas, shards, tensor),
-        mesh_dim_names=("pipeline", "replicas", "shards", "tensor"),
-    )
-    first = kept["pipeline"].get_local_rank() * replicas + kept["replicas"].get_local_rank()
+    work = _grid(device, {"pipeline": pipeline, "data": data, "context": context, "tensor": tensor})
+    if data > 1 and replicas == context == 1:
+        kept = work["data"]
+    else:
+        sizes = {"pipeline": pipeline, "replicas": replicas, "shards": shards, "tensor": tensor}
+        grid = _grid(device, sizes, always="shards")
+        kept = grid["replicas", "shards"] if replicas > 1 else grid["shards"]
+    # Copies lie one after the other.
+    first = dist.get_rank() // (shards * tensor)
     ranks = torch.arange(shards * tensor) + first * shards * tensor
     return Mesh(
-        tensor=_axis(work["tensor"]),
-        context=_axis(work["context"]),
-        data=_axis(work["data"]),
-        pipeline=_axis(work["pipeline"]),
+        tensor=_axis(work, "tensor"),
+        context=_axis(work, "context"),
+        data=_axis(work, "data"),
+        pipeline=_axis(work, "pipeline"),
         sequence_parallel=settings.sequence_parallel and tensor > 1,
         context_method=settings.context_parallel_method,
-        shards=kept["replicas", "shards"] if replicas > 1 else kept["shards"],
+        shards=kept,
         copy=tuple(map(tuple, ranks.view(shards, tensor).T.tolist())),
     )
 
 
-def _axis(mesh: DeviceMesh) -> Axis:
-    if mesh.size() == 1:
+def _grid(device: torch.device, sizes: dict[str, int], always: str = "") -> DeviceMesh:
+    """All ranks, the last dimension fastest; those of size 1 are left out but for one.
+
+    Each dimension makes a group for every place in the others, one after the other, on all ranks.
+    """
+    kept = {name: size for name, size in sizes.items() if size > 1 or name == always}
+    return init_device_mesh(device.type, tuple(kept.values()), mesh_dim_names=tuple(kept))
+
+
+def _axis(grid: DeviceMesh, name: str) -> Axis:
+    assert grid.mesh_dim_names is not None
+    if name not in grid.mesh_dim_names:
         return Axis()
-    return Axis(mesh.get_local_rank(), mesh.size(), mesh.get_group())
+    return Axis(
+        grid.get_local_rank(name),
+        grid.size(grid.mesh_dim_names.index(name)),
+        grid[name].get_group(),
+    )
