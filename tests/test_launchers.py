@@ -60,17 +60,38 @@ sys.exit(75)
 """
 
 
+EARLY = """
+import os, runpy, signal, sys
+from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import (
+    SubprocessHandler,
+)
+popen, started = SubprocessHandler._popen, []
+def dying(*arguments):
+    started.append(popen(*arguments))
+    if len(started) == 2:
+        # Both ranks say so before the signal comes, which torchrun meets amid its start.
+        os.write(1, sys.stdin.readline().encode())
+        os.kill(os.getpid(), signal.SIGTERM)
+    return started[-1]
+SubprocessHandler._popen = dying
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 @pytest.mark.ranks
-def test_the_local_launcher_passes_sigterm_on_without_a_trace() -> None:
-    launcher = [sys.executable, str(ROOT / "profiles/local/ranks.py"), "--standalone"]
-    command = [*launcher, "--nproc-per-node", "2", "--no-python", sys.executable, "-c", RANK]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+@pytest.mark.parametrize("early", [False, True])
+def test_the_local_launcher_passes_sigterm_on_without_a_trace(early: bool) -> None:
+    launcher = [str(ROOT / "profiles/local/ranks.py"), "--standalone", "--nproc-per-node", "2"]
+    before = ["-c", EARLY] if early else []
+    command = [sys.executable, *before, *launcher, "--no-python", sys.executable, "-c", RANK]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=120)
-    assert out == "saved\n" * 2
+        if not early:
+            process.send_signal(signal.SIGTERM)
+        out, err = process.communicate("signal\n" if early else None, timeout=120)
+    assert out == "signal\n" * early + "saved\n" * 2
     assert "Traceback" not in err
     assert process.returncode == 128 + signal.SIGTERM

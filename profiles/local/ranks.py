@@ -8,10 +8,27 @@ passes SIGTERM on; ranks have ten minutes then to save, not half of one.
 import logging
 import os
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import parse_args, run
+
+
+def end_ranks(number: int) -> None:
+    """Pass a signal on to ranks that torchrun was just starting, and forgot, and wait for them."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    if not children.exists():
+        return
+    with suppress(ProcessLookupError, ChildProcessError):
+        # Ranks have sessions of their own, unlike other helpers of Python's.
+        ranks = [pid for pid in map(int, children.read_text().split()) if os.getsid(pid) == pid]
+        for pid in ranks:
+            os.kill(pid, number)
+        for pid in ranks:
+            os.waitpid(pid, 0)
+
 
 os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")
 logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
@@ -23,4 +40,5 @@ except ChildFailedError as error:
         print(f"rank {rank} was ended by signal {-failure.exitcode}", file=sys.stderr)
     sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
 except SignalException as error:
+    end_ranks(error.sigval)
     sys.exit(128 + error.sigval)
