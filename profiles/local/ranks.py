@@ -21,12 +21,13 @@ def end_ranks(number: int) -> None:
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     if not children.exists():
         return
-    with suppress(ProcessLookupError, ChildProcessError):
-        # Ranks have sessions of their own, unlike other helpers of Python's.
-        ranks = [pid for pid in map(int, children.read_text().split()) if os.getsid(pid) == pid]
-        for pid in ranks:
+    # Ranks have sessions of their own, unlike other helpers of Python's.
+    ranks = [pid for pid in map(int, children.read_text().split()) if os.getsid(pid) == pid]
+    for pid in ranks:
+        with suppress(ProcessLookupError):
             os.kill(pid, number)
-        for pid in ranks:
+    for pid in ranks:
+        with suppress(ChildProcessError):
             os.waitpid(pid, 0)
 
 

@@ -24,6 +24,10 @@ BUCKET = 50_000_000
 """Gradients that are reduced at once, in elements."""
 
 
+_NATIVE = ("muon", "adamw_8bit")
+"""Optimizers whose parameters or states have forms that flat buffers do not know."""
+
+
 def check(run: Run, device: torch.device) -> None:
     """See that DeepSpeed can train so.
 
@@ -68,10 +72,6 @@ def check(run: Run, device: torch.device) -> None:
             f"optimizer.name: {name}: needs whole parameters, of which zero_stage: {stage} cuts "
             "flat pieces; set it to 0"
         )
-
-
-_NATIVE = ("muon", "adamw_8bit")
-"""Optimizers whose parameters or states have forms that flat buffers do not know."""
 
 
 def _refuse(why: str) -> None:
