@@ -41,6 +41,8 @@ TOOLS = {
     "repair": "tokamake.data.pairs.repair",
     "lint-weights": "tokamake.data.mixture.lint_weights",
     "mix": "tokamake.data.mixture.mix",
+    "inspect": "tokamake.checkpoint.inspect",
+    "convert": "tokamake.checkpoint.convert",
     "benchmark-train": "tokamake.train.benchmark_train",
     "find-learning-rate": "tokamake.train.find_learning_rate",
 }
@@ -56,7 +58,10 @@ def main() -> None:
         del arguments[0]  # from launchers such as deepspeed; LOCAL_RANK says it, too
     stage = arguments[0] if arguments and arguments[0] in STAGES | TOOLS else ""
     # A batch system ends jobs so; as an exception it lets half-written files be removed.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    from tokamake.runtime import STOPPED
+
+    code = STOPPED if stage == "train" else 128 + signal.SIGTERM
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
     try:
         _run(stage, arguments)
     except KeyboardInterrupt:

@@ -61,15 +61,24 @@ def _locate(path: Path) -> dict[str, Path]:
     if single.is_file():
         return dict.fromkeys(_open(single).keys(), single)
     if index.is_file():
-        content = files.read_json(index, _REMEDY)
-        weight_map = content.get("weight_map") if isinstance(content, dict) else None
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise UserError(f"{index}: no weight_map; {_REMEDY}")
-        return {name: path / str(file) for name, file in weight_map.items()}
+        return read_index(index)
     raise UserError(
         f"{path}: no model.safetensors nor model.safetensors.index.json; "
         "save the checkpoint with safe_serialization=True"
     )
+
+
+def read_index(file: Path) -> dict[str, Path]:
+    """Files of tensors that lie in several, by name.
+
+    Raises:
+        UserError: the index is damaged.
+    """
+    content = files.read_json(file, _REMEDY)
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError(f"{file}: no weight_map; {_REMEDY}")
+    return {name: file.parent / str(shard) for name, shard in weight_map.items()}
 
 
 def _open(file: Path) -> Any:
@@ -92,11 +101,11 @@ def read(path: Path) -> tuple[Architecture, dict[str, Tensor]]:
         UserError: a file is missing or damaged, the model is none that we can train, or a tensor is
             missing, unknown or of the wrong shape; the message names it and its file.
     """
-    architecture, stored = _read_config(path)
+    architecture, stored = read_config(path)
     folder = Folder(path)
-    file_of = {_with_prefix(name, folder, stored): folder.file(name) for name in folder}
+    file_of = {with_prefix(name, folder, stored): folder.file(name) for name in folder}
     kept = {
-        _with_prefix(name, folder, stored): folder[name]
+        with_prefix(name, folder, stored): folder[name]
         for name in folder
         if not re.fullmatch(stored.ignored, name)
     }
@@ -110,9 +119,9 @@ def read(path: Path) -> tuple[Architecture, dict[str, Tensor]]:
     return architecture, stored.to_ours(architecture, kept, names)
 
 
-def _with_prefix(name: str, folder: Folder, stored: Format) -> str:
+def with_prefix(name: str, names: Iterable[str], stored: Format) -> str:
     """Complete a name of a file that holds a model without its output layer."""
-    if name.startswith(stored.prefix) or any(other.startswith(stored.prefix) for other in folder):
+    if name.startswith(stored.prefix) or any(other.startswith(stored.prefix) for other in names):
         return name
     return name if name.startswith("lm_head.") else stored.prefix + name
 
@@ -132,10 +141,20 @@ def _drop_tied_copy(
     name = stored.name("model.embed_tokens.weight")
     head, embedding = tensors.pop("lm_head.weight"), tensors.get(name)
     if embedding is not None and not head.equal(embedding):
-        raise UserError(
-            f"{where}: tensor lm_head.weight differs from {name}, but "
-            "config.json says tie_word_embeddings; set it to false"
-        )
+        raise not_tied(name, where)
+
+
+def not_tied(name: str, where: str) -> UserError:
+    """The error of an output layer that contradicts the config.
+
+    Args:
+        name: of the embedding.
+        where: file or folder.
+    """
+    return UserError(
+        f"{where}: tensor lm_head.weight differs from {name}, but "
+        "config.json says tie_word_embeddings; set it to false"
+    )
 
 
 def read_architecture(path: Path) -> Architecture:
@@ -144,10 +163,15 @@ def read_architecture(path: Path) -> Architecture:
     Raises:
         UserError: it is missing, or describes a model that no family of ours covers.
     """
-    return _read_config(path)[0]
+    return read_config(path)[0]
 
 
-def _read_config(path: Path) -> tuple[Architecture, Format]:
+def read_config(path: Path) -> tuple[Architecture, Format]:
+    """Read a folder's config.json: shape of the model, and how its tensors differ from ours.
+
+    Raises:
+        UserError: as `read_architecture`.
+    """
     where = path / "config.json"
     config = files.read_json(where, _REMEDY)
     kind = config.get("model_type") if isinstance(config, dict) else None
@@ -203,14 +227,16 @@ def format_for(architecture: Architecture) -> Format:
     )
 
 
-def config(architecture: Architecture, dtype: str, eos_token: int | None) -> dict[str, Any]:
+def config(
+    architecture: Architecture, dtype: torch.dtype, eos_token: int | list[int] | None
+) -> dict[str, Any]:
     """The content of config.json, for transformers 4 and 5.
 
     Args:
         architecture: shape of the model, vocab_size filled in.
-        dtype: torch's name of the weights' type, e.g. `bfloat16`.
-        eos_token: token that ends a text; None says that there is none, for a missing key would
-            mean a default one to transformers.
+        dtype: the weights' type.
+        eos_token: token that ends a text, or several; None says that there is none, for a missing
+            key would mean a default one to transformers.
 
     Raises:
         UserError: transformers has no such model.
@@ -222,8 +248,15 @@ def config(architecture: Architecture, dtype: str, eos_token: int | None) -> dic
         **stored.config(architecture),
         "bos_token_id": None,
         "eos_token_id": eos_token,
-        "torch_dtype": dtype,  # read by both; a `dtype` beside it would outlive a cast by version 4
+        # read by both; a `dtype` beside it would outlive a cast by version 4
+        "torch_dtype": str(dtype).removeprefix("torch."),
     }
+
+
+def write_config(folder: Path, content: Mapping[str, Any]) -> None:
+    """Write what `config` returns, and how to generate text."""
+    files.write_json(folder / "generation_config.json", {"eos_token_id": content["eos_token_id"]})
+    files.write_json(folder / "config.json", content)
 
 
 def write(
@@ -247,15 +280,14 @@ def write(
         UserError: transformers has no such model, or the tensors are not the architecture's.
     """
     checkpoint_tensors.check_names(tensors, checkpoint_tensors.shapes(architecture), str(path))
-    dtype = str(checkpoint_tensors.common_dtype(tensors, str(path))).removeprefix("torch.")
+    dtype = checkpoint_tensors.common_dtype(tensors, str(path))
     content = config(architecture, dtype, eos_token)
     theirs = format_for(architecture).to_theirs(architecture, tensors)
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in theirs.items()}
     with files.atomic_folder(path, also=_TOKENIZER_FILES) as temporary:
         for file in copies:
             shutil.copyfile(file, temporary / file.name)
-        files.write_json(temporary / "generation_config.json", {"eos_token_id": eos_token})
-        files.write_json(temporary / "config.json", content)
+        write_config(temporary, content)
         weights = temporary / "model.safetensors"
         save_file(own, weights, metadata={"format": "pt"})
         # safetensors hides its file from the group, whatever the umask says

@@ -10,7 +10,10 @@ from tokamake.checkpoint import megatron_deepspeed, native
 from tokamake.config import Architecture
 from tokamake.errors import UserError
 
-REMEDY = "give the folder of a training run, or make a checkpoint with `tokamake init-model`"
+REMEDY = (
+    "give the folder of a training run, or make one of a Hugging Face checkpoint with "
+    "`tokamake import-hf`, or of any other with `tokamake convert --format native`"
+)
 
 
 class Description(NamedTuple):
@@ -34,13 +37,19 @@ def latest(folder: Path) -> Path:
         UserError: no `latest`, or what it names is missing.
     """
     pointer = folder / "latest"
+    if not folder.is_dir():
+        raise UserError(f"checkpoint {folder}: no such folder; {REMEDY}")
     if not pointer.is_file():
-        raise UserError(f"{pointer}: no such file, so no checkpoint is finished; {REMEDY}")
+        raise UserError(
+            f"checkpoint {folder}: has no file latest, so none is finished there; {REMEDY}"
+        )
     name = pointer.read_text(encoding="utf-8", errors="replace").strip()
     if not name or Path(name).name != name:
         raise UserError(f"{pointer}: {name!r} is not the name of a folder; {REMEDY}")
     if not (folder / name).is_dir():
-        raise UserError(f"{pointer}: names {name}, which is missing; name one that is there")
+        others = sorted(path.name for path in folder.glob("global_step*") if path.is_dir())
+        there = f" ({', '.join(others)})" if others else ""
+        raise UserError(f"{pointer}: names {name}, which is missing; name one that is there{there}")
     return folder / name
 
 

@@ -90,8 +90,13 @@ def lazily(path: Path) -> tuple[Architecture, Mapping[str, Tensor], int]:
     described = getattr(state.get("args"), "tokamake", None)
     if described is None or not isinstance(state.get("module"), dict):
         raise UserError(
-            f"{file}: no args.tokamake or no weights in it: tokamake did not write it, or it was "
-            f"saved with pipeline parallelism; {_REMEDY}"
+            f"{file}: no args.tokamake or no weights in it; make a checkpoint of it to start from "
+            "with `tokamake convert --format native`"
+        )
+    if (size := getattr(state["args"], "tensor_model_parallel_size", 1)) > 1:
+        raise UserError(
+            f"{file}: of {size} tensor-parallel ranks; make a checkpoint of it to start from with "
+            "`tokamake convert --format native`"
         )
     architecture = validate(Architecture, described, f"{file}: args.tokamake")
     tensors = from_megatron(architecture, state["module"], str(file))

@@ -6,7 +6,6 @@ Face's names, rank.NUMBER for what only that rank knows.
 """
 
 import io
-import pickle
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -16,11 +15,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from tokamake import files
+from tokamake.checkpoint import dcp_metadata
 from tokamake.config import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
@@ -31,8 +30,6 @@ from tokamake.validation import validate
 DESCRIPTION = "tokamake.json"
 """File beside DCP's own that says whose checkpoint it is."""
 VERSION = 1
-_METADATA = ".metadata"
-"""DCP's file that says where parts of tensors are."""
 
 Tensors = dict[str, Any]
 
@@ -149,7 +146,7 @@ def make_state(
         optimizer: of which `Held.local` are the parameters.
         kinds: STATE of the optimizer's plug-in.
     """
-    known = _metadata(folder).state_dict_metadata
+    known = saved_in(folder)
     for one in held:
         for kind, like in kinds.items():
             found = known.get(f"optimizer.{kind}.{one.saved_name}")
@@ -172,8 +169,7 @@ def room(
 
 def saved_in(folder: Path) -> dict[str, Any]:
     """DCP's metadata of the tensors in a checkpoint, by key."""
-    found: dict[str, Any] = _metadata(folder).state_dict_metadata
-    return found
+    return dcp_metadata.read(folder).state_dict_metadata
 
 
 def check(folder: Path, tensors: Tensors) -> None:
@@ -182,7 +178,7 @@ def check(folder: Path, tensors: Tensors) -> None:
     Raises:
         UserError: it has not.
     """
-    known = _metadata(folder).state_dict_metadata
+    known = saved_in(folder)
     for name, tensor in tensors.items():
         if (found := known.get(name)) is None:
             raise UserError(f"{folder}: has no {name}; was it saved with other settings?")
@@ -205,7 +201,7 @@ def fill(folder: Path, tensors: Tensors, *, alone: bool = False) -> None:
         UserError: a file is missing or damaged; all ranks raise it.
     """
     try:
-        dcp.load(tensors, checkpoint_id=str(folder), no_dist=alone)
+        dcp.load(tensors, storage_reader=dcp_metadata.Reader(folder), no_dist=alone)
     except dcp.CheckpointException as error:
         reason = next((str(found) for found, _ in error.failures.values()), "")
         first = reason.partition("\n")[0]
@@ -220,7 +216,7 @@ def load(folder: Path, tensors: Tensors) -> Any:
     """
     own, state = f"rank.{dist.get_rank()}", dict(tensors)
     if describe(folder)["world_size"] == dist.get_world_size():
-        size = _metadata(folder).state_dict_metadata[own].size
+        size = saved_in(folder)[own].size
         state[own] = torch.empty(size, dtype=torch.uint8)
     fill(folder, state)
     return _from_bytes(state[own]) if own in state else None
@@ -257,8 +253,8 @@ def describe_model(folder: Path) -> tuple[Architecture, int]:
         UserError: it is not whole, as far as that can be seen without reading it.
     """
     described = describe(folder)
-    if not (folder / _METADATA).is_file():
-        raise UserError(f"{folder / _METADATA}: no such file; name another checkpoint")
+    if not (folder / dcp_metadata.FILE).is_file():
+        raise UserError(f"{folder / dcp_metadata.FILE}: no such file; name another checkpoint")
     architecture = validate(Architecture, described["architecture"], str(folder))
     return architecture, int(described["iteration"])
 
@@ -268,16 +264,9 @@ def read(folder: Path) -> tuple[Architecture, dict[str, Tensor], int]:
     architecture, iteration = describe_model(folder)
     tensors = {
         key: torch.empty(value.size, dtype=value.properties.dtype)
-        for key, value in _metadata(folder).state_dict_metadata.items()
-        if key.startswith("model.") and isinstance(value, TensorStorageMetadata)
+        for key, value in saved_in(folder).items()
+        if key.startswith("model.")
     }
     fill(folder, tensors, alone=True)
     weights = {key.removeprefix("model."): value for key, value in tensors.items()}
     return architecture, weights, iteration
-
-
-def _metadata(folder: Path) -> Any:
-    try:
-        return dcp.FileSystemReader(folder).read_metadata()
-    except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError) as error:
-        raise UserError(f"{folder}: no whole checkpoint ({error}); name another one") from None

@@ -1,0 +1,88 @@
+"""What checkpoints of Megatron-DeepSpeed have in common, with pipelining and without.
+
+A root folder whose `latest` names global_step<N>; in it mp_rank_<M>_model_states.pt with arguments
+and counters. The formats `mds` and `mds_pipeline` say where the weights are.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from tokamake.checkpoint import latest, torch_files
+from tokamake.checkpoint.megatron_arguments import arguments
+from tokamake.checkpoint.opened import Layout, Opened
+from tokamake.errors import UserError
+
+REMEDY = "fetch or write the checkpoint again"
+_STATES = re.compile(r"mp_rank_(\d+)_model_states\.pt")
+
+
+def states(number: int) -> str:
+    """Name of a model-parallel rank's file."""
+    return f"mp_rank_{number:02d}_model_states.pt"
+
+
+def find(path: Path) -> Path | None:
+    """Folder with ranks' files, which `path` is or which its `latest` names."""
+    for folder in (path, *([latest.latest(path)] if (path / "latest").is_file() else [])):
+        if any(_STATES.fullmatch(entry.name) for entry in _entries(folder)):
+            return folder
+    return None
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def ranks(folder: Path, pattern: re.Pattern[str] = _STATES) -> int:
+    """How many ranks have a file.
+
+    Args:
+        folder: of the checkpoint.
+        pattern: of their names, with the rank's number in a group.
+
+    Raises:
+        UserError: one is missing.
+    """
+    numbers = {int(m[1]) for each in _entries(folder) if (m := pattern.fullmatch(each.name))}
+    if missing := sorted({*range(max(numbers, default=0) + 1)} - numbers):
+        raise UserError(
+            f"{folder}: has files of ranks up to {max(numbers, default=0)}, but none of rank "
+            f"{missing[0]}; {REMEDY}"
+        )
+    return len(numbers)
+
+
+def unread(folder: Path) -> tuple[str, ...]:
+    """What a folder holds beside weights."""
+    return ("optimizer states of DeepSpeed",) if any(folder.glob("*optim_states.pt")) else ()
+
+
+def read(file: Path) -> dict[str, Any]:
+    """What a file holds, tensors without data.
+
+    Raises:
+        UserError: it is missing, damaged or could run something.
+    """
+    state = torch_files.read(file, REMEDY)
+    if not isinstance(state, dict):
+        raise UserError(f"{file}: holds no checkpoint but a {type(state).__name__}; {REMEDY}")
+    return state
+
+
+def client_state(checkpoint: Opened, layout: Layout, padded_vocab_size: int) -> dict[str, Any]:
+    """What a rank's file holds beside weights: DeepSpeed's counters, Megatron's arguments."""
+    progress = checkpoint.progress
+    return {
+        "args": arguments(checkpoint, layout, padded_vocab_size=padded_vocab_size),
+        "checkpoint_version": 3.0,
+        "iteration": progress.iteration,
+        "tokens": progress.consumed_tokens,
+        "dp_world_size": layout.data_parallel_size,
+        "mp_world_size": layout.tensor_parallel_size,
+        "global_steps": progress.iteration,
+        "global_samples": progress.consumed_samples,
+        "skipped_steps": 0,
+        "lr_scheduler": None,
+        "sparse_tensor_module_names": set(),
+    }

@@ -1,0 +1,93 @@
+"""Megatron-DeepSpeed's checkpoint without pipelining: a file a tensor-parallel rank.
+
+global_step<N>/mp_rank_<T>_model_states.pt has that rank's weights in `module`.
+"""
+
+from pathlib import Path
+
+from tokamake.checkpoint import deepspeed_folder, megatron_module, torch_files
+from tokamake.checkpoint.deepspeed_folder import states
+from tokamake.checkpoint.megatron_arguments import (
+    architecture_of,
+    check_sizes,
+    notes_of,
+    progress_of,
+)
+from tokamake.checkpoint.megatron_parts import Rank, padded
+from tokamake.checkpoint.opened import Layout, Opened, Target
+from tokamake.checkpoint.regions import Region, Source
+from tokamake.parallel.mesh import Axis
+
+TITLE = "Megatron-DeepSpeed, without pipeline"
+IN_ROOT = True
+
+
+def find(path: Path) -> Path | None:
+    """Folder of the checkpoint, if it is one."""
+    folder = deepspeed_folder.find(path)
+    return None if folder is None or any(folder.glob("layer_*-model_*")) else folder
+
+
+def opened(folder: Path) -> Opened:
+    """Open a checkpoint that `find` has found.
+
+    Raises:
+        UserError: a file is missing or damaged, or the model is none that we have.
+    """
+    size = deepspeed_folder.ranks(folder)
+    files = [folder / states(number) for number in range(size)]
+    first = deepspeed_folder.read(files[0])
+    rows = megatron_module.vocabulary_rows(files[0], first.get("module")) * size
+    args = first.get("args")
+    check_sizes(args, folder, tensor=size, pipeline=1)
+    architecture = architecture_of(args, files[0], padded_vocab_size=rows)
+    layers = range(architecture.num_hidden_layers)
+    regions: list[Region] = []
+    for number, file in enumerate(files):
+        state = first if number == 0 else deepspeed_folder.read(file)
+        rank = Rank(architecture, Axis(number, size), rows, _version(state))
+        regions += megatron_module.found(
+            file, state.get("module"), megatron_module.nested(rank, layers)
+        )
+    return Opened(
+        "mds",
+        folder,
+        architecture,
+        Source(regions, megatron_module.shapes_of(architecture)),
+        Layout(tensor_parallel_size=size, data_parallel_size=int(first.get("dp_world_size") or 1)),
+        progress_of(first),
+        rows,
+        deepspeed_folder.unread(folder),
+        notes_of(args),
+    )
+
+
+def _version(state: dict[str, object]) -> float:
+    version = state.get("checkpoint_version")
+    return float(version) if isinstance(version, int | float) else 3.0
+
+
+def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
+    """Write the files without their tensors.
+
+    Args:
+        folder: to write, empty.
+        checkpoint: whose description the files get.
+        target: how many ranks, and the number format.
+
+    Returns:
+        Where the tensors are to go.
+
+    Raises:
+        UserError: Megatron cannot share such a model so.
+    """
+    size = target.layout.tensor_parallel_size
+    rows = padded(checkpoint.architecture, target.make_vocab_size_divisible_by, size)
+    layers = range(checkpoint.architecture.num_hidden_layers)
+    regions: list[Region] = []
+    for number in range(size):
+        rank = Rank(checkpoint.architecture, Axis(number, size), rows)
+        module = megatron_module.planned(megatron_module.nested(rank, layers), checkpoint, target)
+        rest = deepspeed_folder.client_state(checkpoint, target.layout, rows)
+        regions += torch_files.lay_out(folder / states(number), {"module": module, **rest})
+    return regions

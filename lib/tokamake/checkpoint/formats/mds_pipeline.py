@@ -1,0 +1,114 @@
+"""Megatron-DeepSpeed's checkpoint with pipelining: a file a layer and tensor-parallel rank.
+
+global_step<N>/layer_<I>-model_<T>-model_states.pt has a layer's weights, mp_rank_<M> none.
+Numbers of layers differ between forks, so that what is in a file tells what it is.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tokamake.checkpoint import deepspeed_folder, megatron_module, torch_files
+from tokamake.checkpoint.deepspeed_folder import REMEDY, states
+from tokamake.checkpoint.megatron_arguments import (
+    architecture_of,
+    check_sizes,
+    notes_of,
+    progress_of,
+)
+from tokamake.checkpoint.megatron_parts import Part, Rank, padded
+from tokamake.checkpoint.opened import Layout, Opened, Target
+from tokamake.checkpoint.regions import Region, Source
+from tokamake.errors import UserError
+from tokamake.parallel.mesh import Axis
+
+TITLE = "Megatron-DeepSpeed, with pipeline"
+IN_ROOT = True
+_LAYER = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
+
+
+def find(path: Path) -> Path | None:
+    """Folder of the checkpoint, if it is one."""
+    folder = deepspeed_folder.find(path)
+    return folder if folder is not None and any(folder.glob("layer_*-model_*")) else None
+
+
+def opened(folder: Path) -> Opened:
+    """Open a checkpoint that `find` has found.
+
+    Raises:
+        UserError: a file is missing or damaged, or the model is none that we have.
+    """
+    numbers = sorted({int(m[1]) for each in folder.iterdir() if (m := _LAYER.fullmatch(each.name))})
+    tensor = deepspeed_folder.ranks(folder, re.compile(rf"layer_{numbers[0]:02d}-model_(\d+)-.*"))
+    model = deepspeed_folder.ranks(folder)
+    state = deepspeed_folder.read(folder / states(0))
+    check_sizes(state.get("args"), folder, tensor=tensor, pipeline=max(1, model // tensor))
+    first = folder / _file(numbers[0], 0)
+    rows = megatron_module.vocabulary_rows(first, deepspeed_folder.read(first)) * tensor
+    architecture = architecture_of(state.get("args"), folder / states(0), padded_vocab_size=rows)
+    regions: list[Region] = []
+    for number in range(tensor):
+        parts = [*_parts(Rank(architecture, Axis(number, tensor), rows))]
+        if len(parts) != len(numbers):
+            raise UserError(
+                f"{folder}: has {len(numbers)} files layer_*-model_{number:02d}, a model of "
+                f"{architecture.num_hidden_layers} layers has {len(parts)}; {REMEDY}"
+            )
+        for layer, tree in zip(numbers, parts, strict=True):
+            file = folder / _file(layer, number)
+            regions += megatron_module.found(file, deepspeed_folder.read(file), tree)
+    return Opened(
+        "mds_pipeline",
+        folder,
+        architecture,
+        Source(regions, megatron_module.shapes_of(architecture)),
+        Layout(tensor, max(1, model // tensor)),
+        progress_of(state),
+        rows,
+        deepspeed_folder.unread(folder),
+        notes_of(state.get("args")),
+    )
+
+
+def _file(layer: int, rank: int) -> str:
+    return f"layer_{layer:02d}-model_{rank:02d}-model_states.pt"
+
+
+def _parts(rank: Rank) -> Iterator[dict[str, Part]]:
+    """What is in a rank's files, in their order."""
+    yield rank.embedding()
+    for number in range(rank.architecture.num_hidden_layers):
+        yield rank.layer(number)
+    yield rank.norm()
+    if output := rank.output_layer():
+        yield {f"lm_head.{name}": part for name, part in output.items()}
+
+
+def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
+    """Write the files without their tensors; layers are numbered from 1 without gaps.
+
+    Args:
+        folder: to write, empty.
+        checkpoint: whose description the files get.
+        target: how many ranks, and the number format.
+
+    Returns:
+        Where the tensors are to go.
+
+    Raises:
+        UserError: Megatron cannot share such a model so.
+    """
+    size, stages = target.layout.tensor_parallel_size, target.layout.pipeline_parallel_size
+    rows = padded(checkpoint.architecture, target.make_vocab_size_divisible_by, size)
+    regions: list[Region] = []
+    for number in range(size):
+        rank = Rank(checkpoint.architecture, Axis(number, size), rows)
+        for layer, tree in enumerate(_parts(rank), 1):
+            content: Any = megatron_module.planned(tree, checkpoint, target)
+            regions += torch_files.lay_out(folder / _file(layer, number), content)
+    rest = deepspeed_folder.client_state(checkpoint, target.layout, rows)
+    for number in range(size * stages):
+        torch_files.lay_out(folder / states(number), {"module": None, **rest})
+    return regions

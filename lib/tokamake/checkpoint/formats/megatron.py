@@ -1,0 +1,161 @@
+"""Megatron-LM's classic checkpoint: a folder a model-parallel rank, its weights by stages.
+
+iter_<N>/mp_rank_<T>[_<P>]/model_optim_rng.pt has in `model` what the rank's pipeline stage has, in
+model0, model1 ... where it has several. Layers are counted from 0 in each stage.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tokamake import files
+from tokamake.checkpoint import deepspeed_folder, megatron_module, torch_files
+from tokamake.checkpoint.megatron_arguments import (
+    architecture_of,
+    arguments,
+    as_megatron_lm,
+    check_sizes,
+    notes_of,
+    progress_of,
+)
+from tokamake.checkpoint.megatron_parts import Part, Rank, padded
+from tokamake.checkpoint.opened import Layout, Opened, Target
+from tokamake.checkpoint.regions import Region, Source
+from tokamake.config import Architecture
+from tokamake.errors import UserError
+from tokamake.parallel.mesh import Axis
+
+TITLE = "Megatron-LM, classic"
+IN_ROOT = False
+_FILE = "model_optim_rng.pt"
+_RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
+_POINTER = "latest_checkpointed_iteration.txt"
+
+
+def find(path: Path) -> Path | None:
+    """Folder of the checkpoint, if it is one."""
+    names = ["."]
+    if (path / _POINTER).is_file():
+        step = (path / _POINTER).read_text(encoding="utf-8", errors="replace").strip()
+        names.append(f"iter_{int(step):07d}" if step.isdecimal() else "release")
+    for name in names:
+        if any((path / name).glob(f"mp_rank_*/{_FILE}")):
+            return path / name
+    return None
+
+
+def opened(folder: Path) -> Opened:
+    """Open a checkpoint that `find` has found.
+
+    Raises:
+        UserError: a file is missing or damaged, or the model is none that we have.
+    """
+    found = [m for each in folder.iterdir() if (m := _RANK.fullmatch(each.name))]
+    tensor, pipeline = (max(int(m[n] or 0) for m in found) + 1 for n in (1, 2))
+    first = folder / min(m[0] for m in found) / _FILE
+    state = deepspeed_folder.read(first)
+    check_sizes(state.get("args"), folder, tensor=tensor, pipeline=pipeline)
+    rows = megatron_module.vocabulary_rows(first, state) * tensor
+    architecture = architecture_of(state.get("args"), first, padded_vocab_size=rows)
+    virtual = sum(1 for name in state if re.fullmatch(r"model\d+", name)) or 1
+    layout, regions = Layout(tensor, pipeline, virtual), list[Region]()
+    for stage in range(pipeline):
+        for number in range(tensor):
+            file = _file(folder, number, stage, pipeline)
+            state = deepspeed_folder.read(file)
+            rank = Rank(architecture, Axis(number, tensor), rows, _version(state))
+            for name, tree in _stages(rank, layout, stage):
+                regions += megatron_module.found(file, state.get(name), tree)
+    return Opened(
+        "megatron",
+        folder,
+        architecture,
+        Source(regions, megatron_module.shapes_of(architecture)),
+        layout,
+        progress_of(state),
+        rows,
+        _unread(first.parent, state),
+        {"checkpoint_version": _version(state), **notes_of(state.get("args"))},
+    )
+
+
+def _unread(folder: Path, state: dict[str, Any]) -> tuple[str, ...]:
+    has_states = state.get("optimizer") is not None or (folder / "distrib_optim.pt").is_file()
+    return ("optimizer states of Megatron-LM",) if has_states else ()
+
+
+def _version(state: dict[str, Any]) -> float:
+    # The first ones had none.
+    return float(state.get("checkpoint_version") or 0)
+
+
+def _file(folder: Path, tensor: int, stage: int, stages: int) -> Path:
+    name = f"mp_rank_{tensor:02d}" + f"_{stage:03d}" * (stages > 1)
+    return folder / name / _FILE
+
+
+def _stages(rank: Rank, layout: Layout, pipeline_rank: int) -> Iterator[tuple[str, Any]]:
+    """What a rank's file has of the model, by name."""
+    ranks, virtual = layout.pipeline_parallel_size, layout.virtual_pipeline_size
+    count = ranks * virtual
+    each = _layers_of_stage(rank.architecture, count)
+    for number in range(virtual):
+        stage = number * ranks + pipeline_rank
+        tree = megatron_module.nested(
+            rank,
+            range(stage * each, (stage + 1) * each),
+            is_first=stage == 0,
+            is_last=stage == count - 1,
+        )
+        if rank.architecture.tie_word_embeddings and stage == count - 1 > 0:
+            words = rank.embedding()["word_embeddings.weight"]
+            tree["word_embeddings_for_head"] = {"weight": Part(words.shape, words.blocks, True)}
+        yield f"model{number}" if virtual > 1 else "model", tree
+
+
+def _layers_of_stage(architecture: Architecture, stages: int) -> int:
+    each, rest = divmod(architecture.num_hidden_layers, stages)
+    if rest:
+        raise UserError(
+            f"pipeline_parallel_size × virtual_pipeline_size: {stages}: does not divide "
+            f"{architecture.num_hidden_layers} layers, as Megatron-LM needs; give a divisor"
+        )
+    return each
+
+
+def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
+    """Write the files without their tensors, in version 3.0.
+
+    Args:
+        folder: to write, empty.
+        checkpoint: whose description the files get.
+        target: how many ranks, and the number format.
+
+    Returns:
+        Where the tensors are to go.
+
+    Raises:
+        UserError: Megatron cannot share such a model so.
+    """
+    layout, step = target.layout, checkpoint.progress.iteration
+    tensor, pipeline = layout.tensor_parallel_size, layout.pipeline_parallel_size
+    rows = padded(checkpoint.architecture, target.make_vocab_size_divisible_by, tensor)
+    rest = {
+        "args": as_megatron_lm(arguments(checkpoint, layout, padded_vocab_size=rows)),
+        "checkpoint_version": 3.0,
+        "iteration": step,
+    }
+    regions: list[Region] = []
+    for stage in range(pipeline):
+        for number in range(tensor):
+            file = _file(folder / f"iter_{step:07d}", number, stage, pipeline)
+            file.parent.mkdir(parents=True)
+            rank = Rank(checkpoint.architecture, Axis(number, tensor), rows)
+            model = {
+                name: megatron_module.planned(tree, checkpoint, target)
+                for name, tree in _stages(rank, layout, stage)
+            }
+            regions += torch_files.lay_out(file, {**model, **rest})
+    files.write_text(folder / _POINTER, f"{step}")
+    return regions

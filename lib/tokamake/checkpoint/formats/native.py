@@ -1,0 +1,297 @@
+"""tokamake's own checkpoints, which are torch's distributed ones (DCP): see `checkpoint.native`.
+
+Their files are little archives of torch.save, one after the other, a box of a tensor in each;
+`.metadata` says which. Where data begins in an archive is learnt once for all that begin alike.
+"""
+
+import functools
+import os
+import pickle
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.utils import _create_file_view
+
+from tokamake import files
+from tokamake.checkpoint import dcp_metadata, native, tensors, torch_files
+from tokamake.checkpoint.latest import latest
+from tokamake.checkpoint.opened import Opened, Progress, Target
+from tokamake.checkpoint.regions import Block, Region, Source
+from tokamake.errors import UserError
+
+TITLE = "tokamake (torch distributed checkpoint)"
+IN_ROOT = True
+
+_REMEDY = "name another checkpoint"
+_KEYS = ("model.", "optimizer.")
+_NOTES = ("world_size", "loss_scale", "eos_token_id")
+"""What a checkpoint says of itself besides."""
+_ALIGNMENT = 64
+"""Bytes of which the begin of each archive is a multiple, as that of data within it is."""
+_NO_RANKS = 0
+"""World size of what no ranks have saved, so that none looks for what it alone would know."""
+_DTYPES = {name: dtype for dtype, name in tensors.DTYPES.items()}
+
+
+def find(path: Path) -> Path | None:
+    """The checkpoint that a path is, or that the `latest` of a training folder names."""
+    if native.is_native(path):
+        return path
+    try:
+        named = latest(path)
+    except UserError:
+        return None
+    return named if native.is_native(named) else None
+
+
+def opened(path: Path) -> Opened:
+    """Open a checkpoint; of its files, only the beginnings of archives are read.
+
+    Raises:
+        UserError: it is missing, or damaged as far as that can be seen.
+    """
+    architecture, iteration = native.describe_model(path)
+    described, metadata = native.describe(path), dcp_metadata.read(path)
+    known: dict[str, Any] = metadata.state_dict_metadata
+    whole = {key: tensor for key, tensor in known.items() if key.startswith(_KEYS)}
+    _check_files(path, metadata.storage_data.values())
+    shapes = {key: tuple(tensor.size) for key, tensor in whole.items()}
+    progress = Progress(
+        iteration, described.get("consumed_samples", 0), described.get("consumed_tokens", 0)
+    )
+    return Opened(
+        format="native",
+        path=path,
+        architecture=architecture,
+        source=Source(_regions(path, whole, metadata.storage_data), shapes),
+        progress=progress,
+        notes={key: described[key] for key in _NOTES if described.get(key) is not None},
+    )
+
+
+class _Stored(NamedTuple):
+    """A box of a tensor in a file."""
+
+    key: str
+    offset: tuple[int, ...]
+    size: tuple[int, ...]
+    where: _StorageInfo
+
+
+class _Archive(NamedTuple):
+    """How torch.save has written a tensor."""
+
+    head: bytes
+    """All that goes before its data."""
+    elements: int
+    """Of the data."""
+    dtype: torch.dtype
+    start: int
+    """Element that the tensor begins with."""
+    stride: tuple[int, ...]
+
+
+def _check_files(folder: Path, archives: Iterable[_StorageInfo]) -> None:
+    """See that all files are as long as what they shall hold, also for ranks alone.
+
+    Raises:
+        UserError: one is not.
+    """
+    ends: dict[str, int] = defaultdict(int)
+    for where in archives:
+        ends[where.relative_path] = max(ends[where.relative_path], where.offset + where.length)
+    for name, end in sorted(ends.items()):
+        file = folder / name
+        if not file.is_file():
+            raise UserError(f"{file}: no such file; {_REMEDY}")
+        if (size := file.stat().st_size) < end:
+            raise UserError(f"{file}: damaged: has {size:,} of {end:,} bytes; {_REMEDY}")
+
+
+def _regions(
+    folder: Path, whole: Mapping[str, TensorStorageMetadata], archives: Mapping[MetadataIndex, Any]
+) -> Iterator[Region]:
+    """Where the boxes of whole tensors lie; those that no file has are left out."""
+    stored: dict[str, list[_Stored]] = defaultdict(list)
+    for key, tensor in whole.items():
+        for chunk in tensor.chunks:
+            where = archives.get(MetadataIndex(key, chunk.offsets))
+            if where is not None:
+                one = _Stored(key, tuple(chunk.offsets), tuple(chunk.sizes), where)
+                stored[where.relative_path].append(one)
+    known: dict[Any, _Archive] = {}
+    for name, some in sorted(stored.items()):
+        some.sort(key=lambda one: one.where.offset)
+        yield from _in_file(folder / name, some, known)
+
+
+def _in_file(file: Path, some: Iterable[_Stored], known: dict[Any, _Archive]) -> Iterator[Region]:
+    """Where boxes lie in a file; archives that are met first are added to those that are known."""
+    with file.open("rb") as stream:
+        for one in some:
+            start, length = one.where.offset, one.where.length
+            archive = known.get(alike := (length, one.size))
+            stream.seek(start)
+            # What begins alike is alike: the beginning says format, shape, strides and dtype.
+            if archive is None or stream.read(len(archive.head)) != archive.head:
+                archive = known[alike] = _archive(file, stream, one)
+            yield _region(file, one, archive)
+
+
+def _archive(file: Path, stream: Any, one: _Stored) -> _Archive:
+    """Learn how a box is stored.
+
+    Raises:
+        UserError: it is not of the size that `.metadata` tells, or damaged.
+    """
+    start, length = one.where.offset, one.where.length
+    try:
+        with FakeTensorMode():
+            view: Any = _create_file_view(stream, start, length)
+            tensor = torch.load(view, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, OSError, RuntimeError, EOFError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{file}: damaged at {one.key} ({reason}); {_REMEDY}") from None
+    if not isinstance(tensor, Tensor) or tuple(tensor.shape) != one.size:
+        raise UserError(f"{file}: damaged at {one.key}, not of the size {one.size}; {_REMEDY}")
+    storage: Any = tensor.untyped_storage()
+    begin: int = storage._checkpoint_offset
+    if begin + storage.nbytes() > length:
+        raise UserError(f"{file}: damaged at {one.key}, which is not whole; {_REMEDY}")
+    elements = storage.nbytes() // tensor.dtype.itemsize
+    stream.seek(start)
+    first = int(tensor.storage_offset())
+    return _Archive(stream.read(begin), elements, tensor.dtype, first, tensor.stride())
+
+
+def _region(file: Path, one: _Stored, archive: _Archive) -> Region:
+    place = tuple(slice(at, at + n) for at, n in zip(one.offset, one.size, strict=True))
+    block = Block(one.key, place, archive.start, archive.stride)
+    begin = one.where.offset + len(archive.head)
+    return Region(file, one.key, begin, (archive.elements,), archive.dtype, (block,))
+
+
+class _Skeleton(NamedTuple):
+    """What torch.save writes for a tensor, but for its data."""
+
+    head: bytes
+    num_bytes: int
+    """Of the data."""
+    tail: bytes
+
+    @property
+    def length(self) -> int:
+        """Bytes of the archive."""
+        return len(self.head) + self.num_bytes + len(self.tail)
+
+
+class _Planned(NamedTuple):
+    """A whole tensor that a file shall hold."""
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    skeleton: _Skeleton
+    where: _StorageInfo
+
+
+def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
+    """Write a checkpoint whose data are holes yet: weights, and optimizer states if there are some.
+
+    It is one that no ranks have saved: random generators begin anew where it is continued.
+
+    Args:
+        folder: where its files go; there, without any of them.
+        checkpoint: what it is of.
+        target: number format of weights, and size of files.
+
+    Returns:
+        Where its tensors are to go.
+    """
+    files.write_json(folder / native.DESCRIPTION, _description(checkpoint))
+    planned = [*_plan(folder, checkpoint.source, target)]
+    with (folder / dcp_metadata.FILE).open("wb") as stream:
+        pickle.dump(_metadata(planned), stream)
+    return [_write(folder, one) for one in planned]
+
+
+def _description(checkpoint: Opened) -> dict[str, Any]:
+    return {
+        "version": native.VERSION,
+        "world_size": _NO_RANKS,
+        **vars(checkpoint.progress),
+        "architecture": checkpoint.architecture.model_dump(mode="json"),
+        "loss_scale": checkpoint.notes.get("loss_scale", (1.0, 0)),
+        "eos_token_id": checkpoint.notes.get("eos_token_id"),
+    }
+
+
+def _plan(folder: Path, source: Source, target: Target) -> Iterator[_Planned]:
+    """Tensors in the source's order, in files that are full at some size."""
+    skeleton = functools.cache(functools.partial(_skeleton, folder))
+    number = end = 0
+    for key, shape in source.shapes.items():
+        if not key.startswith(_KEYS):
+            continue
+        dtype = source.dtype(key)
+        if target.dtype and key.startswith("model."):
+            dtype = _DTYPES[target.dtype]
+        made = skeleton(shape, dtype)
+        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        if start and start + made.length > target.max_shard_bytes:
+            number, start = number + 1, 0
+        end = start + made.length
+        # DCP calls them by the rank that writes them, and count.
+        info = _StorageInfo(f"__0_{number}.distcp", start, made.length)
+        yield _Planned(key, shape, dtype, made, info)
+
+
+def _skeleton(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> _Skeleton:
+    file = folder / "archive"
+    (region,) = torch_files.lay_out(file, torch_files.Planned(shape, dtype, ()))
+    with file.open("rb") as stream:
+        head = stream.read(region.offset)
+        stream.seek(region.num_bytes, os.SEEK_CUR)
+        tail = stream.read()
+    file.unlink()
+    return _Skeleton(head, region.num_bytes, tail)
+
+
+def _metadata(planned: Iterable[_Planned]) -> Metadata:
+    """What DCP would write of whole tensors."""
+    found = Metadata({}, {}, {}, StorageMeta(), CURRENT_DCP_VERSION)
+    for one in planned:
+        first, size = torch.Size([0] * len(one.shape)), torch.Size(one.shape)
+        whole = [ChunkStorageMetadata(first, size)]
+        tensor = TensorStorageMetadata(TensorProperties(one.dtype), size, whole)
+        found.state_dict_metadata[one.key] = tensor
+        found.planner_data[one.key] = (one.key,)
+        found.storage_data[MetadataIndex(one.key, first, 0)] = one.where
+    return found
+
+
+def _write(folder: Path, one: _Planned) -> Region:
+    """Write an archive but for its data."""
+    file, start = folder / one.where.relative_path, one.where.offset
+    with file.open("r+b" if start else "wb") as stream:
+        stream.seek(start)
+        stream.write(one.skeleton.head)
+        begin = stream.tell()
+        stream.seek(one.skeleton.num_bytes, os.SEEK_CUR)
+        stream.write(one.skeleton.tail)
+    place = tuple(slice(0, size) for size in one.shape)
+    return Region(file, one.key, begin, one.shape, one.dtype, (Block(one.key, place),))

@@ -1,0 +1,107 @@
+"""The tool `inspect`: what a checkpoint is, in words, and whether it is whole."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tokamake.checkpoint.opened import Opened
+
+
+def inspect(path: Path, *, tensors: bool = False, values: bool = False) -> None:
+    """Tell a checkpoint's format, layout, model, progress and size, and check that it is whole.
+
+    Missing files, missing or unknown tensors, wrong shapes and files that were cut off are found
+    from names and sizes alone; with --values all numbers are read, too.
+
+    Args:
+        path: Folder of the checkpoint, or one whose file `latest` names it.
+        tensors: List every tensor with its shape and number format.
+        values: Read all tensors: look for NaN and infinity, and compare what ranks have alike.
+
+    Raises:
+        UserError: there is none, it is damaged, or its values are.
+    """
+    from tokamake.checkpoint.any_format import open_any
+
+    found = open_any(path)
+    for title, text in _lines(found):
+        print(f"{title:13} {text}")
+    if tensors:
+        for key, shape in found.source.shapes.items():
+            print(f"{key}  {list(shape)}  {_dtype(found, key)}")
+    if values:
+        _check_values(found)
+        print("values        all finite; copies on other ranks are alike")
+
+
+def _lines(found: "Opened") -> "Iterator[tuple[str, str]]":
+    from math import prod
+
+    from tokamake.checkpoint.any_format import title
+
+    shape, progress = found.architecture, found.progress
+    yield "format", f"{title(found.format)} ({found.path})"
+    yield "layout", str(found.layout) or "in one part"
+    yield (
+        "model",
+        f"{shape.family}: {shape.num_hidden_layers} layers of {shape.hidden_size}, "
+        f"MLP {shape.intermediate_size}, {shape.num_attention_heads} heads, "
+        f"{shape.num_key_value_heads} of keys and values, {shape.position_embedding} positions up "
+        f"to {shape.max_position_embeddings}, embedding "
+        f"{'tied' if shape.tie_word_embeddings else 'not tied'}",
+    )
+    padded = found.padded_vocab_size
+    more = f", stored as {padded:,} rows" if padded and padded != shape.vocab_size else ""
+    yield "vocabulary", f"{shape.vocab_size:,}{more}"
+    yield (
+        "progress",
+        f"step {progress.iteration:,}, {progress.consumed_samples:,} samples, "
+        f"{progress.consumed_tokens:,} tokens",
+    )
+    weights = [key for key in found.source if key.startswith("model.")]
+    count = sum(prod(found.source.shapes[key]) for key in weights)
+    kinds = sorted({_dtype(found, key) for key in weights})
+    yield "weights", f"{count:,} parameters in {len(weights)} tensors, {', '.join(kinds)}"
+    states = sorted({key.split(".")[1] for key in found.source if key.startswith("optimizer.")})
+    yield "optimizer", ", ".join([*states, *found.unread]) or "no states"
+    for name, value in found.notes.items():
+        yield name, str(value)
+    count = len({region.file for region in found.source.regions})
+    yield "files", f"{count} with tensors; all that names and sizes tell is right"
+
+
+def _dtype(found: "Opened", key: str) -> str:
+    return str(found.source.dtype(key)).removeprefix("torch.")
+
+
+def _check_values(found: "Opened") -> None:
+    """Read every tensor once, copies too.
+
+    Raises:
+        UserError: a value is not finite, or a copy differs.
+    """
+    import torch
+
+    from tokamake.errors import UserError
+    from tokamake.runtime import progress
+
+    keys = [*found.source]
+    for key in progress(keys, label="reading", total=len(keys)):
+        tensor = found.source.read(key)
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            count = int((~torch.isfinite(tensor)).sum())
+            raise UserError(
+                f"{found.path}: {key}: {count:,} values are NaN or infinite; take an earlier "
+                "checkpoint"
+            )
+    for region in found.source.regions:
+        for block in region.blocks if region.is_copy else ():
+            whole = found.source.read(block.key)
+            own = block.view(region.map())
+            if not block.is_mean and not torch.equal(own, whole[block.place]):
+                raise UserError(
+                    f"{region.file}: tensor {region.name} differs from that of other ranks, which "
+                    "have it alike; take another checkpoint"
+                )

@@ -1,0 +1,143 @@
+"""Megatron's `module`: how it nests a stage's tensors, and how those in a file are found again.
+
+Formats of its kin say which file has which stage; `megatron_parts` what is in the tensors.
+"""
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokamake.checkpoint import torch_files
+from tokamake.checkpoint.megatron_parts import Part, Rank
+from tokamake.checkpoint.opened import Opened, Target
+from tokamake.checkpoint.regions import Region
+from tokamake.checkpoint.torch_files import Planned
+from tokamake.config import Architecture
+from tokamake.errors import UserError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_OLDER = ((r"\btransformer\.", "encoder."), (r"(layers\.\d+\.|^)attention\.", r"\1self_attention."))
+"""Names of earlier Megatrons, and what they became."""
+_NO_WEIGHTS = re.compile(r"(.*\.)?(_extra_state|inv_freq|rotary_(pos_)?emb.*)")
+"""Names of what a module holds beside weights."""
+
+
+def nested(rank: Rank, layers: range, *, is_first: bool = True, is_last: bool = True) -> Any:
+    """A stage's tensors as Megatron nests them.
+
+    Args:
+        rank: what each tensor-parallel rank has.
+        layers: of the stage; they are counted from 0 in each.
+        is_first: whether it has the embedding.
+        is_last: whether it has the last norm and the output layer.
+    """
+    encoder = {
+        f"layers.{number}.{name}": part
+        for number, layer in enumerate(layers)
+        for name, part in rank.layer(layer).items()
+    }
+    model: dict[str, Any] = {"encoder": encoder}
+    if is_first:
+        model = {"embedding": _grouped(rank.embedding()), **model}
+    if is_last:
+        encoder |= {f"final_layernorm.{name}": part for name, part in rank.norm().items()}
+        if output := rank.output_layer():
+            model["output_layer"] = output
+    return {"language_model": model}
+
+
+def _grouped(parts: Mapping[str, Part]) -> dict[str, dict[str, Part]]:
+    """`a.b` as `b` in `a`."""
+    found: dict[str, dict[str, Part]] = {}
+    for name, part in parts.items():
+        group, _, rest = name.partition(".")
+        found.setdefault(group, {})[rest] = part
+    return found
+
+
+def planned(tree: Any, checkpoint: Opened, target: Target) -> Any:
+    """The same tree with what files shall hold in the place of parts."""
+    if not isinstance(tree, Part):
+        return {name: planned(value, checkpoint, target) for name, value in tree.items()}
+    # Of what several tensors make up, one that holds them all.
+    kept = (checkpoint.source.dtype(block.key) for block in tree.blocks)
+    dtype = DTYPES[target.dtype] if target.dtype else functools.reduce(torch.promote_types, kept)
+    return Planned(tree.shape, dtype, tree.blocks, tree.is_copy)
+
+
+def found(file: Path, module: Any, tree: Any) -> Iterator[Region]:
+    """Where the parts of a tree lie in a file.
+
+    Args:
+        file: of torch.save.
+        module: what `torch_files.read` has found in it.
+        tree: of `Part`, nested in any way; names with dots are what counts.
+
+    Raises:
+        UserError: a tensor is missing, unknown or has another shape.
+    """
+    tensors = {_newer(name): value for name, value in torch_files.leaves(module)}
+    wanted = dict(_parts(tree))
+    unknown = [
+        name
+        for name, value in tensors.items()
+        if isinstance(value, Tensor) and name not in wanted and not _NO_WEIGHTS.fullmatch(name)
+    ]
+    missing = [name for name in wanted if not isinstance(tensors.get(name), Tensor)]
+    for problem, names in (("is missing", missing), ("is not part of the model", unknown)):
+        if names:
+            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            raise UserError(
+                f"{file}: tensor {names[0]}{more} {problem}; is the architecture right, and the "
+                "checkpoint whole?"
+            )
+    for name, part in wanted.items():
+        if tuple(tensors[name].shape) != part.shape:
+            raise UserError(
+                f"{file}: tensor {name} has shape {list(tensors[name].shape)}, the architecture "
+                f"calls for {list(part.shape)}; mend the architecture, or take another checkpoint"
+            )
+        where = torch_files.region(file, name, tensors[name], part.blocks)
+        yield replace(where, is_copy=part.is_copy)
+
+
+def vocabulary_rows(file: Path, module: Any) -> int:
+    """Rows of the embedding that a rank's file has.
+
+    Raises:
+        UserError: it has none.
+    """
+    for name, value in torch_files.leaves(module):
+        if name.endswith("word_embeddings.weight") and isinstance(value, Tensor):
+            return len(value)
+    raise UserError(
+        f"{file}: has no word_embeddings.weight; give a checkpoint of Megatron with its weights"
+    )
+
+
+def _parts(tree: Any, prefix: str = "") -> Iterator[tuple[str, Part]]:
+    # A part is a tuple, which `leaves` would go into.
+    if isinstance(tree, Part):
+        yield prefix.removesuffix("."), tree
+        return
+    for name, value in tree.items():
+        yield from _parts(value, f"{prefix}{name}.")
+
+
+def _newer(name: str) -> str:
+    for before, after in _OLDER:
+        name = re.sub(before, after, name)
+    return name
+
+
+def shapes_of(architecture: Architecture) -> dict[str, tuple[int, ...]]:
+    """Shapes of whole weights, by the keys of `Opened.source`."""
+    from tokamake.checkpoint import tensors
+
+    return {f"model.{name}": tuple(shape) for name, shape in tensors.shapes(architecture).items()}

@@ -1,0 +1,198 @@
+"""Writes a checkpoint in a format: files are laid out, filled, sealed, and renamed last.
+
+What is done already is noted beside the files that grow, on disk, so that the same conversion goes
+on where it was cut off.
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokamake import files, plugins
+from tokamake.checkpoint import torch_files
+from tokamake.checkpoint.any_format import FOLDER
+from tokamake.checkpoint.opened import Opened, Target
+from tokamake.checkpoint.regions import Block, Region, fill
+from tokamake.errors import UserError
+from tokamake.runtime import progress
+
+_VERSION = 1
+_PLAN, _DONE = "plan.json", "done.txt"
+_SYNC_SECONDS = 5.0
+"""Time after which what is filled is noted as done."""
+
+
+def write(path: Path, checkpoint: Opened, name: str, target: Target) -> list[str]:
+    """Write a checkpoint, whole or not at all.
+
+    Args:
+        path: folder to make.
+        checkpoint: what to write.
+        name: of the format's plug-in.
+        target: layout and number format.
+
+    Returns:
+        Kinds of tensors that the format does not hold, and which were left.
+
+    Raises:
+        UserError: something is in the way, or the format cannot hold the model so.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"{path}: is there already; name another folder, or remove it")
+    growing = path.with_name(f".{path.name}.converting")
+    with _alone(growing, path):
+        return _write(path, growing, checkpoint, name, target)
+
+
+@contextmanager
+def _alone(growing: Path, path: Path) -> Iterator[None]:
+    """Keep other conversions out.
+
+    Raises:
+        UserError: one writes there.
+    """
+    lock = growing.with_suffix(".lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{path}: another conversion writes it; wait for its end") from None
+        except OSError:
+            pass  # Some parallel file systems are mounted without locks.
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def _write(path: Path, growing: Path, checkpoint: Opened, name: str, target: Target) -> list[str]:
+    content, notes = growing / "content", growing / "notes"
+    regions = _planned(content, notes, checkpoint, name, target)
+    wanted = {block.key for region in regions for block in region.blocks}
+    done = {*(notes / _DONE).read_text().split()}
+    keys = [key for key in checkpoint.source if key in wanted and key not in done]
+    _fill(content, notes, checkpoint, regions, keys)
+    for file in {region.file for region in regions}:
+        if file.suffix == ".pt":
+            torch_files.seal(file)
+    _sync([*content.rglob("*"), content])
+    if path.exists():
+        path.rmdir()
+    content.rename(path)
+    files.sync(path.parent)
+    _remove(growing)
+    return sorted({_kind(key) for key in checkpoint.source if key not in wanted})
+
+
+def _kind(key: str) -> str:
+    """optimizer.exp_avg of optimizer.exp_avg.model.norm.weight."""
+    return ".".join(key.split(".")[:2]) if key.startswith("optimizer.") else key
+
+
+def _planned(
+    content: Path, notes: Path, checkpoint: Opened, name: str, target: Target
+) -> list[Region]:
+    """Lay the files out, or find them as an earlier process has left them."""
+    digest = files.digest([_VERSION, name, repr(target), _identity(checkpoint)])
+    plan = notes / _PLAN
+    if plan.is_file() and (known := files.read_json(plan, ""))["digest"] == digest:
+        return [_region(content, each) for each in known["regions"]]
+    if content.parent.exists():
+        _remove(content.parent)
+    content.mkdir(parents=True)
+    notes.mkdir()
+    inside = content
+    if plugins.constant(FOLDER, name, "IN_ROOT"):
+        step = checkpoint.progress.iteration
+        inside = content / f"global_step{step}"
+        inside.mkdir()
+        files.write_text(content / "latest_checkpointed_iteration.txt", f"{step}")
+        files.write_text(content / "latest", inside.name)
+    try:
+        regions: list[Region] = plugins.load(FOLDER, name).lay_out(inside, checkpoint, target)
+    except UserError:
+        _remove(content.parent)
+        raise
+    files.write_text(notes / _DONE, "")
+    told = [_described(content, region) for region in regions]
+    files.write_text(plan, json.dumps({"digest": digest, "regions": told}))
+    return regions
+
+
+def _identity(checkpoint: Opened) -> Any:
+    """What tells a checkpoint's files from others, without reading them."""
+    found = {str(region.file) for region in checkpoint.source.regions}
+    states = ((file, Path(file).stat()) for file in sorted(found))
+    return [[file, state.st_size, state.st_mtime_ns] for file, state in states]
+
+
+def _described(content: Path, region: Region) -> list[Any]:
+    blocks = [
+        [
+            block.key,
+            [[at.start, at.stop] for at in block.place],
+            block.start,
+            block.stride,
+            block.is_mean,
+        ]
+        for block in region.blocks
+    ]
+    where = str(region.file.relative_to(content))
+    dtype = str(region.dtype).removeprefix("torch.")
+    return [where, region.name, region.offset, region.shape, dtype, blocks]
+
+
+def _region(content: Path, described: list[Any]) -> Region:
+    where, name, offset, shape, dtype, blocks = described
+    found = (
+        Block(
+            key,
+            tuple(slice(*at) for at in place),
+            start,
+            None if stride is None else tuple(stride),
+            is_mean,
+        )
+        for key, place, start, stride, is_mean in blocks
+    )
+    return Region(content / where, name, offset, tuple(shape), getattr(torch, dtype), (*found,))
+
+
+def _fill(
+    content: Path, notes: Path, checkpoint: Opened, regions: list[Region], keys: list[str]
+) -> None:
+    """Fill the files; from time to time what is done goes to disk and is noted."""
+    source, waiting, last = checkpoint.source, list[str](), time.monotonic()
+    every = [*{region.file for region in regions}]
+    moved = fill(regions, source, keys=keys)
+    for key in progress(moved, label=f"writing {content.parent.name}", total=len(keys)):
+        waiting.append(key)
+        if time.monotonic() - last >= _SYNC_SECONDS:
+            _note(notes, waiting, every)
+            waiting, last = [], time.monotonic()
+
+
+def _note(notes: Path, keys: list[str], written: list[Path]) -> None:
+    _sync(written)
+    with (notes / _DONE).open("a") as stream:
+        stream.writelines(f"{key}\n" for key in keys)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync(paths: Iterable[Path]) -> None:
+    for path in paths:
+        files.sync(path)
+
+
+def _remove(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder)

@@ -1,0 +1,529 @@
+"""Checkpoints of any format and layout become those of any other, every bit as it was."""
+
+import argparse
+import json
+import random as chances
+import shutil
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tokamake import plugins
+from tokamake.checkpoint import hugging_face, megatron_deepspeed, tensors, torch_files, written
+from tokamake.checkpoint.any_format import FOLDER, open_any
+from tokamake.checkpoint.convert import convert
+from tokamake.checkpoint.inspect import inspect
+from tokamake.checkpoint.opened import Layout, Opened, Target
+from tokamake.config import Architecture
+from tokamake.errors import UserError
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 32,
+}
+GPT = {**SHAPE, "family": "gpt"}
+FAMILIES = {
+    "llama": Architecture(**SHAPE),
+    "llama-tied": Architecture(**{**SHAPE, "tie_word_embeddings": True, "vocab_size": 128}),
+    "llama-gqa": Architecture(**{**SHAPE, "num_key_value_heads": 2}),
+    "llama-mqa": Architecture(**{**SHAPE, "num_key_value_heads": 1, "vocab_size": 1025}),
+    "gpt2": Architecture(**GPT),
+    "gpt2-untied": Architecture(**{**GPT, "tie_word_embeddings": False}),
+    "gpt_bigcode": Architecture(
+        **{**GPT, "num_key_value_heads": 1, "hidden_act": "gelu_pytorch_tanh"}
+    ),
+    "bloom": Architecture(
+        **{
+            **GPT,
+            "position_embedding": "alibi",
+            "embedding_layernorm": True,
+            "intermediate_size": 256,
+        }
+    ),
+}
+SIZES = {
+    "mds": [(tensor, 1) for tensor in (1, 2, 4, 8)],
+    "mds_pipeline": [(tensor, stages) for tensor in (1, 2, 4, 8) for stages in (1, 2, 4)],
+    "megatron": [(1, 2), (2, 1), (4, 4), (8, 2)],
+}
+
+
+def weights(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
+    """Random weights of which no two rows are alike, biases and norms neither."""
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: torch.randn(tuple(shape), generator=generator).to(dtype)
+        for name, shape in tensors.shapes(architecture).items()
+    }
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def start(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face checkpoint; do not write there."""
+    folder = tmp_path_factory.mktemp("start") / request.param
+    architecture = FAMILIES[request.param]
+    hugging_face.write(folder, architecture, weights(architecture))
+    return folder
+
+
+def assert_same(found: Opened, expected: Architecture) -> None:
+    assert found.architecture == expected
+    known = weights(expected)
+    assert {*found.source} == {f"model.{name}" for name in known}
+    for name, tensor in known.items():
+        assert torch.equal(found.source.read(f"model.{name}"), tensor), name
+        assert found.source.dtype(f"model.{name}") == tensor.dtype
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_every_layout_keeps_every_bit(name: str, start: Path, tmp_path: Path) -> None:
+    checkpoint = open_any(start)
+    architecture, refused = checkpoint.architecture, 0
+    assert_same(checkpoint, architecture)
+    for tensor, stages in SIZES[name]:
+        folder = tmp_path / f"{tensor}-{stages}"
+        target = Target(Layout(tensor, stages))
+        if architecture.num_key_value_heads > 1 and architecture.num_key_value_heads % tensor:
+            with pytest.raises(UserError, match="does not divide num_key_value_heads"):
+                written.write(folder, checkpoint, name, target)
+            refused += 1
+            assert not folder.exists()
+            continue
+        assert written.write(folder, checkpoint, name, target) == []
+        found = open_any(folder)
+        assert (found.format, found.layout) == (name, target.layout)
+        assert_same(found, architecture)
+        written.write(folder / "back", found, "hf", Target())
+        theirs, again = hugging_face.read(folder / "back")
+        assert theirs == architecture
+        assert all(torch.equal(again[key], value) for key, value in weights(theirs).items())
+    heads = architecture.num_key_value_heads
+    assert refused == sum(1 for tensor, _ in SIZES[name] if heads == 2 and tensor > 2)
+
+
+def chunked(architecture: Architecture, size: int) -> Iterator[dict[str, Tensor]]:
+    """What each of several ranks must have, cut from what the one of one rank has."""
+    one = torch_whole(architecture)
+    for rank in range(size):
+        found = {}
+        for name, tensor in one.items():
+            if "query_key_value" in name or "word_embeddings.w" in name or "output" in name:
+                found[name] = tensor.chunk(size)[rank]
+            elif "dense_h_to_4h" in name:
+                gated = architecture.family == "llama"
+                halves = tensor.chunk(2) if gated else (tensor,)
+                found[name] = torch.cat([half.chunk(size)[rank] for half in halves])
+            elif name.endswith(("dense.weight", "dense_4h_to_h.weight")):
+                found[name] = tensor.chunk(size, dim=1)[rank]
+            else:
+                found[name] = tensor
+        yield found
+
+
+def torch_whole(architecture: Architecture) -> dict[str, Tensor]:
+    from tokamake.checkpoint.megatron_layout import to_megatron
+
+    return dict(torch_files.leaves(to_megatron(architecture, weights(architecture))))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2-untied"])
+def test_ranks_have_what_chunks_of_the_whole_are(name: str, tmp_path: Path) -> None:
+    # 256 rows are padding for one rank and for two alike.
+    architecture = FAMILIES[name]
+    hugging_face.write(tmp_path / "hf", architecture, weights(architecture))
+    written.write(tmp_path / "mds", open_any(tmp_path / "hf"), "mds", Target(Layout(2)))
+    for rank, expected in enumerate(chunked(architecture, 2)):
+        file = tmp_path / "mds" / "global_step0" / f"mp_rank_{rank:02d}_model_states.pt"
+        state = torch.load(file, weights_only=False)
+        found = dict(torch_files.leaves(state["module"]))
+        assert found.keys() == expected.keys()
+        for key, tensor in expected.items():
+            assert torch.equal(found[key], tensor), key
+        assert state["args"].tensor_model_parallel_size == 2
+        with zipfile.ZipFile(file) as archive:
+            assert archive.testzip() is None
+
+
+@pytest.mark.parametrize("version", [0, 1.0, 2.0, 3.0])
+@pytest.mark.parametrize("older", [False, True])
+def test_orders_of_queries_keys_and_values(version: float, older: bool, tmp_path: Path) -> None:
+    architecture, size = FAMILIES["gpt2"], 2
+    heads, head = architecture.num_attention_heads // size, architecture.head_dim
+    known = argparse.Namespace(
+        num_layers=4,
+        hidden_size=64,
+        ffn_hidden_size=48,
+        num_attention_heads=8,
+        max_position_embeddings=32,
+        vocab_size=131,
+        consumed_train_samples=70,
+    )
+    for rank, whole in enumerate(chunked(architecture, size)):
+        model: dict[str, Any] = {}
+        for name, tensor in whole.items():
+            if "query_key_value" in name:
+                # As of version 2 on: heads, then the three.
+                parts = tensor.view(heads, 3, head, *tensor.shape[1:])
+                if version == 0:
+                    parts = parts.transpose(0, 1)
+                elif version < 2:
+                    parts = parts.transpose(1, 2)
+                tensor = parts.reshape(tensor.shape).contiguous()
+            if older:
+                name = name.replace(".encoder.", ".transformer.")
+                name = name.replace("self_attention", "attention")
+            model[name] = tensor
+        folder = tmp_path / "iter_0000007" / f"mp_rank_{rank:02d}"
+        folder.mkdir(parents=True)
+        state = {"model": model, "args": known, "iteration": 7}
+        if version:
+            state["checkpoint_version"] = version
+        torch.save(state, folder / "model_optim_rng.pt")
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("7")
+    found = open_any(tmp_path)
+    assert (found.progress.iteration, found.progress.consumed_samples) == (7, 70)
+    assert found.architecture == architecture
+    assert_same(found, architecture)
+
+
+def test_virtual_stages_and_their_tied_head(tmp_path: Path) -> None:
+    architecture = FAMILIES["llama-tied"]
+    hugging_face.write(tmp_path / "hf", architecture, weights(architecture))
+    arguments: dict[str, Any] = {"pipeline_parallel_size": 2, "virtual_pipeline_size": 2}
+    convert(source=tmp_path / "hf", target=tmp_path / "a", format="megatron", **arguments)
+    found = open_any(tmp_path / "a")
+    assert found.layout == Layout(1, 2, 2)
+    assert_same(found, architecture)
+    last = torch.load(
+        tmp_path / "a/iter_0000000/mp_rank_00_001/model_optim_rng.pt", weights_only=False
+    )
+    # Ranks have layers 0 and 2, 1 and 3.
+    assert last["model0"]["language_model"].keys() == {"encoder"}
+    head = last["model1"]["word_embeddings_for_head"]["weight"]
+    assert torch.equal(head[:128], weights(architecture)["model.embed_tokens.weight"])
+    fused = last["model1"]["language_model"]["encoder"]["layers.0.mlp.dense_4h_to_h.weight"]
+    assert torch.equal(fused, weights(architecture)["model.layers.3.mlp.down_proj.weight"])
+
+
+def test_walks_over_formats_and_layouts(tmp_path: Path) -> None:
+    random, refused = chances.Random(0), 0
+    known: dict[str, list[Path]] = {}
+    for name in ("llama-gqa", "gpt_bigcode", "gpt2-untied"):
+        hugging_face.write(tmp_path / name, FAMILIES[name], weights(FAMILIES[name]))
+        known[name] = [tmp_path / name]
+    for number in range(60):
+        so_far = [*known.values()][number % 3]
+        begin = open_any(random.choice(so_far))
+        kind = random.choice(plugins.names(FOLDER))
+        target = Target(random_layout(random, kind))
+        folder = tmp_path / f"walk-{number}"
+        heads = begin.architecture.num_key_value_heads
+        if heads > 1 and heads % target.layout.tensor_parallel_size:
+            refused += 1
+            with pytest.raises(UserError, match="does not divide num_key_value_heads"):
+                written.write(folder, begin, kind, target)
+            continue
+        written.write(folder, begin, kind, target)
+        assert_same(open_any(folder), begin.architecture)
+        so_far.append(folder)
+    assert 0 < refused < 20
+
+
+def random_layout(random: chances.Random, kind: str) -> Layout:
+    tensor, stages = random.choice((1, 2, 4, 8)), random.choice((1, 2, 4))
+    if kind == "mds":
+        return Layout(tensor)
+    if kind == "mds_pipeline":
+        return Layout(tensor, stages)
+    if kind == "megatron":
+        return Layout(tensor, stages, random.choice((1, 2)) if 1 < stages < 4 else 1)
+    return Layout()
+
+
+def test_number_formats(tmp_path: Path) -> None:
+    architecture = FAMILIES["llama-gqa"]
+    exact = weights(architecture, torch.float32)
+    hugging_face.write(tmp_path / "hf", architecture, exact)
+    convert(source=tmp_path / "hf", target=tmp_path / "a", format="mds-pipeline", dtype="bf16")
+    found = open_any(tmp_path / "a").source
+    for name, tensor in exact.items():
+        assert torch.equal(found.read(f"model.{name}"), tensor.bfloat16())
+
+
+def test_padding_is_the_mean_and_leaves_again(tmp_path: Path) -> None:
+    architecture = FAMILIES["llama"]
+    known = weights(architecture, torch.float32)
+    hugging_face.write(tmp_path / "hf", architecture, known)
+    convert(source=tmp_path / "hf", target=tmp_path / "a", format="mds", tensor_parallel_size=4)
+    assert open_any(tmp_path / "a").padded_vocab_size == 512
+    for rank in range(4):
+        file = tmp_path / "a/global_step0" / f"mp_rank_{rank:02d}_model_states.pt"
+        model = torch.load(file, weights_only=False)["module"]["language_model"]
+        rows = model["output_layer"]["weight"]
+        own = known["lm_head.weight"][rank * 128 : (rank + 1) * 128]
+        assert torch.equal(rows[: len(own)], own)
+        mean = known["lm_head.weight"].mean(0).expand(len(rows) - len(own), -1)
+        torch.testing.assert_close(rows[len(own) :], mean)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of one model in several formats; do not write there."""
+    root = tmp_path_factory.mktemp("formats")
+    architecture = FAMILIES["llama"]
+    hugging_face.write(root / "hf", architecture, weights(architecture))
+    convert(source=root / "hf", target=root / "mds", format="mds", tensor_parallel_size=2)
+    convert(
+        source=root / "hf", target=root / "pipe", format="mds-pipeline", pipeline_parallel_size=2
+    )
+    convert(source=root / "hf", target=root / "megatron", format="megatron", tensor_parallel_size=2)
+    convert(source=root / "hf", target=root / "stages", format="megatron", pipeline_parallel_size=2)
+    return root
+
+
+def copied(folder: Path, target: Path) -> Path:
+    shutil.copytree(folder, target)
+    return target
+
+
+STATES = "global_step0/mp_rank_01_model_states.pt"
+
+
+def _shorter(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-2000])
+
+
+def _hostile(file: Path) -> None:
+    class Hostile:
+        def __reduce__(self) -> Any:
+            return Path.touch, (file.with_name("ran"),)
+
+    torch.save({"module": Hostile()}, file)
+
+
+DAMAGES: dict[str, tuple[str, str, Any, str]] = {
+    "cut off": ("mds", STATES, _shorter, "mp_rank_01_model_states.pt: damaged"),
+    "hostile": ("mds", STATES, _hostile, "holds more than tensors and plain values"),
+    "no rank": (
+        "pipe",
+        "global_step0/layer_03-model_00-model_states.pt",
+        Path.unlink,
+        "has 6 files layer_.*-model_00, a model of 4 layers has 7",
+    ),
+    "no part": (
+        "megatron",
+        "iter_0000000/mp_rank_00/model_optim_rng.pt",
+        Path.unlink,
+        "mp_rank_00/model_optim_rng.pt: no such file",
+    ),
+    "another model's": (
+        "mds",
+        STATES,
+        lambda file: torch.save({"module": {"a": torch.zeros(3)}}, file),
+        "tensor .* is missing",
+    ),
+    "no last rank": (
+        "mds",
+        STATES,
+        Path.unlink,
+        "has files of 1 tensor-parallel ranks, its arguments say 2",
+    ),
+    "no stage": (
+        "stages",
+        "iter_0000000/mp_rank_00_001",
+        shutil.rmtree,
+        "has files of 1 pipeline-parallel ranks, its arguments say 2",
+    ),
+    "wrong latest": (
+        "mds",
+        "latest",
+        lambda file: file.write_text("global_step9"),
+        r"latest: names global_step9, which is missing; name one that is there \(global_step0\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_one_error_that_names_the_file(damage: str, folder: Path, tmp_path: Path) -> None:
+    name, file, spoil, message = DAMAGES[damage]
+    broken = copied(folder / name, tmp_path / "broken")
+    spoil(broken / file)
+    with pytest.raises(UserError, match=message):
+        convert(source=broken, target=tmp_path / "out", format="hf")
+    assert not (tmp_path / "out").exists()
+    assert not (broken / file).with_name("ran").exists()
+
+
+def test_what_a_conversion_cannot_do_is_refused(folder: Path, tmp_path: Path) -> None:
+    def refused(message: str, **options: Any) -> None:
+        with pytest.raises(UserError, match=message):
+            convert(**{"source": folder / "hf", "target": tmp_path / "a", **options})
+        assert not (tmp_path / "a").exists()
+
+    refused("no such parts", format="hf", tensor_parallel_size=2)
+    refused("give 1 or more", format="mds", tensor_parallel_size=0)
+    refused("does not divide 4 layers", format="megatron", pipeline_parallel_size=3)
+    assert not (tmp_path / ".a.converting").exists()
+    refused("give --pipeline-parallel-size, too", format="megatron", virtual_pipeline_size=2)
+    refused("no such folder", format="mds", source=tmp_path / "none")
+    with pytest.raises(UserError, match="is there already"):
+        convert(source=folder / "hf", target=folder / "mds", format="mds")
+    assert open_any(folder / "mds").layout.tensor_parallel_size == 2
+
+
+def test_cut_off_it_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, architecture = open_any(folder / "mds"), FAMILIES["llama"]
+    read, asked = source.source.read, list[str]()
+
+    def reads(key: str) -> Tensor:
+        asked.append(key)
+        if len(asked) == 20:
+            raise KeyboardInterrupt
+        return read(key)
+
+    monkeypatch.setattr(source.source, "read", reads)
+    monkeypatch.setattr(written, "_SYNC_SECONDS", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        written.write(tmp_path / "a", source, "megatron", Target(Layout(2)))
+    assert not (tmp_path / "a").exists()
+    before = len(asked)
+    written.write(tmp_path / "a", source, "megatron", Target(Layout(2)))
+    # Some of the first were done and noted, and are not read again.
+    assert len(asked) - before < len(weights(architecture)) - 5
+    assert_same(open_any(tmp_path / "a"), architecture)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_another_conversion_does_not_go_on_there(folder: Path, tmp_path: Path) -> None:
+    growing = tmp_path / ".a.converting" / "notes"
+    growing.mkdir(parents=True)
+    (growing / "plan.json").write_text(json.dumps({"digest": "other", "regions": []}))
+    convert(source=folder / "hf", target=tmp_path / "a", format="mds")
+    assert_same(open_any(tmp_path / "a"), FAMILIES["llama"])
+
+
+def test_inspect_tells_what_is_there(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inspect(folder / "pipe", tensors=True, values=True)
+    told = capsys.readouterr().out
+    for line in (
+        "format        Megatron-DeepSpeed, with pipeline",
+        "layout        pipeline 2",
+        "vocabulary    131, stored as 256 rows",
+        "model.layers.3.self_attn.q_proj.weight  [64, 64]  bfloat16",
+        "values        all finite; copies on other ranks are alike",
+    ):
+        assert line in told
+    broken = copied(folder / "mds", tmp_path / "broken")
+    found = open_any(broken)
+    norm = next(region for region in found.source.regions if region.is_copy)
+    norm.map(writable=True)[3] = 7.0
+    with pytest.raises(UserError, match=r"mp_rank_01.*differs from that of other ranks"):
+        inspect(broken, values=True)
+    own = next(region for region in found.source.regions if not region.is_copy)
+    own.map(writable=True)[3] = float("nan")
+    with pytest.raises(UserError, match="1 values are NaN or infinite"):
+        inspect(broken, values=True)
+
+
+def test_what_it_writes_tokamake_trains_from(folder: Path, tmp_path: Path) -> None:
+    convert(source=folder / "mds", target=tmp_path / "a", format="mds")
+    architecture, found, iteration = megatron_deepspeed.read(tmp_path / "a")
+    assert (architecture, iteration) == (FAMILIES["llama"], 0)
+    for name, tensor in weights(architecture).items():
+        assert torch.equal(found[name], tensor)
+
+
+def test_what_is_left_behind_is_said(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = copied(folder / "mds", tmp_path / "states")
+    torch.save({}, states / "global_step0" / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    convert(source=states, target=tmp_path / "a", format="hf")
+    assert "left behind: optimizer states of DeepSpeed" in capsys.readouterr().out
+    convert(source=folder / "mds", target=tmp_path / "b", format="hf")
+    assert "left behind" not in capsys.readouterr().out
+
+
+def test_number_formats_that_are_mixed_are_kept_or_widened(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    architecture = FAMILIES["llama"]
+    hugging_face.write(tmp_path / "hf", architecture, weights(architecture))
+    file = tmp_path / "hf" / "model.safetensors"
+    mixed = load_file(file)
+    key = "model.layers.0.self_attn.k_proj.weight"
+    mixed[key] = torch.randn(64, 64)
+    save_file(mixed, file, metadata={"format": "pt"})
+    convert(source=tmp_path / "hf", target=tmp_path / "a", format="mds")
+    found = open_any(tmp_path / "a").source
+    assert torch.equal(found.read(f"model.{key}"), mixed[key])
+    query = f"model.{key.replace('k_proj', 'q_proj')}"
+    assert found.dtype(query) == torch.float32
+    assert found.dtype("model.model.norm.weight") == torch.bfloat16
+
+
+def test_numbers_that_a_format_has_not_are_refused(tmp_path: Path) -> None:
+    architecture = FAMILIES["gpt2"]
+    known = weights(architecture, torch.float32)
+    known["model.norm.bias"][3] = 1e6
+    hugging_face.write(tmp_path / "hf", architecture, known)
+    with pytest.raises(UserError, match=r"model\.norm\.bias: has numbers beyond those of fp16"):
+        convert(source=tmp_path / "hf", target=tmp_path / "a", format="mds", dtype="fp16")
+    assert not (tmp_path / "a").exists()
+
+
+def test_one_conversion_at_a_time(folder: Path, tmp_path: Path) -> None:
+    with (
+        written._alone(tmp_path / ".a.converting", tmp_path / "a"),
+        pytest.raises(UserError, match="a: another conversion writes it"),
+    ):
+        convert(source=folder / "hf", target=tmp_path / "a", format="mds")
+    convert(source=folder / "hf", target=tmp_path / "a", format="mds")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_what_a_run_cannot_start_from_says_how_it_could(folder: Path) -> None:
+    for name, message in (("mds", "of 2 tensor-parallel ranks"), ("pipe", "no weights in it")):
+        with pytest.raises(UserError, match=f"{message}; make .* `tokamake convert"):
+            megatron_deepspeed.read(folder / name)
+
+
+@pytest.mark.parametrize("kind", ["mds", "mds-pipeline", "megatron", "native"])
+def test_the_end_token_goes_along(
+    kind: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    architecture = FAMILIES["llama"]
+    hugging_face.write(tmp_path / "hf", architecture, weights(architecture), eos_token=5)
+    convert(source=tmp_path / "hf", target=tmp_path / "a", format=kind)
+    convert(source=tmp_path / "a", target=tmp_path / "b", format="hf")
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / "b" / name).read_text())["eos_token_id"] == 5
+    assert "no end-of-text token" not in capsys.readouterr().out
+    megatron_deepspeed.write(tmp_path / "c", architecture, weights(architecture))
+    convert(source=tmp_path / "c", target=tmp_path / "d", format="hf")
+    assert "no end-of-text token" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "gpt2", "llama-tied", "gpt2-untied"])
+def test_megatrons_own_arguments_tell_the_same_model(name: str, tmp_path: Path) -> None:
+    architecture = FAMILIES[name]
+    hugging_face.write(tmp_path / "hf", architecture, weights(architecture))
+    for kind in ("mds", "megatron"):
+        convert(source=tmp_path / "hf", target=tmp_path / kind, format=kind)  # type: ignore
+        (file,) = (tmp_path / kind).rglob("*.pt")
+        state = torch.load(file, weights_only=False)
+        del state["args"].tokamake
+        torch.save(state, file)
+        assert_same(open_any(tmp_path / kind), architecture)
