@@ -45,6 +45,8 @@ Step = Callable[[np.ndarray], float]
 
 def main() -> None:
     """Measure and print tables."""
+    # Of CPUs: all contestants see no other device.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=12, help="steps that are measured")
     parser.add_argument("--warmup-rounds", type=int, default=5)

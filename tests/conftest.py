@@ -1,6 +1,7 @@
 """Fixtures that several test files share: a little real text and a tokenizer trained on it."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,15 @@ SAMPLES = {
     "code": {"num_files": 2, "file_bytes": 60_000},
     "docs": {"num_files": 2, "file_bytes": 40_000},
 }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide accelerators, on which results differ from what tests hold them against.
+
+    `pytest -m gpu` shows them to the tests that are of them.
+    """
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import wait
@@ -22,8 +23,9 @@ from faulty import dying
 from torch.distributed.checkpoint import FileSystemWriter
 
 from tokamake.cli import main
+from tokamake.runtime import STOPPED
 from tokamake.train import restart
-from tokamake.train.loop import STOPPED, Loop
+from tokamake.train.loop import Loop
 
 CONTEXT = get_context("forkserver")
 CONTEXT.set_forkserver_preload(
@@ -176,6 +178,16 @@ def killed_in_commit(number: int) -> None:
                 setattr(os, name, function)
 
     restart.commit = dying_commit
+
+
+def terminated_in_start() -> None:
+    """Ask each rank to stop while the loop is being made, before the engine's first collective."""
+
+    def begin(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(TIMEOUT)
+
+    Loop.__init__ = begin
 
 
 def writes_until_sigterm(writing: Semaphore) -> None:

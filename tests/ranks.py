@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import wait
@@ -120,6 +121,8 @@ def _rank(
     """A process's life. It never leaves through Python's own exit, where gloo's threads abort."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
     code = 1
+    # It warns where an in-place operation after a module could lose gradients.
+    warnings.filterwarnings("error", message="FSDP2-wrapped module")
     try:
         torch.set_num_threads(1)
         store = dist.FileStore(str(folder / "rendezvous"), world_size)

@@ -48,7 +48,8 @@ def test_to_other_devices_pinned_memory_is_copied_without_waiting(
     np.testing.assert_array_equal(copied.numpy(), BATCH)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: pytest -m gpu")
 def test_values_on_a_gpu() -> None:
     for number in range(50):  # memory given out again is not overwritten too early
         batches = [to_device(BATCH + number + part, torch.device("cuda")) for part in range(3)]

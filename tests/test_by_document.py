@@ -128,7 +128,8 @@ def test_documents_end_with_their_row() -> None:
     assert documents.bounds.tolist() == [0, 2, 3, 6]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: pytest -m gpu")
 @pytest.mark.parametrize("groups", [2, 4])
 def test_flash_attention_on_a_gpu(groups: int) -> None:
     on_gpu = [x.detach().cuda().bfloat16().requires_grad_() for x in heads(groups)]

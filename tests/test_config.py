@@ -20,7 +20,7 @@ def error_of(value: object) -> str:
 
 
 MISTAKES = {
-    "my.yaml: trian: unknown key; this section knows run, seed": {"trian": {}},
+    "my.yaml: trian: unknown key; did you mean train?": {"trian": {}},
     "my.yaml: train.lr: unknown key; this section knows sequence_length": {"train": {"lr": 1}},
     "my.yaml: train.optimizer.lr: unknown key; this section knows name, learning_rate": {
         "train": {"optimizer": {"lr": 1}}
@@ -33,22 +33,22 @@ MISTAKES = {
     },
     "my.yaml: train.train_steps: -3: input should be greater": {"train": {"train_steps": -3}},
     "my.yaml: train.split: '9,1': give three non-negative numbers": {"train": {"split": "9,1"}},
-    "my.yaml: train: global_batch_size 5 is not a multiple of micro_batch_size 2": {
+    "my.yaml: train.global_batch_size 5 is not a multiple of micro_batch_size 2": {
         "train": {"global_batch_size": 5, "micro_batch_size": 2}
     },
-    "my.yaml: train: schedule.warmup_steps: 9: more than train_steps 5; the rate would": {
+    "my.yaml: train.schedule.warmup_steps: 9: more than train_steps 5; the rate would": {
         "train": {"train_steps": 5, "schedule": {"warmup_steps": 9}}
     },
-    "my.yaml: train: train_steps and train_tokens both say how long; give one": {
+    "my.yaml: train.train_steps and train_tokens both say how long; give one": {
         "train": {"train_steps": 5, "train_tokens": 5}
     },
-    "my.yaml: train: train_tokens: 4095: fills no global batch of 8 × 512 tokens; raise it": {
+    "my.yaml: train.train_tokens: 4095: fills no global batch of 8 × 512 tokens; raise it": {
         "train": {"train_tokens": 4095}
     },
-    "my.yaml: train: rampup_batch_size: from 3 by 2 it never gets to global_batch_size 8": {
+    "my.yaml: train.rampup_batch_size: from 3 by 2 it never gets to global_batch_size 8": {
         "train": {"rampup_batch_size": [3, 2, 9]}
     },
-    "my.yaml: train: zero_stage: 0: keeps no fp32 weights beside bf16; set it to 1": {
+    "my.yaml: train.zero_stage: 0: keeps no fp32 weights beside bf16; set it to 1": {
         "train": {"zero_stage": 0, "precision": "bf16", "backend": "deepspeed"}
     },
     "my.yaml: train.split: 'nan,1,1': give three non-negative numbers": {

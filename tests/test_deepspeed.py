@@ -47,6 +47,10 @@ PROVED: Proved = {
         ("tied", zero(0) | parallel(pp=2, schedule="zbv", vpp=2)),
         ("untied", zero(1) | parallel(pp=2, tp=2, sp=True, schedule="interleaved_1f1b", vpp=2)),
     ],
+    8: [
+        ("tied", zero(1) | parallel(pp=2, tp=2, sp=True)),
+        ("untied", zero(3) | parallel(tp=2, cp=2)),
+    ],
 }
 """Layouts by number of ranks: which start, and which settings."""
 

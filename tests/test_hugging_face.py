@@ -140,7 +140,7 @@ def test_a_stored_copy_of_the_tied_output_layer_is_left_out(tmp_path: Path) -> N
         ),
         (
             {"rope_parameters": {"rope_type": "llama3", "factor": 2.0}},
-            "rope_scaling: rope_type llama3 needs high_freq_factor, low_freq_factor; add it",
+            "rope_scaling.rope_type llama3 needs high_freq_factor, low_freq_factor; add it",
         ),
         (
             {"rope_scaling": {"rope_type": "linear", "factor": 0.5}},

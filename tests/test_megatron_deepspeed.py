@@ -252,7 +252,7 @@ REMEDY = "import or train the checkpoint again"
             _resave(lambda s: s.update(args=argparse.Namespace())),
             r"no args\.tokamake",
         ),
-        (_resave(lambda s: s.update(module=None)), r"saved with pipeline parallelism"),
+        (_resave(lambda s: s.update(module=None)), r"no weights in it; make a checkpoint of it"),
         (_shape(hidden_size=0), r"args\.tokamake: hidden_size: 0"),
         (_shape(num_hidden_layers=4), r"layers\.3\..* \(and 5 more\) is missing; fetch"),
         (_shape(num_hidden_layers=2), r"layers\.2\..* \(and 5 more\) is not part of the model"),

@@ -1,6 +1,7 @@
 """The estimate of memory against what layers keep and what torch allocates."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tokamake.config import Architecture, Run, read_run
 from tokamake.models._positions import rotary
 from tokamake.runtime import Ranks
 from tokamake.train.backends.native import Engine
-from tokamake.train.memory import estimate
+from tokamake.train.memory import _limits, estimate
 from tokamake.train.opening import chosen, opening
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -155,6 +156,24 @@ def test_a_start_tells_what_was_chosen(run: Run) -> None:
     assert "4 ranks = data 2 × tensor 2 on cpu" in found
     assert "zero_stage 2" in found
     assert list(chosen(run.train, run.train)) == []
+    other = laid_out(run, {"optimizer": {"name": "sgd", "momentum": 0.8}, "zero_stage": 1})
+    told = [line for line in chosen(other.train, run.train) if line.startswith("optimizer")]
+    assert told == ["optimizer.name sgd", "optimizer.momentum 0.8"]
+
+
+def test_the_hosts_memory_is_the_jobs_part_of_it(tmp_path: Path) -> None:
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    assert min(_limits(tmp_path)) == math.inf
+    write("proc/self/cgroup", "0::/slurm/job_7\n")
+    write("sys/fs/cgroup/slurm/job_7/memory.max", "max\n")
+    write("sys/fs/cgroup/slurm/memory.max", "16000000000\n")
+    assert min(_limits(tmp_path)) == 16e9
+    write("proc/self/cgroup", "5:cpu:/x\n4:memory:/slurm/job_7\n")
+    write("sys/fs/cgroup/memory/slurm/job_7/memory.limit_in_bytes", "8000000000\n")
+    assert min(_limits(tmp_path)) == 8e9
 
 
 def test_a_run_that_does_not_fit_is_warned_of(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

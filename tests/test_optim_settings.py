@@ -62,25 +62,25 @@ def section(**values: Any) -> dict[str, Any]:
 
 
 MISTAKES = {
-    "train.optimizer: momentum: 0.9: adamw makes no use of it, but of beta1, beta2, epsilon, "
+    "train.optimizer.momentum: 0.9: adamw makes no use of it, but of beta1, beta2, epsilon, "
     "weight_decay; remove it": {"optimizer": {"momentum": 0.9}},
-    "train.optimizer: beta1: 0.9: sgd makes no use of it": {
+    "train.optimizer.beta1: 0.9: sgd makes no use of it": {
         "optimizer": {"name": "sgd", "beta1": 0.9}
     },
     "train.optimizer.beta2: 1.0: input should be less than 1": {"optimizer": {"beta2": 1.0}},
-    "train.optimizer: weight_decay_schedule: linear: give end_weight_decay": {
+    "train.optimizer.weight_decay_schedule: linear: give end_weight_decay": {
         "optimizer": {"weight_decay_schedule": "linear"}
     },
-    "train.optimizer: end_weight_decay: 0.2: set weight_decay_schedule to linear or cosine": {
+    "train.optimizer.end_weight_decay: 0.2: set weight_decay_schedule to linear or cosine": {
         "optimizer": {"end_weight_decay": 0.2}
     },
-    "train.schedule: warmup_steps and warmup_tokens state the same; give one of them": {
+    "train.schedule.warmup_steps and warmup_tokens state the same; give one of them": {
         "schedule": {"warmup_steps": 5, "warmup_tokens": 5}
     },
-    "train.schedule: min_ratio and min_learning_rate state the same": {
+    "train.schedule.min_ratio and min_learning_rate state the same": {
         "schedule": {"min_ratio": 0.1, "min_learning_rate": 1e-5}
     },
-    "train.schedule: cooldown_steps: 3: cosine makes no use of it": {
+    "train.schedule.cooldown_steps: 3: cosine makes no use of it": {
         "schedule": {"cooldown_steps": 3}
     },
     "train.schedule.cooldown_shape: 'round': input should be": {
@@ -117,7 +117,7 @@ MISTAKES = {
 def test_mistakes_are_one_line_each(message: str) -> None:
     with pytest.raises(UserError) as error:
         validate(TrainSettings, section(**MISTAKES[message]), "train")
-    assert message.removeprefix("train: ").removeprefix("train.") in str(error.value)
+    assert message.removeprefix("train.") in str(error.value)
     assert len(str(error.value).splitlines()) == 1
 
 

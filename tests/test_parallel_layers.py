@@ -140,7 +140,7 @@ def sharded(*, replicas: int) -> None:
     ours = Shared(7, ALONE)
     placed = tensor.placements(ours)
     policy = MixedPrecisionPolicy()
-    shards.shard(ours, [ours.row], at, policy=policy, reshard_after_forward=True)
+    shards.shard(ours, [ours.embedding], at, policy=policy, reshard_after_forward=True)
     shapes, names = {n: p.shape for n, p in whole.items()}, {n: n for n in whole}
     held = shards.held_by(ours, placed, at, shapes=shapes, saved_names=names, copy=None)
     fill(held, whole)

@@ -54,7 +54,7 @@ def test_what_fits_passes(plan: Plan) -> None:
 
 
 BREAKS: dict[str, Any] = {
-    "does not divide": lambda p: p | {"world_size": p["world_size"] + 1},
+    "ranks or a multiple": lambda p: p | {"world_size": p["world_size"] + 1},
     "attention heads": lambda p: p | {"architecture": odd(p, "num_attention_heads")},
     "intermediate_size": lambda p: p | {"architecture": odd(p, "intermediate_size")},
     "sequence_length": lambda p: p | {"sequence_length": p["sequence_length"] + 1},
@@ -92,7 +92,7 @@ def test_what_does_not_fit_fails_in_one_line(plan: Plan, way: str) -> None:
     broken = BREAKS[way](plan)
     settings = plan["settings"]
     bears = {
-        "does not divide": plan["world_size"] == plan["data"],
+        "ranks or a multiple": plan["world_size"] == plan["data"],
         "attention heads": settings["tensor_parallel_size"] == 1
         and (
             settings["context_parallel_size"] == 1 or settings["context_parallel_method"] == "ring"
@@ -132,13 +132,13 @@ def test_interleaved_rounds_are_equal() -> None:
 
 
 SIZED: dict[str, Plan] = {
-    "tensor 2 × context 3 × pipeline 1 parallel = 6 does not divide 8 ranks": {
+    "tensor 2 × context 3 × pipeline 1 takes 6 ranks or a multiple, this run has 8": {
         "tensor_parallel_size": 2, "context_parallel_size": 3,
     },
     "data_parallel_replicate_size: 3: does not divide 8 data-parallel ranks": {
         "data_parallel_replicate_size": 3,
     },
-    "tensor 16 × context 1 × pipeline 1 parallel = 16 does not divide 8 ranks; start a multiple": {
+    "tensor 16 × context 1 × pipeline 1 takes 16 ranks or a multiple, this run has 8; start it": {
         "tensor_parallel_size": 16,
     },
 }  # fmt: skip

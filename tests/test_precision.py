@@ -8,6 +8,7 @@ import pytest
 import torch
 from engines import RATES, assert_equal, build, coming, go, states, weights
 from layouts import laid_out, parallel
+from layouts import train as train_layout
 from layouts import train_all as train_layouts
 from ranks import spawn
 from runs import make_run, prepare
@@ -49,6 +50,26 @@ def test_low_precision_stays_near_fp32(config: Path) -> None:
     for precision, band in BANDS.items():
         distance = np.abs(np.array(found[precision]) / exact - 1).max()
         assert 1e-7 < distance < band, precision
+
+
+def wide_sums(config: Path, all_changes: list[dict[str, Any]]) -> None:
+    """Gradients of bf16 passes add up in fp32: in bf16 few sums of several would be exact."""
+    for changes in all_changes:
+        run = laid_out(read_run(config), {"precision": "bf16", "micro_batch_size": 1, **changes})
+        first, *_ = train_layout(run)["gradients"]
+        values = torch.cat([tensor.flatten() for _, _, _, tensor in first])
+        values = values[values != 0]
+        assert values.dtype == torch.float32
+        # Clipping would scale all of them by what bf16 does not have.
+        exact = (values.bfloat16().float() == values).float().mean()
+        assert exact < 0.5, (changes, exact)
+
+
+def test_gradients_add_up_in_fp32(config: Path) -> None:
+    apart = {"gradient_clipping": 0.0}
+    spawn(wide_sums, 1, config, [apart])
+    others = ({"zero_stage": 2}, {"zero_stage": 3}, parallel(tp=2), parallel(cp=2), parallel(pp=2))
+    spawn(wide_sums, 2, config, [{**apart, **changes} for changes in others])
 
 
 def on_two_ranks(config: Path, folder: Path) -> None:

@@ -53,6 +53,18 @@ def test_aurora_binds_each_rank_to_its_own_cores(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize(("gpus", "seen"), [(1, "hidden"), (2, "seen")])
+def test_local_ranks_share_no_gpu(tmp_path: Path, gpus: int, seen: str) -> None:
+    stand_in = tmp_path / "nvidia-smi"
+    stand_in.write_text("#!/bin/sh\n" + "echo GPU 0: a\n" * gpus)
+    stand_in.chmod(0o755)
+    script = '[ -z "${CUDA_VISIBLE_DEVICES+set}" ] && echo seen || echo hidden'
+    result = launch("local", tmp_path, "1", "2", "bash", "-c", script)
+    assert result.stdout.splitlines() == [seen] * 2
+    assert ("2 ranks, 1 GPU: on CPUs" in result.stderr) == (seen == "hidden")
+
+
+@pytest.mark.ranks
 def test_local_ranks_and_their_exit_status(tmp_path: Path) -> None:
     script = (
         'echo "rank $RANK of $WORLD_SIZE"; [ "$RANK" = 0 ] || exit 0; echo mistake >&2; exit 75'

@@ -8,7 +8,7 @@ import pytest
 
 from tokamake import runtime
 from tokamake.errors import UserError
-from tokamake.runtime import Ranks, first_host, num_threads, one_voice, progress
+from tokamake.runtime import Ranks, check_devices, first_host, num_threads, one_voice, progress
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 DEEPSPEED = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
@@ -172,3 +172,9 @@ def test_progress_on_a_terminal(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert list(progress(iter([1, 2]), label="reading", total=2)) == [1, 2]
     assert "reading" in capsys.readouterr().err
+
+
+def test_ranks_with_one_device_are_refused() -> None:
+    check_devices([("a", "0"), ("a", "1"), ("b", "0")])
+    with pytest.raises(UserError, match="ranks 1 and 2 have the same device of b: start no more"):
+        check_devices([("a", "0"), ("b", "0"), ("b", "0")])

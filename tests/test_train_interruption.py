@@ -14,6 +14,7 @@ from forked import (
     Started,
     killed_in_backward,
     killed_in_commit,
+    terminated_in_start,
     train,
     writes_until_sigterm,
 )
@@ -21,7 +22,7 @@ from runs import losses, make_run, prepare
 
 from tokamake import files
 from tokamake.config import read_run
-from tokamake.train.loop import STOPPED
+from tokamake.runtime import STOPPED
 
 Settings = dict[str, Any]
 
@@ -87,6 +88,18 @@ def test_killed_while_the_batch_grows(root: Path) -> None:
     expected = make_run(root, "whole-growing", **settings)
     train(expected)
     assert_survives_kill(make_run(root, "killed-growing", **settings), expected, ranks=1)
+
+
+@pytest.mark.ranks
+def test_sigterm_before_a_step(root: Path) -> None:
+    config = make_run(root, "early", zero_stage=2)
+    with Started(config, ranks=2, fault=terminated_in_start) as started:
+        assert started.ended() == [STOPPED] * 2, started.printed
+        opening = started.printed.splitlines()
+    assert opening[-1] == "stopped by SIGTERM; there was nothing to save"
+    assert [line for line in opening[:-1] if line.startswith("stopped")] == []
+    assert "Traceback" not in "".join(opening)
+    assert not (read_run(config).output / "latest").exists()
 
 
 @pytest.mark.ranks

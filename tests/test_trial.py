@@ -124,6 +124,8 @@ def test_a_learning_rate_is_found(
 def test_rates_that_do_not_grow_are_refused(root: Path) -> None:
     with pytest.raises(UserError, match="give 0 < from < to"):
         find_learning_rate(config=make_run(root, "still"), start=1.0, end=0.1)
+    with pytest.raises(UserError, match="--steps 9: give 10 or more"):
+        find_learning_rate(config=make_run(root, "still"), steps=9)
 
 
 def test_the_printed_curve_is_short() -> None:

@@ -178,7 +178,7 @@ MISTAKES = {
     "unknown key": (
         {"trian": {}},
         CORPORA,
-        "my.yaml: trian: unknown key; this section knows run, seed",
+        "my.yaml: trian: unknown key; did you mean train?",
     ),
     "unknown plug-in": (
         {"train": {"optimizer": {"name": "adamww"}}},

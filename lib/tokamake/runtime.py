@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     import torch
 
 Item = TypeVar("Item")
+
+STOPPED = 75
+"""Exit code of a run that was asked to stop before its end: EX_TEMPFAIL of sysexits.h."""
 
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # torchrun; deepspeed has LOCAL_SIZE
@@ -138,7 +141,8 @@ def process_group(ranks: Ranks) -> Iterator["torch.device"]:
     none.
 
     Raises:
-        UserError: MPI does not see the peers that the launcher started.
+        UserError: MPI does not see the peers that the launcher started, or two ranks have the same
+            device.
     """
     import torch.distributed as dist
 
@@ -159,6 +163,8 @@ def process_group(ranks: Ranks) -> Iterator["torch.device"]:
     try:
         if device.type == "cpu":
             _share_cores()
+        elif device.type == "cuda":
+            _compare_devices(device)
         yield device
         dist.barrier(device_ids=None if device.type == "cpu" else [device.index])
     finally:
@@ -246,6 +252,37 @@ def _share_cores() -> None:
     threads = num_threads(everyone.count(own))
     if threads:
         torch.set_num_threads(threads)
+
+
+def _compare_devices(device: "torch.device") -> None:
+    import torch
+    import torch.distributed as dist
+
+    # Ranks of one device could not even tell each other through it.
+    group = dist.new_group(backend="gloo")
+    # Launchers may show each rank one device, which all call 0; tiles of an XPU have no such name.
+    own = (socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid))
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, own, group=group)
+    check_devices(everyone)
+
+
+def check_devices(owners: Sequence[tuple[str, str]]) -> None:
+    """See that each rank has a device of its own.
+
+    Args:
+        owners: host and device of each rank.
+
+    Raises:
+        UserError: two have the same.
+    """
+    first: dict[tuple[str, str], int] = {}
+    for rank, owner in enumerate(owners):
+        if (other := first.setdefault(owner, rank)) != rank:
+            raise UserError(
+                f"ranks {other} and {rank} have the same device of {owner[0]}: start no more ranks "
+                "a host than it has devices, or hide these (CUDA_VISIBLE_DEVICES=) to train on CPUs"
+            )
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 Values come from YAML files and tables; `config` has the models.
 """
 
+import difflib
+import re
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -39,21 +41,32 @@ def _explain(model: type[BaseModel], item: Any, where: str) -> str:
     path = ".".join(str(part) for part in item["loc"])
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
-        keys = ", ".join(_keys_beside(model, item["loc"]))
-        return f"{where}: {path}: unknown key; this section knows {keys}"
+        keys = [*_section(model, item["loc"][:-1]).model_fields]
+        close = difflib.get_close_matches(str(item["loc"][-1]), keys, n=2, cutoff=0.7)
+        advice = (
+            f"did you mean {' or '.join(close)}?"
+            if close
+            else f"this section knows {', '.join(keys)}"
+        )
+        return f"{where}: {path}: unknown key; {advice}"
     if item["type"] == "missing":
         return f"{where}: {path}: missing; add it"
     shown = "" if isinstance(item["input"], dict | BaseModel) else f" {item['input']!r}:"
-    place = f"{where}: {path}:" if path else f"{where}:"
-    return f"{place}{shown} {message[0].lower()}{message[1:]}"
+    if not path:
+        return f"{where}:{shown} {message[0].lower()}{message[1:]}"
+    # What a section says of its own keys begins with one: `train` and `zero_stage: 3: ...`.
+    key = re.match(r"\w*", message)
+    if not shown and key and key[0] in _section(model, item["loc"]).model_fields:
+        return f"{where}: {path}.{message}"
+    return f"{where}: {path}:{shown} {message[0].lower()}{message[1:]}"
 
 
-def _keys_beside(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    """Keys that the section of `location` knows; parts that are no field are keys of a mapping."""
-    for part in location[:-1]:
+def _section(model: type[BaseModel], location: tuple[Any, ...]) -> type[BaseModel]:
+    """The section at `location`; parts of it that are no field are keys of a mapping."""
+    for part in location:
         if field := model.model_fields.get(str(part)):
             model = _model_in(field.annotation) or model
-    return list(model.model_fields)
+    return model
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

@@ -2,7 +2,8 @@
 
 torchrun itself wraps a failure in a traceback and a report of its own and always returns 1, so that
 one could tell neither a user's mistake (2) nor a run that saved and stopped (75) from a crash. It
-passes SIGTERM on; ranks have ten minutes then to save, not half of one.
+passes SIGTERM on; ranks have ten minutes then to save, not half of one, and 75 is what it ends with
+where that is what they say.
 """
 
 import logging
@@ -13,26 +14,50 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import (
+    SubprocessHandler,
+)
 from torch.distributed.run import parse_args, run
 
+STOPPED = 75
+"""Of a run that is saved, but not finished."""
 
-def end_ranks(number: int) -> None:
-    """Pass a signal on to ranks that torchrun was just starting, and forgot, and wait for them."""
+popen, started = SubprocessHandler._popen, []
+
+
+def noted(*arguments):
+    """Start a rank, and remember it: of those that a signal ends, torchrun tells no exit code."""
+    started.append(popen(*arguments))
+    return started[-1]
+
+
+SubprocessHandler._popen = noted
+
+
+def end_ranks(number: int) -> set[int]:
+    """Pass a signal on to ranks that torchrun was just starting, and forgot.
+
+    Returns:
+        Exit codes of all ranks.
+    """
+    known = {rank.pid for rank in started}
     children = Path(f"/proc/self/task/{os.getpid()}/children")
-    if not children.exists():
-        return
+    pids = map(int, children.read_text().split()) if children.exists() else ()
     # Ranks have sessions of their own, unlike other helpers of Python's.
-    ranks = [pid for pid in map(int, children.read_text().split()) if os.getsid(pid) == pid]
+    ranks = [pid for pid in pids if os.getsid(pid) == pid]
     for pid in ranks:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
+    codes = {rank.wait() for rank in started}
     for pid in ranks:
-        with suppress(ChildProcessError):
-            os.waitpid(pid, 0)
+        if pid not in known:
+            with suppress(ChildProcessError):
+                codes.add(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    return codes
 
 
 os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")
-logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+logging.disable(logging.CRITICAL)  # of this process; ranks are others
 try:
     run(parse_args(sys.argv[1:]))
 except ChildFailedError as error:
@@ -41,5 +66,5 @@ except ChildFailedError as error:
         print(f"rank {rank} was ended by signal {-failure.exitcode}", file=sys.stderr)
     sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
 except SignalException as error:
-    end_ranks(error.sigval)
-    sys.exit(128 + error.sigval)
+    codes = end_ranks(error.sigval)
+    sys.exit(STOPPED if STOPPED in codes <= {0, STOPPED} else 128 + error.sigval)

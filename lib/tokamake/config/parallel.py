@@ -81,9 +81,9 @@ class ParallelSettings(Settings):
         size, rest = divmod(world_size, tensor * context * pipeline)
         if rest or not size:
             raise UserError(
-                f"train.parallel: tensor {tensor} × context {context} × pipeline {pipeline} "
-                f"parallel = {tensor * context * pipeline} does not divide {world_size} ranks; "
-                "start a multiple of it"
+                f"train.parallel: tensor {tensor} × context {context} × pipeline {pipeline} takes "
+                f"{tensor * context * pipeline} ranks or a multiple, this run has {world_size}; "
+                "start it on so many or change these sizes"
             )
         if size % replicas:
             raise UserError(

@@ -11,6 +11,7 @@ from tokamake import files
 from tokamake.config.architecture import Architecture
 from tokamake.config.fields import Settings
 from tokamake.config.training import TrainSettings
+from tokamake.errors import UserError
 from tokamake.validation import read_yaml, validate
 
 
@@ -56,7 +57,13 @@ ROOT_VARIABLE = "TOKAMAKE_DATA_ROOT"
 
 def read_run(path: Path) -> Run:
     """Read a resolved run, as `resolve` writes it; its data may have moved to another root."""
-    run = validate(Run, read_yaml(path, "make it with `tokamake resolve`"), str(path))
+    value = read_yaml(path, "make it with `tokamake resolve`")
+    if isinstance(value, dict) and not value.keys() & {"architecture", "index", "output"}:
+        raise UserError(
+            f"{path}: is no resolved run; give the run.yaml in the run's folder of results, which "
+            "the workflow makes of its config"
+        )
+    run = validate(Run, value, str(path))
     named = os.environ.get(ROOT_VARIABLE)
     return run.model_copy(update={"data_root": Path(named)}) if named else run
 

@@ -193,20 +193,20 @@ class TrainSettings(Settings):
             return
         if self.backend == "deepspeed":
             raise ValueError(
-                "compile: with backend deepspeed, whose hooks it would have to see through, no run "
-                "was proved; set it to false or backend to native"
+                "compile: true: is not supported by backend deepspeed; set it to false or backend "
+                "to native"
             )
         if self.recompute_granularity == "selective":
             raise ValueError(
-                "compile: hides from recompute_granularity: selective which operators are cheap; "
-                "set one of them to false or none"
+                "compile: true: does not go with recompute_granularity selective, which tells "
+                "operators apart; set compile to false, or the other to full or none"
             )
         schedule = self.parallel.pipeline_schedule
         if self.parallel.pipeline_parallel_size > 1 and schedule in SPLIT_BACKWARD:
             # Compiled backward passes give away buffers that the second half needs.
             raise ValueError(
-                f"compile: with pipeline_schedule {schedule}, which computes gradients of weights "
-                "late, they come out wrong; set it to false or take interleaved_1f1b"
+                f"compile: true: with pipeline_schedule {schedule}, which computes gradients of "
+                "weights late, these come out wrong; set it to false or take interleaved_1f1b"
             )
 
     def _check_length(self) -> None:

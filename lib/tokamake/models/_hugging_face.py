@@ -89,7 +89,7 @@ class Format:
             if self.fused and "self_attn.q_proj." in name:
                 qkv = [tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
                 tensor = self._fuse(architecture, qkv)
-            theirs[self.name(name)] = tensor.mT if self._turns(name) else tensor
+            theirs[self.name(name)] = tensor.mT if self.turns(name) else tensor
         return theirs
 
     def to_ours(
@@ -105,14 +105,36 @@ class Format:
         ours: dict[str, Tensor] = {}
         for name in names:
             tensor = theirs[self.name(name)]
-            if self._turns(name):
+            if self.turns(name):
                 tensor = tensor.mT
             if self.fused and (part := re.search(r"self_attn\.([qkv])_proj\.", name)):
                 tensor = self._split(architecture, tensor)["qkv".index(part[1])]
             ours[name] = tensor.contiguous()
         return ours
 
-    def _turns(self, name: str) -> bool:
+    def rows(self, architecture: Architecture, name: str, number: int) -> list[tuple[slice, int]]:
+        """Where the rows of a tensor of ours lie in theirs, before that is transposed.
+
+        Args:
+            architecture: shape of the model.
+            name: of ours.
+            number: of its rows.
+
+        Returns:
+            Runs of its rows, each with the row of theirs at which it begins.
+        """
+        part = re.search(r"self_attn\.([qkv])_proj\.", name)
+        if not self.fused or not part:
+            return [(slice(0, number), 0)]
+        heads = architecture.num_key_value_heads
+        groups = heads if self.fused_rows == "grouped" else 1
+        width = heads * architecture.head_dim // groups
+        widths, index = (architecture.hidden_size // groups, width, width), "qkv".index(part[1])
+        before, own, group = sum(widths[:index]), widths[index], sum(widths)
+        return [(slice(n * own, (n + 1) * own), n * group + before) for n in range(groups)]
+
+    def turns(self, name: str) -> bool:
+        """Whether a tensor of ours lies transposed in theirs."""
         return self.transposed and name.endswith("_proj.weight")
 
     def _fuse(self, architecture: Architecture, qkv: list[Tensor]) -> Tensor:

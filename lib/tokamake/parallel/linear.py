@@ -63,7 +63,8 @@ def _product(x: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tens
     if not _by_onednn(x, weight_ED):
         return F.linear(x, weight_ED, bias_E)
     y: Tensor = ONEDNN(x, weight_ED, bias_E, "none", [], "")
-    return y
+    # It is a view of itself, of which FSDP2 would warn.
+    return y.data
 
 
 class _Linear(torch.autograd.Function):

@@ -10,6 +10,9 @@ import numpy.typing as npt
 
 from tokamake.errors import UserError
 
+FEWEST = 10
+"""Steps whose losses say anything."""
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -34,10 +37,10 @@ def suggest(rates: Sequence[float], losses: Sequence[float], *, smoothing: float
     """
     finite = np.isfinite(np.asarray(losses, dtype=np.float64))
     count = len(losses) if finite.all() else int(np.argmin(finite))
-    if count < 10:
+    if count < FEWEST:
         raise UserError(
-            f"learning-rate finder: {count} finite losses before training diverged; 10 or more "
-            "are needed: start lower or take more steps"
+            f"learning-rate finder: {count} finite losses before training diverged; {FEWEST} or "
+            "more are needed: start lower or take more steps"
         )
     logs = np.log(np.asarray(rates[:count], dtype=np.float64))
     smooth = _smooth(np.asarray(losses[:count], dtype=np.float64), smoothing * len(losses))

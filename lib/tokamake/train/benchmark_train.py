@@ -44,15 +44,8 @@ def benchmark_train(
                 )
         from tokamake.train import speed
         from tokamake.train.numerics import repeatable
-        from tokamake.train.opening import opening
-        from tokamake.train.resolve import check_layout
         from tokamake.train.trial import Trial
 
-        with runtime.same_fate():
-            check_layout(run, ranks.world_size)
-            said = opening(run, ranks, device)
-        if ranks.rank == 0:
-            print(said, flush=True)
         with repeatable(run.train.deterministic):
             total = warmup_steps + steps + speed.split_steps(steps)
             trial = Trial(run, ranks, device, num_steps=total, synthetic=synthetic)

@@ -40,7 +40,7 @@ def find_learning_rate(
     from tokamake import files, runtime
     from tokamake.config import read_run
     from tokamake.errors import UserError
-    from tokamake.schedules._finder import suggest, sweep
+    from tokamake.schedules._finder import FEWEST, suggest, sweep
 
     ranks = runtime.Ranks.find()
     with runtime.one_voice(ranks), runtime.process_group(ranks) as device:
@@ -48,6 +48,8 @@ def find_learning_rate(
             run = read_run(config)
             if not 0 < start < end:
                 raise UserError(f"--from {start:g} --to {end:g}: give 0 < from < to")
+            if steps < FEWEST:
+                raise UserError(f"--steps {steps}: give {FEWEST} or more")
         from tokamake.train.numerics import repeatable
         from tokamake.train.trial import Trial
 

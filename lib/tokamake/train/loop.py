@@ -23,13 +23,13 @@ from tokamake.data.samples.fim import training_samples
 from tokamake.data.samples.folder import read_index
 from tokamake.data.samples.loader import Rows, Samples, batches, steps
 from tokamake.errors import UserError
-from tokamake.runtime import Ranks, ahead, heard, same_fate
+from tokamake.runtime import STOPPED, Ranks, ahead, heard, same_fate
 from tokamake.schedules import Schedule
 from tokamake.train import metrics, restart
 from tokamake.train.metrics import Metrics, console_line
 from tokamake.train.numerics import check_repeatable, decided, repeatable
 from tokamake.train.opening import opening
-from tokamake.train.resolve import check_layout, check_lengths, check_precision
+from tokamake.train.resolve import check_backend, check_layout, check_lengths, check_precision
 from tokamake.train.restart import State
 from tokamake.train.step import Saving, StepResult
 
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
     from tokamake.data.samples.loader import Step
     from tokamake.train.batch import TokenRows
-
-STOPPED = 75
-"""Exit code of a run that was asked to stop before its end: EX_TEMPFAIL of sysexits.h."""
 
 
 def train_run(run: Run, ranks: Ranks, device: "torch.device") -> int:
@@ -65,6 +62,7 @@ def train_run(run: Run, ranks: Ranks, device: "torch.device") -> int:
             check_lengths(run.train, run.architecture, described, run.index)
             check_layout(run, ranks.world_size)
             check_precision(run.train)
+            check_backend(run, device)
             check_repeatable(run, device)
         digest, state = _agree(run, ranks, described, held)
         if state and state.step >= run.train.train_steps:
@@ -75,8 +73,9 @@ def train_run(run: Run, ranks: Ranks, device: "torch.device") -> int:
             state = Loop(run, ranks, device, digest=digest, state=state).run()
         if state.step < run.train.train_steps:
             return STOPPED
-        if ranks.rank == 0:
-            _write_summary(run, state)
+        with same_fate():
+            if ranks.rank == 0:
+                _write_summary(run, state)
     return 0
 
 
@@ -95,11 +94,16 @@ def _agree(
             held.enter_context(restart.locked(run.output))
             weights = restart.weights_digest(run.checkpoint)
             digest = restart.run_digest(run, index=described, weights=weights)
-            found = [(digest, restart.claim(run.output, digest, lambda line: _say(ranks, line)))]
+            state = restart.claim(
+                run.output,
+                digest,
+                say=lambda line: _say(ranks, line),
+                differences=lambda earlier: restart.differences(earlier, run),
+            )
+            found = [(digest, state)]
     dist.broadcast_object_list(found, src=0)
-    state: State | None
-    digest, state = found[0]
-    return digest, state
+    agreed: tuple[str, State | None] = found[0]
+    return agreed
 
 
 class Loop:
@@ -140,7 +144,8 @@ class Loop:
             self._engine.load(folder)
             self._last_checkpoint = str(folder)
             _say(ranks, f"{run.output}: continuing at step {state.step}")
-        self._metrics = None if ranks.rank else Metrics(run.output, done=self._state.step)
+        with same_fate():
+            self._metrics = None if ranks.rank else Metrics(run.output, done=self._state.step)
 
     def run(self) -> State:
         """Do the steps that are left, or fewer if SIGTERM comes; the last one done is saved."""
@@ -165,13 +170,7 @@ class Loop:
             begin = time.perf_counter()
             learning_rate = self._learning_rate()
             step = next(coming)
-            found = self._engine.train_step(
-                step.micro_batches,
-                learning_rate=learning_rate,
-                weight_decay=self._weight_decay(),
-                stop=self._stop,
-                saved=self._saving is not None and self._saving[0].done,
-            )
+            found = self._train_step(step, learning_rate)
             self._check_finite(found)
             self._advance(step.global_batch_size, time.perf_counter() - begin, pace)
             if found.saved:
@@ -179,15 +178,33 @@ class Loop:
             if self._due(self._train.log_interval) or self._state.step == 1:
                 self._log(found, learning_rate, pace)
                 pace = _Pace()
+            if found.stop:
+                # Whoever asked may not wait for a validation.
+                self._save()
+                self._finish_saving()
             if self._due(self._train.evaluation_interval):
                 self._evaluate()
-            if found.stop or self._due(self._train.save_interval):
-                self._save()
             if found.stop:
                 break
+            if self._due(self._train.save_interval):
+                self._save()
         self._finish_saving()
         if self._state.step < self._train.train_steps:
             self._say(f"stopped by SIGTERM at step {self._state.step}, which is saved")
+
+    def _train_step(self, step: "Step", learning_rate: float) -> StepResult:
+        try:
+            found: StepResult = self._engine.train_step(
+                step.micro_batches,
+                learning_rate=learning_rate,
+                weight_decay=self._weight_decay(),
+                stop=self._stop,
+                saved=self._saving is not None and self._saving[0].done,
+            )
+        except UserError:  # of all ranks: a loss scale that can fall no more
+            self._finish_saving()
+            raise
+        return found
 
     def _say(self, line: str) -> None:
         _say(self._ranks, line)
@@ -328,6 +345,12 @@ def _validation(run: Run, *, verify: bool) -> dict[str, tuple[Samples, int]]:
             steps = min(run.train.evaluation_steps, len(samples) // run.train.global_batch_size)
             if steps:
                 found[name] = (samples, steps)
+            elif verify:
+                print(
+                    f"{metrics.title(name)}: not measured, for its {len(samples)} samples fill no "
+                    f"global batch of {run.train.global_batch_size}",
+                    flush=True,
+                )
     return found
 
 

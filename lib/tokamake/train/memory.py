@@ -3,7 +3,10 @@
 Parameters are counted on models without memory; all else is arithmetic on settings. Sizes in bytes.
 """
 
+import math
 import os
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -234,9 +237,37 @@ def _biases(run: Run, shape: _Shape) -> float:
 
 
 def device_memory(device: torch.device, ranks: Ranks) -> float:
-    """Bytes that the device has for this rank: of a host, its share."""
+    """Bytes that the device has for this rank: of a host, or of the job's part of it, its share."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[1])
     if device.type == "xpu":
         return float(torch.xpu.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / ranks.local_size
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(physical, *_limits()) / ranks.local_size
+
+
+def _limits(root: Path = Path("/")) -> list[float]:
+    """Bytes that control groups let this process have, as batch systems and containers set them.
+
+    Args:
+        root: under which proc and sys are.
+    """
+    found = [math.inf]
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        base, name = root / "sys/fs/cgroup", "memory.max"
+        if controllers:
+            if "memory" not in controllers.split(","):
+                continue
+            base, name = base / "memory", "memory.limit_in_bytes"
+        inside = base / path.lstrip("/")
+        for folder in (inside, *inside.parents):
+            with suppress(OSError, ValueError):
+                found.append(float((folder / name).read_text()))
+            if folder == base:
+                break
+    return found

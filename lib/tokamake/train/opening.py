@@ -64,7 +64,10 @@ def _layout(run: Run, ranks: Ranks, device: torch.device) -> str:
 
 
 def chosen(value: BaseModel, default: BaseModel, prefix: str = "") -> Iterator[str]:
-    """Settings that differ from their defaults, as `name value`."""
+    """Settings that differ from their defaults, as `name value`; of a plug-in, from its own."""
+    if (kind := getattr(value, "name", None)) != getattr(default, "name", None):
+        yield f"{prefix}name {kind}"
+        default = type(value).model_validate({"name": kind})
     for name in type(default).model_fields:
         own, usual = getattr(value, name), getattr(default, name)
         if isinstance(own, BaseModel) and isinstance(usual, BaseModel):

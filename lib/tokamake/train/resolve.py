@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from tokamake.config import Architecture, FimSettings, Run, TrainSettings
 
 
@@ -68,7 +70,10 @@ def resolve(
         "architecture": architecture,
         "train": train.model_dump(),
     }
-    write_run(output, validate(Run, values, "resolve"))
+    resolved = validate(Run, values, "resolve")
+    check_precision(resolved.train)
+    check_backend(resolved)
+    write_run(output, resolved)
 
 
 def whole_steps(train: "TrainSettings", described: dict[str, Any], index: Path) -> int:
@@ -151,6 +156,19 @@ def check_precision(train: "TrainSettings") -> None:
             f"train.parallel.pipeline_schedule: {parallel.pipeline_schedule}: would add up "
             f"gradients in {train.precision}; take interleaved_1f1b, or train.precision fp32"
         )
+
+
+def check_backend(run: "Run", device: "torch.device | None" = None) -> None:
+    """Refuse what the back end cannot do, or would do wrongly.
+
+    Args:
+        run: the resolved run.
+        device: of this rank; None where it is not known yet.
+    """
+    from tokamake.train.backends import _deepspeed_setup
+
+    if run.train.backend == "deepspeed":
+        _deepspeed_setup.check(run, device)
 
 
 def check_vocabulary(

@@ -11,18 +11,20 @@ import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain, count
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake import files
 from tokamake.checkpoint import native
 from tokamake.checkpoint.latest import latest
-from tokamake.config import INDEX_SETTINGS, Run
+from tokamake.config import INDEX_SETTINGS, Run, read_run
 from tokamake.errors import UserError
 
 SAVING = ".saving"
 """Folder inside the output folder where a checkpoint grows until it is whole."""
+_SHOWN = 5
+"""Differences between two runs that are told."""
 _WITHOUT_EFFECT = {
     "log_interval",
     "save_interval",
@@ -69,7 +71,6 @@ def run_digest(run: Run, *, index: dict[str, Any], weights: str) -> str:
         index: content of the index folder's index.json.
         weights: hash of the initial weights.
     """
-    train = run.train.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
     trained = index["splits"]["train"]
     samples = {
         "settings": {key: index[key] for key in ("version", "seed", *INDEX_SETTINGS)},
@@ -78,13 +79,49 @@ def run_digest(run: Run, *, index: dict[str, Any], weights: str) -> str:
     }
     return files.digest(
         {
-            "seed": run.seed,
-            "architecture": run.architecture.model_dump(mode="json"),
-            "train": train,
+            **_deciding(run),
             "index": samples,
             "weights": weights,
         }
     )
+
+
+def _deciding(run: Run) -> dict[str, Any]:
+    """Settings that decide a run's weights."""
+    return {
+        "seed": run.seed,
+        "architecture": run.architecture.model_dump(mode="json"),
+        "train": run.train.model_dump(mode="json", exclude=_WITHOUT_EFFECT),
+    }
+
+
+def differences(earlier: Path, run: Run) -> str:
+    """What tells a run from that which made a checkpoint, for people.
+
+    Args:
+        earlier: folder of the checkpoint, whose run.yaml says its settings.
+        run: another run.
+    """
+    try:
+        there = dict(_flat(_deciding(read_run(earlier / "run.yaml"))))
+    except UserError:
+        return "its settings are not known"
+    here = dict(_flat(_deciding(run)))
+    found = [
+        f"{name}: {there.get(name)} there, {here.get(name)} here"
+        for name in {**there, **here}
+        if there.get(name) != here.get(name)
+    ]
+    more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return f"{', '.join(islice(found, _SHOWN))}{more}" if found else "its start or its data differ"
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", "empty" if value is None else value
 
 
 def weights_digest(checkpoint: Path) -> str:
@@ -104,7 +141,14 @@ def weights_digest(checkpoint: Path) -> str:
     paths = sorted(folder.glob("*.distcp" if is_native else "*model_states.pt"))
     if not paths:
         raise UserError(f"{checkpoint}: holds no weights; make the checkpoint again")
-    return files.digest([_records(path) or files.sha256(path) for path in paths])
+    return files.digest([_content(path) for path in paths])
+
+
+def _content(path: Path) -> Any:
+    """What tells a file's content from others."""
+    # DCP puts many files of torch.save into one, of which zip would show the last.
+    is_one = path.suffix != ".distcp"
+    return (_records(path) if is_one else []) or files.sha256(path)
 
 
 def _records(path: Path) -> list[tuple[str, int, int]]:
@@ -152,7 +196,12 @@ def locked(output: Path) -> Iterator[None]:
         yield
 
 
-def claim(output: Path, digest: str, say: Callable[[str], None]) -> State | None:
+def claim(
+    output: Path,
+    digest: str,
+    say: Callable[[str], None],
+    differences: Callable[[Path], str],
+) -> State | None:
     """Ready the output folder for a run and tell where to continue; None: at the beginning.
 
     A folder with another run's checkpoint is renamed to <output>.<first 8 of its digest>.
@@ -162,6 +211,7 @@ def claim(output: Path, digest: str, say: Callable[[str], None]) -> State | None
         output: output folder of the run.
         digest: of the run.
         say: prints a line for the user.
+        differences: tells what is different in the run that made a checkpoint.
 
     Raises:
         UserError: `latest` names a missing checkpoint.
@@ -171,9 +221,10 @@ def claim(output: Path, digest: str, say: Callable[[str], None]) -> State | None
         shutil.rmtree(output / SAVING, ignore_errors=True)
         return state
     if state:
+        why = differences(latest(output))
         aside = _free_name(output.with_name(f"{output.name}.{state.digest[:8]}"))
         output.rename(aside)
-        say(f"{output}: holds another run's checkpoint; moved to {aside}, starting anew")
+        say(f"{output}: holds another run's checkpoint ({why}); moved to {aside}, starting anew")
     output.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(output / SAVING, ignore_errors=True)
     return None

@@ -3,7 +3,15 @@
 Reads run.yaml; writes the run's output folder and, last of all, train.json beside it.
 """
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from tokamake.runtime import Ranks
 
 
 def train(*, config: Path) -> None:
@@ -25,10 +33,35 @@ def train(*, config: Path) -> None:
     from tokamake.config import read_run
 
     ranks = runtime.Ranks.find()
-    with runtime.one_voice(ranks), runtime.process_group(ranks) as device:
+    with (
+        runtime.one_voice(ranks),
+        _stopped_between_steps(ranks),
+        runtime.process_group(ranks) as device,
+    ):
         with runtime.same_fate():
             run = read_run(config)
         from tokamake.train.loop import train_run
 
         code = train_run(run, ranks, device)
     runtime.leave(ranks, code)
+
+
+@contextmanager
+def _stopped_between_steps(ranks: "Ranks") -> Iterator[None]:
+    """End at once at SIGTERM, with `STOPPED`, where there is nothing to save.
+
+    That is before the first step and after the last; between them the loop takes SIGTERM over.
+    """
+    from tokamake.runtime import STOPPED
+
+    def stop(*_: Any) -> NoReturn:
+        if ranks.rank == 0:
+            # A signal may come amid a print, which would not have another one inside.
+            os.write(1, b"stopped by SIGTERM; there was nothing to save\n")
+        os._exit(STOPPED)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -16,7 +16,8 @@ from tokamake.data.samples.loader import steps
 from tokamake.errors import UserError
 from tokamake.runtime import Ranks, ahead, heard, same_fate
 from tokamake.train.numerics import check_repeatable, decided
-from tokamake.train.resolve import check_layout, check_lengths, check_precision
+from tokamake.train.opening import opening
+from tokamake.train.resolve import check_backend, check_layout, check_lengths, check_precision
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Trial:
-    """A run that is tried; its batches have their full size from the first step on.
+    """A run that is tried, and told as `train` tells it; all batches have their full size.
 
     Attributes:
         run: the run, with what it leaves to the device written down.
@@ -57,10 +58,14 @@ class Trial:
         with same_fate():
             check_layout(self.run, ranks.world_size)
             check_precision(self.run.train)
+            check_backend(self.run, device)
             check_repeatable(self.run, device)
             if not synthetic:
                 self._check_samples()
                 self._samples = training_samples(self.run, verify=False)
+            said = opening(self.run, ranks, device)
+        if ranks.rank == 0:
+            print(said, flush=True)
         self.engine: Any = plugins.load("train/backends", train.backend).Engine(
             self.run, ranks, device
         )

@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tokamake import plugins
 from tokamake.config import Run
-from tokamake.config.parallel import SPLIT_BACKWARD
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
 
@@ -28,37 +27,32 @@ _NATIVE = ("muon", "adamw_8bit")
 """Optimizers whose parameters or states have forms that flat buffers do not know."""
 
 
-def check(run: Run, device: torch.device) -> None:
+def check(run: Run, device: torch.device | None = None) -> None:
     """See that DeepSpeed can train so.
 
     Args:
         run: the resolved run.
-        device: of this rank.
+        device: of this rank; None where it is not known yet.
 
     Raises:
         UserError: it cannot, or would be wrong.
     """
     train, parallel, name = run.train, run.train.parallel, run.train.optimizer.name
-    stage, precision, schedule = train.zero_stage, train.precision, parallel.pipeline_schedule
-    pipelined = parallel.pipeline_parallel_size > 1
+    stage, precision = train.zero_stage, train.precision
+    pipelined, low = parallel.pipeline_parallel_size > 1, precision not in ("fp32", None)
     if pipelined and stage >= 2:
         _refuse(
             f"zero_stage: {stage}: reduces gradients while passes go on, which it cannot do for "
             "the many micro batches of a pipeline; set it to 1 or pipeline_parallel_size to 1"
         )
-    if precision == "fp16" and device.type == "cpu":
+    if precision == "fp16" and device is not None and device.type == "cpu":
         _refuse("precision: fp16: has no fp16 on the CPU; set it to bf16")
-    if precision != "fp32" and stage == 0:
+    if low and stage == 0:
         _refuse(f"zero_stage: 0: keeps no fp32 weights beside {precision}; set it to 1")
-    if precision != "fp32" and pipelined and schedule in SPLIT_BACKWARD:
-        _refuse(
-            f"parallel.pipeline_schedule: {schedule}: would add up gradients in {precision}; "
-            "take interleaved_1f1b"
-        )
     if stage == 3 and train.recompute_granularity == "selective":
         _refuse(
-            "recompute_granularity: selective: which takes zero_stage: 3's gathering of weights "
-            "for operators of the layers; set it to full or zero_stage to 2"
+            "recompute_granularity: selective: does not go with zero_stage 3, whose gathering of "
+            "weights it would keep; set it to full or zero_stage to 2"
         )
     if parallel.data_parallel_replicate_size > 1:
         _refuse(
