@@ -162,8 +162,22 @@ def _settings(case: Case) -> dict[str, Any]:
     return found
 
 
-def _train_all(folder: Path, cases: list[Case]) -> list[dict[str, dict[str, Any]]]:
-    """Train, save and tell this rank's part of the truth, of each case."""
+def loaded(checkpoint: Path, case: Case) -> dict[str, dict[str, Any]]:
+    """What ranks of DeepSpeed hold once they have loaded a universal checkpoint; see `truth`."""
+    return _merged(case.tensor, spawn(_load, case.world_size, checkpoint, case, timeout=600))
+
+
+def _load(checkpoint: Path, case: Case) -> dict[str, dict[str, Any]]:
+    _begin()
+    engine, module = _engine(case, checkpoint={"load_universal": True})
+    path, state = engine.load_checkpoint(str(checkpoint), load_lr_scheduler_states=False)
+    assert path is not None
+    assert state["iteration"] == STEPS
+    return dict(_held(engine, module))
+
+
+def _begin() -> None:
+    """Ready a rank's process."""
     os.environ["DS_ACCELERATOR"] = "cpu"
     os.environ.setdefault("LOCAL_RANK", "0")
     import deepspeed
@@ -173,10 +187,16 @@ def _train_all(folder: Path, cases: list[Case]) -> list[dict[str, dict[str, Any]
     torch.manual_seed(0)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled
     deepspeed.init_distributed(dist_backend="gloo", dist_init_required=False)
+
+
+def _train_all(folder: Path, cases: list[Case]) -> list[dict[str, dict[str, Any]]]:
+    """Train, save and tell this rank's part of the truth, of each case."""
+    _begin()
     return [_train(folder / str(case), case) for case in cases]
 
 
-def _train(folder: Path, case: Case) -> dict[str, dict[str, Any]]:
+def _engine(case: Case, **settings: Any) -> tuple[Any, nn.Module]:
+    """DeepSpeed's engine of a case's ranks, and the model that was given to it."""
     import deepspeed
 
     deepspeed.utils.groups.mpu = None
@@ -197,8 +217,13 @@ def _train(folder: Path, case: Case) -> dict[str, dict[str, Any]]:
         optimizer=torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), weight_decay=0.1),
         lr_scheduler=Scheduler(),
         mpu=mpu,
-        config=_settings(case),
+        config=_settings(case) | settings,
     )
+    return engine, module
+
+
+def _train(folder: Path, case: Case) -> dict[str, dict[str, Any]]:
+    engine, module = _engine(case)
     start = torch.zeros(1, dtype=DTYPES[case.precision])
     for _ in range(STEPS):
         if case.pipeline:
@@ -338,7 +363,8 @@ def _of_partitions(optimizer: Any, base: Any, parameter: Tensor) -> Iterator[tup
         if flat.untyped_storage().data_ptr() != parameter.untyped_storage().data_ptr():
             continue
         start = parameter.storage_offset()
-        for kind, partition in {"master": master, **base.state[master]}.items():
+        # Sorted: DeepSpeed's order of what it has loaded differs between ranks.
+        for kind, partition in sorted({"master": master, **base.state[master]}.items()):
             if partition.shape == master.shape:
                 parts = [torch.empty_like(partition) for _ in range(dist.get_world_size(group))]
                 dist.all_gather(parts, partition.detach(), group=group)

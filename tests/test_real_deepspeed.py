@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from deepspeed_files import KINDS, made, truth, universal
+from deepspeed_files import KINDS, loaded, made, truth, universal
 from deepspeed_models import (
     EMBEDDING,
     HEAD,
@@ -265,3 +265,35 @@ def test_universal_checkpoints(
     universals: dict[Case, Path],
 ) -> None:
     check(case, folders[case], universals[case])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(1, "bf16"),
+        Case(2, "bf16", data=4),
+        Case(1, "bf16", data=1, tensor=2),
+        Case(1, "bf16", data=1, pipeline=2),
+    ],
+    ids=str,
+)
+def test_deepspeed_loads_what_is_converted(
+    case: Case, folders: dict[Case, Path], tmp_path: Path
+) -> None:
+    """From other ranks, by way of the trainer's own format, into a universal checkpoint."""
+    of_two = Case(1, "fp16", data=2, tensor=2)
+    begin = folders[of_two if case.tensor == 2 else Case(3, "bf16", data=4)]
+    convert(source=begin, target=tmp_path / "native", format="native")
+    stages = max(1, case.pipeline)
+    to = tmp_path / "to"
+    convert(
+        source=tmp_path / "native", target=to, format="universal", pipeline_parallel_size=stages
+    )
+    known = truth(begin)
+    for name, found in loaded(to, case).items():
+        rows = VOCAB if name in (EMBEDDING, HEAD) else None
+        for kind in ("master", *KINDS):
+            assert torch.equal(found[kind][:rows], known[name][kind][:rows]), (name, kind)
+        rounded = known[name]["master"].to(found["weight"].dtype)
+        assert torch.equal(found["weight"][:rows], rounded[:rows]), name
+        assert found["step"] == known[name]["step"]
