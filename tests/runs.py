@@ -73,14 +73,23 @@ def make_index(root: Path, **options: Any) -> None:
     index(weights=root / "weights.txt", data_root=root, output=root / "index", **options)
 
 
-def make_run(root: Path, name: str, *, tokenizer: Path | None = None, **changes: Any) -> Path:
+def make_run(
+    root: Path,
+    name: str,
+    *,
+    tokenizer: Path | None = None,
+    start: Path | None = None,
+    architecture: Path | None = None,
+    **changes: Any,
+) -> Path:
     """Resolve a run over the prepared folder; returns its run.yaml."""
     output = root / name / "run.yaml"
     resolve(
         settings=json.dumps({**SETTINGS, **changes}),
         run=name,
         seed=11,
-        checkpoint=root / "start",
+        checkpoint=start or root / "start",
+        architecture=architecture,
         index=root / "index",
         data_root=root,
         tokenizer=tokenizer,

@@ -17,7 +17,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before = jobs(snakemake(folder, "-n", *MINE, "all"))
     assert before == {
         "sample_corpus": 1, "train_tokenizer": 1, "tokenize": 6, "merge": 4, "describe": 1,
-        "weigh": 1, "index": 1, "init_model": 1, "import_hf": 1, "resolve": 1, "train": 1,
+        "weigh": 1, "index": 1, "init_model": 1, "import_checkpoint": 1, "resolve": 1, "train": 1,
         "export_hf": 1, "evaluate": 1, "generate": 1, "plot": 1, "report": 1, "all": 1,
     }  # fmt: skip
     assert not (folder / "results").exists()
@@ -275,7 +275,9 @@ def test_the_default_dry_run_draws_its_graph(tmp_path: Path) -> None:
     make_workspace(tmp_path)
     planned = jobs(snakemake(tmp_path, "-n", "train"))
     assert planned["tokenize"] > planned["merge"] > 3
-    assert {"sample_corpus", "train_tokenizer", "init_model", "import_hf", "train"} <= set(planned)
+    assert {"sample_corpus", "train_tokenizer", "init_model", "import_checkpoint", "train"} <= set(
+        planned
+    )
     graph = snakemake(tmp_path, "--rulegraph", "--", "all").stdout
     assert "digraph" in graph
     assert "tokenize" in graph

@@ -11,8 +11,8 @@ from tokamake.config import Architecture
 from tokamake.errors import UserError
 
 REMEDY = (
-    "give the folder of a training run, or make one of a Hugging Face checkpoint with "
-    "`tokamake import-hf`, or of any other with `tokamake convert --format native`"
+    "give the folder of a training run, or make one of any other checkpoint with "
+    "`tokamake convert --format native`"
 )
 
 
@@ -53,14 +53,23 @@ def latest(folder: Path) -> Path:
     return folder / name
 
 
+def folder_of(path: Path) -> Path:
+    """The checkpoint that a path is, if it is one of tokamake's own, or that its `latest` names.
+
+    Raises:
+        UserError: it is neither.
+    """
+    return path if native.is_native(path) else latest(path)
+
+
 def describe(folder: Path) -> Description:
-    """Open the latest checkpoint of a folder.
+    """Open a checkpoint of tokamake's own, or the one that a folder's `latest` names.
 
     Raises:
         UserError: it is missing, or damaged as far as that can be seen, or, where `tensors` are
             told, these do not fit its architecture.
     """
-    path = latest(folder)
+    path = folder_of(folder)
     if native.is_native(path):
         return Description(path, *native.describe_model(path), None)
     architecture, tensors, iteration = megatron_deepspeed.lazily(folder)
@@ -68,10 +77,10 @@ def describe(folder: Path) -> Description:
 
 
 def read(folder: Path) -> tuple[Architecture, dict[str, Tensor], int]:
-    """Architecture, whole tensors by Hugging Face's names, and step of the latest checkpoint.
+    """Architecture, whole tensors by Hugging Face's names, and step; see `describe`.
 
     Raises:
         UserError: it is missing or damaged, or its tensors do not fit its architecture.
     """
-    path = latest(folder)
+    path = folder_of(folder)
     return native.read(path) if native.is_native(path) else megatron_deepspeed.read(folder)

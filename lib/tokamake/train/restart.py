@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from tokamake import files
 from tokamake.checkpoint import native
-from tokamake.checkpoint.latest import latest
+from tokamake.checkpoint.latest import folder_of, latest
 from tokamake.config import INDEX_SETTINGS, Run, read_run
 from tokamake.errors import UserError
 
@@ -134,7 +134,7 @@ def weights_digest(checkpoint: Path) -> str:
     Raises:
         UserError: there is no checkpoint, or its state.json is damaged.
     """
-    folder = latest(checkpoint)
+    folder = folder_of(checkpoint)
     is_native = native.is_native(folder)
     if is_native and (state := _read_state(folder)):
         return files.digest({"run": state.digest, "step": state.step})

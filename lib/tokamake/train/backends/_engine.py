@@ -170,6 +170,7 @@ class Base(ABC):
         return {
             **progress,
             "architecture": self._run.architecture.model_dump(mode="json"),
+            "optimizer": self._run.train.optimizer.name,
             "loss_scale": self._loss_scale.state,
         }
 
