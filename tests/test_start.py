@@ -140,6 +140,17 @@ def test_checkpoints_of_runs_are_told_by_run_and_step(
         weights_digest(tmp_path / "one")
 
 
+def test_a_start_is_read_once_to_tell_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    imitate(tmp_path / "a")
+    note = tmp_path / "note"
+    before = weights_digest(tmp_path / "a", note)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "sha256", refuse)
+        assert weights_digest(tmp_path / "a", note) == before
+    imitate(tmp_path / "a", "others.")
+    assert weights_digest(tmp_path / "a", note) == weights_digest(tmp_path / "a") != before
+
+
 # Tensors that are taken out of Megatron's when they are asked for.
 
 

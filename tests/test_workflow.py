@@ -111,6 +111,75 @@ def test_a_changed_setting_redoes_what_depends_on_it(finished: Path) -> None:
     (finished / "other.yaml").unlink()
 
 
+def of_run(
+    finished: Path,
+    name: str,
+    *,
+    checkpoint: str,
+    architecture: str = "architecture.yaml",
+    **train: object,
+) -> list[str]:
+    """Arguments for a run that starts from a checkpoint of the finished workspace."""
+    settings = {**CONFIG["train"], **train}  # type: ignore[dict-item]
+    model = {"checkpoint": f"results/smoke/{checkpoint}", "architecture": architecture}
+    tokenizer = {"path": "results/tokenizer"}
+    given = {**CONFIG, "run": name, "model": model, "tokenizer": tokenizer, "train": settings}
+    (finished / f"{name}.yaml").write_text(yaml.safe_dump(given))
+    return ["--configfile", f"{name}.yaml", "--", "train"]
+
+
+@pytest.mark.slow
+def test_runs_continue_a_checkpoint_or_take_its_weights(finished: Path) -> None:
+    records = {}
+    for finetune, steps in ((False, 50), (True, 8)):
+        name = f"finetune-{finetune}"
+        run = of_run(finished, name, checkpoint="training", finetune=finetune, train_steps=steps)
+        # Such a checkpoint is read where it is.
+        assert jobs(snakemake(finished, "-n", *run)) == {"index": 1, "resolve": 1, "train": 1}
+        assert snakemake(finished, *run).returncode == 0
+        log = (finished / f"logs/{name}/train.log").read_text()
+        how = "finetuned: weights alone, at step 0" if finetune else "continued at step 40: weights"
+        assert f"start     results/smoke/training/global_step40, {how}" in log
+        lines = (finished / f"results/{name}/training/metrics.jsonl").read_text().splitlines()
+        records[finetune] = [one for line in lines if "loss" in (one := json.loads(line))]
+    assert [record["step"] for record in records[False]] == [*range(41, 51)]
+    assert [record["step"] for record in records[True]] == [*range(1, 9)]
+    assert records[False][0]["consumed_samples"] == 41 * 16
+    begun = (finished / "results/smoke/training/metrics.jsonl").read_text().splitlines()
+    for found in records.values():
+        assert found[0]["loss"] < json.loads(begun[1])["loss"] - 0.5
+
+
+@pytest.mark.slow
+def test_other_formats_are_imported(finished: Path) -> None:
+    run = of_run(finished, "exported", checkpoint="export", finetune=True, train_steps=4)
+    planned = jobs(snakemake(finished, "-n", *run))
+    assert planned == {"import_checkpoint": 1, "index": 1, "resolve": 1, "train": 1}
+    assert snakemake(finished, *run).returncode == 0
+    assert "Nothing to be done" in snakemake(finished, *run).stderr
+
+
+@pytest.mark.slow
+def test_a_start_that_does_not_fit_fails_the_dry_run(finished: Path) -> None:
+    def told(**train: object) -> list[str]:
+        result = snakemake(finished, "-n", *of_run(finished, "unfit", **train))  # type: ignore
+        assert result.returncode != 0
+        lines = result.stderr.splitlines()
+        return [line for line in lines if not line.startswith("Using profile")]
+
+    (missing,) = told(checkpoint="none", finetune=True)
+    assert "unfit.yaml: model.checkpoint: results/smoke/none: no such folder; give" in missing
+    (states,) = told(checkpoint="export", finetune=False)
+    assert "results/smoke/export: has no optimizer states of adamw to continue with" in states
+    (ended,) = told(checkpoint="training", finetune=False)
+    assert "global_step40: is at step 40 already, and the run ends at step 40; raise" in ended
+    text = (finished / "architecture.yaml").read_text()
+    (finished / "wide.yaml").write_text(text.replace("hidden_size: 32", "hidden_size: 64"))
+    first, second = told(checkpoint="export", architecture="wide.yaml", finetune=True)
+    assert "model.checkpoint: results/smoke/export: is of another architecture than" in first
+    assert second == "tokamake: hidden_size: checkpoint 32, config 64 (wide.yaml)"
+
+
 def replant(path: Path, content: bytes, before: os.stat_result) -> None:
     path.write_bytes(content)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))

@@ -95,7 +95,8 @@ def _agree(
     with same_fate():
         if ranks.rank == 0:
             held.enter_context(restart.locked(run.output))
-            weights = restart.weights_digest(run.checkpoint)
+            note = run.output.with_name(f".{run.output.name}.start")
+            weights = restart.weights_digest(run.checkpoint, note)
             digest = restart.run_digest(run, index=described, weights=weights)
             state = restart.claim(
                 run.output,

@@ -124,12 +124,16 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{name}", "empty" if value is None else value
 
 
-def weights_digest(checkpoint: Path) -> str:
+def weights_digest(checkpoint: Path, note: Path | None = None) -> str:
     """Hash that tells the weights in a checkpoint from others.
 
     Of a checkpoint of one of our runs it is that of the run's digest and the step, of files of
     torch.save that of what their directories say, so that no weights are read; of others that of
     all bytes. Optimizer states in files of their own do not count.
+
+    Args:
+        checkpoint: its folder, or one whose `latest` names it.
+        note: file to keep the hash in, so that bytes are read again only if files look changed.
 
     Raises:
         UserError: there is no checkpoint, or its state.json is damaged.
@@ -141,7 +145,14 @@ def weights_digest(checkpoint: Path) -> str:
     paths = sorted(folder.glob("*.distcp" if is_native else "*model_states.pt"))
     if not paths:
         raise UserError(f"{checkpoint}: holds no weights; make the checkpoint again")
-    return files.digest([_content(path) for path in paths])
+    seen = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+    known = files.read_json(note, "remove it") if note and note.is_file() else {}
+    if known.get("files") == seen:
+        return str(known["digest"])
+    found = files.digest([_content(path) for path in paths])
+    if note:
+        files.write_json(note, {"files": seen, "digest": found})
+    return found
 
 
 def _content(path: Path) -> Any:
