@@ -15,6 +15,9 @@ from tokamake.checkpoint import hugging_face, native, tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.config import OptimizerSettings, read_run
 from tokamake.errors import UserError
+from tokamake.plot.tables import summary as report_of
+from tokamake.train.benchmark_train import benchmark_train
+from tokamake.train.loss_scale import LossScale
 from tokamake.train.start import state_keys
 
 Settings = dict[str, Any]
@@ -170,6 +173,11 @@ def hashes(config: Path) -> dict[str, str]:
     return {path.name: files.sha256(path) for path in step(config, 6).glob("*.distcp")}
 
 
+def plotted(config: Path) -> str:
+    """What the report says of a run."""
+    return report_of(read_run(config), summary(config), num_parameters=1)
+
+
 WAYS: dict[str, Settings] = {
     "native": {},
     "deepspeed": {"backend": "deepspeed", "zero_stage": 2},
@@ -195,6 +203,7 @@ def test_a_run_continues_another_bit_by_bit_and_after_a_kill(root: Path, way: st
     printed = train(config, ranks=2)
     assert re.search(r"start .*/training/global_step[345], where this run goes on", printed)
     assert_continued(config, whole)
+    assert f"{step(whole, 2)}, continued at step 2" in plotted(config)
     told, before = summary(config), summary(whole)
     assert told["consumed_samples"] == before["consumed_samples"] == 48
     assert told["tokens_per_second"] == pytest.approx(4 * 8 * 16 / told["seconds"])
@@ -250,3 +259,20 @@ def test_a_start_that_is_another_by_now_is_refused(root: Path, first: Path) -> N
     assert "global_step4: is not at the step or of the architecture that the run was" in told
     config.write_text(text.replace(str(step(first, 2)), str(root / "start")))
     assert "has no optimizer states of adamw to continue with" in launch(config, code=2)
+
+
+def test_trials_take_the_weights_alone(
+    root: Path, first: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_run(root, "tried", start=step(first, 2), finetune=False)
+    benchmark_train(config=config, steps=1, warmup_steps=0)
+    assert f"{step(first, 2)}, finetuned: weights alone, at step 0" in capsys.readouterr().out
+
+
+def test_fp16_begins_with_a_scale_of_its_own_after_another_precision() -> None:
+    scale = LossScale("fp16")
+    before = scale.state
+    scale.state = LossScale("bf16").state
+    assert scale.state == before
+    scale.state = (8.0, 3)
+    assert scale.state == (8.0, 3)

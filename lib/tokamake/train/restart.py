@@ -89,6 +89,7 @@ def run_digest(run: Run, *, index: dict[str, Any], weights: str) -> str:
 def _deciding(run: Run) -> dict[str, Any]:
     """Settings that decide a run's weights."""
     return {
+        "step": run.step,
         "seed": run.seed,
         "architecture": run.architecture.model_dump(mode="json"),
         "train": run.train.model_dump(mode="json", exclude=_WITHOUT_EFFECT),
