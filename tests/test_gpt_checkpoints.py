@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from test_init_model import words
 
 from tokamake.checkpoint import hugging_face, megatron_deepspeed, megatron_layout
+from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.export_hf import export_hf
-from tokamake.checkpoint.import_hf import import_hf
 from tokamake.checkpoint.init_model import init_model
 from tokamake.checkpoint.tensors import random, shapes, to_model
 from tokamake.config import Architecture
@@ -233,7 +233,7 @@ def test_init_import_export_keep_every_bit(tmp_path: Path, name: str) -> None:
     init_model(
         architecture=tmp_path / "a.yaml", tokenizer=words(tmp_path, 300), seed=1, output=init
     )
-    import_hf(checkpoint=init, output=imported)
+    convert(source=init, target=imported, format="native")
     export_hf(checkpoint=imported, output=exported)
     for file in ("config.json", "model.safetensors"):
         assert (init / file).read_bytes() == (exported / file).read_bytes()

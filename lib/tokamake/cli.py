@@ -42,7 +42,6 @@ TOOLS = {
     "lint-weights": "tokamake.data.mixture.lint_weights",
     "mix": "tokamake.data.mixture.mix",
     "inspect": "tokamake.checkpoint.inspect",
-    "import-hf": "tokamake.checkpoint.import_hf",
     "benchmark-train": "tokamake.train.benchmark_train",
     "find-learning-rate": "tokamake.train.find_learning_rate",
 }
