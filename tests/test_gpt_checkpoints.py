@@ -1,7 +1,6 @@
 """GPTs in Hugging Face's and Megatron-DeepSpeed's folders: bit by bit, as transformers has them."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -246,8 +245,7 @@ def test_training_goes_from_random_weights_to_transformers(tmp_path: Path) -> No
     architecture = MQA.model_copy(update={"vocab_size": 120})
     root = runs.prepare(tmp_path)
     start = random(architecture, 5)
-    shutil.rmtree(root / "start")
-    megatron_deepspeed.write(root / "start", architecture, start)
+    runs.write_start(root / "start", architecture, start)
     trained = []
     for name, ranks, parallel in (
         ("one", 1, {}),

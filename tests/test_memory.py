@@ -10,11 +10,11 @@ import pytest
 import torch
 from layouts import laid_out, parallel
 from ranks import spawn
-from runs import ARCHITECTURE, make_run, prepare
+from runs import ARCHITECTURE, make_run, prepare, write_start
 from torch.profiler import ProfilerActivity, profile
 
 from tokamake import plugins
-from tokamake.checkpoint import megatron_deepspeed, tensors
+from tokamake.checkpoint import tensors
 from tokamake.config import Architecture, Run, read_run
 from tokamake.models._positions import rotary
 from tokamake.runtime import Ranks
@@ -70,7 +70,7 @@ def test_formulas_of_layers_are_what_torch_keeps(family: str, dtype: torch.dtype
 def larger(run: Run, folder: Path, **changes: Any) -> Run:
     """A run of some million parameters that needs no data."""
     if not folder.exists():
-        megatron_deepspeed.write(folder, LARGER, tensors.random(LARGER, 1))
+        write_start(folder, LARGER, tensors.random(LARGER, 1))
     sizes = {"sequence_length": 256, "micro_batch_size": 8, "global_batch_size": 8}
     run = run.model_copy(update={"architecture": LARGER, "checkpoint": folder})
     return laid_out(run, {**sizes, **changes})

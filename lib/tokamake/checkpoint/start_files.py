@@ -32,7 +32,7 @@ def is_native(path: Path) -> bool:
 
 def _pointed(path: Path) -> tuple[Path | None, Path]:
     """The file that names a checkpoint's folder, if there is one, and that folder."""
-    for name in ("latest", _MEGATRON):
+    for name in ("latest", "latest_universal", _MEGATRON):
         pointer = path / name
         if pointer.is_file():
             named = pointer.read_text(encoding="utf-8", errors="replace").strip()

@@ -88,16 +88,16 @@ def begin(checkpoint: Path, start: "Opened", train: "TrainSettings") -> dict[str
             that goes on.
     """
     from tokamake.errors import UserError
-    from tokamake.train.start import check_readable
+    from tokamake.train.start import check_native
 
-    check_readable(checkpoint, start, train)
+    check_native(checkpoint, start)
     if train.finetune is None and start.progress.iteration:
         raise UserError(
             f"train.finetune: missing: {start.path} is at step {start.progress.iteration:,}; add "
             "true (its weights alone, from step 0) or false (continue it)"
         )
     if train.finetune is not False:
-        return {"checkpoint": start.path if start.format == "native" else checkpoint}
+        return {"checkpoint": start.path}
     progress = start.progress
     return {
         "checkpoint": start.path,

@@ -141,30 +141,21 @@ def state_keys(architecture: "Architecture", settings: "OptimizerSettings") -> s
     }
 
 
-def check_readable(checkpoint: Path, found: "Opened", train: "TrainSettings") -> None:
-    """See that training can read a checkpoint as it is.
+def check_native(checkpoint: Path, found: "Opened") -> None:
+    """See that a checkpoint is tokamake's own, of which each rank reads its parts.
 
     Raises:
-        UserError: it cannot, and must be converted.
+        UserError: it is not, and must be converted.
     """
-    from tokamake.checkpoint import latest
     from tokamake.checkpoint.any_format import title
     from tokamake.errors import UserError
 
-    if found.format == "native":
-        return
-    if found.format == "mds" and train.finetune is not False:
-        try:
-            latest.describe(checkpoint)
-        except UserError:
-            pass  # Of other programs, or of several ranks.
-        else:
-            return
-    command = ("tokamake", "convert", "--from", checkpoint, "--to", f"{checkpoint}-native")
-    raise UserError(
-        f"{checkpoint}: is a checkpoint of {title(found.format)}, which training does not read; "
-        f"convert it first: {shlex.join(map(str, command))} --format native"
-    )
+    if found.format != "native":
+        command = ("tokamake", "convert", "--from", checkpoint, "--to", f"{checkpoint}-native")
+        raise UserError(
+            f"{checkpoint}: is a checkpoint of {title(found.format)}, which training does not "
+            f"read; convert it first: {shlex.join(map(str, command))} --format native"
+        )
 
 
 def check_begun(run: "Run") -> None:

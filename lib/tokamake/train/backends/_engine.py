@@ -87,10 +87,6 @@ class Base(ABC):
                 "run that trains there, or start again"
             )
         parts = [*self._weights()]
-        if start.tensors is not None:
-            for held, part in parts:
-                part.fill_from(start.tensors[held.saved_name])
-            return
         # A copy has the key of what it is a copy of.
         for copies in (False, True):
             some = {f"model.{held.saved_name}": p for held, p in parts if held.is_copy == copies}
