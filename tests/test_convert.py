@@ -6,6 +6,7 @@ import random as chances
 import shutil
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tokamake.checkpoint.any_format import FOLDER, open_any
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.inspect import inspect
 from tokamake.checkpoint.opened import Layout, Opened, Target
+from tokamake.checkpoint.regions import Source
 from tokamake.config import Architecture
 from tokamake.errors import UserError
 
@@ -234,6 +236,9 @@ def test_walks_over_formats_and_layouts(tmp_path: Path) -> None:
                 written.write(folder, begin, kind, target)
             continue
         written.write(folder, begin, kind, target)
+        if kind == "universal":  # All are fp32 there.
+            written.write(folder / "back", open_any(folder), "mds", Target(dtype="bf16"))
+            folder = folder / "back"
         assert_same(open_any(folder), begin.architecture)
         so_far.append(folder)
     assert 0 < refused < 20
@@ -243,6 +248,8 @@ def random_layout(random: chances.Random, kind: str) -> Layout:
     tensor, stages = random.choice((1, 2, 4, 8)), random.choice((1, 2, 4))
     if kind == "mds":
         return Layout(tensor)
+    if kind == "universal":
+        return Layout(1, stages)
     if kind == "mds_pipeline":
         return Layout(tensor, stages)
     if kind == "megatron":
@@ -448,10 +455,13 @@ def test_what_it_writes_tokamake_trains_from(folder: Path, tmp_path: Path) -> No
 def test_what_is_left_behind_is_said(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    states = copied(folder / "mds", tmp_path / "states")
-    torch.save({}, states / "global_step0" / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
-    convert(source=states, target=tmp_path / "a", format="hf")
-    assert "left behind: optimizer states of DeepSpeed" in capsys.readouterr().out
+    mds = open_any(folder / "mds")
+    known = {key: mds.source.read(key) for key in mds.source}
+    states = {key.replace("model.", "optimizer.exp_avg.", 1): known[key] for key in known}
+    begin = replace(mds, source=Source([], {}, {**known, **states}))
+    written.write(tmp_path / "native", begin, "native", Target())
+    convert(source=tmp_path / "native", target=tmp_path / "a", format="hf")
+    assert "left behind: optimizer.exp_avg\n" in capsys.readouterr().out
     convert(source=folder / "mds", target=tmp_path / "b", format="hf")
     assert "left behind" not in capsys.readouterr().out
 

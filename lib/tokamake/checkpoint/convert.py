@@ -16,6 +16,7 @@ _TAKEN = {
     "hf": (),
     "mds": ("tensor-parallel",),
     "mds-pipeline": ("tensor-parallel", "pipeline-parallel"),
+    "universal": ("pipeline-parallel",),
     "megatron": ("tensor-parallel", "pipeline-parallel", "virtual-pipeline"),
     "native": (),
 }
@@ -26,7 +27,7 @@ def convert(
     *,
     source: Annotated[Path, Parameter(name="--from")],
     target: Annotated[Path, Parameter(name="--to")],
-    format: Literal["hf", "mds", "mds-pipeline", "megatron", "native"],
+    format: Literal["hf", "mds", "mds-pipeline", "universal", "megatron", "native"],
     tensor_parallel_size: int = 1,
     pipeline_parallel_size: int = 1,
     virtual_pipeline_size: int = 1,
@@ -35,8 +36,9 @@ def convert(
     """Convert a checkpoint between formats, layouts and number formats.
 
     Formats: hf (Hugging Face), mds and mds-pipeline (Megatron-DeepSpeed without and with pipeline),
-    megatron (Megatron-LM, classic), native (tokamake's own, which any number of ranks reads). What
-    it is converted from, its files tell. Cut off, the same command goes on.
+    universal (DeepSpeed's, for any ZeRO stage and ranks), megatron (Megatron-LM, classic), native
+    (tokamake's own, which any number of ranks reads). What it is converted from, its files tell.
+    Optimizer states go along into universal and native. Cut off, the same command goes on.
 
     Args:
         source: Folder of the checkpoint, or one whose file `latest` names it.

@@ -8,24 +8,54 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tokamake.checkpoint import latest, torch_files
+from tokamake.checkpoint import latest, megatron_module, torch_pickles
 from tokamake.checkpoint.megatron_arguments import arguments
 from tokamake.checkpoint.opened import Layout, Opened
 from tokamake.errors import UserError
 
 REMEDY = "fetch or write the checkpoint again"
-_STATES = re.compile(r"mp_rank_(\d+)_model_states\.pt")
+_SLICED = "zero_pp_rank_0_"
+"""ZeRO's stage 3 has such files of each rank, without weights, in the place of those with."""
+_STATES = re.compile(rf"(?:{_SLICED})?mp_rank_(\d+)_model_states\.pt")
 
 
-def states(number: int) -> str:
-    """Name of a model-parallel rank's file."""
-    return f"mp_rank_{number:02d}_model_states.pt"
+def states(folder: Path, number: int) -> Path:
+    """File of a model-parallel rank, or the first of them."""
+    name = f"mp_rank_{number:02d}_model_states.pt"
+    sliced = folder / f"{_SLICED}{name}"
+    return sliced if sliced.is_file() else folder / name
+
+
+def is_sliced(file: Path) -> bool:
+    """Whether weights are in ZeRO's shards alone."""
+    return file.name.startswith(_SLICED)
+
+
+def vocabulary_rows(file: Path, state: dict[str, Any]) -> int:
+    """Rows of the embedding that a rank has.
+
+    Args:
+        file: of the rank.
+        state: what is in it.
+
+    Raises:
+        UserError: it has none.
+    """
+    if not is_sliced(file):
+        return megatron_module.vocabulary_rows(file, state.get("module"))
+    for group in state.get("param_shapes") or ():
+        for name, shape in group.items():
+            if name.endswith("word_embeddings.weight"):
+                return int(shape[0])
+    raise UserError(f"{file}: has no word_embeddings.weight in param_shapes; {REMEDY}")
 
 
 def find(path: Path) -> Path | None:
     """Folder with ranks' files, which `path` is or which its `latest` names."""
     for folder in (path, *([latest.latest(path)] if (path / "latest").is_file() else [])):
-        if any(_STATES.fullmatch(entry.name) for entry in _entries(folder)):
+        names = {entry.name for entry in _entries(folder)}
+        # A universal checkpoint has such files, too.
+        if "zero" not in names and any(map(_STATES.fullmatch, names)):
             return folder
     return None
 
@@ -53,21 +83,25 @@ def ranks(folder: Path, pattern: re.Pattern[str] = _STATES) -> int:
     return len(numbers)
 
 
-def unread(folder: Path) -> tuple[str, ...]:
-    """What a folder holds beside weights."""
-    return ("optimizer states of DeepSpeed",) if any(folder.glob("*optim_states.pt")) else ()
-
-
 def read(file: Path) -> dict[str, Any]:
     """What a file holds, tensors without data.
 
     Raises:
         UserError: it is missing, damaged or could run something.
     """
-    state = torch_files.read(file, REMEDY)
+    state = torch_pickles.read(file, REMEDY)
     if not isinstance(state, dict):
         raise UserError(f"{file}: holds no checkpoint but a {type(state).__name__}; {REMEDY}")
     return state
+
+
+def args_of(state: dict[str, Any]) -> Any:
+    """Megatron's arguments in a rank's file, with the true size of the vocabulary if known."""
+    args: Any = state.get("args")
+    info = state.get("universal_checkpoint_info")
+    if isinstance(info, dict) and getattr(args, "vocab_size", 0) is None:
+        args.vocab_size = info.get("original_vocab_size")
+    return args
 
 
 def client_state(checkpoint: Opened, layout: Layout, padded_vocab_size: int) -> dict[str, Any]:

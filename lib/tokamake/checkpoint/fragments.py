@@ -17,6 +17,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
+from tokamake.checkpoint import flat
+
 Offset = tuple[int, ...]
 
 
@@ -100,25 +102,11 @@ def boxes(run: Tensor, start: int, place: Sequence[slice]) -> dict[Offset, Tenso
     Returns:
         Views of `run` by their place in the whole tensor; no more than twice as many as dimensions.
     """
-    return {
-        tuple(where + at.start for where, at in zip(offset, place, strict=True)): box
-        for offset, box in _boxes(run, start, [at.stop - at.start for at in place])
-    }
-
-
-def _boxes(run: Tensor, start: int, shape: Sequence[int]) -> list[tuple[Offset, Tensor]]:
-    if not run.numel():
-        return []
-    if len(shape) < 2:
-        return [((start,), run)]
-    row = math.prod(shape[1:])
-    first, before = divmod(start, row)
-    if before or run.numel() < row:
-        # The rest of a row, then what comes after it.
-        head = min(row - before, run.numel())
-        inside = _boxes(run[:head], before, shape[1:])
-        found = [((first, *offset), box[None]) for offset, box in inside]
-        return [*found, *_boxes(run[head:], start + head, shape)]
-    rows = run.numel() // row
-    whole = ((first, *[0] * (len(shape) - 1)), run[: rows * row].view(rows, *shape[1:]))
-    return [whole, *_boxes(run[rows * row :], start + rows * row, shape)]
+    found, first = {}, 0
+    for place_in_part in flat.boxes([at.stop - at.start for at in place], start, start + len(run)):
+        size = [at.stop - at.start for at in place_in_part]
+        pairs = zip(place_in_part, place, strict=True)
+        offset = tuple(own.start + at.start for own, at in pairs)
+        found[offset] = run[first : first + math.prod(size)].view(size)
+        first += math.prod(size)
+    return found

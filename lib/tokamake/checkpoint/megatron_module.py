@@ -76,14 +76,14 @@ def found(file: Path, module: Any, tree: Any) -> Iterator[Region]:
 
     Args:
         file: of torch.save.
-        module: what `torch_files.read` has found in it.
+        module: what `torch_pickles.read` has found in it.
         tree: of `Part`, nested in any way; names with dots are what counts.
 
     Raises:
         UserError: a tensor is missing, unknown or has another shape.
     """
-    tensors = {_newer(name): value for name, value in torch_files.leaves(module)}
-    wanted = dict(_parts(tree))
+    tensors = {newer(name): value for name, value in torch_files.leaves(module)}
+    wanted = dict(named(tree))
     unknown = [
         name
         for name, value in tensors.items()
@@ -121,16 +121,18 @@ def vocabulary_rows(file: Path, module: Any) -> int:
     )
 
 
-def _parts(tree: Any, prefix: str = "") -> Iterator[tuple[str, Part]]:
+def named(tree: Any, prefix: str = "") -> Iterator[tuple[str, Part]]:
+    """Parts in a tree that are nested in any way, by names with dots."""
     # A part is a tuple, which `leaves` would go into.
     if isinstance(tree, Part):
         yield prefix.removesuffix("."), tree
         return
     for name, value in tree.items():
-        yield from _parts(value, f"{prefix}{name}.")
+        yield from named(value, f"{prefix}{name}.")
 
 
-def _newer(name: str) -> str:
+def newer(name: str) -> str:
+    """Today's name of a tensor of an earlier Megatron."""
     for before, after in _OLDER:
         name = re.sub(before, after, name)
     return name

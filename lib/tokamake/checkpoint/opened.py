@@ -57,7 +57,8 @@ class Opened:
     architecture: Architecture
     """Shape of the model, vocab_size filled in."""
     source: Source
-    """Whole tensors: weights as model.NAME, by Hugging Face's names of Llama."""
+    """Whole tensors by Hugging Face's names of Llama: weights as model.NAME, optimizer states as
+    optimizer.KIND.NAME, and master.NAME for fp32 weights that model.NAME was rounded from."""
     layout: Layout = Layout()
     """How its files part the model."""
     progress: Progress = Progress()

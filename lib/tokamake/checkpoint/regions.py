@@ -124,14 +124,21 @@ class Source:
     Args:
         regions: where they lie.
         shapes: of the whole tensors, by key.
+        given: tensors that lie in no file as such, by key.
 
     Raises:
         UserError: a file is too short, or a tensor is not there whole.
     """
 
-    def __init__(self, regions: Iterable[Region], shapes: Mapping[str, Iterable[int]]) -> None:
+    def __init__(
+        self,
+        regions: Iterable[Region],
+        shapes: Mapping[str, Iterable[int]],
+        given: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.regions = [*regions]
         self.shapes = {key: tuple(shape) for key, shape in shapes.items()}
+        self._given = {**(given or {})}
         self._parts: dict[str, list[tuple[Region, Block]]] = defaultdict(list)
         sizes: dict[Path, int] = {}
         for region in self.regions:
@@ -149,6 +156,7 @@ class Source:
                     f"{where}: has {found:,} of {math.prod(shape):,} elements of tensor {key}; "
                     "are all files of the checkpoint there?"
                 )
+        self.shapes |= {key: tuple(tensor.shape) for key, tensor in self._given.items()}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
@@ -158,10 +166,13 @@ class Source:
 
     def dtype(self, key: str) -> torch.dtype:
         """Number format of a tensor in the files."""
-        return self._parts[key][0][0].dtype
+        given = self._given.get(key)
+        return self._parts[key][0][0].dtype if given is None else given.dtype
 
     def read(self, key: str) -> Tensor:
         """A whole tensor; backed by its file where it lies there in one piece."""
+        if key in self._given:
+            return self._given[key]
         parts, shape = self._parts[key], self.shapes[key]
         if len(parts) == 1:
             region, block = parts[0]
@@ -213,7 +224,7 @@ def _check_range(key: str, box: Tensor) -> None:
 
 
 def _mean(whole: Tensor, block: Block) -> Tensor:
-    return whole.float().mean(0).expand(block.size)
+    return whole.float().mean(0)[block.place[1:]].expand(block.size)
 
 
 def _write(region: Region, start: int, box: Tensor) -> None:

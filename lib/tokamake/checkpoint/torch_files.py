@@ -1,10 +1,7 @@
-"""Files of torch.save without their tensors: what lies where in them, and how to lay them out.
+"""Files of torch.save without their tensors: where to find and how to lay them out."""
 
-Nothing that a file could run is run: only tensors, plain values and `argparse.Namespace` are read.
-"""
-
-import argparse
-import pickle
+import math
+import mmap
 import struct
 import zipfile
 import zlib
@@ -15,16 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tokamake.checkpoint.regions import Block, Region
+from tokamake.checkpoint.torch_pickles import Located, data_offset, read
 from tokamake.errors import UserError
 
 _CHUNK = 2**24
 """Bytes whose checksum is taken at once."""
-_INERT = ("megatron.", "deepspeed.", "numpy.", "_codecs.")
-"""Where classes and functions come from that checkpoints of Megatron and DeepSpeed name, for random
-generators and settings; none is called, and what they would make is left out."""
+_NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
+"""Flag of Linux: more may be mapped than there is memory. Python 3.13 names it."""
 _CENTRAL, _LOCAL, _DESCRIPTOR = b"PK\x01\x02", b"PK\x03\x04", b"PK\x07\x08"
 
 
@@ -39,55 +35,13 @@ class Planned:
     """See `Region`."""
 
 
-class Inert:
-    """Stands for what a file names and we do not need; keeps nothing, does nothing."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def __setstate__(self, state: Any) -> None:
-        """Take nothing."""
-
-
-def read(file: Path, remedy: str) -> Any:
-    """What a file holds, its tensors without data.
-
-    Args:
-        file: written by torch.save.
-        remedy: what to do where it is missing or damaged.
-
-    Raises:
-        UserError: it is missing, damaged, or holds what could be a program.
-    """
-    try:
-        known: list[Any] = [argparse.Namespace, *_inert(file)]
-        with torch.serialization.safe_globals(known), FakeTensorMode():
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise UserError(f"{file}: no such file; {remedy}") from None
-    except pickle.UnpicklingError as error:
-        reason = str(error).split("\n")[0]
-        raise UserError(
-            f"{file}: holds more than tensors and plain values, so it is not read ({reason}); "
-            f"{remedy}"
-        ) from None
-    except (OSError, RuntimeError, EOFError, ValueError) as error:
-        reason = str(error).split("\n")[0]
-        raise UserError(f"{file}: damaged ({reason}); {remedy}") from None
-
-
-def _inert(file: Path) -> list[tuple[type, str]]:
-    """What a file names that may stay unknown."""
-    names = torch.serialization.get_unsafe_globals_in_checkpoint(file)
-    return [(Inert, name) for name in names if name.startswith(_INERT)]
-
-
 def region(file: Path, name: str, tensor: Tensor, blocks: tuple[Block, ...] = ()) -> Region:
     """Where a tensor lies that `read` has found."""
-    storage: Any = tensor.untyped_storage()
-    first = storage._checkpoint_offset + tensor.storage_offset() * tensor.dtype.itemsize
+    assert isinstance(tensor, Located)
     stride = None if tensor.is_contiguous() else tensor.stride()
-    return Region(file, name, first, tuple(tensor.shape), tensor.dtype, blocks, stride=stride)
+    return Region(
+        file, name, tensor.offset, tuple(tensor.shape), tensor.dtype, blocks, stride=stride
+    )
 
 
 def lay_out(file: Path, state: Any) -> list[Region]:
@@ -100,9 +54,8 @@ def lay_out(file: Path, state: Any) -> list[Region]:
     Returns:
         Where the tensors are to go.
     """
-    mode = FakeTensorMode()
-    with mode, torch.serialization.skip_data(materialize_fake_tensors=True):
-        torch.save(_replaced(state, lambda each: torch.empty(each.shape, dtype=each.dtype)), file)
+    with torch.serialization.skip_data():
+        torch.save(_replaced(state, _unwritten), file)
     written = dict(leaves(read(file, "")))
     regions = []
     for name, planned in leaves(state):
@@ -112,6 +65,16 @@ def lay_out(file: Path, state: Any) -> list[Region]:
                 Region(**{**vars(found), "is_copy": planned.is_copy}) if planned.is_copy else found
             )
     return regions
+
+
+def _unwritten(planned: Planned) -> Tensor:
+    """A tensor in memory that is never written to, so that it takes none."""
+    size = math.prod(planned.shape) * planned.dtype.itemsize
+    if not size:
+        return torch.empty(planned.shape, dtype=planned.dtype)
+    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    memory = mmap.mmap(-1, size, flags=kind)
+    return torch.frombuffer(memory, dtype=planned.dtype).view(planned.shape)
 
 
 def _replaced(state: Any, made: Callable[[Planned], Tensor]) -> Any:
@@ -153,19 +116,9 @@ def seal(file: Path) -> None:
                 stream.write(struct.pack("<I", sums[header]))
 
 
-def _data_offset(stream: Any, entry: zipfile.ZipInfo) -> int:
-    stream.seek(entry.header_offset)
-    header = stream.read(30)
-    if header[:4] != _LOCAL:
-        raise UserError(f"{stream.name}: damaged at byte {entry.header_offset}; write it again")
-    name, extra = struct.unpack("<HH", header[26:30])
-    found: int = entry.header_offset + 30 + name + extra
-    return found
-
-
 def _checksum(stream: Any, entry: zipfile.ZipInfo) -> int:
     """CRC-32 of an entry's bytes, written into what follows them, too."""
-    stream.seek(_data_offset(stream, entry))
+    stream.seek(data_offset(stream, entry))
     total, left = 0, entry.file_size
     while left:
         chunk = stream.read(min(_CHUNK, left))

@@ -89,12 +89,13 @@ def _write(path: Path, growing: Path, checkpoint: Opened, name: str, target: Tar
     content.rename(path)
     files.sync(path.parent)
     _remove(growing)
-    return sorted({_kind(key) for key in checkpoint.source if key not in wanted})
+    left = (_kind(key) for key in checkpoint.source if key not in wanted)
+    return sorted({kind for kind in left if kind != "model"})
 
 
 def _kind(key: str) -> str:
     """optimizer.exp_avg of optimizer.exp_avg.model.norm.weight."""
-    return ".".join(key.split(".")[:2]) if key.startswith("optimizer.") else key
+    return ".".join(key.split(".")[: 2 if key.startswith("optimizer.") else 1])
 
 
 def _planned(

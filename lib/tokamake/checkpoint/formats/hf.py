@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tokamake import files
-from tokamake.checkpoint import hugging_face, safetensors_files, torch_files
+from tokamake.checkpoint import hugging_face, safetensors_files, torch_files, torch_pickles
 from tokamake.checkpoint import tensors as checkpoint_tensors
 from tokamake.checkpoint.opened import Opened, Target
 from tokamake.checkpoint.regions import Block, Region, Source
@@ -105,7 +105,7 @@ def _read(file: Path, ignored: re.Pattern[str]) -> dict[str, Region]:
     if file.suffix == ".safetensors":
         regions = safetensors_files.read(file, _REMEDY)
         return {name: each for name, each in regions.items() if not ignored.fullmatch(name)}
-    found = torch_files.read(file, _REMEDY)
+    found = torch_pickles.read(file, _REMEDY)
     if not isinstance(found, Mapping):
         raise UserError(f"{file}: holds no tensors by name; {_REMEDY}")
     kept = {str(name): each for name, each in found.items() if not ignored.fullmatch(str(name))}

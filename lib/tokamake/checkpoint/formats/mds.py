@@ -5,7 +5,7 @@ global_step<N>/mp_rank_<T>_model_states.pt has that rank's weights in `module`.
 
 from pathlib import Path
 
-from tokamake.checkpoint import deepspeed_folder, megatron_module, torch_files
+from tokamake.checkpoint import deepspeed_folder, megatron_module, torch_files, zero_shards
 from tokamake.checkpoint.deepspeed_folder import states
 from tokamake.checkpoint.megatron_arguments import (
     architecture_of,
@@ -13,9 +13,9 @@ from tokamake.checkpoint.megatron_arguments import (
     notes_of,
     progress_of,
 )
-from tokamake.checkpoint.megatron_parts import Rank, padded
+from tokamake.checkpoint.megatron_parts import Part, Rank, padded
 from tokamake.checkpoint.opened import Layout, Opened, Target
-from tokamake.checkpoint.regions import Region, Source
+from tokamake.checkpoint.regions import Region
 from tokamake.parallel.mesh import Axis
 
 TITLE = "Megatron-DeepSpeed, without pipeline"
@@ -35,30 +35,35 @@ def opened(folder: Path) -> Opened:
         UserError: a file is missing or damaged, or the model is none that we have.
     """
     size = deepspeed_folder.ranks(folder)
-    files = [folder / states(number) for number in range(size)]
+    files = [states(folder, number) for number in range(size)]
     first = deepspeed_folder.read(files[0])
-    rows = megatron_module.vocabulary_rows(files[0], first.get("module")) * size
-    args = first.get("args")
+    rows = deepspeed_folder.vocabulary_rows(files[0], first) * size
+    args = deepspeed_folder.args_of(first)
     check_sizes(args, folder, tensor=size, pipeline=1)
     architecture = architecture_of(args, files[0], padded_vocab_size=rows)
     layers = range(architecture.num_hidden_layers)
-    regions: list[Region] = []
+    regions, parts = list[Region](), list[dict[str, Part]]()
     for number, file in enumerate(files):
         state = first if number == 0 else deepspeed_folder.read(file)
         rank = Rank(architecture, Axis(number, size), rows, _version(state))
-        regions += megatron_module.found(
-            file, state.get("module"), megatron_module.nested(rank, layers)
-        )
+        tree = megatron_module.nested(rank, layers)
+        if not deepspeed_folder.is_sliced(file):
+            regions += megatron_module.found(file, state.get("module"), tree)
+        parts.append(dict(megatron_module.named(tree)))
+    shards = zero_shards.read(folder, parts, tensor_parallel_size=size, beside=regions)
     return Opened(
         "mds",
         folder,
         architecture,
-        Source(regions, megatron_module.shapes_of(architecture)),
-        Layout(tensor_parallel_size=size, data_parallel_size=int(first.get("dp_world_size") or 1)),
+        shards.source(regions, megatron_module.shapes_of(architecture)),
+        Layout(
+            tensor_parallel_size=size,
+            data_parallel_size=shards.data_parallel_size or int(first.get("dp_world_size") or 1),
+            zero_stage=shards.zero_stage,
+        ),
         progress_of(first),
         rows,
-        deepspeed_folder.unread(folder),
-        notes_of(args),
+        notes=notes_of(args) | shards.notes,
     )
 
 
@@ -89,5 +94,5 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
         rank = Rank(checkpoint.architecture, Axis(number, size), rows)
         module = megatron_module.planned(megatron_module.nested(rank, layers), checkpoint, target)
         rest = deepspeed_folder.client_state(checkpoint, target.layout, rows)
-        regions += torch_files.lay_out(folder / states(number), {"module": module, **rest})
+        regions += torch_files.lay_out(states(folder, number), {"module": module, **rest})
     return regions

@@ -5,11 +5,12 @@ Numbers of layers differ between forks, so that what is in a file tells what it 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tokamake.checkpoint import deepspeed_folder, megatron_module, torch_files
+from tokamake.checkpoint import deepspeed_folder, megatron_module, torch_files, zero_shards
 from tokamake.checkpoint.deepspeed_folder import REMEDY, states
 from tokamake.checkpoint.megatron_arguments import (
     architecture_of,
@@ -19,7 +20,7 @@ from tokamake.checkpoint.megatron_arguments import (
 )
 from tokamake.checkpoint.megatron_parts import Part, Rank, padded
 from tokamake.checkpoint.opened import Layout, Opened, Target
-from tokamake.checkpoint.regions import Region, Source
+from tokamake.checkpoint.regions import Region
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Axis
 
@@ -43,14 +44,20 @@ def opened(folder: Path) -> Opened:
     numbers = sorted({int(m[1]) for each in folder.iterdir() if (m := _LAYER.fullmatch(each.name))})
     tensor = deepspeed_folder.ranks(folder, re.compile(rf"layer_{numbers[0]:02d}-model_(\d+)-.*"))
     model = deepspeed_folder.ranks(folder)
-    state = deepspeed_folder.read(folder / states(0))
-    check_sizes(state.get("args"), folder, tensor=tensor, pipeline=max(1, model // tensor))
+    first_states = states(folder, 0)
+    state = deepspeed_folder.read(first_states)
+    check_sizes(
+        deepspeed_folder.args_of(state), folder, tensor=tensor, pipeline=max(1, model // tensor)
+    )
     first = folder / _file(numbers[0], 0)
     rows = megatron_module.vocabulary_rows(first, deepspeed_folder.read(first)) * tensor
-    architecture = architecture_of(state.get("args"), folder / states(0), padded_vocab_size=rows)
-    regions: list[Region] = []
+    architecture = architecture_of(
+        deepspeed_folder.args_of(state), first_states, padded_vocab_size=rows
+    )
+    regions, named = list[Region](), list[dict[str, Part]]()
     for number in range(tensor):
-        parts = [*_parts(Rank(architecture, Axis(number, tensor), rows))]
+        rank = Rank(architecture, Axis(number, tensor), rows)
+        parts = [*_parts(rank)]
         if len(parts) != len(numbers):
             raise UserError(
                 f"{folder}: has {len(numbers)} files layer_*-model_{number:02d}, a model of "
@@ -59,21 +66,46 @@ def opened(folder: Path) -> Opened:
         for layer, tree in zip(numbers, parts, strict=True):
             file = folder / _file(layer, number)
             regions += megatron_module.found(file, deepspeed_folder.read(file), tree)
+        named.append(by_deepspeed(rank, numbers))
+    shards = zero_shards.read(
+        folder, named * max(1, model // tensor), tensor_parallel_size=tensor, beside=regions
+    )
     return Opened(
         "mds_pipeline",
         folder,
         architecture,
-        Source(regions, megatron_module.shapes_of(architecture)),
-        Layout(tensor, max(1, model // tensor)),
+        shards.source(regions, megatron_module.shapes_of(architecture)),
+        Layout(
+            tensor,
+            max(1, model // tensor),
+            data_parallel_size=shards.data_parallel_size or int(state.get("dp_world_size") or 1),
+            zero_stage=shards.zero_stage,
+        ),
         progress_of(state),
         rows,
-        deepspeed_folder.unread(folder),
-        notes_of(state.get("args")),
+        notes=notes_of(deepspeed_folder.args_of(state)) | shards.notes,
     )
 
 
 def _file(layer: int, rank: int) -> str:
     return f"layer_{layer:02d}-model_{rank:02d}-model_states.pt"
+
+
+def by_deepspeed(rank: Rank, numbers: Iterable[int] | None = None) -> dict[str, Part]:
+    """What a rank has, by the names that DeepSpeed's pipeline has for parameters.
+
+    Args:
+        rank: of tensor parallelism.
+        numbers: of its files; from 1 without gaps unless they are given.
+    """
+    return {
+        # What stages tie is called after the tie.
+        f"tied_modules.embed.{name}"
+        if place == 0 and rank.architecture.tie_word_embeddings
+        else f"{number}.{name}": part
+        for place, (number, tree) in enumerate(zip(numbers or count(1), _parts(rank), strict=False))
+        for name, part in tree.items()
+    }
 
 
 def _parts(rank: Rank) -> Iterator[dict[str, Part]]:
@@ -110,5 +142,5 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
             regions += torch_files.lay_out(folder / _file(layer, number), content)
     rest = deepspeed_folder.client_state(checkpoint, target.layout, rows)
     for number in range(size * stages):
-        torch_files.lay_out(folder / states(number), {"module": None, **rest})
+        torch_files.lay_out(states(folder, number), {"module": None, **rest})
     return regions

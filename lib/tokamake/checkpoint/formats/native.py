@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -24,10 +22,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.utils import _create_file_view
 
 from tokamake import files
-from tokamake.checkpoint import dcp_metadata, native, tensors, torch_files
+from tokamake.checkpoint import dcp_metadata, native, tensors, torch_files, torch_pickles
 from tokamake.checkpoint.latest import latest
 from tokamake.checkpoint.opened import Opened, Progress, Target
 from tokamake.checkpoint.regions import Block, Region, Source
@@ -37,7 +34,7 @@ TITLE = "tokamake (torch distributed checkpoint)"
 IN_ROOT = True
 
 _REMEDY = "name another checkpoint"
-_KEYS = ("model.", "optimizer.")
+_WEIGHTS, _STATES = "model.", "optimizer."
 _NOTES = ("world_size", "loss_scale", "eos_token_id")
 """What a checkpoint says of itself besides."""
 _ALIGNMENT = 64
@@ -67,7 +64,8 @@ def opened(path: Path) -> Opened:
     architecture, iteration = native.describe_model(path)
     described, metadata = native.describe(path), dcp_metadata.read(path)
     known: dict[str, Any] = metadata.state_dict_metadata
-    whole = {key: tensor for key, tensor in known.items() if key.startswith(_KEYS)}
+    kept = (_WEIGHTS, _STATES)
+    whole = {key: tensor for key, tensor in known.items() if key.startswith(kept)}
     _check_files(path, metadata.storage_data.values())
     shapes = {key: tuple(tensor.size) for key, tensor in whole.items()}
     progress = Progress(
@@ -160,21 +158,18 @@ def _archive(file: Path, stream: Any, one: _Stored) -> _Archive:
     """
     start, length = one.where.offset, one.where.length
     try:
-        with FakeTensorMode():
-            view: Any = _create_file_view(stream, start, length)
-            tensor = torch.load(view, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, OSError, RuntimeError, EOFError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
+        tensor = torch_pickles.parse(torch_pickles.View(stream, start, length))
+    # What a damaged pickle asks for can fail in any way.
+    except Exception as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(f"{file}: damaged at {one.key} ({reason}); {_REMEDY}") from None
-    if not isinstance(tensor, Tensor) or tuple(tensor.shape) != one.size:
+    if not isinstance(tensor, torch_pickles.Located) or tuple(tensor.shape) != one.size:
         raise UserError(f"{file}: damaged at {one.key}, not of the size {one.size}; {_REMEDY}")
-    storage: Any = tensor.untyped_storage()
-    begin: int = storage._checkpoint_offset
-    if begin + storage.nbytes() > length:
+    begin, size = tensor.begin, tensor.dtype.itemsize
+    if tensor.end > length:
         raise UserError(f"{file}: damaged at {one.key}, which is not whole; {_REMEDY}")
-    elements = storage.nbytes() // tensor.dtype.itemsize
+    first, elements = (at // size for at in (tensor.offset - begin, tensor.end - begin))
     stream.seek(start)
-    first = int(tensor.storage_offset())
     return _Archive(stream.read(begin), elements, tensor.dtype, first, tensor.stride())
 
 
@@ -203,6 +198,8 @@ class _Planned(NamedTuple):
     """A whole tensor that a file shall hold."""
 
     key: str
+    wanted: str
+    """Key of the source's tensor."""
     shape: tuple[int, ...]
     dtype: torch.dtype
     skeleton: _Skeleton
@@ -245,10 +242,13 @@ def _plan(folder: Path, source: Source, target: Target) -> Iterator[_Planned]:
     skeleton = functools.cache(functools.partial(_skeleton, folder))
     number = end = 0
     for key, shape in source.shapes.items():
-        if not key.startswith(_KEYS):
+        if not key.startswith((_WEIGHTS, _STATES)):
             continue
-        dtype = source.dtype(key)
-        if target.dtype and key.startswith("model."):
+        # Weights from before they were rounded, if those are there.
+        master = f"master.{key.removeprefix(_WEIGHTS)}"
+        wanted = master if key.startswith(_WEIGHTS) and master in source else key
+        dtype = source.dtype(wanted)
+        if target.dtype and key.startswith(_WEIGHTS):
             dtype = _DTYPES[target.dtype]
         made = skeleton(shape, dtype)
         start = -(-end // _ALIGNMENT) * _ALIGNMENT
@@ -257,7 +257,7 @@ def _plan(folder: Path, source: Source, target: Target) -> Iterator[_Planned]:
         end = start + made.length
         # DCP calls them by the rank that writes them, and count.
         info = _StorageInfo(f"__0_{number}.distcp", start, made.length)
-        yield _Planned(key, shape, dtype, made, info)
+        yield _Planned(key, wanted, shape, dtype, made, info)
 
 
 def _skeleton(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> _Skeleton:
@@ -294,4 +294,4 @@ def _write(folder: Path, one: _Planned) -> Region:
         stream.seek(one.skeleton.num_bytes, os.SEEK_CUR)
         stream.write(one.skeleton.tail)
     place = tuple(slice(0, size) for size in one.shape)
-    return Region(file, one.key, begin, one.shape, one.dtype, (Block(one.key, place),))
+    return Region(file, one.key, begin, one.shape, one.dtype, (Block(one.wanted, place),))

@@ -1,0 +1,195 @@
+"""DeepSpeed's universal checkpoint: whole fp32 weights and optimizer states, for any ranks.
+
+global_step<N>_universal/zero/<parameter>/{fp32,exp_avg,exp_avg_sq,step}.pt, named by the file
+`latest_universal` beside; mp_rank_00_model_states.pt in it has Megatron's arguments and counters.
+Parameters are Megatron's of one tensor-parallel rank, without padding.
+"""
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokamake import files
+from tokamake.checkpoint import deepspeed_folder, megatron_module, torch_files, torch_pickles
+from tokamake.checkpoint.deepspeed_folder import REMEDY
+from tokamake.checkpoint.formats import mds_pipeline
+from tokamake.checkpoint.megatron_arguments import architecture_of, notes_of, progress_of
+from tokamake.checkpoint.megatron_parts import Part, Rank
+from tokamake.checkpoint.opened import Opened, Target
+from tokamake.checkpoint.regions import Block, Region, Source
+from tokamake.checkpoint.torch_files import Planned
+from tokamake.checkpoint.zero_shards import States, parameter
+from tokamake.errors import UserError
+from tokamake.parallel.mesh import Axis
+
+TITLE = "DeepSpeed universal"
+IN_ROOT = False
+_POINTER = "latest_universal"
+_ZERO, _WEIGHTS, _STEP = "zero", "fp32", "step"
+_GROUPS = 16
+"""Parameter groups of which the file says nothing, so that DeepSpeed keeps its settings."""
+_VERSION = "0.14.0"
+"""DeepSpeed asks which of its versions has written a checkpoint; from this one on it is alike."""
+_SPLIT_BY_COLUMNS = ("self_attention.dense.weight", "mlp.dense_4h_to_h.weight")
+_OF_VOCABULARY = ("word_embeddings.weight", "output_layer.weight", "lm_head.weight")
+
+
+def find(path: Path) -> Path | None:
+    """Folder of the checkpoint, if it is one."""
+    folders = [path]
+    if (pointer := path / _POINTER).is_file():
+        folders.append(path / pointer.read_text(encoding="utf-8", errors="replace").strip())
+    return next((folder for folder in folders if (folder / _ZERO).is_dir()), None)
+
+
+def opened(folder: Path) -> Opened:
+    """Open a checkpoint that `find` has found.
+
+    Raises:
+        UserError: a file is missing or damaged, or the model is none that we have.
+    """
+    file = deepspeed_folder.states(folder, 0)
+    state = deepspeed_folder.read(file)
+    names = sorted(each.name for each in (folder / _ZERO).iterdir() if each.is_dir())
+    words = next((name for name in names if name.endswith("word_embeddings.weight")), None)
+    if words is None:
+        raise UserError(f"{folder / _ZERO}: has no word_embeddings.weight; {REMEDY}")
+    rows = len(_param(folder / _ZERO / words / f"{_WEIGHTS}.pt"))
+    architecture = architecture_of(deepspeed_folder.args_of(state), file, padded_vocab_size=rows)
+    rank, states = Rank(architecture, Axis(0, 1), rows), States()
+    known = _parts(rank, is_pipeline=not any(name.startswith("language_model") for name in names))
+    if missing := sorted({*known} - {*names}):
+        raise UserError(f"{folder / _ZERO}: has no parameter {missing[0]}; {REMEDY}")
+    for name in names:
+        if (part := known.get(megatron_module.newer(name))) is None:
+            raise UserError(f"{folder / _ZERO / name}: is not part of the model; {REMEDY}")
+        _add(states, folder / _ZERO / name, part)
+    return Opened(
+        "universal",
+        folder,
+        architecture,
+        states.source((), megatron_module.shapes_of(architecture)),
+        progress=progress_of(state),
+        padded_vocab_size=rows,
+        notes=notes_of(deepspeed_folder.args_of(state)),
+    )
+
+
+def _parts(rank: Rank, *, is_pipeline: bool) -> dict[str, Part]:
+    """What a model is made of, by DeepSpeed's names."""
+    layers = range(rank.architecture.num_hidden_layers)
+    if not is_pipeline:
+        return dict(megatron_module.named(megatron_module.nested(rank, layers)))
+    return mds_pipeline.by_deepspeed(rank)
+
+
+def _param(file: Path) -> Tensor:
+    found = deepspeed_folder.read(file).get("param")
+    if not isinstance(found, Tensor):
+        raise UserError(f"{file}: holds no tensor param; {REMEDY}")
+    return found
+
+
+def _add(states: States, folder: Path, part: Part) -> None:
+    """Add what a parameter's folder has."""
+    for file in sorted(folder.glob("*.pt")):
+        kind = file.stem
+        prefix = "model." if kind == _WEIGHTS else f"optimizer.{kind}."
+        blocks = [
+            block._replace(key=prefix + parameter(block.key))
+            for block in part.blocks
+            if not block.is_mean
+        ]
+        if kind != _STEP:
+            tensor = _param(file)
+            if tuple(tensor.shape) != part.shape:
+                raise UserError(
+                    f"{file}: has shape {list(tensor.shape)}, the architecture calls for "
+                    f"{list(part.shape)}; mend the architecture, or take another checkpoint"
+                )
+            states.regions.append(torch_files.region(file, folder.name, tensor, (*blocks,)))
+            continue
+        step, keys = torch_pickles.read(file, REMEDY), sorted({block.key for block in blocks})
+        if isinstance(step, Tensor):
+            counts = (*(Block(key, ()) for key in keys),)
+            states.regions.append(torch_files.region(file, folder.name, step, counts))
+        else:
+            states.given |= {key: torch.tensor(float(step)) for key in keys}
+
+
+def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
+    """Write the files without their tensors; with names of a pipeline if it is to have one.
+
+    Args:
+        folder: to write, empty.
+        checkpoint: whose description the files get.
+        target: how many stages; tensors are fp32.
+
+    Returns:
+        Where the tensors are to go.
+
+    Raises:
+        UserError: another number format is asked for.
+    """
+    if target.dtype not in (None, "fp32"):
+        raise UserError(f"--dtype {target.dtype}: this format holds fp32 weights; leave it out")
+    architecture, source = checkpoint.architecture, checkpoint.source
+    assert architecture.vocab_size is not None
+    name = f"global_step{checkpoint.progress.iteration}_universal"
+    zero = folder / name / _ZERO
+    zero.mkdir(parents=True)
+    files.write_text(folder / _POINTER, name)
+    rank = Rank(architecture, Axis(0, 1), architecture.vocab_size)
+    parts = _parts(rank, is_pipeline=target.layout.pipeline_parallel_size > 1)
+    regions: list[Region] = []
+    for each, part in parts.items():
+        (zero / each).mkdir()
+        for kind, content in _contents(each, part, source):
+            regions += torch_files.lay_out(zero / each / f"{kind}.pt", content)
+    groups = {"param_groups": [{}] * _GROUPS, "ds_version": _VERSION}
+    torch_files.lay_out(zero / "optimizer_state.pt", groups)
+    rest = deepspeed_folder.client_state(checkpoint, target.layout, architecture.vocab_size)
+    torch_files.lay_out(
+        deepspeed_folder.states(folder / name, 0),
+        {"module": None, "ds_version": _VERSION, **rest},
+    )
+    return regions
+
+
+def _contents(name: str, part: Part, source: Source) -> Iterator[tuple[str, Any]]:
+    """What a parameter's files hold, by kind."""
+    about: dict[str, Any] = {"cat_dim": int(name.endswith(_SPLIT_BY_COLUMNS))}
+    if name.endswith(_OF_VOCABULARY):
+        about["vocab_tensor"] = True
+    if "dense_h_to_4h" in name and len(part.blocks) > 1:
+        about["param_n_sub_params"] = len(part.blocks)
+    ours = [parameter(block.key) for block in part.blocks]
+    weights = "master." if f"master.{ours[0]}" in source else "model."
+    yield _WEIGHTS, {"param": _planned(part, weights), **about}
+    for kind in _kinds(source):
+        keys = [f"optimizer.{kind}.{each}" for each in ours]
+        if not all(key in source for key in keys):
+            raise UserError(
+                f"--format universal: DeepSpeed has the same states of all parameters, there is "
+                f"no {kind} of {ours[0]}; choose another format, or convert to hf first"
+            )
+        if source.shapes[keys[0]]:
+            yield kind, {"param": _planned(part, f"optimizer.{kind}."), **about}
+        else:
+            yield kind, Planned((), torch.float32, (Block(keys[0], ()),))
+
+
+@functools.cache
+def _kinds(source: Source) -> tuple[str, ...]:
+    """States of the optimizer that made a checkpoint."""
+    found = (key.split(".")[1] for key in source if key.startswith("optimizer."))
+    return (*dict.fromkeys(found),)
+
+
+def _planned(part: Part, prefix: str) -> Planned:
+    blocks = (block._replace(key=prefix + parameter(block.key)) for block in part.blocks)
+    return Planned(part.shape, torch.float32, (*blocks,))

@@ -1,0 +1,257 @@
+"""What is in files of torch.save: tensors without their data, plain values, `argparse.Namespace`.
+
+Nothing that a file could run is run.
+"""
+
+import argparse
+import io
+import pickle
+import struct
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tokamake.errors import UserError
+
+_INERT = ("megatron.", "deepspeed.", "numpy.", "_codecs.", "pathlib.")
+"""Where classes and functions come from that checkpoints of Megatron and DeepSpeed name, for random
+generators and settings; none is called, only with what is kept."""
+_STORAGES = {
+    "BFloat16Storage": torch.bfloat16,
+    "HalfStorage": torch.float16,
+    "FloatStorage": torch.float32,
+    "DoubleStorage": torch.float64,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+}
+"""How torch.save calls number formats."""
+_PLAIN = {"set": set, "frozenset": frozenset, "complex": complex, "int": int, "float": float}
+"""Types of Python's own that are read."""
+_LOCAL = b"PK\x03\x04"
+
+
+class Inert:
+    """Stands for what a file names; does nothing but keep what it is made of."""
+
+    arguments: tuple[Any, ...] = ()
+    """What it was called with."""
+    values: Mapping[Any, Any] = MappingProxyType({})
+    """Attributes of what it stands for."""
+
+    def __init__(self, *arguments: Any, **_: Any) -> None:
+        self.arguments = arguments
+
+    def __setstate__(self, state: Any) -> None:
+        """Take attributes, as objects without rules of their own are stored."""
+        self.values = state if isinstance(state, Mapping) else {}
+
+
+class _Storage(NamedTuple):
+    """What tensors are views of."""
+
+    dtype: torch.dtype
+    offset: int
+    """Its first byte in the file."""
+    numel: int
+
+
+class _Rebuild:
+    """Makes tensors without data. It has no attributes, so that no file can change it."""
+
+    __slots__ = ()
+
+    def __call__(
+        self, storage: _Storage, start: int, shape: Any, stride: Any, *_: Any
+    ) -> "Located":
+        dtype = storage.dtype
+        made = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device="meta")
+        located = made.as_subclass(Located)
+        located.offset = storage.offset + start * dtype.itemsize
+        located.begin = storage.offset
+        located.end = storage.offset + storage.numel * dtype.itemsize
+        return located
+
+
+class _Parameter:
+    """Makes a parameter the tensor that it is; see `_Rebuild`."""
+
+    __slots__ = ()
+
+    def __call__(self, tensor: Any, *_: Any) -> Any:
+        return tensor
+
+
+class Located(Tensor):
+    """A tensor without data that knows where they lie in its file."""
+
+    offset: int
+    """Its first byte."""
+    begin: int
+    """First byte of the storage that it is a view of."""
+    end: int
+    """First byte after that."""
+
+
+_REBUILD = {
+    ("torch._utils", "_rebuild_tensor_v2"): _Rebuild(),
+    ("torch._utils", "_rebuild_parameter"): _Parameter(),
+    ("collections", "OrderedDict"): OrderedDict,
+    ("torch", "Size"): torch.Size,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads what torch.save has pickled, and calls nothing but what is named here.
+
+    Args:
+        stream: of the pickle.
+        find: place in the file of the storage with a key.
+    """
+
+    def __init__(self, stream: IO[bytes], find: Callable[[str], int]) -> None:
+        super().__init__(stream)
+        self._find = find
+        # A pickle can set attributes of the classes that it names: they are of this file alone.
+        self._namespace = type("Namespace", (argparse.Namespace,), {})
+        self._inert = type("Inert", (Inert,), {})
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Look up what a pickle names.
+
+        Raises:
+            pickle.UnpicklingError: it could run something.
+        """
+        if (found := _REBUILD.get((module, name))) is not None:
+            return found
+        if module in ("builtins", "__builtin__") and name in _PLAIN:
+            return _PLAIN[name]
+        if (module, name) == ("argparse", "Namespace"):
+            return self._namespace
+        if f"{module}.".startswith(_INERT):
+            return self._inert
+        found = vars(torch).get(name) if module == "torch" else None
+        if isinstance(found, torch.dtype):
+            return found
+        if module == "torch" and name in _STORAGES:
+            return _STORAGES[name]
+        raise pickle.UnpicklingError(f"names {module}.{name}")
+
+    def persistent_load(self, name: Any) -> _Storage:
+        """Where a storage lies."""
+        _, dtype, key, _, numel = name
+        return _Storage(dtype, self._find(key), numel)
+
+
+class View(io.RawIOBase):
+    """Some bytes of a file, as a file.
+
+    Args:
+        stream: of the file.
+        start: first byte.
+        length: number of bytes.
+    """
+
+    def __init__(self, stream: IO[bytes], start: int, length: int) -> None:
+        self._stream, self._start, self._length = stream, start, length
+        self._at = 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """Next byte."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a byte."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
+        if base + offset < 0:
+            raise ValueError("seeks before its begin")
+        self._at = base + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """Read what there is, up to the end."""
+        self._stream.seek(self._start + self._at)
+        found = self._stream.read(max(0, min(len(buffer), self._length - self._at)))
+        buffer[: len(found)] = found
+        self._at += len(found)
+        return len(found)
+
+
+def read(file: Path, remedy: str) -> Any:
+    """What a file holds, its tensors without data.
+
+    Args:
+        file: written by torch.save.
+        remedy: what to do where it is missing or damaged.
+
+    Raises:
+        UserError: it is missing, damaged, or holds what could be a program.
+    """
+    try:
+        with file.open("rb") as stream:
+            return parse(stream)
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such file; {remedy}") from None
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"{file}: holds more than tensors and plain values, so it is not read ({error}); "
+            f"{remedy}"
+        ) from None
+    # What a damaged pickle asks for can fail in any way.
+    except Exception as error:
+        reason = str(error).split("\n")[0] or type(error).__name__
+        raise UserError(f"{file}: damaged ({reason}); {remedy}") from None
+
+
+def parse(stream: Any) -> Any:
+    """What `read` gives, of a stream; places are counted from its begin.
+
+    Raises:
+        pickle.UnpicklingError: it holds what could be a program.
+        Exception: of any kind; it is damaged.
+    """
+    with zipfile.ZipFile(stream) as archive:
+        entries = {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
+        if "byteorder" in entries and archive.read(entries["byteorder"]) != b"little":
+            raise ValueError("its numbers are big-endian")
+
+        def find(key: str) -> int:
+            entry = entries[f"data/{key}"]
+            if entry.compress_type:
+                raise ValueError("its tensors are compressed")
+            return data_offset(stream, entry)
+
+        with archive.open(entries["data.pkl"]) as pickled:
+            return _Unpickler(pickled, find).load()
+
+
+def data_offset(stream: Any, entry: zipfile.ZipInfo) -> int:
+    """First byte of an archive's entry.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    stream.seek(entry.header_offset)
+    header = stream.read(30)
+    if header[:4] != _LOCAL:
+        raise UserError(f"{stream.name}: damaged at byte {entry.header_offset}; write it again")
+    name, extra = struct.unpack("<HH", header[26:30])
+    found: int = entry.header_offset + 30 + name + extra
+    return found

@@ -1,0 +1,243 @@
+"""Optimizer states of any ranks become those of any other, bit by bit."""
+
+import random as chances
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tokamake.checkpoint import tensors, torch_files, written
+from tokamake.checkpoint.any_format import open_any
+from tokamake.checkpoint.convert import convert
+from tokamake.checkpoint.opened import Layout, Opened, Progress, Target
+from tokamake.checkpoint.regions import Source
+from tokamake.config import Architecture
+from tokamake.errors import UserError
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 13,
+    "hidden_size": 8,
+    "intermediate_size": 6,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 8,
+}
+FAMILIES = {
+    "llama": Architecture(**SHAPE),
+    "llama-tied": Architecture(**{**SHAPE, "tie_word_embeddings": True}),
+    "gpt2": Architecture(**{**SHAPE, "family": "gpt"}),
+}
+KINDS = ("master", "optimizer.exp_avg", "optimizer.exp_avg_sq")
+PADDING = 4
+"""make_vocab_size_divisible_by."""
+STEP = 7.0
+
+
+def truth(architecture: Architecture) -> dict[str, Tensor]:
+    """A run's tensors by key: rounded weights, fp32 weights, moments, and steps."""
+    generator = torch.Generator().manual_seed(2)
+    found: dict[str, Tensor] = {}
+    for name, shape in tensors.shapes(architecture).items():
+        for kind in KINDS:
+            found[f"{kind}.{name}"] = torch.randn(tuple(shape), generator=generator)
+        found[f"model.{name}"] = found[f"master.{name}"].bfloat16()
+        found[f"optimizer.step.{name}"] = torch.tensor(STEP)
+    return found
+
+
+def in_memory(architecture: Architecture, known: dict[str, Tensor]) -> Opened:
+    return Opened(
+        "native",
+        Path(),
+        architecture,
+        Source([], {}, known),
+        progress=Progress(7, 56, 448),
+        notes={"loss_scale": (4.0, 0)},
+    )
+
+
+def of_ranks(folder: Path, architecture: Architecture, kind: str, size: int) -> list[Any]:
+    """Parts of weights or of states that tensor-parallel ranks of Megatron have, by name."""
+    known = {
+        f"model.{key.removeprefix(f'{kind}.')}": tensor
+        for key, tensor in truth(architecture).items()
+        if key.startswith(f"{kind}.")
+    }
+    target = Target(Layout(size), make_vocab_size_divisible_by=PADDING)
+    written.write(folder, in_memory(architecture, known), "mds", target)
+    files = sorted(folder.glob("*/mp_rank_*"))
+    return [
+        dict(torch_files.leaves(torch.load(file, weights_only=False)["module"])) for file in files
+    ]
+
+
+def zero(folder: Path, architecture: Architecture, size: int, data: int, stage: int) -> Path:
+    """Write what DeepSpeed's ZeRO would, by its rules alone: two groups, flat, padded, in parts."""
+    per_kind = {kind: of_ranks(folder / kind, architecture, kind, size) for kind in KINDS}
+    of_ranks(folder / "run", architecture, "model", size)
+    (run,) = (folder / "run").glob("global_step*")
+    for model, whole in enumerate(per_kind["master"]):
+        groups = [
+            [name for name, tensor in whole.items() if (tensor.dim() > 1) == decays]
+            for decays in (True, False)
+        ]
+        file = run / f"mp_rank_{model:02d}_model_states.pt"
+        state = torch.load(file, weights_only=False)
+        state["param_shapes"] = [{name: whole[name].shape for name in group} for group in groups]
+        if stage == 3:
+            state["module"] = {}
+            file.unlink()
+            file = run / f"zero_pp_rank_0_{file.name}"
+        torch.save(state, file)
+        own = {kind: ranks[model] for kind, ranks in per_kind.items()}
+        for rank in range(data):
+            make = sliced if stage == 3 else cut
+            state = make(own, groups, rank, data, stage)
+            name = f"bf16_zero_pp_rank_{rank}_mp_rank_{model:02d}_optim_states.pt"
+            torch.save({"optimizer_state_dict": state}, run / name)
+    return folder / "run"
+
+
+def base(moments: dict[str, list[Tensor]]) -> dict[str, Any]:
+    """What torch's Adam saves of groups of one parameter each."""
+    first, second = (moments[kind] for kind in KINDS[1:])
+    state = {
+        number: {"step": torch.tensor(STEP), "exp_avg": a, "exp_avg_sq": b}
+        for number, (a, b) in enumerate(zip(first, second, strict=True))
+    }
+    return {"state": state, "param_groups": [{"params": [number]} for number in state]}
+
+
+def cut(
+    own: dict[str, dict[str, Tensor]], groups: list[list[str]], rank: int, data: int, stage: int
+) -> dict[str, Any]:
+    """Stages 1 and 2: each group in one, filled up, in as many parts as ranks."""
+    parts: dict[str, list[Tensor]] = {}
+    for kind, tensors_of in own.items():
+        for group in groups:
+            flat = torch.cat([tensors_of[name].flatten() for name in group])
+            flat = torch.nn.functional.pad(flat, (0, -len(flat) % (2 * data)), value=9.0)
+            parts.setdefault(kind, []).append(flat.chunk(data)[rank].clone())
+    return {
+        "zero_stage": stage,
+        "partition_count": [data] * len(groups),
+        "single_partition_of_fp32_groups": parts["master"],
+        "base_optimizer_state": base(parts),
+    }
+
+
+def sliced(
+    own: dict[str, dict[str, Tensor]], groups: list[list[str]], rank: int, data: int, stage: int
+) -> dict[str, Any]:
+    """Stage 3: each parameter filled up and in parts, those of a group one after the other."""
+    parts: dict[str, list[Tensor]] = {}
+    for kind, tensors_of in own.items():
+        for group in groups:
+            slices = []
+            for name in group:
+                flat = tensors_of[name].flatten()
+                flat = torch.nn.functional.pad(flat, (0, -len(flat) % data), value=9.0)
+                slices.append(flat.chunk(data)[rank])
+            parts.setdefault(kind, []).append(torch.cat(slices))
+    return {
+        "zero_stage": stage,
+        "partition_count": data,
+        "fp32_flat_groups": parts["master"],
+        "optimizer_state_dict": base(parts),
+    }
+
+
+def assert_has(found: Opened, architecture: Architecture, *, sliced: bool = False) -> None:
+    """See that every tensor is there, bit by bit."""
+    expected = truth(architecture)
+    if sliced:
+        expected = {key: value for key, value in expected.items() if not key.startswith("model.")}
+        expected = {
+            key.replace("master.", "model.", 1) if key.startswith("master.") else key: value
+            for key, value in expected.items()
+        }
+    assert {*found.source} == {*expected}
+    for key, tensor in expected.items():
+        assert torch.equal(found.source.read(key), tensor), key
+    assert found.architecture == architecture
+    assert found.progress.iteration == STEP
+
+
+RANKS = [(1, 1, 1), (1, 2, 1), (2, 3, 2), (2, 1, 1), (1, 4, 3), (2, 6, 3)]
+"""Tensor-parallel and data-parallel ranks, and ZeRO stage."""
+MANY_RANKS = [(1, 768, 1), (1, 768, 3)]
+"""Most have nothing but padding."""
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks"),
+    [(family, ranks) for family in FAMILIES for ranks in RANKS]
+    + [("llama", ranks) for ranks in MANY_RANKS],
+)
+def test_shards_of_zero_move_to_any_ranks(
+    family: str, ranks: tuple[int, int, int], tmp_path: Path
+) -> None:
+    architecture, (size, data, stage) = FAMILIES[family], ranks
+    found = open_any(zero(tmp_path, architecture, *ranks))
+    assert (found.layout.zero_stage, found.layout.data_parallel_size) == (stage, data)
+    assert found.layout.tensor_parallel_size == size
+    assert_has(found, architecture, sliced=stage == 3)
+    convert(source=tmp_path / "run", target=tmp_path / "native", format="native")
+    assert_has(open_any(tmp_path / "native"), architecture, sliced=True)
+
+
+def test_walks_of_whole_runs(tmp_path: Path) -> None:
+    """Every step keeps every bit of what its format holds; all begin with ranks of ZeRO."""
+    random, refused, states = chances.Random(3), 0, 0
+    pools: dict[str, list[Path]] = {family: [] for family in FAMILIES}
+    for number, family in enumerate(FAMILIES):
+        for ranks in RANKS[number::2]:
+            folder = tmp_path / f"{family}-{'-'.join(map(str, ranks))}"
+            pools[family].append(zero(folder, FAMILIES[family], *ranks))
+    for number in range(500):
+        pool = pools[random.choice([*FAMILIES])]
+        begin, kind = open_any(random.choice(pool)), random.choice(HOLD_STATES + HOLD_WEIGHTS)
+        tensor, stages = random.choice((1, 2, 4)), 1 if kind == "mds" else random.choice((1, 2))
+        target, folder = Target(Layout(tensor, stages)), tmp_path / f"walk-{number}"
+        if tensor == 4 and kind in HOLD_PARTS:
+            refused += 1
+            with pytest.raises(UserError, match="does not divide num_attention_heads 2"):
+                written.write(folder, begin, kind, target)
+            continue
+        written.write(folder, begin, kind, target)
+        states += assert_moved(begin, open_any(folder), kind)
+        # Walks go on from what holds a run, and now and then from weights alone.
+        if kind in HOLD_STATES and len(pool) < 20:
+            pool.append(folder)
+        else:
+            shutil.rmtree(folder)
+    assert refused > 20
+    assert states > 150
+
+
+HOLD_STATES = ["native", "universal"]
+HOLD_PARTS = ["mds", "mds_pipeline", "megatron"]
+HOLD_WEIGHTS = ["hf", *HOLD_PARTS]
+
+
+def assert_moved(begin: Opened, found: Opened, kind: str) -> bool:
+    """See that all is there that a format holds, and tell whether states are."""
+    assert found.architecture == begin.architecture
+    for name in tensors.shapes(begin.architecture):
+        master = f"master.{name}"
+        exact = master if kind in HOLD_STATES and master in begin.source else f"model.{name}"
+        expected = begin.source.read(exact)
+        moved = found.source.read(f"model.{name}")
+        assert torch.equal(moved, expected.to(moved.dtype)), name
+        assert moved.dtype == (torch.float32 if kind == "universal" else expected.dtype)
+    if kind != "hf":
+        assert found.progress.iteration == begin.progress.iteration == STEP
+    if kind not in HOLD_STATES:
+        return False
+    for key in (key for key in begin.source if key.startswith("optimizer.")):
+        assert torch.equal(found.source.read(key), begin.source.read(key)), key
+    return True

@@ -1,0 +1,254 @@
+"""Checkpoints that DeepSpeed itself writes are read, every bit as its ranks held it."""
+
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from deepspeed_files import KINDS, made, truth, universal
+from deepspeed_models import (
+    EMBEDDING,
+    HEAD,
+    HEAD_DIM,
+    LAYERS,
+    NORM,
+    NUM_LAYERS,
+    PADDED,
+    SAMPLES,
+    STEPS,
+    TOKENS,
+    VOCAB,
+    Case,
+    arguments,
+)
+from torch import Tensor
+
+from tokamake.checkpoint.any_format import open_any
+from tokamake.checkpoint.convert import convert
+from tokamake.errors import UserError
+
+pytestmark = pytest.mark.ranks
+
+CASES = [
+    Case(0, "fp32"),
+    Case(0, "bf16", sums="bf16"),
+    Case(0, "fp16"),
+    Case(1, "fp32"),
+    Case(1, "bf16"),
+    Case(1, "bf16", sums="bf16"),
+    Case(1, "bf16", tied=True),
+    Case(1, "bf16", data=4, fused=True),
+    Case(2, "fp32"),
+    Case(2, "bf16", round_robin=True),
+    Case(2, "fp16", fused=True),
+    Case(0, "fp32", data=1, tensor=2),
+    Case(1, "bf16", data=1, tensor=2),
+    Case(1, "fp16", data=2, tensor=2),
+]
+PIPED = [
+    Case(0, "fp32", data=1, pipeline=2),
+    Case(0, "bf16", data=1, pipeline=2, sums="bf16"),
+    Case(1, "bf16", data=1, pipeline=2),
+    Case(1, "bf16", data=2, pipeline=1),
+    Case(1, "fp32", data=1, pipeline=2, tied=True),
+    Case(1, "bf16", data=1, tensor=2, pipeline=2),
+]
+PARTITIONED = [Case(3, "fp32"), Case(3, "bf16", data=4), Case(3, "fp16")]
+UNIVERSAL = [
+    Case(1, "bf16"),
+    Case(1, "bf16", data=1, tensor=2),
+    Case(1, "bf16", data=1, pipeline=2),
+    Case(1, "fp32", data=1, pipeline=2, tied=True),
+    Case(3, "bf16", data=4),
+]
+NOT_YET = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Path]:
+    """What DeepSpeed wrote, of each case; do not write there."""
+    return made(tmp_path_factory.mktemp("deepspeed"), *CASES, *PIPED, *PARTITIONED)
+
+
+@pytest.fixture(scope="module")
+def universals(folders: dict[Case, Path]) -> dict[Case, Path]:
+    """Universal checkpoints of some of them."""
+    return {case: universal(folders[case]) for case in UNIVERSAL}
+
+
+def expected(case: Case, folder: Path, kind: str) -> dict[str, Tensor]:
+    """What ranks held, by Hugging Face's names; nothing of it is fused or padded any more.
+
+    Args:
+        case: how it was trained.
+        folder: where the truth lies.
+        kind: weight, master, exp_avg or exp_avg_sq.
+    """
+    held = {name: of[kind] for name, of in truth(folder).items()}
+    heads, groups = case.heads
+    found = {
+        "model.embed_tokens": held[EMBEDDING][:VOCAB],
+        "model.norm": held[NORM],
+    }
+    if not case.tied:
+        found["lm_head"] = held[HEAD][:VOCAB]
+    for number in range(NUM_LAYERS):
+        theirs, ours = f"{LAYERS}{number}.", f"model.layers.{number}."
+        fused = held[f"{theirs}self_attention.query_key_value"]
+        by_group = fused.view(groups, heads // groups + 2, HEAD_DIM, -1)
+        query, key, value = by_group.split([heads // groups, 1, 1], dim=1)
+        gate, up = held[f"{theirs}mlp.dense_h_to_4h"].chunk(2)
+        found |= {
+            f"{ours}input_layernorm": held[f"{theirs}input_layernorm"],
+            f"{ours}self_attn.q_proj": query.flatten(0, 2),
+            f"{ours}self_attn.k_proj": key.flatten(0, 2),
+            f"{ours}self_attn.v_proj": value.flatten(0, 2),
+            f"{ours}self_attn.o_proj": held[f"{theirs}self_attention.dense"],
+            f"{ours}post_attention_layernorm": held[f"{theirs}post_attention_layernorm"],
+            f"{ours}mlp.gate_proj": gate,
+            f"{ours}mlp.up_proj": up,
+            f"{ours}mlp.down_proj": held[f"{theirs}mlp.dense_4h_to_h"],
+        }
+    return {f"{name}.weight": tensor for name, tensor in found.items()}
+
+
+def configuration(case: Case) -> dict[str, Any]:
+    """Shape of the model in Hugging Face's terms."""
+    args = arguments(case)
+    return {
+        "vocab_size": VOCAB,
+        "hidden_size": args.hidden_size,
+        "intermediate_size": args.ffn_hidden_size,
+        "num_hidden_layers": NUM_LAYERS,
+        "num_attention_heads": args.num_attention_heads,
+        "num_key_value_heads": args.num_key_value_heads,
+        "max_position_embeddings": args.max_position_embeddings,
+        "rms_norm_eps": args.layernorm_epsilon,
+        "tie_word_embeddings": case.tied,
+    }
+
+
+def assert_weights(case: Case, folder: Path, path: Path) -> None:
+    """Weights that are read from a path are those that ranks held, and nothing else is there.
+
+    Where files hold masters alone, these are weights, too.
+    """
+    source = open_any(path).source
+    known = expected(case, folder, "weight")
+    kinds = {next(iter(known.values())).dtype}
+    if case.zero_stage == 3 or (case.pipeline and path != folder):
+        kinds.add(torch.float32)
+    assert {key for key in source if key.startswith("model.")} == {f"model.{n}" for n in known}
+    for name, tensor in known.items():
+        found = source.read(f"model.{name}")
+        assert found.dtype in kinds, name
+        assert torch.equal(found.to(tensor.dtype), tensor), name
+
+
+def assert_states(case: Case, folder: Path, path: Path) -> None:
+    """The same of masters and of what Adam keeps."""
+    source = open_any(path).source
+    kinds = {f"optimizer.{kind}.": kind for kind in KINDS}
+    if case.precision != "fp32":
+        kinds["master."] = "master"
+    for prefix, kind in kinds.items():
+        known = expected(case, folder, kind)
+        assert {key for key in source if key.startswith(prefix)} == {prefix + n for n in known}
+        for name, tensor in known.items():
+            assert torch.equal(source.read(prefix + name), tensor), (prefix, name)
+    step = truth(folder)[EMBEDDING]["step"]
+    for name in expected(case, folder, "weight"):
+        assert int(source.read(f"optimizer.step.{name}")) == step
+
+
+@pytest.mark.parametrize(
+    "case", [*CASES, *PIPED, *(pytest.param(case, marks=NOT_YET) for case in PARTITIONED)], ids=str
+)
+def test_weights_are_those_of_the_ranks(case: Case, folders: dict[Case, Path]) -> None:
+    assert_weights(case, folders[case], folders[case])
+
+
+@pytest.mark.parametrize(
+    "case", [*CASES, *PIPED, *(pytest.param(case, marks=NOT_YET) for case in PARTITIONED)], ids=str
+)
+def test_what_is_known_of_a_checkpoint(case: Case, folders: dict[Case, Path]) -> None:
+    found = open_any(folders[case])
+    assert found.format == ("mds_pipeline" if case.pipeline else "mds")
+    shape = found.architecture
+    known = configuration(case)
+    assert {name: getattr(shape, name) for name in known} == known
+    assert (shape.family, shape.rope_theta) == ("llama", 5000.0)
+    assert found.padded_vocab_size == PADDED
+    progress = found.progress
+    assert progress.iteration == STEPS
+    assert (progress.consumed_samples, progress.consumed_tokens) == (SAMPLES, TOKENS)
+    layout = found.layout
+    assert layout.tensor_parallel_size == case.tensor
+    assert layout.pipeline_parallel_size == max(1, case.pipeline)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(0, "fp32"),
+        Case(1, "bf16", tied=True),
+        Case(1, "bf16", data=1, tensor=2),
+        Case(0, "fp32", data=1, pipeline=2),
+        pytest.param(Case(3, "fp32"), marks=NOT_YET),
+    ],
+    ids=str,
+)
+def test_transformers_computes_the_same(
+    case: Case, folders: dict[Case, Path], tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    convert(source=folders[case], target=tmp_path / "hf", format="hf", dtype="fp32")
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    rope = {"rope_type": "default", "rope_theta": arguments(case).rope_theta}
+    theirs = LlamaForCausalLM(LlamaConfig(**configuration(case), rope_parameters=rope))
+    known = {n: tensor.float() for n, tensor in expected(case, folders[case], "weight").items()}
+    theirs.load_state_dict(known, strict=not case.tied)
+    tokens = torch.randint(VOCAB, (2, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        difference = (ours(tokens).logits - theirs(tokens).logits).abs().max().item()
+    assert difference <= 1e-5
+
+
+@NOT_YET
+def test_a_file_that_was_packed_again(folders: dict[Case, Path], tmp_path: Path) -> None:
+    case = Case(1, "bf16")
+    folder = Path(shutil.copytree(folders[case], tmp_path / "copy"))
+    file = folder / f"global_step{STEPS}" / "mp_rank_00_model_states.pt"
+    with zipfile.ZipFile(file) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    try:
+        assert_weights(case, folders[case], folder)
+    except UserError as error:
+        assert str(file) in str(error)  # noqa: PT017
+
+
+@NOT_YET
+@pytest.mark.parametrize("case", [*CASES, *PIPED, *PARTITIONED], ids=str)
+def test_optimizer_states_are_those_of_the_ranks(case: Case, folders: dict[Case, Path]) -> None:
+    assert_states(case, folders[case], folders[case])
+    layout = open_any(folders[case]).layout
+    assert (layout.data_parallel_size, layout.zero_stage) == (case.data, case.zero_stage)
+
+
+@NOT_YET
+@pytest.mark.parametrize("check", [assert_weights, assert_states])
+@pytest.mark.parametrize("case", UNIVERSAL, ids=str)
+def test_universal_checkpoints(
+    check: Callable[[Case, Path, Path], None],
+    case: Case,
+    folders: dict[Case, Path],
+    universals: dict[Case, Path],
+) -> None:
+    check(case, folders[case], universals[case])
