@@ -276,3 +276,15 @@ def test_fp16_begins_with_a_scale_of_its_own_after_another_precision() -> None:
     assert scale.state == before
     scale.state = (8.0, 3)
     assert scale.state == (8.0, 3)
+
+
+def test_a_run_continues_after_a_way_through_deepspeeds_format(
+    root: Path, first: Path, tmp_path: Path
+) -> None:
+    convert(source=step(first, 2), target=tmp_path / "a", format="universal")
+    told = refused(root, tmp_path / "a", finetune=False)
+    assert "is a checkpoint of DeepSpeed universal, which training does not read; convert" in told
+    convert(source=tmp_path / "a", target=tmp_path / "b", format="native")
+    config = make_run(root, "continued-universal", start=tmp_path / "b", finetune=False)
+    train(config)
+    assert losses(config) == losses(first)[2:]
