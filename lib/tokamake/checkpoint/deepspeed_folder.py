@@ -95,12 +95,24 @@ def read(file: Path) -> dict[str, Any]:
     return state
 
 
+def unread(state: dict[str, Any], zero_stage: int) -> tuple[str, ...]:
+    """What a rank's file holds besides, and is not read.
+
+    Args:
+        state: what is in it.
+        zero_stage: 0: there are no shards.
+    """
+    has_states = not zero_stage and state.get("optimizer") is not None
+    return ("optimizer states without names, of ZeRO stage 0",) if has_states else ()
+
+
 def args_of(state: dict[str, Any]) -> Any:
     """Megatron's arguments in a rank's file, with the true size of the vocabulary if known."""
     args: Any = state.get("args")
     info = state.get("universal_checkpoint_info")
-    if isinstance(info, dict) and getattr(args, "vocab_size", 0) is None:
-        args.vocab_size = info.get("original_vocab_size")
+    known = info.get("original_vocab_size") if isinstance(info, dict) else None
+    if known and args is not None:
+        args.vocab_size = known
     return args
 
 

@@ -63,6 +63,8 @@ def architecture_of(args: Any, file: Path, *, padded_vocab_size: int) -> Archite
         return validate(Architecture, described, f"{file}: args.tokamake")
     values = _shape(args, file)
     size = getattr(args, "vocab_size", None)
+    if size and getattr(args, "tokenizer_type", None) == "NullTokenizer":
+        size += 1  # Megatron counts the token that ends documents apart there.
     values["vocab_size"] = size if size and size <= padded_vocab_size else padded_vocab_size
     return validate(Architecture, values, f"{file}: args")
 

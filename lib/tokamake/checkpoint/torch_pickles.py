@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tokamake.errors import UserError
 
-_INERT = ("megatron.", "deepspeed.", "numpy.", "_codecs.", "pathlib.")
+_INERT = ("megatron.", "deepspeed.", "numpy.", "_codecs.", "pathlib.", "torch.nn.parameter.")
 """Where classes and functions come from that checkpoints of Megatron and DeepSpeed name, for random
 generators and settings; none is called, only with what is kept."""
 _STORAGES = {
@@ -91,6 +91,17 @@ class _Parameter:
         return tensor
 
 
+class _Retype:
+    """Makes what was a subclass of tensors a plain one; see `_Rebuild`."""
+
+    __slots__ = ()
+
+    def __call__(self, rebuild: Any, _type: Any, arguments: Any, _state: Any) -> Any:
+        if not isinstance(rebuild, _Rebuild | _Parameter):
+            raise pickle.UnpicklingError("makes a tensor in a way that is not known")
+        return rebuild(*arguments)
+
+
 class Located(Tensor):
     """A tensor without data that knows where they lie in its file."""
 
@@ -105,6 +116,7 @@ class Located(Tensor):
 _REBUILD = {
     ("torch._utils", "_rebuild_tensor_v2"): _Rebuild(),
     ("torch._utils", "_rebuild_parameter"): _Parameter(),
+    ("torch._tensor", "_rebuild_from_type_v2"): _Retype(),
     ("collections", "OrderedDict"): OrderedDict,
     ("torch", "Size"): torch.Size,
 }
@@ -135,6 +147,8 @@ class _Unpickler(pickle.Unpickler):
             return found
         if module in ("builtins", "__builtin__") and name in _PLAIN:
             return _PLAIN[name]
+        if (module, name) == ("torch", "Tensor"):
+            return self._inert
         if (module, name) == ("argparse", "Namespace"):
             return self._namespace
         if f"{module}.".startswith(_INERT):
@@ -213,6 +227,11 @@ def read(file: Path, remedy: str) -> Any:
         raise UserError(
             f"{file}: holds more than tensors and plain values, so it is not read ({error}); "
             f"{remedy}"
+        ) from None
+    except zipfile.BadZipFile as error:
+        raise UserError(
+            f"{file}: damaged ({error}), or written by torch before 1.6; {remedy}, or let torch "
+            "load it and save it again"
         ) from None
     # What a damaged pickle asks for can fail in any way.
     except Exception as error:

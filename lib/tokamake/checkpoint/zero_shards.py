@@ -251,11 +251,9 @@ def _of_group(base: Any, number: int) -> dict[str, Any]:
     """States of torch's optimizer for a group, of which DeepSpeed has made one parameter."""
     if isinstance(base, list):
         return dict(base[number])
-    group = base["param_groups"][number]
-    states = {key: value for key, value in group.items() if key == "step"}
-    for index in group["params"]:
-        states |= base["state"].get(index, {})
-    return states
+    group = next(group for group in base["param_groups"] if number in group["params"])
+    in_group = {key: value for key, value in group.items() if key == "step"}
+    return in_group | base["state"].get(number, {})
 
 
 def _add(found: States, group: _Group, own: Mapping[str, Part], weights: str | None) -> None:

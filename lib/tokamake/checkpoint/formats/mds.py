@@ -63,7 +63,8 @@ def opened(folder: Path) -> Opened:
         ),
         progress_of(first),
         rows,
-        notes=notes_of(args) | shards.notes,
+        deepspeed_folder.unread(first, shards.zero_stage),
+        notes_of(args) | shards.notes,
     )
 
 

@@ -6,7 +6,6 @@ Numbers of layers differ between forks, so that what is in a file tells what it 
 
 import re
 from collections.abc import Iterable, Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +82,8 @@ def opened(folder: Path) -> Opened:
         ),
         progress_of(state),
         rows,
-        notes=notes_of(deepspeed_folder.args_of(state)) | shards.notes,
+        deepspeed_folder.unread(state, shards.zero_stage),
+        notes_of(deepspeed_folder.args_of(state)) | shards.notes,
     )
 
 
@@ -91,19 +91,19 @@ def _file(layer: int, rank: int) -> str:
     return f"layer_{layer:02d}-model_{rank:02d}-model_states.pt"
 
 
-def by_deepspeed(rank: Rank, numbers: Iterable[int] | None = None) -> dict[str, Part]:
+def by_deepspeed(rank: Rank, numbers: Iterable[int]) -> dict[str, Part]:
     """What a rank has, by the names that DeepSpeed's pipeline has for parameters.
 
     Args:
         rank: of tensor parallelism.
-        numbers: of its files; from 1 without gaps unless they are given.
+        numbers: of its files.
     """
     return {
         # What stages tie is called after the tie.
         f"tied_modules.embed.{name}"
         if place == 0 and rank.architecture.tie_word_embeddings
         else f"{number}.{name}": part
-        for place, (number, tree) in enumerate(zip(numbers or count(1), _parts(rank), strict=False))
+        for place, (number, tree) in enumerate(zip(numbers, _parts(rank), strict=False))
         for name, part in tree.items()
     }
 

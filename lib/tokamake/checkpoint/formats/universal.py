@@ -6,7 +6,9 @@ Parameters are Megatron's of one tensor-parallel rank, without padding.
 """
 
 import functools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ _GROUPS = 16
 """Parameter groups of which the file says nothing, so that DeepSpeed keeps its settings."""
 _VERSION = "0.14.0"
 """DeepSpeed asks which of its versions has written a checkpoint; from this one on it is alike."""
+_MOMENTS = "optimizer.exp_avg."
 _SPLIT_BY_COLUMNS = ("self_attention.dense.weight", "mlp.dense_4h_to_h.weight")
 _OF_VOCABULARY = ("word_embeddings.weight", "output_layer.weight", "lm_head.weight")
 
@@ -58,16 +61,19 @@ def opened(folder: Path) -> Opened:
     words = next((name for name in names if name.endswith("word_embeddings.weight")), None)
     if words is None:
         raise UserError(f"{folder / _ZERO}: has no word_embeddings.weight; {REMEDY}")
-    rows = len(_param(folder / _ZERO / words / f"{_WEIGHTS}.pt"))
-    architecture = architecture_of(deepspeed_folder.args_of(state), file, padded_vocab_size=rows)
+    args = deepspeed_folder.args_of(state)
+    words_file = folder / _ZERO / words / f"{_WEIGHTS}.pt"
+    rows = _param(words_file).numel() // (getattr(args, "hidden_size", None) or 1)
+    architecture = architecture_of(args, file, padded_vocab_size=rows)
     rank, states = Rank(architecture, Axis(0, 1), rows), States()
-    known = _parts(rank, is_pipeline=not any(name.startswith("language_model") for name in names))
+    known = _parts(rank, numbers=None if words.startswith("language_model") else _numbers(names))
     if missing := sorted({*known} - {*names}):
         raise UserError(f"{folder / _ZERO}: has no parameter {missing[0]}; {REMEDY}")
     for name in names:
         if (part := known.get(megatron_module.newer(name))) is None:
             raise UserError(f"{folder / _ZERO / name}: is not part of the model; {REMEDY}")
         _add(states, folder / _ZERO / name, part)
+    _add_steps(states, folder / _ZERO)
     return Opened(
         "universal",
         folder,
@@ -75,20 +81,34 @@ def opened(folder: Path) -> Opened:
         states.source((), megatron_module.shapes_of(architecture)),
         progress=progress_of(state),
         padded_vocab_size=rows,
-        notes=notes_of(deepspeed_folder.args_of(state)),
+        notes=notes_of(args),
     )
 
 
-def _parts(rank: Rank, *, is_pipeline: bool) -> dict[str, Part]:
-    """What a model is made of, by DeepSpeed's names."""
+def _numbers(names: Iterable[str]) -> list[int]:
+    """Numbers of a pipeline's layers; a tied embedding, which has none, comes first."""
+    found = {name.partition(".")[0] for name in names}
+    tied = [0] if "tied_modules" in found else []
+    return [*tied, *sorted(int(number) for number in found if number.isdecimal())]
+
+
+def _parts(rank: Rank, numbers: Iterable[int] | None) -> dict[str, Part]:
+    """What a model is made of, by DeepSpeed's names.
+
+    Args:
+        rank: the only one.
+        numbers: of a pipeline's layers; None: there is no pipeline.
+    """
     layers = range(rank.architecture.num_hidden_layers)
-    if not is_pipeline:
+    if numbers is None:
         return dict(megatron_module.named(megatron_module.nested(rank, layers)))
-    return mds_pipeline.by_deepspeed(rank)
+    return mds_pipeline.by_deepspeed(rank, numbers)
 
 
 def _param(file: Path) -> Tensor:
-    found = deepspeed_folder.read(file).get("param")
+    found = torch_pickles.read(file, REMEDY)
+    # Stage 3 is converted to tensors without shapes.
+    found = found.get("param") if isinstance(found, dict) else found
     if not isinstance(found, Tensor):
         raise UserError(f"{file}: holds no tensor param; {REMEDY}")
     return found
@@ -106,19 +126,35 @@ def _add(states: States, folder: Path, part: Part) -> None:
         ]
         if kind != _STEP:
             tensor = _param(file)
-            if tuple(tensor.shape) != part.shape:
+            if tuple(tensor.shape) not in (part.shape, (math.prod(part.shape),)):
                 raise UserError(
                     f"{file}: has shape {list(tensor.shape)}, the architecture calls for "
                     f"{list(part.shape)}; mend the architecture, or take another checkpoint"
                 )
             states.regions.append(torch_files.region(file, folder.name, tensor, (*blocks,)))
             continue
-        step, keys = torch_pickles.read(file, REMEDY), sorted({block.key for block in blocks})
-        if isinstance(step, Tensor):
-            counts = (*(Block(key, ()) for key in keys),)
-            states.regions.append(torch_files.region(file, folder.name, step, counts))
-        else:
-            states.given |= {key: torch.tensor(float(step)) for key in keys}
+        _add_step(states, file, torch_pickles.read(file, REMEDY), {block.key for block in blocks})
+
+
+def _add_step(states: States, file: Path, step: Any, keys: set[str]) -> None:
+    """Add how many steps the optimizer has done."""
+    if isinstance(step, Tensor):
+        blocks = (*(Block(key, ()) for key in sorted(keys)),)
+        states.regions.append(torch_files.region(file, _STEP, step, blocks))
+        states.numbers |= keys
+    elif isinstance(step, int | float):
+        states.given |= {key: torch.tensor(float(step)) for key in keys}
+
+
+def _add_steps(states: States, zero: Path) -> None:
+    """Add the steps of what was stage 3, which are in one file."""
+    known = {block.key for region in states.regions for block in region.blocks}
+    keys = {f"optimizer.{_STEP}.{parameter(key)}" for key in known if key.startswith(_MOMENTS)}
+    file, left = zero / "optimizer_state.pt", keys - states.numbers - states.given.keys()
+    if left and file.is_file():
+        state = deepspeed_folder.read(file).get("optimizer_state_dict", {})
+        inner = state.get("optimizer_state_dict", state)
+        _add_step(states, file, inner.get("state", {}).get(0, {}).get(_STEP), left)
 
 
 def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
@@ -144,7 +180,7 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
     zero.mkdir(parents=True)
     files.write_text(folder / _POINTER, name)
     rank = Rank(architecture, Axis(0, 1), architecture.vocab_size)
-    parts = _parts(rank, is_pipeline=target.layout.pipeline_parallel_size > 1)
+    parts = _parts(rank, count(1) if target.layout.pipeline_parallel_size > 1 else None)
     regions: list[Region] = []
     for each, part in parts.items():
         (zero / each).mkdir()
