@@ -224,11 +224,13 @@ def plain_step(model: Any, precision: str) -> Step:
 
 def write_start(folder: Path) -> None:
     """Write the checkpoint that the trainer starts from."""
-    from tokamake.checkpoint import megatron_deepspeed, tensors
+    from tokamake.checkpoint import hugging_face, tensors
+    from tokamake.checkpoint.convert import convert
     from tokamake.config import Architecture
 
     architecture = Architecture.model_validate(SHAPE)
-    megatron_deepspeed.write(folder / "start", architecture, tensors.random(architecture, 0))
+    hugging_face.write(folder / "hf", architecture, tensors.random(architecture, 0))
+    convert(source=folder / "hf", target=folder / "start", format="native")
 
 
 def tokamake_step(precision: str, folder: Path, stack: ExitStack) -> Step:

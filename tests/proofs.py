@@ -11,9 +11,9 @@ from engines import Part, whole
 from gpts import gpt, reference
 from layouts import NUM_STEPS, Found, Layout, rates, train_all
 from ranks import spawn
-from runs import ARCHITECTURE, make_run, prepare
+from runs import ARCHITECTURE, make_run, prepare, write_start
 
-from tokamake.checkpoint import hugging_face, latest, megatron_deepspeed, tensors
+from tokamake.checkpoint import hugging_face, latest, tensors
 from tokamake.config import Architecture, Run, read_run
 from tokamake.data.samples.loader import Samples
 
@@ -58,7 +58,7 @@ def make_start(root: Path, start: str) -> Path:
     (root / "start").rename(root / "other")
     # With others, training comes to steps where rounding alone moves a gradient by 1e-4.
     weights = tensors.random(architecture, {"tied": 5, "gpt": 8}.get(start, 6))
-    megatron_deepspeed.write(root / "start", architecture, weights)
+    write_start(root / "start", architecture, weights)
     return make_run(root, "run", train_steps=24, backend="native")
 
 

@@ -2,16 +2,20 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed.checkpoint as dcp
 
 from tokamake import files
-from tokamake.checkpoint import latest, megatron_deepspeed, tensors
+from tokamake.checkpoint import latest, native, tensors
 from tokamake.config import Architecture, read_run
 from tokamake.data import pairs
 from tokamake.data.pairs.indexed import Writer
@@ -58,8 +62,24 @@ def prepare(root: Path, *, train_samples: int = 80) -> Path:
     (root / "weights.txt").write_text("1.0 corpus corpus\n")
     samples = {"train_samples": train_samples, "valid_samples": 16}
     make_index(root, sequence_length=16, split="80,20,0", seed=3, **samples)
-    megatron_deepspeed.write(root / "start", ARCHITECTURE, tensors.random(ARCHITECTURE, 5))
+    write_start(root / "start", ARCHITECTURE, tensors.random(ARCHITECTURE, 5))
     return root
+
+
+def write_start(
+    folder: Path, architecture: Architecture, weights: Mapping[str, torch.Tensor]
+) -> None:
+    """Write what a run can start from; one that is there is replaced."""
+    shutil.rmtree(folder, ignore_errors=True)
+    inside = folder / "global_step0"
+    inside.mkdir(parents=True)
+    described = {"architecture": architecture.model_dump(mode="json"), "loss_scale": (1.0, 0)}
+    progress = {"version": native.VERSION, "world_size": 0, "iteration": 0}
+    files.write_json(inside / native.DESCRIPTION, progress | described)
+    state = {f"model.{name}": tensor for name, tensor in weights.items()}
+    with warnings.catch_warnings(action="ignore"):  # that there is one process
+        dcp.save(state, checkpoint_id=inside, no_dist=True)
+    (folder / "latest").write_text(inside.name)
 
 
 def vouch(prefix: Path, **known: Any) -> None:
@@ -73,14 +93,23 @@ def make_index(root: Path, **options: Any) -> None:
     index(weights=root / "weights.txt", data_root=root, output=root / "index", **options)
 
 
-def make_run(root: Path, name: str, *, tokenizer: Path | None = None, **changes: Any) -> Path:
+def make_run(
+    root: Path,
+    name: str,
+    *,
+    tokenizer: Path | None = None,
+    start: Path | None = None,
+    architecture: Path | None = None,
+    **changes: Any,
+) -> Path:
     """Resolve a run over the prepared folder; returns its run.yaml."""
     output = root / name / "run.yaml"
     resolve(
         settings=json.dumps({**SETTINGS, **changes}),
         run=name,
         seed=11,
-        checkpoint=root / "start",
+        checkpoint=start or root / "start",
+        architecture=architecture,
         index=root / "index",
         data_root=root,
         tokenizer=tokenizer,

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from runs import ARCHITECTURE, prepare
+from runs import ARCHITECTURE, prepare, write_start
 
-from tokamake.checkpoint import megatron_deepspeed, tensors
+from tokamake.checkpoint import tensors
 
 SAVED = "global_step2"
 TIED = ARCHITECTURE.model_copy(update={"tie_word_embeddings": True, "num_hidden_layers": 4})
@@ -14,5 +14,5 @@ def prepare_tied(folder: Path) -> Path:
     """Fill a folder as `prepare` does; `start` has the tied model, `other` the usual one."""
     root = prepare(folder)
     (root / "start").rename(root / "other")
-    megatron_deepspeed.write(root / "start", TIED, tensors.random(TIED, 5))
+    write_start(root / "start", TIED, tensors.random(TIED, 5))
     return root

@@ -21,7 +21,7 @@ def error_of(value: object) -> str:
 
 MISTAKES = {
     "my.yaml: trian: unknown key; did you mean train?": {"trian": {}},
-    "my.yaml: train.lr: unknown key; this section knows sequence_length": {"train": {"lr": 1}},
+    "my.yaml: train.lr: unknown key; this section knows finetune, ": {"train": {"lr": 1}},
     "my.yaml: train.optimizer.lr: unknown key; this section knows name, learning_rate": {
         "train": {"optimizer": {"lr": 1}}
     },
@@ -61,6 +61,15 @@ MISTAKES = {
         "sample_corpus": {"web": {}}
     },
     "my.yaml: model needs an architecture or a checkpoint": {"model": {"architecture": None}},
+    "my.yaml: model.architecture: from_checkpoint: there is no model.checkpoint; name one, or a": {
+        "model": {"architecture": "from_checkpoint"}
+    },
+    "my.yaml: train.finetune: missing, with model.checkpoint; add true (its weights alone, from": {
+        "model": {"checkpoint": "a"}
+    },
+    "my.yaml: train.finetune: false: there is no model.checkpoint; name one, or leave this out": {
+        "train": {"finetune": False}
+    },
 }
 
 
@@ -73,6 +82,17 @@ def test_mistakes_are_one_line_each(expected: str) -> None:
 
 def test_all_mistakes_are_told_at_once() -> None:
     assert len(error_of({"a": 1, "b": 2, "seed": "x"}).splitlines()) == 3
+
+
+def test_a_checkpoint_tells_the_architecture_unless_a_file_is_named() -> None:
+    for model, expected in (
+        ({}, (Path("config/models/tiny-llama.yaml"),) * 2),
+        ({"checkpoint": "a"}, ("from_checkpoint", None)),
+        ({"checkpoint": "a", "architecture": None}, ("from_checkpoint", None)),
+        ({"checkpoint": "a", "architecture": "b.yaml"}, (Path("b.yaml"),) * 2),
+    ):
+        found = config.ModelSettings.model_validate(model)
+        assert (found.architecture, found.stated) == expected
 
 
 def test_the_default_files_are_valid() -> None:

@@ -92,7 +92,7 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target | None = None) -> P
 
 def test_paths_are_found(root: Path, saved: Path, tmp_path: Path) -> None:
     assert plug_in.find(saved) == plug_in.find(saved.parent) == saved
-    for other in (root, root / "start", root / "run", tmp_path / "missing", root / "weights.txt"):
+    for other in (root, root / "run", tmp_path / "missing", root / "weights.txt"):
         assert plug_in.find(other) is None
     (tmp_path / "latest").write_text("missing")
     assert plug_in.find(tmp_path) is None

@@ -1,7 +1,6 @@
 """GPTs in Hugging Face's and Megatron-DeepSpeed's folders: bit by bit, as transformers has them."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from test_init_model import words
 
 from tokamake.checkpoint import hugging_face, megatron_deepspeed, megatron_layout
+from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.export_hf import export_hf
-from tokamake.checkpoint.import_hf import import_hf
 from tokamake.checkpoint.init_model import init_model
 from tokamake.checkpoint.tensors import random, shapes, to_model
 from tokamake.config import Architecture
@@ -233,7 +232,7 @@ def test_init_import_export_keep_every_bit(tmp_path: Path, name: str) -> None:
     init_model(
         architecture=tmp_path / "a.yaml", tokenizer=words(tmp_path, 300), seed=1, output=init
     )
-    import_hf(checkpoint=init, output=imported)
+    convert(source=init, target=imported, format="native")
     export_hf(checkpoint=imported, output=exported)
     for file in ("config.json", "model.safetensors"):
         assert (init / file).read_bytes() == (exported / file).read_bytes()
@@ -246,8 +245,7 @@ def test_training_goes_from_random_weights_to_transformers(tmp_path: Path) -> No
     architecture = MQA.model_copy(update={"vocab_size": 120})
     root = runs.prepare(tmp_path)
     start = random(architecture, 5)
-    shutil.rmtree(root / "start")
-    megatron_deepspeed.write(root / "start", architecture, start)
+    runs.write_start(root / "start", architecture, start)
     trained = []
     for name, ranks, parallel in (
         ("one", 1, {}),

@@ -9,8 +9,8 @@ import torch
 from tokenizers import models
 
 from tokamake.checkpoint import hugging_face
+from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.export_hf import export_hf
-from tokamake.checkpoint.import_hf import import_hf
 from tokamake.checkpoint.init_model import init_model
 from tokamake.errors import UserError
 
@@ -54,14 +54,15 @@ def test_init_import_export_keep_every_bit(
 ) -> None:
     init, imported, exported = (tmp_path / name for name in ("init", "import", "export"))
     init_model(architecture=yaml, tokenizer=words(tmp_path, 300), seed=1, output=init)
-    import_hf(checkpoint=init, output=imported)
+    convert(source=init, target=imported, format="native")
     export_hf(checkpoint=imported, output=exported)
     assert _hashes(init) == _hashes(exported)
     assert (init / "config.json").read_bytes() == (exported / "config.json").read_bytes()
     size = "34,720 parameters in 21 tensors, fp32"
     assert capsys.readouterr().out.splitlines() == [
         f"{init}: {size}, random with seed 1, from {yaml}",
-        f"{imported}: {size}, from {init}",
+        f"{imported}: tokamake (torch distributed checkpoint), 34,720 parameters in 21 tensors, "
+        f"from {init}",
         f"{exported}: {size}, from {imported} at iteration 0",
     ]
 
@@ -71,8 +72,9 @@ def test_the_same_seed_gives_the_same_files(yaml: Path, tmp_path: Path) -> None:
         init_model(
             architecture=yaml, tokenizer=words(tmp_path, 300), seed=seed, output=tmp_path / name
         )
-        import_hf(checkpoint=tmp_path / name, output=tmp_path / f"{name}-import")
-    file = Path("global_step0") / "mp_rank_00_model_states.pt"
+        target = tmp_path / f"{name}-import"
+        convert(source=tmp_path / name, target=target, format="native")
+    file = Path("global_step0") / "__0_0.distcp"
     a, b, c = ((tmp_path / f"{name}-import" / file).read_bytes() for name in "abc")
     assert a == b != c
 
@@ -96,7 +98,7 @@ def test_export_brings_the_tokenizer(yaml: Path, tmp_path: Path, sampled: Path) 
     tokenizer = sampled / "tokenizer"
     opened = open_tokenizer(tokenizer)
     init_model(architecture=yaml, tokenizer=tokenizer, seed=1, output=tmp_path / "init")
-    import_hf(checkpoint=tmp_path / "init", output=tmp_path / "import")
+    convert(source=tmp_path / "init", target=tmp_path / "import", format="native")
     output = tmp_path / "export"
     export_hf(checkpoint=tmp_path / "import", tokenizer=tokenizer, output=output)
     model = AutoModelForCausalLM.from_pretrained(output)
@@ -111,7 +113,7 @@ def test_export_refuses_a_tokenizer_larger_than_the_model(
     yaml: Path, tmp_path: Path, sampled: Path
 ) -> None:
     init_model(architecture=yaml, tokenizer=words(tmp_path, 100), seed=1, output=tmp_path / "init")
-    import_hf(checkpoint=tmp_path / "init", output=tmp_path / "import")
+    convert(source=tmp_path / "init", target=tmp_path / "import", format="native")
     with pytest.raises(UserError, match="but the checkpoint has 100; give the tokenizer that it"):
         export_hf(
             checkpoint=tmp_path / "import",

@@ -10,11 +10,11 @@ import pytest
 import torch
 from layouts import laid_out, parallel
 from ranks import spawn
-from runs import ARCHITECTURE, make_run, prepare
+from runs import ARCHITECTURE, make_run, prepare, write_start
 from torch.profiler import ProfilerActivity, profile
 
 from tokamake import plugins
-from tokamake.checkpoint import megatron_deepspeed, tensors
+from tokamake.checkpoint import tensors
 from tokamake.config import Architecture, Run, read_run
 from tokamake.models._positions import rotary
 from tokamake.runtime import Ranks
@@ -70,7 +70,7 @@ def test_formulas_of_layers_are_what_torch_keeps(family: str, dtype: torch.dtype
 def larger(run: Run, folder: Path, **changes: Any) -> Run:
     """A run of some million parameters that needs no data."""
     if not folder.exists():
-        megatron_deepspeed.write(folder, LARGER, tensors.random(LARGER, 1))
+        write_start(folder, LARGER, tensors.random(LARGER, 1))
     sizes = {"sequence_length": 256, "micro_batch_size": 8, "global_batch_size": 8}
     run = run.model_copy(update={"architecture": LARGER, "checkpoint": folder})
     return laid_out(run, {**sizes, **changes})
@@ -144,13 +144,14 @@ def test_optimizers_have_their_states(run: Run, tmp_path: Path) -> None:
 
 def test_a_start_tells_what_was_chosen(run: Run) -> None:
     lines = opening(run, ONE, CPU).splitlines()
-    assert [line.split()[0] for line in lines] == ["model", "layout", "settings", "memory"]
+    assert [line.split()[0] for line in lines] == ["model", "start", "layout", "settings", "memory"]
     parameters = sum(shape.numel() for shape in tensors.shapes(ARCHITECTURE).values())
     assert f"{parameters:,} parameters; 6 steps of 128 tokens" in lines[0]
-    assert "1 rank on cpu, fp32, native, ZeRO stage 1" in lines[1]
-    assert "sequence_length 16" in lines[2]
-    assert "optimizer.learning_rate 0.01" in lines[2]
-    assert "zero_stage" not in lines[2]
+    assert f"{run.checkpoint}, weights alone, at step 0" in lines[1]
+    assert "1 rank on cpu, fp32, native, ZeRO stage 1" in lines[2]
+    assert "sequence_length 16" in lines[3]
+    assert "optimizer.learning_rate 0.01" in lines[3]
+    assert "zero_stage" not in lines[3]
     shared = laid_out(run, {**parallel(tp=2), "zero_stage": 2})
     found = opening(shared, Ranks(0, 4, 0, 4), CPU)
     assert "4 ranks = data 2 × tensor 2 on cpu" in found

@@ -11,7 +11,7 @@ from runs import ARCHITECTURE, launch, losses, make_run, prepare
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tokamake.checkpoint import megatron_deepspeed
+from tokamake.checkpoint import latest
 from tokamake.checkpoint.tensors import to_model
 from tokamake.config import PACKING_SETTINGS, read_run
 from tokamake.data.samples.loader import Samples, batches
@@ -86,7 +86,7 @@ def test_a_run_keeps_documents_apart(root: Path) -> None:
     values = ARCHITECTURE.model_dump(exclude={"family", "rope_theta"})
     rope = {"rope_type": "default", "rope_theta": ARCHITECTURE.rope_theta}
     model = LlamaForCausalLM(LlamaConfig(**values, rope_parameters=rope)).eval()
-    model.load_state_dict(megatron_deepspeed.read(run.checkpoint)[1])
+    model.load_state_dict(latest.read(run.checkpoint)[1])
     layout = {"micro_batch_size": 2, "data_parallel_rank": 0, "data_parallel_size": 1}
     for name, key, number in (("valid", "validation_loss", 8), ("train", "loss", 4)):
         samples = Samples(run.index, split=name, data_root=run.data_root)

@@ -27,7 +27,7 @@ from runs import (
 )
 from torch.distributed.checkpoint import FileSystemWriter
 
-from tokamake.checkpoint import megatron_deepspeed
+from tokamake.checkpoint import latest as start_of
 from tokamake.config import read_run
 from tokamake.data.samples.index import index
 from tokamake.data.samples.loader import Samples, batches
@@ -94,7 +94,7 @@ def plain_training(
     values = ARCHITECTURE.model_dump(exclude={"family", "rope_theta"})
     rope = {"rope_type": "default", "rope_theta": ARCHITECTURE.rope_theta}
     model = LlamaForCausalLM(LlamaConfig(**values, rope_parameters=rope))
-    model.load_state_dict(megatron_deepspeed.read(root / "start")[1])
+    model.load_state_dict(start_of.read(root / "start")[1])
     matrices = [p for p in model.parameters() if p.dim() > 1]
     norms = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}]
@@ -263,7 +263,7 @@ def test_divergence_stops_with_the_step(root: Path) -> None:
 def test_missing_weights_are_fatal(root: Path, tmp_path: Path) -> None:
     config = make_run(root, "weightless")
     config.write_text(config.read_text().replace(str(root / "start"), str(tmp_path / "none")))
-    with pytest.raises(UserError, match="none: no such folder"):
+    with pytest.raises(UserError, match="none/global_step0: no such folder"):
         train_here(config)
 
 

@@ -17,7 +17,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before = jobs(snakemake(folder, "-n", *MINE, "all"))
     assert before == {
         "sample_corpus": 1, "train_tokenizer": 1, "tokenize": 6, "merge": 4, "describe": 1,
-        "weigh": 1, "index": 1, "init_model": 1, "import_hf": 1, "resolve": 1, "train": 1,
+        "weigh": 1, "index": 1, "init_model": 1, "import_checkpoint": 1, "resolve": 1, "train": 1,
         "export_hf": 1, "evaluate": 1, "generate": 1, "plot": 1, "report": 1, "all": 1,
     }  # fmt: skip
     assert not (folder / "results").exists()
@@ -109,6 +109,75 @@ def test_a_changed_setting_redoes_what_depends_on_it(finished: Path) -> None:
     assert "train_tokenizer" not in changed(tokenize={"on_bad_document": "quarantine"})
     assert changed(tokenizer={"vocab_size": 501})["train_tokenizer"] == 1
     (finished / "other.yaml").unlink()
+
+
+def of_run(
+    finished: Path,
+    name: str,
+    *,
+    checkpoint: str,
+    architecture: str = "architecture.yaml",
+    **train: object,
+) -> list[str]:
+    """Arguments for a run that starts from a checkpoint of the finished workspace."""
+    settings = {**CONFIG["train"], **train}  # type: ignore[dict-item]
+    model = {"checkpoint": f"results/smoke/{checkpoint}", "architecture": architecture}
+    tokenizer = {"path": "results/tokenizer"}
+    given = {**CONFIG, "run": name, "model": model, "tokenizer": tokenizer, "train": settings}
+    (finished / f"{name}.yaml").write_text(yaml.safe_dump(given))
+    return ["--configfile", f"{name}.yaml", "--", "train"]
+
+
+@pytest.mark.slow
+def test_runs_continue_a_checkpoint_or_take_its_weights(finished: Path) -> None:
+    records = {}
+    for finetune, steps in ((False, 50), (True, 8)):
+        name = f"finetune-{finetune}"
+        run = of_run(finished, name, checkpoint="training", finetune=finetune, train_steps=steps)
+        # Such a checkpoint is read where it is.
+        assert jobs(snakemake(finished, "-n", *run)) == {"index": 1, "resolve": 1, "train": 1}
+        assert snakemake(finished, *run).returncode == 0
+        log = (finished / f"logs/{name}/train.log").read_text()
+        how = "finetuned: weights alone, at step 0" if finetune else "continued at step 40: weights"
+        assert f"start     results/smoke/training/global_step40, {how}" in log
+        lines = (finished / f"results/{name}/training/metrics.jsonl").read_text().splitlines()
+        records[finetune] = [one for line in lines if "loss" in (one := json.loads(line))]
+    assert [record["step"] for record in records[False]] == [*range(41, 51)]
+    assert [record["step"] for record in records[True]] == [*range(1, 9)]
+    assert records[False][0]["consumed_samples"] == 41 * 16
+    begun = (finished / "results/smoke/training/metrics.jsonl").read_text().splitlines()
+    for found in records.values():
+        assert found[0]["loss"] < json.loads(begun[1])["loss"] - 0.5
+
+
+@pytest.mark.slow
+def test_other_formats_are_imported(finished: Path) -> None:
+    run = of_run(finished, "exported", checkpoint="export", finetune=True, train_steps=4)
+    planned = jobs(snakemake(finished, "-n", *run))
+    assert planned == {"import_checkpoint": 1, "index": 1, "resolve": 1, "train": 1}
+    assert snakemake(finished, *run).returncode == 0
+    assert "Nothing to be done" in snakemake(finished, *run).stderr
+
+
+@pytest.mark.slow
+def test_a_start_that_does_not_fit_fails_the_dry_run(finished: Path) -> None:
+    def told(**train: object) -> list[str]:
+        result = snakemake(finished, "-n", *of_run(finished, "unfit", **train))  # type: ignore
+        assert result.returncode != 0
+        lines = result.stderr.splitlines()
+        return [line for line in lines if not line.startswith("Using profile")]
+
+    (missing,) = told(checkpoint="none", finetune=True)
+    assert "unfit.yaml: model.checkpoint: results/smoke/none: no such folder; give" in missing
+    (states,) = told(checkpoint="export", finetune=False)
+    assert "results/smoke/export: has no optimizer states of adamw to continue with" in states
+    (ended,) = told(checkpoint="training", finetune=False)
+    assert "global_step40: is at step 40 already, and the run ends at step 40; raise" in ended
+    text = (finished / "architecture.yaml").read_text()
+    (finished / "wide.yaml").write_text(text.replace("hidden_size: 32", "hidden_size: 64"))
+    first, second = told(checkpoint="export", architecture="wide.yaml", finetune=True)
+    assert "model.checkpoint: results/smoke/export: is of another architecture than" in first
+    assert second == "tokamake: hidden_size: checkpoint 32, config 64 (wide.yaml)"
 
 
 def replant(path: Path, content: bytes, before: os.stat_result) -> None:
@@ -275,7 +344,9 @@ def test_the_default_dry_run_draws_its_graph(tmp_path: Path) -> None:
     make_workspace(tmp_path)
     planned = jobs(snakemake(tmp_path, "-n", "train"))
     assert planned["tokenize"] > planned["merge"] > 3
-    assert {"sample_corpus", "train_tokenizer", "init_model", "import_hf", "train"} <= set(planned)
+    assert {"sample_corpus", "train_tokenizer", "init_model", "import_checkpoint", "train"} <= set(
+        planned
+    )
     graph = snakemake(tmp_path, "--rulegraph", "--", "all").stdout
     assert "digraph" in graph
     assert "tokenize" in graph

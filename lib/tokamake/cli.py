@@ -22,7 +22,7 @@ STAGES = {
     "weigh": "tokamake.data.mixture.weigh",
     "index": "tokamake.data.samples.index",
     "init-model": "tokamake.checkpoint.init_model",
-    "import-hf": "tokamake.checkpoint.import_hf",
+    "convert": "tokamake.checkpoint.convert",
     "resolve": "tokamake.train.resolve",
     "train": "tokamake.train.train",
     "export-hf": "tokamake.checkpoint.export_hf",
@@ -42,7 +42,6 @@ TOOLS = {
     "lint-weights": "tokamake.data.mixture.lint_weights",
     "mix": "tokamake.data.mixture.mix",
     "inspect": "tokamake.checkpoint.inspect",
-    "convert": "tokamake.checkpoint.convert",
     "benchmark-train": "tokamake.train.benchmark_train",
     "find-learning-rate": "tokamake.train.find_learning_rate",
 }

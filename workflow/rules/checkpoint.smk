@@ -1,11 +1,15 @@
-# Hugging Face checkpoints in and out of Megatron-DeepSpeed's layout.
+# What training starts from, a checkpoint of any format or random weights, and what comes of it.
 
 HF_FILES = ("config.json", "model.safetensors")
-HF_SOURCE = expand(f"{RUN}/init/{{file}}", file=HF_FILES)
+CHECKPOINT = str(CONFIG.model.checkpoint or f"{RUN}/init")
+CHECKPOINT_FILES = expand(f"{RUN}/init/{{file}}", file=HF_FILES)
 if CONFIG.model.checkpoint is not None:
-    HF_SOURCE = [str(CONFIG.model.checkpoint / "config.json")] + sorted(
-        map(str, CONFIG.model.checkpoint.glob("*.safetensors*"))
-    )
+    CHECKPOINT_FILES = list(map(str, start_files(CONFIG.model.checkpoint)))
+
+# Training reads tokamake's own checkpoints where they are.
+START, START_FILES = f"{RUN}/import", [f"{RUN}/import"]
+if is_native(Path(CHECKPOINT)):
+    START, START_FILES = CHECKPOINT, CHECKPOINT_FILES
 
 if CONFIG.model.checkpoint is None:
 
@@ -15,7 +19,7 @@ if CONFIG.model.checkpoint is None:
             architecture=CONFIG.model.architecture,
             tokenizer=TOKENIZER_FILES,
         output:
-            HF_SOURCE,
+            CHECKPOINT_FILES,
         log:
             f"logs/{CONFIG.run}/init_model.log",
         benchmark:
@@ -31,23 +35,22 @@ if CONFIG.model.checkpoint is None:
             " > {log} 2>&1"
 
 
-rule import_hf:
-    "Convert a Hugging Face checkpoint to Megatron-DeepSpeed's layout."
+rule import_checkpoint:
+    "Convert the checkpoint that training starts from, of whatever format, to tokamake's own."
     input:
-        HF_SOURCE,
+        CHECKPOINT_FILES,
     output:
-        f"{RUN}/import/latest",
+        directory(f"{RUN}/import"),
     log:
-        f"logs/{CONFIG.run}/import_hf.log",
+        f"logs/{CONFIG.run}/import_checkpoint.log",
     benchmark:
-        f"results/benchmarks/{CONFIG.run}/import_hf.tsv"
+        f"results/benchmarks/{CONFIG.run}/import_checkpoint.tsv"
     conda:
         "../envs/tokamake.yaml"
     params:
-        checkpoint=subpath(input[0], parent=True),
-        folder=subpath(output[0], parent=True),
+        checkpoint=CHECKPOINT,
     shell:
-        "tokamake import-hf --checkpoint {params.checkpoint:q} --output {params.folder}"
+        "tokamake convert --from {params.checkpoint:q} --to {output} --format native"
         " > {log} 2>&1"
 
 

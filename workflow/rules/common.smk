@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tokamake import files
+from tokamake.checkpoint.start_files import is_native, start_files
 from tokamake.config import INDEX_SETTINGS, Config, read_architecture
 from tokamake.data.mixture.weigh import set_path
 from tokamake.data.pairs import batches
@@ -18,6 +19,7 @@ from tokamake.data.text.planned import read_plan, write_plan
 from tokamake.data.text.sample_corpus import sample_names
 from tokamake.data.tokenizers import tokenizer_files
 from tokamake.errors import UserError
+from tokamake.train.start import open_start
 from tokamake.validation import validate
 
 DATA = "results/data"
@@ -55,6 +57,44 @@ def check_fim(checked, source):
         )
 
 
+def check_start(checked, source):
+    """See that the checkpoint fits the config, and that the model takes the sequences.
+
+    Jobs need not look again: opening it imports torch.
+    """
+    model, train = checked.model, checked.train
+    if model.checkpoint is None:
+        architecture, told = read_architecture(model.architecture), model.architecture
+    elif workflow.is_main_process:
+        try:
+            architecture = open_start(model.checkpoint, train, model.stated).architecture
+        except UserError as error:
+            raise UserError(f"{source}: model.checkpoint: {error}") from None
+        told = model.checkpoint
+    else:
+        return
+    if train.sequence_length > (longest := architecture.max_position_embeddings):
+        raise UserError(
+            f"{source}: train.sequence_length: {train.sequence_length}: more than the "
+            f"{longest} max_position_embeddings of {told}; lower it"
+        )
+
+
+def find_tokenizer(checked, source):
+    """Files of the tokenizer that is given, if one is: of the config, or else of the checkpoint."""
+    given, start = checked.tokenizer.path, checked.model.checkpoint
+    if given or not start:
+        return tokenizer_files(given)[1] if given else None
+    # Its tokens mean what its own tokenizer says.
+    try:
+        return tokenizer_files(start)[1]
+    except UserError:
+        raise UserError(
+            f"{source}: tokenizer.path: missing: model.checkpoint {start} has no tokenizer "
+            "beside it; name the one that it was trained with"
+        ) from None
+
+
 def check_sets(train, corpora, source):
     """See that there is something to train and to validate on, and how long."""
     missing = [corpus.corpus for corpus in corpora if corpus.trains and corpus.epochs is None]
@@ -85,23 +125,10 @@ def read_config():
         for name in sample_names(corpus, sample.num_files)
     }
     planned = current_plan(checked, corpora, declared)
-    if checked.model.checkpoint is None:
-        longest = read_architecture(checked.model.architecture).max_position_embeddings
-        if checked.train.sequence_length > longest:
-            raise UserError(
-                f"{source}: train.sequence_length: {checked.train.sequence_length}: more than the "
-                f"{longest} max_position_embeddings of {checked.model.architecture}; lower it"
-            )
-    elif not (checked.model.checkpoint / "config.json").is_file():
-        raise UserError(
-            f"{source}: model.checkpoint: {checked.model.checkpoint}: no config.json there; "
-            "name the folder of a Hugging Face checkpoint"
-        )
+    check_start(checked, source)
     check_sets(checked.train, corpora, source)
     check_fim(checked, source)
-    # A checkpoint's tokens mean what its own tokenizer says.
-    tokenizer = checked.tokenizer.path or checked.model.checkpoint
-    found = tokenizer_files(tokenizer)[1] if tokenizer else None
+    found = find_tokenizer(checked, source)
     return checked, {corpus.corpus: corpus for corpus in corpora}, declared, planned, found
 
 

@@ -4,7 +4,8 @@
 rule resolve:
     "Write down every setting of the training run, for `tokamake train`."
     input:
-        checkpoint=f"{RUN}/import/latest",
+        checkpoint=START_FILES,
+        architecture=CONFIG.model.stated or [],
         index=f"{RUN}/index/index.json",
         weights=f"{DATA}/weights.txt",
         tokenizer=TOKENIZER_FILES,
@@ -20,23 +21,24 @@ rule resolve:
         settings=settings("train"),
         run=CONFIG.run,
         seed=CONFIG.seed,
-        checkpoint=subpath(input.checkpoint, parent=True),
+        checkpoint=START,
+        architecture=[f"--architecture={path}" for path in [CONFIG.model.stated] if path],
         index=subpath(input.index, parent=True),
         data_root=subpath(input.weights, parent=True),
         folder=f"{RUN}/training",
     shell:
         "tokamake resolve --settings {params.settings:q} --run {params.run} --seed {params.seed}"
-        " --checkpoint {params.checkpoint} --index {params.index} --data-root {params.data_root}"
+        " --checkpoint {params.checkpoint:q} {params.architecture:q} --index {params.index} --data-root {params.data_root}"
         " --tokenizer {input.tokenizer[0]:q}"
         " --output-folder {params.folder} --output {output} > {log} 2>&1"
 
 
 rule train:
-    "Train the model on all ranks, from the imported checkpoint or where it was cut off."
+    "Train the model on all ranks, from its start or where it was cut off."
     input:
         run=f"{RUN}/run.yaml",
         index=f"{RUN}/index/index.json",
-        checkpoint=f"{RUN}/import/latest",
+        checkpoint=START_FILES,
     output:
         f"{RUN}/train.json",
     log:

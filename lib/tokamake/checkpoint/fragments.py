@@ -57,12 +57,6 @@ class Fragments(Tensor):
             return Fragments(arguments[1], arguments[0].dtype, {})
         raise RuntimeError(f"{function}: a tensor in fragments is for checkpoints only")
 
-    def fill_from(self, whole: Tensor) -> None:
-        """Fill the boxes from the whole tensor."""
-        for offset, box in self.boxes.items():
-            sizes = zip(offset, box.shape, strict=True)
-            box.copy_(whole[tuple(slice(start, start + size) for start, size in sizes)])
-
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
         properties = TensorProperties(dtype=self.dtype)
         return [

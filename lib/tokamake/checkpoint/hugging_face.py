@@ -1,6 +1,6 @@
 """Hugging Face's checkpoint folder: config.json and safetensors, whole or in shards.
 
-`import_hf` and evaluation read it, `init_model` and `export_hf` write it. Tensors keep their dtype.
+Evaluation reads it, `init_model` and `export_hf` write it. Tensors keep their dtype.
 What model types there are, and how their tensors differ from ours, families say: `Format`.
 """
 

@@ -1,18 +1,17 @@
-"""The checkpoint that a folder's file `latest` names, of any format that tokamake trains with."""
+"""The checkpoint of tokamake's own that a path is, or that the file `latest` in a folder names."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
 
-from tokamake.checkpoint import megatron_deepspeed, native
+from tokamake.checkpoint import native
 from tokamake.config import Architecture
 from tokamake.errors import UserError
 
 REMEDY = (
-    "give the folder of a training run, or make one of a Hugging Face checkpoint with "
-    "`tokamake import-hf`, or of any other with `tokamake convert --format native`"
+    "give the folder of a training run, or make one of any other checkpoint with "
+    "`tokamake convert --format native`"
 )
 
 
@@ -25,9 +24,6 @@ class Description(NamedTuple):
     """Shape of the model."""
     iteration: int
     """Steps trained."""
-    tensors: Mapping[str, Tensor] | None
-    """Whole ones by Hugging Face's names, each read when it is asked for; None where `native` reads
-    parts of them."""
 
 
 def latest(folder: Path) -> Path:
@@ -53,25 +49,31 @@ def latest(folder: Path) -> Path:
     return folder / name
 
 
-def describe(folder: Path) -> Description:
-    """Open the latest checkpoint of a folder.
+def folder_of(path: Path) -> Path:
+    """The checkpoint that a path is, if it is one of tokamake's own, or that its `latest` names.
 
     Raises:
-        UserError: it is missing, or damaged as far as that can be seen, or, where `tensors` are
-            told, these do not fit its architecture.
+        UserError: it is neither.
     """
-    path = latest(folder)
-    if native.is_native(path):
-        return Description(path, *native.describe_model(path), None)
-    architecture, tensors, iteration = megatron_deepspeed.lazily(folder)
-    return Description(path, architecture, iteration, tensors)
+    return path if native.is_native(path) else latest(path)
+
+
+def describe(folder: Path) -> Description:
+    """Open a checkpoint of tokamake's own, or the one that a folder's `latest` names.
+
+    Raises:
+        UserError: it is missing, of another format, or damaged as far as that can be seen.
+    """
+    path = folder_of(folder)
+    if not native.is_native(path):
+        raise UserError(f"checkpoint {folder}: not of tokamake's own format; {REMEDY}")
+    return Description(path, *native.describe_model(path))
 
 
 def read(folder: Path) -> tuple[Architecture, dict[str, Tensor], int]:
-    """Architecture, whole tensors by Hugging Face's names, and step of the latest checkpoint.
+    """Architecture, whole tensors by Hugging Face's names, and step of a checkpoint.
 
     Raises:
-        UserError: it is missing or damaged, or its tensors do not fit its architecture.
+        UserError: it is missing, of another format, or damaged.
     """
-    path = latest(folder)
-    return native.read(path) if native.is_native(path) else megatron_deepspeed.read(folder)
+    return native.read(describe(folder).path)

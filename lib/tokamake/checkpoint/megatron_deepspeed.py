@@ -1,6 +1,6 @@
 """Megatron-DeepSpeed's checkpoint folder without pipelining, at tensor-parallel size 1.
 
-`init_model` and `import_hf` write it; the trainer and `export_hf` read it.
+The format `mds` has taken its place, which tests hold against it.
 `latest` names a folder global_step<N>, whose mp_rank_00_model_states.pt holds the weights, nested
 and fused as Megatron has them (checkpoint version 3.0), and the arguments.
 """

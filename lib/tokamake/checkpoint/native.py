@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from tokamake import files
 from tokamake.checkpoint import dcp_metadata
+from tokamake.checkpoint.start_files import DESCRIPTION as DESCRIPTION
 from tokamake.config import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
@@ -27,8 +28,6 @@ from tokamake.parallel.shards import Held
 from tokamake.runtime import same_fate
 from tokamake.validation import validate
 
-DESCRIPTION = "tokamake.json"
-"""File beside DCP's own that says whose checkpoint it is."""
 VERSION = 1
 
 Tensors = dict[str, Any]

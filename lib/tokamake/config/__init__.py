@@ -6,7 +6,7 @@ Nothing here knows where a run takes place: that is the profiles' business.
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -62,12 +62,35 @@ __all__ = [
 
 
 class ModelSettings(Settings):
-    """Where training starts from: a Hugging Face checkpoint, or random weights."""
+    """Where training starts from: a checkpoint, or random weights."""
 
-    architecture: Path | None = Path("config/models/tiny-llama.yaml")
-    """Shape of the randomly initialized model that `init_model` makes; unused with `checkpoint`."""
+    architecture: Literal["from_checkpoint"] | Path | None = Path("config/models/tiny-llama.yaml")
+    """Shape of the model: a file, which a checkpoint is compared with, or from_checkpoint, which is
+    usual where there is one; its vocab_size, if empty, is the checkpoint's or the tokenizer's."""
     checkpoint: Path | None = None
-    """Folder of a Hugging Face checkpoint (config.json and safetensors) to continue from."""
+    """Folder of a checkpoint to start from, of any format that `tokamake inspect` knows, or one
+    whose file `latest` names it; train.finetune says how. Empty: random weights."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_checkpoint(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("checkpoint") is not None:
+            return {**values, "architecture": values.get("architecture") or "from_checkpoint"}
+        return values
+
+    @model_validator(mode="after")
+    def _has_a_start(self) -> "ModelSettings":
+        if self.checkpoint is None and self.architecture == "from_checkpoint":
+            raise ValueError(
+                "architecture: from_checkpoint: there is no model.checkpoint; name one, or a file "
+                "of config/models"
+            )
+        return self
+
+    @property
+    def stated(self) -> Path | None:
+        """The file that says what the architecture is, if one does."""
+        return self.architecture if isinstance(self.architecture, Path) else None
 
 
 class EvaluateSettings(Settings):
@@ -127,6 +150,21 @@ class Config(Settings):
             )
         if self.model.architecture is None and self.model.checkpoint is None:
             raise ValueError("model needs an architecture or a checkpoint")
+        return self
+
+    @model_validator(mode="after")
+    def _known_start(self) -> "Config":
+        finetune, checkpoint = self.train.finetune, self.model.checkpoint
+        if checkpoint is not None and finetune is None:
+            raise ValueError(
+                "train.finetune: missing, with model.checkpoint; add true (its weights alone, from "
+                "step 0) or false (continue with its optimizer states at its step)"
+            )
+        if checkpoint is None and finetune is not None:
+            raise ValueError(
+                f"train.finetune: {str(finetune).lower()}: there is no model.checkpoint; name one, "
+                "or leave this out to start from random weights"
+            )
         return self
 
 

@@ -34,7 +34,11 @@ class Run(Settings):
     seed: int
     """Seed of everything random."""
     checkpoint: Path
-    """Checkpoint whose weights the run starts from: its folder has a file `latest`."""
+    """Checkpoint that the run starts from: its folder, or one with a file `latest`."""
+    step: Annotated[int, Field(ge=0)] = 0
+    """Steps that the checkpoint was trained for, where the run continues it."""
+    consumed_samples: Annotated[int, Field(ge=0)] = 0
+    """Samples of these steps."""
     index: Path
     """Folder of sample indexes and blend that `index` made."""
     data_root: Path

@@ -37,6 +37,10 @@ class FimSettings(Settings):
 class TrainSettings(Settings):
     """The training run itself."""
 
+    finetune: bool | None = None
+    """How to start from model.checkpoint. true: take its weights alone, at step 0, with a fresh
+    optimizer. false: continue it, with its optimizer states, step and samples. Without one, empty:
+    there are random weights."""
     sequence_length: Annotated[int, Field(ge=2)] = 512
     """Tokens that the model sees per sample; a sample holds one more, the last label."""
     micro_batch_size: Annotated[int, Field(ge=1)] = 1

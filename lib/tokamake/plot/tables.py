@@ -99,6 +99,7 @@ def summary(run: Run, trained: dict[str, Any], num_parameters: int) -> str:
         ("model", _shape(run)),
         ("parameters", f"{num_parameters:,}"),
         ("recipe", _training(run)),
+        *_start(run),
         ("trained", f"{trained['consumed_tokens']:,} tokens in {trained['step']:,} steps"),
         *_losses(trained),
         ("time", f"{duration(trained['seconds'])} on {_ranks(trained['world_size'])}"),
@@ -128,6 +129,15 @@ def _training(run: Run) -> str:
         f"tokens, {train.optimizer.name}, {train.schedule.name} schedule, "
         f"{train.precision or 'precision of the device'}, ZeRO stage {train.zero_stage}"
     )
+
+
+def _start(run: Run) -> list[tuple[str, str]]:
+    """What the weights were before, if they were not random."""
+    finetune = run.train.finetune
+    if finetune is None:
+        return []
+    how = "weights alone" if finetune else f"continued at step {run.step:,}"
+    return [("start", f"{run.checkpoint}, {how}")]
 
 
 def _losses(trained: dict[str, Any]) -> list[tuple[str, str]]:

@@ -24,8 +24,8 @@ def find_learning_rate(
 ) -> None:
     """Suggest a learning rate: where the loss falls fastest as the rate grows at each step.
 
-    Trains from the run's first weights on its first samples, on one rank or several, as `train`
-    does; the run's output folder is not touched.
+    Trains from the run's first weights on its first samples, with a fresh optimizer, on one rank or
+    several, as `train` does; the run's output folder is not touched.
 
     Args:
         config: The run, as `tokamake resolve` writes it.

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -31,6 +32,7 @@ from tokamake.train.numerics import check_repeatable, decided, repeatable
 from tokamake.train.opening import opening
 from tokamake.train.resolve import check_backend, check_layout, check_lengths, check_precision
 from tokamake.train.restart import State
+from tokamake.train.start import check_begun
 from tokamake.train.step import Saving, StepResult
 
 if TYPE_CHECKING:
@@ -68,8 +70,9 @@ def train_run(run: Run, ranks: Ranks, device: "torch.device") -> int:
         if state and state.step >= run.train.train_steps:
             _say(ranks, f"{run.output}: already at step {state.step}, the last; nothing to train")
         else:
+            resumed = run.output / f"global_step{state.step}" if state else None
             with same_fate():
-                _say(ranks, opening(run, ranks, device))
+                _say(ranks, opening(run, ranks, device, resumed=resumed))
             state = Loop(run, ranks, device, digest=digest, state=state).run()
         if state.step < run.train.train_steps:
             return STOPPED
@@ -92,7 +95,8 @@ def _agree(
     with same_fate():
         if ranks.rank == 0:
             held.enter_context(restart.locked(run.output))
-            weights = restart.weights_digest(run.checkpoint)
+            note = run.output.with_name(f".{run.output.name}.start")
+            weights = restart.weights_digest(run.checkpoint, note)
             digest = restart.run_digest(run, index=described, weights=weights)
             state = restart.claim(
                 run.output,
@@ -122,7 +126,7 @@ class Loop:
     ) -> None:
 
         self._run, self._ranks, self._train = run, ranks, run.train
-        self._state = state or State(digest, 0, 0, 0.0, ranks.world_size)
+        self._state = state or State(digest, run.step, run.consumed_samples, 0.0, ranks.world_size)
         self._last_checkpoint = f"{run.checkpoint} (the start)"
         self._stop = False
         self._sizes = run.train.batch_sizes
@@ -137,12 +141,13 @@ class Loop:
             self._validation = _validation(run, verify=first)
         # DeepSpeed takes seconds to import, which a run with nothing left to do need not wait for.
         backend = plugins.load("train/backends", run.train.backend)
-        self._engine = backend.Engine(run, ranks, device, continues=state is not None)
+        continued = run.output / f"global_step{state.step}" if state else _continued(run, ranks)
+        self._engine = backend.Engine(run, ranks, device, continues=continued is not None)
         self._saving: tuple[Saving, State] | None = None
+        if continued:
+            self._engine.load(continued)
         if state:
-            folder = run.output / f"global_step{state.step}"
-            self._engine.load(folder)
-            self._last_checkpoint = str(folder)
+            self._last_checkpoint = str(continued)
             _say(ranks, f"{run.output}: continuing at step {state.step}")
         with same_fate():
             self._metrics = None if ranks.rank else Metrics(run.output, done=self._state.step)
@@ -327,6 +332,16 @@ class Loop:
         self._say(f"saved {self._last_checkpoint}")
 
 
+def _continued(run: Run, ranks: Ranks) -> Path | None:
+    """Checkpoint of another run that this one continues; None: it takes weights alone."""
+    if run.train.finetune is not False:
+        return None
+    with same_fate():
+        if ranks.rank == 0:
+            check_begun(run)
+    return run.checkpoint
+
+
 @dataclass
 class _Pace:
     steps: int = 0
@@ -356,6 +371,7 @@ def _validation(run: Run, *, verify: bool) -> dict[str, tuple[Samples, int]]:
 
 def _write_summary(run: Run, state: State) -> None:
     tokens = state.consumed_samples * run.train.sequence_length
+    own_tokens = tokens - run.consumed_samples * run.train.sequence_length
     files.write_json(
         run.output.parent / "train.json",
         {
@@ -366,7 +382,7 @@ def _write_summary(run: Run, state: State) -> None:
             "consumed_samples": state.consumed_samples,
             "consumed_tokens": tokens,
             "seconds": state.seconds,
-            "tokens_per_second": tokens / state.seconds,
+            "tokens_per_second": own_tokens / state.seconds,
             "checkpoint": str(run.output / f"global_step{state.step}"),
             "world_size": state.world_size,
             "versions": {

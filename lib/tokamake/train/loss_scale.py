@@ -10,6 +10,7 @@ from tokamake.errors import UserError
 _INITIAL = 2.0**16
 _MOST = 2.0**32
 _LEAST = 1.0
+_NONE = (1.0, 0)
 _WINDOW = 1000
 """Good steps in a row after which the scale doubles."""
 
@@ -33,8 +34,8 @@ class LossScale:
 
     @state.setter
     def state(self, state: tuple[float, int]) -> None:
-        """Take what a checkpoint has kept."""
-        if self._dynamic:
+        """Take what a checkpoint has kept; of another precision it has none."""
+        if self._dynamic and state != _NONE:
             self.value, self._good = state
 
     def update(self, norm: float) -> bool:

@@ -1,6 +1,7 @@
 """What the trainer says once as it starts: model, layout, settings that were chosen, memory."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,20 +14,22 @@ from tokamake.train.memory import device_memory, estimate
 from tokamake.train.numerics import precision_of
 
 
-def opening(run: Run, ranks: Ranks, device: torch.device) -> str:
+def opening(run: Run, ranks: Ranks, device: torch.device, *, resumed: Path | None = None) -> str:
     """Lines for people about a run that starts on some ranks.
 
     Args:
         run: the run as `resolve` wrote it.
         ranks: this process among its peers.
         device: of this rank.
+        resumed: checkpoint of its own that it goes on from.
     """
-    # The line of the layout tells it.
-    usual = TrainSettings(precision=run.train.precision)
+    # Other lines tell these.
+    usual = TrainSettings(precision=run.train.precision, finetune=run.train.finetune)
     return "\n".join(
         f"{title:9} {text}"
         for title, text in (
             ("model", _model(run)),
+            ("start", f"{resumed}, where this run goes on" if resumed else _start(run)),
             ("layout", _layout(run, ranks, device)),
             ("settings", ", ".join(chosen(run.train, usual)) or "all as by default"),
             *_memory(run, ranks, device),
@@ -46,6 +49,16 @@ def _model(run: Run) -> str:
         f"{run.run}: {run.architecture.family}, {num_parameters(run):,} parameters; "
         f"{counted(train.train_steps, 'step')} of {tokens:,} tokens"
     )
+
+
+def _start(run: Run) -> str:
+    if run.train.finetune is False:
+        return (
+            f"{run.checkpoint}, continued at step {run.step:,}: weights, optimizer states, loss "
+            f"scale, {run.consumed_samples:,} samples"
+        )
+    how = "finetuned: " if run.train.finetune else ""
+    return f"{run.checkpoint}, {how}weights alone, at step 0"
 
 
 def _layout(run: Run, ranks: Ranks, device: torch.device) -> str:

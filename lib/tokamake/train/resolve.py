@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    from tokamake.checkpoint.opened import Opened
     from tokamake.config import Architecture, FimSettings, Run, TrainSettings
 
 
@@ -18,6 +19,7 @@ def resolve(
     run: str,
     seed: int,
     checkpoint: Path,
+    architecture: Path | None = None,
     index: Path,
     data_root: Path,
     tokenizer: Path | None = None,
@@ -30,7 +32,8 @@ def resolve(
         settings: Training settings as JSON, the section `train` of the config.
         run: Name of the run.
         seed: Seed of everything random.
-        checkpoint: Checkpoint to start from: a folder with a file `latest`.
+        checkpoint: Checkpoint to start from: its folder, or one whose file `latest` names it.
+        architecture: File of config/models that it is compared with.
         index: Folder of sample indexes.
         data_root: Folder that the index's prefixes are relative to.
         tokenizer: Tokenizer of the pairs; fill-in-the-middle and what asks for ends of
@@ -41,39 +44,66 @@ def resolve(
     Raises:
         UserError: settings, checkpoint, index and tokenizer do not fit together.
     """
-    from tokamake.checkpoint import latest
     from tokamake.config import Run, TrainSettings, write_run
     from tokamake.data.samples.folder import read_index
+    from tokamake.train.start import open_start
     from tokamake.validation import parse_json, validate
 
     train = parse_json(TrainSettings, settings, "train")
-    architecture = latest.describe(checkpoint).architecture
     described = read_index(index)
     steps = train.num_steps or whole_steps(train, described, index)
     train = train.model_copy(
         update={"train_steps": steps, "train_samples": None, "train_tokens": None}
     )
-    check_lengths(train, architecture, described, index)
-    train.parallel.check_architecture(architecture, train.sequence_length)
-    check_vocabulary(architecture, described, data_root)
+    start = open_start(checkpoint, train, architecture)
+    model = start.architecture
+    check_lengths(train, model, described, index)
+    train.parallel.check_architecture(model, train.sequence_length)
+    check_vocabulary(model, described, data_root)
     if train.fim.rate:
-        check_fim(train.fim, architecture, tokenizer)
+        check_fim(train.fim, model, tokenizer)
     values = {
         "run": run,
         "seed": seed,
-        "checkpoint": checkpoint,
+        **begin(checkpoint, start, train),
         "index": index,
         "data_root": data_root,
         "tokenizer": tokenizer,
         "eod": find_eod(train, tokenizer),
         "output": output_folder,
-        "architecture": architecture,
+        "architecture": model,
         "train": train.model_dump(),
     }
     resolved = validate(Run, values, "resolve")
     check_precision(resolved.train)
     check_backend(resolved)
     write_run(output, resolved)
+
+
+def begin(checkpoint: Path, start: "Opened", train: "TrainSettings") -> dict[str, Any]:
+    """What a run is told of its start: one checkpoint, whatever `latest` names later, and its step.
+
+    Raises:
+        UserError: the checkpoint must be converted, or has been trained and nothing says whether
+            that goes on.
+    """
+    from tokamake.errors import UserError
+    from tokamake.train.start import check_native
+
+    check_native(checkpoint, start)
+    if train.finetune is None and start.progress.iteration:
+        raise UserError(
+            f"train.finetune: missing: {start.path} is at step {start.progress.iteration:,}; add "
+            "true (its weights alone, from step 0) or false (continue it)"
+        )
+    if train.finetune is not False:
+        return {"checkpoint": start.path}
+    progress = start.progress
+    return {
+        "checkpoint": start.path,
+        "step": progress.iteration,
+        "consumed_samples": progress.consumed_samples,
+    }
 
 
 def whole_steps(train: "TrainSettings", described: dict[str, Any], index: Path) -> int:

@@ -8,7 +8,6 @@ Each folder has a state.json that says which run made it. `loop` asks here befor
 import fcntl
 import os
 import shutil
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain, count, islice
@@ -16,8 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake import files
-from tokamake.checkpoint import native
-from tokamake.checkpoint.latest import latest
+from tokamake.checkpoint.latest import REMEDY, folder_of, latest
 from tokamake.config import INDEX_SETTINGS, Run, read_run
 from tokamake.errors import UserError
 
@@ -89,6 +87,7 @@ def run_digest(run: Run, *, index: dict[str, Any], weights: str) -> str:
 def _deciding(run: Run) -> dict[str, Any]:
     """Settings that decide a run's weights."""
     return {
+        "step": run.step,
         "seed": run.seed,
         "architecture": run.architecture.model_dump(mode="json"),
         "train": run.train.model_dump(mode="json", exclude=_WITHOUT_EFFECT),
@@ -124,50 +123,33 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{name}", "empty" if value is None else value
 
 
-def weights_digest(checkpoint: Path) -> str:
-    """Hash that tells the weights in a checkpoint from others.
+def weights_digest(checkpoint: Path, note: Path | None = None) -> str:
+    """Hash that tells what a run starts from.
 
-    Of a checkpoint of one of our runs it is that of the run's digest and the step, of files of
-    torch.save that of what their directories say, so that no weights are read; of others that of
-    all bytes. Optimizer states in files of their own do not count.
+    Of a checkpoint of one of our runs it is that of the run's digest and the step, so that no
+    weights are read; of others that of all bytes.
+
+    Args:
+        checkpoint: its folder, or one whose `latest` names it.
+        note: file to keep the hash in, so that bytes are read again only if files look changed.
 
     Raises:
         UserError: there is no checkpoint, or its state.json is damaged.
     """
-    folder = latest(checkpoint)
-    is_native = native.is_native(folder)
-    if is_native and (state := _read_state(folder)):
+    folder = folder_of(checkpoint)
+    if state := _read_state(folder):
         return files.digest({"run": state.digest, "step": state.step})
-    paths = sorted(folder.glob("*.distcp" if is_native else "*model_states.pt"))
+    paths = sorted(folder.glob("*.distcp"))
     if not paths:
-        raise UserError(f"{checkpoint}: holds no weights; make the checkpoint again")
-    return files.digest([_content(path) for path in paths])
-
-
-def _content(path: Path) -> Any:
-    """What tells a file's content from others."""
-    # DCP puts many files of torch.save into one, of which zip would show the last.
-    is_one = path.suffix != ".distcp"
-    return (_records(path) if is_one else []) or files.sha256(path)
-
-
-def _records(path: Path) -> list[tuple[str, int, int]]:
-    """Name, size and CRC-32 of all that is in a file of torch.save; empty if it does not say them.
-
-    The folder that all of it lies in is called after the file, so its name does not count; nor do
-    records that tell how torch wrote the rest, whose names begin with a dot. All others' names do:
-    they say which tensor is which.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-    except zipfile.BadZipFile:
-        return []
-    records = [(each.filename.partition("/")[2], each.file_size, each.CRC) for each in entries]
-    # torch can be told not to compute checksums, and then writes zeros.
-    if any(size and not crc for _, size, crc in records):
-        return []
-    return sorted(record for record in records if record[0] and not record[0].startswith("."))
+        raise UserError(f"{checkpoint}: holds no weights in tokamake's own format; {REMEDY}")
+    seen = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+    known = files.read_json(note, "remove it") if note and note.is_file() else {}
+    if known.get("files") == seen:
+        return str(known["digest"])
+    found = files.digest([files.sha256(path) for path in paths])
+    if note:
+        files.write_json(note, {"files": seen, "digest": found})
+    return found
 
 
 @contextmanager

@@ -52,7 +52,9 @@ class Trial:
         num_steps: int,
         synthetic: bool = False,
     ) -> None:
-        train = run.train.model_copy(update={"rampup_batch_size": None})
+        # A trial has the run's first weights alone, and a fresh optimizer.
+        finetune = None if run.train.finetune is None else True
+        train = run.train.model_copy(update={"rampup_batch_size": None, "finetune": finetune})
         self.run = decided(run.model_copy(update={"train": train}), device)
         self._ranks, self._num_steps, self._synthetic = ranks, num_steps, synthetic
         with same_fate():

@@ -87,10 +87,6 @@ class Base(ABC):
                 "run that trains there, or start again"
             )
         parts = [*self._weights()]
-        if start.tensors is not None:
-            for held, part in parts:
-                part.fill_from(start.tensors[held.saved_name])
-            return
         # A copy has the key of what it is a copy of.
         for copies in (False, True):
             some = {f"model.{held.saved_name}": p for held, p in parts if held.is_copy == copies}
@@ -170,6 +166,7 @@ class Base(ABC):
         return {
             **progress,
             "architecture": self._run.architecture.model_dump(mode="json"),
+            "optimizer": self._run.train.optimizer.name,
             "loss_scale": self._loss_scale.state,
         }
 

@@ -1,0 +1,42 @@
+"""Which files make a checkpoint, told by names alone: the workflow asks, and imports no torch.
+
+`any_format` opens them.
+"""
+
+from pathlib import Path
+
+DESCRIPTION = "tokamake.json"
+"""File of tokamake's own checkpoints that says whose they are."""
+_OF_HUGGING_FACE = ("*.safetensors*", "pytorch_model*")
+_MEGATRON = "latest_checkpointed_iteration.txt"
+
+
+def start_files(path: Path) -> list[Path]:
+    """Files of a checkpoint of any format, the one that names its folder among them.
+
+    Args:
+        path: folder of the checkpoint, or one whose `latest` names it.
+    """
+    if (path / "config.json").is_file():
+        weights = {file for pattern in _OF_HUGGING_FACE for file in path.glob(pattern)}
+        return [path / "config.json", *sorted(weights)]
+    pointer, folder = _pointed(path)
+    found = sorted(file for file in folder.rglob("*") if file.is_file())
+    return [*([pointer] if pointer else []), *found]
+
+
+def is_native(path: Path) -> bool:
+    """Whether a checkpoint is tokamake's own, which training reads as it is."""
+    return (_pointed(path)[1] / DESCRIPTION).is_file()
+
+
+def _pointed(path: Path) -> tuple[Path | None, Path]:
+    """The file that names a checkpoint's folder, if there is one, and that folder."""
+    for name in ("latest", "latest_universal", _MEGATRON):
+        pointer = path / name
+        if pointer.is_file():
+            named = pointer.read_text(encoding="utf-8", errors="replace").strip()
+            if name == _MEGATRON:
+                named = f"iter_{int(named):07d}" if named.isdecimal() else named
+            return pointer, path / named
+    return None, path
