@@ -71,8 +71,9 @@ def test_what_cannot_be_continued_is_said(root: Path, first: Path, expected: str
 def test_states_of_an_unknown_optimizer_are_told_by_their_names(
     root: Path, first: Path, tmp_path: Path
 ) -> None:
-    """As in a checkpoint that was converted."""
-    convert(source=step(first, 4), target=tmp_path / "a", format="native")
+    """As in a checkpoint that came by way of DeepSpeed's format."""
+    convert(source=step(first, 4), target=tmp_path / "universal", format="universal")
+    convert(source=tmp_path / "universal", target=tmp_path / "a", format="native")
     for name, expected in (
         ("lion", r"lion has no use for its optimizer\.exp_avg_sq\.\S+ and \d+ more"),
         ("muon", r"has no optimizer\.momentum_buffer\.\S+ and \d+ more, so its optimizer was not"),

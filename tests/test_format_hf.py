@@ -400,7 +400,10 @@ DAMAGED = r"model\.safetensors: damaged \(.*\); fetch or export the checkpoint a
         (_bin([torch.ones(1)]), r"pytorch_model\.bin: holds no tensors by name; fetch"),
         (_bin({"x": 1}), r"pytorch_model\.bin: x is no tensor; fetch"),
         (_bin({"x": torch.ones(1)}), r"tensor lm_head.weight \(and 29 more\) is missing"),
-        (_cut_bin, r"pytorch_model\.bin: damaged \(.*\); fetch or export the checkpoint again"),
+        (
+            _cut_bin,
+            r"pytorch_model\.bin: damaged \(.*\), or .*; fetch or export the checkpoint again",
+        ),
         (_lost_bin, r"pytorch_model-00002-of-00003\.bin: no such file; fetch"),
     ],
 )

@@ -35,7 +35,7 @@ IN_ROOT = True
 
 _REMEDY = "name another checkpoint"
 _WEIGHTS, _STATES = "model.", "optimizer."
-_NOTES = ("world_size", "loss_scale", "eos_token_id")
+_NOTES = ("world_size", "optimizer", "loss_scale", "eos_token_id")
 """What a checkpoint says of itself besides."""
 _ALIGNMENT = 64
 """Bytes of which the begin of each archive is a multiple, as that of data within it is."""
@@ -227,11 +227,13 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
 
 
 def _description(checkpoint: Opened) -> dict[str, Any]:
+    optimizer = checkpoint.notes.get("optimizer")
     return {
         "version": native.VERSION,
         "world_size": _NO_RANKS,
         **vars(checkpoint.progress),
         "architecture": checkpoint.architecture.model_dump(mode="json"),
+        **({} if optimizer is None else {"optimizer": optimizer}),
         "loss_scale": checkpoint.notes.get("loss_scale", (1.0, 0)),
         "eos_token_id": checkpoint.notes.get("eos_token_id"),
     }
