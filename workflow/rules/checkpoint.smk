@@ -48,7 +48,7 @@ rule import_checkpoint:
     conda:
         "../envs/tokamake.yaml"
     params:
-        checkpoint=CHECKPOINT,
+        checkpoint=lambda wildcards: CHECKPOINT,
     shell:
         "tokamake convert --from {params.checkpoint:q} --to {output} --format native"
         " > {log} 2>&1"

@@ -21,14 +21,15 @@ rule resolve:
         settings=settings("train"),
         run=CONFIG.run,
         seed=CONFIG.seed,
-        checkpoint=START,
+        checkpoint=lambda wildcards: START,
         architecture=[f"--architecture={path}" for path in [CONFIG.model.stated] if path],
         index=subpath(input.index, parent=True),
         data_root=subpath(input.weights, parent=True),
         folder=f"{RUN}/training",
     shell:
         "tokamake resolve --settings {params.settings:q} --run {params.run} --seed {params.seed}"
-        " --checkpoint {params.checkpoint:q} {params.architecture:q} --index {params.index} --data-root {params.data_root}"
+        " --checkpoint {params.checkpoint:q} {params.architecture:q}"
+        " --index {params.index} --data-root {params.data_root}"
         " --tokenizer {input.tokenizer[0]:q}"
         " --output-folder {params.folder} --output {output} > {log} 2>&1"
 
