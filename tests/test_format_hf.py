@@ -191,7 +191,7 @@ def test_a_stored_copy_of_the_tied_output_layer_is_compared(
     other[-1, -1] += 1
     for head in (other, embedding.bfloat16(), embedding[:-1].clone(), embedding[:0].clone()):
         save_file(tensors | {"lm_head.weight": head}, file)
-        with pytest.raises(UserError, match=r"model\.safetensors: tensor lm_head\.weight differs"):
+        with pytest.raises(UserError, match=r"safetensors: .*tensor lm_head\.weight (differs|has)"):
             hf.opened(tmp_path)
 
 

@@ -241,3 +241,27 @@ def assert_moved(begin: Opened, found: Opened, kind: str) -> bool:
     for key in (key for key in begin.source if key.startswith("optimizer.")):
         assert torch.equal(found.source.read(key), begin.source.read(key)), key
     return True
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_damaged_shards_are_told(stage: int, tmp_path: Path) -> None:
+    run = zero(tmp_path, FAMILIES["llama"], 1, 3, stage)
+    (folder,) = run.glob("global_step*")
+    files = sorted(folder.glob("*_optim_states.pt"))
+    states = [torch.load(file, weights_only=False) for file in files]
+    kept = files[2].read_bytes()
+    files[2].unlink()
+    with pytest.raises(UserError, match="no optimizer states of data-parallel rank 2 of 3"):
+        open_any(run)
+    files[2].write_bytes(kept[: len(kept) // 2])
+    with pytest.raises(UserError, match=f"{files[2].name}: damaged"):
+        open_any(run)
+    torch.save({"optimizer_state_dict": {"partition_count": 3}}, files[2])
+    with pytest.raises(UserError, match="optimizer states in an order that is not known"):
+        open_any(run)
+    name = {1: "single_partition_of_fp32_groups", 3: "fp32_flat_groups"}[stage]
+    inner = states[2]["optimizer_state_dict"]
+    inner[name] = [tensor[:1].clone() for tensor in inner[name]]
+    torch.save(states[2], files[2])
+    with pytest.raises(UserError, match=r"damaged|elements of tensor|would end at|not known"):
+        open_any(run)

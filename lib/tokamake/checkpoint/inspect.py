@@ -1,7 +1,7 @@
 """The tool `inspect`: what a checkpoint is, in words, and whether it is whole."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,12 +64,32 @@ def _lines(found: "Opened") -> "Iterator[tuple[str, str]]":
     count = sum(prod(found.source.shapes[key]) for key in weights)
     kinds = sorted({_dtype(found, key) for key in weights})
     yield "weights", f"{count:,} parameters in {len(weights)} tensors, {', '.join(kinds)}"
-    states = sorted({key.split(".")[1] for key in found.source if key.startswith("optimizer.")})
-    yield "optimizer", ", ".join([*states, *found.unread]) or "no states"
-    for name, value in found.notes.items():
-        yield name, str(value)
+    yield "optimizer", _optimizer(found)
+    yield from _told(found.notes)
     count = len({region.file for region in found.source.regions})
     yield "files", f"{count} with tensors; all that names and sizes tell is right"
+
+
+def _optimizer(found: "Opened") -> str:
+    """States that are there, and those that are not read."""
+    kinds = {key.split(".")[1] for key in found.source if key.startswith("optimizer.")}
+    masters = ["fp32 weights"] * any(key.startswith("master.") for key in found.source)
+    told = ", ".join([*masters, *sorted(kinds), *found.unread]) or "no states"
+    name = found.notes.get("optimizer")
+    return f"{name}: {told}" if name and kinds else told
+
+
+def _told(notes: dict[str, Any]) -> "Iterator[tuple[str, str]]":
+    """What a format tells besides, in words."""
+    scale, steps = notes.get("loss_scale") or (1.0, 0)
+    if scale != 1.0:
+        yield "loss scale", f"{scale:,.0f}, {steps:,} steps without an overflow"
+    if ranks := notes.get("world_size"):
+        yield "saved by", f"{ranks:,} rank{'s' * (ranks > 1)}"
+    if (token := notes.get("eos_token_id")) is not None:
+        yield "end of text", f"token {token}"
+    if (version := notes.get("checkpoint_version")) is not None:
+        yield "version", f"{version} of Megatron's checkpoints"
 
 
 def _dtype(found: "Opened", key: str) -> str:

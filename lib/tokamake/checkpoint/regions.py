@@ -43,11 +43,24 @@ class Block(NamedTuple):
         """Shape of the box."""
         return tuple(at.stop - at.start for at in self.place)
 
-    def view(self, flat: Tensor) -> Tensor:
-        """The box in a stored tensor, which is flat."""
+    @property
+    def stop(self) -> int:
+        """Element of the stored tensor after its last one."""
+        size = self.size
+        if not math.prod(size):
+            return self.start
+        steps = zip(size, self._steps, strict=True)
+        return self.start + 1 + sum((count - 1) * step for count, step in steps)
+
+    @property
+    def _steps(self) -> tuple[int, ...]:
         size = self.size
         dense = tuple(math.prod(size[dim + 1 :]) for dim in range(len(size)))
-        return flat.as_strided(size, self.stride or dense, self.start)
+        return dense if self.stride is None else self.stride
+
+    def view(self, flat: Tensor) -> Tensor:
+        """The box in a stored tensor, which is flat."""
+        return flat.as_strided(self.size, self._steps, self.start)
 
 
 @dataclass(frozen=True)
@@ -82,15 +95,21 @@ class Region:
         return (1 + sum((size - 1) * step for size, step in steps)) * self.dtype.itemsize
 
     def check(self, size: int) -> None:
-        """See that the file, of so many bytes, holds all of it.
+        """See that the file, of so many bytes, holds all of it, and it all of its blocks.
 
         Raises:
-            UserError: it ends before.
+            UserError: it does not.
         """
         if self.offset + self.num_bytes > size:
             raise UserError(
                 f"{self.file}: damaged: has {size:,} bytes, tensor {self.name} would end at "
                 f"{self.offset + self.num_bytes:,}; fetch or write the file again"
+            )
+        if any(block.stop > self.numel for block in self.blocks):
+            raise UserError(
+                f"{self.file}: damaged: tensor {self.name} has {self.numel:,} elements, "
+                f"{max(block.stop for block in self.blocks):,} belong in it; fetch or write the "
+                "file again"
             )
 
     def map(self, *, writable: bool = False) -> Tensor:

@@ -117,12 +117,7 @@ def read(
         first = shards[0][1]
         found.data_parallel_size, found.zero_stage = len(shards), _stage(first)
         found.notes["loss_scale"] = _loss_scale(first)
-        shapes = deepspeed_folder.read(deepspeed_folder.states(folder, model)).get("param_shapes")
-        if shapes is None:
-            groups = _mapped(shards)
-        else:
-            groups = (_sliced if found.zero_stage == 3 else _partitioned)(shapes, shards)
-        for group in groups:
+        for group in _groups(folder, model, shards):
             # Tied parameters, which several pipeline stages have, count once.
             own: dict[str, Part] = {}
             for name in {piece.name for piece in group.pieces}:
@@ -155,6 +150,27 @@ def _shards(folder: Path, model: int) -> list[_Shard]:
             f"(model-parallel rank {model}); {REMEDY}"
         )
     return shards
+
+
+def _groups(folder: Path, model: int, shards: Sequence[_Shard]) -> list[_Group]:
+    """What each file has of each parameter group.
+
+    Raises:
+        UserError: the files are put together in a way that no DeepSpeed does that is known.
+    """
+    shapes = deepspeed_folder.read(deepspeed_folder.states(folder, model)).get("param_shapes")
+    try:
+        if shapes is None:
+            return [*_mapped(shards)]
+        if _stage(shards[0][1]) == 3:
+            return [*_sliced(shapes, shards)]
+        return [*_partitioned(shapes, shards)]
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(
+            f"{shards[0][0]}: optimizer states in an order that is not known ({reason}); have "
+            "DeepSpeed's ds_to_universal convert them, and name what it writes"
+        ) from None
 
 
 def _stage(state: Mapping[str, Any]) -> int:
