@@ -42,17 +42,14 @@ def opened(folder: Path) -> Opened:
     """
     numbers = sorted({int(m[1]) for each in folder.iterdir() if (m := _LAYER.fullmatch(each.name))})
     tensor = deepspeed_folder.ranks(folder, re.compile(rf"layer_{numbers[0]:02d}-model_(\d+)-.*"))
-    model = deepspeed_folder.ranks(folder)
+    stages = max(1, deepspeed_folder.ranks(folder) // tensor)
     first_states = states(folder, 0)
     state = deepspeed_folder.read(first_states)
-    check_sizes(
-        deepspeed_folder.args_of(state), folder, tensor=tensor, pipeline=max(1, model // tensor)
-    )
+    args = deepspeed_folder.args_of(state)
+    check_sizes(args, folder, tensor=tensor, pipeline=stages)
     first = folder / _file(numbers[0], 0)
     rows = megatron_module.vocabulary_rows(first, deepspeed_folder.read(first)) * tensor
-    architecture = architecture_of(
-        deepspeed_folder.args_of(state), first_states, padded_vocab_size=rows
-    )
+    architecture = architecture_of(args, first_states, padded_vocab_size=rows)
     regions, named = list[Region](), list[dict[str, Part]]()
     for number in range(tensor):
         rank = Rank(architecture, Axis(number, tensor), rows)
@@ -66,9 +63,7 @@ def opened(folder: Path) -> Opened:
             file = folder / _file(layer, number)
             regions += megatron_module.found(file, deepspeed_folder.read(file), tree)
         named.append(by_deepspeed(rank, numbers))
-    shards = zero_shards.read(
-        folder, named * max(1, model // tensor), tensor_parallel_size=tensor, beside=regions
-    )
+    shards = zero_shards.read(folder, named * stages, tensor_parallel_size=tensor, beside=regions)
     return Opened(
         "mds_pipeline",
         folder,
@@ -76,14 +71,14 @@ def opened(folder: Path) -> Opened:
         shards.source(regions, megatron_module.shapes_of(architecture)),
         Layout(
             tensor,
-            max(1, model // tensor),
+            stages,
             data_parallel_size=shards.data_parallel_size or int(state.get("dp_world_size") or 1),
             zero_stage=shards.zero_stage,
         ),
         progress_of(state),
         rows,
         deepspeed_folder.unread(state, shards.zero_stage),
-        notes_of(deepspeed_folder.args_of(state)) | shards.notes,
+        notes_of(args) | shards.notes,
     )
 
 

@@ -57,22 +57,23 @@ def opened(folder: Path) -> Opened:
     """
     file = deepspeed_folder.states(folder, 0)
     state = deepspeed_folder.read(file)
-    names = sorted(each.name for each in (folder / _ZERO).iterdir() if each.is_dir())
+    folders = sorted(each for each in (folder / _ZERO).iterdir() if each.is_dir())
+    names = {megatron_module.newer(each.name): each for each in folders}
     words = next((name for name in names if name.endswith("word_embeddings.weight")), None)
     if words is None:
         raise UserError(f"{folder / _ZERO}: has no word_embeddings.weight; {REMEDY}")
     args = deepspeed_folder.args_of(state)
-    words_file = folder / _ZERO / words / f"{_WEIGHTS}.pt"
-    rows = _param(words_file).numel() // (getattr(args, "hidden_size", None) or 1)
+    numel = _param(names[words] / f"{_WEIGHTS}.pt").numel()
+    rows = numel // (getattr(args, "hidden_size", None) or 1)
     architecture = architecture_of(args, file, padded_vocab_size=rows)
     rank, states = Rank(architecture, Axis(0, 1), rows), States()
     known = _parts(rank, numbers=None if words.startswith("language_model") else _numbers(names))
     if missing := sorted({*known} - {*names}):
         raise UserError(f"{folder / _ZERO}: has no parameter {missing[0]}; {REMEDY}")
-    for name in names:
-        if (part := known.get(megatron_module.newer(name))) is None:
-            raise UserError(f"{folder / _ZERO / name}: is not part of the model; {REMEDY}")
-        _add(states, folder / _ZERO / name, part)
+    for name, each in names.items():
+        if (part := known.get(name)) is None:
+            raise UserError(f"{each}: is not part of the model; {REMEDY}")
+        _add(states, each, part)
     _add_steps(states, folder / _ZERO)
     return Opened(
         "universal",
