@@ -3,11 +3,13 @@
 import json
 import os
 import re
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
-from workflows import CONFIG, CORPORA, MINE, jobs, make_workspace, snakemake
+from workflows import CONFIG, CORPORA, MINE, SNAKEMAKE, jobs, make_workspace, snakemake
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +150,30 @@ def test_runs_continue_a_checkpoint_or_take_its_weights(finished: Path) -> None:
     begun = (finished / "results/smoke/training/metrics.jsonl").read_text().splitlines()
     for found in records.values():
         assert found[0]["loss"] < json.loads(begun[1])["loss"] - 0.5
+
+
+@pytest.mark.slow
+def test_a_signal_to_all_processes_lets_training_save(finished: Path) -> None:
+    run = of_run(finished, "stopped", checkpoint="training", finetune=True, train_steps=5000)
+    with subprocess.Popen(
+        [*SNAKEMAKE, *run],
+        cwd=finished,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert any(line.startswith("step 2/") for line in process.stdout)
+        os.killpg(process.pid, signal.SIGTERM)
+        process.stdout.read()  # up to the end of the last process
+    (step,) = re.findall(
+        r"^stopped by SIGTERM at step (\d+), which is saved$",
+        (finished / "logs/stopped/train.log").read_text(),
+        re.M,
+    )
+    latest = finished / "results/stopped/training/latest"
+    assert latest.read_text().strip() == f"global_step{step}"
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from tokamake.data.text.sample_corpus import sample_names
 from tokamake.data.tokenizers import tokenizer_files
 from tokamake.errors import UserError
 from tokamake.train.start import open_start
-from tokamake.validation import validate
+from tokamake.validation import read_yaml, validate
 
 DATA = "results/data"
 PLAN_FILE = f"{DATA}/plan.json"
@@ -91,8 +91,15 @@ def find_tokenizer(checked, source):
     except UserError:
         raise UserError(
             f"{source}: tokenizer.path: missing: model.checkpoint {start} has no tokenizer "
-            "beside it; name the one that it was trained with"
+            f"beside it; name the one that it was trained with{known_tokenizer(start)}"
         ) from None
+
+
+def known_tokenizer(start):
+    """What a checkpoint of one of our runs tells of its tokenizer, in words."""
+    runs = sorted(file for file in start_files(start) if file.name == "run.yaml")
+    found = read_yaml(runs[0], "name another checkpoint").get("tokenizer") if runs else None
+    return f" ({found})" if found else ""
 
 
 def check_sets(train, corpora, source):

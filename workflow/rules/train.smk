@@ -52,6 +52,8 @@ rule train:
     resources:
         nodes=1,
         tasks=1,
+    # A signal to all processes at once must not end those that wait for ranks that save.
     shell:
-        "{resources.launch} {resources.nodes} {resources.tasks}"
-        " tokamake train --config {input.run} 2>&1 | tee {log}"
+        "trap : TERM INT;"
+        " {resources.launch} {resources.nodes} {resources.tasks}"
+        " tokamake train --config {input.run} 2>&1 | (trap '' TERM INT; exec tee {log})"

@@ -24,15 +24,23 @@ def open_any(path: Path) -> Opened:
         if folder := plug_in.find(path):
             found: Opened = plug_in.opened(folder)
             return found
-    problem = "no such folder" if not path.is_dir() else "no checkpoint of a format that is known"
+    if not path.is_dir():
+        problem = "is a file" if path.exists() else "no such folder"
+        raise UserError(f"{path}: {problem}; give the folder of a checkpoint")
+    known = ", ".join(name.replace("_", "-") for name in plugins.names(FOLDER))
     raise UserError(
-        f"{path}: {problem}; give a folder of {', '.join(titles())}, or one with a file latest"
+        f"{path}: no checkpoint of a format that is known ({known}); give its folder, or one whose "
+        f"file latest names it{_named(path)}"
     )
 
 
-def titles() -> list[str]:
-    """What the formats are called."""
-    return [plugins.constant(FOLDER, name, "TITLE") for name in plugins.names(FOLDER)]
+def _named(path: Path) -> str:
+    """What a file `latest` names that is none."""
+    pointer = path / "latest"
+    if not pointer.is_file():
+        return ""
+    name = pointer.read_text(encoding="utf-8", errors="replace").strip()
+    return f" (here it names {name}, in which no rank has its first file)"
 
 
 def title(name: str) -> str:

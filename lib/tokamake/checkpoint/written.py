@@ -89,8 +89,9 @@ def _write(path: Path, growing: Path, checkpoint: Opened, name: str, target: Tar
     content.rename(path)
     files.sync(path.parent)
     _remove(growing)
-    left = (_kind(key) for key in checkpoint.source if key not in wanted)
-    return sorted({kind for kind in left if kind != "model"})
+    # One step stands for all parameters that are stored in one.
+    left = {_kind(key) for key in checkpoint.source} - {_kind(key) for key in wanted}
+    return sorted(left - {"model"})
 
 
 def _kind(key: str) -> str:
