@@ -92,7 +92,12 @@ def _run(stage: str, arguments: list[str]) -> None:
         command = f"tokamake {stage}".strip()
         _fail(stage, f"{_one_line(str(error))} See `{command} --help`.", EXIT_USER_ERROR)
     except UserError as error:
-        _fail(stage, str(error), EXIT_USER_ERROR)
+        if not error.among_ranks:
+            _fail(stage, str(error), EXIT_USER_ERROR)
+        from tokamake.runtime import exit_now
+
+        _say(stage, str(error))
+        exit_now(EXIT_USER_ERROR)
     except BrokenPipeError:  # whoever read our output has enough
         os._exit(128 + signal.SIGPIPE)
     except OSError as error:
@@ -127,9 +132,13 @@ def _one_line(text: str) -> str:
 
 
 def _fail(stage: str, message: str, status: int) -> None:
+    _say(stage, message)
+    os._exit(status) if status == 130 else sys.exit(status)
+
+
+def _say(stage: str, message: str) -> None:
     sys.stdout.flush()
     command = f"tokamake {stage}".strip()
     for line in message.splitlines():
         print(f"{command}: {line}", file=sys.stderr)
     sys.stderr.flush()
-    os._exit(status) if status == 130 else sys.exit(status)

@@ -2,7 +2,14 @@
 
 
 class UserError(Exception):
-    """A mistake the user can mend: the message says what, which value, where, and the remedy."""
+    """A mistake the user can mend: the message says what, which value, where, and the remedy.
+
+    Attributes:
+        among_ranks: whether threads of a process group were about, with which Python's own way out
+            could abort.
+    """
+
+    among_ranks = False
 
 
 def of_system(error: OSError) -> str:

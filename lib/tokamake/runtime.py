@@ -167,6 +167,9 @@ def process_group(ranks: Ranks) -> Iterator["torch.device"]:
             _compare_devices(device)
         yield device
         dist.barrier(device_ids=None if device.type == "cpu" else [device.index])
+    except UserError as error:
+        error.among_ranks = True
+        raise
     finally:
         dist.destroy_process_group()
 
@@ -344,10 +347,11 @@ def leave(ranks: Ranks, code: int) -> None:
         if code:
             raise SystemExit(code)
         return
-    _exit_now(code)
+    exit_now(code)
 
 
-def _exit_now(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
+    """End this process without Python's own way out, on which see `leave`."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi is not None and not mpi.Is_finalized():
         mpi.Finalize()
