@@ -83,7 +83,7 @@ class _Group(NamedTuple):
     """By kind: tensors like `weights`, or numbers that all parameters share."""
 
 
-def has_states(folder: Path) -> bool:
+def _has_states(folder: Path) -> bool:
     """Whether a folder has files of shards."""
     return any(_FILE.fullmatch(file.name) for file in folder.iterdir())
 
@@ -107,7 +107,7 @@ def read(
         UserError: a file is missing or damaged, or not of the model.
     """
     found, owners = States(), dict[tuple[int, str], int]()
-    if not has_states(folder):
+    if not _has_states(folder):
         return found
     weights: str | None = MASTER if beside else MODEL
     if beside and all(region.dtype == torch.float32 for region in beside):
@@ -312,11 +312,11 @@ def _region(
     pieces: Iterable[Piece],
     own: Mapping[str, Part],
 ) -> Region:
-    blocks = (*blocks_of(pieces, own, prefix),)
+    blocks = (*_blocks_of(pieces, own, prefix),)
     return torch_files.region(group.file, name, tensor, blocks)
 
 
-def blocks_of(pieces: Iterable[Piece], parts: Mapping[str, Part], prefix: str) -> Iterator[Block]:
+def _blocks_of(pieces: Iterable[Piece], parts: Mapping[str, Part], prefix: str) -> Iterator[Block]:
     """What a flat tensor is made of, padding left out.
 
     Args:
