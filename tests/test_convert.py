@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from tokamake import plugins
-from tokamake.checkpoint import hugging_face, megatron_deepspeed, tensors, torch_files, written
+from tokamake.checkpoint import hugging_face, megatron_deepspeed, tensors, written
 from tokamake.checkpoint.any_format import FOLDER, open_any
 from tokamake.checkpoint.convert import convert
+from tokamake.checkpoint.files import torch_files
 from tokamake.checkpoint.inspect import inspect
 from tokamake.checkpoint.opened import Layout, Opened, Target
 from tokamake.checkpoint.regions import Source
@@ -133,7 +134,7 @@ def chunked(architecture: Architecture, size: int) -> Iterator[dict[str, Tensor]
 
 
 def torch_whole(architecture: Architecture) -> dict[str, Tensor]:
-    from tokamake.checkpoint.megatron_layout import to_megatron
+    from tokamake.checkpoint.megatron.layout import to_megatron
 
     return dict(torch_files.leaves(to_megatron(architecture, weights(architecture))))
 

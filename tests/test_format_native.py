@@ -22,7 +22,8 @@ from torch.distributed.checkpoint import metadata as records
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from tokamake import files
-from tokamake.checkpoint import dcp_metadata, native, torch_pickles
+from tokamake.checkpoint import native
+from tokamake.checkpoint.files import dcp_metadata, torch_pickles
 from tokamake.checkpoint.formats import native as plug_in
 from tokamake.checkpoint.opened import Opened, Target
 from tokamake.checkpoint.regions import Block, Region, Source, fill

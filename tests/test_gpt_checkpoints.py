@@ -11,10 +11,11 @@ from gpts import ALIBI, ARCHITECTURES, LEARNED, MQA, ROTARY, gpt, reference, ten
 from safetensors.torch import load_file, save_file
 from test_init_model import words
 
-from tokamake.checkpoint import hugging_face, megatron_deepspeed, megatron_layout
+from tokamake.checkpoint import hugging_face, megatron_deepspeed
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.export_hf import export_hf
 from tokamake.checkpoint.init_model import init_model
+from tokamake.checkpoint.megatron import layout as megatron_layout
 from tokamake.checkpoint.tensors import random, shapes, to_model
 from tokamake.config import Architecture
 from tokamake.errors import UserError

@@ -13,7 +13,8 @@ import torch
 from llamas import ARCHITECTURES, BIASED, label, reference, tensors_of
 from safetensors.torch import load_file, save_file
 
-from tokamake.checkpoint import hugging_face, megatron_deepspeed, megatron_layout
+from tokamake.checkpoint import hugging_face, megatron_deepspeed
+from tokamake.checkpoint.megatron import layout as megatron_layout
 from tokamake.checkpoint.tensors import from_model, random, to_model
 from tokamake.config import Architecture
 from tokamake.errors import UserError

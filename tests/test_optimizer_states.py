@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokamake.checkpoint import tensors, torch_files, written
+from tokamake.checkpoint import tensors, written
 from tokamake.checkpoint.any_format import open_any
 from tokamake.checkpoint.convert import convert
+from tokamake.checkpoint.files import torch_files
 from tokamake.checkpoint.opened import Layout, Opened, Progress, Target
 from tokamake.checkpoint.regions import Source
 from tokamake.config import Architecture

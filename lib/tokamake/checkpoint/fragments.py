@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from tokamake.checkpoint import flat
+from tokamake.checkpoint.zero import flat
 
 Offset = tuple[int, ...]
 

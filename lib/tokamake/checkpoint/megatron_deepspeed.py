@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokamake import files
 from tokamake.checkpoint import tensors as checkpoint_tensors
-from tokamake.checkpoint.megatron_layout import arguments, from_megatron, to_megatron
+from tokamake.checkpoint.megatron.layout import arguments, from_megatron, to_megatron
 from tokamake.config import Architecture
 from tokamake.errors import UserError
 from tokamake.validation import validate

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from tokamake import files
-from tokamake.checkpoint import dcp_metadata
+from tokamake.checkpoint.files import dcp_metadata
 from tokamake.checkpoint.start_files import DESCRIPTION as DESCRIPTION
 from tokamake.config import Architecture
 from tokamake.errors import UserError

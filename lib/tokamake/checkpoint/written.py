@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from tokamake import files, plugins
-from tokamake.checkpoint import torch_files
 from tokamake.checkpoint.any_format import FOLDER
+from tokamake.checkpoint.files import torch_files
 from tokamake.checkpoint.opened import Opened, Target
 from tokamake.checkpoint.regions import Block, Region, fill
 from tokamake.errors import UserError

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from tokamake import files
-from tokamake.checkpoint import hugging_face, safetensors_files, torch_files, torch_pickles
+from tokamake.checkpoint import hugging_face
 from tokamake.checkpoint import tensors as checkpoint_tensors
+from tokamake.checkpoint.files import safetensors_files, torch_files, torch_pickles
+from tokamake.checkpoint.files.torch_files import Planned
 from tokamake.checkpoint.opened import Opened, Target
 from tokamake.checkpoint.regions import Block, Region, Source
-from tokamake.checkpoint.torch_files import Planned
 from tokamake.config import Architecture
 from tokamake.errors import UserError
 from tokamake.models._hugging_face import Format

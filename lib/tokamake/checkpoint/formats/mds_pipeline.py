@@ -9,17 +9,20 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tokamake.checkpoint import deepspeed_folder, megatron_module, torch_files, zero_shards
-from tokamake.checkpoint.deepspeed_folder import REMEDY, states
-from tokamake.checkpoint.megatron_arguments import (
+from tokamake.checkpoint.files import torch_files
+from tokamake.checkpoint.megatron import module as megatron_module
+from tokamake.checkpoint.megatron.arguments import (
     architecture_of,
     check_sizes,
     notes_of,
     progress_of,
 )
-from tokamake.checkpoint.megatron_parts import Part, Rank, padded
+from tokamake.checkpoint.megatron.parts import Part, Rank, padded
 from tokamake.checkpoint.opened import Layout, Opened, Target
 from tokamake.checkpoint.regions import Region
+from tokamake.checkpoint.zero import folder as deepspeed_folder
+from tokamake.checkpoint.zero import shards as zero_shards
+from tokamake.checkpoint.zero.folder import REMEDY, states
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Axis
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tokamake import files
-from tokamake.checkpoint import deepspeed_folder, megatron_module, torch_files
-from tokamake.checkpoint.megatron_arguments import (
+from tokamake.checkpoint.files import torch_files
+from tokamake.checkpoint.megatron import module as megatron_module
+from tokamake.checkpoint.megatron.arguments import (
     architecture_of,
     arguments,
     as_megatron_lm,
@@ -19,9 +20,10 @@ from tokamake.checkpoint.megatron_arguments import (
     notes_of,
     progress_of,
 )
-from tokamake.checkpoint.megatron_parts import Part, Rank, padded
+from tokamake.checkpoint.megatron.parts import Part, Rank, padded
 from tokamake.checkpoint.opened import Layout, Opened, Target
 from tokamake.checkpoint.regions import Region, Source
+from tokamake.checkpoint.zero import folder as deepspeed_folder
 from tokamake.config import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Axis

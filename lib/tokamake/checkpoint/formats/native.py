@@ -24,7 +24,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from tokamake import files
-from tokamake.checkpoint import dcp_metadata, native, tensors, torch_files, torch_pickles
+from tokamake.checkpoint import native, tensors
+from tokamake.checkpoint.files import dcp_metadata, torch_files, torch_pickles
 from tokamake.checkpoint.latest import latest
 from tokamake.checkpoint.opened import Opened, Progress, Target
 from tokamake.checkpoint.regions import Block, Region, Source

@@ -16,15 +16,17 @@ import torch
 from torch import Tensor
 
 from tokamake import files
-from tokamake.checkpoint import deepspeed_folder, megatron_module, torch_files, torch_pickles
-from tokamake.checkpoint.deepspeed_folder import REMEDY
+from tokamake.checkpoint.files import torch_files, torch_pickles
+from tokamake.checkpoint.files.torch_files import Planned
 from tokamake.checkpoint.formats import mds_pipeline
-from tokamake.checkpoint.megatron_arguments import architecture_of, notes_of, progress_of
-from tokamake.checkpoint.megatron_parts import Part, Rank
+from tokamake.checkpoint.megatron import module as megatron_module
+from tokamake.checkpoint.megatron.arguments import architecture_of, notes_of, progress_of
+from tokamake.checkpoint.megatron.parts import Part, Rank
 from tokamake.checkpoint.opened import Opened, Target
 from tokamake.checkpoint.regions import Block, Region, Source
-from tokamake.checkpoint.torch_files import Planned
-from tokamake.checkpoint.zero_shards import States, parameter
+from tokamake.checkpoint.zero import folder as deepspeed_folder
+from tokamake.checkpoint.zero.folder import REMEDY
+from tokamake.checkpoint.zero.shards import States, parameter
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Axis
 

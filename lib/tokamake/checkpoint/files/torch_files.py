@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokamake.checkpoint.files.torch_pickles import Located, data_offset, read
 from tokamake.checkpoint.regions import Block, Region
-from tokamake.checkpoint.torch_pickles import Located, data_offset, read
 from tokamake.errors import UserError
 
 _CHUNK = 2**24

@@ -1,6 +1,6 @@
 """Megatron's `module`: how it nests a stage's tensors, and how those in a file are found again.
 
-Formats of its kin say which file has which stage; `megatron_parts` what is in the tensors.
+Formats of its kin say which file has which stage; `parts` what is in the tensors.
 """
 
 import functools
@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokamake.checkpoint import torch_files
-from tokamake.checkpoint.megatron_parts import Part, Rank
+from tokamake.checkpoint.files import torch_files
+from tokamake.checkpoint.files.torch_files import Planned
+from tokamake.checkpoint.megatron.parts import Part, Rank
 from tokamake.checkpoint.opened import Opened, Target
 from tokamake.checkpoint.regions import Region
-from tokamake.checkpoint.torch_files import Planned
 from tokamake.config import Architecture
 from tokamake.errors import UserError
 

@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tokamake.checkpoint import megatron_layout
+from tokamake.checkpoint.megatron import layout as megatron_layout
 from tokamake.checkpoint.opened import Layout, Opened, Progress
 from tokamake.config import Architecture
 from tokamake.errors import UserError

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from tokamake.checkpoint.files.torch_files import Planned
 from tokamake.checkpoint.regions import Region
-from tokamake.checkpoint.torch_files import Planned
 from tokamake.errors import UserError
 
 _DTYPES = {

@@ -8,8 +8,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tokamake.checkpoint import latest, megatron_module, torch_pickles
-from tokamake.checkpoint.megatron_arguments import arguments
+from tokamake.checkpoint import latest
+from tokamake.checkpoint.files import torch_pickles
+from tokamake.checkpoint.megatron import module as megatron_module
+from tokamake.checkpoint.megatron.arguments import arguments
 from tokamake.checkpoint.opened import Layout, Opened
 from tokamake.errors import UserError
 

@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tokamake.checkpoint import deepspeed_folder, torch_files, torch_pickles
-from tokamake.checkpoint.deepspeed_folder import REMEDY
-from tokamake.checkpoint.flat import Piece, cut, partition
-from tokamake.checkpoint.megatron_module import newer
-from tokamake.checkpoint.megatron_parts import Part
+from tokamake.checkpoint.files import torch_files, torch_pickles
+from tokamake.checkpoint.megatron.module import newer
+from tokamake.checkpoint.megatron.parts import Part
 from tokamake.checkpoint.regions import Block, Region, Source
+from tokamake.checkpoint.zero import folder as deepspeed_folder
+from tokamake.checkpoint.zero.flat import Piece, cut, partition
+from tokamake.checkpoint.zero.folder import REMEDY
 from tokamake.errors import UserError
 
 _FLAT = "single_partition_of_fp32_groups"

@@ -1,0 +1,1 @@
+"""What is in which file: those of torch.save, safetensors and torch's distributed checkpoint."""

@@ -1,0 +1,1 @@
+"""DeepSpeed's folders of checkpoints and the optimizer states that ZeRO cuts."""
