@@ -29,6 +29,7 @@ STAGES = {
     "evaluate": "tokamake.evaluate.evaluate",
     "generate": "tokamake.generate.generate",
     "plot": "tokamake.plot.plot",
+    "compare": "tokamake.plot.compare",
 }
 """Subcommand to module, in the order of the data's way; the function has the subcommand's name."""
 

@@ -6,7 +6,7 @@ Values come from YAML files and tables; `config` has the models.
 import difflib
 import re
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -84,3 +84,50 @@ def read_yaml(path: Path, remedy: str) -> Any:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: not valid YAML ({reason}); mend it") from None
+
+
+class Table(NamedTuple):
+    """What stands in a table, with the lines that it stands in."""
+
+    header: int
+    """Line of the header."""
+    columns: list[str]
+    """Its columns."""
+    rows: dict[int, dict[str, str]]
+    """Line of each row: its cells by their columns, empty ones left out."""
+
+
+def read_table(path: Path, *, setting: str, row: str) -> Table:
+    """Read a tab-separated table with a header; `#` opens a comment line.
+
+    Args:
+        path: table.
+        setting: place in the config that names it, for messages.
+        row: what a row is of, for messages.
+
+    Raises:
+        UserError: it cannot be read, has no row, or a row is longer or shorter than the header.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise UserError(f"{path}: {reason}; fix {setting} in the config") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8; save the table as UTF-8") from None
+    numbered = [(n, line) for n, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
+    cells = {number: [cell.strip() for cell in line.split("\t")] for number, line in numbered}
+    if len(cells) < 2:
+        raise UserError(f"{path}: no {row}; add a header and one tab-separated row per {row}")
+    (header, columns), *rows = cells.items()
+    for number, values in rows:
+        if len(values) != len(columns):
+            raise UserError(
+                f"{path}:{number}: {len(values)} columns, the header has {len(columns)}; "
+                "separate columns with one tab"
+            )
+    filled = {
+        number: {key: cell for key, cell in zip(columns, values, strict=True) if cell}
+        for number, values in rows
+    }
+    return Table(header, columns, filled)

@@ -1,56 +1,70 @@
 # What training starts from, a checkpoint of any format or random weights, and what comes of it.
-
-HF_FILES = ("config.json", "model.safetensors")
-CHECKPOINT = str(CONFIG.model.checkpoint or f"{RUN}/init")
-CHECKPOINT_FILES = expand(f"{RUN}/init/{{file}}", file=HF_FILES)
-if CONFIG.model.checkpoint is not None:
-    CHECKPOINT_FILES = list(map(str, start_files(CONFIG.model.checkpoint)))
-
-# Training reads tokamake's own checkpoints where they are.
-START, START_FILES = f"{RUN}/import", [f"{RUN}/import"]
-if is_native(Path(CHECKPOINT)):
-    START, START_FILES = CHECKPOINT, CHECKPOINT_FILES
-
-if CONFIG.model.checkpoint is None:
-
-    rule init_model:
-        "Make a Hugging Face checkpoint with random weights, offline."
-        input:
-            architecture=CONFIG.model.architecture,
-            tokenizer=TOKENIZER_FILES,
-        output:
-            CHECKPOINT_FILES,
-        log:
-            f"logs/{CONFIG.run}/init_model.log",
-        benchmark:
-            f"results/benchmarks/{CONFIG.run}/init_model.tsv"
-        conda:
-            "../envs/tokamake.yaml"
-        params:
-            seed=CONFIG.seed,
-            folder=subpath(output[0], parent=True),
-        shell:
-            "tokamake init-model --architecture {input.architecture:q}"
-            " --tokenizer {input.tokenizer[0]:q} --seed {params.seed} --output {params.folder}"
-            " > {log} 2>&1"
+CONVERTED = [f"results/{run}/convert/{form}" for run in RUNS for form in RUNS[run].convert]
 
 
-rule import_checkpoint:
-    "Convert the checkpoint that training starts from, of whatever format, to tokamake's own."
+wildcard_constraints:
+    start="|".join(map(re.escape, STARTS)),
+    form=r"[^/]+",
+
+
+rule init_model:
+    "Make a Hugging Face checkpoint with random weights, offline."
     input:
-        CHECKPOINT_FILES,
+        architecture=setting("model.architecture"),
+        tokenizer=TOKENIZER_FILES,
     output:
-        directory(f"{RUN}/import"),
+        expand(f"{RUN}/init/{{file}}", file=HF_FILES, allow_missing=True),
     log:
-        f"logs/{CONFIG.run}/import_checkpoint.log",
+        "logs/{run}/init_model.log",
     benchmark:
-        f"results/benchmarks/{CONFIG.run}/import_checkpoint.tsv"
+        "results/benchmarks/{run}/init_model.tsv"
     conda:
         "../envs/tokamake.yaml"
     params:
-        checkpoint=lambda wildcards: CHECKPOINT,
+        seed=setting("seed"),
+        folder=subpath(output[0], parent=True),
     shell:
-        "tokamake convert --from {params.checkpoint:q} --to {output} --format native"
+        "tokamake init-model --architecture {input.architecture:q}"
+        " --tokenizer {input.tokenizer[0]:q} --seed {params.seed} --output {params.folder}"
+        " > {log} 2>&1"
+
+
+rule import_checkpoint:
+    "Convert a checkpoint that training starts from, of whatever format, to tokamake's own."
+    input:
+        lambda wildcards: START_FILES[wildcards.start],
+    output:
+        directory("results/import/{start}"),
+    log:
+        "logs/import_checkpoint/{start}.log",
+    benchmark:
+        "results/benchmarks/import_checkpoint/{start}.tsv"
+    conda:
+        "../envs/tokamake.yaml"
+    params:
+        checkpoint=lambda wildcards: STARTS[wildcards.start],
+    shell:
+        "tokamake convert --from {params.checkpoint:q} --to {output:q} --format native"
+        " > {log} 2>&1"
+
+
+rule convert:
+    "Write the trained model in another format and layout, which its name tells."
+    input:
+        train=f"{RUN}/train.json",
+    output:
+        directory(f"{RUN}/convert/{{form}}"),
+    log:
+        "logs/{run}/convert/{form}.log",
+    benchmark:
+        "results/benchmarks/{run}/convert/{form}.tsv"
+    conda:
+        "../envs/tokamake.yaml"
+    params:
+        checkpoint=subpath(input.train, parent=True),
+        form=form_options,
+    shell:
+        "tokamake convert --from {params.checkpoint}/training --to {output} {params.form}"
         " > {log} 2>&1"
 
 
@@ -60,16 +74,16 @@ rule export_hf:
         train=f"{RUN}/train.json",
         tokenizer=TOKENIZER_FILES,
     output:
-        expand(f"{RUN}/export/{{file}}", file=HF_FILES),
+        expand(f"{RUN}/export/{{file}}", file=HF_FILES, allow_missing=True),
     log:
-        f"logs/{CONFIG.run}/export_hf.log",
+        "logs/{run}/export_hf.log",
     benchmark:
-        f"results/benchmarks/{CONFIG.run}/export_hf.tsv"
+        "results/benchmarks/{run}/export_hf.tsv"
     conda:
         "../envs/tokamake.yaml"
     params:
-        checkpoint=f"{RUN}/training",
+        checkpoint=subpath(input.train, parent=True),
         folder=subpath(output[0], parent=True),
     shell:
-        "tokamake export-hf --checkpoint {params.checkpoint} --tokenizer {input.tokenizer[0]:q}"
-        " --output {params.folder} > {log} 2>&1"
+        "tokamake export-hf --checkpoint {params.checkpoint}/training"
+        " --tokenizer {input.tokenizer[0]:q} --output {params.folder} > {log} 2>&1"

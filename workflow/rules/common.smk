@@ -6,23 +6,25 @@ import os
 import re
 import shlex
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 from tokamake import files
 from tokamake.checkpoint.start_files import is_native, start_files
-from tokamake.config import INDEX_SETTINGS, Config, read_architecture
+from tokamake.config import INDEX_SETTINGS, parse_form, read_architecture, read_runs
 from tokamake.data.mixture.weigh import set_path
 from tokamake.data.pairs import batches
-from tokamake.data.text.corpora import read_corpora
+from tokamake.data.text.corpora import merge_tables, read_corpora
 from tokamake.data.text.plan import make_plan
 from tokamake.data.text.planned import read_plan, write_plan
 from tokamake.data.text.sample_corpus import sample_names
 from tokamake.data.tokenizers import tokenizer_files
 from tokamake.errors import UserError
 from tokamake.train.start import open_start
-from tokamake.validation import read_yaml, validate
+from tokamake.validation import read_yaml
 
 DATA = "results/data"
+WEIGHTS = f"{DATA}/{{run}}.weights.txt"
 PLAN_FILE = f"{DATA}/plan.json"
 
 # Jobs find the commands of the environment that runs Snakemake, activated or not.
@@ -35,62 +37,77 @@ def batch_file(stage, batch):
     return f"{DATA}/batches/{stage}/{batch}.json"
 
 
-def current_plan(checked, corpora, declared):
+def current_plan(shared, corpora, declared):
     """A plan that extends the one on file; in a job just that one, whatever files have come since."""
     written = read_plan(Path(PLAN_FILE)) if Path(PLAN_FILE).exists() else None
     if written and not workflow.is_main_process:
         return written
-    sentences = checked.tokenize.split_sentences
-    return make_plan(corpora, checked.plan, declared, previous=written, split_sentences=sentences)
+    sentences = shared.tokenize.split_sentences
+    return make_plan(corpora, shared.plan, declared, previous=written, split_sentences=sentences)
 
 
-def check_fim(checked, source):
+def check_fim(run, where):
     """See that a tokenizer which is to be trained has the tokens of fill-in-the-middle."""
-    fim = checked.train.fim
+    fim = run.train.fim
     wanted = [fim.prefix, fim.suffix, fim.middle, *filter(None, [fim.split_token])]
-    given = checked.tokenizer.path or checked.model.checkpoint
-    missing = [text for text in wanted if text not in checked.tokenizer.special_tokens]
+    given = run.tokenizer.path or run.model.checkpoint
+    missing = [text for text in wanted if text not in run.tokenizer.special_tokens]
     if fim.rate and not given and missing:
         raise UserError(
-            f"{source}: train.fim: {', '.join(missing)}: not a token of the tokenizer that is to be "
+            f"{where}: train.fim: {', '.join(missing)}: not a token of the tokenizer that is to be "
             "trained; add it to tokenizer.special_tokens"
         )
 
 
-def check_start(checked, source):
+def check_start(run, where):
     """See that the checkpoint fits the config, and that the model takes the sequences.
 
     Jobs need not look again: opening it imports torch.
     """
-    model, train = checked.model, checked.train
+    model, train = run.model, run.train
     if model.checkpoint is None:
         architecture, told = read_architecture(model.architecture), model.architecture
     elif workflow.is_main_process:
         try:
             architecture = open_start(model.checkpoint, train, model.stated).architecture
         except UserError as error:
-            raise UserError(f"{source}: model.checkpoint: {error}") from None
+            raise UserError(f"{where}: model.checkpoint: {error}") from None
         told = model.checkpoint
     else:
         return
     if train.sequence_length > (longest := architecture.max_position_embeddings):
         raise UserError(
-            f"{source}: train.sequence_length: {train.sequence_length}: more than the "
+            f"{where}: train.sequence_length: {train.sequence_length}: more than the "
             f"{longest} max_position_embeddings of {told}; lower it"
         )
 
 
-def find_tokenizer(checked, source):
-    """Files of the tokenizer that is given, if one is: of the config, or else of the checkpoint."""
-    given, start = checked.tokenizer.path, checked.model.checkpoint
-    if given or not start:
-        return tokenizer_files(given)[1] if given else None
-    # Its tokens mean what its own tokenizer says.
+def find_tokenizer(runs):
+    """Files of the tokenizer that is given, if one is: of the config, or else of the checkpoints."""
+    found = {}
+    for name, (run, where) in runs.items():
+        if run.tokenizer.path:
+            return tokenizer_files(run.tokenizer.path)[1]
+        if run.model.checkpoint:
+            found[name] = checkpoint_tokenizer(run.model.checkpoint, where)
+    for name, paths in found.items():
+        first, of_first = next(iter(found.items()))
+        if [path.read_bytes() for path in paths] != [path.read_bytes() for path in of_first]:
+            raise UserError(
+                f"{runs[name].where}: model.checkpoint: {paths[0]} is another tokenizer than "
+                f"{of_first[0]} of run {first}, and runs share their data; name one that fits all "
+                "in tokenizer.path, or build the runs in folders of their own"
+            )
+    return next(iter(found.values()), None)
+
+
+def checkpoint_tokenizer(start, where):
+    """Files of a checkpoint's own tokenizer, which says what its tokens mean."""
     try:
         return tokenizer_files(start)[1]
     except UserError:
         raise UserError(
-            f"{source}: tokenizer.path: missing: model.checkpoint {start} has no tokenizer "
+            f"{where}: tokenizer.path: missing: model.checkpoint {start} has no tokenizer "
             f"beside it; name the one that it was trained with{known_tokenizer(start)}"
         ) from None
 
@@ -102,19 +119,19 @@ def known_tokenizer(start):
     return f" ({found})" if found else ""
 
 
-def check_sets(train, corpora, source):
+def check_sets(train, corpora, where):
     """See that there is something to train and to validate on, and how long."""
     missing = [corpus.corpus for corpus in corpora if corpus.trains and corpus.epochs is None]
     if train.num_samples is None and missing:
         raise UserError(
-            f"{source}: train: no train_steps, train_samples or train_tokens, so the epochs of all "
+            f"{where}: train: no train_steps, train_samples or train_tokens, so the epochs of all "
             f"corpora say how long to train; {', '.join(missing)} has none, give it epochs or give "
             "train_steps"
         )
     named = {name for corpus in corpora for name in corpus.parts} - {"train", "test"}
     if train.evaluation_steps and not named and not float(train.split.split(",")[1]):
         raise UserError(
-            f"{source}: train: split: {train.split!r}: nothing to validate on; give the second "
+            f"{where}: train: split: {train.split!r}: nothing to validate on; give the second "
             "number a share, name a validation set in the column sets of the table of corpora, "
             "or set evaluation_steps to 0"
         )
@@ -123,32 +140,41 @@ def check_sets(train, corpora, source):
 def read_config():
     """Check the config and everything it names; decide shards and merged files."""
     given = workflow.overwrite_configfiles or ["config/config.yaml"]
-    source = ", ".join(os.path.relpath(path) for path in given)
-    checked = validate(Config, config, source)
-    corpora = read_corpora(checked.corpora)
+    runs = read_runs(config, ", ".join(os.path.relpath(path) for path in given))
+    shared = next(iter(runs.values())).config
+    tables = {run.corpora: read_corpora(run.corpora) for run, _ in runs.values()}
+    corpora = merge_tables(tables)
     declared = {
         f"results/raw/{corpus}/{name}": sample.file_bytes
-        for corpus, sample in checked.sample_corpus.items()
+        for corpus, sample in shared.sample_corpus.items()
         for name in sample_names(corpus, sample.num_files)
     }
-    planned = current_plan(checked, corpora, declared)
-    check_start(checked, source)
-    check_sets(checked.train, corpora, source)
-    check_fim(checked, source)
-    found = find_tokenizer(checked, source)
-    return checked, {corpus.corpus: corpus for corpus in corpora}, declared, planned, found
+    planned = current_plan(shared, corpora.values(), declared)
+    for run, where in runs.values():
+        check_start(run, where)
+        check_sets(run.train, tables[run.corpora], where)
+        check_fim(run, where)
+    return (
+        {name: run.config for name, run in runs.items()},
+        tables,
+        corpora,
+        declared,
+        planned,
+        (find_tokenizer(runs)),
+    )
 
 
 # The plan is half a million objects in which a search for cycles takes a fifth of the time.
 gc.disable()
 try:
-    CONFIG, CORPORA, DECLARED, PLAN, GIVEN_TOKENIZER = read_config()
+    RUNS, TABLES, CORPORA, DECLARED, PLAN, GIVEN_TOKENIZER = read_config()
 except UserError as error:
     sys.exit("\n".join(f"tokamake: {line}" for line in str(error).splitlines()))
 gc.freeze()
 gc.enable()
 
-RUN = f"results/{CONFIG.run}"
+CONFIG = next(iter(RUNS.values()))  # for what runs share
+RUN = "results/{run}"
 SETS = list(dict.fromkeys(name for c in CORPORA.values() for name in c.parts if name != "train"))
 SHARDS = {shard.name: shard for shard in PLAN.shards}
 MERGED = {pair.name: pair for pair in PLAN.merged}
@@ -180,10 +206,19 @@ def options(section, only=None, leave_out=()):
     ]
 
 
+def setting(path):
+    """A setting of the run, for `params`."""
+    return lambda wildcards: attrgetter(path)(RUNS[wildcards.run])
+
+
 def settings(section):
     """A section of the config as JSON, for `params`; a function, since the text has braces."""
-    text = json.dumps(CONFIG.model_dump(mode="json")[section], sort_keys=True)
-    return lambda wildcards: text
+
+    def text(wildcards):
+        run = RUNS[wildcards.run] if "run" in wildcards.keys() else CONFIG
+        return json.dumps(run.model_dump(mode="json")[section], sort_keys=True)
+
+    return text
 
 
 def redo_if_broken(path, folder, product):
@@ -203,17 +238,18 @@ def redo_if_broken(path, folder, product):
 
 def set_file(name):
     """Weighting file of a set that corpora name, beside that of the training."""
-    return str(set_path(Path(f"{DATA}/weights.txt"), name))
+    return str(set_path(Path(WEIGHTS), name))
 
 
 def held_out_split(wildcards):
     """The split, which must leave something to evaluate on, if no corpus is kept for that."""
-    if "test" not in SETS and not float(CONFIG.train.split.split(",")[2]):
+    split = RUNS[wildcards.run].train.split
+    if "test" not in SETS and not float(split.split(",")[2]):
         sys.exit(  # an exception would be told with its trace
-            f"tokamake: train.split: {CONFIG.train.split!r}: nothing is held out to evaluate on; "
+            f"tokamake: train.split: {split!r}: nothing is held out to evaluate on; "
             "give the last number a share, or name a corpus with test in its column sets"
         )
-    return CONFIG.train.split
+    return split
 
 
 def declared_files(paths):
@@ -225,10 +261,18 @@ def declared_files(paths):
     return sorted(DECLARED.keys() & set(paths)) if DECLARED else []
 
 
-def length_options():
+def corpora_options(wildcards):
+    """The run's table of corpora, and which others have data that it does not draw from."""
+    table = RUNS[wildcards.run].corpora
+    others = CORPORA.keys() - {corpus.corpus for corpus in TABLES[table]}
+    return [f"--corpora={table}", *(f"--leave-out={corpus}" for corpus in sorted(others))]
+
+
+def length_options(wildcards):
     """What `weigh` has to know of the training where epochs of corpora make it matter."""
-    train = CONFIG.train
-    if all(corpus.epochs is None for corpus in CORPORA.values()):
+    run = RUNS[wildcards.run]
+    train = run.train
+    if all(corpus.epochs is None for corpus in TABLES[run.corpora]):
         return []
     if train.num_samples is None:
         return [f"--split={train.split}"]
@@ -236,13 +280,14 @@ def length_options():
     return [f"--split={train.split}", f"--train-tokens={tokens}"]
 
 
-def sample_options():
+def sample_options(wildcards):
     """How many samples `index` has to make."""
-    train = CONFIG.train
+    run = RUNS[wildcards.run]
+    train = run.train
     valid = f"--valid-samples={train.evaluation_steps * train.global_batch_size}"
     if train.num_samples is not None:
         return [f"--train-samples={train.num_samples}", valid]
-    trained = [corpus for corpus in CORPORA.values() if corpus.trains]
+    trained = [corpus for corpus in TABLES[run.corpora] if corpus.trains]
     return [*(f"--epochs={corpus.corpus}={corpus.epochs!r}" for corpus in trained), valid]
 
 
@@ -311,3 +356,23 @@ onstart:
 wildcard_constraints:
     batch=rf"(?:{'|'.join(map(re.escape, CORPORA))})-\d+",
     corpus="|".join(map(re.escape, CORPORA)),
+
+
+def stated_architecture(wildcards):
+    """File that the model's architecture is compared with, if one is named."""
+    return [path for path in [RUNS[wildcards.run].model.stated] if path]
+
+
+def form_options(wildcards):
+    """What the name of a form says, as options of `convert`."""
+    try:
+        form = parse_form(wildcards.form)
+    except ValueError as error:
+        sys.exit(f"tokamake: {RUN.format(run=wildcards.run)}/convert/{wildcards.form}: {error}")
+    sizes = [f"--{size.replace('_', '-')}={number}" for size, number in form.sizes.items()]
+    return [f"--format={form.format}", *sizes, *([f"--dtype={form.dtype}"] if form.dtype else [])]
+
+
+def prompt_options(wildcards):
+    """Texts that the run's model continues."""
+    return [f"--prompts={prompt}" for prompt in RUNS[wildcards.run].generate.prompts]

@@ -159,45 +159,48 @@ rule describe:
 
 
 rule weigh:
-    "Write the weighting file: weight, prefix and corpus of every merged file."
+    "Write the weighting file of a run: weight, prefix and corpus of every merged file."
     input:
         metadata=f"{DATA}/metadata.json",
-        corpora=CONFIG.corpora,
+        corpora=setting("corpora"),
     output:
-        weights=f"{DATA}/weights.txt",
+        weights=WEIGHTS,
         held_out=[set_file(name) for name in SETS],
     log:
-        "logs/weigh.log",
+        "logs/{run}/weigh.log",
     benchmark:
-        "results/benchmarks/weigh.tsv"
+        "results/benchmarks/{run}/weigh.tsv"
     conda:
         "../envs/tokamake.yaml"
     params:
-        length=length_options(),
+        corpora=corpora_options,
+        length=length_options,
     shell:
-        "tokamake weigh --corpora {input.corpora:q} --metadata {input.metadata}"
+        "tokamake weigh {params.corpora:q} --metadata {input.metadata}"
         " --output {output.weights} {params.length:q} > {log} 2>&1"
 
 
 rule index:
     "Build the run's document, sample and shuffle indexes and its blend."
     input:
-        weights=f"{DATA}/weights.txt",
+        weights=WEIGHTS,
         held_out=[set_file(name) for name in SETS],
         merged=MERGE_FILES,
     output:
         f"{RUN}/index/index.json",
     log:
-        f"logs/{CONFIG.run}/index.log",
+        "logs/{run}/index.log",
     benchmark:
-        f"results/benchmarks/{CONFIG.run}/index.tsv"
+        "results/benchmarks/{run}/index.tsv"
     conda:
         "../envs/tokamake.yaml"
     params:
-        samples=sample_options(),
-        held_out=[f"--held-out={name}={set_file(name)}" for name in SETS],
-        options=options(CONFIG.train, only=INDEX_SETTINGS),
-        seed=CONFIG.seed,
+        samples=sample_options,
+        held_out=lambda wildcards, input: [
+            f"--held-out={name}={path}" for name, path in zip(SETS, input.held_out, strict=True)
+        ],
+        options=lambda wildcards: options(RUNS[wildcards.run].train, only=INDEX_SETTINGS),
+        seed=setting("seed"),
         data_root=subpath(input.weights, parent=True),
         folder=subpath(output[0], parent=True),
     shell:
@@ -210,4 +213,4 @@ rule data:
     "Build all data: tokenized, merged, described and weighted."
     input:
         rules.describe.output,
-        rules.weigh.output,
+        expand(rules.weigh.output, run=RUNS),

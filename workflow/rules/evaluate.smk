@@ -6,24 +6,24 @@ rule evaluate:
     input:
         model=f"{RUN}/export/config.json",
         tensors=f"{RUN}/export/model.safetensors",
-        weights=f"{DATA}/weights.txt",
+        weights=WEIGHTS,
         held_out=[set_file(name) for name in SETS if name == "test"],
         tokenizer=TOKENIZER_FILES,
     output:
         f"{RUN}/evaluate.json",
     log:
-        f"logs/{CONFIG.run}/evaluate.log",
+        "logs/{run}/evaluate.log",
     benchmark:
-        f"results/benchmarks/{CONFIG.run}/evaluate.tsv"
+        "results/benchmarks/{run}/evaluate.tsv"
     conda:
         "../envs/tokamake.yaml"
     threads: 2
     params:
         split=held_out_split,
-        split_rule=CONFIG.train.split_rule,
+        split_rule=setting("train.split_rule"),
         held_out=lambda wildcards, input: [f"--held-out=test={path}" for path in input.held_out],
-        sequence_length=CONFIG.train.sequence_length,
-        max_tokens=CONFIG.evaluate.max_tokens,
+        sequence_length=setting("train.sequence_length"),
+        max_tokens=setting("evaluate.max_tokens"),
         checkpoint=subpath(input.model, parent=True),
         data_root=subpath(input.weights, parent=True),
     shell:
@@ -43,18 +43,18 @@ rule generate:
     output:
         f"{RUN}/samples.json",
     log:
-        f"logs/{CONFIG.run}/generate.log",
+        "logs/{run}/generate.log",
     benchmark:
-        f"results/benchmarks/{CONFIG.run}/generate.tsv"
+        "results/benchmarks/{run}/generate.tsv"
     conda:
         "../envs/tokamake.yaml"
     threads: 2
     params:
-        prompts=lambda wildcards: [f"--prompts={prompt}" for prompt in CONFIG.generate.prompts],
-        max_new_tokens=CONFIG.generate.max_new_tokens,
-        temperature=CONFIG.generate.temperature,
-        top_k=CONFIG.generate.top_k,
-        seed=CONFIG.seed,
+        prompts=prompt_options,
+        max_new_tokens=setting("generate.max_new_tokens"),
+        temperature=setting("generate.temperature"),
+        top_k=setting("generate.top_k"),
+        seed=setting("seed"),
         checkpoint=subpath(input.model, parent=True),
     shell:
         "tokamake generate --checkpoint {params.checkpoint} --tokenizer {input.tokenizer[0]:q}"

@@ -28,45 +28,71 @@ rule plot:
                 f"{RUN}/plots/{name}",
                 category=category,
                 caption=f"../report/{Path(name).stem}.rst",
-                labels={"shows": Path(name).stem.replace("_", " ")},
+                labels={"run": "{run}", "shows": Path(name).stem.replace("_", " ")},
             )
             for name, category in FIGURES.items()
         ],
     log:
-        f"logs/{CONFIG.run}/plot.log",
+        "logs/{run}/plot.log",
     benchmark:
-        f"results/benchmarks/{CONFIG.run}/plot.tsv"
+        "results/benchmarks/{run}/plot.tsv"
     conda:
         "../envs/tokamake.yaml"
     params:
-        metrics=f"{RUN}/training/metrics.jsonl",
+        run=subpath(input.train, parent=True),
         index=subpath(input.index, parent=True),
         folder=subpath(output[0], parent=True),
     shell:
         "tokamake plot --metadata {input.metadata} --index {params.index}"
-        " --metrics {params.metrics} --train {input.train}"
+        " --metrics {params.run}/training/metrics.jsonl --train {input.train}"
         " --evaluation {input.evaluation} --samples {input.samples} --config {input.run}"
         " --output {params.folder} > {log} 2>&1"
 
 
-rule report:
-    "Gather figures, tables, the DAG and run times in results/report.html."
+rule compare:
+    "Put the runs of a table beside each other: what they differ in, what came of it."
     input:
-        rules.plot.output,
+        runs=expand(f"{RUN}/run.yaml", run=RUNS),
+        indexes=expand(f"{RUN}/index/index.json", run=RUNS),
+        trained=expand(f"{RUN}/train.json", run=RUNS),
+        evaluations=expand(f"{RUN}/evaluate.json", run=RUNS),
+    output:
+        report("results/compare/runs.html", category="Runs", caption="../report/runs.rst"),
+        report("results/compare/losses.svg", category="Runs", caption="../report/losses.rst"),
+    log:
+        "logs/compare.log",
+    benchmark:
+        "results/benchmarks/compare.tsv"
+    conda:
+        "../envs/tokamake.yaml"
+    params:
+        runs=[f"results/{run}" for run in RUNS],
+        folder=subpath(output[0], parent=True),
+    shell:
+        "tokamake compare {params.runs} --output {params.folder} > {log} 2>&1"
+
+
+rule report:
+    "Gather all runs' figures, tables, the DAG and run times in results/report.html."
+    input:
+        expand(rules.plot.output, run=RUNS),
+        CONVERTED,
+        rules.compare.output if len(RUNS) > 1 else [],
     output:
         html="results/report.html",
-        config=f"{RUN}/config.json",
+        config="results/config.json",
     log:
-        f"logs/{CONFIG.run}/report.log",
+        "logs/report.log",
     benchmark:
-        f"results/benchmarks/{CONFIG.run}/report.tsv"
+        "results/benchmarks/report.tsv"
     conda:
         "../envs/tokamake.yaml"
     params:
         # The whole config, so that Snakemake reads this same workflow again whatever it was given.
         config=lambda wildcards: json.dumps(config, sort_keys=True),
         snakefile=workflow.main_snakefile,
+        shown="plot compare" if len(RUNS) > 1 else "plot",
     shell:
         "{{ printf '%s\\n' {params.config:q} > {output.config}"
         " && snakemake --snakefile {params.snakefile:q} --configfile {output.config} --nolock"
-        " --report {output.html} -- plot; }} > {log} 2>&1"
+        " --report {output.html} -- {params.shown}; }} > {log} 2>&1"

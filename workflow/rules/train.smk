@@ -4,34 +4,35 @@
 rule resolve:
     "Write down every setting of the training run, for `tokamake train`."
     input:
-        checkpoint=START_FILES,
-        architecture=CONFIG.model.stated or [],
+        checkpoint=start_inputs,
+        architecture=stated_architecture,
         index=f"{RUN}/index/index.json",
-        weights=f"{DATA}/weights.txt",
+        weights=WEIGHTS,
         tokenizer=TOKENIZER_FILES,
     output:
         f"{RUN}/run.yaml",
     log:
-        f"logs/{CONFIG.run}/resolve.log",
+        "logs/{run}/resolve.log",
     benchmark:
-        f"results/benchmarks/{CONFIG.run}/resolve.tsv"
+        "results/benchmarks/{run}/resolve.tsv"
     conda:
         "../envs/tokamake.yaml"
     params:
         settings=settings("train"),
-        run=CONFIG.run,
-        seed=CONFIG.seed,
-        checkpoint=lambda wildcards: START,
-        architecture=[f"--architecture={path}" for path in [CONFIG.model.stated] if path],
+        seed=setting("seed"),
+        checkpoint=start,
+        architecture=lambda wildcards, input: [
+            f"--architecture={path}" for path in input.architecture
+        ],
         index=subpath(input.index, parent=True),
         data_root=subpath(input.weights, parent=True),
-        folder=f"{RUN}/training",
+        folder=subpath(output[0], parent=True),
     shell:
-        "tokamake resolve --settings {params.settings:q} --run {params.run} --seed {params.seed}"
+        "tokamake resolve --settings {params.settings:q} --run {wildcards.run} --seed {params.seed}"
         " --checkpoint {params.checkpoint:q} {params.architecture:q}"
         " --index {params.index} --data-root {params.data_root}"
         " --tokenizer {input.tokenizer[0]:q}"
-        " --output-folder {params.folder} --output {output} > {log} 2>&1"
+        " --output-folder {params.folder}/training --output {output} > {log} 2>&1"
 
 
 rule train:
@@ -39,13 +40,13 @@ rule train:
     input:
         run=f"{RUN}/run.yaml",
         index=f"{RUN}/index/index.json",
-        checkpoint=START_FILES,
+        checkpoint=start_inputs,
     output:
         f"{RUN}/train.json",
     log:
-        f"logs/{CONFIG.run}/train.log",
+        "logs/{run}/train.log",
     benchmark:
-        f"results/benchmarks/{CONFIG.run}/train.tsv"
+        "results/benchmarks/{run}/train.tsv"
     conda:
         "../envs/tokamake.yaml"
     threads: 2

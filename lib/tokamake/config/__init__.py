@@ -6,13 +6,14 @@ Nothing here knows where a run takes place: that is the profiles' business.
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.config.data import PlanSettings, SampleCorpus, TokenizerSettings, TokenizeSettings
 from tokamake.config.fields import Name, Settings, plug_in, split_shares
+from tokamake.config.model import FORMAT_SIZES, CheckpointForm, Form, ModelSettings, parse_form
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.config.parallel import ParallelSettings
 from tokamake.config.run import (
@@ -22,6 +23,7 @@ from tokamake.config.run import (
     read_run,
     write_run,
 )
+from tokamake.config.runs import NamedRun, read_runs
 from tokamake.config.schedule import ScheduleSettings
 from tokamake.config.training import (
     INDEX_SETTINGS,
@@ -31,6 +33,7 @@ from tokamake.config.training import (
 )
 
 __all__ = [
+    "FORMAT_SIZES",
     "INDEX_SETTINGS",
     "PACKING_SETTINGS",
     "ROOT_VARIABLE",
@@ -38,9 +41,11 @@ __all__ = [
     "Config",
     "EvaluateSettings",
     "FimSettings",
+    "Form",
     "GenerateSettings",
     "ModelSettings",
     "Name",
+    "NamedRun",
     "OptimizerSettings",
     "ParallelSettings",
     "PlanSettings",
@@ -52,45 +57,15 @@ __all__ = [
     "TokenizeSettings",
     "TokenizerSettings",
     "TrainSettings",
+    "parse_form",
     "plug_in",
     "read_architecture",
     "read_run",
+    "read_runs",
     "schema",
     "split_shares",
     "write_run",
 ]
-
-
-class ModelSettings(Settings):
-    """Where training starts from: a checkpoint, or random weights."""
-
-    architecture: Literal["from_checkpoint"] | Path | None = Path("config/models/tiny-llama.yaml")
-    """Shape of the model: a file, which a checkpoint is compared with, or from_checkpoint, which is
-    usual where there is one; its vocab_size, if empty, is the checkpoint's or the tokenizer's."""
-    checkpoint: Path | None = None
-    """Folder of a checkpoint to start from, of any format that `tokamake inspect` knows, or one
-    whose file `latest` names it; train.finetune says how. Empty: random weights."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_the_checkpoint(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("checkpoint") is not None:
-            return {**values, "architecture": values.get("architecture") or "from_checkpoint"}
-        return values
-
-    @model_validator(mode="after")
-    def _has_a_start(self) -> "ModelSettings":
-        if self.checkpoint is None and self.architecture == "from_checkpoint":
-            raise ValueError(
-                "architecture: from_checkpoint: there is no model.checkpoint; name one, or a file "
-                "of config/models"
-            )
-        return self
-
-    @property
-    def stated(self) -> Path | None:
-        """The file that says what the architecture is, if one does."""
-        return self.architecture if isinstance(self.architecture, Path) else None
 
 
 class EvaluateSettings(Settings):
@@ -113,11 +88,21 @@ class GenerateSettings(Settings):
     """Draw among this many likeliest tokens; 0 among all."""
 
 
+_NO_RUNS = (
+    *("raw", "data", "tokenizer", "import", "compare", "benchmarks"),
+    *("report.html", "config.json"),
+)
+"""What else is in the folder of results."""
+
+
 class Config(Settings):
     """Everything that decides what is built."""
 
     run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "tiny"
     """Name of the training run; its files lie in results/<run>/."""
+    runs: Path | None = None
+    """Table of several runs that share their data, instead of one: the column run has their names,
+    others are called as settings, train.optimizer.learning_rate; cells replace what stands here."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1234
     """Seed of weights, sample order and sampling."""
     corpora: Path = Path("config/corpora.tsv")
@@ -134,6 +119,9 @@ class Config(Settings):
     """Start of training."""
     train: TrainSettings = TrainSettings()
     """Training."""
+    convert: tuple[CheckpointForm, ...] = ()
+    """What the trained model is written as, too: a format of `tokamake convert`, its layout, its
+    dtype, as in mds-pipeline-tp2-pp4 or hf-bf16; it lies in results/<run>/convert/<name>."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """Evaluation."""
     generate: GenerateSettings = GenerateSettings()
@@ -144,7 +132,7 @@ class Config(Settings):
         for name in self.sample_corpus:
             if name not in ("code", "docs"):
                 raise ValueError(f"sample_corpus has no corpus {name!r}; choose code or docs")
-        if self.run in ("raw", "data", "tokenizer", "benchmarks", "report.html"):
+        if self.run in _NO_RUNS:
             raise ValueError(
                 f"run: {self.run!r}: results/{self.run} has another use; rename the run"
             )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tokamake.errors import UserError
 
 Floats = npt.NDArray[np.float64]
-_TRAINING = ("step", "loss", "learning_rate", "tokens_per_second")
+_TRAINING = ("step", "loss", "learning_rate", "tokens_per_second", "consumed_tokens")
 _VALIDATION = "validation_loss"
 
 
@@ -22,7 +22,7 @@ class History(NamedTuple):
     """Training and validation lines as arrays (lines,) in step order."""
 
     training: dict[str, Floats]
-    """step, loss (nats a token), learning_rate, tokens_per_second."""
+    """step, loss (nats a token), learning_rate, tokens_per_second, consumed_tokens."""
     validation: dict[str, tuple[Floats, Floats]]
     """Steps and losses (nats a token) of each validation set."""
 

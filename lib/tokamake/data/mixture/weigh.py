@@ -27,6 +27,7 @@ def weigh(
     train_tokens: int | None = None,
     temperature: float | None = None,
     max_epochs: float = 4.0,
+    leave_out: tuple[str, ...] = (),
 ) -> None:
     """Write the weighting file: a corpus' share is divided among its files by their tokens.
 
@@ -50,6 +51,8 @@ def weigh(
         train_tokens: tokens that the whole training sees; needed where only some corpora state
             epochs.
         temperature: temperature of the corpora that state nothing; 1 is by size, more is flatter.
+        leave_out: corpora of the metadata that are in no row of the table because others, not
+            this training, draw from them.
         max_epochs: a corpus that the training sees more often gets a warning. Beyond about 4
             epochs, repeated tokens are worth clearly less than new ones (Muennighoff et al. 2023).
 
@@ -68,6 +71,7 @@ def weigh(
         raise UserError(f"--max-epochs: {max_epochs:g}: not above 0; give a number of epochs")
     rows = read_corpora(corpora, temperature=temperature)
     pairs = read_json(metadata, "make it with `tokamake describe`")
+    pairs = [pair for pair in pairs if pair.get("corpus") not in leave_out]
     tokens = _count(pairs, rows, metadata, corpora)
     trained = [row for row in rows if row.trains]
     if not trained:

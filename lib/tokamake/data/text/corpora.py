@@ -5,7 +5,7 @@ name of a row where a table is given.
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 from tokamake.config import Name, Settings, plug_in
 from tokamake.data.text.splits import Part, parse_sets
 from tokamake.errors import UserError
-from tokamake.validation import validate
+from tokamake.validation import read_table, validate
 
 
 def _sets(text: str) -> str:
@@ -91,35 +91,18 @@ def read_corpora(path: Path, *, temperature: float | None = None) -> list[Corpus
     Raises:
         UserError: the table or a row is wrong, or it has both weights and temperatures.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise UserError(f"{path}: {reason}; fix corpora in the config") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not UTF-8; save the table as UTF-8") from None
-    numbered = [(n, line) for n, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
-    rows = [line.split("\t") for _, line in numbered]
-    if len(rows) < 2:
-        raise UserError(f"{path}: no corpus; add a header and one tab-separated row per corpus")
-    header, corpora = [cell.strip() for cell in rows[0]], []
-    for column in header:
+    table, corpora = read_table(path, setting="corpora", row="corpus"), []
+    for column in table.columns:
         if column not in Corpus.model_fields:
             raise UserError(
-                f"{path}:{numbered[0][0]}: {column}: no such column; choose among "
+                f"{path}:{table.header}: {column}: no such column; choose among "
                 f"{', '.join(Corpus.model_fields)}, separated by one tab each"
             )
-    for (number, _), row in zip(numbered[1:], rows[1:], strict=True):
-        if len(row) != len(header):
-            raise UserError(
-                f"{path}:{number}: {len(row)} columns, the header has {len(header)}; "
-                "separate columns with one tab"
-            )
-        cells = {key: cell.strip() for key, cell in zip(header, row, strict=True) if cell.strip()}
+    for number, cells in table.rows.items():
         if temperature is not None and not cells.keys() & set(_STATED):
             cells["temperature"] = str(temperature)
         corpora.append(validate(Corpus, cells, f"{path}:{number}"))
-    _refuse_mixture(path, dict(zip((number for number, _ in numbered[1:]), corpora, strict=True)))
+    _refuse_mixture(path, dict(zip(table.rows, corpora, strict=True)))
     seen = [corpus.corpus for corpus in corpora]
     for name in seen:
         if seen.count(name) > 1:
@@ -127,6 +110,44 @@ def read_corpora(path: Path, *, temperature: float | None = None) -> list[Corpus
                 f'{path}: corpus "{name}" stands in several rows; give each its own name'
             )
     return corpora
+
+
+_OF_THE_DATA = ("files", "format", "text_key", "template")
+"""Columns that decide what tokens a corpus has."""
+
+
+def merge_tables(tables: Mapping[Path, Sequence[Corpus]]) -> dict[str, Corpus]:
+    """Corpora by name of the tables of several runs, which share what is made of a corpus.
+
+    Raises:
+        UserError: a corpus is of other files in another table, or the tables name other sets.
+    """
+    merged: dict[str, Corpus] = {}
+    source: dict[str, Path] = {}
+    for path, corpora in tables.items():
+        for corpus in corpora:
+            known = merged.setdefault(corpus.corpus, corpus)
+            first = source.setdefault(corpus.corpus, path)
+            for column in _OF_THE_DATA:
+                if getattr(corpus, column) != getattr(known, column):
+                    raise UserError(
+                        f'{path}: corpus "{corpus.corpus}": {column} is '
+                        f"{getattr(corpus, column)!r}, and {getattr(known, column)!r} in {first}; "
+                        "give one of the two another name"
+                    )
+    sets = {path: {name for row in rows for name in row.parts} for path, rows in tables.items()}
+    for path, names in sets.items():
+        first = next(iter(sets))
+        if names != sets[first]:
+            raise UserError(
+                f"{path}: sets are {_listed(names)}, and {_listed(sets[first])} in {first}; runs "
+                "of one table are measured on the same sets, so name the same"
+            )
+    return merged
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
 
 
 def _refuse_mixture(path: Path, rows: dict[int, Corpus]) -> None:

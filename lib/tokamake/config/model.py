@@ -1,0 +1,97 @@
+"""Settings of the model: where training starts from, and what the trained model is written as."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import AfterValidator, model_validator
+
+from tokamake.config.fields import Settings
+
+FORMAT_SIZES = {
+    "hf": (),
+    "mds": ("tensor_parallel_size",),
+    "mds-pipeline": ("tensor_parallel_size", "pipeline_parallel_size"),
+    "universal": ("pipeline_parallel_size",),
+    "megatron": ("tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_size"),
+    "native": (),
+}
+"""Formats of checkpoints that are written: the sizes that each has."""
+_SHORT = {
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "vpp": "virtual_pipeline_size",
+}
+_DTYPES = ("fp32", "bf16", "fp16")
+
+
+class ModelSettings(Settings):
+    """Where training starts from: a checkpoint, or random weights."""
+
+    architecture: Literal["from_checkpoint"] | Path | None = Path("config/models/tiny-llama.yaml")
+    """Shape of the model: a file, which a checkpoint is compared with, or from_checkpoint, which is
+    usual where there is one; its vocab_size, if empty, is the checkpoint's or the tokenizer's."""
+    checkpoint: Path | None = None
+    """Folder of a checkpoint to start from, of any format that `tokamake inspect` knows, or one
+    whose file `latest` names it; train.finetune says how. Empty: random weights."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_checkpoint(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("checkpoint") is not None:
+            return {**values, "architecture": values.get("architecture") or "from_checkpoint"}
+        return values
+
+    @model_validator(mode="after")
+    def _has_a_start(self) -> "ModelSettings":
+        if self.checkpoint is None and self.architecture == "from_checkpoint":
+            raise ValueError(
+                "architecture: from_checkpoint: there is no model.checkpoint; name one, or a file "
+                "of config/models"
+            )
+        return self
+
+    @property
+    def stated(self) -> Path | None:
+        """The file that says what the architecture is, if one does."""
+        return self.architecture if isinstance(self.architecture, Path) else None
+
+
+class Form(NamedTuple):
+    """What a checkpoint is written as."""
+
+    format: str
+    """One of `FORMAT_SIZES`."""
+    sizes: dict[str, int]
+    """Its sizes by the names in `FORMAT_SIZES`; those left out are 1."""
+    dtype: str | None
+    """Number format of all tensors; None: each keeps its own."""
+
+
+def parse_form(text: str) -> Form:
+    """Take the name of a form apart: mds-pipeline-tp2-pp4-bf16.
+
+    Raises:
+        ValueError: there is no such format, or it has no such sizes.
+    """
+    formats = "|".join(sorted(FORMAT_SIZES, key=len, reverse=True))
+    sizes = "".join(f"(?:-{short}(?P<{short}>[1-9][0-9]*))?" for short in _SHORT)
+    found = re.fullmatch(f"(?P<format>{formats}){sizes}(?:-(?P<dtype>{'|'.join(_DTYPES)}))?", text)
+    if not found:
+        raise ValueError(
+            f"give a format ({', '.join(FORMAT_SIZES)}), then its sizes (tp, pp, vpp) and dtype "
+            f"({', '.join(_DTYPES)}), if need be, as in mds-pipeline-tp2-pp4-bf16"
+        )
+    given = {size: int(found[short]) for short, size in _SHORT.items() if found[short]}
+    if others := given.keys() - set(FORMAT_SIZES[found["format"]]):
+        raise ValueError(f"format {found['format']} has no {min(others)}; leave it out")
+    return Form(found["format"], given, found["dtype"])
+
+
+def _check_form(text: str) -> str:
+    parse_form(text)
+    return text
+
+
+CheckpointForm = Annotated[str, AfterValidator(_check_form)]
+"""What `parse_form` takes."""

@@ -1,0 +1,141 @@
+"""A table of runs: they share data and conversions; each is built, redone and told by itself."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from workflows import CONFIG, MINE, jobs, make_workspace, snakemake
+
+from tokamake.checkpoint.any_format import open_any
+
+SWEEP = """\
+run\tseed\ttrain.optimizer.learning_rate\ttrain.train_steps\tcorpora
+low\t1\t2e-3\t6\t
+docs\t2\t\t8\tdocs.tsv
+"""
+DOCS = """\
+corpus\tfiles\ttext_key\tweight
+docs\tresults/raw/docs/*\ttext\t1
+"""
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace in which two runs of a table have been built."""
+    folder = make_workspace(tmp_path_factory.mktemp("swept"))
+    given = {**CONFIG, "runs": "runs.tsv", "convert": ["mds-pipeline-tp2-pp2-bf16"]}
+    (folder / "my.yaml").write_text(yaml.safe_dump(given))
+    (folder / "runs.tsv").write_text(SWEEP)
+    (folder / "docs.tsv").write_text(DOCS)
+    planned = jobs(snakemake(folder, "-n", *MINE, "all"))
+    of_each = (
+        "weigh", "index", "init_model", "import_checkpoint", "resolve", "train", "export_hf",
+        "convert", "evaluate", "generate", "plot",
+    )  # fmt: skip
+    shared = ("sample_corpus", "train_tokenizer", "describe", "report", "all")
+    assert planned == {**dict.fromkeys(of_each, 2), **dict.fromkeys(shared, 1)} | {
+        "tokenize": 6, "merge": 4,
+    }  # fmt: skip
+    result = snakemake(folder, *MINE, "all")
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_each_run_has_its_settings_and_its_mixture(swept: Path) -> None:
+    results = swept / "results"
+    for name, seed, steps, rate in (("low", 1, 6, 2e-3), ("docs", 2, 8, 0.02)):
+        run = yaml.safe_load((results / name / "run.yaml").read_text())
+        assert (run["seed"], run["train"]["optimizer"]["learning_rate"]) == (seed, rate)
+        assert json.loads((results / name / "train.json").read_text())["step"] == steps
+        report = (results / "report.html").read_text()
+        assert f'"run": "{name}"' in report
+    weights = {
+        name: {line.split()[2] for line in (results / f"data/{name}.weights.txt").open()}
+        for name in ("low", "docs")
+    }
+    assert weights == {"low": {"code", "docs"}, "docs": {"docs"}}
+
+
+@pytest.mark.slow
+def test_the_trained_model_is_written_in_the_forms_of_the_config(swept: Path) -> None:
+    name = "mds-pipeline-tp2-pp2-bf16"
+    assert (swept / f"logs/low/convert/{name}.log").read_text().count("parameters") == 1
+    converted = open_any(swept / f"results/low/convert/{name}")
+    assert str(converted.layout) == "tensor 2 × pipeline 2"
+    assert {str(converted.source.dtypes[key]) for key in converted.source} == {"torch.bfloat16"}
+    other = jobs(snakemake(swept, "-n", *MINE, "results/docs/convert/megatron-tp2"))
+    assert other == {"convert": 1}
+    refused = snakemake(swept, "-n", *MINE, "results/docs/convert/mds-pp2")
+    assert "tokamake: results/docs/convert/mds-pp2: format mds has no pipeline" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.slow
+def test_rules_are_targets_for_all_runs(swept: Path) -> None:
+    for target in (
+        "train",
+        "plot",
+        "convert",
+        "import_checkpoint",
+        "data",
+        "results/low/train.json",
+    ):
+        assert "Nothing to be done" in snakemake(swept, *MINE, target).stderr
+    forced = jobs(snakemake(swept, "-n", "--forcerun", "train", *MINE, "train"))
+    assert forced == {"train": 2}
+
+
+@pytest.mark.slow
+def test_a_changed_row_redoes_its_run_alone(swept: Path) -> None:
+    (swept / "runs.tsv").write_text(SWEEP.replace("2e-3", "3e-3"))
+    changed = jobs(snakemake(swept, "-n", *MINE, "evaluate"))
+    assert changed == dict.fromkeys(("resolve", "train", "export_hf", "evaluate"), 1)
+    (swept / "runs.tsv").write_text(SWEEP + "more\t3\t\t\t\n")
+    added = jobs(snakemake(swept, "-n", *MINE, "train"))
+    new = ("weigh", "index", "init_model", "import_checkpoint", "resolve", "train")
+    assert added == dict.fromkeys(new, 1)
+    (swept / "runs.tsv").write_text(SWEEP)
+
+
+@pytest.mark.slow
+def test_runs_start_from_the_same_conversion(swept: Path) -> None:
+    start = "results/low/export"
+    (swept / "starts.tsv").write_text(
+        "run\tmodel.checkpoint\tmodel.architecture\ttrain.finetune\tseed\n"
+        f"one\t{start}\tfrom_checkpoint\ttrue\t1\n"
+        f"two\t./{start}/\tfrom_checkpoint\ttrue\t2\n"
+    )
+    given = {**CONFIG, "runs": "starts.tsv", "tokenizer": {"path": "results/tokenizer"}}
+    (swept / "starts.yaml").write_text(yaml.safe_dump(given))
+    arguments = ("--configfile", "starts.yaml", "--")
+    planned = jobs(snakemake(swept, "-n", *arguments, "train"))
+    assert planned["import_checkpoint"] == 1
+    assert planned["train"] == planned["resolve"] == 2
+    assert snakemake(swept, *arguments, "import_checkpoint", "resolve").returncode == 0
+    starts = {
+        yaml.safe_load((swept / f"results/{name}/run.yaml").read_text())["checkpoint"]
+        for name in ("one", "two")
+    }
+    assert len(starts) == 1
+    assert starts.pop().startswith("results/import/export-")
+
+
+@pytest.mark.slow
+def test_checkpoints_with_different_tokenizers_are_refused(swept: Path) -> None:
+    first, second = (swept / name for name in ("first", "second"))
+    for folder in (first, second):
+        folder.mkdir()
+        for file in (swept / "results/low/export").iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+    tokenizer = json.loads((second / "tokenizer.json").read_text())
+    (second / "tokenizer.json").write_text(json.dumps(tokenizer, indent=3))
+    (swept / "starts.tsv").write_text(
+        "run\tmodel.checkpoint\ttrain.finetune\none\tfirst\ttrue\ntwo\tsecond\ttrue\n"
+    )
+    given = {**CONFIG, "runs": "starts.tsv"}
+    (swept / "starts.yaml").write_text(yaml.safe_dump(given))
+    result = snakemake(swept, "-n", "--configfile", "starts.yaml", "--", "train")
+    (told,) = [line for line in result.stderr.splitlines() if line.startswith("tokamake")]
+    assert "starts.tsv:3: model.checkpoint: second/tokenizer.json is another tokenizer" in told
