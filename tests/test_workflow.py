@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,11 @@ def test_a_changed_setting_redoes_what_depends_on_it(finished: Path) -> None:
     (finished / "other.yaml").unlink()
 
 
+def progress(folder: Path) -> str:
+    command = [sys.executable, "-m", "tokamake", "status", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def of_run(
     finished: Path,
     name: str,
@@ -166,6 +172,8 @@ def test_a_signal_to_all_processes_lets_training_save(finished: Path) -> None:
     ) as process:
         assert process.stdout is not None
         assert any(line.startswith("step 2/") for line in process.stdout)
+        told = progress(finished)
+        assert "run stopped\n  running  train (last word " in told
         os.killpg(process.pid, signal.SIGTERM)
         process.stdout.read()  # up to the end of the last process
     (step,) = re.findall(
@@ -247,6 +255,10 @@ def test_a_failing_run_is_told_with_its_own_words(finished: Path) -> None:
     assert "non-zero exit status 2" in text
     assert "MissingOutputException" not in text
     assert "Traceback" not in text
+    told = progress(finished)
+    assert "run bad\n  failed   train\n  done     weigh, index, resolve\n" in told
+    assert "\nfailed: train, logs/bad/train.log ends with:\n" in told
+    assert "  tokamake train: global_batch_size: 16 samples cannot be shared by 2" in told
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import yaml
 from workflows import CONFIG, MINE, jobs, make_workspace, snakemake
 
 from tokamake.checkpoint.any_format import open_any
+from tokamake.progress.status import status
 
 SWEEP = """\
 run\tseed\ttrain.optimizer.learning_rate\ttrain.train_steps\tcorpora
@@ -33,7 +34,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "weigh", "index", "init_model", "import_checkpoint", "resolve", "train", "export_hf",
         "convert", "evaluate", "generate", "plot",
     )  # fmt: skip
-    shared = ("sample_corpus", "train_tokenizer", "describe", "report", "all")
+    shared = ("sample_corpus", "train_tokenizer", "describe", "compare", "report", "all")
     assert planned == {**dict.fromkeys(of_each, 2), **dict.fromkeys(shared, 1)} | {
         "tokenize": 6, "merge": 4,
     }  # fmt: skip
@@ -70,6 +71,20 @@ def test_the_trained_model_is_written_in_the_forms_of_the_config(swept: Path) ->
     refused = snakemake(swept, "-n", *MINE, "results/docs/convert/mds-pp2")
     assert "tokamake: results/docs/convert/mds-pp2: format mds has no pipeline" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.slow
+def test_status_finds_all_that_was_built(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status(swept)
+    told = capsys.readouterr().out.splitlines()
+    states = [line.split()[0] for line in told if line.startswith("  ")]
+    assert states == ["done", "done", *["done", "training"] * 2, "done"]
+    of_run = (
+        "weigh, index, init_model, resolve, train, export_hf, evaluate, generate, plot, convert"
+    )
+    assert told.count(f"  done     {of_run}") == 2
+    assert "  done     import_checkpoint 2 of 2" in told
+    assert told[-1] == "  done     compare, report"
 
 
 @pytest.mark.slow

@@ -43,6 +43,7 @@ TOOLS = {
     "lint-weights": "tokamake.data.mixture.lint_weights",
     "mix": "tokamake.data.mixture.mix",
     "inspect": "tokamake.checkpoint.inspect",
+    "status": "tokamake.progress.status",
     "benchmark-train": "tokamake.train.benchmark_train",
     "find-learning-rate": "tokamake.train.find_learning_rate",
 }

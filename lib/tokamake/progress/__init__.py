@@ -1,0 +1,1 @@
+"""How far a workflow has come, from its files alone."""

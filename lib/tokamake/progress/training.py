@@ -1,0 +1,70 @@
+"""How far a training run is, from its metrics.jsonl: step, speed, losses, time left."""
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from tokamake.config import read_run
+
+_TAIL_BYTES = 1 << 20
+_LATEST = 20
+"""Lines of which the speed is the median."""
+
+
+class Training(NamedTuple):
+    """What a run tells of itself."""
+
+    step: int
+    """Steps done, as far as they are logged."""
+    steps: int
+    """Steps of the whole run."""
+    loss: float | None
+    """Last training loss, in nats per token."""
+    validation_loss: float | None
+    """Last validation loss."""
+    tokens_per_second: float | None
+    """Median of the last lines."""
+    seconds_left: float | None
+    """Steps left at the speed of the last lines; None: unknown yet."""
+    silent_seconds: float
+    """Time since the last line."""
+
+
+def read_training(folder: Path, run: str, *, now: float) -> Training | None:
+    """Read how far a run is; None where it has not begun.
+
+    Args:
+        folder: where the workflow runs.
+        run: name of the run.
+        now: time in seconds, as time.time().
+    """
+    settings, metrics = folder / f"results/{run}/run.yaml", folder / f"results/{run}/training"
+    path = metrics / "metrics.jsonl"
+    if not settings.exists() or not path.exists():
+        return None
+    steps = read_run(settings).train.train_steps
+    lines = _lines(path)
+    trained = [line for line in lines if "loss" in line]
+    latest = trained[-_LATEST:]
+    step = latest[-1]["step"] if latest else 0
+    measured = [line["validation_loss"] for line in lines if "validation_loss" in line]
+    each = [line["step_seconds"] for line in latest if "step_seconds" in line]
+    return Training(
+        step,
+        steps,
+        latest[-1]["loss"] if latest else None,
+        measured[-1] if measured else None,
+        median(line["tokens_per_second"] for line in latest) if latest else None,
+        (steps - step) * median(each) if each else None,
+        now - path.stat().st_mtime,
+    )
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The last whole lines: months of training have millions."""
+    with path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        text = stream.read()
+    whole = text[: text.rfind(b"\n") + 1].splitlines()
+    return [json.loads(line) for line in whole[len(text) >= _TAIL_BYTES :]]

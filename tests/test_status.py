@@ -1,0 +1,120 @@
+"""How far a workflow is, told from its files: done, running, failed, and how training goes."""
+
+import json
+import os
+import time
+from base64 import urlsafe_b64encode
+from pathlib import Path
+
+import pytest
+import yaml
+from plots import RUN, metric
+
+from tokamake.data.text.planned import Batch, Plan, write_plan
+from tokamake.errors import UserError
+from tokamake.progress.status import status
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A workflow whose second shard is being tokenized, and whose third has failed."""
+    batches = tuple(Batch(f"web-0000{n}", (f"web/0000{n}",)) for n in range(4))
+    merged = (Batch("web-00000", ("web-0000_text_document",)),)
+    (tmp_path / "results/data").mkdir(parents=True)
+    write_plan(tmp_path / "results/data/plan.json", Plan({}, "", (), batches, merged, (), ()))
+    for number in (0, 1, 2):
+        write(tmp_path / f"logs/tokenize/web-0000{number}.log", "reading\n\n")
+    write(tmp_path / "results/data/batches/tokenize/web-00000.json", "{}")
+    mark(tmp_path, "results/data/batches/tokenize/web-00001.json")
+    words = "".join(f"line {n}\n" for n in range(9))
+    write(tmp_path / "logs/tokenize/web-00002.log", f"{words}tokamake tokenize: a.jsonl:3: bad\n")
+    return tmp_path
+
+
+def write(path: Path, text: str, *, age: float = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    os.utime(path, (time.time() - age,) * 2)
+
+
+def mark(folder: Path, product: str) -> None:
+    """Count a job among those at work, as Snakemake does; long names become folders."""
+    name = urlsafe_b64encode(product.encode()).decode()
+    path = folder / ".snakemake/incomplete" / f"@{name[:20]}" / name[20:]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+
+
+def train(folder: Path, *, age: float) -> None:
+    for stage in ("weigh", "index", "resolve", "train"):
+        write(folder / f"logs/big/{stage}.log", "words\n", age=age)
+    write(folder / "results/data/big.weights.txt", "1 a a\n")
+    write(folder / "results/big/index/index.json", "{}")
+    write(folder / "results/big/run.yaml", yaml.safe_dump({**RUN, "run": "big"}))
+    mark(folder, "results/big/train.json")
+    lines = [{"step": 0, "validation_loss": 7.0}]
+    lines += [{**metric(step, 4.0), "step_seconds": 90.0} for step in (5, 10)]
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 11, "lo'
+    write(folder / "results/big/training/metrics.jsonl", text, age=age)
+
+
+def test_shards_are_counted_by_state(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status(folder)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:5] == [
+        "data",
+        "  failed   tokenize 1 of 4",
+        "  running  tokenize 1 of 4 (last word 0 s ago)",
+        "  done     tokenize 1 of 4",
+        "  waiting  tokenize 1 of 4, merge, describe",
+    ]
+    assert lines[lines.index("report") + 1] == "  waiting  report"
+    assert lines[-6:] == [
+        "failed: tokenize, logs/tokenize/web-00002.log ends with:",
+        *(f"  line {n}" for n in range(5, 9)),
+        "  tokamake tokenize: a.jsonl:3: bad",
+    ]
+
+
+def test_training_tells_its_pace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(folder, age=7500)
+    status(folder)
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index("run big")
+    assert lines[start + 1 : start + 4] == [
+        "  running  train (last word 2 h 05 min ago)",
+        "  done     weigh, index, resolve",
+        "  waiting  export_hf, evaluate, generate, plot",
+    ]
+    assert lines[start + 4] == (
+        "  training step 10 of 50 (20%), loss 4.0000, validation 7.0000, 108 tokens/s, "
+        "1 h 00 min left, last line 2 h 05 min ago"
+    )
+
+
+def test_programs_read_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(folder, age=10)
+    status(folder, json=True)
+    told = json.loads(capsys.readouterr().out)
+    (failed,) = [job for job in told["jobs"] if job["state"] == "failed"]
+    assert failed["last_lines"][-1] == "tokamake tokenize: a.jsonl:3: bad"
+    assert failed["product"] == "results/data/batches/tokenize/web-00002.json"
+    assert told["training"]["big"]["seconds_left"] == 3600
+
+
+def test_months_of_metrics_are_not_read_whole(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tokamake.progress import training
+
+    train(folder, age=0)
+    path = folder / "results/big/training/metrics.jsonl"
+    monkeypatch.setattr(training, "_TAIL_BYTES", 300)
+    write(path, "no JSON at all\n" * 9 + path.read_text())
+    status(folder)
+    assert "step 10 of 50 (20%), loss 4.0000, 110 tokens/s" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_workflow_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="neither results nor logs in it; give the folder that"):
+        status(tmp_path)
