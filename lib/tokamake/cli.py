@@ -64,7 +64,7 @@ def main() -> None:
     try:
         _run(stage, arguments)
     except KeyboardInterrupt:
-        _fail(stage, "interrupted", 130)
+        _fail(stage, "stopped; the same command goes on", 130)
 
 
 def _run(stage: str, arguments: list[str]) -> None:
@@ -76,6 +76,7 @@ def _run(stage: str, arguments: list[str]) -> None:
         name="tokamake",
         help="Turn raw text into a trained language model, stage by stage.",
         help_on_error=False,
+        suppress_keyboard_interrupt=False,
         default_parameter=Parameter(negative_iterable=()),
     )
     commands = STAGES | TOOLS

@@ -53,6 +53,7 @@ def convert(
         UserError: a file is missing or damaged, or the format cannot hold the model.
     """
     from tokamake.checkpoint.any_format import open_any, title
+    from tokamake.checkpoint.copies import check_copies
     from tokamake.checkpoint.opened import Layout, Target
     from tokamake.checkpoint.written import write
     from tokamake.errors import UserError
@@ -76,6 +77,7 @@ def convert(
             "layers; give --pipeline-parallel-size, too"
         )
     checkpoint, layout = open_any(source), Layout(*sizes.values())
+    check_copies(checkpoint.source)
     wanted, name = Target(layout, dtype), format.replace("-", "_")
     left = write(target, checkpoint, name, wanted)
     print(f"{target}: {title(name)}, {_told(checkpoint, wanted)}, from {source}")

@@ -138,9 +138,10 @@ def check_sizes(args: Any, folder: Path, *, tensor: int, pipeline: int) -> None:
     for name, found in (("tensor", tensor), ("pipeline", pipeline)):
         said = getattr(args, f"{name}_model_parallel_size", None)
         if said not in (None, found):
+            ranks = f"{name}-parallel rank{'s' * (found != 1)}"
             raise UserError(
-                f"{folder}: has files of {found} {name}-parallel ranks, its arguments say {said}; "
-                "are all files of the checkpoint there?"
+                f"{folder}: has files of {found} {ranks}, its arguments say {said}; "
+                "fetch or write all files of the checkpoint again"
             )
 
 
