@@ -25,7 +25,6 @@ STAGES = {
     "convert": "tokamake.checkpoint.convert",
     "resolve": "tokamake.train.resolve",
     "train": "tokamake.train.train",
-    "export-hf": "tokamake.checkpoint.export_hf",
     "evaluate": "tokamake.evaluate.evaluate",
     "generate": "tokamake.generate.generate",
     "plot": "tokamake.plot.plot",

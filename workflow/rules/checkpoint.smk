@@ -60,7 +60,7 @@ rule export_hf:
         train=f"{RUN}/train.json",
         tokenizer=TOKENIZER_FILES,
     output:
-        expand(f"{RUN}/export/{{file}}", file=HF_FILES),
+        directory(f"{RUN}/export"),  # A large model's weights are in several files.
     log:
         f"logs/{CONFIG.run}/export_hf.log",
     benchmark:
@@ -69,7 +69,6 @@ rule export_hf:
         "../envs/tokamake.yaml"
     params:
         checkpoint=f"{RUN}/training",
-        folder=subpath(output[0], parent=True),
     shell:
-        "tokamake export-hf --checkpoint {params.checkpoint} --tokenizer {input.tokenizer[0]:q}"
-        " --output {params.folder} > {log} 2>&1"
+        "tokamake convert --from {params.checkpoint} --to {output} --format hf"
+        " --tokenizer {input.tokenizer[0]:q} > {log} 2>&1"
