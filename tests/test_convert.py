@@ -4,18 +4,21 @@ import argparse
 import json
 import random as chances
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import megatrons
 import pytest
 import torch
 from torch import Tensor
 
 from tokamake import plugins
-from tokamake.checkpoint import hugging_face, megatron_deepspeed, tensors, written
+from tokamake.checkpoint import hugging_face, tensors, written
 from tokamake.checkpoint.any_format import FOLDER, open_any
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.files import torch_files
@@ -116,7 +119,7 @@ def test_every_layout_keeps_every_bit(name: str, start: Path, tmp_path: Path) ->
 
 def chunked(architecture: Architecture, size: int) -> Iterator[dict[str, Tensor]]:
     """What each of several ranks must have, cut from what the one of one rank has."""
-    one = torch_whole(architecture)
+    one = megatrons.whole(architecture, weights(architecture))
     for rank in range(size):
         found = {}
         for name, tensor in one.items():
@@ -131,12 +134,6 @@ def chunked(architecture: Architecture, size: int) -> Iterator[dict[str, Tensor]
             else:
                 found[name] = tensor
         yield found
-
-
-def torch_whole(architecture: Architecture) -> dict[str, Tensor]:
-    from tokamake.checkpoint.megatron.layout import to_megatron
-
-    return dict(torch_files.leaves(to_megatron(architecture, weights(architecture))))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2-untied"])
@@ -344,13 +341,13 @@ DAMAGES: dict[str, tuple[str, str, Any, str]] = {
         "mds",
         STATES,
         Path.unlink,
-        "has files of 1 tensor-parallel ranks, its arguments say 2",
+        "has files of 1 tensor-parallel rank, its arguments say 2; fetch or write all files",
     ),
     "no stage": (
         "stages",
         "iter_0000000/mp_rank_00_001",
         shutil.rmtree,
-        "has files of 1 pipeline-parallel ranks, its arguments say 2",
+        "has files of 1 pipeline-parallel rank, its arguments say 2; fetch or write all files",
     ),
     "wrong latest": (
         "mds",
@@ -381,6 +378,12 @@ def test_what_a_conversion_cannot_do_is_refused(folder: Path, tmp_path: Path) ->
     refused("no such parts", format="hf", tensor_parallel_size=2)
     refused("give 1 or more", format="mds", tensor_parallel_size=0)
     refused("does not divide 4 layers", format="megatron", pipeline_parallel_size=3)
+    refused("does not divide 4 layers", format="megatron", pipeline_parallel_size=8)
+    refused(
+        "--pipeline-parallel-size 5: more than the model's 4 layers; give 4 or less",
+        format="mds-pipeline",
+        pipeline_parallel_size=5,
+    )
     assert not (tmp_path / ".a.converting").exists()
     refused("give --pipeline-parallel-size, too", format="megatron", virtual_pipeline_size=2)
     refused("no such folder", format="mds", source=tmp_path / "none")
@@ -412,6 +415,47 @@ def test_cut_off_it_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+STOPPED = """
+import os, signal
+from tokamake.checkpoint import regions
+from tokamake.cli import main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell's background has none.
+read, asked = regions.Source.read, []
+
+def reads(source, key):
+    asked.append(key)
+    if len(asked) == 10:
+        os.kill(os.getpid(), signal.SIGINT)
+    return read(source, key)
+
+regions.Source.read = reads
+main()
+"""
+
+
+def test_ctrl_c_is_one_line_and_the_same_command_goes_on(folder: Path, tmp_path: Path) -> None:
+    arguments = ["convert", "--from", str(folder / "hf"), "--to", "a", "--format", "mds"]
+
+    def run(*python: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *python, *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    stopped = run("-c", STOPPED)
+    assert stopped.returncode == 130
+    assert stopped.stderr == "tokamake convert: stopped; the same command goes on\n"
+    assert not (tmp_path / "a").exists()
+    assert run("-m", "tokamake").returncode == 0
+    assert_same(open_any(tmp_path / "a"), FAMILIES["llama"])
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
 def test_another_conversion_does_not_go_on_there(folder: Path, tmp_path: Path) -> None:
     growing = tmp_path / ".a.converting" / "notes"
     growing.mkdir(parents=True)
@@ -437,20 +481,16 @@ def test_inspect_tells_what_is_there(
     found = open_any(broken)
     norm = next(region for region in found.source.regions if region.is_copy)
     norm.map(writable=True)[3] = 7.0
-    with pytest.raises(UserError, match=r"mp_rank_01.*differs from that of other ranks"):
+    differs = r"mp_rank_01.*: tensor .*layernorm.* differs from that of other ranks"
+    with pytest.raises(UserError, match=differs):
         inspect(broken, values=True)
+    with pytest.raises(UserError, match=differs):
+        convert(source=broken, target=tmp_path / "out", format="hf")
+    assert [path.name for path in tmp_path.iterdir()] == ["broken"]
     own = next(region for region in found.source.regions if not region.is_copy)
     own.map(writable=True)[3] = float("nan")
     with pytest.raises(UserError, match="1 values are NaN or infinite"):
         inspect(broken, values=True)
-
-
-def test_what_it_writes_tokamake_trains_from(folder: Path, tmp_path: Path) -> None:
-    convert(source=folder / "mds", target=tmp_path / "a", format="mds")
-    architecture, found, iteration = megatron_deepspeed.read(tmp_path / "a")
-    assert (architecture, iteration) == (FAMILIES["llama"], 0)
-    for name, tensor in weights(architecture).items():
-        assert torch.equal(found[name], tensor)
 
 
 def test_what_is_left_behind_is_said(
@@ -465,6 +505,25 @@ def test_what_is_left_behind_is_said(
     assert "left behind: optimizer.exp_avg\n" in capsys.readouterr().out
     convert(source=folder / "mds", target=tmp_path / "b", format="hf")
     assert "left behind" not in capsys.readouterr().out
+
+
+def test_universal_keeps_what_a_run_is_continued_with(tmp_path: Path) -> None:
+    known = {f"model.{key}": tensor for key, tensor in weights(FAMILIES["llama"]).items()}
+    moments = {key.replace("model.", "optimizer.exp_avg.", 1): known[key] for key in known}
+    notes = {"optimizer": "lion", "loss_scale": [512.0, 3], "eos_token_id": 5}
+    begin = Opened(
+        "native", tmp_path, FAMILIES["llama"], Source([], {}, {**known, **moments}), notes=notes
+    )
+    written.write(tmp_path / "universal", begin, "universal", Target())
+    assert open_any(tmp_path / "universal").notes == notes
+    convert(source=tmp_path / "universal", target=tmp_path / "native", format="native")
+    assert notes.items() <= open_any(tmp_path / "native").notes.items()
+    # As DeepSpeed writes it, it has none of these.
+    file = tmp_path / "universal/global_step0_universal/mp_rank_00_model_states.pt"
+    state = torch.load(file, weights_only=False)
+    del state["tokamake"]
+    torch.save(state, file)
+    assert open_any(tmp_path / "universal").notes == {"eos_token_id": 5}
 
 
 def test_number_formats_that_are_mixed_are_kept_or_widened(tmp_path: Path) -> None:
@@ -505,26 +564,23 @@ def test_one_conversion_at_a_time(folder: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_what_a_run_cannot_start_from_says_how_it_could(folder: Path) -> None:
-    for name, message in (("mds", "of 2 tensor-parallel ranks"), ("pipe", "no weights in it")):
-        with pytest.raises(UserError, match=f"{message}; make .* `tokamake convert"):
-            megatron_deepspeed.read(folder / name)
-
-
 @pytest.mark.parametrize("kind", ["mds", "mds-pipeline", "megatron", "native"])
 def test_the_end_token_goes_along(
     kind: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     architecture = FAMILIES["llama"]
-    hugging_face.write(tmp_path / "hf", architecture, weights(architecture), eos_token=5)
+    hugging_face.write(tmp_path / "hf", architecture, weights(architecture))
+    config = json.loads((tmp_path / "hf/config.json").read_text())
+    (tmp_path / "hf/config.json").write_text(json.dumps({**config, "eos_token_id": 5}))
     convert(source=tmp_path / "hf", target=tmp_path / "a", format=kind)
     convert(source=tmp_path / "a", target=tmp_path / "b", format="hf")
     for name in ("config.json", "generation_config.json"):
         assert json.loads((tmp_path / "b" / name).read_text())["eos_token_id"] == 5
     assert "no end-of-text token" not in capsys.readouterr().out
-    megatron_deepspeed.write(tmp_path / "c", architecture, weights(architecture))
+    megatrons.write(tmp_path / "c", "mds", architecture, weights(architecture))
     convert(source=tmp_path / "c", target=tmp_path / "d", format="hf")
     assert "no end-of-text token" in capsys.readouterr().out
+    assert json.loads((tmp_path / "d/config.json").read_text())["eos_token_id"] is None
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "gpt2", "llama-tied", "gpt2-untied"])

@@ -102,7 +102,7 @@ def test_what_transformers_writes_is_read_and_written_again(tmp_path: Path, name
 
 @pytest.mark.parametrize("name", MODELS)
 def test_files_are_those_of_safetensors(tmp_path: Path, name: str) -> None:
-    hugging_face.write(tmp_path / "a", MODELS[name], random(MODELS[name], 1), eos_token=7)
+    hugging_face.write(tmp_path / "a", MODELS[name], random(MODELS[name], 1))
     regions = write(tmp_path / "b", hf.opened(tmp_path / "a"))
     assert all(region.offset % region.dtype.itemsize == 0 for region in regions)
     for file in (tmp_path / "a").iterdir():

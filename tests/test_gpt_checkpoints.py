@@ -1,4 +1,4 @@
-"""GPTs in Hugging Face's and Megatron-DeepSpeed's folders: bit by bit, as transformers has them."""
+"""GPTs in Hugging Face's folders: bit by bit, as transformers has them."""
 
 import json
 from pathlib import Path
@@ -7,55 +7,21 @@ from typing import Any
 import pytest
 import runs
 import torch
-from gpts import ALIBI, ARCHITECTURES, LEARNED, MQA, ROTARY, gpt, reference, tensors_of
+from gpts import ALIBI, ARCHITECTURES, LEARNED, MQA, ROTARY, gpt, reference
 from safetensors.torch import load_file, save_file
 from test_init_model import words
 
-from tokamake.checkpoint import hugging_face, megatron_deepspeed
+from tokamake.checkpoint import hugging_face
 from tokamake.checkpoint.convert import convert
-from tokamake.checkpoint.export_hf import export_hf
 from tokamake.checkpoint.init_model import init_model
-from tokamake.checkpoint.megatron import layout as megatron_layout
-from tokamake.checkpoint.tensors import random, shapes, to_model
+from tokamake.checkpoint.tensors import random, to_model
 from tokamake.config import Architecture
 from tokamake.errors import UserError
-
-KINDS = ("weight", "bias")
 
 
 def _edit(path: Path, **values: Any) -> None:
     config = json.loads(path.read_text()) | values
     path.write_text(json.dumps({key: value for key, value in config.items() if value != "absent"}))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_transformers_folders_go_to_megatron_and_back(
-    tmp_path: Path, name: str, dtype: torch.dtype
-) -> None:
-    from transformers import AutoModelForCausalLM
-
-    architecture, model = ARCHITECTURES[name], reference(ARCHITECTURES[name], dtype)
-    model.save_pretrained(tmp_path / "theirs")
-    found, tensors = hugging_face.read(tmp_path / "theirs")
-    assert found == architecture
-    assert {n: t.shape for n, t in tensors.items()} == shapes(architecture)
-    megatron_deepspeed.write(tmp_path / "megatron", found, tensors)
-    again, same, _ = megatron_deepspeed.read(tmp_path / "megatron")
-    assert again == architecture
-    hugging_face.write(tmp_path / "ours", again, same, eos_token=5)
-    written, expected = load_file(tmp_path / "ours" / "model.safetensors"), tensors_of(model)
-    assert written.keys() == expected.keys()
-    assert all(torch.equal(tensor, expected[key]) for key, tensor in written.items())
-    config = json.loads((tmp_path / "ours" / "config.json").read_text())
-    assert config["model_type"] == name.split("-")[0]
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype="auto")
-    assert type(loaded).__name__ == config["architectures"][0] == type(model).__name__
-    tokens = torch.arange(24).view(2, 12)
-    with torch.no_grad():  # in training mode: there is no dropout
-        assert loaded.dtype == dtype
-        assert torch.equal(loaded.train()(tokens).logits, model(tokens).logits)
-    assert loaded.config.eos_token_id == 5
 
 
 def test_multi_head_bigcode_models_are_read(tmp_path: Path) -> None:
@@ -117,9 +83,9 @@ def test_missing_keys_mean_what_transformers_takes_them_for(tmp_path: Path) -> N
         if kind is Starcoder2Config:
             plain["intermediate_size"] = theirs.intermediate_size
         (tmp_path / "config.json").write_text(json.dumps(plain))
-        few = hugging_face.read_architecture(tmp_path)
+        few = hugging_face.read_config(tmp_path)[0]
         theirs.save_pretrained(tmp_path)
-        assert hugging_face.read_architecture(tmp_path) == few
+        assert hugging_face.read_config(tmp_path)[0] == few
 
 
 @pytest.mark.parametrize(
@@ -179,52 +145,6 @@ def test_models_that_transformers_has_not_are_refused(
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt2-untied", "gpt_bigcode", "bloom"])
-def test_tensors_are_named_and_laid_out_as_megatrons(name: str) -> None:
-    architecture = ARCHITECTURES[name]
-    tensors = random(architecture, 1)
-    model = megatron_layout.to_megatron(architecture, tensors)["language_model"]
-    learned = architecture.position_embedding == "learned"
-    words, layer = model["embedding"]["word_embeddings"], "model.layers.1."
-    assert set(words) == {"weight"} | (set() if learned else {"norm.weight", "norm.bias"})
-    assert torch.equal(words["weight"][:131], tensors["model.embed_tokens.weight"])
-    assert ("output_layer" in model) != architecture.tie_word_embeddings
-    if learned:
-        positions = model["embedding"]["position_embeddings"]
-        assert torch.equal(positions["weight"], tensors["model.embed_positions.weight"])
-    modules = ["input_layernorm", "self_attention.query_key_value", "self_attention.dense"]
-    modules += ["post_attention_layernorm", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"]
-    per_layer = {f"layers.{n}.{m}.{kind}" for n in range(3) for m in modules for kind in KINDS}
-    assert model["encoder"].keys() == per_layer | {f"final_layernorm.{kind}" for kind in KINDS}
-    for kind in KINDS:
-        fused = model["encoder"][f"layers.1.self_attention.query_key_value.{kind}"]
-        q, k, v = (tensors[f"{layer}self_attn.{part}_proj.{kind}"] for part in "qkv")
-        width, groups = architecture.head_dim, architecture.num_key_value_heads
-        queries = len(q) // groups
-        for group in range(groups):
-            own = fused[group * (queries + 2 * width) : (group + 1) * (queries + 2 * width)]
-            heads = slice(group * width, (group + 1) * width)
-            rows = (q[group * queries : (group + 1) * queries], k[heads], v[heads])
-            assert torch.equal(own, torch.cat(rows))
-
-
-def test_file_has_megatrons_arguments(tmp_path: Path) -> None:
-    expected = {
-        "gpt2": (True, False, "absolute", False),
-        "starcoder2": (False, True, "rotary", False),
-        "bloom": (False, False, "alibi", True),
-    }
-    names = ("add_position_embedding", "use_rotary_position_embeddings", "position_embedding_type")
-    for name, values in expected.items():
-        architecture = ARCHITECTURES[name]
-        arguments = vars(megatron_deepspeed.client_state(architecture)["args"])
-        assert tuple(arguments[key] for key in (*names, "embed_layernorm")) == values
-        assert arguments["normalization"] == "layernorm"
-        assert arguments["layernorm_epsilon"] == 1e-6
-        assert arguments["add_bias_linear"]
-        assert not arguments["swiglu"]
-
-
 @pytest.mark.parametrize("name", ["gpt2", "gpt_bigcode", "starcoder2", "bloom"])
 def test_init_import_export_keep_every_bit(tmp_path: Path, name: str) -> None:
     values = ARCHITECTURES[name].model_dump(exclude_none=True) | {"vocab_size": 300}
@@ -234,7 +154,7 @@ def test_init_import_export_keep_every_bit(tmp_path: Path, name: str) -> None:
         architecture=tmp_path / "a.yaml", tokenizer=words(tmp_path, 300), seed=1, output=init
     )
     convert(source=init, target=imported, format="native")
-    export_hf(checkpoint=imported, output=exported)
+    convert(source=imported, target=exported, format="hf")
     for file in ("config.json", "model.safetensors"):
         assert (init / file).read_bytes() == (exported / file).read_bytes()
 
@@ -254,7 +174,7 @@ def test_training_goes_from_random_weights_to_transformers(tmp_path: Path) -> No
     ):
         run = runs.make_run(root, name, train_steps=4, save_interval=4, parallel=parallel)
         runs.launch(run, ranks=ranks)
-        export_hf(checkpoint=root / name / "training", output=root / name / "hf")
+        convert(source=root / name / "training", target=root / name / "hf", format="hf")
         trained.append(hugging_face.read(root / name / "hf")[1])
         model = AutoModelForCausalLM.from_pretrained(root / name / "hf")
         assert type(model).__name__ == "GPTBigCodeForCausalLM"

@@ -23,8 +23,8 @@ COMMANDS = cli.STAGES | cli.TOOLS
 
 # Targets that only gather, and the one stage whose tool is Snakemake itself.
 NO_COMMAND = {"all", "data", "report"}
-# A rule that is called after what it is for, not after its command.
-OTHER_NAME = {"import_checkpoint": "convert"}
+# Rules that are called after what they are for, not after their command.
+OTHER_NAME = {"import_checkpoint": "convert", "export_hf": "convert"}
 
 
 def rules() -> dict[str, str]:

@@ -54,13 +54,13 @@ def test_transformers_loads_what_we_write(
     from transformers import AutoModelForCausalLM
 
     model = reference(architecture, dtype)
-    hugging_face.write(tmp_path / "a", architecture, tensors_of(model, architecture), eos_token=5)
+    hugging_face.write(tmp_path / "a", architecture, tensors_of(model, architecture))
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "a", dtype="auto").eval()
     tokens = torch.arange(24).view(2, 12)
     with torch.no_grad():
         assert loaded.dtype == dtype
         assert torch.equal(loaded(tokens).logits, model(tokens).logits)
-    assert loaded.config.eos_token_id == loaded.generation_config.eos_token_id == 5
+    assert loaded.config.eos_token_id is loaded.generation_config.eos_token_id is None
     assert loaded.config.bos_token_id is None
     assert loaded.config.rope_parameters["rope_theta"] == 5000.0
     again, tensors = hugging_face.read(tmp_path / "a")
@@ -76,29 +76,23 @@ def test_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
         assert file.stat().st_mode == (tmp_path / "a" / "config.json").stat().st_mode
 
 
-def test_a_failed_write_leaves_the_old_folder(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hugging_face.write(tmp_path / "a", PLAIN, random(PLAIN, 1))
     before = (tmp_path / "a" / "model.safetensors").read_bytes()
-    with pytest.raises(FileNotFoundError):
-        hugging_face.write(
-            tmp_path / "a", PLAIN, random(PLAIN, 2), copies=[tmp_path / "tokenizer.json"]
-        )
+    monkeypatch.setattr(hugging_face, "save_file", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        hugging_face.write(tmp_path / "a", PLAIN, random(PLAIN, 2))
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_end_token_is_none_unless_given(tmp_path: Path) -> None:
-    from transformers import AutoConfig
-
-    hugging_face.write(tmp_path, PLAIN, random(PLAIN, 1))
-    assert AutoConfig.from_pretrained(tmp_path).eos_token_id is None
-
-
 def test_reads_the_config_of_transformers_4(folder: Path) -> None:
     _edit(folder / "config.json", rope_parameters="absent", rope_scaling=None, rope_theta=77.0)
-    assert hugging_face.read_architecture(folder).rope_theta == 77.0
+    assert hugging_face.read_config(folder)[0].rope_theta == 77.0
     _edit(folder / "config.json", rope_theta="absent", num_key_value_heads="absent")
-    architecture = hugging_face.read_architecture(folder)
+    architecture = hugging_face.read_config(folder)[0]
     assert architecture.rope_theta == 10000.0
     assert architecture.num_key_value_heads == architecture.num_attention_heads
 

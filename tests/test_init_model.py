@@ -1,16 +1,14 @@
-"""The stages from an architecture file to Megatron-DeepSpeed and back to Hugging Face."""
+"""The stages from an architecture file to tokamake's own checkpoints and back to Hugging Face."""
 
 import hashlib
 from pathlib import Path
 
 import pytest
 import tokenizers
-import torch
 from tokenizers import models
 
 from tokamake.checkpoint import hugging_face
 from tokamake.checkpoint.convert import convert
-from tokamake.checkpoint.export_hf import export_hf
 from tokamake.checkpoint.init_model import init_model
 from tokamake.errors import UserError
 
@@ -55,15 +53,15 @@ def test_init_import_export_keep_every_bit(
     init, imported, exported = (tmp_path / name for name in ("init", "import", "export"))
     init_model(architecture=yaml, tokenizer=words(tmp_path, 300), seed=1, output=init)
     convert(source=init, target=imported, format="native")
-    export_hf(checkpoint=imported, output=exported)
+    convert(source=imported, target=exported, format="hf")
     assert _hashes(init) == _hashes(exported)
     assert (init / "config.json").read_bytes() == (exported / "config.json").read_bytes()
-    size = "34,720 parameters in 21 tensors, fp32"
+    size = "34,720 parameters in 21 tensors"
     assert capsys.readouterr().out.splitlines() == [
-        f"{init}: {size}, random with seed 1, from {yaml}",
-        f"{imported}: tokamake (torch distributed checkpoint), 34,720 parameters in 21 tensors, "
-        f"from {init}",
-        f"{exported}: {size}, from {imported} at iteration 0",
+        f"{init}: {size}, fp32, random with seed 1, from {yaml}",
+        f"{imported}: tokamake (torch distributed checkpoint), {size}, from {init}",
+        f"{exported}: Hugging Face, {size}, from {imported}",
+        "config.json names no end-of-text token, for none is known; set its eos_token_id",
     ]
 
 
@@ -81,43 +79,10 @@ def test_the_same_seed_gives_the_same_files(yaml: Path, tmp_path: Path) -> None:
 
 def test_vocabulary_is_the_tokenizers_unless_given(yaml: Path, tmp_path: Path) -> None:
     init_model(architecture=yaml, tokenizer=words(tmp_path, 300), seed=1, output=tmp_path / "a")
-    assert hugging_face.read_architecture(tmp_path / "a").vocab_size == 300
+    assert hugging_face.read_config(tmp_path / "a")[0].vocab_size == 300
     yaml.write_text(SHAPE + "vocab_size: 320\n")
     init_model(architecture=yaml, tokenizer=words(tmp_path, 300), seed=1, output=tmp_path / "a")
-    assert hugging_face.read_architecture(tmp_path / "a").vocab_size == 320
+    assert hugging_face.read_config(tmp_path / "a")[0].vocab_size == 320
     with pytest.raises(UserError, match=r"tiny\.yaml: vocab_size: 320 is less than .* 321 entries"):
         init_model(architecture=yaml, tokenizer=words(tmp_path, 321), seed=1, output=tmp_path / "b")
     assert not (tmp_path / "b").exists()
-
-
-def test_export_brings_the_tokenizer(yaml: Path, tmp_path: Path, sampled: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from tokamake.data.tokenizers import open_tokenizer
-
-    tokenizer = sampled / "tokenizer"
-    opened = open_tokenizer(tokenizer)
-    init_model(architecture=yaml, tokenizer=tokenizer, seed=1, output=tmp_path / "init")
-    convert(source=tmp_path / "init", target=tmp_path / "import", format="native")
-    output = tmp_path / "export"
-    export_hf(checkpoint=tmp_path / "import", tokenizer=tokenizer, output=output)
-    model = AutoModelForCausalLM.from_pretrained(output)
-    assert model.generation_config.eos_token_id == opened.eod
-    encoded = AutoTokenizer.from_pretrained(output)("def f(x):", return_tensors="pt")
-    assert encoded.input_ids[0].tolist() == opened.encode_batch(["def f(x):"])[0]
-    with torch.no_grad():
-        assert model(encoded.input_ids).logits.isfinite().all()
-
-
-def test_export_refuses_a_tokenizer_larger_than_the_model(
-    yaml: Path, tmp_path: Path, sampled: Path
-) -> None:
-    init_model(architecture=yaml, tokenizer=words(tmp_path, 100), seed=1, output=tmp_path / "init")
-    convert(source=tmp_path / "init", target=tmp_path / "import", format="native")
-    with pytest.raises(UserError, match="but the checkpoint has 100; give the tokenizer that it"):
-        export_hf(
-            checkpoint=tmp_path / "import",
-            tokenizer=sampled / "tokenizer",
-            output=tmp_path / "export",
-        )
-    assert not (tmp_path / "export").exists()

@@ -82,7 +82,7 @@ def test_logits_equal_transformers_and_config_goes_both_ways(name: str, tmp_path
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
     with torch.no_grad():
         assert torch.equal(loaded(tokens).logits, expected)
-    assert hugging_face.read_architecture(tmp_path / "ours") == architecture
+    assert hugging_face.read_config(tmp_path / "ours")[0] == architecture
 
 
 def test_positions_may_differ_from_row_to_row() -> None:

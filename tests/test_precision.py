@@ -1,5 +1,6 @@
 """Number formats in the native engine: near fp32, the same twice, fp16's scale; documents apart."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from layouts import laid_out, parallel
 from layouts import train as train_layout
 from layouts import train_all as train_layouts
 from ranks import spawn
-from runs import make_run, prepare
+from runs import launch, make_run, prepare
 
+from tokamake.checkpoint.convert import convert
 from tokamake.config import read_run, write_run
 
 pytestmark = pytest.mark.ranks
@@ -137,3 +139,15 @@ def test_documents_are_kept_apart_at_every_layout(config: Path, tmp_path: Path) 
         for changes, found in zip(layouts, of_rank, strict=True):
             for key in ("losses", "norms", "validation"):
                 assert found[key] == pytest.approx(alone[0][key], rel=1e-5), (key, changes)
+
+
+@pytest.mark.parametrize("backend", ["native", "deepspeed"])
+def test_what_is_converted_of_a_run_in_bf16_is_fp32_unless_asked(
+    backend: str, tmp_path: Path
+) -> None:
+    settings = {"backend": backend, "train_steps": 2, "save_interval": 2, "precision": "bf16"}
+    launch(make_run(prepare(tmp_path), "run", **settings))
+    for dtype, name in ((None, "float32"), ("bf16", "bfloat16")):
+        folder = tmp_path / name
+        convert(source=tmp_path / "run/training", target=folder, format="hf", dtype=dtype)  # type: ignore
+        assert json.loads((folder / "config.json").read_text())["torch_dtype"] == name

@@ -25,7 +25,6 @@ STAGES = {
     "convert": "tokamake.checkpoint.convert",
     "resolve": "tokamake.train.resolve",
     "train": "tokamake.train.train",
-    "export-hf": "tokamake.checkpoint.export_hf",
     "evaluate": "tokamake.evaluate.evaluate",
     "generate": "tokamake.generate.generate",
     "plot": "tokamake.plot.plot",
@@ -66,7 +65,7 @@ def main() -> None:
     try:
         _run(stage, arguments)
     except KeyboardInterrupt:
-        _fail(stage, "interrupted", 130)
+        _fail(stage, "stopped; the same command goes on", 130)
 
 
 def _run(stage: str, arguments: list[str]) -> None:
@@ -78,6 +77,7 @@ def _run(stage: str, arguments: list[str]) -> None:
         name="tokamake",
         help="Turn raw text into a trained language model, stage by stage.",
         help_on_error=False,
+        suppress_keyboard_interrupt=False,
         default_parameter=Parameter(negative_iterable=()),
     )
     commands = STAGES | TOOLS

@@ -74,7 +74,7 @@ rule export_hf:
         train=f"{RUN}/train.json",
         tokenizer=TOKENIZER_FILES,
     output:
-        expand(f"{RUN}/export/{{file}}", file=HF_FILES, allow_missing=True),
+        directory(f"{RUN}/export"),  # A large model's weights are in several files.
     log:
         "logs/{run}/export_hf.log",
     benchmark:
@@ -83,7 +83,6 @@ rule export_hf:
         "../envs/tokamake.yaml"
     params:
         checkpoint=subpath(input.train, parent=True),
-        folder=subpath(output[0], parent=True),
     shell:
-        "tokamake export-hf --checkpoint {params.checkpoint}/training"
-        " --tokenizer {input.tokenizer[0]:q} --output {params.folder} > {log} 2>&1"
+        "tokamake convert --from {params.checkpoint}/training --to {output} --format hf"
+        " --tokenizer {input.tokenizer[0]:q} > {log} 2>&1"

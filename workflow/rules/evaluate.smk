@@ -4,8 +4,7 @@
 rule evaluate:
     "Measure perplexity and bits per byte on the held-out documents."
     input:
-        model=f"{RUN}/export/config.json",
-        tensors=f"{RUN}/export/model.safetensors",
+        model=f"{RUN}/export",
         weights=WEIGHTS,
         held_out=[set_file(name) for name in SETS if name == "test"],
         tokenizer=TOKENIZER_FILES,
@@ -24,10 +23,9 @@ rule evaluate:
         held_out=lambda wildcards, input: [f"--held-out=test={path}" for path in input.held_out],
         sequence_length=setting("train.sequence_length"),
         max_tokens=setting("evaluate.max_tokens"),
-        checkpoint=subpath(input.model, parent=True),
         data_root=subpath(input.weights, parent=True),
     shell:
-        "tokamake evaluate --checkpoint {params.checkpoint} --weights {input.weights}"
+        "tokamake evaluate --checkpoint {input.model} --weights {input.weights}"
         " --data-root {params.data_root} --tokenizer {input.tokenizer[0]:q} --split {params.split:q}"
         " --split-rule {params.split_rule} {params.held_out:q}"
         " --sequence-length {params.sequence_length} --max-tokens {params.max_tokens}"
@@ -37,8 +35,7 @@ rule evaluate:
 rule generate:
     "Let the exported model continue the config's prompts."
     input:
-        model=f"{RUN}/export/config.json",
-        tensors=f"{RUN}/export/model.safetensors",
+        model=f"{RUN}/export",
         tokenizer=TOKENIZER_FILES,
     output:
         f"{RUN}/samples.json",
@@ -55,9 +52,8 @@ rule generate:
         temperature=setting("generate.temperature"),
         top_k=setting("generate.top_k"),
         seed=setting("seed"),
-        checkpoint=subpath(input.model, parent=True),
     shell:
-        "tokamake generate --checkpoint {params.checkpoint} --tokenizer {input.tokenizer[0]:q}"
+        "tokamake generate --checkpoint {input.model} --tokenizer {input.tokenizer[0]:q}"
         " {params.prompts:q} --max-new-tokens {params.max_new_tokens}"
         " --temperature {params.temperature} --top-k {params.top_k} --seed {params.seed}"
         " --output {output} > {log} 2>&1"

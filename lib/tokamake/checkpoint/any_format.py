@@ -1,13 +1,17 @@
 """Opens a checkpoint of whatever format its files are in."""
 
+import re
 from pathlib import Path
 
 from tokamake import plugins
 from tokamake.checkpoint.opened import Opened
+from tokamake.checkpoint.start_files import pointed
 from tokamake.errors import UserError
 
 FOLDER = "checkpoint/formats"
 """Where the formats are."""
+_STEP = re.compile(r"(?:global_step|iter_)(\d+)(?:_universal)?")
+"""Name of a checkpoint's folder beside those of other steps."""
 
 
 def open_any(path: Path) -> Opened:
@@ -17,8 +21,33 @@ def open_any(path: Path) -> Opened:
         path: folder of the checkpoint, or one whose `latest` names it.
 
     Raises:
-        UserError: there is none, or it is damaged.
+        UserError: there is none, or it is damaged; the message names another one beside it that is
+            complete, if there is one.
     """
+    try:
+        return _open(path)
+    except UserError as error:
+        if other := _complete_beside(path):
+            raise UserError(f"{error}, or give {other}, which is complete") from None
+        raise
+
+
+def _complete_beside(path: Path) -> Path | None:
+    """The newest checkpoint of another step that is complete, as far as names and sizes tell."""
+    root, named = path.parent, path
+    if not _STEP.fullmatch(path.name):
+        root, named = path, pointed(path)[1]
+    steps = {each: m for each in root.glob("*/") if (m := _STEP.fullmatch(each.name))}
+    for folder in sorted(steps, key=lambda each: int(steps[each][1]), reverse=True):
+        if folder != named:
+            try:
+                return _open(folder).path
+            except (UserError, OSError):
+                continue
+    return None
+
+
+def _open(path: Path) -> Opened:
     for name in plugins.names(FOLDER):
         plug_in = plugins.load(FOLDER, name)
         if folder := plug_in.find(path):
@@ -35,12 +64,12 @@ def open_any(path: Path) -> Opened:
 
 
 def _named(path: Path) -> str:
-    """What a file `latest` names that is none."""
-    pointer = path / "latest"
-    if not pointer.is_file():
+    """What a file such as `latest` names that is none."""
+    pointer, folder = pointed(path)
+    if pointer is None:
         return ""
-    name = pointer.read_text(encoding="utf-8", errors="replace").strip()
-    return f" (here it names {name}, in which no rank has its first file)"
+    problem = "in which no rank has its first file" if folder.is_dir() else "which is missing"
+    return f" (here {pointer.name} names {folder.name}, {problem})"
 
 
 def title(name: str) -> str:

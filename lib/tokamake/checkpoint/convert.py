@@ -1,4 +1,4 @@
-"""The tool `convert`: a checkpoint of any format and layout becomes one of any other, bit by bit.
+"""Stage `convert`: a checkpoint of any format and layout becomes one of any other, bit by bit.
 
 Files are laid out first, then filled tensor by tensor, so that memory does not grow with the model.
 They grow beside the target and are renamed last; cut off, the same command goes on.
@@ -9,18 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from tokamake.config import FORMAT_SIZES
+
 if TYPE_CHECKING:
     from tokamake.checkpoint.opened import Opened, Target
 
-_TAKEN = {
-    "hf": (),
-    "mds": ("tensor-parallel",),
-    "mds-pipeline": ("tensor-parallel", "pipeline-parallel"),
-    "universal": ("pipeline-parallel",),
-    "megatron": ("tensor-parallel", "pipeline-parallel", "virtual-pipeline"),
-    "native": (),
-}
-"""Sizes that formats have."""
+_BESIDE = ("added_tokens.json", "chat_template.jinja")
+"""Files beside a tokenizer that transformers takes for its own."""
 
 
 def convert(
@@ -32,13 +27,15 @@ def convert(
     pipeline_parallel_size: int = 1,
     virtual_pipeline_size: int = 1,
     dtype: Literal["fp32", "bf16", "fp16"] | None = None,
+    tokenizer: Path | None = None,
 ) -> None:
     """Convert a checkpoint between formats, layouts and number formats.
 
     Formats: hf (Hugging Face), mds and mds-pipeline (Megatron-DeepSpeed without and with pipeline),
     universal (DeepSpeed's, for any ZeRO stage and ranks), megatron (Megatron-LM, classic), native
     (tokamake's own, which any number of ranks reads). What it is converted from, its files tell.
-    Optimizer states go along into universal and native. Cut off, the same command goes on.
+    Optimizer states go along into universal and native, a tokenizer beside Hugging Face's weights
+    into hf. Cut off, the same command goes on.
 
     Args:
         source: Folder of the checkpoint, or one whose file `latest` names it.
@@ -48,41 +45,88 @@ def convert(
         pipeline_parallel_size: Ranks that share the layers in what is written.
         virtual_pipeline_size: Stages of each pipeline rank, in Megatron-LM's format.
         dtype: Number format of all tensors; by default each keeps its own.
+        tokenizer: Folder or file of the tokenizer to put beside the weights, with format hf; its
+            end-of-document token becomes the model's end-of-text token.
 
     Raises:
-        UserError: a file is missing or damaged, or the format cannot hold the model.
+        UserError: a file is missing or damaged, the format cannot hold the model, or the tokenizer
+            is too large for it.
     """
+    from dataclasses import replace
+
     from tokamake.checkpoint.any_format import open_any, title
+    from tokamake.checkpoint.copies import check_copies
     from tokamake.checkpoint.opened import Layout, Target
     from tokamake.checkpoint.written import write
-    from tokamake.errors import UserError
 
     sizes = {
-        "tensor-parallel": tensor_parallel_size,
-        "pipeline-parallel": pipeline_parallel_size,
-        "virtual-pipeline": virtual_pipeline_size,
+        "tensor_parallel_size": tensor_parallel_size,
+        "pipeline_parallel_size": pipeline_parallel_size,
+        "virtual_pipeline_size": virtual_pipeline_size,
     }
-    for option, size in sizes.items():
-        if size < 1:
-            raise UserError(f"--{option}-size {size}: give 1 or more")
-        if size > 1 and option not in _TAKEN[format]:
-            raise UserError(
-                f"--{option}-size {size}: a checkpoint of format {format} has no such parts; "
-                f"leave it out, or choose {' or '.join(n for n in _TAKEN if option in _TAKEN[n])}"
-            )
-    if virtual_pipeline_size > 1 == pipeline_parallel_size:
-        raise UserError(
-            f"--virtual-pipeline-size {virtual_pipeline_size}: says how pipeline ranks share "
-            "layers; give --pipeline-parallel-size, too"
-        )
-    checkpoint, layout = open_any(source), Layout(*sizes.values())
-    wanted, name = Target(layout, dtype), format.replace("-", "_")
+    _check_options(format, sizes, tokenizer)
+    checkpoint, name = open_any(source), format.replace("-", "_")
+    if tokenizer is not None:
+        token, files = _end_and_files(tokenizer, checkpoint)
+        notes = {**checkpoint.notes, "eos_token_id": token}
+        checkpoint = replace(checkpoint, notes=notes, tokenizer=files)
+    check_copies(checkpoint.source)
+    kept = checkpoint.tokenizer if format == "hf" else ()
+    wanted = Target(Layout(*sizes.values()), dtype, tokenizer=kept)
     left = write(target, checkpoint, name, wanted)
-    print(f"{target}: {title(name)}, {_told(checkpoint, wanted)}, from {source}")
-    if format == "hf" and checkpoint.notes.get("eos_token_id") is None:
-        print("config.json names no end-of-text token, for none is known; set its eos_token_id")
-    if left := [*checkpoint.unread, *left]:
-        print(f"left behind: {', '.join(left)}")
+    print(f"{target}: {title(name)}, {_told(checkpoint, wanted)}, from {_at(source, checkpoint)}")
+    _tell_rest(checkpoint, wanted, format, left)
+
+
+def _check_options(format: str, sizes: dict[str, int], tokenizer: Path | None) -> None:
+    """See that a format has what is asked for.
+
+    Raises:
+        UserError: it has not.
+    """
+    from tokamake.errors import UserError
+
+    for name, size in sizes.items():
+        option = f"--{name.replace('_', '-')} {size}"
+        if size < 1:
+            raise UserError(f"{option}: give 1 or more")
+        if size > 1 and name not in FORMAT_SIZES[format]:
+            others = " or ".join(other for other, has in FORMAT_SIZES.items() if name in has)
+            raise UserError(
+                f"{option}: a checkpoint of format {format} has no such parts; leave it out, or "
+                f"choose {others}"
+            )
+    if (virtual := sizes["virtual_pipeline_size"]) > 1 == sizes["pipeline_parallel_size"]:
+        raise UserError(
+            f"--virtual-pipeline-size {virtual}: says how pipeline ranks share layers; give "
+            "--pipeline-parallel-size, too"
+        )
+    if tokenizer is not None and format != "hf":
+        raise UserError(
+            f"--tokenizer {tokenizer}: a checkpoint of format {format} keeps none; leave it out, "
+            "or choose hf"
+        )
+
+
+def _end_and_files(tokenizer: Path, checkpoint: "Opened") -> tuple[int, tuple[Path, ...]]:
+    """A tokenizer's end-of-document token, its files, and those that tell transformers its use.
+
+    Raises:
+        UserError: there is none, or it has more entries than the model.
+    """
+    from tokamake.data.tokenizers import open_tokenizer, tokenizer_files, with_configs
+    from tokamake.errors import UserError
+
+    opened, vocab_size = open_tokenizer(tokenizer), checkpoint.architecture.vocab_size
+    assert vocab_size is not None, "a checkpoint has its vocabulary's size"
+    if opened.vocab_size > vocab_size:
+        raise UserError(
+            f"--tokenizer {tokenizer}: has {opened.vocab_size:,} entries, the model of "
+            f"{checkpoint.path} has {vocab_size:,}; give the tokenizer that it was trained with"
+        )
+    own = tokenizer_files(tokenizer)[1]
+    others = (own[0].with_name(name) for name in _BESIDE)
+    return opened.eod, (*sorted({*with_configs(own), *filter(Path.is_file, others)}),)
 
 
 def _told(checkpoint: "Opened", target: "Target") -> str:
@@ -92,3 +136,27 @@ def _told(checkpoint: "Opened", target: "Target") -> str:
     parameters = sum(prod(checkpoint.source.shapes[key]) for key in weights)
     told = f"{parameters:,} parameters in {len(weights)} tensors"
     return f"{told}, {target.layout}" if str(target.layout) else told
+
+
+def _at(source: Path, checkpoint: "Opened") -> str:
+    step = checkpoint.progress.iteration
+    return f"{source} at step {step:,}" if step else f"{source}"
+
+
+def _tell_rest(checkpoint: "Opened", target: "Target", format: str, left: list[str]) -> None:
+    """Say what came beside the weights, and what did not.
+
+    Args:
+        checkpoint: that was converted.
+        target: what into.
+        format: of it.
+        left: kinds of tensors that it does not hold.
+    """
+    names = ", ".join(file.name for file in checkpoint.tokenizer)
+    if target.tokenizer:
+        print(f"tokenizer: {names}, from {checkpoint.tokenizer[0].parent}")
+    if format == "hf" and checkpoint.notes.get("eos_token_id") is None:
+        print("config.json names no end-of-text token, for none is known; set its eos_token_id")
+    rest = [f"tokenizer ({names})"] if names and not target.tokenizer else []
+    if every := [*checkpoint.unread, *left, *rest]:
+        print(f"left behind: {', '.join(every)}")

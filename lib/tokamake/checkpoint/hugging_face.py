@@ -1,11 +1,10 @@
 """Hugging Face's checkpoint folder: config.json and safetensors, whole or in shards.
 
-Evaluation reads it, `init_model` and `export_hf` write it. Tensors keep their dtype.
+Evaluation reads it, `init_model` writes it; `formats.hf` converts it. Tensors keep their dtype.
 What model types there are, and how their tensors differ from ours, families say: `Format`.
 """
 
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,6 @@ from tokamake.config import Architecture
 from tokamake.errors import UserError
 from tokamake.models._hugging_face import Format
 from tokamake.validation import validate
-
-_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "*.model")
-"""Patterns of what may lie beside the weights and is replaced with them."""
 
 _REMEDY = "fix model.checkpoint, or fetch the checkpoint again"
 
@@ -157,20 +153,14 @@ def not_tied(name: str, where: str) -> UserError:
     )
 
 
-def read_architecture(path: Path) -> Architecture:
+def read_config(path: Path) -> tuple[Architecture, Format]:
     """Read a folder's config.json, as transformers 4 or 5 writes it.
+
+    Returns:
+        Shape of the model, and how its tensors differ from ours.
 
     Raises:
         UserError: it is missing, or describes a model that no family of ours covers.
-    """
-    return read_config(path)[0]
-
-
-def read_config(path: Path) -> tuple[Architecture, Format]:
-    """Read a folder's config.json: shape of the model, and how its tensors differ from ours.
-
-    Raises:
-        UserError: as `read_architecture`.
     """
     where = path / "config.json"
     config = files.read_json(where, _REMEDY)
@@ -259,34 +249,23 @@ def write_config(folder: Path, content: Mapping[str, Any]) -> None:
     files.write_json(folder / "config.json", content)
 
 
-def write(
-    path: Path,
-    architecture: Architecture,
-    tensors: Mapping[str, Tensor],
-    *,
-    eos_token: int | None = None,
-    copies: Iterable[Path] = (),
-) -> None:
+def write(path: Path, architecture: Architecture, tensors: Mapping[str, Tensor]) -> None:
     """Write a folder, whole or not at all.
 
     Args:
         path: folder; an existing one is replaced.
         architecture: shape of the model, vocab_size filled in.
         tensors: by our names, all of one dtype.
-        eos_token: token that ends a text, if the model has one.
-        copies: files put into the folder as they are, e.g. the tokenizer's.
 
     Raises:
         UserError: transformers has no such model, or the tensors are not the architecture's.
     """
     checkpoint_tensors.check_names(tensors, checkpoint_tensors.shapes(architecture), str(path))
     dtype = checkpoint_tensors.common_dtype(tensors, str(path))
-    content = config(architecture, dtype, eos_token)
+    content = config(architecture, dtype, eos_token=None)
     theirs = format_for(architecture).to_theirs(architecture, tensors)
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in theirs.items()}
-    with files.atomic_folder(path, also=_TOKENIZER_FILES) as temporary:
-        for file in copies:
-            shutil.copyfile(file, temporary / file.name)
+    with files.atomic_folder(path) as temporary:
         write_config(temporary, content)
         weights = temporary / "model.safetensors"
         save_file(own, weights, metadata={"format": "pt"})

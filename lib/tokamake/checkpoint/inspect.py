@@ -104,6 +104,7 @@ def _check_values(found: "Opened") -> None:
     """
     import torch
 
+    from tokamake.checkpoint.copies import check_copies
     from tokamake.errors import UserError
     from tokamake.runtime import progress
 
@@ -116,12 +117,4 @@ def _check_values(found: "Opened") -> None:
                 f"{found.path}: {key}: {count:,} values are NaN or infinite; take an earlier "
                 "checkpoint"
             )
-    for region in found.source.regions:
-        for block in region.blocks if region.is_copy else ():
-            whole = found.source.read(block.key)
-            own = block.view(region.map())
-            if not block.is_mean and not torch.equal(own, whole[block.place]):
-                raise UserError(
-                    f"{region.file}: tensor {region.name} differs from that of other ranks, which "
-                    "have it alike; take another checkpoint"
-                )
+    check_copies(found.source)

@@ -69,6 +69,8 @@ class Opened:
     """What its files hold besides, and is not read."""
     notes: dict[str, Any] = field(default_factory=dict)
     """More that its format tells people, in words."""
+    tokenizer: tuple[Path, ...] = ()
+    """Files of its tokenizer, where they lie beside the weights."""
 
 
 @dataclass(frozen=True)
@@ -81,5 +83,7 @@ class Target:
     """fp32, bf16 or fp16; None: as the source has each tensor."""
     make_vocab_size_divisible_by: int = 128
     """Rows of the embedding on each tensor-parallel rank are made a multiple of it (Megatron)."""
+    tokenizer: tuple[Path, ...] = ()
+    """Files of a tokenizer, which are put beside the weights as they are."""
     max_shard_bytes: int = 5 * 10**9
     """Size at which a file of Hugging Face's is full."""

@@ -20,18 +20,22 @@ def start_files(path: Path) -> list[Path]:
     if (path / "config.json").is_file():
         weights = {file for pattern in _OF_HUGGING_FACE for file in path.glob(pattern)}
         return [path / "config.json", *sorted(weights)]
-    pointer, folder = _pointed(path)
+    pointer, folder = pointed(path)
     found = sorted(file for file in folder.rglob("*") if file.is_file())
     return [*([pointer] if pointer else []), *found]
 
 
 def is_native(path: Path) -> bool:
     """Whether a checkpoint is tokamake's own, which training reads as it is."""
-    return (_pointed(path)[1] / DESCRIPTION).is_file()
+    return (pointed(path)[1] / DESCRIPTION).is_file()
 
 
-def _pointed(path: Path) -> tuple[Path | None, Path]:
-    """The file that names a checkpoint's folder, if there is one, and that folder."""
+def pointed(path: Path) -> tuple[Path | None, Path]:
+    """The file that names a checkpoint's folder, if there is one, and that folder.
+
+    Args:
+        path: folder of the checkpoint, or one with such a file.
+    """
     for name in ("latest", "latest_universal", _MEGATRON):
         pointer = path / name
         if pointer.is_file():

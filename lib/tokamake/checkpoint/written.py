@@ -7,6 +7,7 @@ on where it was cut off.
 import fcntl
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -83,6 +84,8 @@ def _write(path: Path, growing: Path, checkpoint: Opened, name: str, target: Tar
     for file in {region.file for region in regions}:
         if file.suffix == ".pt":
             torch_files.seal(file)
+    for file in target.tokenizer:
+        shutil.copyfile(file, content / file.name)
     _sync([*content.rglob("*"), content])
     if path.exists():
         path.rmdir()
@@ -103,7 +106,8 @@ def _planned(
     content: Path, notes: Path, checkpoint: Opened, name: str, target: Target
 ) -> list[Region]:
     """Lay the files out, or find them as an earlier process has left them."""
-    digest = files.digest([_VERSION, name, repr(target), _identity(checkpoint)])
+    notes_of_source = repr(checkpoint.notes)
+    digest = files.digest([_VERSION, name, repr(target), notes_of_source, _identity(checkpoint)])
     plan = notes / _PLAN
     if plan.is_file() and (known := files.read_json(plan, ""))["digest"] == digest:
         return [_region(content, each) for each in known["regions"]]
@@ -195,6 +199,4 @@ def _sync(paths: Iterable[Path]) -> None:
 
 
 def _remove(folder: Path) -> None:
-    import shutil
-
     shutil.rmtree(folder)

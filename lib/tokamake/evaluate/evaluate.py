@@ -41,7 +41,7 @@ def evaluate(
     over the bytes. Overall figures weigh every token alike.
 
     Args:
-        checkpoint: folder of a Hugging Face checkpoint, as `export-hf` writes it.
+        checkpoint: folder of a Hugging Face checkpoint, as `convert` writes it.
         weights: weighting file that names the merged files and their corpora.
         data_root: folder that its prefixes are relative to.
         tokenizer: the tokenizer the files were made with.

@@ -23,7 +23,7 @@ def generate(
     a prompt given again gets another sample. An empty prompt begins a new document.
 
     Args:
-        checkpoint: folder of a Hugging Face checkpoint, as `export-hf` writes it.
+        checkpoint: folder of a Hugging Face checkpoint, as `convert` writes it.
         tokenizer: the tokenizer that the model was trained with.
         prompts: texts to continue; repeat the option for each.
         max_new_tokens: most tokens added to a prompt.

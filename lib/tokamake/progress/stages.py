@@ -50,7 +50,7 @@ _OF_A_RUN = (
     Stage("init_model", "results/{run}/init/config.json", "logs/{run}/init_model.log", False),
     Stage("resolve", "results/{run}/run.yaml", "logs/{run}/resolve.log"),
     Stage("train", "results/{run}/train.json", "logs/{run}/train.log"),
-    Stage("export_hf", "results/{run}/export/config.json", "logs/{run}/export_hf.log"),
+    Stage("export_hf", "results/{run}/export", "logs/{run}/export_hf.log"),
     Stage("evaluate", "results/{run}/evaluate.json", "logs/{run}/evaluate.log"),
     Stage("generate", "results/{run}/samples.json", "logs/{run}/generate.log"),
     Stage("plot", "results/{run}/plots/summary.html", "logs/{run}/plot.log"),

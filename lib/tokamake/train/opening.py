@@ -98,7 +98,7 @@ def _memory(run: Run, ranks: Ranks, device: torch.device) -> Iterator[tuple[str,
     parts = ", ".join(f"{name} {_size(getattr(needed, name))}" for name in needed._fields[:4])
     yield (
         "memory",
-        f"about {_size(needed.total)} a rank ({parts}); it has {_size(there)}",
+        f"about {_size(needed.total)} a rank ({parts}); the device has {_size(there)} for it",
     )
     if needed.total > there:
         yield (

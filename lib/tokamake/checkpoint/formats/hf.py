@@ -32,6 +32,11 @@ IN_ROOT = False
 _REMEDY = "fetch or export the checkpoint again"
 _SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_OF_TOKENIZER = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
+    *("vocab.*", "merges.txt", "*.model"),
+)
+"""Patterns of what lies beside the weights and belongs to the tokenizer."""
 _CHUNK = 2**24
 """Bytes that are compared at once."""
 
@@ -75,7 +80,9 @@ def opened(path: Path) -> Opened:
         raise hugging_face.not_tied(stored.name(_EMBEDDING), str(head.file))
     config = files.read_json(path / "config.json", _REMEDY)
     notes = {key: config[key] for key in ("model_type", "eos_token_id") if key in config}
-    return Opened("hf", path, architecture, source, notes=notes)
+    found_files = {file for each in _OF_TOKENIZER for file in path.glob(each) if file.is_file()}
+    tokenizer = (*sorted(found_files),)
+    return Opened("hf", path, architecture, source, tokenizer=tokenizer, notes=notes)
 
 
 def _find_tensors(path: Path, stored: Format) -> dict[str, Region]:

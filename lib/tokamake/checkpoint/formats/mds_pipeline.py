@@ -128,9 +128,14 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
         Where the tensors are to go.
 
     Raises:
-        UserError: Megatron cannot share such a model so.
+        UserError: Megatron cannot share such a model so, or there are more stages than layers.
     """
     size, stages = target.layout.tensor_parallel_size, target.layout.pipeline_parallel_size
+    if stages > (layers := checkpoint.architecture.num_hidden_layers):
+        raise UserError(
+            f"--pipeline-parallel-size {stages}: more than the model's {layers} layers; give "
+            f"{layers} or less"
+        )
     rows = padded(checkpoint.architecture, target.make_vocab_size_divisible_by, size)
     regions: list[Region] = []
     for number in range(size):

@@ -38,6 +38,8 @@ _GROUPS = 16
 """Parameter groups of which the file says nothing, so that DeepSpeed keeps its settings."""
 _VERSION = "0.14.0"
 """DeepSpeed asks which of its versions has written a checkpoint; from this one on it is alike."""
+_OURS, _NOTES = "tokamake", ("optimizer", "loss_scale")
+"""Where a rank's file has what DeepSpeed does not keep, and which notes these are."""
 _MOMENTS = "optimizer.exp_avg."
 _SPLIT_BY_COLUMNS = ("self_attention.dense.weight", "mlp.dense_4h_to_h.weight")
 _OF_VOCABULARY = ("word_embeddings.weight", "output_layer.weight", "lm_head.weight")
@@ -84,8 +86,14 @@ def opened(folder: Path) -> Opened:
         states.source((), megatron_module.shapes_of(architecture)),
         progress=progress_of(state),
         padded_vocab_size=rows,
-        notes=notes_of(args),
+        notes=notes_of(args) | _notes(state),
     )
+
+
+def _notes(state: dict[str, Any]) -> dict[str, Any]:
+    """What tokamake has put in, where it has written the checkpoint."""
+    kept = state.get(_OURS)
+    return {key: kept[key] for key in _NOTES if key in kept} if isinstance(kept, dict) else {}
 
 
 def _numbers(names: Iterable[str]) -> list[int]:
@@ -192,9 +200,10 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
     groups = {"param_groups": [{}] * _GROUPS, "ds_version": _VERSION}
     torch_files.lay_out(zero / "optimizer_state.pt", groups)
     rest = deepspeed_folder.client_state(checkpoint, target.layout, architecture.vocab_size)
+    ours = {key: checkpoint.notes[key] for key in _NOTES if key in checkpoint.notes}
     torch_files.lay_out(
         deepspeed_folder.states(folder / name, 0),
-        {"module": None, "ds_version": _VERSION, **rest},
+        {"module": None, "ds_version": _VERSION, _OURS: ours, **rest},
     )
     return regions
 

@@ -94,8 +94,8 @@ def found(file: Path, module: Any, tree: Any) -> Iterator[Region]:
         if names:
             more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
             raise UserError(
-                f"{file}: tensor {names[0]}{more} {problem}; is the architecture right, and the "
-                "checkpoint whole?"
+                f"{file}: tensor {names[0]}{more} {problem}; fetch or write the checkpoint again, "
+                "or mend its architecture"
             )
     for name, part in wanted.items():
         if tuple(tensors[name].shape) != part.shape:

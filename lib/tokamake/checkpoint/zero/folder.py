@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from tokamake.checkpoint import latest
 from tokamake.checkpoint.files import torch_pickles
 from tokamake.checkpoint.megatron import module as megatron_module
@@ -93,7 +95,8 @@ def read(file: Path) -> dict[str, Any]:
     """
     state = torch_pickles.read(file, REMEDY)
     if not isinstance(state, dict):
-        raise UserError(f"{file}: holds no checkpoint but a {type(state).__name__}; {REMEDY}")
+        kind = "tensor" if isinstance(state, Tensor) else type(state).__name__
+        raise UserError(f"{file}: holds no checkpoint but a {kind}; {REMEDY}")
     return state
 
 
