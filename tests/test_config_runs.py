@@ -100,6 +100,16 @@ def test_names_of_forms() -> None:
     assert parse_form("megatron-tp2-pp4-vpp3-bf16") == ("megatron", sizes, "bf16")
     assert parse_form("mds-pipeline-pp16") == ("mds-pipeline", {"pipeline_parallel_size": 16}, None)
     assert parse_form("hf") == ("hf", {}, None)
-    for wrong in ("mds-pp2", "hf-tp1", "mds-tp0", "mds-tp", "tp2", "hf-fp64", "hf_bf16", ""):
-        with pytest.raises(ValueError, match=r"leave it out|give a format"):
+    for wrong in (
+        "mds-pp2",
+        "hf-tp1",
+        "mds-tp0",
+        "mds-tp",
+        "tp2",
+        "hf-fp64",
+        "hf_bf16",
+        "",
+        "megatron-vpp2",
+    ):
+        with pytest.raises(ValueError, match=r"leave it out|give a format|give pp, too"):
             parse_form(wrong)

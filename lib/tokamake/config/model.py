@@ -85,6 +85,8 @@ def parse_form(text: str) -> Form:
     given = {size: int(found[short]) for short, size in _SHORT.items() if found[short]}
     if others := given.keys() - set(FORMAT_SIZES[found["format"]]):
         raise ValueError(f"format {found['format']} has no {min(others)}; leave it out")
+    if given.get("virtual_pipeline_size", 1) > 1 == given.get("pipeline_parallel_size", 1):
+        raise ValueError("vpp says how pipeline ranks share layers; give pp, too")
     return Form(found["format"], given, found["dtype"])
 
 
