@@ -16,7 +16,8 @@ from torch import Tensor
 
 from tokamake import files
 from tokamake.checkpoint import tensors as checkpoint_tensors
-from tokamake.checkpoint.megatron.layout import arguments, from_megatron, to_megatron
+from tokamake.checkpoint.megatron.arguments import of_model
+from tokamake.checkpoint.megatron.layout import from_megatron, padded_vocab_size, to_megatron
 from tokamake.config import Architecture
 from tokamake.errors import UserError
 from tokamake.validation import validate
@@ -34,7 +35,7 @@ def client_state(architecture: Architecture, iteration: int = 0, tokens: int = 0
         tokens: tokens trained on.
     """
     return {
-        "args": arguments(architecture, tokens),
+        "args": of_model(architecture, tokens, padded_vocab_size=padded_vocab_size(architecture)),
         "checkpoint_version": 3.0,
         "iteration": iteration,
         "tokens": tokens,

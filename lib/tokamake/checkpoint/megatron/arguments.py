@@ -8,20 +8,21 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tokamake.checkpoint.megatron import layout as megatron_layout
-from tokamake.checkpoint.opened import Layout, Opened, Progress
+from tokamake.checkpoint.opened import Layout, Opened, Progress, Target
 from tokamake.config import Architecture
 from tokamake.errors import UserError
 from tokamake.validation import validate
+
+_POSITIONS = {"learned": "absolute", "rotary": "rotary", "alibi": "alibi"}
+"""position_embedding and Megatron's position_embedding_type."""
 
 
 def arguments(checkpoint: Opened, layout: Layout, *, padded_vocab_size: int) -> argparse.Namespace:
     """Arguments that describe a model and how its checkpoint's files are to part it."""
     architecture, progress = checkpoint.architecture, checkpoint.progress
-    found = megatron_layout.arguments(architecture, progress.consumed_tokens)
+    found = of_model(architecture, progress.consumed_tokens, padded_vocab_size=padded_vocab_size)
     found.eos_token_id = checkpoint.notes.get("eos_token_id")
     stages = layout.pipeline_parallel_size
-    found.padded_vocab_size = padded_vocab_size
     found.tensor_model_parallel_size = layout.tensor_parallel_size
     found.pipeline_model_parallel_size = stages
     found.no_pipeline_parallel = stages == 1
@@ -31,6 +32,50 @@ def arguments(checkpoint: Opened, layout: Layout, *, padded_vocab_size: int) -> 
         found.virtual_pipeline_model_parallel_size = layout.virtual_pipeline_size
         found.num_layers_per_virtual_pipeline_stage = per_stage
     return found
+
+
+def of_model(
+    architecture: Architecture, tokens: int, *, padded_vocab_size: int
+) -> argparse.Namespace:
+    """Megatron's arguments that describe a model; ours lie whole in `tokamake`.
+
+    Args:
+        architecture: shape of the model, vocab_size filled in.
+        tokens: tokens trained on.
+        padded_vocab_size: rows of the stored embedding.
+    """
+    shape = architecture
+    rotary, llama = shape.position_embedding == "rotary", shape.family == "llama"
+    return argparse.Namespace(
+        num_layers=shape.num_hidden_layers,
+        hidden_size=shape.hidden_size,
+        ffn_hidden_size=shape.intermediate_size,
+        num_attention_heads=shape.num_attention_heads,
+        num_key_value_heads=shape.num_key_value_heads,
+        kv_channels=shape.head_dim,
+        max_position_embeddings=shape.max_position_embeddings,
+        seq_length=shape.max_position_embeddings,
+        vocab_size=shape.vocab_size,
+        padded_vocab_size=padded_vocab_size,
+        make_vocab_size_divisible_by=Target.make_vocab_size_divisible_by,
+        untie_embeddings_and_output_weights=not shape.tie_word_embeddings,
+        add_position_embedding=shape.position_embedding == "learned",
+        use_rotary_position_embeddings=rotary,
+        position_embedding_type=_POSITIONS[shape.position_embedding],
+        rotary_percent=1.0,
+        rope_theta=shape.rope_theta,
+        embed_layernorm=shape.embedding_layernorm,
+        normalization="rmsnorm" if llama else "layernorm",
+        layernorm_epsilon=shape.rms_norm_eps if llama else shape.layer_norm_epsilon,
+        swiglu=llama,
+        add_bias_linear=shape.attention_bias and shape.mlp_bias,
+        init_method_std=shape.initializer_range,
+        tensor_model_parallel_size=1,
+        pipeline_model_parallel_size=1,
+        no_pipeline_parallel=True,
+        consumed_train_tokens=tokens,
+        tokamake=shape.model_dump(),
+    )
 
 
 def as_megatron_lm(args: argparse.Namespace) -> argparse.Namespace:

@@ -3,7 +3,6 @@
 `megatron_deepspeed` writes and reads folders of it; tensors have our names, of `tensors`.
 """
 
-import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,8 +28,6 @@ _ONE_TO_ONE = {
 _EMBEDDING = "language_model.embedding.word_embeddings.weight"
 _KINDS = ("weight", "bias")
 _ALL = slice(None)
-_POSITIONS = {"learned": "absolute", "rotary": "rotary", "alibi": "alibi"}
-"""position_embedding and Megatron's position_embedding_type."""
 
 
 def padded_vocab_size(architecture: Architecture) -> int:
@@ -208,44 +205,3 @@ def _check(architecture: Architecture, flat: dict[str, Tensor], where: str) -> N
     checkpoint_tensors.check_names(flat, wanted, where)
     for name, tensor in wanted.items():
         checkpoint_tensors.check_shape(name, flat[name].shape, tensor.shape, where)
-
-
-def arguments(architecture: Architecture, tokens: int = 0) -> argparse.Namespace:
-    """Megatron's arguments that describe a model; ours lie whole in `tokamake`.
-
-    Args:
-        architecture: shape of the model, vocab_size filled in.
-        tokens: tokens trained on.
-    """
-    shape = architecture
-    rotary, llama = shape.position_embedding == "rotary", shape.family == "llama"
-    return argparse.Namespace(
-        num_layers=shape.num_hidden_layers,
-        hidden_size=shape.hidden_size,
-        ffn_hidden_size=shape.intermediate_size,
-        num_attention_heads=shape.num_attention_heads,
-        num_key_value_heads=shape.num_key_value_heads,
-        kv_channels=shape.head_dim,
-        max_position_embeddings=shape.max_position_embeddings,
-        seq_length=shape.max_position_embeddings,
-        vocab_size=shape.vocab_size,
-        padded_vocab_size=padded_vocab_size(shape),
-        make_vocab_size_divisible_by=VOCABULARY_MULTIPLE,
-        untie_embeddings_and_output_weights=not shape.tie_word_embeddings,
-        add_position_embedding=shape.position_embedding == "learned",
-        use_rotary_position_embeddings=rotary,
-        position_embedding_type=_POSITIONS[shape.position_embedding],
-        rotary_percent=1.0,
-        rope_theta=shape.rope_theta,
-        embed_layernorm=shape.embedding_layernorm,
-        normalization="rmsnorm" if llama else "layernorm",
-        layernorm_epsilon=shape.rms_norm_eps if llama else shape.layer_norm_epsilon,
-        swiglu=llama,
-        add_bias_linear=shape.attention_bias and shape.mlp_bias,
-        init_method_std=shape.initializer_range,
-        tensor_model_parallel_size=1,
-        pipeline_model_parallel_size=1,
-        no_pipeline_parallel=True,
-        consumed_train_tokens=tokens,
-        tokamake=shape.model_dump(),
-    )
