@@ -15,7 +15,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from tokamake import files
-from tokamake.checkpoint import latest, native, tensors
+from tokamake.checkpoint import latest, tensors
+from tokamake.checkpoint.description import VERSION
+from tokamake.checkpoint.start_files import DESCRIPTION
 from tokamake.config import Architecture, read_run
 from tokamake.data import pairs
 from tokamake.data.pairs.indexed import Writer
@@ -74,8 +76,8 @@ def write_start(
     inside = folder / "global_step0"
     inside.mkdir(parents=True)
     described = {"architecture": architecture.model_dump(mode="json"), "loss_scale": (1.0, 0)}
-    progress = {"version": native.VERSION, "world_size": 0, "iteration": 0}
-    files.write_json(inside / native.DESCRIPTION, progress | described)
+    progress = {"version": VERSION, "world_size": 0, "iteration": 0}
+    files.write_json(inside / DESCRIPTION, progress | described)
     state = {f"model.{name}": tensor for name, tensor in weights.items()}
     with warnings.catch_warnings(action="ignore"):  # that there is one process
         dcp.save(state, checkpoint_id=inside, no_dist=True)

@@ -16,6 +16,7 @@ from tokamake.errors import UserError
 from tokamake.models._recompute import NONE, Recompute, run
 from tokamake.parallel import kernels
 from tokamake.parallel.attention import attention
+from tokamake.parallel.axis import Axis
 from tokamake.parallel.context import (
     Documents,
     Method,
@@ -25,7 +26,7 @@ from tokamake.parallel.context import (
     share,
     zigzag_indices,
 )
-from tokamake.parallel.mesh import ALONE, Axis
+from tokamake.parallel.mesh import ALONE
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

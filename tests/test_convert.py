@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tokamake import plugins
-from tokamake.checkpoint import hugging_face, tensors, written
+from tokamake.checkpoint import hugging_face, moving, tensors, written
 from tokamake.checkpoint.any_format import FOLDER, open_any
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.files import torch_files
@@ -88,7 +88,7 @@ def assert_same(found: Opened, expected: Architecture) -> None:
     assert {*found.source} == {f"model.{name}" for name in known}
     for name, tensor in known.items():
         assert torch.equal(found.source.read(f"model.{name}"), tensor), name
-        assert found.source.dtype(f"model.{name}") == tensor.dtype
+        assert found.source.dtype(f"model.{name}").torch == tensor.dtype
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -394,22 +394,22 @@ def test_what_a_conversion_cannot_do_is_refused(folder: Path, tmp_path: Path) ->
 
 def test_cut_off_it_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, architecture = open_any(folder / "mds"), FAMILIES["llama"]
-    read, asked = source.source.read, list[str]()
+    move, asked = moving._move, list[str]()
 
-    def reads(key: str) -> Tensor:
+    def moves(key: str, *rest: Any) -> None:
         asked.append(key)
         if len(asked) == 20:
             raise KeyboardInterrupt
-        return read(key)
+        move(key, *rest)
 
-    monkeypatch.setattr(source.source, "read", reads)
+    monkeypatch.setattr(moving, "_move", moves)
     monkeypatch.setattr(written, "_SYNC_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
         written.write(tmp_path / "a", source, "megatron", Target(Layout(2)))
     assert not (tmp_path / "a").exists()
     before = len(asked)
     written.write(tmp_path / "a", source, "megatron", Target(Layout(2)))
-    # Some of the first were done and noted, and are not read again.
+    # Some of the first were done and noted, and are not moved again.
     assert len(asked) - before < len(weights(architecture)) - 5
     assert_same(open_any(tmp_path / "a"), architecture)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
@@ -417,19 +417,19 @@ def test_cut_off_it_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 STOPPED = """
 import os, signal
-from tokamake.checkpoint import regions
+from tokamake.checkpoint import moving
 from tokamake.cli import main
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell's background has none.
-read, asked = regions.Source.read, []
+move, asked = moving._move, []
 
-def reads(source, key):
-    asked.append(key)
+def moves(*arguments):
+    asked.append(arguments)
     if len(asked) == 10:
         os.kill(os.getpid(), signal.SIGINT)
-    return read(source, key)
+    move(*arguments)
 
-regions.Source.read = reads
+moving._move = moves
 main()
 """
 
@@ -540,8 +540,8 @@ def test_number_formats_that_are_mixed_are_kept_or_widened(tmp_path: Path) -> No
     found = open_any(tmp_path / "a").source
     assert torch.equal(found.read(f"model.{key}"), mixed[key])
     query = f"model.{key.replace('k_proj', 'q_proj')}"
-    assert found.dtype(query) == torch.float32
-    assert found.dtype("model.model.norm.weight") == torch.bfloat16
+    assert found.dtype(query).torch == torch.float32
+    assert found.dtype("model.model.norm.weight").torch == torch.bfloat16
 
 
 def test_numbers_that_a_format_has_not_are_refused(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from tokamake.checkpoint import hugging_face
 from tokamake.checkpoint.formats import hf
+from tokamake.checkpoint.moving import fill
 from tokamake.checkpoint.opened import Opened, Target
-from tokamake.checkpoint.regions import Region, fill
+from tokamake.checkpoint.regions import Region
 from tokamake.checkpoint.tensors import random
 from tokamake.config import Architecture
 from tokamake.errors import UserError

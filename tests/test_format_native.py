@@ -22,11 +22,13 @@ from torch.distributed.checkpoint import metadata as records
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from tokamake import files
-from tokamake.checkpoint import native
-from tokamake.checkpoint.files import dcp_metadata, torch_pickles
+from tokamake.checkpoint import dtypes, native
+from tokamake.checkpoint.files import dcp_reader, torch_pickles
 from tokamake.checkpoint.formats import native as plug_in
+from tokamake.checkpoint.moving import fill
 from tokamake.checkpoint.opened import Opened, Target
-from tokamake.checkpoint.regions import Block, Region, Source, fill
+from tokamake.checkpoint.regions import Block, Region, Source
+from tokamake.checkpoint.start_files import DESCRIPTION
 from tokamake.config import read_run
 from tokamake.errors import UserError
 
@@ -73,7 +75,7 @@ def same(found: Source, expected: dict[str, Tensor]) -> None:
     """See that tensors equal bit by bit."""
     assert {*found} == {*expected}
     for key, tensor in expected.items():
-        assert found.dtype(key) == tensor.dtype
+        assert found.dtype(key).torch == tensor.dtype
         one = found.read(key)
         assert one.shape == tensor.shape
         assert torch.equal(one.flatten().view(torch.uint8), tensor.flatten().view(torch.uint8)), key
@@ -142,7 +144,7 @@ def test_tensors_that_lie_in_other_orders_are_read(saved: Path, tmp_path: Path) 
         "optimizer.d.x": torch.tensor(3.0, dtype=torch.float64),
     }
     dcp.save(tensors, checkpoint_id=tmp_path, no_dist=True)
-    shutil.copy(saved / native.DESCRIPTION, tmp_path)
+    shutil.copy(saved / DESCRIPTION, tmp_path)
     found = plug_in.opened(tmp_path).source
     assert not all(block.stride == (3, 1) for each in found.regions for block in each.blocks)
     same(found, {key: tensor.contiguous() for key, tensor in tensors.items()})
@@ -219,7 +221,7 @@ def test_data_take_no_room_until_they_are_there(saved: Path, tmp_path: Path) -> 
     file.touch()
     os.truncate(file, rows * 2**13)  # more than 4 GiB
     block = Block("model.large", (slice(0, rows), slice(0, 2**11)))
-    region = Region(file, "large", 0, (rows, 2**11), torch.float32, (block,))
+    region = Region(file, "large", 0, (rows, 2**11), dtypes.FLOAT32, (block,))
     source = Source([region], {"model.large": region.shape})
     folder = tmp_path / SAVED
     folder.mkdir()
@@ -425,6 +427,6 @@ def test_a_pickle_leaves_no_traces_in_classes(copied: Path) -> None:
 
 
 def test_all_that_dcp_writes_is_read(saved: Path) -> None:
-    found, expected = dcp_metadata.read(saved), describe(saved)
+    found, expected = dcp_reader.Reader(saved).read_metadata(), describe(saved)
     for name in ("state_dict_metadata", "planner_data", "storage_data", "version"):
         assert getattr(found, name) == getattr(expected, name)

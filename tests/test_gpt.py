@@ -18,9 +18,10 @@ from tokamake.checkpoint.tensors import from_model, random, shapes, to_model
 from tokamake.config import Architecture, read_architecture
 from tokamake.errors import UserError
 from tokamake.models import gpt as family
+from tokamake.parallel.axis import Axis
 from tokamake.parallel.collectives import all_gather
 from tokamake.parallel.context import share
-from tokamake.parallel.mesh import Axis, Mesh
+from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.tensor import cut, placements
 from tokamake.validation import validate
 
@@ -209,7 +210,7 @@ def _size(name: str) -> int:
     shape = read_architecture(MODELS / f"{name}.yaml")
     shape = shape.model_copy(update={"vocab_size": shape.vocab_size or 8192})
     assert hugging_face.format_for(shape)
-    return sum(size.numel() for size in shapes(shape).values())
+    return sum(map(math.prod, shapes(shape).values()))
 
 
 def test_published_sizes_have_the_published_number_of_parameters() -> None:

@@ -172,6 +172,7 @@ def test_the_library_knows_no_place() -> None:
 
 def test_every_plug_in_has_its_functions() -> None:
     for folder, names in {
+        "models/stored": ["shapes"],
         "optim": ["build"],
         "schedules": ["factor"],
         "models": [
@@ -187,6 +188,7 @@ def test_every_plug_in_has_its_functions() -> None:
         for name in plugins.names(folder):
             module = plugins.load(folder, name)
             assert all(callable(getattr(module, wanted, None)) for wanted in names), (folder, name)
+    assert plugins.names("models") == plugins.names("models/stored")
 
 
 def test_profiles_have_a_launch_script() -> None:

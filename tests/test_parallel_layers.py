@@ -16,8 +16,9 @@ from torch.testing import assert_close
 from tokamake.config import ParallelSettings
 from tokamake.parallel import collectives, mesh, shards, tensor
 from tokamake.parallel import loss as loss_of_parts
+from tokamake.parallel.axis import Axis
 from tokamake.parallel.loss import NO_LABEL, cross_entropy, drawn
-from tokamake.parallel.mesh import ALONE, Axis, Mesh
+from tokamake.parallel.mesh import ALONE, Mesh
 
 pytestmark = pytest.mark.ranks
 

@@ -14,8 +14,8 @@ from tokamake.config import Architecture, ParallelSettings, TrainSettings
 from tokamake.config.batching import BatchSizes
 from tokamake.errors import UserError
 from tokamake.parallel import mesh
+from tokamake.parallel.axis import part
 from tokamake.parallel.pipeline import rank_of_stage, stages_of_rank
-from tokamake.parallel.tensor import part
 
 
 def check(plan: Plan) -> ParallelSettings:

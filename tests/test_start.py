@@ -15,6 +15,7 @@ from starts import SAVED, TIED, prepare_tied
 from tokamake import files
 from tokamake.checkpoint import latest, native, tensors
 from tokamake.checkpoint.convert import convert
+from tokamake.checkpoint.start_files import DESCRIPTION
 from tokamake.config import read_run
 from tokamake.errors import UserError
 from tokamake.train.restart import weights_digest
@@ -59,7 +60,7 @@ def imitate(folder: Path, text: str = "weights", **state: Any) -> str:
     path = folder / SAVED
     path.mkdir(parents=True, exist_ok=True)
     (folder / "latest").write_text(SAVED)
-    (path / native.DESCRIPTION).write_text("{}")
+    (path / DESCRIPTION).write_text("{}")
     (path / "__0_0.distcp").write_text(text)
     (path / "state.json").unlink(missing_ok=True)
     if state:

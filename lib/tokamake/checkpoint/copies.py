@@ -1,11 +1,13 @@
 """What ranks of a checkpoint have alike, such as norms: `inspect` and `convert` see that it is."""
 
 from collections import defaultdict
-
-import torch
+from typing import TYPE_CHECKING
 
 from tokamake.checkpoint.regions import Block, Region, Source
 from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def check_copies(source: Source) -> None:
@@ -23,12 +25,14 @@ def check_copies(source: Source) -> None:
         whole = source.read(key)
         for region, block in some:
             own, other = block.view(region.map()), whole[block.place]
-            if own.dtype != other.dtype or not torch.equal(_bits(own), _bits(other)):
+            if own.dtype != other.dtype or not _bits(own).equal(_bits(other)):
                 raise UserError(
                     f"{region.file}: tensor {region.name} differs from that of other ranks, which "
                     "have it alike; take another checkpoint"
                 )
 
 
-def _bits(box: torch.Tensor) -> torch.Tensor:
+def _bits(box: "Tensor") -> "Tensor":
+    import torch
+
     return box.reshape(-1).view(torch.uint8)

@@ -7,12 +7,7 @@ What model types there are, and how their tensors differ from ours, families say
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from tokamake import files, plugins
 from tokamake.checkpoint import tensors as checkpoint_tensors
@@ -21,10 +16,16 @@ from tokamake.errors import UserError
 from tokamake.models._hugging_face import Format
 from tokamake.validation import validate
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from tokamake.checkpoint.dtypes import Dtype
+
 _REMEDY = "fix model.checkpoint, or fetch the checkpoint again"
 
 
-class Folder(Mapping[str, Tensor]):
+class Folder(Mapping[str, "Tensor"]):
     """Tensors of a folder by name, each read from its memory-mapped file when it is asked for."""
 
     def __init__(self, path: Path) -> None:
@@ -37,7 +38,7 @@ class Folder(Mapping[str, Tensor]):
             if name not in present[str(file)]:
                 raise UserError(f"{file}: tensor {name} is missing; {_REMEDY}")
 
-    def __getitem__(self, name: str) -> Tensor:
+    def __getitem__(self, name: str) -> "Tensor":
         tensor: Tensor = self._files[str(self._file_of[name])].get_tensor(name)
         return tensor
 
@@ -78,6 +79,8 @@ def read_index(file: Path) -> dict[str, Path]:
 
 
 def _open(file: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
     try:
         return safe_open(file, framework="pt")
     except FileNotFoundError:
@@ -86,7 +89,7 @@ def _open(file: Path) -> Any:
         raise UserError(f"{file}: damaged ({error}); {_REMEDY}") from None
 
 
-def read(path: Path) -> tuple[Architecture, dict[str, Tensor]]:
+def read(path: Path) -> "tuple[Architecture, dict[str, Tensor]]":
     """Read a folder.
 
     Returns:
@@ -122,14 +125,16 @@ def with_prefix(name: str, names: Iterable[str], stored: Format) -> str:
     return name if name.startswith("lm_head.") else stored.prefix + name
 
 
-def _shapes(architecture: Architecture, stored: Format) -> dict[str, torch.Size]:
+def _shapes(architecture: Architecture, stored: Format) -> "dict[str, torch.Size]":
+    import torch
+
     shapes = checkpoint_tensors.shapes(architecture)
     empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     return {name: tensor.shape for name, tensor in stored.to_theirs(architecture, empty).items()}
 
 
 def _drop_tied_copy(
-    architecture: Architecture, tensors: dict[str, Tensor], stored: Format, where: str
+    architecture: Architecture, tensors: "dict[str, Tensor]", stored: Format, where: str
 ) -> None:
     """Some tied checkpoints store the output layer too; a different one contradicts the config."""
     if not architecture.tie_word_embeddings or "lm_head.weight" not in tensors:
@@ -183,8 +188,8 @@ def read_config(path: Path) -> tuple[Architecture, Format]:
 def _format_of(kind: Any, where: Path) -> tuple[str, Format]:
     formats = {
         stored.model_type: (family, stored)
-        for family in plugins.names("models")
-        for stored in plugins.load("models", family).HUGGING_FACE
+        for family in plugins.names("models/stored")
+        for stored in plugins.load("models/stored", family).HUGGING_FACE
     }
     if kind not in formats:
         raise UserError(
@@ -200,7 +205,7 @@ def format_for(architecture: Architecture) -> Format:
     Raises:
         UserError: there is none.
     """
-    formats: Iterable[Format] = plugins.load("models", architecture.family).HUGGING_FACE
+    formats: Iterable[Format] = plugins.load("models/stored", architecture.family).HUGGING_FACE
     differences = {stored: stored.differences(architecture) for stored in formats}
     # Positions first: a model has these for a reason.
     best = min(
@@ -218,7 +223,7 @@ def format_for(architecture: Architecture) -> Format:
 
 
 def config(
-    architecture: Architecture, dtype: torch.dtype, eos_token: int | list[int] | None
+    architecture: Architecture, dtype: "torch.dtype | Dtype", eos_token: int | list[int] | None
 ) -> dict[str, Any]:
     """The content of config.json, for transformers 4 and 5.
 
@@ -249,7 +254,7 @@ def write_config(folder: Path, content: Mapping[str, Any]) -> None:
     files.write_json(folder / "config.json", content)
 
 
-def write(path: Path, architecture: Architecture, tensors: Mapping[str, Tensor]) -> None:
+def write(path: Path, architecture: Architecture, tensors: "Mapping[str, Tensor]") -> None:
     """Write a folder, whole or not at all.
 
     Args:
@@ -260,6 +265,8 @@ def write(path: Path, architecture: Architecture, tensors: Mapping[str, Tensor])
     Raises:
         UserError: transformers has no such model, or the tensors are not the architecture's.
     """
+    from safetensors.torch import save_file
+
     checkpoint_tensors.check_names(tensors, checkpoint_tensors.shapes(architecture), str(path))
     dtype = checkpoint_tensors.common_dtype(tensors, str(path))
     content = config(architecture, dtype, eos_token=None)

@@ -1,13 +1,14 @@
 """The checkpoint of tokamake's own that a path is, or that the file `latest` in a folder names."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor
-
-from tokamake.checkpoint import native
+from tokamake.checkpoint.description import describe_model, is_native
 from tokamake.config import Architecture
 from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 REMEDY = (
     "give the folder of a training run, or make one of any other checkpoint with "
@@ -55,7 +56,7 @@ def folder_of(path: Path) -> Path:
     Raises:
         UserError: it is neither.
     """
-    return path if native.is_native(path) else latest(path)
+    return path if is_native(path) else latest(path)
 
 
 def describe(folder: Path) -> Description:
@@ -65,15 +66,17 @@ def describe(folder: Path) -> Description:
         UserError: it is missing, of another format, or damaged as far as that can be seen.
     """
     path = folder_of(folder)
-    if not native.is_native(path):
+    if not is_native(path):
         raise UserError(f"checkpoint {folder}: not of tokamake's own format; {REMEDY}")
-    return Description(path, *native.describe_model(path))
+    return Description(path, *describe_model(path))
 
 
-def read(folder: Path) -> tuple[Architecture, dict[str, Tensor], int]:
+def read(folder: Path) -> "tuple[Architecture, dict[str, Tensor], int]":
     """Architecture, whole tensors by Hugging Face's names, and step of a checkpoint.
 
     Raises:
         UserError: it is missing, of another format, or damaged.
     """
+    from tokamake.checkpoint import native
+
     return native.read(describe(folder).path)

@@ -19,23 +19,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from tokamake import files
+from tokamake.checkpoint.description import VERSION, describe, describe_model
 from tokamake.checkpoint.files import dcp_metadata
-from tokamake.checkpoint.start_files import DESCRIPTION as DESCRIPTION
+from tokamake.checkpoint.files.dcp_metadata import Whole
+from tokamake.checkpoint.files.dcp_reader import Reader
+from tokamake.checkpoint.start_files import DESCRIPTION
 from tokamake.config import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.shards import Held
 from tokamake.runtime import same_fate
-from tokamake.validation import validate
-
-VERSION = 1
 
 Tensors = dict[str, Any]
-
-
-def is_native(folder: Path) -> bool:
-    """Whether a folder is a checkpoint of this format."""
-    return (folder / DESCRIPTION).is_file()
 
 
 class Layout:
@@ -152,12 +147,12 @@ def make_state(
             if found is None:
                 continue
             shape = one.local.shape if like == "like_parameter" else found.size
-            state = room(shape, found.properties.dtype, one.local, optimizer)
+            state = room(shape, found.dtype.torch, one.local, optimizer)
             optimizer.state[one.local][kind] = state
 
 
 def room(
-    shape: torch.Size, dtype: torch.dtype, parameter: Tensor, optimizer: torch.optim.Optimizer
+    shape: tuple[int, ...], dtype: torch.dtype, parameter: Tensor, optimizer: torch.optim.Optimizer
 ) -> Tensor:
     """Zeros for a state of a parameter, where the optimizer has it."""
     # torch's fused optimizers count steps on the device, all others on the CPU.
@@ -166,9 +161,9 @@ def room(
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
-def saved_in(folder: Path) -> dict[str, Any]:
-    """DCP's metadata of the tensors in a checkpoint, by key."""
-    return dcp_metadata.read(folder).state_dict_metadata
+def saved_in(folder: Path) -> dict[str, Whole]:
+    """Shapes and number formats of the tensors in a checkpoint, by key."""
+    return dcp_metadata.read(folder)
 
 
 def check(folder: Path, tensors: Tensors) -> None:
@@ -200,7 +195,7 @@ def fill(folder: Path, tensors: Tensors, *, alone: bool = False) -> None:
         UserError: a file is missing or damaged; all ranks raise it.
     """
     try:
-        dcp.load(tensors, storage_reader=dcp_metadata.Reader(folder), no_dist=alone)
+        dcp.load(tensors, storage_reader=Reader(folder), no_dist=alone)
     except dcp.CheckpointException as error:
         reason = next((str(found) for found, _ in error.failures.values()), "")
         first = reason.partition("\n")[0]
@@ -232,37 +227,11 @@ def _from_bytes(tensor: Tensor) -> Any:
     return torch.load(io.BytesIO(tensor.numpy().tobytes()), weights_only=True)
 
 
-def describe(folder: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself: version, world_size, architecture, progress."""
-    found: dict[str, Any] = files.read_json(folder / DESCRIPTION, "name a checkpoint of tokamake")
-    if found.get("version") != VERSION:
-        raise UserError(
-            f"{folder}: is of version {found.get('version')}, this tokamake reads {VERSION}"
-        )
-    needed = {"world_size", "architecture", "iteration", "loss_scale"}
-    if missing := sorted(needed - found.keys()):
-        raise UserError(f"{folder / DESCRIPTION}: has no {missing[0]}; name another checkpoint")
-    return found
-
-
-def describe_model(folder: Path) -> tuple[Architecture, int]:
-    """Architecture and step of a checkpoint.
-
-    Raises:
-        UserError: it is not whole, as far as that can be seen without reading it.
-    """
-    described = describe(folder)
-    if not (folder / dcp_metadata.FILE).is_file():
-        raise UserError(f"{folder / dcp_metadata.FILE}: no such file; name another checkpoint")
-    architecture = validate(Architecture, described["architecture"], str(folder))
-    return architecture, int(described["iteration"])
-
-
 def read(folder: Path) -> tuple[Architecture, dict[str, Tensor], int]:
     """Architecture, whole weights by Hugging Face's names, and step; no ranks needed."""
     architecture, iteration = describe_model(folder)
     tensors = {
-        key: torch.empty(value.size, dtype=value.properties.dtype)
+        key: torch.empty(value.size, dtype=value.dtype.torch)
         for key, value in saved_in(folder).items()
         if key.startswith("model.")
     }

@@ -1,27 +1,23 @@
 """Tensors where they lie in files: runs of bytes, each made of boxes of whole tensors.
 
-Formats say what lies where (`Region`). `Source` assembles whole tensors, each when it is asked for;
-`fill` brings them into files that are laid out already. Neither holds more than a few tensors, for
-files are mapped piece by piece.
+Formats say what lies where (`Region`), and what shall lie where (`Planned`). `Source` assembles
+whole tensors, each when it is asked for; `moving` brings them from files into others.
 """
 
 import math
 import mmap
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
-
+from tokamake.checkpoint import dtypes
+from tokamake.checkpoint.dtypes import FLOAT32, Dtype
 from tokamake.errors import UserError
 
-_WORKERS = 4
-"""Tensors that are moved at once, if they are small."""
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Block(NamedTuple):
@@ -49,18 +45,22 @@ class Block(NamedTuple):
         size = self.size
         if not math.prod(size):
             return self.start
-        steps = zip(size, self._steps, strict=True)
+        steps = zip(size, self.steps, strict=True)
         return self.start + 1 + sum((count - 1) * step for count, step in steps)
 
     @property
-    def _steps(self) -> tuple[int, ...]:
-        size = self.size
-        dense = tuple(math.prod(size[dim + 1 :]) for dim in range(len(size)))
-        return dense if self.stride is None else self.stride
+    def steps(self) -> tuple[int, ...]:
+        """Elements from one to the next in each dimension."""
+        return _dense(self.size) if self.stride is None else self.stride
 
-    def view(self, flat: Tensor) -> Tensor:
+    def view(self, flat: "Tensor") -> "Tensor":
         """The box in a stored tensor, which is flat."""
-        return flat.as_strided(self.size, self._steps, self.start)
+        return flat.as_strided(self.size, self.steps, self.start)
+
+
+def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a tensor that lies row after row, without gaps."""
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Region:
     offset: int
     """Its first byte."""
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: Dtype
     blocks: tuple[Block, ...] = field(default=(), hash=False)  # slices have none in Python 3.11
     """What it is made of; elements in no block mean nothing, such as padding."""
     is_copy: bool = False
@@ -112,10 +112,12 @@ class Region:
                 "file again"
             )
 
-    def map(self, *, writable: bool = False) -> Tensor:
+    def map(self, *, writable: bool = False) -> "Tensor":
         """Its elements row after row, flat; what is written goes to the file if `writable`."""
+        import torch
+
         if not self.numel:
-            return torch.empty(0, dtype=self.dtype)
+            return torch.empty(0, dtype=self.dtype.torch)
         before = self.offset % mmap.ALLOCATIONGRANULARITY
         # A private copy where nothing is to be written: torch takes no read-only memory.
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY
@@ -127,11 +129,41 @@ class Region:
                 offset=self.offset - before,
             )
         count = self.num_bytes // self.dtype.itemsize
-        flat = torch.frombuffer(mapped, dtype=self.dtype, count=count, offset=before)
+        flat = torch.frombuffer(mapped, dtype=self.dtype.torch, count=count, offset=before)
         if self.stride is None:
             return flat
         assert not writable, "files are laid out row after row"
         return flat.as_strided(self.shape, self.stride).reshape(-1)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A tensor that a file shall hold."""
+
+    shape: tuple[int, ...]
+    dtype: Dtype
+    blocks: tuple[Block, ...]
+    is_copy: bool = False
+    """See `Region`."""
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all elements."""
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """Elements from one to the next in each dimension: it is to lie row after row."""
+        return _dense(self.shape)
+
+    def region(self, file: Path, name: str, offset: int) -> Region:
+        """The same where it lies in a file; see there."""
+        return Region(file, name, offset, self.shape, self.dtype, self.blocks, self.is_copy)
 
 
 class Source:
@@ -143,7 +175,7 @@ class Source:
     Args:
         regions: where they lie.
         shapes: of the whole tensors, by key.
-        given: tensors that lie in no file as such, by key.
+        given: tensors that lie in no file as such, by key; a number is one in fp32.
 
     Raises:
         UserError: a file is too short, or a tensor is not there whole.
@@ -153,7 +185,7 @@ class Source:
         self,
         regions: Iterable[Region],
         shapes: Mapping[str, Iterable[int]],
-        given: Mapping[str, Tensor] | None = None,
+        given: "Mapping[str, float | Tensor] | None" = None,
     ) -> None:
         self.regions = [*regions]
         self.shapes = {key: tuple(shape) for key, shape in shapes.items()}
@@ -175,7 +207,8 @@ class Source:
                     f"{where}: has {found:,} of {math.prod(shape):,} elements of tensor {key}; "
                     "are all files of the checkpoint there?"
                 )
-        self.shapes |= {key: tuple(tensor.shape) for key, tensor in self._given.items()}
+        for key, value in self._given.items():
+            self.shapes[key] = () if isinstance(value, float) else tuple(value.shape)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
@@ -183,92 +216,31 @@ class Source:
     def __contains__(self, key: object) -> bool:
         return key in self.shapes
 
-    def dtype(self, key: str) -> torch.dtype:
+    def dtype(self, key: str) -> Dtype:
         """Number format of a tensor in the files."""
-        given = self._given.get(key)
-        return self._parts[key][0][0].dtype if given is None else given.dtype
+        if key not in self._given:
+            return self._parts[key][0][0].dtype
+        value = self._given[key]
+        return FLOAT32 if isinstance(value, float) else dtypes.of(value.dtype)
 
-    def read(self, key: str) -> Tensor:
+    def parts(self, key: str) -> list[tuple[Region, Block]]:
+        """Where the parts of a tensor lie; nowhere, if it is in no file as such."""
+        return [] if key in self._given else self._parts[key]
+
+    def read(self, key: str) -> "Tensor":
         """A whole tensor; backed by its file where it lies there in one piece."""
+        import torch
+
         if key in self._given:
-            return self._given[key]
+            return torch.as_tensor(self._given[key])
         parts, shape = self._parts[key], self.shapes[key]
         if len(parts) == 1:
             region, block = parts[0]
             return block.view(region.map())
-        whole = torch.empty(shape, dtype=self.dtype(key))
+        whole = torch.empty(shape, dtype=self.dtype(key).torch)
         mapped: dict[Region, Tensor] = {}
         for region, block in parts:
             if region not in mapped:
                 mapped = {region: region.map()}
             whole[block.place] = block.view(mapped[region])
         return whole
-
-
-def fill(regions: Iterable[Region], source: Source, *, keys: Iterable[str]) -> Iterator[str]:
-    """Bring whole tensors into files, and name each that is there.
-
-    Args:
-        regions: of the files, which are there in full length; what no block covers stays as it is.
-        source: what to write.
-        keys: of the tensors that are wanted; each of them is read once.
-    """
-    targets: dict[str, list[tuple[Region, Block]]] = defaultdict(list)
-    for region in regions:
-        for block in region.blocks:
-            targets[block.key].append((region, block))
-
-    def move(key: str) -> str:
-        whole = source.read(key)
-        for region, block in targets[key]:
-            box = _mean(whole, block) if block.is_mean else whole[block.place]
-            if region.dtype == torch.float16:
-                _check_range(key, box)
-            if block.stride is None:
-                _write(region, block.start, box.to(region.dtype).contiguous())
-            else:
-                block.view(region.map(writable=True)).copy_(box)
-        return key
-
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        for batch in _batches([*keys], source):
-            yield from pool.map(move, batch)
-
-
-def _check_range(key: str, box: Tensor) -> None:
-    """See that fp16 has such numbers."""
-    wide = box.dtype != torch.float16
-    if wide and bool((box.isfinite() & ~box.half().isfinite()).any()):
-        raise UserError(f"{key}: has numbers beyond those of fp16; take --dtype bf16 or fp32")
-
-
-def _mean(whole: Tensor, block: Block) -> Tensor:
-    return whole.float().mean(0)[block.place[1:]].expand(block.size)
-
-
-def _write(region: Region, start: int, box: Tensor) -> None:
-    """Write a box row after row, which takes half the time of doing so through a map."""
-    elements: Any = box.reshape(-1).view(torch.uint8).numpy()
-    left = memoryview(elements)
-    place = region.offset + start * region.dtype.itemsize
-    descriptor = os.open(region.file, os.O_WRONLY)
-    try:
-        while left:
-            written = os.pwrite(descriptor, left, place)
-            left, place = left[written:], place + written
-    finally:
-        os.close(descriptor)
-
-
-def _batches(keys: list[str], source: Source) -> Iterator[list[str]]:
-    """Tensors in turn, as many at once as are together no larger than the largest."""
-    sizes = {key: math.prod(source.shapes[key]) for key in keys}
-    most = max(sizes.values(), default=0)
-    batch: list[str] = []
-    for key in keys:
-        if batch and sum(sizes[each] for each in batch) + sizes[key] > most:
-            yield batch
-            batch = []
-        batch.append(key)
-    if batch:
-        yield batch

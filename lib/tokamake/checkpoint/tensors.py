@@ -4,39 +4,41 @@ Names are those of Hugging Face's Llama for all families, one for each parameter
 it and write from it; `to_model` and `from_model` connect it to the model's code.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tokamake import plugins
+from tokamake.checkpoint import dtypes
 from tokamake.config import Architecture
 from tokamake.errors import UserError
 
-DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-"""Number formats of weights, and what they are called in messages."""
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
 
-def _empty_model(architecture: Architecture) -> nn.Module:
+def _empty_model(architecture: Architecture) -> "nn.Module":
+    import torch
+
     with torch.device("meta"):
         model: nn.Module = plugins.load("models", architecture.family).Model(architecture)
     return model
 
 
-def from_model(architecture: Architecture, model: nn.Module) -> dict[str, Tensor]:
+def from_model(architecture: Architecture, model: "nn.Module") -> "dict[str, Tensor]":
     """The tensors of a model, not copied, under their names in a checkpoint."""
     rename = plugins.load("models", architecture.family).hugging_face_name
     return {rename(name): parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def shapes(architecture: Architecture) -> dict[str, torch.Size]:
+def shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that a checkpoint of this architecture holds."""
-    tensors = from_model(architecture, _empty_model(architecture))
-    return {name: tensor.shape for name, tensor in tensors.items()}
+    stored = plugins.load("models/stored", architecture.family)
+    found: dict[str, tuple[int, ...]] = stored.shapes(architecture)
+    return found
 
 
-def to_model(architecture: Architecture, tensors: Mapping[str, Tensor]) -> nn.Module:
+def to_model(architecture: Architecture, tensors: "Mapping[str, Tensor]") -> "nn.Module":
     """Build the model on the tensors themselves: dtype and device stay, nothing is copied."""
     rename = plugins.load("models", architecture.family).hugging_face_name
     model = _empty_model(architecture)
@@ -45,7 +47,7 @@ def to_model(architecture: Architecture, tensors: Mapping[str, Tensor]) -> nn.Mo
     return model
 
 
-def random(architecture: Architecture, seed: int) -> dict[str, Tensor]:
+def random(architecture: Architecture, seed: int) -> "dict[str, Tensor]":
     """Random weights in fp32, on the CPU; they depend on architecture and seed alone."""
     model: Any = _empty_model(architecture).to_empty(device="cpu")
     model.initialize(seed)
@@ -70,39 +72,39 @@ def check_names(found: Mapping[str, Any], wanted: Mapping[str, Any], where: str)
             )
 
 
-def check_shape(name: str, found: torch.Size, wanted: torch.Size, where: str) -> None:
+def check_shape(name: str, found: Sequence[int], wanted: Sequence[int], where: str) -> None:
     """Check one tensor's shape.
 
     Raises:
         UserError: it does not fit the architecture.
     """
-    if found != wanted:
+    if tuple(found) != tuple(wanted):
         raise UserError(
             f"{where}: tensor {name} has shape {list(found)}, the architecture calls for "
             f"{list(wanted)}; fetch or export the checkpoint again, or mend its architecture"
         )
 
 
-def common_dtype(tensors: Mapping[str, Tensor], where: str) -> torch.dtype:
+def common_dtype(tensors: "Mapping[str, Tensor]", where: str) -> "torch.dtype":
     """The one dtype of all tensors.
 
     Raises:
         UserError: there are several, or it is not a floating-point type that models are kept in.
     """
-    dtype = None
+    dtype, known = None, [each.torch for each in dtypes.OF_WEIGHTS.values()]
     for name, tensor in tensors.items():
         dtype = dtype or tensor.dtype
-        if tensor.dtype != dtype or dtype not in DTYPES:
+        if tensor.dtype != dtype or dtype not in known:
             raise UserError(
                 f"{where}: tensor {name} is {tensor.dtype}; save all tensors in one of "
-                f"{', '.join(DTYPES.values())}"
+                f"{', '.join(dtypes.OF_WEIGHTS)}"
             )
     assert dtype is not None, "a checkpoint holds tensors"
     return dtype
 
 
-def summary(tensors: Mapping[str, Tensor]) -> str:
+def summary(tensors: "Mapping[str, Tensor]") -> str:
     """Size of a checkpoint in words, e.g. `3,412,992 parameters in 38 tensors, fp32`."""
     parameters = sum(tensor.numel() for tensor in tensors.values())
-    kind = DTYPES[next(iter(tensors.values())).dtype]
+    kind = dtypes.of(next(iter(tensors.values())).dtype).short
     return f"{parameters:,} parameters in {len(tensors)} tensors, {kind}"

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tokamake import files, plugins
+from tokamake.checkpoint import dtypes
 from tokamake.checkpoint.any_format import FOLDER
 from tokamake.checkpoint.files import torch_files
+from tokamake.checkpoint.moving import fill
 from tokamake.checkpoint.opened import Opened, Target
-from tokamake.checkpoint.regions import Block, Region, fill
+from tokamake.checkpoint.regions import Block, Region
 from tokamake.errors import UserError
 from tokamake.runtime import progress
 
@@ -152,8 +152,7 @@ def _described(content: Path, region: Region) -> list[Any]:
         for block in region.blocks
     ]
     where = str(region.file.relative_to(content))
-    dtype = str(region.dtype).removeprefix("torch.")
-    return [where, region.name, region.offset, region.shape, dtype, blocks]
+    return [where, region.name, region.offset, region.shape, region.dtype.name, blocks]
 
 
 def _region(content: Path, described: list[Any]) -> Region:
@@ -168,7 +167,9 @@ def _region(content: Path, described: list[Any]) -> Region:
         )
         for key, place, start, stride, is_mean in blocks
     )
-    return Region(content / where, name, offset, tuple(shape), getattr(torch, dtype), (*found,))
+    kind = dtypes.named(dtype)
+    assert kind is not None, "the plan is of the same version"
+    return Region(content / where, name, offset, tuple(shape), kind, (*found,))
 
 
 def _fill(

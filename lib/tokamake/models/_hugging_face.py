@@ -1,20 +1,20 @@
 """How a family's models are stored as one of transformers' model types: config.json and tensors.
 
-A family file has a `Format` a model type in `HUGGING_FACE`; `checkpoint.hugging_face` reads and
-writes folders by it. Our own names are those of Hugging Face's Llama, for all families.
+A file of models/stored has a `Format` a model type in `HUGGING_FACE`; `checkpoint.hugging_face`
+reads and writes folders by it. Our own names are those of Hugging Face's Llama, for all families.
 """
 
 import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal
 
 from tokamake.config import Architecture
 from tokamake.config.architecture import SCALING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _ROPE_TYPES = ("default", *SCALING)
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
@@ -79,8 +79,8 @@ class Format:
         return f"{self.prefix}{self.names.get(module, module)}.{kind}"
 
     def to_theirs(
-        self, architecture: Architecture, tensors: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
+        self, architecture: Architecture, tensors: "Mapping[str, Tensor]"
+    ) -> "dict[str, Tensor]":
         """Rename, fuse and transpose our tensors; what does not change is not copied."""
         theirs = {}
         for name, tensor in tensors.items():
@@ -93,8 +93,8 @@ class Format:
         return theirs
 
     def to_ours(
-        self, architecture: Architecture, theirs: Mapping[str, Tensor], names: Mapping[str, Any]
-    ) -> dict[str, Tensor]:
+        self, architecture: Architecture, theirs: "Mapping[str, Tensor]", names: Mapping[str, Any]
+    ) -> "dict[str, Tensor]":
         """The inverse.
 
         Args:
@@ -137,12 +137,14 @@ class Format:
         """Whether a tensor of ours lies transposed in theirs."""
         return self.transposed and name.endswith("_proj.weight")
 
-    def _fuse(self, architecture: Architecture, qkv: list[Tensor]) -> Tensor:
+    def _fuse(self, architecture: Architecture, qkv: "list[Tensor]") -> "Tensor":
+        import torch
+
         if self.fused_rows == "stacked":
             return torch.cat(qkv)
         return fuse_by_group(architecture, qkv)
 
-    def _split(self, architecture: Architecture, fused: Tensor) -> list[Tensor]:
+    def _split(self, architecture: Architecture, fused: "Tensor") -> "list[Tensor]":
         if self.fused_rows == "grouped":
             return split_by_group(architecture, fused)
         width = architecture.num_key_value_heads * architecture.head_dim
@@ -234,18 +236,20 @@ def _rope_keys(architecture: Architecture) -> dict[str, Any]:
     }
 
 
-def fuse_by_group(architecture: Architecture, qkv: list[Tensor]) -> Tensor:
+def fuse_by_group(architecture: Architecture, qkv: "list[Tensor]") -> "Tensor":
     """One tensor whose rows are, for each key and value head, its query heads, the key, the value.
 
     Args:
         architecture: shape of the model.
         qkv: weights or biases of query, key and value, heads in their first dimension.
     """
+    import torch
+
     groups = (architecture.num_key_value_heads, -1)
     return torch.cat([part.unflatten(0, groups) for part in qkv], dim=1).flatten(0, 1)
 
 
-def split_by_group(architecture: Architecture, fused: Tensor) -> list[Tensor]:
+def split_by_group(architecture: Architecture, fused: "Tensor") -> "list[Tensor]":
     """The inverse: query, key and value."""
     groups, head = architecture.num_key_value_heads, architecture.head_dim
     queries = architecture.hidden_size // groups

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokamake.config import Architecture
-from tokamake.models._gpt_formats import BLOOM, GPT2, GPT_BIGCODE, STARCODER2
 from tokamake.models._kept import Kept
 from tokamake.models._layers import Attention, Block, KeyValueCache
 from tokamake.models._model import LanguageModel
 from tokamake.models._positions import alibi, rotary
 from tokamake.parallel.attention import Seen
+from tokamake.parallel.axis import part
 from tokamake.parallel.context import Packed
 from tokamake.parallel.mesh import ALONE, Mesh
 from tokamake.parallel.tensor import (
@@ -29,7 +29,6 @@ from tokamake.parallel.tensor import (
     RowParallelLinear,
     VocabParallelEmbedding,
     own_tokens,
-    part,
     shared_input,
 )
 
@@ -43,9 +42,6 @@ CHOICES = {
     "rms_norm_eps": (1e-5,),
 }
 """Values of settings that families differ in; the first is the usual one."""
-
-HUGGING_FACE = (GPT2, GPT_BIGCODE, STARCODER2, BLOOM)
-"""transformers' model types that such a model is stored as, the first that fits."""
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,

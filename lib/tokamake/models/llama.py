@@ -10,7 +10,6 @@ from functools import partial
 from torch import Tensor
 
 from tokamake.config import Architecture
-from tokamake.models._hugging_face import Format
 from tokamake.models._kept import Kept
 from tokamake.models._layers import MLP, Attention, Block, KeyValueCache
 from tokamake.models._model import LanguageModel
@@ -32,32 +31,6 @@ CHOICES = {
     "layer_norm_epsilon": (1e-5,),
 }
 """Values of settings that families differ in; the first is the usual one."""
-
-_KEYS = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "hidden_act"),
-    *("attention_bias", "mlp_bias", "rms_norm_eps", "tie_word_embeddings", "initializer_range"),
-)
-
-HUGGING_FACE = (
-    Format(
-        model_type="llama",
-        class_name="LlamaForCausalLM",
-        keys={key: (key,) for key in _KEYS},
-        defaults={
-            "max_position_embeddings": 2048,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
-            "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": False,
-            "initializer_range": 0.02,
-        },
-        implied={"position_embedding": "rotary"},
-        ignored=r".*rotary_emb\.inv_freq",
-    ),
-)
-"""transformers' model types that such a model is stored as, the first that fits."""
 
 
 def _block(architecture: Architecture, mesh: Mesh) -> Block:

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
+from tokamake.parallel.axis import Axis
 from tokamake.parallel.context import Documents, Method, Packed, by_rank, check_heads, in_order
-from tokamake.parallel.mesh import Axis
 from tokamake.parallel.packed import by_document
 from tokamake.parallel.ring import ring
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tokamake.parallel.mesh import Axis
+from tokamake.parallel.axis import Axis
 
 # Newer versions of torch call them otherwise, and complain about the old names.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

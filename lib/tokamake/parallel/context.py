@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokamake.errors import UserError
-from tokamake.parallel.mesh import Axis
+from tokamake.parallel.axis import Axis
 
 Method = Literal["ring", "ulysses"]
 """Keys and values go round a ring of ranks; or each rank gets all tokens of some heads."""

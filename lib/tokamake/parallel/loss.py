@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from tokamake.parallel.axis import Axis, part
 from tokamake.parallel.collectives import all_gather, all_reduce
-from tokamake.parallel.mesh import ALONE, Axis, Mesh
-from tokamake.parallel.tensor import part
+from tokamake.parallel.mesh import ALONE, Mesh
 
 NO_LABEL = -100
 """In the place of a label: a token without a loss."""

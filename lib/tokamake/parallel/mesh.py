@@ -12,33 +12,23 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from tokamake.parallel.axis import LONE, Axis
+
 if TYPE_CHECKING:
     from tokamake.config import ParallelSettings
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One direction of the mesh, as this rank sees it."""
-
-    rank: int = 0
-    """This rank's place in it, 0 to size - 1."""
-    size: int = 1
-    """Ranks in it."""
-    group: dist.ProcessGroup | None = None
-    """Process group of these ranks; None where this rank is alone."""
 
 
 @dataclass(frozen=True)
 class Mesh:
     """This rank's place among all. The default is a rank alone, where nothing is parallel."""
 
-    tensor: Axis = Axis()
+    tensor: Axis = LONE
     """Ranks that share each layer."""
-    context: Axis = Axis()
+    context: Axis = LONE
     """Ranks that share each sequence."""
-    data: Axis = Axis()
+    data: Axis = LONE
     """Ranks that share each global batch."""
-    pipeline: Axis = Axis()
+    pipeline: Axis = LONE
     """Ranks that share the layers."""
     sequence_parallel: bool = False
     """Whether tensor-parallel ranks also share what lies between their layers, by sequence."""

@@ -20,7 +20,7 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
-from tokamake.parallel.mesh import Axis
+from tokamake.parallel.axis import Axis
 
 _SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tokamake.parallel.axis import Axis
 from tokamake.parallel.context import Documents
 from tokamake.parallel.kernels import Block, kernel
-from tokamake.parallel.mesh import Axis
 
 _KEYS_AND_VALUES, _GRADIENTS = 0, 1
 """Tags of messages; both kinds are under way at once."""

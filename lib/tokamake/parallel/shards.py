@@ -15,8 +15,9 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from tokamake.parallel.mesh import Axis, Mesh
-from tokamake.parallel.tensor import Placement, part
+from tokamake.parallel.axis import Axis, part
+from tokamake.parallel.mesh import Mesh
+from tokamake.parallel.tensor import Placement
 
 
 @dataclass
@@ -86,7 +87,7 @@ def held_by(
     placed: dict[str, Placement],
     mesh: Mesh,
     *,
-    shapes: Mapping[str, torch.Size],
+    shapes: Mapping[str, tuple[int, ...]],
     saved_names: Mapping[str, str],
     copy: str | None,
 ) -> list[Held]:
@@ -107,7 +108,7 @@ def held_by(
         if isinstance(tensor, DTensor):
             local, replica = nn.Parameter(tensor.to_local()), _replica(tensor)
         first = mesh.tensor.rank == 0 or placed[name].dim is not None
-        shape = shapes[saved_names[name]]
+        shape = torch.Size(shapes[saved_names[name]])
         found.append(
             Held(
                 name,

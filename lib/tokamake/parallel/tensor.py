@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tokamake.parallel.axis import Axis, part
 from tokamake.parallel.collectives import add, copy, gather, scatter_sum
 from tokamake.parallel.linear import linear
-from tokamake.parallel.mesh import ALONE, Axis, Mesh
+from tokamake.parallel.mesh import ALONE, Mesh
 
 _SEQUENCE = 1
 """Dimension of x_BLD that sequence parallelism shares."""
@@ -27,12 +28,6 @@ class Placement:
     """Dimension along which each has a part, as `torch.chunk` cuts it; None: all have all of it."""
     partial: bool = False
     """Whether each rank has a part of the gradient only, so that they must be summed."""
-
-
-def part(size: int, axis: Axis) -> range:
-    """This rank's part of so many rows: even but for the last ranks, as `torch.chunk` cuts."""
-    each = -(-size // axis.size)
-    return range(min(axis.rank * each, size), min((axis.rank + 1) * each, size))
 
 
 def placements(model: nn.Module) -> dict[str, Placement]:

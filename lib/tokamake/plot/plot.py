@@ -32,6 +32,8 @@ def plot(
     Raises:
         UserError: a file is missing or broken.
     """
+    import math
+
     from tokamake.checkpoint import tensors
     from tokamake.config import read_run
     from tokamake.files import atomic_folder, read_json
@@ -44,7 +46,7 @@ def plot(
     history = read_history(metrics)
     corpora = read_mixture(metadata=metadata, index=index, run=run)
     trained = read_json(train, "make it with `tokamake train`")
-    num_parameters = sum(shape.numel() for shape in tensors.shapes(run.architecture).values())
+    num_parameters = sum(map(math.prod, tensors.shapes(run.architecture).values()))
     pages = {
         "summary": tables.summary(run, trained, num_parameters),
         "corpora": tables.corpora(corpora),

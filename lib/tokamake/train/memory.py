@@ -14,7 +14,8 @@ import torch
 from tokamake import plugins
 from tokamake.config import Run, TrainSettings
 from tokamake.config.parallel import SPLIT_BACKWARD
-from tokamake.parallel.mesh import Axis, Mesh
+from tokamake.parallel.axis import Axis
+from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.pipeline import stages_of_rank
 from tokamake.runtime import Ranks
 from tokamake.train.numerics import precision_of

@@ -1,5 +1,6 @@
 """What the trainer says once as it starts: model, layout, settings that were chosen, memory."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def opening(run: Run, ranks: Ranks, device: torch.device, *, resumed: Path | Non
 
 def num_parameters(run: Run) -> int:
     """Parameters of the whole model."""
-    return sum(shape.numel() for shape in tensors.shapes(run.architecture).values())
+    return sum(map(math.prod, tensors.shapes(run.architecture).values()))
 
 
 def _model(run: Run) -> str:

@@ -88,7 +88,7 @@ def check_continued(found: "Opened", train: "TrainSettings") -> None:
 
 def _check_states(found: "Opened", settings: "OptimizerSettings") -> None:
     """See that a checkpoint has the optimizer's states, no fewer and no others."""
-    from tokamake.checkpoint import native
+    from tokamake.checkpoint.description import describe
     from tokamake.errors import UserError
 
     name = settings.name
@@ -99,7 +99,7 @@ def _check_states(found: "Opened", settings: "OptimizerSettings") -> None:
             f"{found.path}: has no optimizer states of {name} to continue with; {_ANEW}"
         )
     if found.format == "native":
-        saved = native.describe(found.path).get("optimizer", name)
+        saved = describe(found.path).get("optimizer", name)
         if saved != name:
             raise UserError(
                 f"{found.path}: has optimizer states of {saved}, not of {name}; set "

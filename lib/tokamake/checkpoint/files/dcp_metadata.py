@@ -1,63 +1,86 @@
 """What torch's distributed checkpoint (DCP) has in which file: `.metadata`, a pickle.
 
-It is read without running anything: only DCP's own records and plain values can come of it. DCP's
-reader would run what it finds, so `Reader` takes its place wherever tensors are loaded.
+It is read without running anything: only DCP's own records and plain values can come of it. Neither
+reading nor writing needs torch.
 """
 
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import metadata as records
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorStorageMetadata,
-)
-
+from tokamake.checkpoint import dtypes
+from tokamake.checkpoint.dtypes import Dtype
+from tokamake.checkpoint.files import pickles
+from tokamake.checkpoint.files.pickles import Call, Global, Items, Made
 from tokamake.errors import UserError
 
 FILE = ".metadata"
 """Its name in the folder of a checkpoint."""
+VERSION = "1.0.0"
+"""Of DCP's records, as we write them."""
+
+_OF_METADATA, _OF_FILES = (
+    f"torch.distributed.checkpoint.{name}" for name in ("metadata", "filesystem")
+)
+# Not BytesStorageMetadata: what it describes, DCP unpickles whatever it is, and we never write it.
+_RECORDS = {
+    "Metadata": _OF_METADATA,
+    "MetadataIndex": _OF_METADATA,
+    "StorageMeta": _OF_METADATA,
+    "TensorStorageMetadata": _OF_METADATA,
+    "ChunkStorageMetadata": _OF_METADATA,
+    "TensorProperties": _OF_METADATA,
+    "_MEM_FORMAT_ENCODING": _OF_METADATA,
+    "_StorageInfo": _OF_FILES,
+}
+"""DCP's classes, and where they are."""
+_PATHS = {
+    (module, name)
+    for module in ("pathlib", "pathlib._local")
+    for name in ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
+}
+"""What the path is that a checkpoint was saved to, which nobody needs."""
 
 
-class _Place:
-    """Stands for the path that a checkpoint was saved to, which nobody needs."""
+class Place(NamedTuple):
+    """Where a box of a tensor lies: an archive of torch.save within a file."""
 
-    def __init__(self, *parts: str) -> None:
+    file: str
+    """Its name in the folder."""
+    offset: int
+    length: int
+
+
+class Box(NamedTuple):
+    """A part of a tensor."""
+
+    offset: tuple[int, ...]
+    size: tuple[int, ...]
+    place: Place | None
+    """None: in no file."""
+
+
+class Whole(NamedTuple):
+    """A tensor."""
+
+    size: tuple[int, ...]
+    dtype: Dtype
+    boxes: tuple[Box, ...]
+
+
+class _Record:
+    """Stands for one of DCP's; has its attributes."""
+
+    def __init__(self, *_: Any) -> None:
         pass
 
 
-# Not BytesStorageMetadata: what it describes, DCP unpickles whatever it is, and we never write it.
-_RECORDS: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (
-        Metadata,
-        MetadataIndex,
-        StorageMeta,
-        TensorStorageMetadata,
-        records.ChunkStorageMetadata,
-        records.TensorProperties,
-        records._MEM_FORMAT_ENCODING,
-    )
-}
-_KNOWN: dict[tuple[str, str], Any] = {
-    **{(records.__name__, name): kind for name, kind in _RECORDS.items()},
-    (_StorageInfo.__module__, _StorageInfo.__name__): _StorageInfo,
-    ("torch", "Size"): torch.Size,
-    ("torch.serialization", "_get_layout"): {"torch.strided": torch.strided}.__getitem__,
-    **{
-        (module, name): _Place
-        for module in ("pathlib", "pathlib._local")
-        for name in ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
-    },
-}
+class _Properties(_Record):
+    """Stands for DCP's TensorProperties, of which the number format counts."""
+
+    def __setstate__(self, values: Any) -> None:
+        self.dtype = values[0]
 
 
 class _Refused(Exception):
@@ -65,42 +88,41 @@ class _Refused(Exception):
 
 
 class _Unpickler(pickle.Unpickler):
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        # A pickle can set attributes of the classes that it names: they are of this file alone.
+        bases = {"TensorProperties": _Properties}
+        self.kinds = {
+            name: type(name, (bases.get(name, _Record),), {}) for name in (*_RECORDS, "path")
+        }
+
     def find_class(self, module: str, name: str) -> Any:
         """Look up what a pickle names."""
-        if (found := _KNOWN.get((module, name))) is not None:
-            return found
-        if module == "torch" and isinstance(dtype := vars(torch).get(name), torch.dtype):
+        if _RECORDS.get(name) == module:
+            return self.kinds[name]
+        if (module, name) == ("torch", "Size"):
+            return tuple
+        if (module, name) == ("torch.serialization", "_get_layout"):
+            return {"torch.strided": "strided"}.__getitem__
+        if (module, name) in _PATHS:
+            return self.kinds["path"]
+        if module == "torch" and (dtype := dtypes.named(name)):
             return dtype
         raise _Refused(f"{module}.{name}")
 
 
-@contextmanager
-def _unchanged() -> Iterator[None]:
-    """Undo what a pickle does to the classes that it may name: it can set their attributes."""
-    kinds = [*_RECORDS.values(), _StorageInfo, _Place]
-    before = [dict(vars(kind)) for kind in kinds]
-    try:
-        yield
-    finally:
-        for kind, attributes in zip(kinds, before, strict=True):
-            for name in vars(kind).keys() - attributes.keys():
-                delattr(kind, name)
-            for name, value in attributes.items():
-                if vars(kind).get(name) is not value:
-                    setattr(kind, name, value)
-
-
-def read(folder: Path) -> Metadata:
-    """DCP's metadata of a checkpoint, of which all entries are tensors in files of the folder.
+def read(folder: Path) -> dict[str, Whole]:
+    """Tensors of a checkpoint by key, as DCP's metadata describes them.
 
     Raises:
-        UserError: it is missing, damaged, or could be a program.
+        UserError: it is missing, damaged, could be a program, or has more than tensors in files of
+            the folder.
     """
     file = folder / FILE
     try:
-        with file.open("rb") as stream, _unchanged():
-            found = _Unpickler(stream).load()
-        _check(found)
+        with file.open("rb") as stream:
+            unpickler = _Unpickler(stream)
+            return _tensors(unpickler.load(), unpickler.kinds)
     except _Refused as error:
         raise UserError(
             f"{file}: asks for {error}, which no checkpoint of tokamake does, so it is not read; "
@@ -110,41 +132,105 @@ def read(folder: Path) -> Metadata:
     except Exception as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(f"{folder}: no whole checkpoint ({reason}); name another one") from None
-    assert isinstance(found, Metadata)
+
+
+def _tensors(found: Any, kinds: Mapping[str, Any]) -> dict[str, Whole]:
+    """What a pickle says.
+
+    Raises:
+        ValueError: it is not what DCP writes; so do LookupError and the like say.
+    """
+    if type(found) is not kinds["Metadata"]:
+        raise ValueError(f"{FILE} holds no metadata")
+    places: dict[tuple[str, tuple[int, ...]], Place] = {}
+    for index, info in found.storage_data.items():
+        if type(index) is not kinds["MetadataIndex"] or type(info) is not kinds["_StorageInfo"]:
+            raise ValueError(f"{FILE} does not say where tensors are")
+        places[index.fqn, _numbers(index.offset)] = _place(index.fqn, info)
+    tensors = {}
+    for key, tensor in found.state_dict_metadata.items():
+        if not isinstance(key, str) or type(tensor) is not kinds["TensorStorageMetadata"]:
+            raise ValueError(f"{FILE} has {key!r}, which is no tensor")
+        size, dtype = _numbers(tensor.size), tensor.properties.dtype
+        boxes = tuple(_boxes(key, size, tensor.chunks, places))
+        if not isinstance(dtype, Dtype):
+            raise ValueError(f"{FILE} has {key} without number format")
+        tensors[key] = Whole(size, dtype, boxes)
+    return tensors
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    found = tuple(value)
+    if any(type(each) is not int or each < 0 for each in found):
+        raise ValueError(f"{FILE} has {value!r} in the place of sizes")
     return found
 
 
-def _check(found: Any) -> None:
-    """See that a pickle is what DCP writes.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if not isinstance(found, Metadata):
-        raise ValueError(f"{FILE} holds no metadata")
-    for key, tensor in found.state_dict_metadata.items():
-        if not isinstance(key, str) or not isinstance(tensor, TensorStorageMetadata):
-            raise ValueError(f"{FILE} has {key!r}, which is no tensor")
-        for chunk in tensor.chunks:
-            ends = map(sum, zip(chunk.offsets, chunk.sizes, strict=True))
-            if any(end > size for end, size in zip(ends, tensor.size, strict=True)):
-                raise ValueError(f"{FILE} has a part of {key} that is not within it")
-    for index, info in found.storage_data.items():
-        if not isinstance(index, MetadataIndex) or not isinstance(info, _StorageInfo):
-            raise ValueError(f"{FILE} does not say where tensors are")
-        name = info.relative_path
-        if not name or Path(name).name != name or name == "..":
-            raise ValueError(f"{FILE} has {index.fqn} in {name!r}, which is no file beside it")
-        if info.transform_descriptors:
-            raise ValueError(f"{FILE} has {index.fqn} in an encoding that is not read")
+def _place(key: str, info: Any) -> Place:
+    name = info.relative_path
+    if not name or Path(name).name != name or name == "..":
+        raise ValueError(f"{FILE} has {key} in {name!r}, which is no file beside it")
+    if vars(info).get("transform_descriptors"):
+        raise ValueError(f"{FILE} has {key} in an encoding that is not read")
+    return Place(name, *_numbers((info.offset, info.length)))
 
 
-class Reader(dcp.FileSystemReader):
-    """DCP's reader of a folder, which runs nothing that it reads."""
+def _boxes(
+    key: str, whole: tuple[int, ...], chunks: Any, places: Mapping[Any, Place]
+) -> Iterator[Box]:
+    for chunk in chunks:
+        offset, size = _numbers(chunk.offsets), _numbers(chunk.sizes)
+        ends = map(sum, zip(offset, size, strict=True))
+        if any(end > most for end, most in zip(ends, whole, strict=True)):
+            raise ValueError(f"{FILE} has a part of {key} that is not within it")
+        yield Box(offset, size, places.get((key, offset)))
 
-    def read_metadata(self) -> Metadata:
-        """What `read` gives, with what DCP adds."""
-        metadata = read(Path(self.path))
-        metadata.storage_meta = metadata.storage_meta or StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
+
+def write(folder: Path, tensors: Mapping[str, Whole]) -> None:
+    """Write what DCP would of tensors by key, of which all boxes are in files."""
+    content = _made(
+        "Metadata",
+        state_dict_metadata={key: _described(tensor) for key, tensor in tensors.items()},
+        planner_data={key: (key,) for key in tensors},
+        storage_data=Items(
+            (_made("MetadataIndex", fqn=key, offset=_size(box.offset), index=number), _info(box))
+            for key, tensor in tensors.items()
+            for number, box in enumerate(tensor.boxes)
+        ),
+        storage_meta=_made(
+            "StorageMeta", checkpoint_id=None, save_id=None, load_id=None, modules=[]
+        ),
+        version=VERSION,
+    )
+    (folder / FILE).write_bytes(pickles.dumps(content))
+
+
+def _made(name: str, **values: Any) -> Made:
+    return Made(Global(_RECORDS[name], name), values)
+
+
+def _size(numbers: tuple[int, ...]) -> Call:
+    return Call(Global("torch", "Size"), (numbers,))
+
+
+def _described(tensor: Whole) -> Made:
+    """Shape and number format, and that it lies on the CPU row after row."""
+    layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
+    rows = Call(Global(_OF_METADATA, "_MEM_FORMAT_ENCODING"), (0,))
+    dtype = Global("torch", tensor.dtype.name)
+    properties = Global(_OF_METADATA, "TensorProperties")
+    return _made(
+        "TensorStorageMetadata",
+        properties=Made(properties, (dtype, layout, False, rows, False)),
+        size=_size(tensor.size),
+        chunks=[
+            _made("ChunkStorageMetadata", offsets=_size(box.offset), sizes=_size(box.size))
+            for box in tensor.boxes
+        ],
+    )
+
+
+def _info(box: Box) -> Made:
+    assert box.place is not None, "only what is in a file is written"
+    file, offset, length = box.place
+    return _made("_StorageInfo", relative_path=file, offset=offset, length=length)

@@ -5,36 +5,19 @@ to a multiple of 8), then the tensors, each row after row, one after the other.
 """
 
 import json
-import math
 import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from tokamake.checkpoint.files.torch_files import Planned
-from tokamake.checkpoint.regions import Region
+from tokamake.checkpoint import dtypes
+from tokamake.checkpoint.regions import Planned, Region
 from tokamake.errors import UserError
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+_DTYPES = {dtype.in_safetensors: dtype for dtype in dtypes.ALL if dtype.in_safetensors}
 """By their names in a header."""
 
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _ORDER = [*_DTYPES.values()]
 """Larger elements come first, so that all are aligned."""
 
@@ -104,11 +87,10 @@ def lay_out(file: Path, planned: Mapping[str, Planned]) -> list[Region]:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
     regions, end = [], 0
     for name, each in sorted(planned.items(), key=lambda it: (_ORDER.index(it[1].dtype), it[0])):
-        size = math.prod(each.shape) * each.dtype.itemsize
-        place = {"data_offsets": [end, end + size]}
-        header[name] = {"dtype": _NAMES[each.dtype], "shape": each.shape, **place}
+        place = {"data_offsets": [end, end + each.num_bytes]}
+        header[name] = {"dtype": each.dtype.in_safetensors, "shape": each.shape, **place}
         regions.append((name, end, each))
-        end += size
+        end += each.num_bytes
     content = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     content += b" " * (-len(content) % 8)
     start = 8 + len(content)
@@ -116,7 +98,4 @@ def lay_out(file: Path, planned: Mapping[str, Planned]) -> list[Region]:
         stream.write(struct.pack("<Q", len(content)) + content)
         stream.flush()
         os.truncate(stream.fileno(), start + end)
-    return [
-        Region(file, name, start + first, each.shape, each.dtype, each.blocks, each.is_copy)
-        for name, first, each in regions
-    ]
+    return [each.region(file, name, start + first) for name, first, each in regions]

@@ -1,47 +1,30 @@
 """Files of torch.save without their tensors: where to find and how to lay them out."""
 
-import math
-import mmap
+import functools
+import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from tokamake.checkpoint.files.torch_pickles import Located, data_offset, read
-from tokamake.checkpoint.regions import Block, Region
+from tokamake.checkpoint.files import torch_archives
+from tokamake.checkpoint.files.torch_pickles import Located, data_offset
+from tokamake.checkpoint.regions import Block, Planned, Region
 from tokamake.errors import UserError
 
-_CHUNK = 2**24
+_CHUNK = 2**20
 """Bytes whose checksum is taken at once."""
-_NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
-"""Flag of Linux: more may be mapped than there is memory. Python 3.13 names it."""
-_CENTRAL, _LOCAL, _DESCRIPTOR = b"PK\x01\x02", b"PK\x03\x04", b"PK\x07\x08"
+_CENTRAL = b"PK\x01\x02"
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A tensor that a file shall hold."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    blocks: tuple[Block, ...]
-    is_copy: bool = False
-    """See `Region`."""
-
-
-def region(file: Path, name: str, tensor: Tensor, blocks: tuple[Block, ...] = ()) -> Region:
-    """Where a tensor lies that `read` has found."""
+def region(file: Path, name: str, tensor: Any, blocks: tuple[Block, ...] = ()) -> Region:
+    """Where a tensor lies that `torch_pickles.read` has found."""
     assert isinstance(tensor, Located)
-    stride = None if tensor.is_contiguous() else tensor.stride()
-    return Region(
-        file, name, tensor.offset, tuple(tensor.shape), tensor.dtype, blocks, stride=stride
-    )
+    stride = None if tensor.is_contiguous else tensor.stride
+    return Region(file, name, tensor.offset, tensor.shape, tensor.dtype, blocks, stride=stride)
 
 
 def lay_out(file: Path, state: Any) -> list[Region]:
@@ -54,37 +37,12 @@ def lay_out(file: Path, state: Any) -> list[Region]:
     Returns:
         Where the tensors are to go.
     """
-    with torch.serialization.skip_data():
-        torch.save(_replaced(state, _unwritten), file)
-    written = dict(leaves(read(file, "")))
-    regions = []
-    for name, planned in leaves(state):
-        if isinstance(planned, Planned):
-            found = region(file, name, written[name], planned.blocks)
-            regions.append(
-                Region(**{**vars(found), "is_copy": planned.is_copy}) if planned.is_copy else found
-            )
-    return regions
-
-
-def _unwritten(planned: Planned) -> Tensor:
-    """A tensor in memory that is never written to, so that it takes none."""
-    size = math.prod(planned.shape) * planned.dtype.itemsize
-    if not size:
-        return torch.empty(planned.shape, dtype=planned.dtype)
-    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-    memory = mmap.mmap(-1, size, flags=kind)
-    return torch.frombuffer(memory, dtype=planned.dtype).view(planned.shape)
-
-
-def _replaced(state: Any, made: Callable[[Planned], Tensor]) -> Any:
-    if isinstance(state, Planned):
-        return made(state)
-    if isinstance(state, Mapping):
-        return {key: _replaced(value, made) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(_replaced(value, made) for value in state)
-    return state
+    places = torch_archives.write(file, state)
+    names = (name for name, value in leaves(state) if isinstance(value, Planned))
+    return [
+        planned.region(file, name, offset)
+        for name, (planned, offset) in zip(names, places, strict=True)
+    ]
 
 
 def leaves(state: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -108,25 +66,27 @@ def seal(file: Path) -> None:
     with zipfile.ZipFile(file) as archive:
         entries = [entry for entry in archive.infolist() if entry.file_size and not entry.CRC]
         directory = archive.start_dir
-    with file.open("r+b") as stream:
-        sums = {entry.header_offset: _checksum(stream, entry) for entry in entries}
+    with file.open("r+b") as stream, ThreadPoolExecutor() as pool:
+        offsets = [data_offset(stream, entry) for entry in entries]
+        sizes = (entry.file_size for entry in entries)
+        found = pool.map(functools.partial(_checksum, stream.fileno()), offsets, sizes)
+        sums = {entry.header_offset: total for entry, total in zip(entries, found, strict=True)}
         for place, header in _directory(stream, directory):
             if header in sums:
-                stream.seek(place + 16)
-                stream.write(struct.pack("<I", sums[header]))
+                for field in (place + 16, header + 14):
+                    stream.seek(field)
+                    stream.write(struct.pack("<I", sums[header]))
 
 
-def _checksum(stream: Any, entry: zipfile.ZipInfo) -> int:
-    """CRC-32 of an entry's bytes, written into what follows them, too."""
-    stream.seek(data_offset(stream, entry))
-    total, left = 0, entry.file_size
-    while left:
-        chunk = stream.read(min(_CHUNK, left))
-        total, left = zlib.crc32(chunk, total), left - len(chunk)
-    place = stream.tell()
-    if stream.read(4) == _DESCRIPTOR:
-        stream.seek(place + 4)
-        stream.write(struct.pack("<I", total))
+def _checksum(descriptor: int, start: int, size: int) -> int:
+    """CRC-32 of some bytes of a file."""
+    total, buffer = 0, memoryview(bytearray(min(_CHUNK, size)))
+    while size:
+        read = os.preadv(descriptor, [buffer[: min(_CHUNK, size)]], start)
+        if not read:
+            raise EOFError
+        total = zlib.crc32(buffer[:read], total)
+        start, size = start + read, size - read
     return total
 
 

@@ -5,36 +5,25 @@ Nothing that a file could run is run.
 
 import argparse
 import io
+import math
 import pickle
 import struct
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
-import torch
-from torch import Tensor
-
+from tokamake.checkpoint import dtypes
+from tokamake.checkpoint.dtypes import Dtype
 from tokamake.errors import UserError
 
 _INERT = ("megatron.", "deepspeed.", "numpy.", "_codecs.", "pathlib.", "torch.nn.parameter.")
 """Where classes and functions come from that checkpoints of Megatron and DeepSpeed name, for random
 generators and settings; none is called, only with what is kept."""
-_STORAGES = {
-    "BFloat16Storage": torch.bfloat16,
-    "HalfStorage": torch.float16,
-    "FloatStorage": torch.float32,
-    "DoubleStorage": torch.float64,
-    "LongStorage": torch.int64,
-    "IntStorage": torch.int32,
-    "ShortStorage": torch.int16,
-    "CharStorage": torch.int8,
-    "ByteStorage": torch.uint8,
-    "BoolStorage": torch.bool,
-}
-"""How torch.save calls number formats."""
+_STORAGES = {dtype.storage: dtype for dtype in dtypes.ALL if dtype.storage}
 _PLAIN = {"set": set, "frozenset": frozenset, "complex": complex, "int": int, "float": float}
 """Types of Python's own that are read."""
 _LOCAL = b"PK\x03\x04"
@@ -59,10 +48,45 @@ class Inert:
 class _Storage(NamedTuple):
     """What tensors are views of."""
 
-    dtype: torch.dtype
+    dtype: Dtype
     offset: int
     """Its first byte in the file."""
     numel: int
+
+
+@dataclass(frozen=True)
+class Located:
+    """A tensor without data that knows where they lie in its file."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    """Elements from one to the next in each dimension."""
+    dtype: Dtype
+    offset: int
+    """Its first byte."""
+    begin: int
+    """First byte of the storage that it is a view of."""
+    end: int
+    """First byte after that."""
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether it lies row after row, without gaps."""
+        dense = 1
+        for size, step in zip(reversed(self.shape), reversed(self.stride), strict=True):
+            if size != 1 and step != dense:
+                return not self.numel
+            dense *= size
+        return True
+
+    def __setstate__(self, _: Any) -> None:
+        """Refuse: a pickle can do so with what it has made."""
+        raise pickle.UnpicklingError("changes a tensor")
 
 
 class _Rebuild:
@@ -73,13 +97,15 @@ class _Rebuild:
     def __call__(
         self, storage: _Storage, start: int, shape: Any, stride: Any, *_: Any
     ) -> "Located":
-        dtype = storage.dtype
-        made = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device="meta")
-        located = made.as_subclass(Located)
-        located.offset = storage.offset + start * dtype.itemsize
-        located.begin = storage.offset
-        located.end = storage.offset + storage.numel * dtype.itemsize
-        return located
+        shape, stride = tuple(shape), tuple(stride)
+        if len(shape) != len(stride) or any(
+            type(each) is not int or each < 0 for each in (start, *shape, *stride)
+        ):
+            raise ValueError(f"a tensor of shape {shape} and strides {stride}")
+        begin, size = storage.offset, storage.dtype.itemsize
+        return Located(
+            shape, stride, storage.dtype, begin + start * size, begin, begin + storage.numel * size
+        )
 
 
 class _Parameter:
@@ -102,23 +128,12 @@ class _Retype:
         return rebuild(*arguments)
 
 
-class Located(Tensor):
-    """A tensor without data that knows where they lie in its file."""
-
-    offset: int
-    """Its first byte."""
-    begin: int
-    """First byte of the storage that it is a view of."""
-    end: int
-    """First byte after that."""
-
-
 _REBUILD = {
     ("torch._utils", "_rebuild_tensor_v2"): _Rebuild(),
     ("torch._utils", "_rebuild_parameter"): _Parameter(),
     ("torch._tensor", "_rebuild_from_type_v2"): _Retype(),
     ("collections", "OrderedDict"): OrderedDict,
-    ("torch", "Size"): torch.Size,
+    ("torch", "Size"): tuple,
 }
 
 
@@ -153,16 +168,15 @@ class _Unpickler(pickle.Unpickler):
             return self._namespace
         if f"{module}.".startswith(_INERT):
             return self._inert
-        found = vars(torch).get(name) if module == "torch" else None
-        if isinstance(found, torch.dtype):
-            return found
-        if module == "torch" and name in _STORAGES:
-            return _STORAGES[name]
+        if module == "torch" and (dtype := _STORAGES.get(name) or dtypes.named(name)):
+            return dtype
         raise pickle.UnpicklingError(f"names {module}.{name}")
 
     def persistent_load(self, name: Any) -> _Storage:
         """Where a storage lies."""
         _, dtype, key, _, numel = name
+        if not isinstance(dtype, Dtype) or type(numel) is not int:
+            raise ValueError("a storage without number format or size")
         return _Storage(dtype, self._find(key), numel)
 
 

@@ -3,7 +3,6 @@
 What model types there are, and how their tensors differ from ours, families say: `Format`.
 """
 
-import functools
 import math
 import re
 from collections import defaultdict
@@ -12,16 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from tokamake import files
-from tokamake.checkpoint import hugging_face
+from tokamake.checkpoint import dtypes, hugging_face
 from tokamake.checkpoint import tensors as checkpoint_tensors
+from tokamake.checkpoint.dtypes import Dtype
 from tokamake.checkpoint.files import safetensors_files, torch_files, torch_pickles
-from tokamake.checkpoint.files.torch_files import Planned
+from tokamake.checkpoint.files.torch_pickles import Located
 from tokamake.checkpoint.opened import Opened, Target
-from tokamake.checkpoint.regions import Block, Region, Source
+from tokamake.checkpoint.regions import Block, Planned, Region, Source
 from tokamake.config import Architecture
 from tokamake.errors import UserError
 from tokamake.models._hugging_face import Format
@@ -118,18 +115,18 @@ def _read(file: Path, ignored: re.Pattern[str]) -> dict[str, Region]:
         raise UserError(f"{file}: holds no tensors by name; {_REMEDY}")
     kept = {str(name): each for name, each in found.items() if not ignored.fullmatch(str(name))}
     for name, each in kept.items():
-        if not isinstance(each, Tensor):
+        if not isinstance(each, Located):
             raise UserError(f"{file}: {name} is no tensor; {_REMEDY}")
     return {name: torch_files.region(file, name, each) for name, each in kept.items()}
 
 
 def _check(name: str, region: Region, shape: tuple[int, ...]) -> None:
     where = str(region.file)
-    checkpoint_tensors.check_shape(name, torch.Size(region.shape), torch.Size(shape), where)
-    if region.dtype not in checkpoint_tensors.DTYPES:
+    checkpoint_tensors.check_shape(name, region.shape, shape, where)
+    if region.dtype.short is None:
         raise UserError(
             f"{where}: tensor {name} is {region.dtype}; save all tensors in one of "
-            f"{', '.join(checkpoint_tensors.DTYPES.values())}"
+            f"{', '.join(dtypes.OF_WEIGHTS)}"
         )
 
 
@@ -140,6 +137,8 @@ def _same(one: Region, other: Region) -> bool:
     places = [(each.file, each.offset, each.stride) for each in (one, other)]
     if places[0] == places[1]:  # tensors that share storage
         return True
+    import torch
+
     # Both are mapped: what has been compared need not stay in memory.
     pairs = zip(*(each.map().view(torch.uint8).split(_CHUNK) for each in (one, other)), strict=True)
     return all(torch.equal(left, right) for left, right in pairs)
@@ -203,7 +202,7 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
         name: Planned(each.shape, _dtype(each.blocks, checkpoint.source, target), each.blocks)
         for name, each in _stored(checkpoint.architecture, stored).items()
     }
-    widest = _widest(each.dtype for each in planned.values())
+    widest = dtypes.widest(each.dtype for each in planned.values())
     eos_token = checkpoint.notes.get("eos_token_id")
     content = hugging_face.config(checkpoint.architecture, widest, eos_token)
     hugging_face.write_config(folder, content)
@@ -213,7 +212,7 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
     names = [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
     file_of = {key: file for file, shard in zip(names, shards, strict=True) for key in shard}
     index = {
-        "metadata": {"total_size": sum(map(_num_bytes, planned.values()))},
+        "metadata": {"total_size": sum(each.num_bytes for each in planned.values())},
         "weight_map": dict(sorted(file_of.items())),
     }
     files.write_json(folder / f"{_SAFE}.index.json", index)
@@ -224,20 +223,11 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
     ]
 
 
-def _dtype(blocks: Iterable[Block], source: Source, target: Target) -> torch.dtype:
+def _dtype(blocks: Iterable[Block], source: Source, target: Target) -> Dtype:
     """Number format of a tensor; of one that is made of several, one that holds them all."""
     if target.dtype:
-        named = {name: dtype for dtype, name in checkpoint_tensors.DTYPES.items()}
-        return named[target.dtype]
-    return _widest(source.dtype(block.key) for block in blocks)
-
-
-def _widest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
-    return functools.reduce(torch.promote_types, dtypes)
-
-
-def _num_bytes(planned: Planned) -> int:
-    return math.prod(planned.shape) * planned.dtype.itemsize
+        return dtypes.OF_WEIGHTS[target.dtype]
+    return dtypes.widest(source.dtype(block.key) for block in blocks)
 
 
 def _shards(planned: Mapping[str, Planned], most: int) -> Iterator[dict[str, Planned]]:
@@ -245,9 +235,9 @@ def _shards(planned: Mapping[str, Planned], most: int) -> Iterator[dict[str, Pla
     shard: dict[str, Planned] = {}
     size = 0
     for name, each in planned.items():
-        if shard and size + _num_bytes(each) > most:
+        if shard and size + each.num_bytes > most:
             yield shard
             shard, size = {}, 0
         shard[name] = each
-        size += _num_bytes(each)
+        size += each.num_bytes
     yield shard

@@ -19,7 +19,7 @@ from tokamake.checkpoint.regions import Region
 from tokamake.checkpoint.zero import folder as deepspeed_folder
 from tokamake.checkpoint.zero import shards as zero_shards
 from tokamake.checkpoint.zero.folder import states
-from tokamake.parallel.mesh import Axis
+from tokamake.parallel.axis import Axis
 
 TITLE = "Megatron-DeepSpeed, without pipeline"
 IN_ROOT = True

@@ -24,7 +24,7 @@ from tokamake.checkpoint.zero import folder as deepspeed_folder
 from tokamake.checkpoint.zero import shards as zero_shards
 from tokamake.checkpoint.zero.folder import REMEDY, states
 from tokamake.errors import UserError
-from tokamake.parallel.mesh import Axis
+from tokamake.parallel.axis import Axis
 
 TITLE = "Megatron-DeepSpeed, with pipeline"
 IN_ROOT = True

@@ -26,7 +26,7 @@ from tokamake.checkpoint.regions import Region, Source
 from tokamake.checkpoint.zero import folder as deepspeed_folder
 from tokamake.config import Architecture
 from tokamake.errors import UserError
-from tokamake.parallel.mesh import Axis
+from tokamake.parallel.axis import Axis
 
 TITLE = "Megatron-LM, classic"
 IN_ROOT = False

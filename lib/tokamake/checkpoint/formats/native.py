@@ -6,29 +6,20 @@ Their files are little archives of torch.save, one after the other, a box of a t
 
 import functools
 import os
-import pickle
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-
 from tokamake import files
-from tokamake.checkpoint import native, tensors
+from tokamake.checkpoint import description, dtypes
+from tokamake.checkpoint.dtypes import Dtype
 from tokamake.checkpoint.files import dcp_metadata, torch_files, torch_pickles
+from tokamake.checkpoint.files.dcp_metadata import Box, Place, Whole
 from tokamake.checkpoint.latest import latest
 from tokamake.checkpoint.opened import Opened, Progress, Target
-from tokamake.checkpoint.regions import Block, Region, Source
+from tokamake.checkpoint.regions import Block, Planned, Region, Source
+from tokamake.checkpoint.start_files import DESCRIPTION
 from tokamake.errors import UserError
 
 TITLE = "tokamake (torch distributed checkpoint)"
@@ -42,18 +33,17 @@ _ALIGNMENT = 64
 """Bytes of which the begin of each archive is a multiple, as that of data within it is."""
 _NO_RANKS = 0
 """World size of what no ranks have saved, so that none looks for what it alone would know."""
-_DTYPES = {name: dtype for dtype, name in tensors.DTYPES.items()}
 
 
 def find(path: Path) -> Path | None:
     """The checkpoint that a path is, or that the `latest` of a training folder names."""
-    if native.is_native(path):
+    if description.is_native(path):
         return path
     try:
         named = latest(path)
     except UserError:
         return None
-    return named if native.is_native(named) else None
+    return named if description.is_native(named) else None
 
 
 def opened(path: Path) -> Opened:
@@ -62,13 +52,12 @@ def opened(path: Path) -> Opened:
     Raises:
         UserError: it is missing, or damaged as far as that can be seen.
     """
-    architecture, iteration = native.describe_model(path)
-    described, metadata = native.describe(path), dcp_metadata.read(path)
-    known: dict[str, Any] = metadata.state_dict_metadata
+    architecture, iteration = description.describe_model(path)
+    described, known = description.describe(path), dcp_metadata.read(path)
     kept = (_WEIGHTS, _STATES)
     whole = {key: tensor for key, tensor in known.items() if key.startswith(kept)}
-    _check_files(path, metadata.storage_data.values())
-    shapes = {key: tuple(tensor.size) for key, tensor in whole.items()}
+    _check_files(path, [box.place for tensor in known.values() for box in tensor.boxes])
+    shapes = {key: tensor.size for key, tensor in whole.items()}
     progress = Progress(
         iteration, described.get("consumed_samples", 0), described.get("consumed_tokens", 0)
     )
@@ -76,7 +65,7 @@ def opened(path: Path) -> Opened:
         format="native",
         path=path,
         architecture=architecture,
-        source=Source(_regions(path, whole, metadata.storage_data), shapes),
+        source=Source(_regions(path, whole), shapes),
         progress=progress,
         notes={key: described[key] for key in _NOTES if described.get(key) is not None},
     )
@@ -86,9 +75,8 @@ class _Stored(NamedTuple):
     """A box of a tensor in a file."""
 
     key: str
-    offset: tuple[int, ...]
-    size: tuple[int, ...]
-    where: _StorageInfo
+    box: Box
+    place: Place
 
 
 class _Archive(NamedTuple):
@@ -98,21 +86,22 @@ class _Archive(NamedTuple):
     """All that goes before its data."""
     elements: int
     """Of the data."""
-    dtype: torch.dtype
+    dtype: Dtype
     start: int
     """Element that the tensor begins with."""
     stride: tuple[int, ...]
 
 
-def _check_files(folder: Path, archives: Iterable[_StorageInfo]) -> None:
+def _check_files(folder: Path, archives: Iterable[Place | None]) -> None:
     """See that all files are as long as what they shall hold, also for ranks alone.
 
     Raises:
         UserError: one is not.
     """
     ends: dict[str, int] = defaultdict(int)
-    for where in archives:
-        ends[where.relative_path] = max(ends[where.relative_path], where.offset + where.length)
+    for place in archives:
+        if place:
+            ends[place.file] = max(ends[place.file], place.offset + place.length)
     for name, end in sorted(ends.items()):
         file = folder / name
         if not file.is_file():
@@ -121,20 +110,16 @@ def _check_files(folder: Path, archives: Iterable[_StorageInfo]) -> None:
             raise UserError(f"{file}: damaged: has {size:,} of {end:,} bytes; {_REMEDY}")
 
 
-def _regions(
-    folder: Path, whole: Mapping[str, TensorStorageMetadata], archives: Mapping[MetadataIndex, Any]
-) -> Iterator[Region]:
+def _regions(folder: Path, whole: Mapping[str, Whole]) -> Iterator[Region]:
     """Where the boxes of whole tensors lie; those that no file has are left out."""
     stored: dict[str, list[_Stored]] = defaultdict(list)
     for key, tensor in whole.items():
-        for chunk in tensor.chunks:
-            where = archives.get(MetadataIndex(key, chunk.offsets))
-            if where is not None:
-                one = _Stored(key, tuple(chunk.offsets), tuple(chunk.sizes), where)
-                stored[where.relative_path].append(one)
+        for box in tensor.boxes:
+            if box.place:
+                stored[box.place.file].append(_Stored(key, box, box.place))
     known: dict[Any, _Archive] = {}
     for name, some in sorted(stored.items()):
-        some.sort(key=lambda one: one.where.offset)
+        some.sort(key=lambda one: one.place.offset)
         yield from _in_file(folder / name, some, known)
 
 
@@ -142,8 +127,8 @@ def _in_file(file: Path, some: Iterable[_Stored], known: dict[Any, _Archive]) ->
     """Where boxes lie in a file; archives that are met first are added to those that are known."""
     with file.open("rb") as stream:
         for one in some:
-            start, length = one.where.offset, one.where.length
-            archive = known.get(alike := (length, one.size))
+            _, start, length = one.place
+            archive = known.get(alike := (length, one.box.size))
             stream.seek(start)
             # What begins alike is alike: the beginning says format, shape, strides and dtype.
             if archive is None or stream.read(len(archive.head)) != archive.head:
@@ -157,27 +142,28 @@ def _archive(file: Path, stream: Any, one: _Stored) -> _Archive:
     Raises:
         UserError: it is not of the size that `.metadata` tells, or damaged.
     """
-    start, length = one.where.offset, one.where.length
+    _, start, length = one.place
     try:
         tensor = torch_pickles.parse(torch_pickles.View(stream, start, length))
     # What a damaged pickle asks for can fail in any way.
     except Exception as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(f"{file}: damaged at {one.key} ({reason}); {_REMEDY}") from None
-    if not isinstance(tensor, torch_pickles.Located) or tuple(tensor.shape) != one.size:
-        raise UserError(f"{file}: damaged at {one.key}, not of the size {one.size}; {_REMEDY}")
+    if not isinstance(tensor, torch_pickles.Located) or tensor.shape != one.box.size:
+        raise UserError(f"{file}: damaged at {one.key}, not of the size {one.box.size}; {_REMEDY}")
     begin, size = tensor.begin, tensor.dtype.itemsize
     if tensor.end > length:
         raise UserError(f"{file}: damaged at {one.key}, which is not whole; {_REMEDY}")
     first, elements = (at // size for at in (tensor.offset - begin, tensor.end - begin))
     stream.seek(start)
-    return _Archive(stream.read(begin), elements, tensor.dtype, first, tensor.stride())
+    return _Archive(stream.read(begin), elements, tensor.dtype, first, tensor.stride)
 
 
 def _region(file: Path, one: _Stored, archive: _Archive) -> Region:
-    place = tuple(slice(at, at + n) for at, n in zip(one.offset, one.size, strict=True))
+    pairs = zip(one.box.offset, one.box.size, strict=True)
+    place = tuple(slice(at, at + n) for at, n in pairs)
     block = Block(one.key, place, archive.start, archive.stride)
-    begin = one.where.offset + len(archive.head)
+    begin = one.place.offset + len(archive.head)
     return Region(file, one.key, begin, (archive.elements,), archive.dtype, (block,))
 
 
@@ -202,9 +188,9 @@ class _Planned(NamedTuple):
     wanted: str
     """Key of the source's tensor."""
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: Dtype
     skeleton: _Skeleton
-    where: _StorageInfo
+    place: Place
 
 
 def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
@@ -220,17 +206,16 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
     Returns:
         Where its tensors are to go.
     """
-    files.write_json(folder / native.DESCRIPTION, _description(checkpoint))
+    files.write_json(folder / DESCRIPTION, _description(checkpoint))
     planned = [*_plan(folder, checkpoint.source, target)]
-    with (folder / dcp_metadata.FILE).open("wb") as stream:
-        pickle.dump(_metadata(planned), stream)
+    dcp_metadata.write(folder, {one.key: _whole(one) for one in planned})
     return [_write(folder, one) for one in planned]
 
 
 def _description(checkpoint: Opened) -> dict[str, Any]:
     optimizer = checkpoint.notes.get("optimizer")
     return {
-        "version": native.VERSION,
+        "version": description.VERSION,
         "world_size": _NO_RANKS,
         **vars(checkpoint.progress),
         "architecture": checkpoint.architecture.model_dump(mode="json"),
@@ -252,20 +237,20 @@ def _plan(folder: Path, source: Source, target: Target) -> Iterator[_Planned]:
         wanted = master if key.startswith(_WEIGHTS) and master in source else key
         dtype = source.dtype(wanted)
         if target.dtype and key.startswith(_WEIGHTS):
-            dtype = _DTYPES[target.dtype]
+            dtype = dtypes.OF_WEIGHTS[target.dtype]
         made = skeleton(shape, dtype)
         start = -(-end // _ALIGNMENT) * _ALIGNMENT
         if start and start + made.length > target.max_shard_bytes:
             number, start = number + 1, 0
         end = start + made.length
         # DCP calls them by the rank that writes them, and count.
-        info = _StorageInfo(f"__0_{number}.distcp", start, made.length)
-        yield _Planned(key, wanted, shape, dtype, made, info)
+        place = Place(f"__0_{number}.distcp", start, made.length)
+        yield _Planned(key, wanted, shape, dtype, made, place)
 
 
-def _skeleton(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> _Skeleton:
+def _skeleton(folder: Path, shape: tuple[int, ...], dtype: Dtype) -> _Skeleton:
     file = folder / "archive"
-    (region,) = torch_files.lay_out(file, torch_files.Planned(shape, dtype, ()))
+    (region,) = torch_files.lay_out(file, Planned(shape, dtype, ()))
     with file.open("rb") as stream:
         head = stream.read(region.offset)
         stream.seek(region.num_bytes, os.SEEK_CUR)
@@ -274,22 +259,13 @@ def _skeleton(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> _Skel
     return _Skeleton(head, region.num_bytes, tail)
 
 
-def _metadata(planned: Iterable[_Planned]) -> Metadata:
-    """What DCP would write of whole tensors."""
-    found = Metadata({}, {}, {}, StorageMeta(), CURRENT_DCP_VERSION)
-    for one in planned:
-        first, size = torch.Size([0] * len(one.shape)), torch.Size(one.shape)
-        whole = [ChunkStorageMetadata(first, size)]
-        tensor = TensorStorageMetadata(TensorProperties(one.dtype), size, whole)
-        found.state_dict_metadata[one.key] = tensor
-        found.planner_data[one.key] = (one.key,)
-        found.storage_data[MetadataIndex(one.key, first, 0)] = one.where
-    return found
+def _whole(one: _Planned) -> Whole:
+    return Whole(one.shape, one.dtype, (Box((0,) * len(one.shape), one.shape, one.place),))
 
 
 def _write(folder: Path, one: _Planned) -> Region:
     """Write an archive but for its data."""
-    file, start = folder / one.where.relative_path, one.where.offset
+    file, start = folder / one.place.file, one.place.offset
     with file.open("r+b" if start else "wb") as stream:
         stream.seek(start)
         stream.write(one.skeleton.head)

@@ -12,23 +12,21 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from tokamake import files
+from tokamake.checkpoint.dtypes import FLOAT32
 from tokamake.checkpoint.files import torch_files, torch_pickles
-from tokamake.checkpoint.files.torch_files import Planned
+from tokamake.checkpoint.files.torch_pickles import Located
 from tokamake.checkpoint.formats import mds_pipeline
 from tokamake.checkpoint.megatron import module as megatron_module
 from tokamake.checkpoint.megatron.arguments import architecture_of, notes_of, progress_of
 from tokamake.checkpoint.megatron.parts import Part, Rank
 from tokamake.checkpoint.opened import Opened, Target
-from tokamake.checkpoint.regions import Block, Region, Source
+from tokamake.checkpoint.regions import Block, Planned, Region, Source
 from tokamake.checkpoint.zero import folder as deepspeed_folder
 from tokamake.checkpoint.zero.folder import REMEDY
 from tokamake.checkpoint.zero.shards import States, parameter
 from tokamake.errors import UserError
-from tokamake.parallel.mesh import Axis
+from tokamake.parallel.axis import Axis
 
 TITLE = "DeepSpeed universal"
 IN_ROOT = False
@@ -67,7 +65,7 @@ def opened(folder: Path) -> Opened:
     if words is None:
         raise UserError(f"{folder / _ZERO}: has no word_embeddings.weight; {REMEDY}")
     args = deepspeed_folder.args_of(state)
-    numel = _param(names[words] / f"{_WEIGHTS}.pt").numel()
+    numel = _param(names[words] / f"{_WEIGHTS}.pt").numel
     rows = numel // (getattr(args, "hidden_size", None) or 1)
     architecture = architecture_of(args, file, padded_vocab_size=rows)
     rank, states = Rank(architecture, Axis(0, 1), rows), States()
@@ -116,11 +114,11 @@ def _parts(rank: Rank, numbers: Iterable[int] | None) -> dict[str, Part]:
     return mds_pipeline.by_deepspeed(rank, numbers)
 
 
-def _param(file: Path) -> Tensor:
+def _param(file: Path) -> Located:
     found = torch_pickles.read(file, REMEDY)
     # Stage 3 is converted to tensors without shapes.
     found = found.get("param") if isinstance(found, dict) else found
-    if not isinstance(found, Tensor):
+    if not isinstance(found, Located):
         raise UserError(f"{file}: holds no tensor param; {REMEDY}")
     return found
 
@@ -137,7 +135,7 @@ def _add(states: States, folder: Path, part: Part) -> None:
         ]
         if kind != _STEP:
             tensor = _param(file)
-            if tuple(tensor.shape) not in (part.shape, (math.prod(part.shape),)):
+            if tensor.shape not in (part.shape, (math.prod(part.shape),)):
                 raise UserError(
                     f"{file}: has shape {list(tensor.shape)}, the architecture calls for "
                     f"{list(part.shape)}; mend the architecture, or take another checkpoint"
@@ -149,12 +147,12 @@ def _add(states: States, folder: Path, part: Part) -> None:
 
 def _add_step(states: States, file: Path, step: Any, keys: set[str]) -> None:
     """Add how many steps the optimizer has done."""
-    if isinstance(step, Tensor):
+    if isinstance(step, Located):
         blocks = (*(Block(key, ()) for key in sorted(keys)),)
         states.regions.append(torch_files.region(file, _STEP, step, blocks))
         states.numbers |= keys
     elif isinstance(step, int | float):
-        states.given |= {key: torch.tensor(float(step)) for key in keys}
+        states.given |= dict.fromkeys(keys, float(step))
 
 
 def _add_steps(states: States, zero: Path) -> None:
@@ -228,7 +226,7 @@ def _contents(name: str, part: Part, source: Source) -> Iterator[tuple[str, Any]
         if source.shapes[keys[0]]:
             yield kind, {"param": _planned(part, f"optimizer.{kind}."), **about}
         else:
-            yield kind, Planned((), torch.float32, (Block(keys[0], ()),))
+            yield kind, Planned((), FLOAT32, (Block(keys[0], ()),))
 
 
 @functools.cache
@@ -240,4 +238,4 @@ def _kinds(source: Source) -> tuple[str, ...]:
 
 def _planned(part: Part, prefix: str) -> Planned:
     blocks = (block._replace(key=prefix + parameter(block.key)) for block in part.blocks)
-    return Planned(part.shape, torch.float32, (*blocks,))
+    return Planned(part.shape, FLOAT32, (*blocks,))

@@ -3,25 +3,21 @@
 Formats of its kin say which file has which stage; `parts` what is in the tensors.
 """
 
-import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from tokamake.checkpoint import dtypes
 from tokamake.checkpoint.files import torch_files
-from tokamake.checkpoint.files.torch_files import Planned
+from tokamake.checkpoint.files.torch_pickles import Located
 from tokamake.checkpoint.megatron.parts import Part, Rank
 from tokamake.checkpoint.opened import Opened, Target
-from tokamake.checkpoint.regions import Region
+from tokamake.checkpoint.regions import Planned, Region
 from tokamake.config import Architecture
 from tokamake.errors import UserError
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _OLDER = ((r"\btransformer\.", "encoder."), (r"(layers\.\d+\.|^)attention\.", r"\1self_attention."))
 """Names of earlier Megatrons, and what they became."""
 _NO_WEIGHTS = re.compile(r"(.*\.)?(_extra_state|inv_freq|rotary_(pos_)?emb.*)")
@@ -67,7 +63,7 @@ def planned(tree: Any, checkpoint: Opened, target: Target) -> Any:
         return {name: planned(value, checkpoint, target) for name, value in tree.items()}
     # Of what several tensors make up, one that holds them all.
     kept = (checkpoint.source.dtype(block.key) for block in tree.blocks)
-    dtype = DTYPES[target.dtype] if target.dtype else functools.reduce(torch.promote_types, kept)
+    dtype = dtypes.OF_WEIGHTS[target.dtype] if target.dtype else dtypes.widest(kept)
     return Planned(tree.shape, dtype, tree.blocks, tree.is_copy)
 
 
@@ -87,9 +83,9 @@ def found(file: Path, module: Any, tree: Any) -> Iterator[Region]:
     unknown = [
         name
         for name, value in tensors.items()
-        if isinstance(value, Tensor) and name not in wanted and not _NO_WEIGHTS.fullmatch(name)
+        if isinstance(value, Located) and name not in wanted and not _NO_WEIGHTS.fullmatch(name)
     ]
-    missing = [name for name in wanted if not isinstance(tensors.get(name), Tensor)]
+    missing = [name for name in wanted if not isinstance(tensors.get(name), Located)]
     for problem, names in (("is missing", missing), ("is not part of the model", unknown)):
         if names:
             more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
@@ -98,7 +94,7 @@ def found(file: Path, module: Any, tree: Any) -> Iterator[Region]:
                 "or mend its architecture"
             )
     for name, part in wanted.items():
-        if tuple(tensors[name].shape) != part.shape:
+        if tensors[name].shape != part.shape:
             raise UserError(
                 f"{file}: tensor {name} has shape {list(tensors[name].shape)}, the architecture "
                 f"calls for {list(part.shape)}; mend the architecture, or take another checkpoint"
@@ -114,8 +110,8 @@ def vocabulary_rows(file: Path, module: Any) -> int:
         UserError: it has none.
     """
     for name, value in torch_files.leaves(module):
-        if name.endswith("word_embeddings.weight") and isinstance(value, Tensor):
-            return len(value)
+        if name.endswith("word_embeddings.weight") and isinstance(value, Located):
+            return value.shape[0]
     raise UserError(
         f"{file}: has no word_embeddings.weight; give a checkpoint of Megatron with its weights"
     )

@@ -13,8 +13,7 @@ from tokamake.checkpoint import tensors
 from tokamake.checkpoint.regions import Block
 from tokamake.config import Architecture
 from tokamake.errors import UserError
-from tokamake.parallel.mesh import Axis
-from tokamake.parallel.tensor import part
+from tokamake.parallel.axis import Axis, part
 
 Box = tuple[slice, ...]
 _KINDS = ("weight", "bias")

@@ -8,8 +8,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from tokamake.checkpoint import latest
 from tokamake.checkpoint.files import torch_pickles
 from tokamake.checkpoint.megatron import module as megatron_module
@@ -95,7 +93,7 @@ def read(file: Path) -> dict[str, Any]:
     """
     state = torch_pickles.read(file, REMEDY)
     if not isinstance(state, dict):
-        kind = "tensor" if isinstance(state, Tensor) else type(state).__name__
+        kind = "tensor" if isinstance(state, torch_pickles.Located) else type(state).__name__
         raise UserError(f"{file}: holds no checkpoint but a {kind}; {REMEDY}")
     return state
 

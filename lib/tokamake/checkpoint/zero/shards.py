@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
+from tokamake.checkpoint.dtypes import FLOAT32
 from tokamake.checkpoint.files import torch_files, torch_pickles
+from tokamake.checkpoint.files.torch_pickles import Located
 from tokamake.checkpoint.megatron.module import newer
 from tokamake.checkpoint.megatron.parts import Part
 from tokamake.checkpoint.regions import Block, Region, Source
@@ -37,7 +36,7 @@ class States:
     """What all shards hold of whole tensors."""
 
     regions: list[Region] = field(default_factory=list)
-    given: dict[str, Tensor] = field(default_factory=dict)
+    given: dict[str, float] = field(default_factory=dict)
     """Numbers that the files do not have as tensors, by key."""
     numbers: set[str] = field(default_factory=set)
     """Keys of those that files have as tensors without dimensions."""
@@ -78,7 +77,7 @@ class _Group(NamedTuple):
 
     file: Path
     pieces: Sequence[Piece]
-    weights: Tensor
+    weights: Located
     """Flat, of which the pieces tell what is where."""
     states: Mapping[str, Any]
     """By kind: tensors like `weights`, or numbers that all parameters share."""
@@ -111,7 +110,7 @@ def read(
     if not _has_states(folder):
         return found
     weights: str | None = MASTER if beside else MODEL
-    if beside and all(region.dtype == torch.float32 for region in beside):
+    if beside and all(region.dtype == FLOAT32 for region in beside):
         weights = None
     for model, parts in enumerate(ranks):
         shards = _shards(folder, model)
@@ -206,7 +205,7 @@ def _partitioned(
             for file, state in shards
         ]
         # Fp32 weights may be there without padding, moments are not.
-        each = max(tensor.numel() for part in parts for tensor in (part.weights, *_tensors(part)))
+        each = max(tensor.numel for part in parts for tensor in (part.weights, *_tensors(part)))
         paddings = shards[0][1].get("param_alignment_paddings")
         sizes = [*_sizes(group, paddings[number] if paddings else [0] * len(group))]
         for rank, part in enumerate(parts):
@@ -214,8 +213,8 @@ def _partitioned(
             yield part._replace(pieces=[piece for piece in pieces if piece.name])
 
 
-def _tensors(group: _Group) -> list[Tensor]:
-    return [each for each in group.states.values() if isinstance(each, Tensor)]
+def _tensors(group: _Group) -> list[Located]:
+    return [each for each in group.states.values() if isinstance(each, Located)]
 
 
 def _sizes(
@@ -254,7 +253,7 @@ def _sliced(
         rest = iter(sizes)
         for number, weights in enumerate(state["fp32_flat_groups"]):
             pieces, at = list[Piece](), 0
-            while at < weights.numel():
+            while at < weights.numel:
                 name, size = next(rest)
                 each = -(-size // len(shards))
                 start, stop = (min(size, part * each) for part in (rank, rank + 1))
@@ -287,7 +286,7 @@ def _add(found: States, group: _Group, own: Mapping[str, Part], weights: str | N
         found.regions.append(_region(group, "fp32 weights", group.weights, weights, pieces, own))
     for kind, value in group.states.items():
         prefix = f"optimizer.{kind}."
-        if isinstance(value, Tensor) and value.dim():
+        if isinstance(value, Located) and value.shape:
             found.regions.append(_region(group, kind, value, prefix, pieces, own))
             continue
         keys = {
@@ -296,19 +295,19 @@ def _add(found: States, group: _Group, own: Mapping[str, Part], weights: str | N
             if piece.start == 0
             for block in own[piece.name].blocks
         }
-        if isinstance(value, Tensor):
+        if isinstance(value, Located):
             if keys := keys - found.numbers:
                 blocks = (*(Block(key, ()) for key in sorted(keys)),)
                 found.regions.append(torch_files.region(group.file, kind, value, blocks))
                 found.numbers |= keys
         elif isinstance(value, int | float):
-            found.given |= {key: torch.tensor(float(value)) for key in keys}
+            found.given |= dict.fromkeys(keys, float(value))
 
 
 def _region(
     group: _Group,
     name: str,
-    tensor: Tensor,
+    tensor: Located,
     prefix: str,
     pieces: Iterable[Piece],
     own: Mapping[str, Part],

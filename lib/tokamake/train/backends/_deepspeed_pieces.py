@@ -140,7 +140,7 @@ def make_state(
             if saved is None or kind in state:
                 continue
             shape = piece.flat.shape if like == "like_parameter" else saved.size
-            state[kind] = native.room(shape, saved.properties.dtype, piece.flat, optimizer)
+            state[kind] = native.room(shape, saved.dtype.torch, piece.flat, optimizer)
 
 
 def take_shared(

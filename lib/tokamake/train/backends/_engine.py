@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tokamake import files, plugins
 from tokamake.checkpoint import latest, native
+from tokamake.checkpoint.description import describe
 from tokamake.checkpoint.fragments import Fragments
 from tokamake.config import Run
 from tokamake.errors import UserError
@@ -176,7 +177,7 @@ class Base(ABC):
 
     def _take_rest(self, folder: Path, state: dict[str, Any] | None) -> None:
         """Bring back the loss scale and, if there were as many ranks, what `_rank_state` gave."""
-        scale, steps = native.describe(folder)["loss_scale"]
+        scale, steps = describe(folder)["loss_scale"]
         self._loss_scale.state = scale, steps
         if state:
             set_random_state(state["random"])

@@ -1,10 +1,15 @@
-"""transformers' model types that a `gpt` is stored as: gpt2, gpt_bigcode, starcoder2, bloom."""
+"""How a `gpt` is stored: its tensors, and transformers' gpt2, gpt_bigcode, starcoder2, bloom."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from tokamake.config import Architecture
 from tokamake.models._hugging_face import Format
+from tokamake.models.stored import _tensors
+
+shapes = partial(_tensors.shapes, gated=False, biased_norms=True)
+"""Shape of every tensor by its name, of an architecture."""
 
 _SHAPE = {
     "vocab_size": ("vocab_size",),
@@ -163,3 +168,6 @@ BLOOM = Format(
     fused="self_attention.query_key_value",
 )
 """ALiBi and a norm of the embeddings."""
+
+HUGGING_FACE = (GPT2, GPT_BIGCODE, STARCODER2, BLOOM)
+"""transformers' model types that such a model is stored as, the first that fits."""

@@ -1,0 +1,128 @@
+"""Boxes of tensors arrive bit by bit, however they lie in files; and bytes alone need no torch."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise, product
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tokamake.checkpoint import dtypes, hugging_face, moving, tensors
+from tokamake.checkpoint.moving import fill
+from tokamake.checkpoint.regions import Block, Region, Source
+from tokamake.config import Architecture
+
+SHAPE = (150, 70)
+KEY = "model.x"
+CUTS: dict[str, tuple[list[int], list[int]]] = {
+    "whole": ([0, 150], [0, 70]),
+    "rows": ([0, 40, 41, 150], [0, 70]),
+    "columns": ([0, 150], [0, 30, 70]),
+    "boxes": ([0, 101, 150], [0, 7, 70]),
+}
+
+
+def boxes(cut: str) -> Iterator[tuple[slice, ...]]:
+    rows, columns = (list(pairwise(each)) for each in CUTS[cut])
+    for row, column in product(rows, columns):
+        yield slice(*row), slice(*column)
+
+
+def laid_out(file: Path, cut: str, *, turned: bool, dtype: dtypes.Dtype) -> list[Region]:
+    """A file of which each tensor is a box, or its transpose, with some bytes before each."""
+    found, end = [], 3
+    for box in boxes(cut):
+        size = tuple(at.stop - at.start for at in box)
+        stride = (1, size[0]) if turned else None
+        block = Block(KEY, box, 0, stride)
+        shape = size[::-1] if turned else size
+        found.append(Region(file, "x", end, shape, dtype, (block,)))
+        end += found[-1].num_bytes + 5
+    file.touch()
+    os.truncate(file, end)
+    return found
+
+
+def values(dtype: torch.dtype) -> Tensor:
+    return torch.arange(SHAPE[0] * SHAPE[1]).view(SHAPE).to(dtype)
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["rows to", "columns to"])
+@pytest.mark.parametrize("was_turned", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize(("cut", "was_cut"), product(CUTS, CUTS))
+def test_every_box_arrives(
+    tmp_path: Path, cut: str, was_cut: str, was_turned: bool, turned: bool
+) -> None:
+    for dtype in (dtypes.FLOAT32, dtypes.OF_WEIGHTS["bf16"]):
+        parts = laid_out(tmp_path / "a", was_cut, turned=was_turned, dtype=dtype)
+        whole = values(dtype.torch)
+        for region in parts:
+            (block,) = region.blocks
+            block.view(region.map(writable=True)).copy_(whole[block.place])
+        targets = laid_out(tmp_path / "b", cut, turned=turned, dtype=dtype)
+        begin = (tmp_path / "b").read_bytes()
+        source = Source(parts, {KEY: SHAPE})
+        assert [*fill(targets, source, keys=[KEY])] == [KEY]
+        assert torch.equal(Source(targets, {KEY: SHAPE}).read(KEY), whole)
+        for region in targets:  # what lies between stays as it is
+            end = region.offset + region.num_bytes
+            assert (tmp_path / "b").read_bytes()[end : end + 5] == begin[end : end + 5]
+
+
+def test_small_rows_and_long_runs_give_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for long in (1, 10**9):
+        monkeypatch.setattr(moving, "_LONG", long)
+        monkeypatch.setattr(moving, "_SLAB", 1000)
+        parts = laid_out(tmp_path / "a", "boxes", turned=False, dtype=dtypes.FLOAT32)
+        for region in parts:
+            region.map(writable=True).copy_(torch.rand(region.numel, generator=_generator()))
+        (target,) = laid_out(tmp_path / "b", "whole", turned=False, dtype=dtypes.FLOAT32)
+        assert [*fill([target], Source(parts, {KEY: SHAPE}), keys=[KEY])] == [KEY]
+        found.append((tmp_path / "b").read_bytes())
+        (tmp_path / "b").unlink()
+    assert found[0] == found[1]
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(1)
+
+
+def test_there_is_room_for_the_largest_at_a_time() -> None:
+    room = moving._Room(10)
+    with room.take(4), room.take(6):
+        assert not room._left
+    assert room._left == 10
+
+
+@pytest.mark.parametrize("format", ["hf", "mds", "mds-pipeline", "megatron", "universal", "native"])
+def test_bytes_are_moved_without_torch(tmp_path: Path, format: str) -> None:
+    shape = Architecture(
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    hugging_face.write(tmp_path / "a", shape, tensors.random(shape, 1))
+    program = """
+import sys
+from pathlib import Path
+from tokamake.checkpoint.convert import convert
+root, name = Path(sys.argv[1]), sys.argv[2]
+convert(source=root / "a", target=root / "b", format=name)
+convert(source=root / "b", target=root / "c", format="hf")
+print(*(name for name in ("torch", "transformers", "safetensors") if name in sys.modules))
+"""
+    command = [sys.executable, "-c", program, str(tmp_path), format]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == ""
+    one, two = (tmp_path / name / "model.safetensors" for name in "ac")
+    assert one.read_bytes() == two.read_bytes()
