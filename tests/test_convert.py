@@ -403,7 +403,7 @@ def test_cut_off_it_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
         move(key, *rest)
 
     monkeypatch.setattr(moving, "_move", moves)
-    monkeypatch.setattr(written, "_SYNC_SECONDS", 0.0)
+    monkeypatch.setattr(written, "_NOTED_BYTES", 0)
     with pytest.raises(KeyboardInterrupt):
         written.write(tmp_path / "a", source, "megatron", Target(Layout(2)))
     assert not (tmp_path / "a").exists()

@@ -6,10 +6,12 @@ on where it was cut off.
 
 import fcntl
 import json
+import math
 import os
 import shutil
-import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,8 @@ from tokamake.runtime import progress
 
 _VERSION = 1
 _PLAN, _DONE = "plan.json", "done.txt"
-_SYNC_SECONDS = 5.0
-"""Time after which what is filled is noted as done."""
+_NOTED_BYTES = 2**27
+"""Size of tensors that are brought to disk, and noted as done, at once."""
 
 
 def write(path: Path, checkpoint: Opened, name: str, target: Target) -> list[str]:
@@ -80,7 +82,7 @@ def _write(path: Path, growing: Path, checkpoint: Opened, name: str, target: Tar
     wanted = {block.key for region in regions for block in region.blocks}
     done = {*(notes / _DONE).read_text().split()}
     keys = [key for key in checkpoint.source if key in wanted and key not in done]
-    _fill(content, notes, checkpoint, regions, keys)
+    _fill(notes, checkpoint, regions, keys)
     for file in {region.file for region in regions}:
         if file.suffix == ".pt":
             torch_files.seal(file)
@@ -172,18 +174,26 @@ def _region(content: Path, described: list[Any]) -> Region:
     return Region(content / where, name, offset, tuple(shape), kind, (*found,))
 
 
-def _fill(
-    content: Path, notes: Path, checkpoint: Opened, regions: list[Region], keys: list[str]
-) -> None:
-    """Fill the files; from time to time what is done goes to disk and is noted."""
-    source, waiting, last = checkpoint.source, list[str](), time.monotonic()
-    every = [*{region.file for region in regions}]
+def _fill(notes: Path, checkpoint: Opened, regions: list[Region], keys: list[str]) -> None:
+    """Fill the files; meanwhile what is done goes to disk, and is noted."""
+    source, waiting, size = checkpoint.source, list[str](), 0
+    files_of: dict[str, set[Path]] = defaultdict(set)
+    for region in regions:
+        for block in region.blocks:
+            files_of[block.key].add(region.file)
     moved = fill(regions, source, keys=keys)
-    for key in progress(moved, label=f"writing {content.parent.name}", total=len(keys)):
-        waiting.append(key)
-        if time.monotonic() - last >= _SYNC_SECONDS:
-            _note(notes, waiting, every)
-            waiting, last = [], time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        noted = []
+        label = f"writing {notes.parent.name}"
+        for key in progress(moved, label=label, total=len(keys)):
+            waiting.append(key)
+            size += math.prod(source.shapes[key]) * source.dtype(key).itemsize
+            if size >= _NOTED_BYTES:
+                written = {file for each in waiting for file in files_of[each]}
+                noted.append(pool.submit(_note, notes, waiting, sorted(written)))
+                waiting, size = [], 0
+        for each in noted:
+            each.result()
 
 
 def _note(notes: Path, keys: list[str], written: list[Path]) -> None:

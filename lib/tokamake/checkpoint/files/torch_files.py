@@ -73,7 +73,7 @@ def seal(file: Path) -> None:
         sums = {entry.header_offset: total for entry, total in zip(entries, found, strict=True)}
         for place, header in _directory(stream, directory):
             if header in sums:
-                for field in (place + 16, header + 14):
+                for field in (header + 14, place + 16):  # cut off between, it is done again
                     stream.seek(field)
                     stream.write(struct.pack("<I", sums[header]))
 
