@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from forked import killed_in_backward, train
 from runs import ARCHITECTURE, launch, losses, make_run, prepare, summary, train_here
@@ -71,8 +72,12 @@ def test_what_cannot_be_continued_is_said(root: Path, first: Path, expected: str
 def test_states_of_an_unknown_optimizer_are_told_by_their_names(
     root: Path, first: Path, tmp_path: Path
 ) -> None:
-    """As in a checkpoint that came by way of DeepSpeed's format."""
+    """As in a universal checkpoint that DeepSpeed has written."""
     convert(source=step(first, 4), target=tmp_path / "universal", format="universal")
+    file = tmp_path / "universal/global_step4_universal/mp_rank_00_model_states.pt"
+    state = torch.load(file, weights_only=False)
+    assert state.pop("tokamake")["optimizer"] == "adamw"
+    torch.save(state, file)
     convert(source=tmp_path / "universal", target=tmp_path / "a", format="native")
     for name, expected in (
         ("lion", r"lion has no use for its optimizer\.exp_avg_sq\.\S+ and \d+ more"),
@@ -82,6 +87,14 @@ def test_states_of_an_unknown_optimizer_are_told_by_their_names(
         assert re.search(expected, told)
     run = read_run(make_run(root, "converted", start=tmp_path / "a", finetune=False))
     assert (run.step, run.consumed_samples) == (4, 32)
+
+
+def test_a_universal_checkpoint_tells_its_optimizer(
+    root: Path, first: Path, tmp_path: Path
+) -> None:
+    convert(source=step(first, 4), target=tmp_path / "a", format="universal")
+    told = refused(root, tmp_path / "a", finetune=False, optimizer={"name": "lion"})
+    assert "has optimizer states of adamw, not of lion; set train.optimizer.name to adamw" in told
 
 
 def test_weights_alone_cannot_be_continued(root: Path) -> None:

@@ -125,13 +125,16 @@ def test_the_tokenizer_of_a_hugging_face_folder_comes_along(
 def test_cut_off_it_does_not_go_on_with_another_tokenizer(
     native: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tokenizer = words(tmp_path, 120).rename(tmp_path / "tokenizer")
     options: dict[str, Any] = {"source": native, "target": tmp_path / "a", "format": "hf"}
     monkeypatch.setattr(written, "_sync", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        convert(**options, tokenizer=words(tmp_path, 120))
+        convert(**options, tokenizer=tokenizer)
     monkeypatch.undo()
     assert not (tmp_path / "a").exists()
-    convert(**options, tokenizer=words(tmp_path, 100))
+    for file in words(tmp_path, 100).iterdir():
+        file.rename(tokenizer / file.name)
+    convert(**options, tokenizer=tokenizer)
     assert end_tokens(tmp_path / "a") == [99, 99]
 
 

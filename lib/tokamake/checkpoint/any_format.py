@@ -34,16 +34,13 @@ def open_any(path: Path) -> Opened:
 
 def _complete_beside(path: Path) -> Path | None:
     """The newest checkpoint of another step that is complete, as far as names and sizes tell."""
-    root, named = path.parent, path
-    if not _STEP.fullmatch(path.name):
-        root, named = path, pointed(path)[1]
+    root = path.parent if _STEP.fullmatch(path.name) else path
     steps = {each: m for each in root.glob("*/") if (m := _STEP.fullmatch(each.name))}
     for folder in sorted(steps, key=lambda each: int(steps[each][1]), reverse=True):
-        if folder != named:
-            try:
-                return _open(folder).path
-            except (UserError, OSError):
-                continue
+        try:
+            return _open(folder).path
+        except (UserError, OSError):
+            continue
     return None
 
 

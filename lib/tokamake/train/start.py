@@ -88,7 +88,6 @@ def check_continued(found: "Opened", train: "TrainSettings") -> None:
 
 def _check_states(found: "Opened", settings: "OptimizerSettings") -> None:
     """See that a checkpoint has the optimizer's states, no fewer and no others."""
-    from tokamake.checkpoint.description import describe
     from tokamake.errors import UserError
 
     name = settings.name
@@ -98,13 +97,11 @@ def _check_states(found: "Opened", settings: "OptimizerSettings") -> None:
         raise UserError(
             f"{found.path}: has no optimizer states of {name} to continue with; {_ANEW}"
         )
-    if found.format == "native":
-        saved = describe(found.path).get("optimizer", name)
-        if saved != name:
-            raise UserError(
-                f"{found.path}: has optimizer states of {saved}, not of {name}; set "
-                f"train.optimizer.name to {saved}, or {_ANEW}"
-            )
+    if (saved := found.notes.get("optimizer", name)) != name:
+        raise UserError(
+            f"{found.path}: has optimizer states of {saved}, not of {name}; set "
+            f"train.optimizer.name to {saved}, or {_ANEW}"
+        )
     for some, told in ((wanted - there, "has no"), (there - wanted, f"{name} has no use for its")):
         if some:
             more = f" and {len(some) - 1} more" if len(some) > 1 else ""
