@@ -1,34 +1,40 @@
 """What a run may be told: a Pydantic model per section of config/config.yaml, a docstring a field.
 
 Values come from YAML, through the workflow or `tokamake train --config`, and leave frozen.
-Nothing here knows where a run takes place: that is the profiles' business.
+Nothing here knows where a run takes place: that is the profiles' business. Sections are imported
+when they are asked for, since whoever needs one seldom needs all.
 """
 
-import json
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, model_validator
-
-from tokamake.config.architecture import Architecture, read_architecture
-from tokamake.config.data import PlanSettings, SampleCorpus, TokenizerSettings, TokenizeSettings
-from tokamake.config.fields import Name, Settings, plug_in, split_shares
-from tokamake.config.optimization import OptimizerSettings
-from tokamake.config.parallel import ParallelSettings
-from tokamake.config.run import (
-    ROOT_VARIABLE,
-    ResolvedTrainSettings,
-    Run,
-    read_run,
-    write_run,
-)
-from tokamake.config.schedule import ScheduleSettings
-from tokamake.config.training import (
-    INDEX_SETTINGS,
-    PACKING_SETTINGS,
-    FimSettings,
-    TrainSettings,
-)
+if TYPE_CHECKING:
+    from tokamake.config.architecture import Architecture, read_architecture
+    from tokamake.config.data import PlanSettings, SampleCorpus, TokenizerSettings, TokenizeSettings
+    from tokamake.config.fields import Name, Settings, plug_in, split_shares
+    from tokamake.config.optimization import OptimizerSettings
+    from tokamake.config.parallel import ParallelSettings
+    from tokamake.config.run import (
+        ROOT_VARIABLE,
+        ResolvedTrainSettings,
+        Run,
+        read_run,
+        write_run,
+    )
+    from tokamake.config.schedule import ScheduleSettings
+    from tokamake.config.training import (
+        INDEX_SETTINGS,
+        PACKING_SETTINGS,
+        FimSettings,
+        TrainSettings,
+    )
+    from tokamake.config.whole import (
+        Config,
+        EvaluateSettings,
+        GenerateSettings,
+        ModelSettings,
+        schema,
+    )
 
 __all__ = [
     "INDEX_SETTINGS",
@@ -60,114 +66,15 @@ __all__ = [
     "write_run",
 ]
 
-
-class ModelSettings(Settings):
-    """Where training starts from: a checkpoint, or random weights."""
-
-    architecture: Literal["from_checkpoint"] | Path | None = Path("config/models/tiny-llama.yaml")
-    """Shape of the model: a file, which a checkpoint is compared with, or from_checkpoint, which is
-    usual where there is one; its vocab_size, if empty, is the checkpoint's or the tokenizer's."""
-    checkpoint: Path | None = None
-    """Folder of a checkpoint to start from, of any format that `tokamake inspect` knows, or one
-    whose file `latest` names it; train.finetune says how. Empty: random weights."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_the_checkpoint(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("checkpoint") is not None:
-            return {**values, "architecture": values.get("architecture") or "from_checkpoint"}
-        return values
-
-    @model_validator(mode="after")
-    def _has_a_start(self) -> "ModelSettings":
-        if self.checkpoint is None and self.architecture == "from_checkpoint":
-            raise ValueError(
-                "architecture: from_checkpoint: there is no model.checkpoint; name one, or a file "
-                "of config/models"
-            )
-        return self
-
-    @property
-    def stated(self) -> Path | None:
-        """The file that says what the architecture is, if one does."""
-        return self.architecture if isinstance(self.architecture, Path) else None
+_SECTIONS = (
+    *("fields", "architecture", "data", "optimization", "parallel", "schedule", "training", "run"),
+    "whole",
+)
 
 
-class EvaluateSettings(Settings):
-    """Held-out evaluation of the exported model."""
-
-    max_tokens: Annotated[int, Field(ge=2)] = 1_000_000
-    """Most tokens scored per corpus."""
-
-
-class GenerateSettings(Settings):
-    """Samples drawn from the exported model."""
-
-    prompts: Annotated[tuple[str, ...], Field(min_length=1)] = ("The", "Return a", "def ")
-    """Texts to continue."""
-    max_new_tokens: Annotated[int, Field(ge=1)] = 64
-    """Tokens added to each prompt."""
-    temperature: Annotated[float, Field(ge=0)] = 0.8
-    """Softmax temperature; 0 always takes the likeliest token."""
-    top_k: Annotated[int, Field(ge=0)] = 50
-    """Draw among this many likeliest tokens; 0 among all."""
-
-
-class Config(Settings):
-    """Everything that decides what is built."""
-
-    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "tiny"
-    """Name of the training run; its files lie in results/<run>/."""
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 1234
-    """Seed of weights, sample order and sampling."""
-    corpora: Path = Path("config/corpora.tsv")
-    """Tab-separated table: corpus, files, text_key, and weight, epochs or temperature."""
-    sample_corpus: dict[Name, SampleCorpus] = Field(default_factory=dict)
-    """Corpora harvested from the Python standard library into results/raw/<corpus>/: code, docs."""
-    tokenizer: TokenizerSettings = TokenizerSettings()
-    """Tokenizer, given or trained."""
-    plan: PlanSettings = PlanSettings()
-    """Sizes of shards and merged files."""
-    tokenize: TokenizeSettings = TokenizeSettings()
-    """Tokenization."""
-    model: ModelSettings = ModelSettings()
-    """Start of training."""
-    train: TrainSettings = TrainSettings()
-    """Training."""
-    evaluate: EvaluateSettings = EvaluateSettings()
-    """Evaluation."""
-    generate: GenerateSettings = GenerateSettings()
-    """Generation."""
-
-    @model_validator(mode="after")
-    def _known_samples(self) -> "Config":
-        for name in self.sample_corpus:
-            if name not in ("code", "docs"):
-                raise ValueError(f"sample_corpus has no corpus {name!r}; choose code or docs")
-        if self.run in ("raw", "data", "tokenizer", "benchmarks", "report.html"):
-            raise ValueError(
-                f"run: {self.run!r}: results/{self.run} has another use; rename the run"
-            )
-        if self.model.architecture is None and self.model.checkpoint is None:
-            raise ValueError("model needs an architecture or a checkpoint")
-        return self
-
-    @model_validator(mode="after")
-    def _known_start(self) -> "Config":
-        finetune, checkpoint = self.train.finetune, self.model.checkpoint
-        if checkpoint is not None and finetune is None:
-            raise ValueError(
-                "train.finetune: missing, with model.checkpoint; add true (its weights alone, from "
-                "step 0) or false (continue with its optimizer states at its step)"
-            )
-        if checkpoint is None and finetune is not None:
-            raise ValueError(
-                f"train.finetune: {str(finetune).lower()}: there is no model.checkpoint; name one, "
-                "or leave this out to start from random weights"
-            )
-        return self
-
-
-def schema() -> str:
-    """JSON schema of config.yaml, for editors; config/schema.json holds this text."""
-    return json.dumps(Config.model_json_schema(), indent=2) + "\n"
+def __getattr__(name: str) -> Any:
+    for section in _SECTIONS if name in __all__ else ():
+        found = vars(import_module(f"{__name__}.{section}"))
+        if name in found:
+            return found[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
