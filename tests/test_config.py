@@ -112,7 +112,8 @@ def test_schema_is_in_step() -> None:
 
 
 def test_every_field_is_documented() -> None:
-    classes = [Corpus, *(value for value in vars(config).values() if isinstance(value, type))]
+    named = (getattr(config, name) for name in config.__all__)
+    classes = [Corpus, *(value for value in named if isinstance(value, type))]
     models = [value for value in classes if issubclass(value, config.Settings)]
     missing = [
         f"{model.__name__}.{name}"
