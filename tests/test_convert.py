@@ -481,12 +481,14 @@ def test_inspect_tells_what_is_there(
     found = open_any(broken)
     norm = next(region for region in found.source.regions if region.is_copy)
     norm.map(writable=True)[3] = 7.0
-    differs = r"mp_rank_01.*: tensor .*layernorm.* differs from that of other ranks"
+    differs = r"mp_rank_01.*: tensor .*layernorm.* differs from that of other ranks.*--take-first-copy"
     with pytest.raises(UserError, match=differs):
         inspect(broken, values=True)
     with pytest.raises(UserError, match=differs):
         convert(source=broken, target=tmp_path / "out", format="hf")
     assert [path.name for path in tmp_path.iterdir()] == ["broken"]
+    convert(source=broken, target=tmp_path / "first", format="hf", take_first_copy=True)
+    assert_same(open_any(tmp_path / "first"), FAMILIES["llama"])
     own = next(region for region in found.source.regions if not region.is_copy)
     own.map(writable=True)[3] = float("nan")
     with pytest.raises(UserError, match="1 values are NaN or infinite"):

@@ -28,6 +28,7 @@ def convert(
     virtual_pipeline_size: int = 1,
     dtype: Literal["fp32", "bf16", "fp16"] | None = None,
     tokenizer: Path | None = None,
+    take_first_copy: bool = False,
 ) -> None:
     """Convert a checkpoint between formats, layouts and number formats.
 
@@ -47,6 +48,8 @@ def convert(
         dtype: Number format of all tensors; by default each keeps its own.
         tokenizer: Folder or file of the tokenizer to put beside the weights, with format hf; its
             end-of-document token becomes the model's end-of-text token.
+        take_first_copy: Where ranks differ in what they should have alike, such as norms that
+            drifted apart in training, take the first rank's; by default that is an error.
 
     Raises:
         UserError: a file is missing or damaged, the format cannot hold the model, or the tokenizer
@@ -70,7 +73,8 @@ def convert(
         token, files = _end_and_files(tokenizer, checkpoint)
         notes = {**checkpoint.notes, "eos_token_id": token}
         checkpoint = replace(checkpoint, notes=notes, tokenizer=files)
-    check_copies(checkpoint.source)
+    if not take_first_copy:
+        check_copies(checkpoint.source)
     kept = checkpoint.tokenizer if format == "hf" else ()
     wanted = Target(Layout(*sizes.values()), dtype, tokenizer=kept)
     left = write(target, checkpoint, name, wanted)

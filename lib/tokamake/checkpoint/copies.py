@@ -28,7 +28,7 @@ def check_copies(source: Source) -> None:
             if own.dtype != other.dtype or not _bits(own).equal(_bits(other)):
                 raise UserError(
                     f"{region.file}: tensor {region.name} differs from that of other ranks, which "
-                    "have it alike; take another checkpoint"
+                    "have it alike; take another checkpoint, or convert it with --take-first-copy"
                 )
 
 
