@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from snakemake_executor_plugin_pbs.commands import Full, Refused, Unreachable, Unsure
+from snakemake_executor_plugin_pbs.commands import Later, Refused, Unreachable, Unsure
 from snakemake_executor_plugin_pbs.records import GIVEN_UP
 from snakemake_executor_plugin_pbs.replies import Answer, number, parse
 
@@ -118,7 +118,7 @@ class SimulatedServer:
             raise Unsure("Connection refused")
         draw, faults = self.rng.random(), self.faults
         if draw < faults.full:
-            raise Full("would exceed queue's limit")
+            raise Later("would exceed queue's limit")
         name = arguments[arguments.index("-N") + 1]
         if name.startswith("refused"):
             raise Refused("Unauthorized Request (exit status 159)")

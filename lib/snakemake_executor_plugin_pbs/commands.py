@@ -11,16 +11,16 @@ from pathlib import Path
 
 from .replies import Answer, parse
 
-# What qsub says where the server, not the request, is at fault: whether it took the job is unknown.
-_SERVER_FAULTS = (
-    "cannot connect", "connection refused", "connection timed out", "connection reset", "timeout",
-    "timed out", "end of file", "broken pipe", "no route to host", "communication failure",
-    "server is down", "server shutting down", "could not connect", "try again",
+# What qsub says where the request did not reach the server, or met a limit on jobs.
+_LATER = (
+    "cannot connect", "could not connect", "connection refused", "no route to host",
+    "server shutting down", "would exceed", "limit on number of jobs", "maximum number of jobs",
+    "too many jobs", "job limit", "queue limit", "per-user limit", "per user limit",
 )  # fmt: skip
-# What it says where a limit on jobs is reached; an empty place later is enough.
-_FULL = (
-    "would exceed", "limit on number of jobs", "maximum number of jobs", "too many jobs",
-    "job limit", "queue limit", "per-user limit", "per user limit",
+# What it says where it lost the server on the way: whether the job is there is unknown.
+_UNSURE = (
+    "timeout", "timed out", "connection reset", "end of file", "broken pipe",
+    "communication failure",
 )  # fmt: skip
 _NO_JOB = ("unknown job id", "has finished", "job is finished")
 
@@ -29,8 +29,8 @@ class Refused(Exception):
     """PBS will not have this job; asking again would not help."""
 
 
-class Full(Exception):
-    """PBS will not have this job now, for there are too many."""
+class Later(Exception):
+    """PBS did not take this job now; it has too many, or is not there."""
 
 
 class Unsure(Exception):
@@ -69,7 +69,7 @@ class Commands:
         """Submit a job; returns its id.
 
         Raises:
-            Refused, Full, Unsure: as their names say.
+            Refused, Later, Unsure: as their names say.
         """
         try:
             done = self._run(["qsub", *arguments, str(script)])
@@ -79,10 +79,10 @@ class Commands:
         if done.code == 0 and lines and lines[-1].partition(".")[0].isdigit():
             return lines[-1]
         message = done.message.lower()
-        if done.code <= 0 or any(fault in message for fault in _SERVER_FAULTS):
+        if any(text in message for text in _LATER):
+            raise Later(done.message)
+        if done.code <= 0 or any(text in message for text in _UNSURE):
             raise Unsure(done.message)
-        if any(text in message for text in _FULL):
-            raise Full(done.message)
         raise Refused(f"{done.message} (exit status {done.code})")
 
     def status(self, ids: Sequence[str]) -> Answer:

@@ -6,6 +6,7 @@ deletes them when it is interrupted.
 
 import os
 import shlex
+import shutil
 import signal
 import threading
 from collections.abc import AsyncGenerator
@@ -45,6 +46,8 @@ class Executor(RemoteExecutor):
     def __post_init__(self) -> None:
         if not self.workflow.storage_settings.assume_common_workdir:
             raise WorkflowError("the executor pbs needs a file system that PBS's nodes share")
+        if shutil.which("qsub") is None:
+            raise WorkflowError("no qsub on PATH; run Snakemake where PBS's commands are")
         settings = self.workflow.executor_settings or ExecutorSettings()
         self.user = read_user_file(Path(os.path.expandvars(settings.user_file)).expanduser())
         self.required = tuple(settings.required.replace(",", " ").split())

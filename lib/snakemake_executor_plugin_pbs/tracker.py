@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from .commands import Full, Refused, Unreachable, Unsure
+from .commands import Later, Refused, Unreachable, Unsure
 from .evidence import REPEATS, Belief, Evidence
 from .records import GIVEN_UP, Record, Records, new_token
 from .replies import Answer, number
@@ -290,8 +290,8 @@ class Tracker:
             job_id = self.server.submit(arguments, path)
         except Refused as error:
             self._finish(task, What.FAILED, f"was refused by qsub: {error}", events)
-        except Full as error:
-            self._tell_once(task, f"queue {task.request.queue or 'of the server'}: {error}: later")
+        except Later as error:
+            self._tell_once(task, f"qsub: {error}: it is tried again")
             self._renew(task)
             task.not_before = now + self.limits.interval
         except Unsure as error:
@@ -324,7 +324,7 @@ class Tracker:
                 self._find_at_last(task)
             assert task.record
             record = Record(**{**vars(task.record), "cancelled": True})
-            self.records.write(record)
+            self.records.write(record, lasting=False)  # qdel must not wait for disks
             # Those that have not begun do nothing from now on, even if PBS cannot be reached.
             if self.records.give_up(record) and not record.job_id:
                 self.records.drop(record)
