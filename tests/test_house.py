@@ -16,6 +16,7 @@ from tokamake.data.shards.tokenize import tokenize
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lib/tokamake"
 MODULES = sorted(PACKAGE.rglob("*.py"))
+EXECUTOR = sorted((ROOT / "lib/snakemake_executor_plugin_pbs").glob("*.py"))
 RULES = "\n".join(path.read_text() for path in sorted((ROOT / "workflow").rglob("*.smk")))
 SNAKEFILE = (ROOT / "workflow/Snakefile").read_text()
 
@@ -100,7 +101,11 @@ def test_options_made_of_the_config_exist() -> None:
     assert of_corpora | set(TokenizeSettings.model_fields) - set(left_out) <= known
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def name_of(path: Path) -> str:
+    return str(path.relative_to(PACKAGE if path.is_relative_to(PACKAGE) else PACKAGE.parent))
+
+
+@pytest.mark.parametrize("path", MODULES + EXECUTOR, ids=name_of)
 def test_modules_say_what_lives_in_them(path: Path) -> None:
     tree = ast.parse(path.read_text())
     docstring = ast.get_docstring(tree)
@@ -119,7 +124,7 @@ def _method(tree: ast.Module, function: ast.FunctionDef) -> bool:
     return any(isinstance(node, ast.ClassDef) and function in node.body for node in tree.body)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", MODULES + EXECUTOR, ids=name_of)
 def test_functions_stay_small(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef):
@@ -162,6 +167,12 @@ def test_some_packages_are_imported_in_one_place() -> None:
     assert of_deepspeed
     assert all(path.startswith("train/backends/") for path in of_deepspeed)
     assert users == {"mpi4py": {"runtime.py"}, "snakemake": set()}
+
+
+def test_the_executor_is_a_package_of_its_own() -> None:
+    assert EXECUTOR
+    for path in EXECUTOR:
+        assert not imports(path) & {"tokamake", "snakemake"}, path
 
 
 def test_the_library_knows_no_place() -> None:

@@ -4,9 +4,12 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pbses import Pbs, stand_in
+from workflows import make_workspace
 
 ROOT = Path(__file__).parent.parent
 
@@ -14,6 +17,7 @@ MPIEXEC = ["mpiexec", "--envall", "--line-buffer"]
 EXPECTED = {
     "slurm": (2, 8, ["srun", "--nodes", "2", "--ntasks", "8", "--kill-on-bad-exit=1"]),
     "aurora": (2, 24, [*MPIEXEC, "--np=24", "--ppn=12", "--hostfile=hosts"]),
+    "sunspot": (2, 24, [*MPIEXEC, "--np=24", "--ppn=12", "--hostfile=hosts"]),
     "polaris": (4, 16, [*MPIEXEC, "--np=16", "--ppn=4", "--hostfile=hosts"]),
 }  # fmt: skip
 
@@ -41,6 +45,79 @@ def test_launch_lines(tmp_path: Path, profile: str) -> None:
     found = result.stdout.splitlines()
     assert found[: len(expected)] == expected
     assert found[-len(command) :] == command
+
+
+@pytest.mark.parametrize(
+    ("profile", "expected"),
+    [
+        ("aurora", {"ZE_FLAT_DEVICE_HIERARCHY=FLAT", "CCL_PROCESS_LAUNCHER=pmix",
+                    "CCL_ATL_TRANSPORT=mpi", "CCL_KVS_MODE=mpi", "OMP_NUM_THREADS=8",
+                    "FI_MR_CACHE_MONITOR=userfaultfd"}),
+        ("polaris", {"NCCL_NET_GDR_LEVEL=PHB", "NCCL_CROSS_NIC=1", "OMP_NUM_THREADS=8",
+                     "FI_CXI_DISABLE_HOST_REGISTER=1", "FI_CXI_DEFAULT_CQ_SIZE=131072",
+                     "FI_MR_CACHE_MONITOR=userfaultfd"}),
+    ],
+)  # fmt: skip
+def test_ranks_have_the_settings_of_their_network(
+    tmp_path: Path, profile: str, expected: set[str]
+) -> None:
+    seen, mpiexec = tmp_path / "seen", tmp_path / "mpiexec"
+    mpiexec.write_text(f"#!/bin/sh\nenv > {seen}\n")
+    mpiexec.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PBS_NODEFILE": "hosts"}
+    script = ROOT / f"profiles/{profile}/launch.sh"
+    subprocess.run([script, "1", "4", "true"], env=environment, check=True)
+    assert expected <= set(seen.read_text().splitlines())
+    # The plug-in of the site is asked for where it is, for NCCL stops where it is not.
+    assert not any(line.startswith("NCCL_NET=") for line in seen.read_text().splitlines())
+
+
+def test_modules_are_loaded_where_there_are_some(tmp_path: Path) -> None:
+    for profile, expected in (("aurora", "load frameworks"), ("polaris", "load conda")):
+        source = f". {ROOT}/profiles/{profile}/environment.sh"
+        script = f'module() {{ echo "$@"; }}; conda() {{ :; }}; {source}'
+        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+        assert expected in done.stdout.splitlines()
+
+
+@pytest.fixture
+def pbs(tmp_path: Path) -> Iterator[Pbs]:
+    server = stand_in(tmp_path / "server")
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize("profile", ["aurora", "polaris", "sunspot"])
+def test_a_pbs_profile_runs_a_rule_of_the_workflow(tmp_path: Path, pbs: Pbs, profile: str) -> None:
+    (tmp_path / "work").mkdir()
+    folder = make_workspace(tmp_path / "work")
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "snakemake", "--profile", f"profiles/{profile}",
+             "--configfile", "my.yaml", "--seconds-between-status-checks", "1",
+             "--", "results/raw/code/code-00.jsonl"],
+            cwd=folder, env={**pbs.environment, "HOME": str(tmp_path)}, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+
+    result = run()
+    assert result.returncode == 1
+    assert f"no queue, which this site asks for; write `queue: ...` into {tmp_path}" in (
+        result.stdout + result.stderr
+    )
+    mine = tmp_path / f".config/tokamake/{profile}.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("account: proj\nqueue: debug\nfilesystems: home:flare\n")
+    result = run()
+    assert result.returncode == 0, result.stdout + result.stderr
+    [job] = pbs.jobs()
+    assert (job["account"], job["queue"]) == ("proj", "debug")
+    system = ":system=polaris" if profile == "polaris" else ""
+    assert job["asked"] == {
+        "select": f"1{system}", "place": "scatter", "walltime": "01:00:00",
+        "filesystems": "home:flare",
+    }  # fmt: skip
 
 
 def test_aurora_binds_each_rank_to_its_own_cores(tmp_path: Path) -> None:

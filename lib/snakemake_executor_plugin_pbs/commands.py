@@ -1,0 +1,156 @@
+"""PBS's commands: qsub, qstat, qselect, qdel, each with a time limit and its errors sorted.
+
+They run in sessions of their own, so that Ctrl-C in a terminal reaches the controller alone.
+"""
+
+import subprocess
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .replies import Answer, parse
+
+# What qsub says where the request did not reach the server, or met a limit on jobs.
+_LATER = (
+    "cannot connect", "could not connect", "connection refused", "no route to host",
+    "server shutting down", "would exceed", "limit on number of jobs", "maximum number of jobs",
+    "too many jobs", "job limit", "queue limit", "per-user limit", "per user limit",
+)  # fmt: skip
+# What it says where it lost the server on the way: whether the job is there is unknown.
+_UNSURE = (
+    "timeout", "timed out", "connection reset", "end of file", "broken pipe",
+    "communication failure",
+)  # fmt: skip
+_NO_JOB = ("unknown job id", "has finished", "job is finished")
+
+
+class Refused(Exception):
+    """PBS will not have this job; asking again would not help."""
+
+
+class Later(Exception):
+    """PBS did not take this job now; it has too many, or is not there."""
+
+
+class Unsure(Exception):
+    """Whether PBS has this job cannot be told; it must be looked for."""
+
+
+class Unreachable(Exception):
+    """PBS did not answer."""
+
+
+@dataclass
+class _Done:
+    code: int
+    output: str
+    errors: str
+
+    @property
+    def message(self) -> str:
+        """What it said, in one line."""
+        return " ".join((self.errors.strip() or self.output.strip() or "no message").split())
+
+
+class Commands:
+    """The server, through its commands.
+
+    Args:
+        timeout: seconds after which a command is ended.
+    """
+
+    def __init__(self, timeout: float = 60) -> None:
+        self.timeout = timeout
+        self._status: subprocess.Popen[str] | None = None
+        self._stopped = threading.Event()
+
+    def submit(self, arguments: Sequence[str], script: Path) -> str:
+        """Submit a job; returns its id.
+
+        Raises:
+            Refused, Later, Unsure: as their names say.
+        """
+        try:
+            done = self._run(["qsub", *arguments, str(script)])
+        except subprocess.TimeoutExpired:
+            raise Unsure(f"no answer in {self.timeout:g} s") from None
+        lines = done.output.split()
+        if done.code == 0 and lines and lines[-1].partition(".")[0].isdigit():
+            return lines[-1]
+        message = done.message.lower()
+        if any(text in message for text in _LATER):
+            raise Later(done.message)
+        if done.code <= 0 or any(text in message for text in _UNSURE):
+            raise Unsure(done.message)
+        raise Refused(f"{done.message} (exit status {done.code})")
+
+    def status(self, ids: Sequence[str]) -> Answer:
+        """Ask once about all these jobs; an answer with a fault where it cannot be used."""
+        try:
+            done = self._run(["qstat", "-x", "-f", "-F", "json", *ids], stoppable=True)
+        except subprocess.TimeoutExpired:
+            return Answer(fault=f"no answer in {self.timeout:g} s")
+        return parse(done.code, done.output, done.errors)
+
+    def find(self, name: str) -> list[str]:
+        """Ids of the jobs of this name that have not ended.
+
+        Raises:
+            Unreachable: there was no answer.
+        """
+        try:
+            done = self._run(["qselect", "-N", name])
+        except subprocess.TimeoutExpired:
+            raise Unreachable(f"no answer in {self.timeout:g} s") from None
+        if done.code:
+            raise Unreachable(done.message)
+        return done.output.split()
+
+    def delete(self, ids: Sequence[str]) -> str:
+        """Delete jobs, waiting or running; returns what went wrong, or nothing.
+
+        That one of them has ended already is as good.
+        """
+        try:
+            done = self._run(["qdel", *ids])
+        except subprocess.TimeoutExpired:
+            return f"no answer in {self.timeout:g} s"
+        wrong = [
+            line
+            for line in done.errors.splitlines()
+            if line.strip() and not any(text in line.lower() for text in _NO_JOB)
+        ]
+        if done.code and not done.errors.strip():
+            return f"exit status {done.code}"
+        return wrong[0] if done.code and wrong else ""
+
+    def stop_status(self) -> None:
+        """End a call of qstat that is under way, and have none begin."""
+        self._stopped.set()
+        if self._status is not None:
+            self._status.kill()
+
+    def _run(self, command: list[str], *, stoppable: bool = False) -> _Done:
+        if stoppable and self._stopped.is_set():
+            return _Done(1, "", "stopped")
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                text=True, errors="replace", start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            return _Done(127, "", f"cannot connect: {command[0]}: {error.strerror}")
+        if stoppable:
+            self._status = process
+            if self._stopped.is_set():
+                process.kill()
+        try:
+            output, errors = process.communicate(timeout=self.timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise
+        finally:
+            self._status = None
+        return _Done(process.returncode, output, errors)

@@ -1,0 +1,208 @@
+"""The executor as Snakemake sees it: it hands jobs to the tracker and reports what becomes of them.
+
+Snakemake's thread of status checks does all the talking to PBS; the main thread only adds jobs, and
+deletes them when it is interrupted.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+import threading
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+from snakemake_interface_common.exceptions import WorkflowError
+from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
+from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
+from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
+
+from . import identity
+from .commands import Commands
+from .records import Records
+from .request import build_request, queue_limits, read_user_file
+from .settings import ExecutorSettings
+from .tasks import Event, Limits, Task, What
+from .tracker import Tracker
+
+SHORTEST_INTERVAL = 0.1  # seconds, where Snakemake is told to ask without a pause
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Executor(RemoteExecutor):
+    """Runs each job of a workflow as a job of PBS."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # The thread of status checks begins before __post_init__.
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._ready = threading.Event()
+        self._added: list[Task] = []
+        self._added_lock = threading.Lock()
+        self._handlers: dict[int, Any] = {}
+        super().__init__(*args, **kwargs)
+
+    def __post_init__(self) -> None:
+        if not self.workflow.storage_settings.assume_common_workdir:
+            raise WorkflowError("the executor pbs needs a file system that PBS's nodes share")
+        if shutil.which("qsub") is None:
+            raise WorkflowError("no qsub on PATH; run Snakemake where PBS's commands are")
+        settings = self.workflow.executor_settings or ExecutorSettings()
+        self.user = read_user_file(Path(os.path.expandvars(settings.user_file)).expanduser())
+        self.required = tuple(settings.required.replace(",", " ").split())
+        folder = Path(self.workflow.persistence.path).absolute() / "pbs"
+        if ":" in str(folder):
+            raise WorkflowError(
+                f"{folder}: has a colon, which PBS takes for the end of a host name"
+            )
+        interval = self.workflow.remote_execution_settings.seconds_between_status_checks
+        limits = Limits(
+            interval=max(float(interval), SHORTEST_INTERVAL),
+            patience=settings.patience,
+            settling=settings.command_timeout + 30,
+            chunk=settings.jobs_per_call,
+            queued=queue_limits(settings.max_queued),
+        )
+        self.commands = Commands(settings.command_timeout)
+        try:
+            self.tracker = Tracker(
+                self.commands, Records(folder), limits, tell=self._tell, stopping=self._stop.is_set
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            raise WorkflowError(
+                f"{folder}: a record.json is damaged ({error}); delete it"
+            ) from None
+        self._ready.set()
+
+    # -- the main thread
+
+    def run_jobs(self, jobs: list[JobExecutorInterface]) -> None:
+        """Take jobs on; they are submitted by the other thread."""
+        self._catch_signals()
+        super().run_jobs(jobs)
+        self._wake.set()
+
+    def run_job(self, job: JobExecutorInterface) -> None:
+        """Take one job on.
+
+        Raises:
+            WorkflowError: its resources cannot be asked for.
+        """
+        wildcards = {} if job.is_group() else dict(job.wildcards_dict)
+        body = self.jobscript.format(
+            properties=job.properties(), exec_job=self.format_job_exec(job)
+        )
+        task = Task(
+            key=identity.key(job),
+            rule=str(job.resources.get("job_name") or job.name),
+            wildcards=wildcards,
+            request=build_request(
+                job.name, job.threads, job.resources, self.user, required=self.required
+            ),
+            body=f"{body}\n",
+            outputs=identity.outputs(job),
+            fingerprint=identity.fingerprint(job),
+            job=job,
+        )
+        with self._added_lock:
+            self._added.append(task)
+
+    def get_job_exec_prefix(self, job: JobExecutorInterface) -> str:  # noqa: ARG002
+        """Go to the folder that Snakemake was started in."""
+        return f"cd {shlex.quote(str(self.workflow.workdir_init))}"
+
+    def cancel(self) -> None:
+        """Delete all jobs of this controller, whatever the other thread is doing with them."""
+        self._stop.set()
+        self._ignore_signals()
+        self._end_thread()
+        wrong = self.tracker.cancel() if self._ready.is_set() else []
+        for message in wrong:
+            self.logger.error(
+                f"pbs: jobs may run on: {message}; the next run of Snakemake stops them"
+            )
+        self.shutdown()
+
+    def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
+        """Not used: `cancel` knows jobs that this list lacks while their status is checked."""
+
+    def shutdown(self) -> None:
+        """End the thread of status checks."""
+        self._stop.set()
+        self._end_thread()
+        super().shutdown()
+        self._restore_signals()
+
+    def _end_thread(self) -> None:
+        with self.lock:
+            self.wait = False
+        self._wake.set()
+        if self._ready.is_set():
+            self.commands.stop_status()
+        self.wait_thread.join()
+
+    def _catch_signals(self) -> None:
+        """Have SIGTERM, too, end the workflow at once: Snakemake would wait for all jobs."""
+        if self._handlers or threading.current_thread() is not threading.main_thread():
+            return
+
+        def interrupt(number: int, frame: object) -> None:
+            raise KeyboardInterrupt
+
+        self._handlers = {number: signal.signal(number, interrupt) for number in SIGNALS}
+
+    def _ignore_signals(self) -> None:
+        if self._handlers and threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                signal.signal(number, lambda *_: None)
+
+    def _restore_signals(self) -> None:
+        if self._handlers and threading.current_thread() is threading.main_thread():
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+            self._handlers = {}
+
+    # -- the thread of status checks
+
+    async def check_active_jobs(
+        self, active_jobs: list[SubmittedJobInfo]
+    ) -> AsyncGenerator[SubmittedJobInfo, None]:
+        """Submit what is to be submitted, ask PBS if the interval is over, and report."""
+        if self._ready.is_set() and not self._stop.is_set():
+            with self._added_lock:
+                added, self._added = self._added, []
+            for task in added:
+                self.tracker.add(task)
+            for event in self.tracker.step():
+                self._report(event)
+        for info in active_jobs:
+            yield info
+
+    async def sleep(self) -> None:
+        """Wait until PBS may be asked again, or a job is added."""
+        seconds = self.tracker.wait_seconds() if self._ready.is_set() else SHORTEST_INTERVAL
+        if self._wake.wait(seconds):
+            self._wake.clear()
+
+    def _report(self, event: Event) -> None:
+        job = event.task.job
+        if job is None:  # what an earlier run had left
+            return
+        info = SubmittedJobInfo(job, external_jobid=event.job_id)
+        if event.what is What.SUBMITTED:
+            note = event.message or "submitted"
+            self.logger.info(f"Job {job.jobid} (rule {job.name}) is {event.job_id} in PBS: {note}.")
+            # Our own list of jobs replaces the base class's.
+            super(RemoteExecutor, self).report_job_submission(info)
+        elif event.what is What.SUCCEEDED:
+            if "its own" in event.message:
+                self._tell(f"job {event.job_id} of rule {job.name} {event.message}")
+            self.report_job_success(info)
+        else:
+            message = f"PBS job {event.job_id} {event.message}. "
+            logs = [str(event.log)] if event.log and event.log.exists() else []
+            self.report_job_error(info, msg=message, aux_logs=logs)
+
+    def _tell(self, message: str) -> None:
+        self.logger.warning(f"pbs: {message}")

@@ -1,0 +1,58 @@
+"""What tells Snakemake's jobs apart, and whether a running one would make the same thing again."""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from .records import key_of
+
+
+def outputs(job: Any) -> tuple[str, ...]:
+    """Files that a job, or all jobs of a group, make."""
+    return tuple(
+        sorted({str(Path(str(path)).absolute()) for one in _jobs(job) for path in one.output})
+    )
+
+
+def key(job: Any) -> str:
+    """Name of a job that is the same in every run of the workflow in this folder."""
+    names = (
+        (
+            one.rule.name,
+            *sorted(map(str, one.wildcards_dict.items())),
+            *sorted(map(str, one.output)),
+        )
+        for one in _jobs(job)
+    )
+    return key_of(part for name in sorted(names) for part in ("job", *name))
+
+
+def fingerprint(job: Any) -> str:
+    """Hash of what a job makes its files from: its rule's text, parameters and input files.
+
+    Sizes and times of input files count, resources do not: a job that was given more memory makes
+    the same files.
+    """
+    digest = hashlib.sha256()
+    for one in sorted(_jobs(job), key=lambda one: (one.rule.name, str(one.output))):
+        rule = one.rule
+        texts = [rule.name, rule.shellcmd, rule.script, rule.notebook, rule.wrapper]
+        texts += [sorted(one.wildcards_dict.items()), *map(str, one.output), *map(str, one.params)]
+        for text in map(str, [*texts, *_states(one.input)]):
+            digest.update(text.encode() + b"\0")
+    return digest.hexdigest()
+
+
+def _states(inputs: Iterable[Any]) -> Iterable[str]:
+    for path in inputs:
+        ancient = bool(getattr(path, "flags", {}).get("ancient"))
+        if ancient or not Path(str(path)).is_file():
+            yield str(path)
+            continue
+        found = Path(str(path)).stat()
+        yield f"{path} {found.st_size} {found.st_mtime_ns}"
+
+
+def _jobs(job: Any) -> list[Any]:
+    return list(job.jobs) if job.is_group() else [job]

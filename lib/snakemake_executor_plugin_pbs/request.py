@@ -1,0 +1,202 @@
+"""What to ask PBS for: a job's resources, and the user's own file, as arguments of qsub."""
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+import yaml
+from snakemake_interface_common.exceptions import WorkflowError
+
+NAME_LENGTH = 200  # PBS takes 236
+# What differs from person to person; the user's file may say it for all rules, and for each.
+PERSONAL = ("account", "queue", "filesystems", "place", "select", "pbs_extra")
+# Options that the executor itself depends on.
+OWN_OPTIONS = ("-N", "-J", "-o", "-e", "-j", "-k", "-I", "-X", "-z", "-S", "-C")
+
+
+@dataclass(frozen=True)
+class UserFile:
+    """Values of one person.
+
+    Args:
+        path: where they come from, for messages.
+        common: for all rules.
+        rules: rule name to what is particular to it.
+    """
+
+    path: Path
+    common: Mapping[str, str]
+    rules: Mapping[str, Mapping[str, str]]
+
+    def value(self, rule: str, name: str) -> str | None:
+        """A value for a rule, or None."""
+        return self.rules.get(rule, {}).get(name, self.common.get(name))
+
+
+def read_user_file(path: Path) -> UserFile:
+    """Read the user's file; one that is not there says nothing.
+
+    Raises:
+        WorkflowError: it is no mapping of known names to texts.
+    """
+    if not path.exists():
+        return UserFile(path, {}, {})
+    try:
+        found = yaml.safe_load(path.read_text()) or {}
+    except yaml.YAMLError as error:
+        raise WorkflowError(f"{path}: no YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(found, dict):
+        raise WorkflowError(f"{path}: no mapping; write lines like account: PROJECT")
+    rules = found.pop("rules", None) or {}
+    if not isinstance(rules, dict):
+        raise WorkflowError(f"{path}: rules: no mapping of rule names to values")
+    for where, values in [("", found), *((f"rules: {name}: ", rules[name]) for name in rules)]:
+        if not isinstance(values, dict):
+            raise WorkflowError(f"{path}: {where}{values!r}: no mapping of names to values")
+        for name, value in values.items():
+            if name not in PERSONAL:
+                raise WorkflowError(
+                    f"{path}: {where}{name}: unknown; known are {', '.join(PERSONAL)}, rules"
+                )
+            if not isinstance(value, str | int):
+                raise WorkflowError(f"{path}: {where}{name}: {value!r}: must be a text")
+    texts = {name: str(value) for name, value in found.items()}
+    return UserFile(
+        path, texts, {rule: {k: str(v) for k, v in rules[rule].items()} for rule in rules}
+    )
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one job asks for."""
+
+    arguments: tuple[str, ...]  # of qsub, but for those that the submission adds
+    queue: str  # empty: the server's default one
+
+
+def build_request(
+    rule: str, threads: int, resources: Mapping[str, Any], user: UserFile, required: tuple[str, ...]
+) -> Request:
+    """Turn resources into options of qsub.
+
+    Args:
+        rule: name of the rule or group.
+        threads: cores a node, where the resource ncpus is not given.
+        resources: Snakemake's, of the job.
+        user: what the person has written down.
+        required: of PERSONAL, those without which the site takes no job.
+
+    Raises:
+        WorkflowError: a value is missing or cannot be.
+    """
+
+    def personal(name: str) -> str:
+        value = resources.get(name)
+        if value is None or value == "":
+            value = user.value(rule, name)
+        if not value and name in required:
+            raise WorkflowError(
+                f"rule {rule}: no {name}, which this site asks for; write `{name}: ...` into "
+                f"{user.path}, or give --set-resources {rule}:{name}=..."
+            )
+        return str(value or "")
+
+    queue = personal("queue")
+    arguments = []
+    if queue:
+        arguments += ["-q", queue]
+    if account := personal("account"):
+        arguments += ["-A", account]
+    arguments += ["-l", f"select={_select(rule, threads, resources, personal('select'))}"]
+    if place := personal("place"):
+        arguments += ["-l", f"place={place}"]
+    if (minutes := resources.get("runtime")) is not None:
+        arguments += ["-l", f"walltime={walltime(rule, minutes)}"]
+    if filesystems := personal("filesystems"):
+        arguments += ["-l", f"filesystems={filesystems}"]
+    return Request((*arguments, *_extra(rule, personal("pbs_extra"))), queue)
+
+
+def walltime(rule: str, minutes: Any) -> str:
+    """Minutes as HH:MM:SS.
+
+    Raises:
+        WorkflowError: they are no positive number.
+    """
+    try:
+        seconds = round(float(minutes) * 60)
+    except (TypeError, ValueError):
+        seconds = 0
+    if seconds <= 0:
+        raise WorkflowError(f"rule {rule}: runtime: {minutes!r}: no positive number of minutes")
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+def job_name(rule: str, wildcards: Mapping[str, str], token: str) -> str:
+    """Name of a submission in PBS: readable, and its own."""
+    words = "-".join((rule, *map(str, wildcards.values())))
+    clean = re.sub(r"[^A-Za-z0-9_.-]+", "_", words)
+    start = clean if clean[:1].isalpha() else f"j{clean}"
+    return f"{start[: NAME_LENGTH - len(token) - 1]}.{token}"
+
+
+def _select(rule: str, threads: int, resources: Mapping[str, Any], template: str) -> str:
+    values = {
+        "nodes": resources.get("nodes", 1),
+        "ncpus": resources.get("ncpus", threads),
+        "ngpus": resources.get("ngpus", 0),
+        "mem_mb": resources.get("mem_mb", 0),
+    }
+    for name, value in values.items():
+        lowest = 1 if name in ("nodes", "ncpus") else 0
+        if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
+            raise WorkflowError(f"rule {rule}: {name}: {value!r}: no whole number from {lowest}")
+    if template:
+        try:
+            unknown = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+            if not unknown - set(values):
+                return template.format(**values)
+        except ValueError:
+            pass
+        raise WorkflowError(
+            f"rule {rule}: select: {template!r}: cannot be filled in; known are "
+            f"{', '.join(f'{{{name}}}' for name in values)}"
+        )
+    parts = [f"{values['nodes']}", f"ncpus={values['ncpus']}"]
+    if values["ngpus"]:
+        parts.append(f"ngpus={values['ngpus']}")
+    if values["mem_mb"]:
+        parts.append(f"mem={values['mem_mb']}mb")
+    return ":".join(parts)
+
+
+def _extra(rule: str, text: str) -> list[str]:
+    try:
+        arguments = shlex.split(text)
+    except ValueError as error:
+        raise WorkflowError(f"rule {rule}: pbs_extra: {text!r}: {error}") from None
+    for argument in arguments:
+        if argument[:2] in OWN_OPTIONS:
+            raise WorkflowError(
+                f"rule {rule}: pbs_extra: {argument}: the executor sets this itself; leave it out"
+            )
+    return arguments
+
+
+def queue_limits(text: str) -> dict[str, int]:
+    """Read `debug=1 prod=20 *=50`: queue to the jobs that may wait in it; * is any other queue.
+
+    Raises:
+        WorkflowError: it is written otherwise.
+    """
+    limits = {}
+    for part in text.replace(",", " ").split():
+        name, equals, number = part.rpartition("=")
+        if not number.isdigit() or int(number) < 1 or bool(equals) != bool(name):
+            raise WorkflowError(f"--pbs-max-queued: {part!r}: write QUEUE=N, *=N or N, N from 1")
+        limits[name or "*"] = int(number)
+    return limits

@@ -1,0 +1,41 @@
+"""The script that PBS runs: it claims the submission, runs the job, writes its exit status down."""
+
+from pathlib import Path
+from shlex import quote
+
+# A job that finds its submission given up must do nothing, and must not look like a success.
+NOT_OURS = 90
+# Nor may a job that could not write its exit status down, which is the second witness.
+NO_RESULT = 91
+
+
+def script(folder: Path, token: str) -> str:
+    """Text of the script of one submission.
+
+    Args:
+        folder: of the job (`records.Records`), in which `TOKEN.job` is the shell script to run.
+        token: of the submission.
+    """
+    files = {
+        kind: quote(str(folder / f"{token}.{kind}")) for kind in ("claim", "exit", "job", "log")
+    }
+    return f"""\
+#!/bin/bash
+# Written by snakemake-executor-plugin-pbs.
+claim={files["claim"]}
+result={files["exit"]}
+# A submission that a controller gave up has a claim of its own, or no record any more.
+ln -sT "$PBS_JOBID" "$claim" 2>/dev/null
+if [ "$(readlink "$claim")" != "$PBS_JOBID" ] ||
+    ! grep -qF {quote(f'"token": "{token}"')} {quote(str(folder / "record.json"))}; then
+    echo "$PBS_JOBID does nothing: its submission was given up" >&2
+    exit {NOT_OURS}
+fi
+rm -f "$result" # of an earlier run, where PBS runs the job again
+trap : TERM     # PBS signals all processes of a job; this one outlives the others
+/bin/sh {files["job"]} >> {files["log"]} 2>&1
+status=$?
+echo "$status" > "$result.part" && sync "$result.part" && mv "$result.part" "$result" ||
+    exit {NO_RESULT}
+exit "$status"
+"""

@@ -1,0 +1,350 @@
+"""The jobs of one controller on their way through PBS: found again, submitted, watched, deleted.
+
+It knows neither Snakemake nor processes: the executor adds tasks and calls `step`, which talks to
+the server (`Commands`, or a simulated one) and to the records on disk, and returns what happened.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from .commands import Later, Refused, Unreachable, Unsure
+from .evidence import REPEATS, Belief, Evidence
+from .records import GIVEN_UP, Record, Records, new_token
+from .replies import Answer, number
+from .request import job_name
+from .script import script
+from .states import Kind, Reading, read
+from .tasks import Event, Limits, Phase, Server, Task, What
+
+
+class Tracker:
+    """All tasks of a controller.
+
+    Args:
+        server: PBS.
+        records: what is on disk.
+        tell: is called with messages for the user.
+        clock: seconds since 1970.
+        stopping: is asked between two submissions whether there is to be no other.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        records: Records,
+        limits: Limits,
+        *,
+        tell: Callable[[str], None] = print,
+        clock: Callable[[], float] = time.time,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.server, self.records, self.limits = server, records, limits
+        self.tell, self.clock, self.stopping = tell, clock, stopping
+        self.tasks: dict[str, Task] = {}
+        self.started = clock()
+        self.next_poll = self.started
+        self.faults = 0  # calls of qstat in a row that gave nothing
+        self._old = {record.key: record for record in records.load()}
+        self._makers = {
+            path: record.key for record in self._old.values() for path in record.outputs
+        }
+
+    def add(self, task: Task) -> None:
+        """Take a task on; an earlier submission of it is found again, not repeated."""
+        standing = self.tasks.get(task.key)
+        if standing and standing.record:
+            task.phase, task.record, task.evidence = standing.phase, standing.record, Evidence()
+        self.tasks[task.key] = task
+        if old := self._old.pop(task.key, None):
+            self._meet(task, old)
+        for key in {self._makers[path] for path in task.outputs if path in self._makers}:
+            if key != task.key and (old := self._old.pop(key, None)):
+                leftover = Task(key, old.name, {}, task.request, "", (), "")
+                self.tasks[key] = leftover
+                self._meet(leftover, old)
+            if key != task.key and key in self.tasks:
+                task.blockers.add(key)
+
+    def _meet(self, task: Task, record: Record) -> None:
+        task.record = record
+        task.phase = Phase.MEETING if record.job_id else Phase.FINDING
+        task.evidence = Evidence()
+
+    def step(self) -> list[Event]:
+        """Do what is due: ask PBS once if the interval is over, look for lost ids, submit."""
+        events: list[Event] = []
+        if self.clock() >= self.next_poll:
+            self._poll(events)
+        for task in [task for task in self.tasks.values() if task.phase is Phase.FINDING]:
+            self._find(task)
+        self._submit_all(events)
+        return events
+
+    def wait_seconds(self) -> float:
+        """How long nothing is due, unless a task is added."""
+        return max(self.next_poll - self.clock(), 0.0)
+
+    # -- watching
+
+    def _poll(self, events: list[Event]) -> None:
+        asked = [task for task in self.tasks.values() if task.record and task.record.job_id]
+        if not asked:
+            self.next_poll = self.clock() + self.limits.interval
+            return
+        asked.sort(key=lambda task: task.evidence.asked)
+        chunk = asked[: self.limits.chunk]
+        answer = self.server.status([str(task.record.job_id) for task in chunk if task.record])
+        now = self.clock()
+        self.next_poll = now + self.limits.interval
+        if self.stopping():
+            return
+        self._tell_faults(answer)
+        for task in chunk:
+            self._note(task, answer, now)
+            self._advance(task, now, events)
+
+    def _tell_faults(self, answer: Answer) -> None:
+        silent = bool(answer.fault) and not answer.jobs
+        if silent and self.faults == 2:
+            self.tell(f"qstat: {answer.fault}; jobs go on, and PBS is asked again")
+        if not silent and self.faults > 2:
+            self.tell("qstat answers again")
+        self.faults = self.faults + 1 if silent else 0
+
+    def _note(self, task: Task, answer: Answer, now: float) -> None:
+        assert task.record
+        evidence, its_number = task.evidence, number(str(task.record.job_id))
+        if its_number in answer.unknown:
+            evidence.note_denial(now)
+        else:
+            evidence.note_reading(read(answer.jobs.get(its_number, {})), now)
+        if not evidence.reading or evidence.reading.kind not in (Kind.WAITING, Kind.HELD):
+            evidence.note_exit_status(self.records.exit_status(task.record), now)
+
+    def _advance(self, task: Task, now: float, events: list[Event]) -> None:
+        if task.phase is Phase.MEETING:
+            self._greet(task, now, events)
+        elif task.phase is Phase.LEAVING:
+            self._see_off(task, now)
+        if task.phase is not Phase.WATCHED:
+            return
+        belief, message = task.evidence.belief(now, self.limits.patience)
+        if belief is Belief.OPEN:
+            self._tell_held(task)
+        elif belief is Belief.SUCCEEDED:
+            self._finish(task, What.SUCCEEDED, message, events)
+        else:
+            reading = task.evidence.reading
+            if reading and reading.kind is Kind.NEVER and task.record:
+                self.server.delete([str(task.record.job_id)])
+                self.records.give_up(task.record)
+            self._finish(task, What.FAILED, message, events)
+
+    def _tell_held(self, task: Task) -> None:
+        reading = task.evidence.reading
+        if reading and reading.kind is Kind.HELD and reading.message not in task.told:
+            task.told.add(reading.message)
+            name = task.record.job_id if task.record else ""
+            self.tell(
+                f"job {name} of rule {task.rule} is {reading.message}; it waits until "
+                f"`qrls {name}` releases it or `qdel {name}` deletes it"
+            )
+
+    def _finish(self, task: Task, what: What, message: str, events: list[Event]) -> None:
+        assert task.record
+        log = self.records.path(task.record, "log")
+        self.records.drop(task.record, keep_files=what is What.FAILED)
+        del self.tasks[task.key]
+        events.append(Event(what, task, task.record.active_name, message, log))
+
+    # -- finding again what an earlier controller submitted
+
+    def _greet(self, task: Task, now: float, events: list[Event]) -> None:
+        """First answers about a submission of an earlier controller: take it over, or not."""
+        assert task.record
+        evidence, record = task.evidence, task.record
+        ours = record.fingerprint == task.fingerprint and not record.cancelled and bool(task.body)
+        reading = evidence.reading if evidence.answered else None
+        if reading and reading.active:
+            if ours:
+                return self._take_over(task, reading, events)
+            return self._dismiss(task)
+        written = evidence.exit_status is not None
+        if reading and not evidence.agreed and not evidence.insisted(now, self.limits.patience):
+            return None
+        if reading is None and evidence.denials < REPEATS:
+            return None
+        succeeded = reading is None or reading.kind is Kind.SUCCEEDED
+        fresh = self.records.ended(record) >= self.started
+        if ours and succeeded and (fresh if written else reading is not None):
+            # It ended after Snakemake had looked at its files.
+            return self._take_over(task, reading, events)
+        denied = now - evidence.denied_since
+        silent = reading is None and not written and denied < self.limits.patience
+        if silent and not self.records.give_up(record):
+            return None  # it had begun, and PBS does not know it: perhaps wrongly
+        return self._renew(task)
+
+    def _take_over(self, task: Task, reading: Reading | None, events: list[Event]) -> None:
+        assert task.record
+        task.phase = Phase.WATCHED
+        said = reading.message if reading else "finished"
+        events.append(Event(What.SUBMITTED, task, task.record.active_name, f"found again, {said}"))
+
+    def _dismiss(self, task: Task) -> None:
+        """Have an earlier submission go, before another one makes the same files."""
+        assert task.record
+        task.phase = Phase.LEAVING
+        self.tell(
+            f"job {task.record.job_id} of an earlier run would make files of rule {task.rule} from "
+            "something else, or was to be deleted: it is deleted, and a new one is submitted then"
+        )
+        self._see_off(task, self.clock())
+
+    def _see_off(self, task: Task, now: float) -> None:
+        assert task.record
+        evidence, patience = task.evidence, self.limits.patience
+        ended = evidence.reading is not None and not evidence.reading.active
+        if ended and (evidence.exit_status is not None or evidence.insisted(now, patience)):
+            return self._renew(task)
+        if not task.deletion_asked:
+            task.deletion_asked = not self.server.delete([str(task.record.job_id)])
+        began = not self.records.give_up(task.record)
+        denied = evidence.denials >= REPEATS and now - evidence.denied_since >= patience
+        if not began or denied:
+            self._renew(task)
+        return None
+
+    def _renew(self, task: Task) -> None:
+        """Forget the earlier submission, so that a new one may be made."""
+        if task.record:
+            self.records.drop(task.record, keep_files=True)
+        task.record, task.evidence, task.deletion_asked = None, Evidence(), False
+        task.phase = Phase.READY
+        if not task.body:  # a leftover, which only stood in the way
+            del self.tasks[task.key]
+
+    def _find(self, task: Task) -> None:
+        """Look for the id of a submission of which none was written down."""
+        assert task.record
+        now, record = self.clock(), task.record
+        if now < task.not_before:
+            return
+        task.not_before = now + self.limits.interval
+        claimed = self.records.claimed_by(record)
+        try:
+            found = [claimed] if claimed and claimed != GIVEN_UP else self.server.find(record.name)
+        except Unreachable as error:
+            if "unreachable" not in task.told:
+                task.told.add("unreachable")
+                self.tell(f"{record.name}: cannot be looked for in PBS yet: {error}")
+            return
+        if found:
+            task.record = self.records.named(record, found[0])
+            task.phase = Phase.MEETING
+            return
+        # qsub may have been cut off in the middle, or its request may still be under way.
+        if now - record.written >= self.limits.settling and self.records.give_up(record):
+            self._renew(task)
+
+    # -- submitting
+
+    def _submit_all(self, events: list[Event]) -> None:
+        waiting, submitted = self._waiting(), 0
+        for task in [task for task in self.tasks.values() if task.phase is Phase.READY]:
+            now = self.clock()
+            if self.stopping() or (submitted and now >= self.next_poll):
+                return
+            task.blockers &= self.tasks.keys()
+            queue = task.request.queue
+            limit = self.limits.queued.get(queue, self.limits.queued.get("*"))
+            room = limit is None or waiting.get(queue, 0) < limit
+            if not room or task.blockers or now < task.not_before:
+                continue
+            self._submit(task, events)
+            submitted += 1
+            waiting[queue] = waiting.get(queue, 0) + (task.record is not None)
+
+    def _waiting(self) -> dict[str, int]:
+        """How many of our jobs wait in each queue, those not heard of yet among them."""
+        waiting: dict[str, int] = {}
+        for task in self.tasks.values():
+            reading = task.evidence.reading
+            if task.record and (reading is None or reading.kind in (Kind.WAITING, Kind.HELD)):
+                waiting[task.request.queue] = waiting.get(task.request.queue, 0) + 1
+        return waiting
+
+    def _submit(self, task: Task, events: list[Event]) -> None:
+        token, now = new_token(), self.clock()
+        name = job_name(task.rule, task.wildcards, token)
+        record = Record(token, name, task.key, task.outputs, task.fingerprint, written=now)
+        self.records.write(record)
+        path = self._write_script(record, task.body)
+        arguments = (
+            "-N", name, "-S", "/bin/bash", "-j", "oe", "-o", str(self.records.path(record, "pbs")),
+            *task.request.arguments,
+        )  # fmt: skip
+        task.record, task.evidence = record, Evidence()
+        try:
+            job_id = self.server.submit(arguments, path)
+        except Refused as error:
+            self._finish(task, What.FAILED, f"was refused by qsub: {error}", events)
+        except Later as error:
+            self._tell_once(task, f"qsub: {error}: it is tried again")
+            self._renew(task)
+            task.not_before = now + self.limits.interval
+        except Unsure as error:
+            self._tell_once(task, f"qsub: {error}: {name} is looked for in PBS")
+            task.phase, task.not_before = Phase.FINDING, now + self.limits.interval
+        else:
+            task.record = self.records.named(record, job_id)
+            task.phase = Phase.WATCHED
+            events.append(Event(What.SUBMITTED, task, job_id))
+
+    def _tell_once(self, task: Task, text: str) -> None:
+        if "submission" not in task.told:
+            task.told.add("submission")
+            self.tell(f"rule {task.rule}: {text}")
+
+    def _write_script(self, record: Record, body: str) -> Path:
+        path, job = self.records.path(record, "sh"), self.records.path(record, "job")
+        for written, text in ((path, script(path.parent, record.token)), (job, body)):
+            written.touch(0o700)  # it may hold values of environment variables
+            written.write_text(text)
+        return path
+
+    # -- deleting
+
+    def cancel(self, sleep: Callable[[float], object] = time.sleep) -> list[str]:
+        """Delete all jobs; returns what went wrong. The next run meets those that run on."""
+        own = [task for task in self.tasks.values() if task.record]
+        for task in own:
+            if task.phase is Phase.FINDING:
+                self._find_at_last(task)
+            assert task.record
+            record = Record(**{**vars(task.record), "cancelled": True})
+            self.records.write(record, lasting=False)  # qdel must not wait for disks
+            # Those that have not begun do nothing from now on, even if PBS cannot be reached.
+            if self.records.give_up(record) and not record.job_id:
+                self.records.drop(record)
+        wrong = []
+        ids = [str(task.record.job_id) for task in own if task.record and task.record.job_id]
+        for chunk in chunks(ids, 200):
+            for pause in (1, 2, 0):
+                if not (message := self.server.delete(chunk)):
+                    break
+                sleep(pause)
+            else:
+                wrong.append(f"qdel {' '.join(chunk)}: {message}")
+        return wrong
+
+    def _find_at_last(self, task: Task) -> None:
+        assert task.record
+        task.not_before = 0.0
+        self._find(task)
+
+
+def chunks(items: Sequence[str], size: int) -> Iterable[Sequence[str]]:
+    """Cut a sequence into parts of at most a size."""
+    return (items[start : start + size] for start in range(0, len(items), size))

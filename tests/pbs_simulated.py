@@ -1,0 +1,202 @@
+"""A server of PBS in memory, with a clock of its own, whose jobs leave the files that real ones do.
+
+It counts how often a job's work was done, and whether two did it at once.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from snakemake_executor_plugin_pbs.commands import Later, Refused, Unreachable, Unsure
+from snakemake_executor_plugin_pbs.records import GIVEN_UP
+from snakemake_executor_plugin_pbs.replies import Answer, number, parse
+
+
+class Killed(BaseException):
+    """The controller was killed with -9 in the middle of a call."""
+
+
+@dataclass
+class Simulated:
+    """One job of the server."""
+
+    number: int
+    name: str
+    queue: str
+    folder: Path
+    token: str
+    begin: float
+    seconds: float
+    status: int  # with which it will end
+    state: str = "Q"
+    held: bool = False
+    never: bool = False
+    comment: str = ""
+    exit: int | None = None
+    substate: int = 10
+    ended: float = 0.0
+    idle: bool = False  # whether it found its submission given up
+
+
+@dataclass
+class Faults:
+    """How often what goes wrong, of all calls."""
+
+    silent: float = 0.0  # qstat fails, hangs, or prints nothing
+    truncated: float = 0.0
+    first: float = 0.0  # qstat tells of the first job alone
+    lying: float = 0.0  # qstat says of all jobs that they failed, finished, or are not known
+    lost: float = 0.0  # qsub gives no answer; every second time the job is there
+    killed: float = 0.0  # the controller dies in qsub; every second time the job is there
+    full: float = 0.0
+
+
+@dataclass
+class SimulatedServer:
+    """The server; `now` is its clock."""
+
+    rng: random.Random
+    faults: Faults = field(default_factory=Faults)
+    now: float = 1.0e9
+    seconds: float = 60.0  # of a job
+    slots: int = 10**9
+    purge_after: float = 1e9
+    failing: set[str] = field(default_factory=set)  # names' beginnings
+    jobs: dict[int, Simulated] = field(default_factory=dict)
+    status_calls: list[float] = field(default_factory=list)
+    done: dict[Path, int] = field(default_factory=dict)  # how often the work of a folder was done
+    working: dict[Path, int] = field(default_factory=dict)  # folder to the job that does it now
+    overlaps: int = 0
+    down: bool = False
+    takes_lost: bool = False  # whether jobs of calls that fail are always there
+    active: set[int] = field(default_factory=set)
+
+    def clock(self) -> float:
+        return self.now
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time go on, and jobs with it."""
+        self.now += seconds
+        for one in sorted(self.active):
+            self._advance(self.jobs[one])
+
+    def _advance(self, job: Simulated) -> None:
+        if job.state == "Q" and not job.held and not job.never and self.now >= job.begin:
+            job.state, job.substate = "R", 42
+            self._begin(job)
+        if job.state == "R" and (job.idle or self.now >= job.begin + job.seconds):
+            if not job.idle:
+                (job.folder / f"{job.token}.exit").write_text(f"{job.status}\n")
+                self.done[job.folder] = self.done.get(job.folder, 0) + 1
+                self.working.pop(job.folder, None)
+            self.end(job, 93 if job.status or job.idle else 92, 90 if job.idle else job.status)
+
+    def _begin(self, job: Simulated) -> None:
+        claim = job.folder / f"{job.token}.claim"
+        try:
+            claim.symlink_to(f"{job.number}.pbs01")
+        except OSError:
+            job.idle = True
+            return
+        record = job.folder / "record.json"
+        if not record.exists() or job.token not in record.read_text():
+            job.idle = True
+            return
+        self.overlaps += job.folder in self.working
+        self.working[job.folder] = job.number
+
+    def end(self, job: Simulated, substate: int, status: int | None) -> None:
+        job.state, job.substate, job.exit, job.ended = "F", substate, status, self.now
+        self.working.pop(job.folder, None)
+        self.active.discard(job.number)
+
+    # -- what the tracker calls
+
+    def submit(self, arguments: Sequence[str], script: Path) -> str:
+        if self.down:
+            raise Unsure("Connection refused")
+        draw, faults = self.rng.random(), self.faults
+        if draw < faults.full:
+            raise Later("would exceed queue's limit")
+        name = arguments[arguments.index("-N") + 1]
+        if name.startswith("refused"):
+            raise Refused("Unauthorized Request (exit status 159)")
+        draw = self.rng.random()
+        there = self.takes_lost or self.rng.random() < 0.5
+        if draw < faults.killed + faults.lost and not there:
+            raise Killed if draw < faults.killed else Unsure("no answer in 60 s")
+        queue = arguments[arguments.index("-q") + 1] if "-q" in arguments else ""
+        job = Simulated(
+            len(self.jobs) + 100, name, queue, script.parent, script.stem,
+            begin=self.now + self.rng.random() * 100,
+            seconds=self.seconds * (0.5 + self.rng.random()),
+            status=int(any(name.startswith(start) for start in self.failing)),
+            held=name.startswith("held"), never=name.startswith("never"),
+            comment="Can Never Run: too large" if name.startswith("never") else "",
+        )  # fmt: skip
+        self.jobs[job.number] = job
+        self.active.add(job.number)
+        if draw < faults.killed:
+            raise Killed
+        if draw < faults.killed + faults.lost:
+            raise Unsure("no answer in 60 s")
+        return f"{job.number}.pbs01"
+
+    def status(self, ids: Sequence[str]) -> Answer:
+        self.status_calls.append(self.now)
+        draw, faults = self.rng.random(), self.faults
+        if self.down or draw < faults.silent:
+            return Answer(fault="no answer in 60 s")
+        draw, rows, errors = self.rng.random(), [], ""
+        lie = self.rng.choice(("failed", "finished", "unknown")) if draw < faults.lying else ""
+        for one in ids:
+            job = self.jobs.get(int(number(one)))
+            purged = job and job.state == "F" and self.now > job.ended + self.purge_after
+            if job is None or purged or lie == "unknown":
+                errors += f"qstat: Unknown Job Id {one}\n"
+            else:
+                rows.append(_row(job, lie))
+        if self.rng.random() < faults.first:
+            rows = rows[:1]
+        jobs = '\t"Jobs":\t{\n' + ",\n".join(rows) + "\n\t}\n" if rows else '\t"x":\t1\n'
+        text = f'{{\n\t"timestamp":\t1,\n{jobs}}}\n'
+        if self.rng.random() < faults.truncated:
+            text = text[: self.rng.randrange(len(text))]
+        return parse(153 if errors else 0, text, errors)
+
+    def find(self, name: str) -> list[str]:
+        if self.down:
+            raise Unreachable("Connection refused")
+        return [f"{one}.pbs01" for one in self.active if self.jobs[one].name == name]
+
+    def delete(self, ids: Sequence[str]) -> str:
+        if self.down:
+            return "Connection refused"
+        for one in ids:
+            job = self.jobs.get(int(number(one)))
+            if job and job.state != "F":
+                self.end(job, 91, 0 if job.state == "R" else None)
+        return ""
+
+
+def _row(job: Simulated, lie: str) -> str:
+    told: dict[str, object] = {"job_state": "H" if job.held and job.state == "Q" else job.state}
+    told |= {"substate": job.substate, "Hold_Types": "u" if job.held else "n"}
+    if job.comment:
+        told["comment"] = job.comment
+    if job.exit is not None:
+        told["Exit_status"] = job.exit
+    if lie:
+        told |= {"job_state": "F", "substate": 92, "Exit_status": int(lie == "failed")}
+    lines = ",\n".join(
+        f'\t\t\t"{key}":\t{value if isinstance(value, int) else chr(34) + str(value) + chr(34)}'
+        for key, value in told.items()
+    )
+    return f'\t\t"{job.number}.pbs01":\t{{\n{lines}\n\t\t}}'
+
+
+def given_up(job: Simulated) -> bool:
+    """Whether a controller has given this submission up."""
+    claim = job.folder / f"{job.token}.claim"
+    return claim.is_symlink() and str(claim.readlink()) == GIVEN_UP

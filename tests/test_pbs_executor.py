@@ -1,0 +1,268 @@
+"""Snakemake with the PBS executor: real jobs through the stand-in, and through a real PBS if asked.
+
+`pytest -m pbs tests/test_pbs_executor.py` submits to the PBS of this machine.
+"""
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pbses import REAL, Controller, Pbs, stand_in, wait_for
+from snakemake.common.tests import TestWorkflowsLocalStorageBase
+
+from snakemake_executor_plugin_pbs import ExecutorSettings
+
+SNAKEFILE = """
+rule all:
+    input: expand("out/{n}", n=range(config.get("number", 3)))
+
+rule work:
+    input: "go"
+    output: "out/{n}"
+    log: "logs/{n}"
+    shell:
+        "echo $PBS_JOBID >> begun.{wildcards.n}; "
+        "while [ ! -s go ]; do sleep 0.05; done; "
+        "echo {wildcards.n} > {output}"
+
+rule fail:
+    output: "failed"
+    shell: "echo here is why; exit 7"
+
+rule slow:
+    output: "slow"
+    resources: pbs_extra="-l walltime=00:00:03"
+    shell: "sleep 60; touch {output}"
+
+rule large:
+    output: "large"
+    resources: ncpus=999
+    shell: "touch {output}"
+
+rule flaky:
+    output: "flaky"
+    retries: 2
+    shell: "echo >> tries; [ $(wc -l < tries) -gt 1 ] && touch {output}"
+"""
+
+
+class TestInterface(TestWorkflowsLocalStorageBase):
+    """The interface's own tests."""
+
+    __test__ = True
+
+    @pytest.fixture(autouse=True)
+    def commands(self, tmp_path_factory: pytest.TempPathFactory, monkeypatch) -> Iterator[None]:
+        server = stand_in(tmp_path_factory.mktemp("pbs") / "server")
+        monkeypatch.setenv("PATH", server.environment["PATH"])
+        handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        yield
+        signal.signal(signal.SIGINT, handlers[0])
+        signal.signal(signal.SIGTERM, handlers[1])
+
+    def get_executor(self) -> str:
+        return "pbs"
+
+    def get_executor_settings(self) -> ExecutorSettings:
+        return ExecutorSettings(user_file="none.yaml")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "Snakefile").write_text(SNAKEFILE)
+    (work / "go").touch()
+    return work
+
+
+@pytest.fixture
+def pbs(tmp_path: Path) -> Iterator[Pbs]:
+    server = stand_in(tmp_path / "server")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def start(folder: Path, pbs: Pbs) -> Iterator[Callable[..., Controller]]:
+    """Start controllers; those that are left are killed."""
+    started = []
+
+    def begin(*arguments: str) -> Controller:
+        patience = ("--pbs-patience", "5", "--pbs-command-timeout", "5")
+        started.append(Controller(folder, pbs.environment, *patience, *arguments))
+        return started[-1]
+
+    yield begin
+    for controller in started:
+        if controller.process.poll() is None:
+            controller.signal(signal.SIGKILL)
+            controller.process.wait()
+
+
+def begun(folder: Path) -> dict[str, list[str]]:
+    """Job number to the ids of the PBS jobs that did it."""
+    return {
+        path.name.partition(".")[2]: path.read_text().split() for path in folder.glob("begun.*")
+    }
+
+
+def test_each_end_has_its_own_message(folder: Path, pbs: Pbs, start) -> None:
+    controller = start("--keep-going", "--show-failed-logs", "failed", "slow", "large")
+    assert controller.wait() == 1
+    for words in (
+        "failed with exit status 1",  # Snakemake's own in the job; the rule's stands in the log
+        "killed by PBS: walltime; raise runtime",
+        "can never run: Insufficient amount of resource: ncpus (R: 999 A: 16 T: 16)",
+        "here is why",
+    ):
+        assert words in controller.text, controller.text
+    assert all(job["state"] == "F" for job in pbs.jobs())
+
+
+def test_a_job_that_fails_is_tried_again(folder: Path, pbs: Pbs, start) -> None:
+    controller = start("flaky")
+    assert controller.wait() == 0, controller.text
+    assert (folder / "tries").read_text().count("\n") == 2
+    assert not list((folder / ".snakemake/pbs").iterdir())
+
+
+def test_every_fault_of_qstat_on_the_way(folder: Path, pbs: Pbs, start) -> None:
+    pbs.faults(
+        "qstat", "down", "hang", "empty", "truncated", "malformed", "first", "lie-failed",
+        "forgetful", "lie-finished", "down", "malformed", "lie-failed", "first", "truncated",
+    )  # fmt: skip
+    controller = start("--pbs-command-timeout", "1")
+    wait_for(lambda: len(pbs.calls("qstat")) > 9 and len(begun(folder)) == 3, "calls of qstat")
+    (folder / "go").write_text("go")
+    assert controller.wait() == 0, controller.text
+    assert {name: len(ids) for name, ids in begun(folder).items()} == dict.fromkeys("012", 1)
+    times = [when for when, _ in pbs.calls("qstat")]
+    assert min(later - earlier for earlier, later in itertools.pairwise(times)) > 0.9
+
+
+def test_history_that_is_purged_is_no_failure(folder: Path, pbs: Pbs, start) -> None:
+    controller = start()
+    wait_for(lambda: len(begun(folder)) == 3, "jobs to begin")
+    numbers = [job["number"] for job in pbs.jobs()]
+    pbs.set(purged=numbers)
+    (folder / "go").write_text("go")
+    assert controller.wait() == 0, controller.text
+    assert "by its own exit-status file (PBS has forgotten it)" in controller.text
+
+
+def test_kill_9_and_a_new_controller_submits_nothing_twice(folder: Path, pbs: Pbs, start) -> None:
+    pbs.set(slots=2)  # two run, one waits
+    controller = start()
+    wait_for(lambda: len(begun(folder)) == 2 and len(pbs.jobs()) == 3, "two jobs to begin")
+    for _ in range(2):
+        controller.signal(signal.SIGKILL)
+        controller.process.wait()
+        controller = start("--nolock", "--rerun-incomplete")
+        wait_for(lambda log=controller: log.text.count("found again") == 3, "jobs to be found")
+    (folder / "go").write_text("go")
+    assert controller.wait() == 0, controller.text
+    assert len(pbs.jobs()) == 3
+    assert {name: len(ids) for name, ids in begun(folder).items()} == dict.fromkeys("012", 1)
+
+
+def test_kill_9_between_qsub_and_its_answer(folder: Path, pbs: Pbs, start) -> None:
+    pbs.faults("qsub", "slow")  # the job is there, the answer is not
+    controller = start("--pbs-command-timeout", "600")
+    wait_for(lambda: begun(folder), "the job to begin")
+    controller.signal(signal.SIGKILL)
+    controller.process.wait()
+    # Nor where the job waits, and has left nothing that tells its id.
+    pbs.set(slots=0)
+    pbs.faults("qsub", "slow")
+    controller = start("--nolock", "--pbs-command-timeout", "600")
+    wait_for(lambda: len(pbs.jobs()) == 2, "the second job")
+    controller.signal(signal.SIGKILL)
+    controller.process.wait()
+    pbs.set(slots=8)
+    controller = start("--nolock")
+    wait_for(lambda: controller.text.count("found again") == 2, "jobs to be found")
+    (folder / "go").write_text("go")
+    assert controller.wait() == 0, controller.text
+    assert len(pbs.jobs()) == 3
+    assert {name: len(ids) for name, ids in begun(folder).items()} == dict.fromkeys("012", 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_delete_all_jobs_at_once(
+    folder: Path, pbs: Pbs, start, number: signal.Signals
+) -> None:
+    pbs.set(slots=2)
+    controller = start()
+    wait_for(lambda: len(begun(folder)) == 2 and len(pbs.jobs()) == 3, "two jobs to begin")
+    pbs.faults("qstat", "hang")  # nor does a hanging qstat keep it
+    calls = len(pbs.calls("qstat"))
+    wait_for(lambda: len(pbs.calls("qstat")) > calls, "qstat to hang")
+    begin = time.monotonic()
+    controller.signal(number)
+    assert controller.wait() == 1
+    assert time.monotonic() - begin < 5
+    wait_for(lambda: all(job["state"] == "F" for job in pbs.jobs()), "jobs to end")
+    assert {job["substate"] for job in pbs.jobs()} == {91}
+    assert "Error in rule" not in controller.text
+    if number == signal.SIGINT:
+        return
+    # Begun anew at once, nothing stands in the way.
+    (folder / "go").write_text("go")
+    assert start("--rerun-incomplete").wait() == 0
+
+
+def test_a_mistake_is_one_line_before_anything_is_submitted(folder: Path, pbs: Pbs, start) -> None:
+    controller = start("--pbs-required", "account queue")
+    assert controller.wait() == 1
+    assert "rule work: no queue, which this site asks for" in controller.text
+    assert "Traceback" not in controller.text
+    assert not pbs.jobs()
+    (folder / "pbs.yaml").write_text("account: proj\nqueue: prod\n")
+    (folder / "go").write_text("go")
+    assert start("--pbs-required", "account queue").wait() == 0
+    assert {(job["queue"], job["account"]) for job in pbs.jobs()} == {("prod", "proj")}
+
+
+def test_a_refusal_is_told_and_a_full_queue_waited_for(folder: Path, pbs: Pbs, start) -> None:
+    (folder / "pbs.yaml").write_text("queue: none\n")
+    controller = start()
+    assert controller.wait() == 1
+    assert "was refused by qsub: qsub: Unknown queue (exit status 170)" in controller.text
+    (folder / "pbs.yaml").write_text("queue: prod\n")
+    (folder / "go").write_text("go")
+    pbs.faults("qsub", "full", "down", "full")
+    controller = start("--pbs-command-timeout", "1")
+    assert controller.wait() == 0, controller.text
+    assert len(pbs.jobs()) == 3
+
+
+@pytest.mark.pbs
+@pytest.mark.skipif(REAL is None, reason="no qsub on this machine")
+def test_a_real_pbs(folder: Path, tmp_path: Path) -> None:
+    """Success, failure, kill -9 and SIGTERM on the machine's own PBS; ~/.config/snakemake/pbs.yaml
+    says account and queue.
+    """
+
+    def begin(*arguments: str) -> Controller:
+        own = Path("~/.config/snakemake/pbs.yaml").expanduser()
+        return Controller(folder, dict(os.environ), "--pbs-user-file", str(own), *arguments)
+
+    controller = begin("failed")
+    assert controller.wait(600) == 1
+    assert "failed with exit status 1" in controller.text
+    controller = begin()
+    wait_for(lambda: len(begun(folder)) == 3, "jobs to begin", 600)
+    controller.signal(signal.SIGKILL)
+    controller.process.wait()
+    controller = begin("--nolock")
+    wait_for(lambda: controller.text.count("found again") == 3, "jobs to be found", 600)
+    controller.signal(signal.SIGTERM)
+    assert controller.wait(600) == 1
+    (folder / "go").write_text("go")
+    assert begin("--rerun-incomplete").wait(600) == 0
+    assert {len(ids) for ids in begun(folder).values()} == {2}

@@ -1,0 +1,386 @@
+"""Jobs on their way through a simulated PBS that fails in every way: none twice, none lost."""
+
+import itertools
+import os
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pbs_simulated import Faults, Killed, SimulatedServer
+
+from snakemake_executor_plugin_pbs.records import Record, Records
+from snakemake_executor_plugin_pbs.request import Request
+from snakemake_executor_plugin_pbs.tasks import Event, Limits, Task, What
+from snakemake_executor_plugin_pbs.tracker import Tracker
+
+INTERVAL = 10.0
+
+
+class Run:
+    """A controller, and those that follow when it is killed; it plays Snakemake's part."""
+
+    def __init__(self, folder: Path, server: SimulatedServer, names: list[str], **limits) -> None:
+        self.records, self.server, self.names = Records(folder), server, names
+        self.limits = Limits(interval=INTERVAL, settling=90.0, **limits)
+        self.ended: dict[str, Event] = {}
+        self.submitted: Counter[str] = Counter()
+        self.told: list[str] = []
+        self.kills = 0
+        self.fingerprints: dict[str, str] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a controller, as Snakemake does for all jobs that have not ended."""
+        self.tracker = Tracker(
+            self.server, self.records, self.limits, tell=self.told.append, clock=self.server.clock
+        )
+        for name in self.names:
+            if name not in self.ended:
+                self.tracker.add(self.task(name))
+
+    def see_files(self) -> None:
+        """Leave out jobs whose files are there, as a new Snakemake does."""
+        for job in self.server.jobs.values():
+            name = job.name.partition(".")[0]
+            if job.exit == 0 and job.substate == 92 and name not in self.ended:
+                self.ended[name] = Event(What.SUCCEEDED, self.task(name))
+
+    def task(self, name: str, outputs: tuple[str, ...] = ()) -> Task:
+        queue = name.partition("@")[2]
+        request = Request(("-q", queue) if queue else (), queue)
+        outputs = outputs or (f"/out/{name}",)
+        print_it = self.fingerprints.get(name, "made so")
+        return Task(f"k-{name}", name, {}, request, "echo\n", outputs, print_it, job=name)
+
+    def kill(self) -> None:
+        """Kill the controller with -9; a new one starts at once."""
+        self.kills += 1
+        self.see_files()
+        self.begin()
+
+    def step(self, seconds: float = INTERVAL) -> list[Event]:
+        """One round of the controller, and time for the jobs."""
+        try:
+            events = self.tracker.step()
+        except Killed:
+            self.kill()
+            events = []
+        for event in events:
+            if event.what is What.SUBMITTED:
+                self.submitted[event.task.job] += 1
+            else:
+                assert event.task.job not in self.ended
+                self.ended[event.task.job] = event
+        self.server.pass_time(seconds)
+        return events
+
+    def until(self, condition, rounds: int = 400) -> None:
+        for _ in range(rounds):
+            if condition():
+                return
+            self.step()
+        raise AssertionError(f"not so after {rounds} rounds: {self.told[-3:]}")
+
+    def until_all_ended(self, rounds: int = 400) -> None:
+        self.until(lambda: len(self.ended) == len(self.names), rounds)
+
+    def outcome(self, name: str) -> tuple[What, str]:
+        return self.ended[name].what, self.ended[name].message
+
+
+@pytest.fixture
+def server() -> SimulatedServer:
+    return SimulatedServer(random.Random(1))
+
+
+def most_calls_an_interval(server: SimulatedServer) -> int:
+    """The most calls of qstat that any time of one interval saw."""
+    times = server.status_calls
+    return max(sum(start <= time < start + INTERVAL for time in times) for start in times[:2000])
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written is seen at once; no machine crashes here, and 10,000 fsyncs take minutes."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+def test_ten_thousand_jobs_with_every_fault_are_done_once_each(tmp_path: Path) -> None:
+    server = SimulatedServer(
+        random.Random(7),
+        Faults(
+            silent=0.1, truncated=0.1, first=0.05, lying=0.1, lost=0.002, killed=0.001, full=0.001
+        ),
+        purge_after=60,
+        failing={"bad"},
+    )
+    names = [f"{'bad' if place % 500 == 7 else 'good'}{place}" for place in range(10_000)]
+    run = Run(tmp_path, server, names, patience=300.0)
+    run.until_all_ended(rounds=1500)
+    wrong = [
+        name for name in names if (run.ended[name].what is What.FAILED) != name.startswith("bad")
+    ]
+    assert wrong == []
+    # The work of each was done once (a new controller tries again what has failed), and no two did
+    # the same at a time.
+    work = Counter({path.name.removeprefix("k-"): times for path, times in server.done.items()})
+    assert {name: work[name] for name in names if work[name] != 1 and name[0] == "g"} == {}
+    assert all(1 <= work[name] <= 1 + run.kills for name in names if name[0] == "b")
+    assert server.overlaps == 0
+    assert run.kills > 3
+    assert not any(job.state != "F" for job in server.jobs.values())
+    assert most_calls_an_interval(server) <= 1 + run.kills
+
+
+def test_one_call_of_qstat_an_interval_whatever_the_number_of_jobs(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    run = Run(tmp_path, server, [f"j{place}" for place in range(250)], chunk=100)
+    for _ in range(200):
+        run.step(seconds=1.0)
+    times = server.status_calls
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert len(times) > 15
+    assert min(gaps) >= INTERVAL
+    run.until_all_ended()
+
+
+def test_a_server_that_is_down_for_hours_fails_no_job(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.seconds = 200
+    run = Run(tmp_path, server, ["a", "b"])
+    run.until(lambda: any(job.state == "R" for job in server.jobs.values()))
+    server.down = True
+    server.seconds = 10**6
+    long = max(server.jobs.values(), key=lambda job: job.begin + job.seconds)
+    long.seconds = 10**5
+    for _ in range(360):
+        run.step()
+    assert f"k-{long.name.partition('.')[0]}" in run.tracker.tasks
+    assert all(event.what is What.SUCCEEDED for event in run.ended.values())
+    assert sum("jobs go on" in text for text in run.told) == 1
+    server.down, long.seconds = False, 1
+    run.until_all_ended()
+    assert all(event.what is What.SUCCEEDED for event in run.ended.values())
+
+
+def test_a_submission_without_an_answer_is_looked_for_not_repeated(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.faults.lost = 1.0
+    run = Run(tmp_path, server, [f"j{place}" for place in range(20)])
+    run.step()
+    there = len(server.jobs)
+    assert 0 < there < 20
+    server.faults.lost = 0.0
+    run.until_all_ended()
+    assert len(server.jobs) == 20
+    assert set(server.done.values()) == {1}
+
+
+def test_a_request_that_arrives_after_it_was_given_up_does_nothing(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.faults.lost = 1.0
+    run = Run(tmp_path, server, ["late"])
+    server.takes_lost = True
+    run.step(seconds=0.0)
+    [late] = server.jobs.values()
+    late.held = True
+    server.active.discard(late.number)  # not to be seen yet
+    server.faults.lost = 0.0
+    run.until(lambda: len(server.jobs) == 2)
+    server.active.add(late.number)
+    late.held = False
+    run.until_all_ended()
+    run.until(lambda: late.state == "F")
+    assert late.idle
+    assert set(server.done.values()) == {1}
+
+
+def test_running_jobs_are_found_again_after_kill_9(tmp_path: Path, server: SimulatedServer) -> None:
+    run = Run(tmp_path, server, ["a", "b", "c"])
+    server.seconds = 500
+    run.until(lambda: Counter(job.state for job in server.jobs.values())["R"] >= 2)
+    for _ in range(3):
+        run.kill()
+        run.step()
+    run.until_all_ended()
+    assert len(server.jobs) == 3
+    assert {event.what for event in run.ended.values()} == {What.SUCCEEDED}
+    assert not list(tmp_path.iterdir())  # nothing is left of jobs that are done
+
+
+def test_a_job_that_ended_before_the_controller_began_is_done_again(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    run = Run(tmp_path, server, ["a"])
+    run.step()
+    server.pass_time(1000)  # nobody looks; Snakemake then wants it all the same
+    [done] = server.done
+    for path in done.glob("*.exit"):
+        os.utime(path, (server.now - 500, server.now - 500))
+    run.begin()
+    run.until_all_ended()
+    assert len(server.jobs) == 2
+
+
+def test_a_job_that_ended_while_the_controller_began_counts(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    run = Run(tmp_path, server, ["a"])
+    run.step()
+    run.kill()
+    server.pass_time(1000)
+    run.until_all_ended()
+    assert len(server.jobs) == 1
+    assert run.outcome("a")[0] is What.SUCCEEDED
+
+
+def test_a_job_of_other_inputs_goes_before_a_new_one_comes(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.seconds = 500
+    run = Run(tmp_path, server, ["a"])
+    run.until(lambda: any(job.state == "R" for job in server.jobs.values()))
+    run.fingerprints["a"] = "made otherwise"
+    run.kill()
+    run.until_all_ended()
+    first, second = server.jobs.values()
+    assert (first.substate, second.substate) == (91, 92)
+    assert server.overlaps == 0
+    assert any("made" in text or "something else" in text for text in run.told)
+
+
+def test_a_group_that_was_cut_otherwise_goes_before_its_part_comes(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.seconds = 500
+    run = Run(tmp_path, server, [])
+    run.tracker.add(run.task("whole", ("/out/1", "/out/2")))
+    run.until(lambda: any(job.state == "R" for job in server.jobs.values()))
+    run.begin()
+    run.names = ["part"]
+    run.tracker.add(run.task("part", ("/out/2",)))
+    run.until_all_ended()
+    first, second = server.jobs.values()
+    assert first.substate == 91
+    assert second.begin >= first.ended
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "words"),
+    [
+        ("never", What.FAILED, "can never run: too large"),
+        ("refused", What.FAILED, "was refused by qsub: Unauthorized Request"),
+        ("bad", What.FAILED, "failed with exit status 1"),
+        ("good", What.SUCCEEDED, "finished"),
+    ],
+)
+def test_ends(tmp_path: Path, server: SimulatedServer, name: str, what: What, words: str) -> None:
+    server.failing = {"bad"}
+    run = Run(tmp_path, server, [name])
+    run.until_all_ended()
+    assert run.outcome(name)[0] is what
+    assert words in run.outcome(name)[1]
+    assert not any(job.state != "F" for job in server.jobs.values())
+
+
+def test_a_held_job_waits_and_is_told_of_once(tmp_path: Path, server: SimulatedServer) -> None:
+    run = Run(tmp_path, server, ["held"])
+    for _ in range(100):
+        run.step()
+    assert not run.ended
+    assert sum("held by a user" in text and "qrls 100.pbs01" in text for text in run.told) == 1
+    server.jobs[100].held = False
+    run.until_all_ended()
+    assert run.outcome("held")[0] is What.SUCCEEDED
+
+
+def test_qdel_is_a_failure_though_its_exit_status_is_0(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.seconds = 10**6
+    run = Run(tmp_path, server, ["a"])
+    run.until(lambda: server.jobs and server.jobs[100].state == "R")
+    server.delete(["100.pbs01"])
+    assert server.jobs[100].exit == 0
+    run.until_all_ended()
+    assert run.outcome("a") == (What.FAILED, "was deleted while running")
+
+
+def test_a_lost_job_is_given_up_only_after_patience(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.seconds = 10**6
+    run = Run(tmp_path, server, ["a"])
+    run.until(lambda: server.jobs and server.jobs[100].state == "R")
+    server.jobs.clear()  # the server lost its data
+    server.active.clear()
+    begin = server.now
+    run.until_all_ended()
+    assert server.now - begin >= run.limits.patience
+    assert "is lost" in run.outcome("a")[1]
+
+
+def test_limits_of_queues_count_waiting_jobs(tmp_path: Path, server: SimulatedServer) -> None:
+    names = [f"j{place}@{queue}" for queue in ("debug", "prod") for place in range(30)]
+    run = Run(tmp_path, server, names, queued={"debug": 2, "*": 5})
+    most: Counter[str] = Counter()
+
+    def all_ended() -> bool:
+        nonlocal most
+        most |= Counter(job.queue for job in server.jobs.values() if job.state == "Q")
+        return len(run.ended) == len(names)
+
+    run.until(all_ended)
+    assert most == {"debug": 2, "prod": 5}
+    assert set(server.done.values()) == {1}
+
+
+def test_cancel_deletes_all_and_the_next_run_meets_what_ran_on(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.seconds = 500
+    run = Run(tmp_path, server, ["a", "b", "c"])
+    run.until(lambda: any(job.state == "R" for job in server.jobs.values()))
+    server.down = True  # at the worst moment
+    wrong = run.tracker.cancel(sleep=lambda _: None)
+    assert "qdel 100.pbs01 101.pbs01 102.pbs01: Connection refused" in wrong
+    server.down = False
+    run.kill()
+    run.until_all_ended()
+    assert {event.what for event in run.ended.values()} == {What.SUCCEEDED}
+    assert server.overlaps == 0
+    assert set(server.done.values()) == {1}
+
+
+def test_cancel_of_a_healthy_server_leaves_no_job(tmp_path: Path, server: SimulatedServer) -> None:
+    run = Run(tmp_path, server, [f"j{place}" for place in range(500)])
+    run.until(lambda: any(job.state == "R" for job in server.jobs.values()))
+    assert run.tracker.cancel() == []
+    assert not any(job.state != "F" for job in server.jobs.values())
+
+
+def test_a_record_survives_being_cut_off_while_it_is_written(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    record = Record("t", "n.t", "k", ("/out",), "f")
+    records.write(record)
+    (tmp_path / "k" / "record.json.1234").write_text('{"token": "t2')
+    assert list(records.load()) == [record]
+
+
+def test_only_one_can_claim_a_submission(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    record = Record("t", "n.t", "k", (), "")
+    records.write(record)
+    records.path(record, "claim").symlink_to("7.pbs01")
+    assert not records.give_up(record)
+    assert records.claimed_by(record) == "7.pbs01"
+    other = Record("u", "n.u", "k", (), "")
+    assert records.give_up(other)
+    assert records.give_up(other)
+    with pytest.raises(FileExistsError):
+        records.path(other, "claim").symlink_to("8.pbs01")
