@@ -83,9 +83,6 @@ def _write(path: Path, growing: Path, checkpoint: Opened, name: str, target: Tar
     done = {*(notes / _DONE).read_text().split()}
     keys = [key for key in checkpoint.source if key in wanted and key not in done]
     _fill(notes, checkpoint, regions, keys)
-    for file in {region.file for region in regions}:
-        if file.suffix == ".pt":
-            torch_files.seal(file)
     for file in target.tokenizer:
         shutil.copyfile(file, content / file.name)
     _sync([*content.rglob("*"), content])
@@ -175,7 +172,7 @@ def _region(content: Path, described: list[Any]) -> Region:
 
 
 def _fill(notes: Path, checkpoint: Opened, regions: list[Region], keys: list[str]) -> None:
-    """Fill the files; meanwhile what is done goes to disk, and is noted."""
+    """Fill and seal the files; meanwhile what is done goes to disk, and is noted."""
     source, waiting, size = checkpoint.source, list[str](), 0
     files_of: dict[str, set[Path]] = defaultdict(set)
     for region in regions:
@@ -192,7 +189,12 @@ def _fill(notes: Path, checkpoint: Opened, regions: list[Region], keys: list[str
                 written = {file for each in waiting for file in files_of[each]}
                 noted.append(pool.submit(_note, notes, waiting, sorted(written)))
                 waiting, size = [], 0
-        for each in noted:
+        every = sorted({region.file for region in regions})
+        rest = pool.submit(_sync, every)
+        for file in every:
+            if file.suffix == ".pt":
+                torch_files.seal(file)
+        for each in (*noted, rest):
             each.result()
 
 
