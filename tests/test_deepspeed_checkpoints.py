@@ -10,7 +10,7 @@ from layouts import Found, parallel
 from proofs import make_start
 from ranks import spawn
 
-from tokamake.checkpoint import latest
+from tokamake.checkpoint import native
 
 MOVES = [
     # Saved on two ranks; loaded on one, and on two again.
@@ -54,7 +54,7 @@ def test_checkpoints_move(start: str, tmp_path: Path) -> None:
             found = theirs[0]["losses after loading"]
             assert found == pytest.approx(ours[0]["losses after saving"], rel=1e-4)
         # Evaluation and export read whole weights.
-        _, weights, step = latest.native.read(tmp_path / str(number))
+        _, weights, step = native.read(tmp_path / str(number))
         assert step == 3
         for name, weight in weights.items():
             assert torch.equal(weight, states[f"model.{name}"])
