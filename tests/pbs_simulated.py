@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from snakemake_executor_plugin_pbs.commands import Later, Refused, Unreachable, Unsure
-from snakemake_executor_plugin_pbs.records import GIVEN_UP
 from snakemake_executor_plugin_pbs.replies import Answer, number, parse
 
 
@@ -69,6 +68,7 @@ class SimulatedServer:
     working: dict[Path, int] = field(default_factory=dict)  # folder to the job that does it now
     overlaps: int = 0
     down: bool = False
+    slow_to_delete: bool = False
     takes_lost: bool = False  # whether jobs of calls that fail are always there
     active: set[int] = field(default_factory=set)
 
@@ -173,6 +173,8 @@ class SimulatedServer:
     def delete(self, ids: Sequence[str]) -> str:
         if self.down:
             return "Connection refused"
+        if self.slow_to_delete:
+            return ""
         for one in ids:
             job = self.jobs.get(int(number(one)))
             if job and job.state != "F":
@@ -194,9 +196,3 @@ def _row(job: Simulated, lie: str) -> str:
         for key, value in told.items()
     )
     return f'\t\t"{job.number}.pbs01":\t{{\n{lines}\n\t\t}}'
-
-
-def given_up(job: Simulated) -> bool:
-    """Whether a controller has given this submission up."""
-    claim = job.folder / f"{job.token}.claim"
-    return claim.is_symlink() and str(claim.readlink()) == GIVEN_UP

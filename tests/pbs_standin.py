@@ -52,6 +52,12 @@ class Server:
             path.write_text(" ".join(names[1:]))
             return names[0]
 
+    def hang(self):
+        """Say nothing for ten minutes, unless the test is over."""
+        deadline = time.time() + 600
+        while time.time() < deadline and not (self.folder / "stopped").exists():
+            time.sleep(0.1)
+
     def note(self, command, arguments):
         with (self.folder / "calls").open("a") as file:
             print(json.dumps([time.time(), command, *arguments]), file=file)
@@ -115,7 +121,7 @@ def qsub(server, arguments, fault):
     if fault == "full":
         return fail("qsub: would exceed queue generic's per-user limit of jobs in 'Q' state", 38)
     if fault == "hang":
-        time.sleep(600)
+        server.hang()
     given, rest = options(arguments)
     values = {letter: value for letter, value in given if letter != "-l"}
     asked = {"select": "1:ncpus=1", "place": "free", "walltime": "01:00:00"}
@@ -145,7 +151,7 @@ def qsub(server, arguments, fault):
     if fault == "lost":  # the job is there, and its id is never told
         return fail("qsub: Connection timed out", 110)
     if fault == "slow":
-        time.sleep(600)
+        server.hang()
     print(f"{number}.{HOST}")
     return 0
 
@@ -237,7 +243,7 @@ def qstat(server, arguments, fault):
     if fault == "down":
         return fail("qstat: cannot connect to server pbs01 (errno=111)", 111)
     if fault == "hang":
-        time.sleep(600)
+        server.hang()
     if fault == "empty":
         return 0
     history = "-x" in arguments

@@ -59,6 +59,7 @@ class Pbs:
 
     def stop(self) -> None:
         """End what still runs."""
+        (self.folder / "stopped").touch()
         for job in self.jobs():
             if job["state"] != "F":
                 self.run("qdel", f"{job['number']}.pbs01")

@@ -464,6 +464,41 @@ def test_another_conversion_does_not_go_on_there(folder: Path, tmp_path: Path) -
     assert_same(open_any(tmp_path / "a"), FAMILIES["llama"])
 
 
+def change(folder: Path, rank: str, name: str, value: float) -> None:
+    """Write another number into a tensor of a rank, and the file with its checksums anew."""
+    (file,) = folder.rglob(f"{rank}_model_states.pt")
+    state = torch.load(file, weights_only=False)
+    encoder = state["module"]["language_model"]["encoder"]
+    next(tensor for key, tensor in encoder.items() if name in key).view(-1)[3] = value
+    torch.save(state, file)
+
+
+@pytest.mark.parametrize("name", ["mds", "pipe", "megatron", "universal", "native"])
+def test_a_flipped_bit_is_seen(name: str, folder: Path, tmp_path: Path) -> None:
+    kept = folder / name
+    if name == "universal":
+        kept = tmp_path / "kept"
+        convert(source=folder / "hf", target=kept, format="universal")
+    elif name == "native":
+        kept = tmp_path / "kept"
+        write_start(kept, FAMILIES["llama"], weights(FAMILIES["llama"]))
+    broken = copied(kept, tmp_path / "broken")
+    inspect(broken, values=True)
+    region = max(open_any(broken).source.regions, key=lambda each: each.num_bytes)
+    with region.file.open("r+b") as stream:
+        stream.seek(region.offset + region.num_bytes // 2)
+        byte = stream.read(1)[0]
+        stream.seek(-1, 1)
+        stream.write(bytes([byte ^ 1]))
+    for look in (
+        lambda: inspect(broken, values=True),
+        lambda: convert(source=broken, target=tmp_path / "out", format="hf"),
+    ):
+        with pytest.raises(UserError, match=r"damaged: .* is not what its checksum says; fetch"):
+            look()
+    assert not (tmp_path / "out").exists()
+
+
 def test_inspect_tells_what_is_there(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -474,13 +509,11 @@ def test_inspect_tells_what_is_there(
         "layout        pipeline 2",
         "vocabulary    131, stored as 256 rows",
         "model.layers.3.self_attn.q_proj.weight  [64, 64]  bfloat16",
-        "values        all finite; copies on other ranks are alike",
+        "values        all finite; copies on other ranks are alike; checksums hold",
     ):
         assert line in told
     broken = copied(folder / "mds", tmp_path / "broken")
-    found = open_any(broken)
-    norm = next(region for region in found.source.regions if region.is_copy)
-    norm.map(writable=True)[3] = 7.0
+    change(broken, "mp_rank_01", "post_attention_layernorm", 7.0)
     differs = r"mp_rank_01.*: tensor .*layernorm.* differs from that of other.*--take-first-copy"
     with pytest.raises(UserError, match=differs):
         inspect(broken, values=True)
@@ -489,8 +522,7 @@ def test_inspect_tells_what_is_there(
     assert [path.name for path in tmp_path.iterdir()] == ["broken"]
     convert(source=broken, target=tmp_path / "first", format="hf", take_first_copy=True)
     assert_same(open_any(tmp_path / "first"), FAMILIES["llama"])
-    own = next(region for region in found.source.regions if not region.is_copy)
-    own.map(writable=True)[3] = float("nan")
+    change(broken, "mp_rank_00", "dense_h_to_4h", float("nan"))
     with pytest.raises(UserError, match="1 values are NaN or infinite"):
         inspect(broken, values=True)
 

@@ -16,6 +16,8 @@ from snakemake.common.tests import TestWorkflowsLocalStorageBase
 
 from snakemake_executor_plugin_pbs import ExecutorSettings
 
+pytestmark = pytest.mark.slow
+
 SNAKEFILE = """
 rule all:
     input: expand("out/{n}", n=range(config.get("number", 3)))

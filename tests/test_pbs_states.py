@@ -135,6 +135,12 @@ def test_other_replies_tell_nothing(text: str) -> None:
     assert answer.fault
 
 
+def test_a_job_that_is_told_of_is_not_unknown() -> None:
+    answer = parse(153, reply("running"), "qstat: Unknown Job Id 110.pbs01\n")
+    assert set(answer.jobs) == {"110"}
+    assert not answer.unknown
+
+
 def test_ids_are_compared_by_number() -> None:
     assert number("123.server") == number("123.server.site.org\n") == "123"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-FINISHED, TERMINATED, FAILED = 92, 91, 93  # substates of the state F
+FINISHED, TERMINATED = 92, 91  # substates of the state F; 93 is a failure
 
 
 class Kind(Enum):

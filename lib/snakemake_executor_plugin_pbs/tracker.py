@@ -6,6 +6,7 @@ the server (`Commands`, or a simulated one) and to the records on disk, and retu
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from .commands import Later, Refused, Unreachable, Unsure
@@ -323,7 +324,7 @@ class Tracker:
             if task.phase is Phase.FINDING:
                 self._find_at_last(task)
             assert task.record
-            record = Record(**{**vars(task.record), "cancelled": True})
+            record = replace(task.record, cancelled=True)
             self.records.write(record, lasting=False)  # qdel must not wait for disks
             # Those that have not begun do nothing from now on, even if PBS cannot be reached.
             if self.records.give_up(record) and not record.job_id:

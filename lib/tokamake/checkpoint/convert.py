@@ -58,6 +58,7 @@ def convert(
     from dataclasses import replace
 
     from tokamake.checkpoint.any_format import open_any, title
+    from tokamake.checkpoint.checksums import check_checksums
     from tokamake.checkpoint.copies import check_copies
     from tokamake.checkpoint.opened import Layout, Target
     from tokamake.checkpoint.written import write
@@ -73,6 +74,7 @@ def convert(
         token, files = _end_and_files(tokenizer, checkpoint)
         notes = {**checkpoint.notes, "eos_token_id": token}
         checkpoint = replace(checkpoint, notes=notes, tokenizer=files)
+    check_checksums(checkpoint.source)
     if not take_first_copy:
         check_copies(checkpoint.source)
     kept = checkpoint.tokenizer if format == "hf" else ()

@@ -18,7 +18,8 @@ def inspect(path: Path, *, tensors: bool = False, values: bool = False) -> None:
     Args:
         path: Folder of the checkpoint, or one whose file `latest` names it.
         tensors: List every tensor with its shape and number format.
-        values: Read all tensors: look for NaN and infinity, and compare what ranks have alike.
+        values: Read all tensors: look for NaN and infinity, and compare what ranks have alike, and
+            files with the checksums in them.
 
     Raises:
         UserError: there is none, it is damaged, or its values are.
@@ -33,7 +34,7 @@ def inspect(path: Path, *, tensors: bool = False, values: bool = False) -> None:
             print(f"{key}  {list(shape)}  {_dtype(found, key)}")
     if values:
         _check_values(found)
-        print("values        all finite; copies on other ranks are alike")
+        print("values        all finite; copies on other ranks are alike; checksums hold")
 
 
 def _lines(found: "Opened") -> "Iterator[tuple[str, str]]":
@@ -100,14 +101,16 @@ def _check_values(found: "Opened") -> None:
     """Read every tensor once, copies too.
 
     Raises:
-        UserError: a value is not finite, or a copy differs.
+        UserError: a value is not finite, a copy differs, or a checksum does.
     """
     import torch
 
+    from tokamake.checkpoint.checksums import check_checksums
     from tokamake.checkpoint.copies import check_copies
     from tokamake.errors import UserError
     from tokamake.runtime import progress
 
+    check_checksums(found.source)
     keys = [*found.source]
     for key in progress(keys, label="reading", total=len(keys)):
         tensor = found.source.read(key)

@@ -69,7 +69,7 @@ def seal(file: Path) -> None:
     with file.open("r+b") as stream, ThreadPoolExecutor() as pool:
         offsets = [data_offset(stream, entry) for entry in entries]
         sizes = (entry.file_size for entry in entries)
-        found = pool.map(functools.partial(_checksum, stream.fileno()), offsets, sizes)
+        found = pool.map(functools.partial(checksum, stream.fileno()), offsets, sizes)
         sums = {entry.header_offset: total for entry, total in zip(entries, found, strict=True)}
         for place, header in _directory(stream, directory):
             if header in sums:
@@ -78,8 +78,12 @@ def seal(file: Path) -> None:
                     stream.write(struct.pack("<I", sums[header]))
 
 
-def _checksum(descriptor: int, start: int, size: int) -> int:
-    """CRC-32 of some bytes of a file."""
+def checksum(descriptor: int, start: int, size: int) -> int:
+    """CRC-32 of some bytes of a file.
+
+    Raises:
+        EOFError: it ends before.
+    """
     total, buffer = 0, memoryview(bytearray(min(_CHUNK, size)))
     while size:
         read = os.preadv(descriptor, [buffer[: min(_CHUNK, size)]], start)

@@ -1,0 +1,90 @@
+"""The script that PBS runs: who may run it, and what it leaves."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from pbses import wait_for
+
+from snakemake_executor_plugin_pbs.records import Record, Records
+from snakemake_executor_plugin_pbs.script import NO_RESULT, NOT_OURS, script
+
+RECORD = Record("tok", "name.tok", "key", ("/out",), "f")
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Records:
+    found = Records(tmp_path / "it's a folder")
+    found.write(RECORD)
+    return found
+
+
+def prepare(records: Records, body: str) -> Path:
+    path = records.path(RECORD, "sh")
+    path.write_text(script(path.parent, RECORD.token))
+    records.path(RECORD, "job").write_text(f"{body}\n")
+    return path
+
+
+def run(records: Records, body: str, job_id: str = "1.server") -> int:
+    path = prepare(records, body)
+    return subprocess.run(
+        ["bash", path], env={**os.environ, "PBS_JOBID": job_id}, check=False
+    ).returncode
+
+
+@pytest.mark.parametrize("status", [0, 7])
+def test_it_writes_down_its_exit_status_and_its_output(records: Records, status: int) -> None:
+    assert records.exit_status(RECORD) is None
+    assert run(records, f"echo hello; echo bad >&2; exit {status}") == status
+    assert records.exit_status(RECORD) == status
+    assert records.path(RECORD, "log").read_text() == "hello\nbad\n"
+    assert records.claimed_by(RECORD) == "1.server"
+
+
+def test_a_submission_that_was_given_up_does_nothing(records: Records) -> None:
+    assert records.give_up(RECORD)
+    assert run(records, "echo done") == NOT_OURS
+    assert not records.path(RECORD, "log").exists()
+    assert records.exit_status(RECORD) is None
+
+
+def test_another_job_of_the_same_submission_does_nothing(records: Records) -> None:
+    assert run(records, "echo first") == 0
+    assert run(records, "echo second", "2.server") == NOT_OURS
+    assert records.path(RECORD, "log").read_text() == "first\n"
+
+
+def test_a_job_that_pbs_runs_again_runs(records: Records) -> None:
+    assert run(records, "exit 1") == 1
+    # What it wrote before is not taken for its end now.
+    assert run(records, f"test ! -e {str(records.path(RECORD, 'exit'))!r}") == 0
+    assert records.exit_status(RECORD) == 0
+
+
+@pytest.mark.parametrize("change", ["forgotten", "of another submission"])
+def test_a_record_that_is_not_its_own_stops_it(records: Records, change: str) -> None:
+    records.drop(RECORD, keep_files=True)
+    if change != "forgotten":
+        records.write(Record("other", "name.other", "key", ("/out",), "f"))
+    assert run(records, "echo done") == NOT_OURS
+    assert not records.path(RECORD, "log").exists()
+
+
+def test_without_an_exit_status_on_disk_it_is_no_success(records: Records) -> None:
+    part = records.path(RECORD, "exit").with_suffix(".exit.part")
+    part.mkdir()
+    assert run(records, "true") == NO_RESULT
+
+
+def test_a_polite_end_leaves_an_exit_status(records: Records, tmp_path: Path) -> None:
+    path = prepare(records, f"trap 'exit 75' TERM; touch '{tmp_path}/begun'; sleep 60 & wait")
+    process = subprocess.Popen(
+        ["bash", path], env={**os.environ, "PBS_JOBID": "1.server"}, start_new_session=True
+    )
+    wait_for((tmp_path / "begun").exists, "the job to begin")
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(30) == 75
+    assert records.exit_status(RECORD) == 75
