@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tokamake.config import parse_form, read_runs
+from tokamake.config import Architecture, check_form, parse_form, read_runs
 from tokamake.data.text.corpora import merge_tables, read_corpora
 from tokamake.errors import UserError
 
@@ -43,7 +43,9 @@ def test_cells_replace_settings_and_empty_ones_leave_them(tmp_path: Path) -> Non
 
 MISTAKES = {
     r"runs\.tsv: no run; add a header and one tab-separated row per run": "run\tseed\n",
-    r"runs\.tsv:1: no column run; add one with the runs' names": "seed\n3\n",
+    r"runs\.tsv:1: no column run; add one with the runs' names, separated by one tab each": (
+        "run  seed\na  3\n"
+    ),
     r"runs\.tsv:2: run: missing; give the run a name": "run\tseed\n\t3\n",
     r"runs\.tsv:3: run 'a' stands in line 2, too": "run\tseed\na\t1\na\t2\n",
     r"runs\.tsv:1: seed: stands there twice": "run\tseed\tseed\na\t1\t2\n",
@@ -113,3 +115,22 @@ def test_names_of_forms() -> None:
     ):
         with pytest.raises(ValueError, match=r"leave it out|give a format|give pp, too"):
             parse_form(wrong)
+
+
+def test_forms_that_a_model_cannot_be_shared_as() -> None:
+    model = Architecture(
+        vocab_size=9, hidden_size=16, intermediate_size=8, num_hidden_layers=4,
+        num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=8,
+    )  # fmt: skip
+    for good in ("hf", "mds-tp2", "mds-pipeline-tp2-pp3", "megatron-pp2-vpp2", "universal-pp4"):
+        check_form(parse_form(good), model)
+    for wrong, told in {
+        "mds-tp3": "tp3: does not divide num_attention_heads 8; give a divisor",
+        "mds-tp4": "tp4: does not divide num_key_value_heads 2; give a divisor",
+        "mds-pipeline-pp5": "5 stages: the model has 4 layers; give a number that is no larger",
+        "megatron-pp3": "3 stages: the model has 4 layers; give a number that divides them",
+    }.items():
+        with pytest.raises(ValueError, match=told):
+            check_form(parse_form(wrong), model)
+    (run,) = read_runs({**BASE, "convert": "mds"}, "my.yaml").values()
+    assert run.config.convert == ("mds",)

@@ -15,6 +15,7 @@ from typing import Any
 import megatrons
 import pytest
 import torch
+from runs import write_start
 from torch import Tensor
 
 from tokamake import plugins

@@ -340,6 +340,11 @@ MISTAKES |= {
         "my.yaml: train.fim: <fim_prefix>, <fim_suffix>, <fim_middle>: not a token of the "
         "tokenizer that is to be trained; add it to tokenizer.special_tokens",
     ),
+    "a form that the model cannot have": (
+        {"convert": ["mds-tp3"]},
+        CORPORA,
+        "my.yaml: convert: mds-tp3: tp3: does not divide num_attention_heads 4; give a divisor",
+    ),
     "a bad part": (
         {},
         "corpus\tfiles\tweight\tsets\ncode\tresults/raw/code/*\t2\ttrain=1:0\n",

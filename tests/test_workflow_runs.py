@@ -25,7 +25,7 @@ docs\tresults/raw/docs/*\ttext\t1
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace in which two runs of a table have been built."""
     folder = make_workspace(tmp_path_factory.mktemp("swept"))
-    given = {**CONFIG, "runs": "runs.tsv", "convert": ["mds-pipeline-tp2-pp2-bf16"]}
+    given = {**CONFIG, "runs": "runs.tsv", "convert": ["mds-pipeline-tp2-pp2-bf16", "hf-bf16"]}
     (folder / "my.yaml").write_text(yaml.safe_dump(given))
     (folder / "runs.tsv").write_text(SWEEP)
     (folder / "docs.tsv").write_text(DOCS)
@@ -36,7 +36,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     shared = ("sample_corpus", "train_tokenizer", "describe", "compare", "report", "all")
     assert planned == {**dict.fromkeys(of_each, 2), **dict.fromkeys(shared, 1)} | {
-        "tokenize": 6, "merge": 4,
+        "tokenize": 6, "merge": 4, "convert": 4,
     }  # fmt: skip
     result = snakemake(folder, *MINE, "all")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -66,6 +66,10 @@ def test_the_trained_model_is_written_in_the_forms_of_the_config(swept: Path) ->
     converted = open_any(swept / f"results/low/convert/{name}")
     assert str(converted.layout) == "tensor 2 × pipeline 2"
     assert {converted.source.dtype(key).name for key in converted.source} == {"bfloat16"}
+    described = json.loads((swept / "results/low/convert/hf-bf16/config.json").read_text())
+    exported = json.loads((swept / "results/low/export/config.json").read_text())
+    assert described["eos_token_id"] == exported["eos_token_id"] is not None
+    assert (swept / "results/low/convert/hf-bf16/tokenizer.json").exists()
     other = jobs(snakemake(swept, "-n", *MINE, "results/docs/convert/megatron-tp2"))
     assert other == {"convert": 1}
     refused = snakemake(swept, "-n", *MINE, "results/docs/convert/mds-pp2")
@@ -80,7 +84,7 @@ def test_status_finds_all_that_was_built(swept: Path, capsys: pytest.CaptureFixt
     states = [line.split()[0] for line in told if line.startswith("  ")]
     assert states == ["done", "done", *["done", "training"] * 2, "done"]
     of_run = (
-        "weigh, index, init_model, resolve, train, export_hf, evaluate, generate, plot, convert"
+        "weigh, index, init_model, resolve, train, export_hf, evaluate, generate, plot, convert 2 of 2"
     )
     assert told.count(f"  done     {of_run}") == 2
     assert "  done     import_checkpoint 2 of 2" in told

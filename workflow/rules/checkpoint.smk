@@ -52,6 +52,7 @@ rule convert:
     "Write the trained model in another format and layout, which its name tells."
     input:
         train=f"{RUN}/train.json",
+        tokenizer=TOKENIZER_FILES,
     output:
         directory(f"{RUN}/convert/{{form}}"),
     log:
@@ -64,7 +65,7 @@ rule convert:
         checkpoint=subpath(input.train, parent=True),
         form=form_options,
     shell:
-        "tokamake convert --from {params.checkpoint}/training --to {output} {params.form}"
+        "tokamake convert --from {params.checkpoint}/training --to {output} {params.form:q}"
         " > {log} 2>&1"
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from tokamake import files
 from tokamake.checkpoint.start_files import is_native, start_files
-from tokamake.config import INDEX_SETTINGS, parse_form, read_architecture, read_runs
+from tokamake.config import INDEX_SETTINGS, check_form, parse_form, read_architecture, read_runs
 from tokamake.data.mixture.weigh import set_path
 from tokamake.data.pairs import batches
 from tokamake.data.text.corpora import merge_tables, read_corpora
 from tokamake.data.text.plan import make_plan
 from tokamake.data.text.planned import read_plan, write_plan
 from tokamake.data.text.sample_corpus import sample_names
-from tokamake.data.tokenizers import tokenizer_files
+from tokamake.data.tokenizers import open_tokenizer, tokenizer_files
 from tokamake.errors import UserError
 from tokamake.train.start import open_start
 from tokamake.validation import read_yaml
@@ -47,12 +47,11 @@ def current_plan(shared, corpora, declared):
 
 
 def check_fim(run, where):
-    """See that a tokenizer which is to be trained has the tokens of fill-in-the-middle."""
+    """See that the tokenizer, which is to be trained, has the tokens of fill-in-the-middle."""
     fim = run.train.fim
     wanted = [fim.prefix, fim.suffix, fim.middle, *filter(None, [fim.split_token])]
-    given = run.tokenizer.path or run.model.checkpoint
     missing = [text for text in wanted if text not in run.tokenizer.special_tokens]
-    if fim.rate and not given and missing:
+    if fim.rate and missing:
         raise UserError(
             f"{where}: train.fim: {', '.join(missing)}: not a token of the tokenizer that is to be "
             "trained; add it to tokenizer.special_tokens"
@@ -75,10 +74,34 @@ def check_start(run, where):
         told = model.checkpoint
     else:
         return
+    check_forms(run.convert, architecture, where)
+    check_tokenizer(run, architecture, where)
     if train.sequence_length > (longest := architecture.max_position_embeddings):
         raise UserError(
             f"{where}: train.sequence_length: {train.sequence_length}: more than the "
             f"{longest} max_position_embeddings of {told}; lower it"
+        )
+
+
+def check_forms(forms, architecture, where):
+    """See that the model can be written in the forms that are asked for."""
+    for form in forms:
+        try:
+            check_form(parse_form(form), architecture)
+        except ValueError as error:
+            raise UserError(f"{where}: convert: {form}: {error}") from None
+
+
+def check_tokenizer(run, architecture, where):
+    """See that the model to start from has an entry for each of the tokenizer's."""
+    if run.model.checkpoint is None or not (path := run.tokenizer.path):
+        return
+    entries = open_tokenizer(path).vocab_size
+    if entries > architecture.vocab_size:
+        raise UserError(
+            f"{where}: tokenizer.path: {path}: has {entries:,} entries, model.checkpoint "
+            f"{run.model.checkpoint} has {architecture.vocab_size:,}; give the tokenizer that it was "
+            "trained with"
         )
 
 
@@ -153,15 +176,11 @@ def read_config():
     for run, where in runs.values():
         check_start(run, where)
         check_sets(run.train, tables[run.corpora], where)
+    tokenizer = find_tokenizer(runs)
+    for run, where in runs.values() if tokenizer is None else ():
         check_fim(run, where)
-    return (
-        {name: run.config for name, run in runs.items()},
-        tables,
-        corpora,
-        declared,
-        planned,
-        (find_tokenizer(runs)),
-    )
+    configs = {name: run.config for name, run in runs.items()}
+    return configs, tables, corpora, declared, planned, tokenizer
 
 
 # The plan is half a million objects in which a search for cycles takes a fifth of the time.
@@ -363,14 +382,16 @@ def stated_architecture(wildcards):
     return [path for path in [RUNS[wildcards.run].model.stated] if path]
 
 
-def form_options(wildcards):
+def form_options(wildcards, input):
     """What the name of a form says, as options of `convert`."""
     try:
         form = parse_form(wildcards.form)
     except ValueError as error:
         sys.exit(f"tokamake: {RUN.format(run=wildcards.run)}/convert/{wildcards.form}: {error}")
     sizes = [f"--{size.replace('_', '-')}={number}" for size, number in form.sizes.items()]
-    return [f"--format={form.format}", *sizes, *([f"--dtype={form.dtype}"] if form.dtype else [])]
+    dtype = [f"--dtype={form.dtype}"] if form.dtype else []
+    tokenizer = [f"--tokenizer={input.tokenizer[0]}"] if form.format == "hf" else []
+    return [f"--format={form.format}", *sizes, *dtype, *tokenizer]
 
 
 def prompt_options(wildcards):

@@ -8,7 +8,8 @@ def start_of(run):
     if (checkpoint := RUNS[run].model.checkpoint) is None:
         return f"{run}-init", f"results/{run}/init"
     path = os.path.normpath(checkpoint)
-    return f"{Path(path).name}-{files.digest(path)[:8]}", str(checkpoint)
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", Path(path).name)
+    return f"{name}-{files.digest(path)[:8]}", str(checkpoint)
 
 
 def files_of(run):

@@ -57,4 +57,4 @@ rule train:
     shell:
         "trap : TERM INT;"
         " {resources.launch} {resources.nodes} {resources.tasks}"
-        " tokamake train --config {input.run} 2>&1 | (trap '' TERM INT; exec tee {log})"
+        " tokamake train --config {input.run} 2>&1 | (trap '' TERM INT; exec tee -a {log})"

@@ -1,4 +1,4 @@
-"""Checksums that are in a checkpoint's files already: torch's zip archives have a CRC-32 a tensor."""
+"""Checksums that are in a checkpoint's files already: torch's zip archives have CRC-32s."""
 
 import zipfile
 from collections import defaultdict

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tokamake import files, plugins
+from tokamake import __version__, files, plugins
 from tokamake.checkpoint import dtypes
 from tokamake.checkpoint.any_format import FOLDER
 from tokamake.checkpoint.files import torch_files
@@ -26,7 +26,6 @@ from tokamake.checkpoint.regions import Block, Region
 from tokamake.errors import UserError
 from tokamake.runtime import progress
 
-_VERSION = 1
 _PLAN, _DONE = "plan.json", "done.txt"
 _NOTED_BYTES = 2**27
 """Size of tensors that are brought to disk, and noted as done, at once."""
@@ -47,11 +46,27 @@ def write(path: Path, checkpoint: Opened, name: str, target: Target) -> list[str
     Raises:
         UserError: something is in the way, or the format cannot hold the model so.
     """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(f"{path}: is there already; name another folder, or remove it")
-    growing = path.with_name(f".{path.name}.converting")
+    _refuse_other(path)
+    whole = path.absolute()
+    growing = whole.with_name(f".{whole.name}.converting")
     with _alone(growing, path):
-        return _write(path, growing, checkpoint, name, target)
+        _refuse_other(path)  # which another conversion may have made meanwhile
+        return _write(whole, growing, checkpoint, name, target)
+
+
+def _refuse_other(path: Path) -> None:
+    """See that nothing is in the way.
+
+    Raises:
+        UserError: something is.
+    """
+    if path.is_symlink() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
+        raise UserError(f"{path}: is there already; name another folder, or remove it")
+    for folder in path.absolute().parents:
+        if folder.exists():
+            if not folder.is_dir():
+                raise UserError(f"{path}: {folder} is a file, not a folder; name another folder")
+            break
 
 
 @contextmanager
@@ -88,6 +103,7 @@ def _write(path: Path, growing: Path, checkpoint: Opened, name: str, target: Tar
     _sync([*content.rglob("*"), content])
     if path.exists():
         path.rmdir()
+    (notes / _PLAN).unlink()  # from here on there is nothing to go on with
     content.rename(path)
     files.sync(path.parent)
     _remove(growing)
@@ -105,11 +121,14 @@ def _planned(
     content: Path, notes: Path, checkpoint: Opened, name: str, target: Target
 ) -> list[Region]:
     """Lay the files out, or find them as an earlier process has left them."""
-    notes_of_source = repr(checkpoint.notes)
-    digest = files.digest([_VERSION, name, repr(target), notes_of_source, _identity(checkpoint)])
+    told = [repr(each) for each in (target, checkpoint.notes, checkpoint.progress)]
+    shape = checkpoint.architecture.model_dump(mode="json")
+    digest = files.digest([__version__, name, *told, shape, _identity(checkpoint)])
     plan = notes / _PLAN
-    if plan.is_file() and (known := files.read_json(plan, ""))["digest"] == digest:
-        return [_region(content, each) for each in known["regions"]]
+    if plan.is_file() and content.is_dir():
+        known = files.read_json(plan, "")
+        if known["digest"] == digest:
+            return [_region(content, each) for each in known["regions"]]
     if content.parent.exists():
         _remove(content.parent)
     content.mkdir(parents=True)
@@ -126,10 +145,27 @@ def _planned(
     except UserError:
         _remove(content.parent)
         raise
+    _refuse_small_disk(content, regions)
     files.write_text(notes / _DONE, "")
-    told = [_described(content, region) for region in regions]
-    files.write_text(plan, json.dumps({"digest": digest, "regions": told}))
+    described = [_described(content, region) for region in regions]
+    _sync([*content.rglob("*"), content])  # the plan vouches for what is laid out
+    files.write_text(plan, json.dumps({"digest": digest, "regions": described}))
     return regions
+
+
+def _refuse_small_disk(content: Path, regions: list[Region]) -> None:
+    """See that there is room for what is laid out with holes.
+
+    Raises:
+        UserError: there is not; nothing is left then.
+    """
+    wanted = sum(region.num_bytes for region in regions)
+    if wanted > (free := shutil.disk_usage(content).free):
+        _remove(content.parent)
+        raise UserError(
+            f"{content.parent.parent}: {wanted:,} bytes are wanted there and {free:,} are free; "
+            "make room, or name a folder on another disk"
+        )
 
 
 def _identity(checkpoint: Opened) -> Any:

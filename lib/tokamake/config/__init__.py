@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tokamake.config.architecture import Architecture, read_architecture
     from tokamake.config.data import PlanSettings, SampleCorpus, TokenizerSettings, TokenizeSettings
     from tokamake.config.fields import Name, Settings, plug_in, split_shares
-    from tokamake.config.model import FORMAT_SIZES, Form, ModelSettings, parse_form
+    from tokamake.config.model import FORMAT_SIZES, Form, ModelSettings, check_form, parse_form
     from tokamake.config.optimization import OptimizerSettings
     from tokamake.config.parallel import ParallelSettings
     from tokamake.config.run import (
@@ -57,6 +57,7 @@ __all__ = [
     "TokenizeSettings",
     "TokenizerSettings",
     "TrainSettings",
+    "check_form",
     "parse_form",
     "plug_in",
     "read_architecture",

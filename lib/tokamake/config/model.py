@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, model_validator
 
+from tokamake.config.architecture import Architecture
 from tokamake.config.fields import Settings
 
 FORMAT_SIZES = {
@@ -85,9 +86,32 @@ def parse_form(text: str) -> Form:
     given = {size: int(found[short]) for short, size in _SHORT.items() if found[short]}
     if others := given.keys() - set(FORMAT_SIZES[found["format"]]):
         raise ValueError(f"format {found['format']} has no {min(others)}; leave it out")
+    if found["format"] == "universal" and found["dtype"]:
+        raise ValueError("format universal holds fp32 weights; leave the dtype out")
     if given.get("virtual_pipeline_size", 1) > 1 == given.get("pipeline_parallel_size", 1):
         raise ValueError("vpp says how pipeline ranks share layers; give pp, too")
     return Form(found["format"], given, found["dtype"])
+
+
+def check_form(form: Form, architecture: Architecture) -> None:
+    """See that a model can be shared as a form wants it.
+
+    Raises:
+        ValueError: ranks do not divide its heads, or stages its layers.
+    """
+    tensor = form.sizes.get("tensor_parallel_size", 1)
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(architecture, name)
+        if heads > 1 and heads % tensor:
+            raise ValueError(f"tp{tensor}: does not divide {name} {heads}; give a divisor")
+    stages = form.sizes.get("pipeline_parallel_size", 1)
+    stages *= form.sizes.get("virtual_pipeline_size", 1)
+    layers = architecture.num_hidden_layers
+    if stages > layers or (form.format == "megatron" and layers % stages):
+        raise ValueError(
+            f"{stages} stages: the model has {layers} layers; give a number that "
+            f"{'divides them' if form.format == 'megatron' else 'is no larger'}"
+        )
 
 
 def _check_form(text: str) -> str:
@@ -95,5 +119,11 @@ def _check_form(text: str) -> str:
     return text
 
 
-CheckpointForm = Annotated[str, AfterValidator(_check_form)]
-"""What `parse_form` takes."""
+def _listed(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+CheckpointForms = Annotated[
+    tuple[Annotated[str, AfterValidator(_check_form)], ...], BeforeValidator(_listed)
+]
+"""What `parse_form` takes, several or one."""

@@ -72,7 +72,8 @@ def _check_columns(columns: list[str], where: str) -> None:
     from tokamake.config import Config
 
     if "run" not in columns:
-        raise UserError(f"{where}: no column run; add one with the runs' names")
+        told = ", separated by one tab each" if len(columns) == 1 else ""
+        raise UserError(f"{where}: no column run; add one with the runs' names{told}")
     for column in columns:
         section = column.partition(".")[0]
         if columns.count(column) > 1:

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from tokamake.config.data import PlanSettings, SampleCorpus, TokenizerSettings, TokenizeSettings
 from tokamake.config.fields import Name, Settings
-from tokamake.config.model import CheckpointForm, ModelSettings
+from tokamake.config.model import CheckpointForms, ModelSettings
 from tokamake.config.training import TrainSettings
 
 
@@ -63,7 +63,7 @@ class Config(Settings):
     """Start of training."""
     train: TrainSettings = TrainSettings()
     """Training."""
-    convert: tuple[CheckpointForm, ...] = ()
+    convert: CheckpointForms = ()
     """What the trained model is written as, too: a format of `tokamake convert`, its layout, its
     dtype, as in mds-pipeline-tp2-pp4 or hf-bf16; it lies in results/<run>/convert/<name>."""
     evaluate: EvaluateSettings = EvaluateSettings()

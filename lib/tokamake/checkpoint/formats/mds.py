@@ -48,6 +48,7 @@ def opened(folder: Path) -> Opened:
     regions, parts = list[Region](), list[dict[str, Part]]()
     for number, file in enumerate(files):
         state = first if number == 0 else deepspeed_folder.read(file)
+        deepspeed_folder.check_step(file, state, files[0], first)
         rank = Rank(architecture, Axis(number, size), rows, _version(state))
         tree = megatron_module.nested(rank, layers)
         if not deepspeed_folder.is_sliced(file):

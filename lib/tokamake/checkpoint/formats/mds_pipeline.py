@@ -45,9 +45,12 @@ def opened(folder: Path) -> Opened:
     """
     numbers = sorted({int(m[1]) for each in folder.iterdir() if (m := _LAYER.fullmatch(each.name))})
     tensor = deepspeed_folder.ranks(folder, re.compile(rf"layer_{numbers[0]:02d}-model_(\d+)-.*"))
-    stages = max(1, deepspeed_folder.ranks(folder) // tensor)
+    ranks = deepspeed_folder.ranks(folder)
+    stages = max(1, ranks // tensor)
     first_states = states(folder, 0)
     state = deepspeed_folder.read(first_states)
+    for other in (states(folder, number) for number in range(1, ranks)):
+        deepspeed_folder.check_step(other, deepspeed_folder.read(other), first_states, state)
     args = deepspeed_folder.args_of(state)
     check_sizes(args, folder, tensor=tensor, pipeline=stages)
     first = folder / _file(numbers[0], 0)

@@ -56,7 +56,7 @@ def opened(folder: Path) -> Opened:
     found = [m for each in folder.iterdir() if (m := _RANK.fullmatch(each.name))]
     tensor, pipeline = (max(int(m[n] or 0) for m in found) + 1 for n in (1, 2))
     first = folder / min(m[0] for m in found) / _FILE
-    state = deepspeed_folder.read(first)
+    state = of_first = deepspeed_folder.read(first)
     check_sizes(state.get("args"), folder, tensor=tensor, pipeline=pipeline)
     rows = megatron_module.vocabulary_rows(first, state) * tensor
     architecture = architecture_of(state.get("args"), first, padded_vocab_size=rows)
@@ -66,6 +66,7 @@ def opened(folder: Path) -> Opened:
         for number in range(tensor):
             file = _file(folder, number, stage, pipeline)
             state = deepspeed_folder.read(file)
+            deepspeed_folder.check_step(file, state, first, of_first)
             rank = Rank(architecture, Axis(number, tensor), rows, _version(state))
             for name, tree in _stages(rank, layout, stage):
                 regions += megatron_module.found(file, state.get(name), tree)

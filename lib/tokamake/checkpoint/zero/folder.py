@@ -11,7 +11,7 @@ from typing import Any
 from tokamake.checkpoint import latest
 from tokamake.checkpoint.files import torch_pickles
 from tokamake.checkpoint.megatron import module as megatron_module
-from tokamake.checkpoint.megatron.arguments import arguments
+from tokamake.checkpoint.megatron.arguments import arguments, progress_of
 from tokamake.checkpoint.opened import Layout, Opened
 from tokamake.errors import UserError
 
@@ -96,6 +96,20 @@ def read(file: Path) -> dict[str, Any]:
         kind = "tensor" if isinstance(state, torch_pickles.Located) else type(state).__name__
         raise UserError(f"{file}: holds no checkpoint but a {kind}; {REMEDY}")
     return state
+
+
+def check_step(file: Path, state: dict[str, Any], first: Path, of_first: dict[str, Any]) -> None:
+    """See that a rank's file is of the step that the first rank's is of.
+
+    Raises:
+        UserError: it is not.
+    """
+    own, other = progress_of(state), progress_of(of_first)
+    if own != other:
+        raise UserError(
+            f"{file}: is of step {own.iteration:,} ({own.consumed_samples:,} samples), {first} of "
+            f"step {other.iteration:,} ({other.consumed_samples:,}); {REMEDY}"
+        )
 
 
 def unread(state: dict[str, Any], zero_stage: int) -> tuple[str, ...]:
