@@ -84,7 +84,8 @@ def test_status_finds_all_that_was_built(swept: Path, capsys: pytest.CaptureFixt
     states = [line.split()[0] for line in told if line.startswith("  ")]
     assert states == ["done", "done", *["done", "training"] * 2, "done"]
     of_run = (
-        "weigh, index, init_model, resolve, train, export_hf, evaluate, generate, plot, convert 2 of 2"
+        "weigh, index, init_model, resolve, train, export_hf, evaluate, generate, plot, "
+        "convert 2 of 2"
     )
     assert told.count(f"  done     {of_run}") == 2
     assert "  done     import_checkpoint 2 of 2" in told
