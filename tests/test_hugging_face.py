@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from llamas import ARCHITECTURES, BIASED, label, reference, tensors_of
 from safetensors.torch import load_file, save_file
@@ -81,7 +82,7 @@ def test_a_failed_write_leaves_the_old_folder(
 ) -> None:
     hugging_face.write(tmp_path / "a", PLAIN, random(PLAIN, 1))
     before = (tmp_path / "a" / "model.safetensors").read_bytes()
-    monkeypatch.setattr(hugging_face, "save_file", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(safetensors.torch, "save_file", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         hugging_face.write(tmp_path / "a", PLAIN, random(PLAIN, 2))
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == before

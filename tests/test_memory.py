@@ -146,7 +146,7 @@ def test_optimizers_have_their_states(run: Run, tmp_path: Path) -> None:
 def test_a_start_tells_what_was_chosen(run: Run) -> None:
     lines = opening(run, ONE, CPU).splitlines()
     assert [line.split()[0] for line in lines] == ["model", "start", "layout", "settings", "memory"]
-    parameters = sum(shape.numel() for shape in tensors.shapes(ARCHITECTURE).values())
+    parameters = sum(math.prod(shape) for shape in tensors.shapes(ARCHITECTURE).values())
     assert f"{parameters:,} parameters; 6 steps of 128 tokens" in lines[0]
     assert f"{run.checkpoint}, weights alone, at step 0" in lines[1]
     assert "1 rank on cpu, fp32, native, ZeRO stage 1" in lines[2]
