@@ -256,7 +256,7 @@ def test_a_failing_run_is_told_with_its_own_words(finished: Path) -> None:
     assert "MissingOutputException" not in text
     assert "Traceback" not in text
     told = progress(finished)
-    assert "run bad\n  failed   train\n  done     weigh, index, resolve\n" in told
+    assert "run bad\n  failed   train\n  done     weigh, index, init_model, resolve\n" in told
     assert "\nfailed: train, logs/bad/train.log ends with:\n" in told
     assert "  tokamake train: global_batch_size: 16 samples cannot be shared by 2" in told
 

@@ -112,8 +112,8 @@ def test_a_touched_or_changed_raw_file_is_tokenized_anew_alone(batched: Path) ->
 def test_a_job_goes_by_the_plan_that_its_run_began_with(batched: Path) -> None:
     assert snakemake(batched, *MINE, "data").returncode == 0
     (batched / "raw").rename(batched / "moved")
-    job = "--mode subprocess --cores 1 --target-jobs weigh: --allowed-rules weigh --force --nolock"
-    alone = snakemake(batched, *job.split(), "--no-hooks", *MINE[:2])
+    job = "--mode subprocess --cores 1 --target-jobs weigh:run=smoke --allowed-rules weigh"
+    alone = snakemake(batched, *job.split(), "--force", "--nolock", "--no-hooks", *MINE[:2])
     whole = snakemake(batched, "-n", *MINE, "data")
     (batched / "moved").rename(batched / "raw")
     assert alone.returncode == 0, alone.stderr
