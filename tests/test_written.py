@@ -1,9 +1,9 @@
 """What stands in a conversion's way, and what it goes on with: nothing old, nothing half."""
 
 import shutil
-from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,9 +106,8 @@ def test_what_is_in_the_way_is_named(
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(UserError, match="link: is there already; name another folder"):
         convert(source=start, target=tmp_path / "link", format="mds")
-    usage = namedtuple("usage", "free")
     with monkeypatch.context() as patched:
-        patched.setattr(shutil, "disk_usage", lambda _: usage(1000))
+        patched.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
         with pytest.raises(UserError, match=r"[\d,]+ bytes are wanted there and 1,000 are free;"):
             convert(source=start, target=tmp_path / "a", format="mds")
     assert {path.name for path in tmp_path.iterdir()} == {"hf", "file", "link"}

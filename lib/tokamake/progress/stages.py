@@ -71,10 +71,17 @@ def runs(folder: Path) -> list[str]:
 
 def stages(folder: Path) -> dict[str, list[Stage]]:
     """Stages in the order of the data's way: the data's, each run's by its name, the report's."""
-    before, after = list(_BEFORE), list(_AFTER)
-    for stage in ("hash_documents", "find_duplicates", "tokenize", "merge"):
-        before += _batches(folder, stage)
-    found = {"data": [*before, _DESCRIBE]}
+    data = [
+        *_BEFORE,
+        *_begun(folder, "hash_documents", "logs/hash_documents", "results/data/hashes/{}.rows"),
+        *_begun(
+            folder, "find_duplicates", "logs/find_duplicates", "results/data/duplicates/{}.rows"
+        ),
+        *_planned(folder, "tokenize"),
+        *_planned(folder, "merge"),
+        _DESCRIBE,
+    ]
+    found = {"data": data}
     imports = _begun(folder, "import_checkpoint", "logs/import_checkpoint", "results/import/{}")
     if imports:
         found["starts"] = imports
@@ -85,7 +92,7 @@ def stages(folder: Path) -> dict[str, list[Stage]]:
         ]
         forms = _begun(folder, "convert", f"logs/{run}/convert", f"results/{run}/convert/{{}}")
         found[f"run {run}"] = of_run + forms
-    return {**found, "report": after}
+    return {**found, "report": [*_AFTER]}
 
 
 def _begun(folder: Path, name: str, logs: str, product: str) -> list[Stage]:
@@ -96,11 +103,8 @@ def _begun(folder: Path, name: str, logs: str, product: str) -> list[Stage]:
     ]
 
 
-def _batches(folder: Path, stage: str) -> list[Stage]:
-    """A stage of the data, batch by batch, as far as the plan tells."""
-    if stage not in ("tokenize", "merge"):
-        made = "hashes" if stage == "hash_documents" else "duplicates"
-        return _begun(folder, stage, f"logs/{stage}", f"results/data/{made}/{{}}.rows")
+def _planned(folder: Path, stage: str) -> list[Stage]:
+    """Jobs of a stage, batch by batch, as far as the plan tells."""
     products = f"results/data/batches/{stage}"
     if not (folder / PLAN).exists():
         return [Stage(stage, products, f"logs/{stage}")]
