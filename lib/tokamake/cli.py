@@ -24,6 +24,7 @@ STAGES = {
     "init-model": "tokamake.checkpoint.init_model",
     "convert": "tokamake.checkpoint.convert",
     "resolve": "tokamake.train.resolve",
+    "doctor": "tokamake.doctor.doctor",
     "train": "tokamake.train.train",
     "evaluate": "tokamake.evaluate.evaluate",
     "generate": "tokamake.generate.generate",

@@ -16,17 +16,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from tokamake.errors import UserError, of_system
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import Store
 
 Item = TypeVar("Item")
 
 STOPPED = 75
 """Exit code of a run that was asked to stop before its end: EX_TEMPFAIL of sysexits.h."""
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
+"""What ranks talk through, by the kind of device."""
 
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # torchrun; deepspeed has LOCAL_SIZE
@@ -131,14 +136,14 @@ def choose_device(ranks: Ranks) -> "torch.device":
 
 
 @contextmanager
-def process_group(ranks: Ranks) -> Iterator["torch.device"]:
+def process_group(ranks: Ranks, store: "Store | None" = None) -> Iterator["torch.device"]:
     """Join torch's process group and yield this rank's device; leave the group on exit.
 
     Inside another `process_group`, that one serves.
 
     gloo on CPU, nccl on CUDA, xccl on XPU. Peers meet at MASTER_ADDR and MASTER_PORT where they
     are set, else at a place that Slurm's variables or an MPI broadcast tell. A lone process needs
-    none.
+    none, nor do peers that have met in a store (`meeting`).
 
     Raises:
         UserError: MPI does not see the peers that the launcher started, or two ranks have the same
@@ -150,11 +155,13 @@ def process_group(ranks: Ranks) -> Iterator["torch.device"]:
     if dist.is_initialized():
         yield device
         return
-    backend = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}[device.type]
+    backend = BACKENDS[device.type]
     # DeepSpeed reads the device number from here.
     os.environ["LOCAL_RANK"] = str(ranks.local_rank)
     if ranks.world_size == 1:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    elif store is not None:
+        dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.world_size)
     else:
         _rendezvous(ranks)
         dist.init_process_group(
@@ -172,6 +179,38 @@ def process_group(ranks: Ranks) -> Iterator["torch.device"]:
         raise
     finally:
         dist.destroy_process_group()
+
+
+def meeting(ranks: Ranks, seconds: float) -> "Store":
+    """Open a store of keys and values that all peers share, at the place where they meet.
+
+    It is rank 0's; others wait for it, it does not wait for them.
+
+    Args:
+        ranks: this process among its peers.
+        seconds: how long to wait for rank 0, and for any key.
+
+    Raises:
+        UserError: rank 0 does not come.
+    """
+    import torch.distributed as dist
+
+    if ranks.world_size == 1:
+        return dist.HashStore()
+    _rendezvous(ranks)
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    # torchrun has a store of its own there.
+    first = ranks.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        return dist.TCPStore(
+            host, port, is_master=first, timeout=timedelta(seconds=seconds), wait_for_workers=False
+        )
+    except dist.DistError as error:
+        reason = str(error).splitlines()[0].rstrip(". ")
+        raise UserError(
+            f"rank {ranks.rank} on {socket.gethostname()}: rank 0 cannot be met at {host}:{port} "
+            f"within {seconds:g} s: {reason}; look at that host, or set MASTER_ADDR and MASTER_PORT"
+        ) from None
 
 
 def _rendezvous(ranks: Ranks) -> None:

@@ -41,6 +41,7 @@ rule train:
         run=f"{RUN}/run.yaml",
         index=f"{RUN}/index/index.json",
         checkpoint=start_inputs,
+        doctor=ancient(examined(f"{RUN}/train.json")),
     output:
         f"{RUN}/train.json",
     log:

@@ -42,6 +42,7 @@ class Job(NamedTuple):
 _BEFORE = (
     Stage("sample_corpus", "results/raw", "logs/sample_corpus.log", usual=False),
     Stage("train_tokenizer", "results/tokenizer/tokenizer.json", "logs/train_tokenizer.log", False),
+    Stage("doctor", "results/doctor.json", "logs/doctor.log", usual=False),
 )
 _DESCRIBE = Stage("describe", "results/data/metadata.json", "logs/describe.log")
 _OF_A_RUN = (

@@ -1,0 +1,205 @@
+"""Reads a Snakemake profile, and checks it: files, keys, values of the person.
+
+Its values are as Snakemake takes them; those that are Python expressions are read as such.
+"""
+
+import ast
+import difflib
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokamake.doctor.programs import ask_python
+from tokamake.doctor.result import Result, ok, warning, wrong
+from tokamake.errors import UserError
+from tokamake.validation import read_yaml
+
+NAMES = ("profile.yaml", "config.yaml")
+NO_CLUSTER = ("local", "dryrun", "touch")
+PERSONAL = ("account", "queue", "filesystems", "place", "select", "pbs_extra")
+"""What the executor for PBS reads of the user's file, for all rules or each."""
+
+_HELP = "import sys; from snakemake.cli import main; main(['--help'])"
+_SLURM = {"account": "slurm_account", "partition": "slurm_partition"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a rule asks of the scheduler."""
+
+    rule: str
+    """Its name; empty: all others."""
+    nodes: int
+    minutes: float
+    queue: str
+    """Or partition; empty: the scheduler's own choice."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where a workflow runs."""
+
+    path: Path | None
+    """Its file; None: no profile."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Its keys."""
+    mine: Mapping[str, Any] = field(default_factory=dict)
+    """The user's own file."""
+    mine_path: Path | None = None
+    """Where that is, or would be."""
+    launch: Path | None = None
+    """The script that starts ranks, from the folder that the workflow runs in."""
+    launcher: str = ""
+    """What the script starts them with: mpiexec, srun, or nothing known."""
+
+    @property
+    def executor(self) -> str:
+        """What runs jobs."""
+        return str(self.values.get("executor", "local"))
+
+    @property
+    def cluster(self) -> bool:
+        """Whether jobs run on other machines."""
+        return self.executor not in NO_CLUSTER
+
+    def resource(self, name: str, rule: str = "") -> Any:
+        """A resource of a rule, of the person where the profile has none; else None."""
+        of_rule = _section(self.values, "set-resources").get(rule, {})
+        defaults = _section(self.values, "default-resources")
+        for place in (of_rule, defaults):
+            if name in place and place[name] not in (None, ""):
+                return _value(place[name])
+        of_mine = (self.mine.get("rules") or {}).get(rule, {})
+        return of_mine.get(name, self.mine.get(name))
+
+    @property
+    def requests(self) -> list[Request]:
+        """What each rule of the section set-resources asks for, and all others."""
+        rules = [rule for rule in _section(self.values, "set-resources") if rule]
+        return [self._request(rule) for rule in [*rules, ""]]
+
+    def _request(self, rule: str) -> Request:
+        nodes, minutes = self.resource("nodes", rule), self.resource("runtime", rule)
+        queue = self.resource("slurm_partition" if self.executor == "slurm" else "queue", rule)
+        return Request(rule, int(nodes or 1), float(minutes or 0), str(queue or ""))
+
+
+def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A mapping of a profile, which can also be a list of KEY=VALUE."""
+    found = values.get(name) or {}
+    if isinstance(found, list):
+        return dict(str(one).partition("=")[::2] for one in found)
+    return found if isinstance(found, dict) else {}
+
+
+def _value(text: Any) -> Any:
+    """What a resource is: Snakemake takes text for a Python expression where it is one."""
+    if not isinstance(text, str):
+        return text
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def read_profile(folder: Path, directory: Path) -> Profile:
+    """Read a profile, its launch script and the user's file.
+
+    Args:
+        folder: the profile.
+        directory: where the workflow runs.
+
+    Raises:
+        UserError: a file is missing or no YAML of the right form.
+    """
+    path = next((folder / name for name in NAMES if (folder / name).is_file()), None)
+    if path is None:
+        raise UserError(f"{folder}: no {NAMES[0]} in it; name the folder of a profile")
+    values = _mapping(path)
+    own = values.get("pbs-user-file")
+    mine_path = Path(own).expanduser() if own else None
+    mine = _mapping(mine_path) if mine_path and mine_path.is_file() else {}
+    launch = _value(_section(values, "default-resources").get("launch"))
+    script = directory / str(launch) if launch else None
+    launcher = find_launcher(script) if script and script.is_file() else ""
+    return Profile(path, values, mine, mine_path, script, launcher)
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    found = read_yaml(path, "mend it")
+    if not isinstance(found or {}, dict):
+        raise UserError(f"{path}: no mapping of keys to values; mend it")
+    return found or {}
+
+
+def find_launcher(script: Path) -> str:
+    """Which of mpiexec and srun a launch script ends with; nothing where it is neither."""
+    text = re.sub(r"(^|\s)#.*", "", script.read_text(encoding="utf-8", errors="replace"))
+    if other := re.search(r'exec "\$\(dirname "\$0"\)/([\w./-]+\.sh)"', text):
+        return find_launcher(script.parent / other[1])
+    found = re.search(r"^\s*exec\s+(mpiexec|srun)\b", text, re.M)
+    return found[1] if found else ""
+
+
+def check_profile(profile: Profile) -> list[Result]:
+    """Whether its launch script can be started, and the keys are Snakemake's."""
+    assert profile.path is not None
+    answer = ask_python(_HELP, seconds=60)
+    known = set(re.findall(r"--([a-z][a-z0-9-]+)", answer.output))
+    keys = judge_keys(profile, known) if known else None
+    unknown = warning("keys of the profile", f"not known: {answer.fault}", "see to snakemake first")
+    return [ok("profile", str(profile.path)), judge_launch(profile), keys or unknown]
+
+
+def judge_launch(profile: Profile) -> Result:
+    """Whether ranks can be started at all."""
+    name, script = "launch script", profile.launch
+    if script is None:
+        remedy = f"add `launch: \"'FOLDER/launch.sh'\"` to default-resources in {profile.path}"
+        return wrong(name, "none", remedy)
+    if not script.is_file():
+        remedy = "paths in a profile count from the folder that Snakemake runs in; start it there"
+        return wrong(name, f"{script}: no such file", remedy)
+    if not os.access(script, os.X_OK):
+        return wrong(name, f"{script}: not executable", f"chmod +x {script}")
+    return ok(name, f"{script}{f', {profile.launcher}' * bool(profile.launcher)}")
+
+
+def judge_keys(profile: Profile, known: Collection[str]) -> Result:
+    """Whether each key is an option of Snakemake, or of an executor that is not installed."""
+    own = f"{profile.executor}-"
+    present = any(option.startswith(own) for option in known)
+    strange = [
+        key for key in profile.values if key not in known and (present or not key.startswith(own))
+    ]
+    if not strange:
+        return ok("keys of the profile", f"{len(profile.values)}, all known")
+    near = difflib.get_close_matches(strange[0], known, 1)
+    remedy = f"did you mean {near[0]}?" if near else f"take it out of {profile.path}"
+    return wrong("keys of the profile", f"{', '.join(strange)}: unknown to Snakemake", remedy)
+
+
+def check_personal(profile: Profile) -> list[Result]:
+    """Whether account, queue and what else differs from person to person are there."""
+    if profile.executor == "slurm":
+        return [_slurm_value(profile, *names) for names in _SLURM.items()]
+    strange = [name for name in profile.mine if name not in (*PERSONAL, "rules")]
+    results = []
+    if strange:
+        remedy = f"known are {', '.join(PERSONAL)}, rules"
+        results.append(wrong("your file", f"{profile.mine_path}: {strange[0]}: unknown", remedy))
+    for name in str(profile.values.get("pbs-required", "")).split():
+        value = profile.resource(name, "train")
+        if value:
+            results.append(ok(name, str(value)))
+        else:
+            results.append(wrong(name, "none", f"write `{name}: ...` into {profile.mine_path}"))
+    return results
+
+
+def _slurm_value(profile: Profile, name: str, resource: str) -> Result:
+    value = profile.resource(resource, "train")
+    return ok(name, str(value) if value else "none given, so Slurm's default for you")
