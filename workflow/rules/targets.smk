@@ -14,9 +14,9 @@ def made_for_all(name):
     if name == "import_checkpoint":
         return IMPORTED
     made_by = workflow.get_rule(name)
-    if made_by.wildcard_names != {"run"}:
+    if not {"run"} <= made_by.wildcard_names <= {"run", "segment"}:
         return []
-    return expand(map(strip_wildcard_constraints, made_by.output), run=RUNS)
+    return expand(map(strip_wildcard_constraints, made_by.output), run=RUNS, segment="")
 
 
 def spread(targets):
