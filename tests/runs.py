@@ -155,11 +155,11 @@ def launch_line(launcher: str, ranks: int) -> list[str]:
     return [str(folder / "torchrun"), "--standalone", f"--nproc-per-node={ranks}"]
 
 
-def train_here(config: Path) -> int:
-    """Train in this process; returns the exit code."""
+def train_here(config: Path, **options: Any) -> int:
+    """Train in this process, with options of `train_run`; returns the exit code."""
     ranks = Ranks(0, 1, 0, 1)
     with process_group(ranks) as device:
-        return train_run(read_run(config), ranks, device)
+        return train_run(read_run(config), ranks, device, **options)
 
 
 def losses(config: Path, key: str = "loss") -> list[float]:

@@ -21,6 +21,15 @@ def test_without_a_table_the_config_is_one_run() -> None:
     assert (name, run.config.seed, run.where) == ("alone", 5, "my.yaml")
 
 
+def test_mistakes_of_the_config_are_told_as_its_own(tmp_path: Path) -> None:
+    values = table(tmp_path, "run\ttrain.optimizer.beta1\na\ttwo\n") | {"sed": 3}
+    with pytest.raises(UserError) as caught:
+        read_runs(values, "my.yaml")
+    first, second = sorted(str(caught.value).splitlines())
+    assert first.startswith(f"{tmp_path}/runs.tsv:2: train.optimizer.beta1: ")
+    assert second.startswith("my.yaml: sed: unknown key; did you mean seed")
+
+
 def test_cells_replace_settings_and_empty_ones_leave_them(tmp_path: Path) -> None:
     values = table(
         tmp_path,

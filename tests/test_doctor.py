@@ -241,6 +241,15 @@ def test_what_is_wrong_in_a_profile(site: Path) -> None:
         profile.read_profile(site / "none", site)
 
 
+def test_values_that_the_doctor_cannot_read_are_not_known(site: Path) -> None:
+    (site / "mine.yaml").write_text("rules: [train]\nqueue: debug\n")
+    path = site / "site/profile.yaml"
+    path.write_text(path.read_text().replace("runtime: 60}", "runtime: 2h}"))
+    assert read(site).requests[0] == Request("train", 2, None, "debug")
+    found = scheduler.judge_request(read(site).requests[0], QUEUES)
+    assert found.value.startswith("2 nodes, time not known in debug; ")
+
+
 def test_personal_values_that_are_missing(site: Path) -> None:
     (site / "mine.yaml").write_text("acount: proj\nqueue: debug\n")
     found = profile.check_personal(read(site))

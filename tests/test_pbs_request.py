@@ -42,6 +42,11 @@ def test_options_of_qsub(resources: dict, expected: str) -> None:
     assert options(resources) == expected
 
 
+def test_the_walltime_is_known_in_seconds() -> None:
+    assert build_request("train", 4, {"runtime": 6000.5}, NOBODY, ()).seconds == 360_030
+    assert build_request("train", 4, {}, NOBODY, ()).seconds is None
+
+
 def test_a_job_comes_before_its_rule_and_a_rule_before_all(tmp_path: Path) -> None:
     path = tmp_path / "me.yaml"
     path.write_text("account: A\nqueue: all\nrules:\n  train:\n    queue: mine\n")

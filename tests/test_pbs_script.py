@@ -44,6 +44,13 @@ def test_it_writes_down_its_exit_status_and_its_output(records: Records, status:
     assert records.claimed_by(RECORD) == "1.server"
 
 
+def test_the_job_is_told_when_its_walltime_ends(records: Records) -> None:
+    path = prepare(records, 'echo "$(($PBS_JOB_END_TIME - $(date +%s)))"')
+    path.write_text(script(path.parent, RECORD.token, 5400))
+    subprocess.run(["bash", path], env={**os.environ, "PBS_JOBID": "1.server"}, check=True)
+    assert 5380 <= int(records.path(RECORD, "log").read_text()) <= 5400
+
+
 def test_a_submission_that_was_given_up_does_nothing(records: Records) -> None:
     assert records.give_up(RECORD)
     assert run(records, "echo done") == NOT_OURS

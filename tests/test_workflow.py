@@ -378,6 +378,12 @@ def test_nothing_to_evaluate_on_is_told_without_a_trace(tmp_path: Path) -> None:
     assert snakemake(tmp_path, "-n", *MINE, "train").returncode == 0
 
 
+def test_conversion_to_no_form_is_told(tmp_path: Path) -> None:
+    result = snakemake(make_workspace(tmp_path), "-n", *MINE, "convert")
+    assert result.returncode != 0
+    assert result.stderr.splitlines()[-1].startswith("tokamake: convert: the config names no form;")
+
+
 def test_every_rule_is_listed_with_a_sentence(tmp_path: Path) -> None:
     result = snakemake(make_workspace(tmp_path), "--list")
     listed = dict(re.findall(r"^(\w+) \((.*)\)$", result.stdout, re.M))

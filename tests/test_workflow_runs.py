@@ -11,9 +11,9 @@ from tokamake.checkpoint.any_format import open_any
 from tokamake.progress.status import status
 
 SWEEP = """\
-run\tseed\ttrain.optimizer.learning_rate\ttrain.train_steps\tcorpora
-low\t1\t2e-3\t6\t
-docs\t2\t\t8\tdocs.tsv
+run\tseed\ttrain.optimizer.learning_rate\ttrain.train_steps\tcorpora\ttrain.segment_steps
+low\t1\t2e-3\t6\t\t4
+docs\t2\t\t8\tdocs.tsv\t
 """
 DOCS = """\
 corpus\tfiles\ttext_key\tweight
@@ -36,7 +36,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     shared = ("sample_corpus", "train_tokenizer", "describe", "compare", "report", "all")
     assert planned == {**dict.fromkeys(of_each, 2), **dict.fromkeys(shared, 1)} | {
-        "tokenize": 6, "merge": 4, "convert": 4,
+        "tokenize": 6, "merge": 4, "convert": 4, "train": 3, "evaluate": 3,
     }  # fmt: skip
     result = snakemake(folder, *MINE, "all")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -57,6 +57,29 @@ def test_each_run_has_its_settings_and_its_mixture(swept: Path) -> None:
         for name in ("low", "docs")
     }
     assert weights == {"low": {"code", "docs"}, "docs": {"docs"}}
+
+
+@pytest.mark.slow
+def test_a_run_of_segments_is_a_chain_with_an_evaluation_each(swept: Path) -> None:
+    run = swept / "results/low"
+    steps = [json.loads((run / f"train{name}.json").read_text())["step"] for name in (".4", "")]
+    assert steps == [4, 6]
+    assert "continuing at step 4" in (swept / "logs/low/train.log").read_text()
+    losses = [
+        json.loads((run / f"evaluate{name}.json").read_text())["overall"]["loss"]
+        for name in (".4", "")
+    ]
+    assert losses[0] != losses[1]
+    page = (run / "plots/evaluation.html").read_text()
+    assert page.index("After each segment") < page.index(f"{losses[0]:.4f}")
+    assert "After each segment" not in (swept / "results/docs/plots/evaluation.html").read_text()
+    # A segment whose record is lost is done again by itself; its checkpoint is there still.
+    kept = (run / "train.4.json").rename(run / "kept.json")
+    result = snakemake(swept, *MINE, "results/low/train.4.json")
+    assert result.returncode == 0, result.stderr
+    assert jobs(result) == {"train": 1}
+    assert (run / "train.4.json").read_bytes() == kept.read_bytes()
+    kept.rename(run / "train.4.json")
 
 
 @pytest.mark.slow
@@ -87,7 +110,9 @@ def test_status_finds_all_that_was_built(swept: Path, capsys: pytest.CaptureFixt
         "weigh, index, init_model, resolve, train, export_hf, evaluate, generate, plot, "
         "convert 2 of 2"
     )
-    assert told.count(f"  done     {of_run}") == 2
+    assert told.count(f"  done     {of_run}") == 1
+    of_chain = of_run.replace("train", "train 2 of 2").replace("evaluate", "evaluate 2 of 2")
+    assert told.count(f"  done     {of_chain}") == 1
     assert "  done     import_checkpoint 2 of 2" in told
     assert told[-1] == "  done     compare, report"
 
@@ -104,15 +129,15 @@ def test_rules_are_targets_for_all_runs(swept: Path) -> None:
     ):
         assert "Nothing to be done" in snakemake(swept, *MINE, target).stderr
     forced = jobs(snakemake(swept, "-n", "--forcerun", "train", *MINE, "train"))
-    assert forced == {"train": 2}
+    assert forced == {"train": 3}
 
 
 @pytest.mark.slow
 def test_a_changed_row_redoes_its_run_alone(swept: Path) -> None:
     (swept / "runs.tsv").write_text(SWEEP.replace("2e-3", "3e-3"))
     changed = jobs(snakemake(swept, "-n", *MINE, "evaluate"))
-    assert changed == dict.fromkeys(("resolve", "train", "export_hf", "evaluate"), 1)
-    (swept / "runs.tsv").write_text(SWEEP + "more\t3\t\t\t\n")
+    assert changed == dict.fromkeys(("resolve", "export_hf", "evaluate"), 1) | {"train": 2}
+    (swept / "runs.tsv").write_text(SWEEP + "more\t3\t\t\t\t\n")
     added = jobs(snakemake(swept, "-n", *MINE, "train"))
     new = ("weigh", "index", "init_model", "import_checkpoint", "resolve", "train")
     assert added == dict.fromkeys(new, 1)

@@ -76,6 +76,7 @@ class Request:
 
     arguments: tuple[str, ...]  # of qsub, but for those that the submission adds
     queue: str  # empty: the server's default one
+    seconds: int | None = None  # of walltime; None: the queue's default
 
 
 def build_request(
@@ -114,15 +115,18 @@ def build_request(
     arguments += ["-l", f"select={_select(rule, threads, resources, personal('select'))}"]
     if place := personal("place"):
         arguments += ["-l", f"place={place}"]
+    seconds = None
     if (minutes := resources.get("runtime")) is not None:
-        arguments += ["-l", f"walltime={walltime(rule, minutes)}"]
+        seconds = walltime(rule, minutes)
+        clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+        arguments += ["-l", f"walltime={clock}"]
     if filesystems := personal("filesystems"):
         arguments += ["-l", f"filesystems={filesystems}"]
-    return Request((*arguments, *_extra(rule, personal("pbs_extra"))), queue)
+    return Request((*arguments, *_extra(rule, personal("pbs_extra"))), queue, seconds)
 
 
-def walltime(rule: str, minutes: Any) -> str:
-    """Minutes as HH:MM:SS.
+def walltime(rule: str, minutes: Any) -> int:
+    """Minutes as whole seconds.
 
     Raises:
         WorkflowError: they are no positive number.
@@ -133,7 +137,7 @@ def walltime(rule: str, minutes: Any) -> str:
         seconds = 0
     if seconds <= 0:
         raise WorkflowError(f"rule {rule}: runtime: {minutes!r}: no positive number of minutes")
-    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return seconds
 
 
 def job_name(rule: str, wildcards: Mapping[str, str], token: str) -> str:

@@ -9,16 +9,18 @@ NOT_OURS = 90
 NO_RESULT = 91
 
 
-def script(folder: Path, token: str) -> str:
+def script(folder: Path, token: str, seconds: int | None = None) -> str:
     """Text of the script of one submission.
 
     Args:
         folder: of the job (`records.Records`), in which `TOKEN.job` is the shell script to run.
         token: of the submission.
+        seconds: its walltime, which the job is told the end of, as Slurm tells it.
     """
     files = {
         kind: quote(str(folder / f"{token}.{kind}")) for kind in ("claim", "exit", "job", "log")
     }
+    end = f"export PBS_JOB_END_TIME=$(($(date +%s) + {seconds}))\n" if seconds else ""
     return f"""\
 #!/bin/bash
 # Written by snakemake-executor-plugin-pbs.
@@ -32,7 +34,7 @@ if [ "$(readlink "$claim")" != "$PBS_JOBID" ] ||
     exit {NOT_OURS}
 fi
 rm -f "$result" # of an earlier run, where PBS runs the job again
-trap : TERM     # PBS signals all processes of a job; this one outlives the others
+{end}trap : TERM     # PBS signals all processes of a job; this one outlives the others
 /bin/sh {files["job"]} >> {files["log"]} 2>&1
 status=$?
 echo "$status" > "$result.part" && sync "$result.part" && mv "$result.part" "$result" ||

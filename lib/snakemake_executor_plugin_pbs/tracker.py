@@ -281,7 +281,7 @@ class Tracker:
         name = job_name(task.rule, task.wildcards, token)
         record = Record(token, name, task.key, task.outputs, task.fingerprint, written=now)
         self.records.write(record)
-        path = self._write_script(record, task.body)
+        path = self._write_script(record, task)
         arguments = (
             "-N", name, "-S", "/bin/bash", "-j", "oe", "-o", str(self.records.path(record, "pbs")),
             *task.request.arguments,
@@ -308,9 +308,10 @@ class Tracker:
             task.told.add("submission")
             self.tell(f"rule {task.rule}: {text}")
 
-    def _write_script(self, record: Record, body: str) -> Path:
+    def _write_script(self, record: Record, task: Task) -> Path:
         path, job = self.records.path(record, "sh"), self.records.path(record, "job")
-        for written, text in ((path, script(path.parent, record.token)), (job, body)):
+        own = script(path.parent, record.token, task.request.seconds)
+        for written, text in ((path, own), (job, task.body)):
             written.touch(0o700)  # it may hold values of environment variables
             written.write_text(text)
         return path

@@ -10,6 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from tokamake import files
+from tokamake.checkpoint.any_format import open_any
 from tokamake.checkpoint.start_files import is_native, start_files
 from tokamake.config import INDEX_SETTINGS, check_form, parse_form, read_architecture, read_runs
 from tokamake.data.mixture.weigh import set_path

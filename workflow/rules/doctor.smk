@@ -16,7 +16,7 @@ def examined(product):
     """
 
     def report(wildcards):
-        path = product.format(run=wildcards.run)
+        path = product.format(**dict(wildcards.items()))
         if workflow.is_main_process and Path(path).exists():
             wanted = DOCTOR in (workflow.persistence.input(IOFile(path)) or [])
         else:

@@ -2,22 +2,23 @@
 
 
 rule evaluate:
-    "Measure perplexity and bits per byte on the held-out documents."
+    "Measure perplexity and bits per byte on the held-out documents, after each segment too."
     input:
-        model=f"{RUN}/export",
+        model=evaluated_inputs,
         weights=WEIGHTS,
         held_out=[set_file(name) for name in SETS if name == "test"],
         tokenizer=TOKENIZER_FILES,
     output:
-        f"{RUN}/evaluate.json",
+        f"{RUN}/evaluate{{segment}}.json",
     log:
-        "logs/{run}/evaluate.log",
+        "logs/{run}/evaluate{segment}.log",
     benchmark:
-        "results/benchmarks/{run}/evaluate.tsv"
+        "results/benchmarks/{run}/evaluate{segment}.tsv"
     conda:
         "../envs/tokamake.yaml"
     threads: 2
     params:
+        model=evaluated,
         split=held_out_split,
         split_rule=setting("train.split_rule"),
         held_out=lambda wildcards, input: [f"--held-out=test={path}" for path in input.held_out],
@@ -25,7 +26,7 @@ rule evaluate:
         max_tokens=setting("evaluate.max_tokens"),
         data_root=subpath(input.weights, parent=True),
     shell:
-        "tokamake evaluate --checkpoint {input.model} --weights {input.weights}"
+        "tokamake evaluate --checkpoint {params.model} --weights {input.weights}"
         " --data-root {params.data_root} --tokenizer {input.tokenizer[0]:q} --split {params.split:q}"
         " --split-rule {params.split_rule} {params.held_out:q}"
         " --sequence-length {params.sequence_length} --max-tokens {params.max_tokens}"

@@ -21,6 +21,9 @@ rule plot:
         run=f"{RUN}/run.yaml",
         train=f"{RUN}/train.json",
         evaluation=f"{RUN}/evaluate.json",
+        earlier=lambda wildcards: [
+            f"{RUN}/evaluate.{step}.json" for step in SEGMENTS[wildcards.run]
+        ],
         samples=f"{RUN}/samples.json",
     output:
         [
@@ -39,13 +42,14 @@ rule plot:
     conda:
         "../envs/tokamake.yaml"
     params:
+        earlier=lambda wildcards, input: [f"--earlier={path}" for path in input.earlier],
         run=subpath(input.train, parent=True),
         index=subpath(input.index, parent=True),
         folder=subpath(output[0], parent=True),
     shell:
         "tokamake plot --metadata {input.metadata} --index {params.index}"
         " --metrics {params.run}/training/metrics.jsonl --train {input.train}"
-        " --evaluation {input.evaluation} --samples {input.samples} --config {input.run}"
+        " --evaluation {input.evaluation} {params.earlier} --samples {input.samples} --config {input.run}"
         " --output {params.folder} > {log} 2>&1"
 
 

@@ -10,13 +10,19 @@ from snakemake.io import strip_wildcard_constraints
 def made_for_all(name):
     """What the rule of that name makes for all runs; nothing where it makes other things, too."""
     if name == "convert":
-        return CONVERTED
+        return CONVERTED or sys.exit(
+            "tokamake: convert: the config names no form; list some, as in convert: [mds-tp2], or "
+            "ask for one: results/RUN/convert/FORM"
+        )
     if name == "import_checkpoint":
-        return IMPORTED
+        return IMPORTED or sys.exit(
+            "tokamake: import_checkpoint: every run starts from a checkpoint that training reads "
+            "as it is; there is nothing to convert"
+        )
     made_by = workflow.get_rule(name)
-    if made_by.wildcard_names != {"run"}:
+    if not {"run"} <= made_by.wildcard_names <= {"run", "segment"}:
         return []
-    return expand(map(strip_wildcard_constraints, made_by.output), run=RUNS)
+    return expand(map(strip_wildcard_constraints, made_by.output), run=RUNS, segment="")
 
 
 def spread(targets):

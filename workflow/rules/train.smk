@@ -1,4 +1,4 @@
-# The training run: its resolved settings, then the ranks.
+# The training run: its resolved settings, then the ranks, in one job or in a chain of them.
 
 
 rule resolve:
@@ -36,26 +36,29 @@ rule resolve:
 
 
 rule train:
-    "Train the model on all ranks, from its start or where it was cut off."
+    "Train the model on all ranks, from its start or where it was cut off, or where a segment ended."
     input:
         run=f"{RUN}/run.yaml",
         index=f"{RUN}/index/index.json",
         checkpoint=start_inputs,
-        doctor=ancient(examined(f"{RUN}/train.json")),
+        before=segment_before,
+        doctor=ancient(examined(f"{RUN}/train{{segment}}.json")),
     output:
-        f"{RUN}/train.json",
+        f"{RUN}/train{{segment}}.json",
     log:
-        "logs/{run}/train.log",
+        "logs/{run}/train{segment}.log",
     benchmark:
-        "results/benchmarks/{run}/train.tsv"
+        "results/benchmarks/{run}/train{segment}.tsv"
     conda:
         "../envs/tokamake.yaml"
     threads: 2
     resources:
         nodes=1,
         tasks=1,
+    params:
+        end=lambda wildcards: [f"--until-step={step}" for step in [wildcards.segment[1:]] if step],
     # A signal to all processes at once must not end those that wait for ranks that save.
     shell:
         "trap : TERM INT;"
         " {resources.launch} {resources.nodes} {resources.tasks}"
-        " tokamake train --config {input.run} 2>&1 | (trap '' TERM INT; exec tee -a {log})"
+        " tokamake train --config {input.run} {params.end} 2>&1 | (trap '' TERM INT; exec tee -a {log})"

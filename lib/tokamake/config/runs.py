@@ -58,7 +58,10 @@ def read_runs(values: dict[str, Any], source: str) -> dict[str, NamedRun]:
         where = f"{path}:{number}"
         if "run" not in cells:
             raise UserError(f"{where}: run: missing; give the run a name")
-        config = validate(Config, _replaced(values, cells, where), where)
+        try:
+            config = validate(Config, _replaced(values, cells, where), where)
+        except UserError as error:
+            raise _where_they_stand(error, where, values, source) from None
         if config.run in runs:
             raise UserError(
                 f"{where}: run {config.run!r} stands in line {lines[config.run]}, too; "
@@ -66,6 +69,24 @@ def read_runs(values: dict[str, Any], source: str) -> dict[str, NamedRun]:
             )
         runs[config.run], lines[config.run] = NamedRun(config, where), number
     return runs
+
+
+def _where_they_stand(
+    error: UserError, where: str, values: dict[str, Any], source: str
+) -> UserError:
+    """Faults of a row; those that the config has without it are told as the config's."""
+    from tokamake.config import Config
+
+    try:
+        validate(Config, values, source)
+    except UserError as own:
+        of_config = set(str(own).splitlines())
+        told = [
+            alone if (alone := line.replace(where, source, 1)) in of_config else line
+            for line in str(error).splitlines()
+        ]
+        return UserError("\n".join(told))
+    return error
 
 
 def _check_columns(columns: list[str], where: str) -> None:

@@ -123,6 +123,9 @@ class TrainSettings(Settings):
     """Global batches per measurement; 0 turns validation off."""
     save_interval: Annotated[int, Field(ge=1)] = 1000
     """Steps between checkpoints; the last step always saves one."""
+    segment_steps: Annotated[int, Field(ge=1)] | None = None
+    """Steps of one job: a run that is longer than a job may be becomes a chain of jobs, each with
+    its checkpoint and its evaluation. Empty: one job."""
 
     @model_validator(mode="before")
     @classmethod
@@ -221,6 +224,11 @@ class TrainSettings(Settings):
             steps = self.num_steps
         except UserError as error:
             raise ValueError(str(error)) from None
+        if steps is None and self.segment_steps:
+            raise ValueError(
+                f"segment_steps: {self.segment_steps}: how many jobs these are is not known while "
+                f"epochs decide how many steps there are; give one of {', '.join(LENGTHS)}"
+            )
         if steps == 0:
             raise ValueError(
                 f"{given[0]}: {getattr(self, given[0])}: fills no global batch of "
@@ -250,6 +258,17 @@ class TrainSettings(Settings):
         """Samples of the whole run; None where the corpora's epochs decide."""
         steps = self.num_steps
         return None if steps is None else self.batch_sizes.samples(steps)
+
+    def segments(self, begun: int = 0) -> list[int]:
+        """Steps at which all jobs of the run but the last one end.
+
+        Args:
+            begun: step that the run starts from.
+        """
+        if not self.segment_steps or self.num_steps is None:
+            return []
+        ends = range(self.segment_steps, self.num_steps, self.segment_steps)
+        return [step for step in ends if step > begun]
 
 
 PACKING_SETTINGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")

@@ -33,7 +33,8 @@ class Request:
     rule: str
     """Its name; empty: all others."""
     nodes: int
-    minutes: float
+    minutes: float | None
+    """None: it is not told, or in words that Snakemake alone reads."""
     queue: str
     """Or partition; empty: the scheduler's own choice."""
 
@@ -67,24 +68,25 @@ class Profile:
 
     def resource(self, name: str, rule: str = "") -> Any:
         """A resource of a rule, of the person where the profile has none; else None."""
-        of_rule = _section(self.values, "set-resources").get(rule, {})
+        of_rule = _section(_section(self.values, "set-resources"), rule)
         defaults = _section(self.values, "default-resources")
         for place in (of_rule, defaults):
             if name in place and place[name] not in (None, ""):
                 return _value(place[name])
-        of_mine = (self.mine.get("rules") or {}).get(rule, {})
+        of_mine = _section(_section(self.mine, "rules"), rule)
         return of_mine.get(name, self.mine.get(name))
 
     @property
     def requests(self) -> list[Request]:
         """What each rule of the section set-resources asks for, and all others."""
-        rules = [rule for rule in _section(self.values, "set-resources") if rule]
+        section = _section(self.values, "set-resources")
+        rules = [rule for rule in section if isinstance(section[rule], dict)]
         return [self._request(rule) for rule in [*rules, ""]]
 
     def _request(self, rule: str) -> Request:
         nodes, minutes = self.resource("nodes", rule), self.resource("runtime", rule)
         queue = self.resource("slurm_partition" if self.executor == "slurm" else "queue", rule)
-        return Request(rule, int(nodes or 1), float(minutes or 0), str(queue or ""))
+        return Request(rule, int(_number(nodes) or 1), _number(minutes), str(queue or ""))
 
 
 def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -93,6 +95,13 @@ def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if isinstance(found, list):
         return dict(str(one).partition("=")[::2] for one in found)
     return found if isinstance(found, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
 
 
 def _value(text: Any) -> Any:

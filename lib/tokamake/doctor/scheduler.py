@@ -197,7 +197,8 @@ def judge_requests(requests: Iterable[Request], queues: Mapping[str, Queue]) -> 
 def judge_request(request: Request, queues: Mapping[str, Queue]) -> Result:
     """What one rule asks for."""
     name = f"limits for {request.rule or 'other rules'}"
-    asked = f"{counted(request.nodes, 'node')}, {request.minutes:g} min"
+    time = "time not known" if request.minutes is None else f"{request.minutes:g} min"
+    asked = f"{counted(request.nodes, 'node')}, {time}"
     default = next((queue for queue in queues.values() if queue.default), None)
     queue = queues.get(request.queue) if request.queue else default
     if queue is None and not request.queue:
@@ -228,6 +229,8 @@ def faults_of(request: Request, queue: Queue) -> list[str]:
         (request.nodes, queue.min_nodes, queue.max_nodes, "nodes"),
         (request.minutes, queue.min_minutes, queue.max_minutes, "min"),
     ):
+        if asked is None:
+            continue
         if most is not None and asked > most:
             faults.append(f"which has at most {most:g} {unit}")
         if least is not None and asked < least:

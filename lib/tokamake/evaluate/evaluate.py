@@ -32,7 +32,7 @@ def evaluate(
     batch_size: int = 8,
     output: Path,
 ) -> None:
-    """Score an exported model on the test documents of every merged file.
+    """Score a model on the test documents of every merged file.
 
     A corpus' documents are laid end to end and cut into windows that share one token, so that each
     token after the corpus' first is predicted exactly once. Written for each corpus and overall:
@@ -41,7 +41,8 @@ def evaluate(
     over the bytes. Overall figures weigh every token alike.
 
     Args:
-        checkpoint: folder of a Hugging Face checkpoint, as `convert` writes it.
+        checkpoint: folder of a Hugging Face checkpoint, as `convert` writes it, or of one of
+            tokamake's own.
         weights: weighting file that names the merged files and their corpora.
         data_root: folder that its prefixes are relative to.
         tokenizer: the tokenizer the files were made with.
@@ -90,12 +91,16 @@ def _score(
     sequence_length: int,
     batch_size: int,
 ) -> dict[str, Any]:
-    from tokamake.checkpoint import hugging_face, tensors
+    from tokamake.checkpoint import hugging_face, latest, tensors
+    from tokamake.checkpoint.description import is_native
     from tokamake.evaluate.held_out import text_bytes
     from tokamake.evaluate.perplexity import total_loss
     from tokamake.runtime import Ranks, choose_device
 
-    architecture, weights = hugging_face.read(checkpoint)
+    if is_native(checkpoint):
+        architecture, weights, _ = latest.read(checkpoint)
+    else:
+        architecture, weights = hugging_face.read(checkpoint)
     _check_fit(checkpoint, architecture, corpora, sequence_length)
     device = choose_device(Ranks(rank=0, world_size=1, local_rank=0, local_size=1))
     model = tensors.to_model(architecture, weights).float().to(device).eval()

@@ -1,6 +1,8 @@
 """Stage `plot`: figures and tables of a finished run, in a folder that the report takes up."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 def plot(
@@ -10,6 +12,7 @@ def plot(
     metrics: Path,
     train: Path,
     evaluation: Path,
+    earlier: Sequence[Path] = (),
     samples: Path,
     config: Path,
     output: Path,
@@ -25,6 +28,7 @@ def plot(
         metrics: metrics.jsonl of `train`.
         train: train.json of `train`.
         evaluation: JSON file of `evaluate`.
+        earlier: those of segments before the last, evaluate.STEP.json, in their order.
         samples: JSON file of `generate`.
         config: run.yaml of `resolve`.
         output: folder to write; an existing one is replaced.
@@ -47,10 +51,11 @@ def plot(
     corpora = read_mixture(metadata=metadata, index=index, run=run)
     trained = read_json(train, "make it with `tokamake train`")
     num_parameters = sum(map(math.prod, tensors.shapes(run.architecture).values()))
+    before = {int(path.suffixes[0][1:]): _scores(path) for path in earlier}
     pages = {
         "summary": tables.summary(run, trained, num_parameters),
         "corpora": tables.corpora(corpora),
-        "evaluation": tables.evaluation(read_json(evaluation, "make it with `tokamake evaluate`")),
+        "evaluation": tables.evaluation(_scores(evaluation), before),
         "samples": tables.samples(read_json(samples, "make it with `tokamake generate`")),
     }
     with style.styled(), atomic_folder(output) as folder:
@@ -66,3 +71,10 @@ def plot(
         for name, figure in drawn.items():
             style.save(figure, folder / f"{name}.svg")
     print(f"{output}: {len(drawn)} figures, {len(pages)} tables")
+
+
+def _scores(path: Path) -> dict[str, Any]:
+    from tokamake.files import read_json
+
+    found: dict[str, Any] = read_json(path, "make it with `tokamake evaluate`")
+    return found

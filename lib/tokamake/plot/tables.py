@@ -15,6 +15,8 @@ _STOPPED = {
     "max_new_tokens": "stopped at the wanted length",
     "context": "reached the model's longest input",
 }
+_PLACES = {"loss": 4, "perplexity": 2, "bits_per_byte": 4}
+"""Measures of a model, and how many digits of each are shown."""
 
 
 def corpora(rows: list[Component]) -> str:
@@ -60,21 +62,26 @@ def _range(first: int, last: int) -> str:
     return f"{first:,}" if first == last else f"{first:,}–{last:,}"
 
 
-def evaluation(scored: dict[str, Any]) -> str:
-    """Held-out loss by corpus and overall."""
+def evaluation(scored: dict[str, Any], earlier: dict[int, dict[str, Any]]) -> str:
+    """Held-out loss by corpus and overall, and overall after earlier segments, by their steps."""
     header = ("corpus", "documents", "tokens", "bytes", "loss", "perplexity", "bits per byte")
     rows = [_scores(name, scores) for name, scores in scored["corpora"].items()]
-    return pages.page(
-        "Held-out evaluation", pages.table(header, rows, _scores("overall", scored["overall"]))
-    )
+    last = pages.table(header, rows, _scores("overall", scored["overall"]))
+    sections = [("", last)]
+    if earlier:
+        measures = ["step", *header[-len(_PLACES) :]]
+        of_step = [_scores(f"{step:,}", value["overall"]) for step, value in earlier.items()]
+        of_step.append(_scores("last", scored["overall"]))
+        kept = [[row[0], *row[-len(_PLACES) :]] for row in of_step]
+        sections.append(("After each segment", pages.table(measures, kept)))
+    return pages.page("Held-out evaluation", pages.sections(sections))
 
 
 def _scores(name: str, scores: dict[str, Any]) -> list[str]:
     counts = [f"{scores[key]:,}" for key in ("documents", "tokens", "bytes")]
-    places = {"loss": 4, "perplexity": 2, "bits_per_byte": 4}
     measures = [
         "–" if scores[key] is None else f"{scores[key]:,.{digits}f}"
-        for key, digits in places.items()
+        for key, digits in _PLACES.items()
     ]
     return [name, *counts, *measures]
 

@@ -87,13 +87,21 @@ def stages(folder: Path) -> dict[str, list[Stage]]:
     if imports:
         found["starts"] = imports
     for run in runs(folder):
-        of_run = [
-            stage._replace(product=stage.product.format(run=run), log=stage.log.format(run=run))
-            for stage in _OF_A_RUN
-        ]
+        of_run = [each for stage in _OF_A_RUN for each in _of_run(folder, run, stage)]
         forms = _begun(folder, "convert", f"logs/{run}/convert", f"results/{run}/convert/{{}}")
         found[f"run {run}"] = of_run + forms
     return {**found, "report": [*_AFTER]}
+
+
+def _of_run(folder: Path, run: str, stage: Stage) -> list[Stage]:
+    """A stage of a run: the jobs of its segments that have begun, then the last one, or its one."""
+    product, log = stage.product.format(run=run), stage.log.format(run=run)
+    logs = {path.suffixes[0][1:]: path for path in folder.glob(f"logs/{run}/{stage.name}.*.log")}
+    segments = [
+        Stage(stage.name, f"results/{run}/{logs[step].stem}.json", f"logs/{run}/{logs[step].name}")
+        for step in sorted(filter(str.isdecimal, logs), key=int)
+    ]
+    return [*segments, stage._replace(product=product, log=log)]
 
 
 def _begun(folder: Path, name: str, logs: str, product: str) -> list[Stage]:

@@ -5,20 +5,18 @@ train.json go to disk. Every decision is taken alike on all ranks.
 """
 
 import math
-import platform
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from tokamake import files, plugins
+from tokamake import plugins
 from tokamake.config import Run, write_run
 from tokamake.data.samples.fim import training_samples
 from tokamake.data.samples.folder import read_index
@@ -27,6 +25,7 @@ from tokamake.errors import UserError
 from tokamake.runtime import STOPPED, Ranks, ahead, heard, same_fate
 from tokamake.schedules import Schedule
 from tokamake.train import metrics, restart
+from tokamake.train.deadline import Deadline, end_of_job
 from tokamake.train.metrics import Metrics, console_line
 from tokamake.train.numerics import check_repeatable, decided, repeatable
 from tokamake.train.opening import opening
@@ -34,6 +33,7 @@ from tokamake.train.resolve import check_backend, check_layout, check_lengths, c
 from tokamake.train.restart import State
 from tokamake.train.start import check_begun
 from tokamake.train.step import Saving, StepResult
+from tokamake.train.summary import write_summary
 
 if TYPE_CHECKING:
     import torch
@@ -42,13 +42,22 @@ if TYPE_CHECKING:
     from tokamake.train.batch import TokenRows
 
 
-def train_run(run: Run, ranks: Ranks, device: "torch.device") -> int:
+def train_run(
+    run: Run,
+    ranks: Ranks,
+    device: "torch.device",
+    *,
+    until_step: int | None = None,
+    minutes: float | None = None,
+) -> int:
     """Train, or continue, or find that nothing is left to do.
 
     Args:
         run: the resolved run.
         ranks: this process among its peers, all in one process group.
         device: where the model lives.
+        until_step: where to end; None: at the end of the run.
+        minutes: how long this job may take; None: what its scheduler says.
 
     Returns:
         Exit code: 0, or `STOPPED`.
@@ -56,7 +65,7 @@ def train_run(run: Run, ranks: Ranks, device: "torch.device") -> int:
     Raises:
         UserError: the run cannot start or its loss is not finite; all ranks raise it.
     """
-    run = decided(run, device)
+    run, last = decided(run, device), until_step or run.train.train_steps
     with ExitStack() as held:
         held.enter_context(repeatable(run.train.deterministic))
         with same_fate():
@@ -66,20 +75,32 @@ def train_run(run: Run, ranks: Ranks, device: "torch.device") -> int:
             check_precision(run.train)
             check_backend(run, device)
             check_repeatable(run, device)
+            _check_end(run, last)
         digest, state = _agree(run, ranks, described, held)
-        if state and state.step >= run.train.train_steps:
-            _say(ranks, f"{run.output}: already at step {state.step}, the last; nothing to train")
+        if state and state.step >= last:
+            which = ", the last" if state.step == run.train.train_steps else ""
+            _say(ranks, f"{run.output}: already at step {state.step}{which}; nothing to train")
         else:
             resumed = run.output / f"global_step{state.step}" if state else None
             with same_fate():
                 _say(ranks, opening(run, ranks, device, resumed=resumed))
-            state = Loop(run, ranks, device, digest=digest, state=state).run()
-        if state.step < run.train.train_steps:
+            deadline = Deadline(None if ranks.rank else end_of_job(minutes))
+            loop = Loop(run, ranks, device, digest=digest, state=state)
+            state = loop.run(last, deadline)
+        if state.step < last:
             return STOPPED
         with same_fate():
             if ranks.rank == 0:
-                _write_summary(run, state)
+                write_summary(run, restart.state_at(run.output, last, digest))
     return 0
+
+
+def _check_end(run: Run, last: int) -> None:
+    if not run.step < last <= run.train.train_steps:
+        raise UserError(
+            f"until_step: {last}: the run goes from step {run.step} to {run.train.train_steps}; "
+            "give one between them"
+        )
 
 
 def _say(ranks: Ranks, line: str) -> None:
@@ -128,6 +149,7 @@ class Loop:
         self._run, self._ranks, self._train = run, ranks, run.train
         self._state = state or State(digest, run.step, run.consumed_samples, 0.0, ranks.world_size)
         self._last_checkpoint = f"{run.checkpoint} (the start)"
+        self._last, self._deadline = run.train.train_steps, Deadline(None)
         self._stop = False
         self._sizes = run.train.batch_sizes
         self._schedule = Schedule(run.train)
@@ -152,8 +174,12 @@ class Loop:
         with same_fate():
             self._metrics = None if ranks.rank else Metrics(run.output, done=self._state.step)
 
-    def run(self) -> State:
-        """Do the steps that are left, or fewer if SIGTERM comes; the last one done is saved."""
+    def run(self, last: int, deadline: Deadline) -> State:
+        """Do the steps that are left until `last`; the last one done is saved.
+
+        They are fewer if SIGTERM comes, or the end of the job.
+        """
+        self._last, self._deadline = last, deadline
         before = signal.signal(signal.SIGTERM, self._request_stop)
         try:
             self._do_steps()
@@ -171,7 +197,7 @@ class Loop:
             self._evaluate()
         coming = heard(ahead(self._steps()), self._ranks)
         pace = _Pace()
-        while self._state.step < self._train.train_steps:
+        while self._state.step < self._last:
             begin = time.perf_counter()
             learning_rate = self._learning_rate()
             step = next(coming)
@@ -191,11 +217,12 @@ class Loop:
                 self._evaluate()
             if found.stop:
                 break
-            if self._due(self._train.save_interval):
+            if self._due(self._train.save_interval) or self._state.step == self._last:
                 self._save()
         self._finish_saving()
-        if self._state.step < self._train.train_steps:
-            self._say(f"stopped by SIGTERM at step {self._state.step}, which is saved")
+        if self._state.step < self._last:
+            why = "by SIGTERM" if self._stop else "before the end of the job"
+            self._say(f"stopped {why} at step {self._state.step}, which is saved")
 
     def _train_step(self, step: "Step", learning_rate: float) -> StepResult:
         try:
@@ -203,7 +230,7 @@ class Loop:
                 step.micro_batches,
                 learning_rate=learning_rate,
                 weight_decay=self._weight_decay(),
-                stop=self._stop,
+                stop=self._stop or self._deadline.near(),
                 saved=self._saving is not None and self._saving[0].done,
             )
         except UserError:  # of all ranks: a loss scale that can fall no more
@@ -315,6 +342,7 @@ class Loop:
             if self._metrics:
                 self._metrics.sync()
         folder = self._run.output / restart.SAVING / f"global_step{self._state.step}"
+        self._deadline.begin_saving()
         self._saving = self._engine.save(folder, progress), self._state
 
     def _finish_saving(self) -> None:
@@ -329,6 +357,7 @@ class Loop:
                 write_run(self._run.output / restart.SAVING / name / "run.yaml", self._run)
                 restart.commit(self._run.output, state)
         self._last_checkpoint = str(self._run.output / f"global_step{state.step}")
+        self._deadline.end_saving()
         self._say(f"saved {self._last_checkpoint}")
 
 
@@ -367,27 +396,3 @@ def _validation(run: Run, *, verify: bool) -> dict[str, tuple[Samples, int]]:
                     flush=True,
                 )
     return found
-
-
-def _write_summary(run: Run, state: State) -> None:
-    tokens = state.consumed_samples * run.train.sequence_length
-    own_tokens = tokens - run.consumed_samples * run.train.sequence_length
-    files.write_json(
-        run.output.parent / "train.json",
-        {
-            "run": run.run,
-            "digest": state.digest,
-            "step": state.step,
-            **metrics.summary(metrics.read(run.output / "metrics.jsonl")),
-            "consumed_samples": state.consumed_samples,
-            "consumed_tokens": tokens,
-            "seconds": state.seconds,
-            "tokens_per_second": own_tokens / state.seconds,
-            "checkpoint": str(run.output / f"global_step{state.step}"),
-            "world_size": state.world_size,
-            "versions": {
-                "python": platform.python_version(),
-                **{name: version(name) for name in ("tokamake", "torch", "deepspeed")},
-            },
-        },
-    )

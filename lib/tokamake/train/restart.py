@@ -26,6 +26,7 @@ _SHOWN = 5
 _WITHOUT_EFFECT = {
     "log_interval",
     "save_interval",
+    "segment_steps",
     "evaluation_interval",
     "evaluation_steps",
     "split",  # the index's digest tells what came of it
@@ -210,6 +211,22 @@ def claim(
     output.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(output / SAVING, ignore_errors=True)
     return None
+
+
+def state_at(output: Path, step: int, digest: str) -> State:
+    """What a run had come to at a step.
+
+    Raises:
+        UserError: there is no checkpoint of this run at that step.
+    """
+    folder = output / f"global_step{step}"
+    state = _read_state(folder)
+    if state is None or state.digest != digest:
+        raise UserError(
+            f"{folder}: not there, but the run is past step {step} already; set "
+            "train.segment_steps so that segments end at later steps, or at those of checkpoints"
+        )
+    return state
 
 
 def _state_of_latest(output: Path) -> State | None:

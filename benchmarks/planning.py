@@ -1,0 +1,112 @@
+"""Measure the workflow on very many raw files: how long Snakemake thinks before it does something.
+
+    python benchmarks/planning.py --files 100000 --work benchmark-work
+
+A corpus of small jsonl files is made, each a shard of its own. Told are the dry run before anything
+is built, the building itself up to the index, the run that finds nothing to be done, and what a dry
+run wants to do again once a raw file has changed; medians where there are rounds.
+"""
+
+import argparse
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from statistics import median
+
+import measure
+
+ROOT = Path(__file__).parent.parent
+_FOLDER_FILES = 1000
+_CONFIG = {
+    "run": "planned",
+    "corpora": "corpora.tsv",
+    "tokenizer": {"vocab_size": 500, "train_bytes": 1_000_000},
+    "plan": {"shard_bytes": 1000, "merged_bytes": 500_000},
+    "model": {"architecture": "config/models/tiny-llama.yaml"},
+    "train": {"sequence_length": 32, "global_batch_size": 8, "train_steps": 10, "split": "90,5,5"},
+}
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    options = _options()
+    folder = make_folder(options.work, options.files)
+    target = f"results/{_CONFIG['run']}/index/index.json"
+    show(f"dry run of {options.files:,} raw files", runs(folder, options.rounds, "-n", target))
+    show("building up to the index", runs(folder, 1, target))
+    show("nothing to be done", runs(folder, options.rounds, target))
+    assert "Nothing to be done" in (folder / "log").read_text()
+    changed = folder / name_of(options.files // 2)
+    changed.write_text(json.dumps({"text": "another text " * 90}) + "\n")
+    show("dry run, one raw file changed", runs(folder, options.rounds, "-n", target))
+    print(jobs((folder / "log").read_text()))
+
+
+def make_folder(folder: Path, files: int) -> Path:
+    """A user's folder with a corpus of small files; one that is there is replaced."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name in ("workflow", "profiles", "config"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "config.json").write_text(json.dumps(_CONFIG))
+    (folder / "corpora.tsv").write_text("corpus\tfiles\ttext_key\tweight\nall\traw/*/*\ttext\t1\n")
+    for number in range(files):
+        path = folder / name_of(number)
+        if not number % _FOLDER_FILES:
+            path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({"text": f"text number {number} " * 60}) + "\n")
+    return folder
+
+
+def name_of(number: int) -> str:
+    """Path of a raw file."""
+    return f"raw/{number // _FOLDER_FILES:03}/{number:06}.jsonl"
+
+
+def runs(folder: Path, rounds: int, *arguments: str) -> list[measure.Cost]:
+    """Run Snakemake some times.
+
+    Raises:
+        SystemExit: a run failed.
+    """
+    line = f"--snakefile {ROOT}/workflow/Snakefile --directory {folder} --cores 2"
+    command = [sys.executable, "-m", "snakemake", *line.split(), *arguments[:-1]]
+    command += ["--scheduler", "greedy", "--default-resources", "launch='profiles/local/launch.sh'"]
+    command += ["--configfile", str(folder / "config.json"), "--", arguments[-1]]
+    found = []
+    for _ in range(rounds):
+        cost = measure.run(command, log=folder / "log", environment={})
+        if cost.status:
+            sys.exit((folder / "log").read_text()[-3000:])
+        found.append(cost)
+    return found
+
+
+def show(name: str, costs: list[measure.Cost]) -> None:
+    """Print a line of medians."""
+    seconds = median(cost.seconds for cost in costs)
+    megabytes = median(cost.peak_bytes for cost in costs) / 1e6
+    print(f"{name:<36}{seconds:>8.1f} s{megabytes:>8.0f} MB", flush=True)
+
+
+def jobs(text: str) -> str:
+    """Snakemake's table of jobs, in a line."""
+    table = re.search(r"^job +count\n-+ +-+\n(.*?)^total", text, re.M | re.S)
+    rows = re.findall(r"^(\w+) +(\d+)$", table[1], re.M) if table else []
+    return "would do: " + ", ".join(f"{count} {rule}" for rule, count in rows)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--files", type=int, default=100_000, help="raw files")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of which medians are taken")
+    parser.add_argument("--work", type=Path, required=True, help="folder to work in, replaced")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

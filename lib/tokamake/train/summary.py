@@ -1,0 +1,47 @@
+"""What a run or a segment of it leaves beside its output folder: train.json, train.STEP.json."""
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+from tokamake import files
+from tokamake.config import Run
+from tokamake.train import metrics
+from tokamake.train.restart import State
+
+
+def summary_path(run: Run, step: int) -> Path:
+    """File that says that a run has come to a step: train.json at the last, or train.STEP.json."""
+    middle = "" if step == run.train.train_steps else f".{step}"
+    return run.output.with_name(f"train{middle}.json")
+
+
+def write_summary(run: Run, state: State) -> None:
+    """Write down where a run stands at a checkpoint, and what it has measured until then.
+
+    Args:
+        run: the resolved run.
+        state: of the checkpoint.
+    """
+    tokens = state.consumed_samples * run.train.sequence_length
+    own_tokens = tokens - run.consumed_samples * run.train.sequence_length
+    records = metrics.read(run.output / "metrics.jsonl")
+    files.write_json(
+        summary_path(run, state.step),
+        {
+            "run": run.run,
+            "digest": state.digest,
+            "step": state.step,
+            **metrics.summary([record for record in records if record["step"] <= state.step]),
+            "consumed_samples": state.consumed_samples,
+            "consumed_tokens": tokens,
+            "seconds": state.seconds,
+            "tokens_per_second": own_tokens / state.seconds,
+            "checkpoint": str(run.output / f"global_step{state.step}"),
+            "world_size": state.world_size,
+            "versions": {
+                "python": platform.python_version(),
+                **{name: version(name) for name in ("tokamake", "torch", "deepspeed")},
+            },
+        },
+    )
