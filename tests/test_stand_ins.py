@@ -99,7 +99,7 @@ PROGRAMS = {
     "system": lambda made: Program(os.system, f"touch {made}"),
     "shell": lambda made: Program(subprocess.check_call, ["touch", str(made)]),
     "eval": lambda made: Program(eval, f"open({str(made)!r}, 'w')"),
-    "getattr": lambda made: Program(getattr, Program(__import__, "os"), "system"),
+    "getattr": lambda _: Program(getattr, Program(__import__, "os"), "system"),
     "partial": lambda made: __import__("functools").partial(os.system, f"touch {made}"),
 }
 
