@@ -156,6 +156,7 @@ def test_an_argument_that_no_family_has_is_refused_by_name(
     ("known", "others", "message"),
     [
         (LLAMA, {"rope_theta": 1e4, "rotary_base": 5e5}, "contradict each other"),
+        (LLAMA, {"rope_theta": 1e4, "rotary_base": [1e4]}, "contradict each other"),
         (
             LLAMA,
             {"use_rope_scaling": True, "rotary_seq_len_interpolation_factor": 2},

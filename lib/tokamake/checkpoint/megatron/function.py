@@ -155,7 +155,7 @@ def _rotary(args: Any, file: Path) -> dict[str, Any]:
     """Base and stretch of rotary positions."""
     bases = {name: getattr(args, name, None) for name in ("rope_theta", "rotary_base")}
     given = {name: value for name, value in bases.items() if value is not None}
-    if len({*given.values()}) > 1:
+    if any(value != other for value in given.values() for other in given.values()):
         told = " and ".join(f"args.{name}: {value!r}" for name, value in given.items())
         raise UserError(
             f"{file}: {told} contradict each other; take out the one that was not trained with"
