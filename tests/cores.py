@@ -1,6 +1,6 @@
 """Checkpoints of megatron.core's own GPTModel on the CPU, and its logits; a program of its own.
 
-    python cores.py FOLDER
+    python cores.py FOLDER RANK SIZE
 
 FOLDER gets a checkpoint a case, as Megatron-LM writes it with --ckpt-format torch, and its logits.
 """
@@ -9,6 +9,7 @@ import datetime
 import io
 import signal
 import sys
+import zlib
 from argparse import Namespace
 from contextlib import nullcontext
 from pathlib import Path
@@ -79,8 +80,8 @@ def arguments(name: str) -> Namespace:
     return args
 
 
-def model_of(args: Namespace) -> Any:
-    """megatron.core's model, with random weights."""
+def model_of(args: Namespace, rank: int) -> Any:
+    """What a rank has of megatron.core's model, with random weights."""
     import torch
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -103,6 +104,7 @@ def model_of(args: Namespace) -> Any:
         attention_dropout=0.0,
         use_cpu_initialization=True,
         masked_softmax_fusion=False,
+        tensor_model_parallel_size=args.tensor_model_parallel_size,
     )
     torch.manual_seed(1)
     model = GPTModel(
@@ -117,15 +119,18 @@ def model_of(args: Namespace) -> Any:
         rope_scaling=args.use_rope_scaling,
         rope_scaling_factor=args.rope_scaling_factor,
         seq_len_interpolation_factor=args.rotary_seq_len_interpolation_factor,
+        parallel_output=False,
     )
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.2)
+        for name, parameter in model.named_parameters():
+            part = rank if getattr(parameter, "tensor_model_parallel", False) else 0
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {part}".encode()))
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
     return model.eval()
 
 
-def _start() -> None:
-    """megatron.core for one process, without a GPU, which it asks for in two places."""
+def _start(meeting: Path, rank: int, size: int) -> None:
+    """megatron.core without a GPU, which it asks for in two places."""
     import torch
     import torch.distributed as dist
     from megatron.core import parallel_state
@@ -135,35 +140,46 @@ def _start() -> None:
         def fork(self, *_: Any) -> Any:
             return nullcontext()
 
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    parallel_state.initialize_model_parallel(1, 1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(meeting), size), rank=rank, world_size=size
+    )
+    parallel_state.initialize_model_parallel(size, 1)
     random._CUDA_RNG_STATE_TRACKER = Tracker()
     random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
     torch.cuda.current_device = lambda: "cpu"  # type: ignore
 
 
-def write(folder: Path, name: str) -> None:
-    """A checkpoint of a case."""
+def write(folder: Path, name: str, rank: int, size: int) -> None:
+    """A rank's part of the checkpoint of a case."""
     import torch
 
     args = arguments(name)
-    model = model_of(args)
+    args.tensor_model_parallel_size = size
+    model = model_of(args, rank)
     rows, length = TOKENS
     positions = torch.arange(length).expand(rows, length)
     hidden = torch.ones(length, length, dtype=torch.bool).triu(1)[None, None]
     with torch.no_grad():
         logits = model(torch.arange(rows * length).view(TOKENS), positions, hidden)
-    file = folder / "iter_0000007/mp_rank_00/model_optim_rng.pt"
+    file = folder / f"iter_0000007/mp_rank_{rank:02d}/model_optim_rng.pt"
     file.parent.mkdir(parents=True)
     weights = model.state_dict_for_save_checkpoint()
     weights["decoder.layers.0.self_attention.linear_qkv._extra_state"] = io.BytesIO(b"scales")
     state = {"args": args, "checkpoint_version": 3.0, "iteration": 7, "model": weights}
     torch.save(state, file)
-    (folder / "latest_checkpointed_iteration.txt").write_text("7")
-    torch.save(logits, folder / "logits.pt")
+    if rank == 0:
+        (folder / "latest_checkpointed_iteration.txt").write_text("7")
+        torch.save(logits, folder / "logits.pt")
+
+
+def main(folder: Path, rank: int, size: int) -> None:
+    """All cases."""
+    _start(folder.with_name(f"{folder.name}.meeting"), rank, size)
+    for name in CASES:
+        heads = CASES[name].get("num_query_groups") or size
+        if heads % size == 0:
+            write(folder / name, name, rank, size)
 
 
 if __name__ == "__main__":
-    _start()
-    for each in CASES:
-        write(Path(sys.argv[1]) / each, each)
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -17,6 +17,7 @@ from torch import Tensor
 from tokamake.checkpoint import tensors
 from tokamake.checkpoint.any_format import open_any
 from tokamake.checkpoint.convert import convert
+from tokamake.checkpoint.copies import check_copies
 from tokamake.checkpoint.opened import Layout
 from tokamake.errors import UserError
 
@@ -28,17 +29,34 @@ TE = (
 """Names that Transformer Engine's layers have in place of the local ones."""
 
 
+def written(made: Path, size: int) -> Path:
+    """Checkpoints of `cores.CASES` by so many tensor-parallel ranks."""
+    environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    logs = [made.with_name(f"{made.name}.{rank}.log") for rank in range(size)]
+    ranks = []
+    for rank, log in enumerate(logs):
+        command = [sys.executable, cores.__file__, str(made), str(rank), str(size)]
+        with log.open("w") as stream:
+            ranks.append(subprocess.Popen(command, env=environment, stdout=stream, stderr=stream))
+    try:
+        codes = [rank.wait(timeout=300) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert codes == [0] * size, [log.read_text() for log in logs]
+    return made
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of each of `cores.CASES`."""
-    made = tmp_path_factory.mktemp("core")
-    subprocess.run(
-        [sys.executable, cores.__file__, made],
-        check=True,
-        env={**os.environ, "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-    )
-    return made
+    """Checkpoints of one rank."""
+    return written(tmp_path_factory.mktemp("core") / "one", 1)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of two, which share layers."""
+    return written(tmp_path_factory.mktemp("core") / "two", 2)
 
 
 def logits(folder: Path) -> Tensor:
@@ -65,6 +83,16 @@ def test_logits_are_megatron_cores(name: str, folder: Path) -> None:
     expected, found = torch.load(folder / name / "logits.pt"), logits(folder / name)
     assert expected.std() > 1
     torch.testing.assert_close(found, expected[..., : found.shape[-1]], rtol=0, atol=1e-4)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", [name for name in cores.CASES if name != "gpt-exact"])
+def test_logits_of_two_ranks_are_megatron_cores(name: str, shared: Path) -> None:
+    found = open_any(shared / name)
+    assert found.layout == Layout(2)
+    check_copies(found.source)
+    expected, own = torch.load(shared / name / "logits.pt"), logits(shared / name)
+    torch.testing.assert_close(own, expected[..., : own.shape[-1]], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["llama3", "llama-tied"])
