@@ -1,7 +1,9 @@
 """What Megatron has of a model, spelled out head by head: an oracle for the formats of its kin."""
 
+import argparse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,3 +102,20 @@ def write(
         progress: how far it has come.
     """
     written.write(folder, opened(architecture, tensors, progress), name, Target())
+
+
+def as_others_write(folder: Path, **changes: Any) -> None:
+    """Take what only tokamake writes out of a checkpoint's arguments, and change some.
+
+    Args:
+        folder: of the checkpoint.
+        changes: arguments; None takes one out.
+    """
+    for file in folder.rglob("*.pt"):
+        state = torch.load(file, weights_only=False)
+        if not isinstance(state, dict) or "args" not in state:
+            continue
+        known = {**vars(state["args"]), "tokamake": None, **changes}
+        kept = {name: value for name, value in known.items() if value is not None}
+        state["args"] = argparse.Namespace(**kept)
+        torch.save(state, file)

@@ -256,16 +256,6 @@ def random_layout(random: chances.Random, kind: str) -> Layout:
     return Layout()
 
 
-def test_number_formats(tmp_path: Path) -> None:
-    architecture = FAMILIES["llama-gqa"]
-    exact = weights(architecture, torch.float32)
-    hugging_face.write(tmp_path / "hf", architecture, exact)
-    convert(source=tmp_path / "hf", target=tmp_path / "a", format="mds-pipeline", dtype="bf16")
-    found = open_any(tmp_path / "a").source
-    for name, tensor in exact.items():
-        assert torch.equal(found.read(f"model.{name}"), tensor.bfloat16())
-
-
 def test_padding_is_the_mean_and_leaves_again(tmp_path: Path) -> None:
     architecture = FAMILIES["llama"]
     known = weights(architecture, torch.float32)
@@ -559,34 +549,6 @@ def test_universal_keeps_what_a_run_is_continued_with(tmp_path: Path) -> None:
     del state["tokamake"]
     torch.save(state, file)
     assert open_any(tmp_path / "universal").notes == {"eos_token_id": 5}
-
-
-def test_number_formats_that_are_mixed_are_kept_or_widened(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    architecture = FAMILIES["llama"]
-    hugging_face.write(tmp_path / "hf", architecture, weights(architecture))
-    file = tmp_path / "hf" / "model.safetensors"
-    mixed = load_file(file)
-    key = "model.layers.0.self_attn.k_proj.weight"
-    mixed[key] = torch.randn(64, 64)
-    save_file(mixed, file, metadata={"format": "pt"})
-    convert(source=tmp_path / "hf", target=tmp_path / "a", format="mds")
-    found = open_any(tmp_path / "a").source
-    assert torch.equal(found.read(f"model.{key}"), mixed[key])
-    query = f"model.{key.replace('k_proj', 'q_proj')}"
-    assert found.dtype(query).torch == torch.float32
-    assert found.dtype("model.model.norm.weight").torch == torch.bfloat16
-
-
-def test_numbers_that_a_format_has_not_are_refused(tmp_path: Path) -> None:
-    architecture = FAMILIES["gpt2"]
-    known = weights(architecture, torch.float32)
-    known["model.norm.bias"][3] = 1e6
-    hugging_face.write(tmp_path / "hf", architecture, known)
-    with pytest.raises(UserError, match=r"model\.norm\.bias: has numbers beyond those of fp16"):
-        convert(source=tmp_path / "hf", target=tmp_path / "a", format="mds", dtype="fp16")
-    assert not (tmp_path / "a").exists()
 
 
 def test_one_conversion_at_a_time(folder: Path, tmp_path: Path) -> None:

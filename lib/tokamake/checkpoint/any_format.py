@@ -13,6 +13,9 @@ FOLDER = "checkpoint/formats"
 _STEP = re.compile(r"(?:global_step|iter_)(\d+)(?:_universal)?")
 """Name of a checkpoint's folder beside those of other steps."""
 
+_DISTRIBUTED = "metadata.json"
+"""File by which Megatron-LM knows its distributed checkpoints."""
+
 
 def open_any(path: Path) -> Opened:
     """Tell a checkpoint's format from its files, and open it.
@@ -53,6 +56,12 @@ def _open(path: Path) -> Opened:
     if not path.is_dir():
         problem = "is a file" if path.exists() else "no such folder"
         raise UserError(f"{path}: {problem}; give the folder of a checkpoint")
+    folder = pointed(path)[1]
+    if (folder / _DISTRIBUTED).is_file() and any(folder.glob("*.distcp")):
+        raise UserError(
+            f"{folder}: Megatron-LM's distributed checkpoint, which is not read; have Megatron-LM "
+            "write it with --ckpt-convert-format torch"
+        )
     known = ", ".join(name.replace("_", "-") for name in plugins.names(FOLDER))
     raise UserError(
         f"{path}: no checkpoint of a format that is known ({known}); give its folder, or one whose "

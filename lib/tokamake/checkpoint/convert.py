@@ -28,6 +28,7 @@ def convert(
     virtual_pipeline_size: int = 1,
     dtype: Literal["fp32", "bf16", "fp16"] | None = None,
     tokenizer: Path | None = None,
+    vocab_size: int | None = None,
     take_first_copy: bool = False,
 ) -> None:
     """Convert a checkpoint between formats, layouts and number formats.
@@ -48,6 +49,8 @@ def convert(
         dtype: Number format of all tensors; by default each keeps its own.
         tokenizer: Folder or file of the tokenizer to put beside the weights, with format hf; its
             end-of-document token becomes the model's end-of-text token.
+        vocab_size: Tokens in the vocabulary, where Megatron's arguments do not tell; rows of the
+            embedding beyond them are padding, and left. By default all rows are tokens there.
         take_first_copy: Where ranks differ in what they should have alike, such as norms that
             drifted apart in training, take the first rank's; by default that is an error.
 
@@ -55,12 +58,15 @@ def convert(
         UserError: a file is missing or damaged, the format cannot hold the model, or the tokenizer
             is too large for it.
     """
+    import sys
     from dataclasses import replace
 
     from tokamake.checkpoint.any_format import open_any, title
     from tokamake.checkpoint.checksums import check_checksums
     from tokamake.checkpoint.copies import check_copies
+    from tokamake.checkpoint.megatron.arguments import warnings
     from tokamake.checkpoint.opened import Layout, Target
+    from tokamake.checkpoint.vocabulary import unknown_size, with_vocab_size
     from tokamake.checkpoint.written import write
 
     sizes = {
@@ -70,6 +76,9 @@ def convert(
     }
     _check_options(format, sizes, tokenizer)
     checkpoint, name = open_any(source), format.replace("-", "_")
+    if vocab_size is not None:
+        checkpoint = with_vocab_size(checkpoint, vocab_size)
+    unknown = unknown_size(checkpoint)
     if tokenizer is not None:
         token, files = _end_and_files(tokenizer, checkpoint)
         notes = {**checkpoint.notes, "eos_token_id": token}
@@ -82,6 +91,8 @@ def convert(
     left = write(target, checkpoint, name, wanted)
     print(f"{target}: {title(name)}, {_told(checkpoint, wanted)}, from {_at(source, checkpoint)}")
     _tell_rest(checkpoint, wanted, format, left)
+    for line in (*([unknown] if unknown else []), *warnings(checkpoint.architecture, format)):
+        print(line, file=sys.stderr)
 
 
 def _check_options(format: str, sizes: dict[str, int], tokenizer: Path | None) -> None:

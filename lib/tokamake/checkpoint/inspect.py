@@ -55,6 +55,7 @@ def _lines(found: "Opened") -> "Iterator[tuple[str, str]]":
     )
     padded = found.padded_vocab_size
     more = f", stored as {padded:,} rows" if padded and padded != shape.vocab_size else ""
+    more = " rows, padding among them if there is any" if found.is_padding_unknown else more
     yield "vocabulary", f"{shape.vocab_size:,}{more}"
     yield (
         "progress",

@@ -71,6 +71,8 @@ class Opened:
     """More that its format tells people, in words."""
     tokenizer: tuple[Path, ...] = ()
     """Files of its tokenizer, where they lie beside the weights."""
+    is_padding_unknown: bool = False
+    """Whether vocab_size may count rows of padding, for nothing tells the true number."""
 
 
 @dataclass(frozen=True)

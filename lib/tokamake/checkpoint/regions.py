@@ -8,7 +8,7 @@ import math
 import mmap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -217,15 +217,33 @@ class Source:
         return key in self.shapes
 
     def dtype(self, key: str) -> Dtype:
-        """Number format of a tensor in the files."""
+        """Number format of a tensor in the files; of several, one that holds all their numbers."""
         if key not in self._given:
-            return self._parts[key][0][0].dtype
+            return dtypes.widest(region.dtype for region, _ in self._parts[key])
         value = self._given[key]
         return FLOAT32 if isinstance(value, float) else dtypes.of(value.dtype)
 
     def parts(self, key: str) -> list[tuple[Region, Block]]:
         """Where the parts of a tensor lie; nowhere, if it is in no file as such."""
         return [] if key in self._given else self._parts[key]
+
+    def first_rows(self, keys: Iterable[str], count: int) -> "Source":
+        """The same, but of some tensors the first rows alone.
+
+        Args:
+            keys: of those.
+            count: of their rows that stay.
+        """
+        wanted = {*keys}
+        shapes = {
+            key: (count, *shape[1:]) if key in wanted else shape
+            for key, shape in self.shapes.items()
+            if key not in self._given
+        }
+        regions = (
+            replace(each, blocks=_first(each.blocks, wanted, count)) for each in self.regions
+        )
+        return Source(regions, shapes, self._given)
 
     def read(self, key: str) -> "Tensor":
         """A whole tensor; backed by its file where it lies there in one piece."""
@@ -244,3 +262,16 @@ class Source:
                 mapped = {region: region.map()}
             whole[block.place] = block.view(mapped[region])
         return whole
+
+
+def _first(blocks: Iterable[Block], keys: set[str], count: int) -> tuple[Block, ...]:
+    """Blocks without what is in rows after the first ones of some tensors."""
+    found = []
+    for block in blocks:
+        if block.key in keys and not block.is_mean:
+            rows, *rest = block.place
+            if rows.start >= count:
+                continue
+            block = block._replace(place=(slice(rows.start, min(rows.stop, count)), *rest))
+        found.append(block)
+    return (*found,)

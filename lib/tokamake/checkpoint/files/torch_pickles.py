@@ -3,46 +3,28 @@
 Nothing that a file could run is run.
 """
 
-import argparse
 import io
 import math
 import pickle
 import struct
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
 from tokamake.checkpoint import dtypes
 from tokamake.checkpoint.dtypes import Dtype
+from tokamake.checkpoint.files.stand_ins import Names
 from tokamake.errors import UserError
 
-_INERT = ("megatron.", "deepspeed.", "numpy.", "_codecs.", "pathlib.", "torch.nn.parameter.")
-"""Where classes and functions come from that checkpoints of Megatron and DeepSpeed name, for random
-generators and settings; none is called, only with what is kept."""
 _STORAGES = {dtype.storage: dtype for dtype in dtypes.ALL if dtype.storage}
+_UNTYPED = dtypes.named("uint8")
+"""What storages count in whose number format is the tensor's, as those of 8 bit floats."""
 _PLAIN = {"set": set, "frozenset": frozenset, "complex": complex, "int": int, "float": float}
 """Types of Python's own that are read."""
 _LOCAL = b"PK\x03\x04"
-
-
-class Inert:
-    """Stands for what a file names; does nothing but keep what it is made of."""
-
-    arguments: tuple[Any, ...] = ()
-    """What it was called with."""
-    values: Mapping[Any, Any] = MappingProxyType({})
-    """Attributes of what it stands for."""
-
-    def __init__(self, *arguments: Any, **_: Any) -> None:
-        self.arguments = arguments
-
-    def __setstate__(self, state: Any) -> None:
-        """Take attributes, as objects without rules of their own are stored."""
-        self.values = state if isinstance(state, Mapping) else {}
 
 
 class _Storage(NamedTuple):
@@ -103,9 +85,23 @@ class _Rebuild:
         ):
             raise ValueError(f"a tensor of shape {shape} and strides {stride}")
         begin, size = storage.offset, storage.dtype.itemsize
-        return Located(
-            shape, stride, storage.dtype, begin + start * size, begin, begin + storage.numel * size
-        )
+        end = begin + storage.numel * size
+        return Located(shape, stride, storage.dtype, begin + start * size, begin, end)
+
+
+class _RebuildUntyped:
+    """The same of a storage of bytes; see `_Rebuild`."""
+
+    __slots__ = ()
+
+    def __call__(
+        self, storage: _Storage, start: int, shape: Any, stride: Any, *rest: Any
+    ) -> "Located":
+        dtype = rest[2]
+        if not isinstance(dtype, Dtype):
+            raise ValueError("a tensor without number format")
+        numel = storage.numel * storage.dtype.itemsize // dtype.itemsize
+        return _Rebuild()(_Storage(dtype, storage.offset, numel), start, shape, stride)
 
 
 class _Parameter:
@@ -123,13 +119,14 @@ class _Retype:
     __slots__ = ()
 
     def __call__(self, rebuild: Any, _type: Any, arguments: Any, _state: Any) -> Any:
-        if not isinstance(rebuild, _Rebuild | _Parameter):
+        if not isinstance(rebuild, _Rebuild | _RebuildUntyped | _Parameter):
             raise pickle.UnpicklingError("makes a tensor in a way that is not known")
         return rebuild(*arguments)
 
 
 _REBUILD = {
     ("torch._utils", "_rebuild_tensor_v2"): _Rebuild(),
+    ("torch._utils", "_rebuild_tensor_v3"): _RebuildUntyped(),
     ("torch._utils", "_rebuild_parameter"): _Parameter(),
     ("torch._tensor", "_rebuild_from_type_v2"): _Retype(),
     ("collections", "OrderedDict"): OrderedDict,
@@ -148,9 +145,7 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, stream: IO[bytes], find: Callable[[str], int]) -> None:
         super().__init__(stream)
         self._find = find
-        # A pickle can set attributes of the classes that it names: they are of this file alone.
-        self._namespace = type("Namespace", (argparse.Namespace,), {})
-        self._inert = type("Inert", (Inert,), {})
+        self._names = Names()
 
     def find_class(self, module: str, name: str) -> Any:
         """Look up what a pickle names.
@@ -162,15 +157,23 @@ class _Unpickler(pickle.Unpickler):
             return found
         if module in ("builtins", "__builtin__") and name in _PLAIN:
             return _PLAIN[name]
-        if (module, name) == ("torch", "Tensor"):
-            return self._inert
         if (module, name) == ("argparse", "Namespace"):
-            return self._namespace
-        if f"{module}.".startswith(_INERT):
-            return self._inert
+            return self._names.namespace
+        if (module, name) == ("torch.storage", "UntypedStorage"):
+            return _UNTYPED
         if module == "torch" and (dtype := _STORAGES.get(name) or dtypes.named(name)):
             return dtype
-        raise pickle.UnpicklingError(f"names {module}.{name}")
+        return self._names.find(module, name)
+
+    def read(self) -> Any:
+        """What the pickle holds.
+
+        Raises:
+            pickle.UnpicklingError: it could run something.
+        """
+        found = self.load()
+        self._names.check(found)
+        return found
 
     def persistent_load(self, name: Any) -> _Storage:
         """Where a storage lies."""
@@ -272,7 +275,7 @@ def parse(stream: Any) -> Any:
             return data_offset(stream, entry)
 
         with archive.open(entries["data.pkl"]) as pickled:
-            return _Unpickler(pickled, find).load()
+            return _Unpickler(pickled, find).read()
 
 
 def data_offset(stream: Any, entry: zipfile.ZipInfo) -> int:

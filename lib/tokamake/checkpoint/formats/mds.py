@@ -10,8 +10,10 @@ from tokamake.checkpoint.megatron import module as megatron_module
 from tokamake.checkpoint.megatron.arguments import (
     architecture_of,
     check_sizes,
+    is_padding_unknown,
     notes_of,
     progress_of,
+    version_of,
 )
 from tokamake.checkpoint.megatron.parts import Part, Rank, padded
 from tokamake.checkpoint.opened import Layout, Opened, Target
@@ -42,14 +44,15 @@ def opened(folder: Path) -> Opened:
     first = deepspeed_folder.read(files[0])
     rows = deepspeed_folder.vocabulary_rows(files[0], first) * size
     args = deepspeed_folder.args_of(first)
+    is_core = megatron_module.is_core(first.get("module"))
+    architecture = architecture_of(args, files[0], padded_vocab_size=rows, is_core=is_core)
     check_sizes(args, folder, tensor=size, pipeline=1)
-    architecture = architecture_of(args, files[0], padded_vocab_size=rows)
     layers = range(architecture.num_hidden_layers)
     regions, parts = list[Region](), list[dict[str, Part]]()
     for number, file in enumerate(files):
         state = first if number == 0 else deepspeed_folder.read(file)
         deepspeed_folder.check_step(file, state, files[0], first)
-        rank = Rank(architecture, Axis(number, size), rows, _version(state))
+        rank = Rank(architecture, Axis(number, size), rows, version_of(state, file, missing=3.0))
         tree = megatron_module.nested(rank, layers)
         if not deepspeed_folder.is_sliced(file):
             regions += megatron_module.found(file, state.get("module"), tree)
@@ -62,19 +65,15 @@ def opened(folder: Path) -> Opened:
         shards.source(regions, megatron_module.shapes_of(architecture)),
         Layout(
             tensor_parallel_size=size,
-            data_parallel_size=shards.data_parallel_size or int(first.get("dp_world_size") or 1),
+            data_parallel_size=shards.data_parallel_size or deepspeed_folder.data_ranks(first),
             zero_stage=shards.zero_stage,
         ),
-        progress_of(first),
+        progress_of(first, files[0]),
         rows,
         deepspeed_folder.unread(first, shards.zero_stage),
         notes_of(args) | shards.notes,
+        is_padding_unknown=is_padding_unknown(args, files[0], padded_vocab_size=rows),
     )
-
-
-def _version(state: dict[str, object]) -> float:
-    version = state.get("checkpoint_version")
-    return float(version) if isinstance(version, int | float) else 3.0
 
 
 def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:

@@ -14,6 +14,7 @@ from tokamake.checkpoint.megatron import module as megatron_module
 from tokamake.checkpoint.megatron.arguments import (
     architecture_of,
     check_sizes,
+    is_padding_unknown,
     notes_of,
     progress_of,
 )
@@ -43,8 +44,9 @@ def opened(folder: Path) -> Opened:
     Raises:
         UserError: a file is missing or damaged, or the model is none that we have.
     """
-    numbers = sorted({int(m[1]) for each in folder.iterdir() if (m := _LAYER.fullmatch(each.name))})
-    tensor = deepspeed_folder.ranks(folder, re.compile(rf"layer_{numbers[0]:02d}-model_(\d+)-.*"))
+    numbers = _numbers(folder)
+    of_first = re.compile(rf"layer_{numbers[0]:02d}-model_(\d+)-model_states\.pt")
+    tensor = deepspeed_folder.ranks(folder, of_first)
     ranks = deepspeed_folder.ranks(folder)
     stages = max(1, ranks // tensor)
     first_states = states(folder, 0)
@@ -52,10 +54,10 @@ def opened(folder: Path) -> Opened:
     for other in (states(folder, number) for number in range(1, ranks)):
         deepspeed_folder.check_step(other, deepspeed_folder.read(other), first_states, state)
     args = deepspeed_folder.args_of(state)
-    check_sizes(args, folder, tensor=tensor, pipeline=stages)
     first = folder / _file(numbers[0], 0)
     rows = megatron_module.vocabulary_rows(first, deepspeed_folder.read(first)) * tensor
     architecture = architecture_of(args, first_states, padded_vocab_size=rows)
+    check_sizes(args, folder, tensor=tensor, pipeline=stages)
     regions, named = list[Region](), list[dict[str, Part]]()
     for number in range(tensor):
         rank = Rank(architecture, Axis(number, tensor), rows)
@@ -78,14 +80,28 @@ def opened(folder: Path) -> Opened:
         Layout(
             tensor,
             stages,
-            data_parallel_size=shards.data_parallel_size or int(state.get("dp_world_size") or 1),
+            data_parallel_size=shards.data_parallel_size or deepspeed_folder.data_ranks(state),
             zero_stage=shards.zero_stage,
         ),
-        progress_of(state),
+        progress_of(state, first_states),
         rows,
         deepspeed_folder.unread(state, shards.zero_stage),
         notes_of(args) | shards.notes,
+        is_padding_unknown=is_padding_unknown(args, first_states, padded_vocab_size=rows),
     )
+
+
+def _numbers(folder: Path) -> list[int]:
+    """Numbers of the files' layers.
+
+    Raises:
+        UserError: no file has the name of one.
+    """
+    names = sorted(each.name for each in folder.iterdir())
+    if found := sorted({int(m[1]) for name in names if (m := _LAYER.fullmatch(name))}):
+        return found
+    other = next(name for name in names if name.startswith("layer_"))
+    raise UserError(f"{folder}: has no {_file(0, 0).replace('00', '*')}, but {other}; {REMEDY}")
 
 
 def _file(layer: int, rank: int) -> str:

@@ -17,8 +17,10 @@ from tokamake.checkpoint.megatron.arguments import (
     arguments,
     as_megatron_lm,
     check_sizes,
+    is_padding_unknown,
     notes_of,
     progress_of,
+    version_of,
 )
 from tokamake.checkpoint.megatron.parts import Part, Rank, padded
 from tokamake.checkpoint.opened import Layout, Opened, Target
@@ -42,9 +44,15 @@ def find(path: Path) -> Path | None:
         step = (path / _POINTER).read_text(encoding="utf-8", errors="replace").strip()
         names.append(f"iter_{int(step):07d}" if step.isdecimal() else "release")
     for name in names:
-        if any((path / name).glob(f"mp_rank_*/{_FILE}")):
+        if _ranks(path / name):
             return path / name
     return None
+
+
+def _ranks(folder: Path) -> list[re.Match[str]]:
+    """Names of ranks' folders that have a file."""
+    folders = (file.parent.name for file in folder.glob(f"mp_rank_*/{_FILE}"))
+    return [found for name in folders if (found := _RANK.fullmatch(name))]
 
 
 def opened(folder: Path) -> Opened:
@@ -53,21 +61,25 @@ def opened(folder: Path) -> Opened:
     Raises:
         UserError: a file is missing or damaged, or the model is none that we have.
     """
-    found = [m for each in folder.iterdir() if (m := _RANK.fullmatch(each.name))]
+    found = _ranks(folder)
     tensor, pipeline = (max(int(m[n] or 0) for m in found) + 1 for n in (1, 2))
     first = folder / min(m[0] for m in found) / _FILE
     state = of_first = deepspeed_folder.read(first)
-    check_sizes(state.get("args"), folder, tensor=tensor, pipeline=pipeline)
+    args: Any = state.get("args")
     rows = megatron_module.vocabulary_rows(first, state) * tensor
-    architecture = architecture_of(state.get("args"), first, padded_vocab_size=rows)
-    virtual = sum(1 for name in state if re.fullmatch(r"model\d+", name)) or 1
+    models = [state[name] for name in state if re.fullmatch(r"model\d*", str(name))]
+    is_core = any(map(megatron_module.is_core, models))
+    architecture = architecture_of(args, first, padded_vocab_size=rows, is_core=is_core)
+    check_sizes(args, folder, tensor=tensor, pipeline=pipeline)
+    virtual = sum(1 for name in state if re.fullmatch(r"model\d+", str(name))) or 1
     layout, regions = Layout(tensor, pipeline, virtual), list[Region]()
     for stage in range(pipeline):
         for number in range(tensor):
             file = _file(folder, number, stage, pipeline)
             state = deepspeed_folder.read(file)
             deepspeed_folder.check_step(file, state, first, of_first)
-            rank = Rank(architecture, Axis(number, tensor), rows, _version(state))
+            version = version_of(state, file, missing=0.0)  # the first ones had none
+            rank = Rank(architecture, Axis(number, tensor), rows, version)
             for name, tree in _stages(rank, layout, stage):
                 regions += megatron_module.found(file, state.get(name), tree)
     return Opened(
@@ -76,21 +88,17 @@ def opened(folder: Path) -> Opened:
         architecture,
         Source(regions, megatron_module.shapes_of(architecture)),
         layout,
-        progress_of(state),
+        progress_of(state, file),
         rows,
         _unread(first.parent, state),
-        {"checkpoint_version": _version(state), **notes_of(state.get("args"))},
+        {"checkpoint_version": version, **notes_of(args)},
+        is_padding_unknown=is_padding_unknown(args, first, padded_vocab_size=rows),
     )
 
 
 def _unread(folder: Path, state: dict[str, Any]) -> tuple[str, ...]:
     has_states = state.get("optimizer") is not None or (folder / "distrib_optim.pt").is_file()
     return ("optimizer states of Megatron-LM",) if has_states else ()
-
-
-def _version(state: dict[str, Any]) -> float:
-    # The first ones had none.
-    return float(state.get("checkpoint_version") or 0)
 
 
 def _file(folder: Path, tensor: int, stage: int, stages: int) -> Path:

@@ -18,7 +18,13 @@ from tokamake.checkpoint.files import torch_files, torch_pickles
 from tokamake.checkpoint.files.torch_pickles import Located
 from tokamake.checkpoint.formats import mds_pipeline
 from tokamake.checkpoint.megatron import module as megatron_module
-from tokamake.checkpoint.megatron.arguments import architecture_of, notes_of, progress_of
+from tokamake.checkpoint.megatron.arguments import (
+    architecture_of,
+    is_padding_unknown,
+    notes_of,
+    number,
+    progress_of,
+)
 from tokamake.checkpoint.megatron.parts import Part, Rank
 from tokamake.checkpoint.opened import Opened, Target
 from tokamake.checkpoint.regions import Block, Planned, Region, Source
@@ -66,7 +72,7 @@ def opened(folder: Path) -> Opened:
         raise UserError(f"{folder / _ZERO}: has no word_embeddings.weight; {REMEDY}")
     args = deepspeed_folder.args_of(state)
     numel = _param(names[words] / f"{_WEIGHTS}.pt").numel
-    rows = numel // (getattr(args, "hidden_size", None) or 1)
+    rows = numel // number(getattr(args, "hidden_size", None) or 1, f"{file}: args.hidden_size")
     architecture = architecture_of(args, file, padded_vocab_size=rows)
     rank, states = Rank(architecture, Axis(0, 1), rows), States()
     known = _parts(rank, numbers=None if words.startswith("language_model") else _numbers(names))
@@ -82,9 +88,10 @@ def opened(folder: Path) -> Opened:
         folder,
         architecture,
         states.source((), megatron_module.shapes_of(architecture)),
-        progress=progress_of(state),
+        progress=progress_of(state, file),
         padded_vocab_size=rows,
         notes=notes_of(args) | _notes(state),
+        is_padding_unknown=is_padding_unknown(args, file, padded_vocab_size=rows),
     )
 
 

@@ -8,6 +8,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from tokamake.checkpoint.megatron.function import described, first, function_of, untold
 from tokamake.checkpoint.opened import Layout, Opened, Progress, Target
 from tokamake.config import Architecture
 from tokamake.errors import UserError
@@ -15,6 +16,11 @@ from tokamake.validation import validate
 
 _POSITIONS = {"learned": "absolute", "rotary": "rotary", "alibi": "alibi"}
 """position_embedding and Megatron's position_embedding_type."""
+_TITLES = {
+    "megatron": "Megatron-LM",
+    **dict.fromkeys(("mds", "mds-pipeline", "universal"), "Megatron-DeepSpeed"),
+}
+"""Whose arguments formats have."""
 
 
 def arguments(checkpoint: Opened, layout: Layout, *, padded_vocab_size: int) -> argparse.Namespace:
@@ -54,7 +60,6 @@ def _described(shape: Architecture) -> argparse.Namespace:
         add_position_embedding=shape.position_embedding == "learned",
         use_rotary_position_embeddings=rotary,
         position_embedding_type=_POSITIONS[shape.position_embedding],
-        rotary_percent=1.0,
         rope_theta=shape.rope_theta,
         embed_layernorm=shape.embedding_layernorm,
         normalization="rmsnorm" if llama else "layernorm",
@@ -63,6 +68,7 @@ def _described(shape: Architecture) -> argparse.Namespace:
         add_bias_linear=shape.attention_bias and shape.mlp_bias,
         init_method_std=shape.initializer_range,
         tokamake=shape.model_dump(),
+        **described(shape),
     )
 
 
@@ -72,7 +78,8 @@ def as_megatron_lm(args: argparse.Namespace) -> argparse.Namespace:
     args.num_query_groups = args.num_key_value_heads
     args.normalization = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}[args.normalization]
     args.norm_epsilon = args.layernorm_epsilon
-    args.rotary_base = args.rope_theta
+    whole = float(args.rope_theta).is_integer()
+    args.rotary_base = int(args.rope_theta) if whole else args.rope_theta
     kinds = {"absolute": "learned_absolute", "rotary": "rope"}
     args.position_embedding_type = kinds.get(
         args.position_embedding_type, args.position_embedding_type
@@ -80,52 +87,90 @@ def as_megatron_lm(args: argparse.Namespace) -> argparse.Namespace:
     return args
 
 
-def architecture_of(args: Any, file: Path, *, padded_vocab_size: int) -> Architecture:
-    """Shape of the model.
+def warnings(architecture: Architecture, format: str) -> list[str]:
+    """What to tell of a checkpoint that Megatron would take for another model.
+
+    Args:
+        architecture: of the model.
+        format: that it is written in.
+    """
+    if format not in _TITLES or not (left := untold(architecture, title := _TITLES[format])):
+        return []
+    return [
+        f"{title} has no argument for {', '.join(left)}: it would compute another model; tokamake "
+        "reads it back as it is"
+    ]
+
+
+def architecture_of(
+    args: Any, file: Path, *, padded_vocab_size: int, is_core: bool = False
+) -> Architecture:
+    """Shape and function of the model.
 
     Args:
         args: of the checkpoint.
         file: that they are in, for messages.
         padded_vocab_size: rows of the stored embedding, for a true size may not be known.
+        is_core: whether the model is megatron.core's.
 
     Raises:
         UserError: an argument is missing, or the model is none that we have.
     """
-    described = getattr(args, "tokamake", None)
-    if described is not None:
-        return validate(Architecture, described, f"{file}: args.tokamake")
-    values = _shape(args, file)
-    size = getattr(args, "vocab_size", None)
+    own = getattr(args, "tokamake", None)
+    if own is not None:
+        return validate(Architecture, own, f"{file}: args.tokamake")
+    values = _shape(args, file, is_core=is_core)
+    values["vocab_size"] = _vocab_size(args, file, padded_vocab_size) or padded_vocab_size
+    found = validate(Architecture, values, f"{file}: args")
+    width = getattr(args, "kv_channels", None)
+    if width not in (None, found.head_dim):
+        raise UserError(
+            f"{file}: args.kv_channels: {width!r}: is not hidden_size / num_attention_heads "
+            f"({found.head_dim}); give a checkpoint of a model where it is"
+        )
+    return found
+
+
+def is_padding_unknown(args: Any, file: Path, *, padded_vocab_size: int) -> bool:
+    """Whether nothing tells how many rows of an embedding are tokens; see `architecture_of`."""
+    own = getattr(args, "tokamake", None) is not None
+    return not own and _vocab_size(args, file, padded_vocab_size) is None
+
+
+def _vocab_size(args: Any, file: Path, padded_vocab_size: int) -> int | None:
+    """Number of tokens, where it is known."""
+    size = number(getattr(args, "vocab_size", None) or 0, f"{file}: args.vocab_size")
     if size and getattr(args, "tokenizer_type", None) == "NullTokenizer":
         size += 1  # Megatron counts the token that ends documents apart there.
-    values["vocab_size"] = size if size and size <= padded_vocab_size else padded_vocab_size
-    return validate(Architecture, values, f"{file}: args")
+    return size if 0 < size <= padded_vocab_size else None
 
 
-def _shape(args: Any, file: Path) -> dict[str, Any]:
+def number(value: Any, where: str) -> int:
+    """A whole number.
+
+    Raises:
+        UserError: it is none.
+    """
+    if isinstance(value, int | float) and value == value // 1:
+        return int(value)
+    raise UserError(f"{where}: {value!r}: is no whole number; fetch or write the checkpoint again")
+
+
+def _shape(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
     heads = _needed(args, "num_attention_heads", file)
-    gated = bool(_first(args, "swiglu", "glu_activation"))
-    values = {
+    gated = bool(getattr(args, "swiglu", False))
+    return {
         "family": "llama" if gated else "gpt",
         "hidden_size": _needed(args, "hidden_size", file),
         "intermediate_size": _needed(args, "ffn_hidden_size", file),
         "num_hidden_layers": _needed(args, "num_layers", file),
         "num_attention_heads": heads,
-        "num_key_value_heads": _groups(args) or heads,
+        "num_key_value_heads": _groups(args, file) or heads,
         "max_position_embeddings": _needed(args, "max_position_embeddings", file),
-        "position_embedding": _positions(args),
         "tie_word_embeddings": not getattr(args, "untie_embeddings_and_output_weights", False),
-        "initializer_range": _first(args, "init_method_std") or 0.02,
+        "initializer_range": first(args, "init_method_std") or 0.02,
+        **function_of(args, file, gated=gated, is_core=is_core),
     }
-    if values["position_embedding"] == "rotary":
-        values["rope_theta"] = float(_first(args, "rope_theta", "rotary_base") or 10000.0)
-    epsilon = _first(args, "layernorm_epsilon", "norm_epsilon") or 1e-5
-    values["rms_norm_eps" if gated else "layer_norm_epsilon"] = epsilon
-    biased = getattr(args, "add_bias_linear", not gated)
-    values |= {"attention_bias": biased, "mlp_bias": biased}
-    if not gated:
-        values["embedding_layernorm"] = bool(getattr(args, "embed_layernorm", False))
-    return values
 
 
 def _needed(args: Any, name: str, file: Path) -> Any:
@@ -135,25 +180,15 @@ def _needed(args: Any, name: str, file: Path) -> Any:
     return value
 
 
-def _first(args: Any, *names: str) -> Any:
-    return next((value for name in names if (value := getattr(args, name, None))), None)
-
-
-def _groups(args: Any) -> int | None:
+def _groups(args: Any, file: Path) -> int | None:
     """Heads of keys and values, as Megatron-DeepSpeed, BigCode's Megatron or Megatron-LM say it."""
     if getattr(args, "attention_head_type", None) == "multiquery":
         return 1
-    named = _first(args, "num_key_value_heads")
-    if named is None and getattr(args, "group_query_attention", False):
-        named = _first(args, "num_query_groups")
-    return None if named is None else int(named)
-
-
-def _positions(args: Any) -> str:
-    kind = str(getattr(args, "position_embedding_type", None)).rpartition(".")[2]
-    if getattr(args, "use_rotary_position_embeddings", False) or kind in ("rotary", "rope"):
-        return "rotary"
-    return "alibi" if kind == "alibi" else "learned"
+    names = ["num_key_value_heads"]
+    if getattr(args, "group_query_attention", False):
+        names.append("num_query_groups")
+    named = first(args, *names)
+    return None if named is None else number(named, f"{file}: args.{names[-1]}")
 
 
 def notes_of(args: Any) -> dict[str, Any]:
@@ -178,9 +213,44 @@ def check_sizes(args: Any, folder: Path, *, tensor: int, pipeline: int) -> None:
             )
 
 
-def progress_of(state: Any) -> Progress:
-    """How far the run of a checkpoint's state has come."""
+def progress_of(state: Any, file: Path) -> Progress:
+    """How far the run of a checkpoint's state has come.
+
+    Args:
+        state: what a rank's file holds.
+        file: it, for messages.
+
+    Raises:
+        UserError: a counter is no number.
+    """
     args = state.get("args")
     samples = getattr(args, "consumed_train_samples", None) or state.get("global_samples") or 0
     tokens = getattr(args, "consumed_train_tokens", None) or state.get("tokens") or 0
-    return Progress(int(state.get("iteration") or 0), int(samples), int(tokens))
+    counts = {
+        "iteration": state.get("iteration") or 0,
+        "consumed_train_samples": samples,
+        "consumed_train_tokens": tokens,
+    }
+    return Progress(*(number(count, f"{file}: {name}") for name, count in counts.items()))
+
+
+def version_of(state: Any, file: Path, *, missing: float) -> float:
+    """Megatron's checkpoint version.
+
+    Args:
+        state: what a rank's file holds.
+        file: it, for messages.
+        missing: what it is where there is none.
+
+    Raises:
+        UserError: it is no number.
+    """
+    version = state.get("checkpoint_version")
+    if version is None:
+        return missing
+    if not isinstance(version, int | float):
+        raise UserError(
+            f"{file}: checkpoint_version: {version!r}: is no number; fetch or write the checkpoint "
+            "again"
+        )
+    return float(version)

@@ -11,6 +11,7 @@ from typing import Any
 
 from tokamake.checkpoint import dtypes
 from tokamake.checkpoint.files import torch_files
+from tokamake.checkpoint.files.stand_ins import StandIn
 from tokamake.checkpoint.files.torch_pickles import Located
 from tokamake.checkpoint.megatron.parts import Part, Rank
 from tokamake.checkpoint.opened import Opened, Target
@@ -20,6 +21,20 @@ from tokamake.errors import UserError
 
 _OLDER = ((r"\btransformer\.", "encoder."), (r"(layers\.\d+\.|^)attention\.", r"\1self_attention."))
 """Names of earlier Megatrons, and what they became."""
+_CORE = (
+    (r"^decoder\.", "language_model.encoder."),
+    (r"^(embedding|output_layer)\.", r"language_model.\1."),
+    (r"\bself_attention\.linear_qkv\.layer_norm_", "input_layernorm."),
+    (r"\bself_attention\.linear_qkv\.", "self_attention.query_key_value."),
+    (r"\bself_attention\.linear_proj\.", "self_attention.dense."),
+    (r"\bmlp\.linear_fc1\.layer_norm_", "post_attention_layernorm."),
+    (r"\bpre_mlp_layernorm\.", "post_attention_layernorm."),
+    (r"\bmlp\.linear_fc1\.", "mlp.dense_h_to_4h."),
+    (r"\bmlp\.linear_fc2\.", "mlp.dense_4h_to_h."),
+)
+"""Names of megatron.core, whose norms are in the next projection where that is Transformer
+Engine's, and what they are called here."""
+_HEAD, _TIED_HEAD = "language_model.output_layer.weight", "word_embeddings_for_head.weight"
 _NO_WEIGHTS = re.compile(r"(.*\.)?(_extra_state|inv_freq|rotary_(pos_)?emb.*)")
 """Names of what a module holds beside weights."""
 
@@ -78,14 +93,20 @@ def found(file: Path, module: Any, tree: Any) -> Iterator[Region]:
     Raises:
         UserError: a tensor is missing, unknown or has another shape.
     """
-    tensors = {newer(name): value for name, value in torch_files.leaves(module)}
-    wanted = dict(named(tree))
+    tensors, wanted = _by_name(module), dict(named(tree))
+    if _TIED_HEAD in wanted and _HEAD not in wanted and _HEAD in tensors:
+        tensors[_TIED_HEAD] = tensors.pop(_HEAD)  # as megatron.core calls it
     unknown = [
         name
         for name, value in tensors.items()
         if isinstance(value, Located) and name not in wanted and not _NO_WEIGHTS.fullmatch(name)
     ]
     missing = [name for name in wanted if not isinstance(tensors.get(name), Located)]
+    if strange := [name for name in missing if isinstance(tensors.get(name), StandIn)]:
+        raise UserError(
+            f"{file}: tensor {strange[0]} is a {type(tensors[strange[0]]).name}, no plain tensor; "
+            f"save weights in one of {', '.join(dtypes.OF_WEIGHTS)}"
+        )
     for problem, names in (("is missing", missing), ("is not part of the model", unknown)):
         if names:
             more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
@@ -100,7 +121,21 @@ def found(file: Path, module: Any, tree: Any) -> Iterator[Region]:
                 f"calls for {list(part.shape)}; mend the architecture, or take another checkpoint"
             )
         where = torch_files.region(file, name, tensors[name], part.blocks)
+        if where.dtype.short is None:
+            raise UserError(
+                f"{file}: tensor {name} is {where.dtype}; save weights in one of "
+                f"{', '.join(dtypes.OF_WEIGHTS)}"
+            )
         yield replace(where, is_copy=part.is_copy)
+
+
+def _by_name(module: Any) -> dict[str, Any]:
+    return {newer(name): value for name, value in torch_files.leaves(module)}
+
+
+def is_core(module: Any) -> bool:
+    """Whether a module's names are those of megatron.core."""
+    return any(name.startswith("decoder.") for name, _ in torch_files.leaves(module))
 
 
 def vocabulary_rows(file: Path, module: Any) -> int:
@@ -128,8 +163,8 @@ def named(tree: Any, prefix: str = "") -> Iterator[tuple[str, Part]]:
 
 
 def newer(name: str) -> str:
-    """Today's name of a tensor of an earlier Megatron."""
-    for before, after in _OLDER:
+    """Name here of a tensor of an earlier Megatron, or of megatron.core."""
+    for before, after in (*_OLDER, *_CORE):
         name = re.sub(before, after, name)
     return name
 

@@ -104,7 +104,7 @@ def check_step(file: Path, state: dict[str, Any], first: Path, of_first: dict[st
     Raises:
         UserError: it is not.
     """
-    own, other = progress_of(state), progress_of(of_first)
+    own, other = progress_of(state, file), progress_of(of_first, first)
     if own != other:
         raise UserError(
             f"{file}: is of step {own.iteration:,} ({own.consumed_samples:,} samples), {first} of "
@@ -121,6 +121,12 @@ def unread(state: dict[str, Any], zero_stage: int) -> tuple[str, ...]:
     """
     has_states = not zero_stage and state.get("optimizer") is not None
     return ("optimizer states without names, of ZeRO stage 0",) if has_states else ()
+
+
+def data_ranks(state: dict[str, Any]) -> int:
+    """Data-parallel ranks that wrote a file, where it tells."""
+    found = state.get("dp_world_size")
+    return found if isinstance(found, int) and found > 0 else 1
 
 
 def args_of(state: dict[str, Any]) -> Any:

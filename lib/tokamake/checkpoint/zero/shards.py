@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake.checkpoint.dtypes import FLOAT32
-from tokamake.checkpoint.files import torch_files, torch_pickles
+from tokamake.checkpoint.files import torch_files
+from tokamake.checkpoint.files.stand_ins import StandIn
 from tokamake.checkpoint.files.torch_pickles import Located
 from tokamake.checkpoint.megatron.module import newer
 from tokamake.checkpoint.megatron.parts import Part
@@ -177,14 +178,14 @@ def _stage(state: Mapping[str, Any]) -> int:
     if "fp32_flat_groups" in state:
         return 3
     stage = state.get("zero_stage", 1)
-    number = stage.arguments[0] if isinstance(stage, torch_pickles.Inert) else stage
+    number = stage.arguments[0] if isinstance(stage, StandIn) else stage
     return int(number)
 
 
 def _loss_scale(state: Mapping[str, Any]) -> tuple[float, int]:
     """The scale, and steps without an overflow since it has changed, which we do not know."""
     scaler = state.get("loss_scaler")
-    known = scaler.values if isinstance(scaler, torch_pickles.Inert) else {}
+    known = scaler.values if isinstance(scaler, StandIn) else {}
     return float(known.get("cur_scale", 1.0)), 0
 
 

@@ -1,0 +1,185 @@
+"""Checkpoints of megatron.core's own GPTModel on the CPU, and its logits; a program of its own.
+
+    python cores.py FOLDER RANK SIZE
+
+FOLDER gets a checkpoint a case, as Megatron-LM writes it with --ckpt-format torch, and its logits.
+"""
+
+import datetime
+import io
+import signal
+import sys
+import zlib
+from argparse import Namespace
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+TOKENS = (2, 24)
+"""Rows and length of what logits are of: numbers from 0 on."""
+ROWS = 256
+"""Of the embedding."""
+_LLAMA = {"swiglu": True, "normalization": "RMSNorm", "add_bias_linear": False}
+_GPT = {"swiglu": False, "normalization": "LayerNorm", "add_bias_linear": True}
+_ROPE = {"position_embedding_type": "rope", "rotary_base": 5000}
+CASES: dict[str, dict[str, Any]] = {
+    "llama": {**_LLAMA, **_ROPE, "num_query_groups": 2, "vocab_size": 131},
+    "llama3": {**_LLAMA, **_ROPE, "use_rope_scaling": True, "rope_scaling_factor": 4.0},
+    "llama-tied": {
+        **_LLAMA,
+        **_ROPE,
+        "rotary_seq_len_interpolation_factor": 2,
+        "untie_embeddings_and_output_weights": False,
+    },
+    "gpt": {**_GPT, "position_embedding_type": "learned_absolute", "bias_gelu_fusion": True},
+    "gpt-exact": {**_GPT, **_ROPE, "bias_gelu_fusion": False, "num_query_groups": 1},
+    "gpt-bare": {**_GPT, **_ROPE, "add_bias_linear": False, "openai_gelu": True},
+}
+"""Arguments of Megatron-LM that differ from `arguments`."""
+
+
+def arguments(name: str) -> Namespace:
+    """Arguments of a case, with what else a checkpoint of Megatron-LM has in them."""
+    import torch
+    from megatron.core.enums import ModelType
+    from megatron.core.transformer.enums import AttnBackend
+
+    usual = {
+        "num_layers": 4,
+        "hidden_size": 64,
+        "ffn_hidden_size": 48,
+        "num_attention_heads": 4,
+        "num_query_groups": None,
+        "kv_channels": 16,
+        "max_position_embeddings": 32,
+        "norm_epsilon": 1e-3,
+        "rotary_percent": 1.0,
+        "rotary_interleaved": False,
+        "rotary_base": 10000,
+        "use_rope_scaling": False,
+        "rope_scaling_factor": 8.0,
+        "rotary_seq_len_interpolation_factor": None,
+        "bias_gelu_fusion": False,
+        "untie_embeddings_and_output_weights": True,
+        "softmax_type": "vanilla",
+        "num_experts": None,
+        "padded_vocab_size": ROWS,
+        "tensor_model_parallel_size": 1,
+        "pipeline_model_parallel_size": 1,
+        "consumed_train_samples": 70,
+        "attention_backend": AttnBackend.auto,
+        "model_type": ModelType.encoder_or_decoder,
+        "exit_signal": signal.SIGTERM,
+        "timeout": datetime.timedelta(minutes=10),
+        "params_dtype": torch.float32,
+        "device": torch.device("cuda", 0),
+        "save": Path("checkpoints"),
+    }
+    args = Namespace(**{**usual, **CASES[name]})
+    args.group_query_attention = args.num_query_groups is not None
+    return args
+
+
+def model_of(args: Namespace, rank: int) -> Any:
+    """What a rank has of megatron.core's model, with random weights."""
+    import torch
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer.transformer_config import TransformerConfig
+    from torch.nn import functional as F
+
+    config = TransformerConfig(
+        num_layers=args.num_layers,
+        hidden_size=args.hidden_size,
+        ffn_hidden_size=args.ffn_hidden_size,
+        num_attention_heads=args.num_attention_heads,
+        num_query_groups=args.num_query_groups,
+        layernorm_epsilon=args.norm_epsilon,
+        normalization=args.normalization,
+        add_bias_linear=args.add_bias_linear,
+        gated_linear_unit=args.swiglu,
+        activation_func=F.silu if args.swiglu else F.gelu,
+        bias_activation_fusion=args.bias_gelu_fusion,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        use_cpu_initialization=True,
+        masked_softmax_fusion=False,
+        tensor_model_parallel_size=args.tensor_model_parallel_size,
+    )
+    torch.manual_seed(1)
+    model = GPTModel(
+        config,
+        get_gpt_layer_local_spec(normalization=args.normalization),
+        vocab_size=ROWS,
+        max_sequence_length=args.max_position_embeddings,
+        share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+        position_embedding_type=args.position_embedding_type,
+        rotary_percent=args.rotary_percent,
+        rotary_base=args.rotary_base,
+        rope_scaling=args.use_rope_scaling,
+        rope_scaling_factor=args.rope_scaling_factor,
+        seq_len_interpolation_factor=args.rotary_seq_len_interpolation_factor,
+        parallel_output=False,
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            part = rank if getattr(parameter, "tensor_model_parallel", False) else 0
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {part}".encode()))
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
+    return model.eval()
+
+
+def _start(meeting: Path, rank: int, size: int) -> None:
+    """megatron.core without a GPU, which it asks for in two places."""
+    import torch
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import random
+
+    class Tracker:
+        def fork(self, *_: Any) -> Any:
+            return nullcontext()
+
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(meeting), size), rank=rank, world_size=size
+    )
+    parallel_state.initialize_model_parallel(size, 1)
+    random._CUDA_RNG_STATE_TRACKER = Tracker()
+    random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
+    torch.cuda.current_device = lambda: "cpu"  # type: ignore
+
+
+def write(folder: Path, name: str, rank: int, size: int) -> None:
+    """A rank's part of the checkpoint of a case."""
+    import torch
+
+    args = arguments(name)
+    args.tensor_model_parallel_size = size
+    model = model_of(args, rank)
+    rows, length = TOKENS
+    positions = torch.arange(length).expand(rows, length)
+    hidden = torch.ones(length, length, dtype=torch.bool).triu(1)[None, None]
+    with torch.no_grad():
+        logits = model(torch.arange(rows * length).view(TOKENS), positions, hidden)
+    file = folder / f"iter_0000007/mp_rank_{rank:02d}/model_optim_rng.pt"
+    file.parent.mkdir(parents=True)
+    weights = model.state_dict_for_save_checkpoint()
+    weights["decoder.layers.0.self_attention.linear_qkv._extra_state"] = io.BytesIO(b"scales")
+    state = {"args": args, "checkpoint_version": 3.0, "iteration": 7, "model": weights}
+    torch.save(state, file)
+    if rank == 0:
+        (folder / "latest_checkpointed_iteration.txt").write_text("7")
+        torch.save(logits, folder / "logits.pt")
+
+
+def main(folder: Path, rank: int, size: int) -> None:
+    """All cases."""
+    _start(folder.with_name(f"{folder.name}.meeting"), rank, size)
+    for name in CASES:
+        heads = CASES[name].get("num_query_groups") or size
+        if heads % size == 0:
+            write(folder / name, name, rank, size)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
