@@ -4,6 +4,7 @@ Files are laid out first, then filled tensor by tensor, so that memory does not 
 They grow beside the target and are renamed last; cut off, the same command goes on.
 """
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,6 +15,8 @@ from tokamake.config import FORMAT_SIZES
 if TYPE_CHECKING:
     from tokamake.checkpoint.opened import Opened, Target
 
+_NAMED = 5
+"""Tensors that a message names."""
 _BESIDE = ("added_tokens.json", "chat_template.jinja")
 """Files beside a tokenizer that transformers takes for its own."""
 
@@ -29,6 +32,7 @@ def convert(
     dtype: Literal["fp32", "bf16", "fp16"] | None = None,
     tokenizer: Path | None = None,
     take_first_copy: bool = False,
+    workers: int = 0,
 ) -> None:
     """Convert a checkpoint between formats, layouts and number formats.
 
@@ -50,6 +54,8 @@ def convert(
             end-of-document token becomes the model's end-of-text token.
         take_first_copy: Where ranks differ in what they should have alike, such as norms that
             drifted apart in training, take the first rank's; by default that is an error.
+        workers: Threads; 0: as many as there are cores, but no more than 4. What is written does
+            not depend on it.
 
     Raises:
         UserError: a file is missing or damaged, the format cannot hold the model, or the tokenizer
@@ -62,29 +68,37 @@ def convert(
     from tokamake.checkpoint.copies import check_copies
     from tokamake.checkpoint.opened import Layout, Target
     from tokamake.checkpoint.written import write
+    from tokamake.runtime import file_workers
 
     sizes = {
         "tensor_parallel_size": tensor_parallel_size,
         "pipeline_parallel_size": pipeline_parallel_size,
         "virtual_pipeline_size": virtual_pipeline_size,
     }
-    _check_options(format, sizes, tokenizer)
+    _check_options(format, sizes, tokenizer, workers)
     checkpoint, name = open_any(source), format.replace("-", "_")
     if tokenizer is not None:
         token, files = _end_and_files(tokenizer, checkpoint)
         notes = {**checkpoint.notes, "eos_token_id": token}
         checkpoint = replace(checkpoint, notes=notes, tokenizer=files)
-    check_checksums(checkpoint.source)
+    workers = workers or file_workers()
+    check_checksums(checkpoint.source, workers=workers)
     if not take_first_copy:
         check_copies(checkpoint.source)
     kept = checkpoint.tokenizer if format == "hf" else ()
     wanted = Target(Layout(*sizes.values()), dtype, tokenizer=kept)
-    left = write(target, checkpoint, name, wanted)
+    found = write(target, checkpoint, name, wanted, workers=workers)
     print(f"{target}: {title(name)}, {_told(checkpoint, wanted)}, from {_at(source, checkpoint)}")
-    _tell_rest(checkpoint, wanted, format, left)
+    _tell_rest(checkpoint, wanted, format, found.left)
+    if found.unsound:
+        some = ", ".join(found.unsound[:_NAMED])
+        more = f" and {left:,} more" if (left := len(found.unsound) - _NAMED) > 0 else ""
+        print(f"tokamake convert: holds NaN or infinity: {some}{more}", file=sys.stderr)
 
 
-def _check_options(format: str, sizes: dict[str, int], tokenizer: Path | None) -> None:
+def _check_options(
+    format: str, sizes: dict[str, int], tokenizer: Path | None, workers: int
+) -> None:
     """See that a format has what is asked for.
 
     Raises:
@@ -92,6 +106,8 @@ def _check_options(format: str, sizes: dict[str, int], tokenizer: Path | None) -
     """
     from tokamake.errors import UserError
 
+    if workers < 0:
+        raise UserError(f"--workers {workers}: give 1 or more, or 0 for as many as there are cores")
     for name, size in sizes.items():
         option = f"--{name.replace('_', '-')} {size}"
         if size < 1:
