@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tokamake.checkpoint import hugging_face
+from tokamake.checkpoint import boxes, hugging_face
 from tokamake.checkpoint.formats import hf
 from tokamake.checkpoint.moving import fill
 from tokamake.checkpoint.opened import Opened, Target
@@ -180,7 +180,7 @@ def test_names_without_prefix_and_old_buffers_are_read(
 def test_a_stored_copy_of_the_tied_output_layer_is_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hf, "_CHUNK", 1000)  # many slices and a part of one
+    monkeypatch.setattr(boxes, "SLAB", 1000)  # many slices and a part of one
     hugging_face.write(tmp_path, TIED, random(TIED, 1))
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)

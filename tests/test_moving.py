@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokamake.checkpoint import dtypes, hugging_face, moving, tensors
+from tokamake.checkpoint import boxes, dtypes, hugging_face, moving, tensors
 from tokamake.checkpoint.moving import fill
 from tokamake.checkpoint.regions import Block, Region, Source
 from tokamake.config import Architecture
@@ -26,7 +26,7 @@ CUTS: dict[str, tuple[list[int], list[int]]] = {
 }
 
 
-def boxes(cut: str) -> Iterator[tuple[slice, ...]]:
+def boxes_of(cut: str) -> Iterator[tuple[slice, ...]]:
     rows, columns = (list(pairwise(each)) for each in CUTS[cut])
     for row, column in product(rows, columns):
         yield slice(*row), slice(*column)
@@ -35,7 +35,7 @@ def boxes(cut: str) -> Iterator[tuple[slice, ...]]:
 def laid_out(file: Path, cut: str, *, turned: bool, dtype: dtypes.Dtype) -> list[Region]:
     """A file of which each tensor is a box, or its transpose, with some bytes before each."""
     found, end = [], 3
-    for box in boxes(cut):
+    for box in boxes_of(cut):
         size = tuple(at.stop - at.start for at in box)
         stride = (1, size[0]) if turned else None
         block = Block(KEY, box, 0, stride)
@@ -79,7 +79,7 @@ def test_small_rows_and_long_runs_give_the_same(
     found = []
     for long in (1, 10**9):
         monkeypatch.setattr(moving, "_LONG", long)
-        monkeypatch.setattr(moving, "_SLAB", 1000)
+        monkeypatch.setattr(boxes, "SLAB", 1000)
         parts = laid_out(tmp_path / "a", "boxes", turned=False, dtype=dtypes.FLOAT32)
         for region in parts:
             region.map(writable=True).copy_(torch.rand(region.numel, generator=_generator()))
@@ -101,28 +101,44 @@ def test_there_is_room_for_the_largest_at_a_time() -> None:
     assert room._left == 10
 
 
-@pytest.mark.parametrize("format", ["hf", "mds", "mds-pipeline", "megatron", "universal", "native"])
+FORMATS = ["hf", "mds", "mds-pipeline", "megatron", "universal", "native"]
+
+
+@pytest.mark.parametrize("format", FORMATS)
 def test_bytes_are_moved_without_torch(tmp_path: Path, format: str) -> None:
+    convert_there_and_back(tmp_path, format)
+    one, two = (tmp_path / name / "model.safetensors" for name in "ac")
+    assert one.read_bytes() == two.read_bytes()
+
+
+@pytest.mark.parametrize("format", [name for name in FORMATS if name != "universal"])
+def test_numbers_are_rounded_without_torch(tmp_path: Path, format: str) -> None:
+    convert_there_and_back(tmp_path, format, dtype="bf16")
+    one, two = (hugging_face.read(tmp_path / name)[1] for name in "ac")
+    assert all(torch.equal(two[name], tensor.bfloat16()) for name, tensor in one.items())
+
+
+def convert_there_and_back(folder: Path, format: str, dtype: str = "") -> None:
+    """From a checkpoint in fp32, which is made, with as many rows as need padding."""
     shape = Architecture(
-        vocab_size=256,
+        vocab_size=250,
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        tie_word_embeddings=True,
     )
-    hugging_face.write(tmp_path / "a", shape, tensors.random(shape, 1))
+    hugging_face.write(folder / "a", shape, tensors.random(shape, 1))
     program = """
 import sys
 from pathlib import Path
 from tokamake.checkpoint.convert import convert
-root, name = Path(sys.argv[1]), sys.argv[2]
-convert(source=root / "a", target=root / "b", format=name)
+root, name, dtype = Path(sys.argv[1]), sys.argv[2], sys.argv[3] or None
+convert(source=root / "a", target=root / "b", format=name, dtype=dtype)
 convert(source=root / "b", target=root / "c", format="hf")
 print(*(name for name in ("torch", "transformers", "safetensors") if name in sys.modules))
 """
-    command = [sys.executable, "-c", program, str(tmp_path), format]
+    command = [sys.executable, "-c", program, str(folder), format, dtype]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == ""
-    one, two = (tmp_path / name / "model.safetensors" for name in "ac")
-    assert one.read_bytes() == two.read_bytes()

@@ -1,15 +1,22 @@
 """What stands in a conversion's way, and what it goes on with: nothing old, nothing half."""
 
+import errno
+import fcntl
+import os
 import shutil
+import subprocess
+import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from test_convert import FAMILIES, assert_same, weights
 
-from tokamake.checkpoint import hugging_face, moving, written
+from tokamake.checkpoint import boxes, hugging_face, moving, written
 from tokamake.checkpoint.any_format import open_any
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.opened import Layout, Target
@@ -130,3 +137,134 @@ def test_ranks_of_different_steps_are_refused(name: str, start: Path, tmp_path: 
     late.rename(early)
     with pytest.raises(UserError, match=r"mp_rank_01.*: is of step 20 .*mp_rank_00.* of step 10"):
         open_any(tmp_path / "early")
+
+
+def test_a_lock_that_was_removed_before_it_was_taken_counts_for_nothing(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, flock = tmp_path / ".a.lock", fcntl.flock
+    with ExitStack() as stack:
+
+        def late(stream: Any, operation: int) -> None:
+            """Between this one's opening and locking, one conversion ends and another begins."""
+            monkeypatch.setattr(written.fcntl, "flock", flock)
+            lock.unlink()
+            flock(stack.enter_context(lock.open("a")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            flock(stream, operation)
+
+        monkeypatch.setattr(written.fcntl, "flock", late)
+        with pytest.raises(UserError, match="a: another conversion writes it; wait for its end"):
+            convert(source=start, target=tmp_path / "a", format="mds")
+        assert lock.exists()
+    convert(source=start, target=tmp_path / "a", format="mds")
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "hf"}
+
+
+def test_what_is_refused_while_it_is_written_leaves_nothing(tmp_path: Path) -> None:
+    tensors = weights(FAMILIES["llama"], torch.float32)
+    tensors["model.layers.2.mlp.up_proj.weight"][5, 7] = 70000.0
+    hugging_face.write(tmp_path / "hf", FAMILIES["llama"], tensors)
+    with pytest.raises(
+        UserError, match=r"model\.layers\.2\.mlp\.up_proj\.weight: has numbers beyond"
+    ):
+        convert(source=tmp_path / "hf", target=tmp_path / "a", format="mds", dtype="fp16")
+    assert {path.name for path in tmp_path.iterdir()} == {"hf"}
+
+
+def test_a_full_disk_is_one_error_and_what_is_done_is_gone_on_with(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written_bytes, pwrite, keys = [0], os.pwrite, list[str]()
+
+    def full(descriptor: int, content: Any, place: int) -> int:
+        written_bytes[0] += len(content)
+        if written_bytes[0] > 100_000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(descriptor, content, place)
+
+    monkeypatch.setattr(written, "_NOTED_BYTES", 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(boxes.os, "pwrite", full)
+        with pytest.raises(UserError, match=r"a: No space left .* make room, and the same command"):
+            convert(source=start, target=tmp_path / "a", format="mds", workers=1)
+    assert {path.name for path in tmp_path.iterdir()} == {"hf", ".a.converting"}
+    move = moving._move
+
+    def moves(key: str, *rest: Any) -> None:
+        keys.append(key)
+        move(key, *rest)
+
+    monkeypatch.setattr(moving, "_move", moves)
+    convert(source=start, target=tmp_path / "a", format="mds")
+    assert 0 < len(keys) < len(weights(FAMILIES["llama"]))
+    assert_same(open_any(tmp_path / "a"), FAMILIES["llama"])
+    assert {path.name for path in tmp_path.iterdir()} == {"hf", "a"}
+
+
+ON_A_SMALL_DISK = """
+import shutil, sys
+from types import SimpleNamespace
+from tokamake.cli import main
+
+shutil.disk_usage = lambda _: SimpleNamespace(free=10**12)  # As it was before others wrote there.
+main()
+"""
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_real_full_disk_ends_no_process_by_a_signal(family: str, tmp_path: Path) -> None:
+    mounted = ["unshare", "--map-root-user", "--user", "--mount", "sh", "-c"]
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = f"mount -t tmpfs -o size=128k tmpfs '{disk}'"
+    if not shutil.which("unshare") or subprocess.run([*mounted, mount], check=False).returncode:
+        pytest.skip("this host does not let us mount anything")
+    architecture = FAMILIES[family]
+    hugging_face.write(tmp_path / "hf", architecture, weights(architecture))
+    convert(source=tmp_path / "hf", target=tmp_path / "start", format="megatron")
+    program = [sys.executable, "-c", ON_A_SMALL_DISK, "convert", "--format=hf"]
+    paths = [f"--from={tmp_path / 'start'}", f"--to={disk / 'a'}"]
+    done = subprocess.run(
+        [*mounted, f'{mount} && exec "$@"', "sh", *program, *paths],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"tokamake convert: {disk / 'a'}: No space left on device")
+    assert done.stderr.count("\n") == 1
+
+
+def test_tensors_with_nan_are_named_even_if_it_was_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    architecture = FAMILIES["llama"]
+    tensors = weights(architecture)
+    bad = ["model.embed_tokens.weight", "model.layers.3.mlp.down_proj.weight"]
+    tensors[bad[0]][-1, -1] = float("nan")
+    tensors[bad[1]][5, 7] = -float("inf")
+    hugging_face.write(tmp_path / "hf", architecture, tensors)
+    named = ", ".join(key for key in open_any(tmp_path / "hf").source if key[6:] in bad)
+    told = f"holds NaN or infinity: {named}\n"
+    for number, (form, dtype) in enumerate(
+        [("mds", None), ("hf", None), ("mds", "fp16"), ("universal", None)]
+    ):
+        options: dict[str, Any] = {"format": form, "dtype": dtype}
+        convert(source=tmp_path / "hf", target=tmp_path / f"{number}", **options)
+        assert capsys.readouterr().err == told
+    move, asked = moving._move, list[str]()
+
+    def moves(key: str, *rest: Any) -> None:
+        asked.append(key)
+        if len(asked) == len(tensors):
+            raise KeyboardInterrupt
+        move(key, *rest)
+
+    monkeypatch.setattr(written, "_NOTED_BYTES", 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(moving, "_move", moves)
+        with pytest.raises(KeyboardInterrupt):
+            convert(source=tmp_path / "hf", target=tmp_path / "a", format="mds", workers=1)
+    assert "unsound " in (tmp_path / ".a.converting/notes/done.txt").read_text()
+    convert(source=tmp_path / "hf", target=tmp_path / "a", format="mds")
+    assert capsys.readouterr().err == told

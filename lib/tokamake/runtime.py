@@ -449,3 +449,8 @@ def progress(
             last = time.monotonic()
             share = f"/{total:,} ({number / total:.0%})" if total else ""
             print(f"{label}: {number:,}{share} {unit}", file=sys.stderr, flush=True)
+
+
+def file_workers() -> int:
+    """Threads that read and write files at once where nobody says how many: disks have enough."""
+    return min(4, len(os.sched_getaffinity(0)))

@@ -41,11 +41,12 @@ rule import_checkpoint:
         "results/benchmarks/import_checkpoint/{start}.tsv"
     conda:
         "../envs/tokamake.yaml"
+    threads: 4
     params:
         checkpoint=lambda wildcards: STARTS[wildcards.start],
     shell:
         "tokamake convert --from {params.checkpoint:q} --to {output:q} --format native"
-        " > {log} 2>&1"
+        " --workers {threads} > {log} 2>&1"
 
 
 rule convert:
@@ -61,12 +62,13 @@ rule convert:
         "results/benchmarks/{run}/convert/{form}.tsv"
     conda:
         "../envs/tokamake.yaml"
+    threads: 4
     params:
         checkpoint=subpath(input.train, parent=True),
         form=form_options,
     shell:
         "tokamake convert --from {params.checkpoint}/training --to {output} {params.form:q}"
-        " > {log} 2>&1"
+        " --workers {threads} > {log} 2>&1"
 
 
 rule export_hf:
@@ -82,8 +84,9 @@ rule export_hf:
         "results/benchmarks/{run}/export_hf.tsv"
     conda:
         "../envs/tokamake.yaml"
+    threads: 4
     params:
         checkpoint=subpath(input.train, parent=True),
     shell:
         "tokamake convert --from {params.checkpoint}/training --to {output} --format hf"
-        " --tokenizer {input.tokenizer[0]:q} > {log} 2>&1"
+        " --tokenizer {input.tokenizer[0]:q} --workers {threads} > {log} 2>&1"

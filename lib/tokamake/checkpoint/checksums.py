@@ -16,18 +16,22 @@ _DCP = ".distcp"
 """Files of many archives, one after the other."""
 
 
-def check_checksums(source: Source) -> None:
+def check_checksums(source: Source, *, workers: int) -> None:
     """Compare what tensors' files hold with the checksums in them, where they have any.
 
     Files are read once, in whole. Safetensors have no checksums, nor have files of torch before
     1.6, nor tokamake's own format where `convert` wrote it.
+
+    Args:
+        source: whose files to read.
+        workers: files that are read at once.
 
     Raises:
         UserError: a bit has changed; the message names the file and its record.
     """
     files = sorted({region.file for region in source.regions})
     parts = _parts({file.parent for file in files if file.suffix == _DCP})
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(workers) as pool:
         for _ in pool.map(lambda file: _check(file, parts), files):
             pass
 

@@ -4,6 +4,8 @@ Files are laid out first, then filled tensor by tensor, so that memory does not 
 They grow beside the target and are renamed last; cut off, the same command goes on.
 """
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,6 +16,8 @@ from tokamake.config import FORMAT_SIZES
 if TYPE_CHECKING:
     from tokamake.checkpoint.opened import Opened, Target
 
+_NAMED = 5
+"""Tensors that a message names."""
 _BESIDE = ("added_tokens.json", "chat_template.jinja")
 """Files beside a tokenizer that transformers takes for its own."""
 
@@ -30,6 +34,7 @@ def convert(
     tokenizer: Path | None = None,
     vocab_size: int | None = None,
     take_first_copy: bool = False,
+    workers: int = 0,
 ) -> None:
     """Convert a checkpoint between formats, layouts and number formats.
 
@@ -53,12 +58,13 @@ def convert(
             embedding beyond them are padding, and left. By default all rows are tokens there.
         take_first_copy: Where ranks differ in what they should have alike, such as norms that
             drifted apart in training, take the first rank's; by default that is an error.
+        workers: Threads; 0: as many as there are cores, but no more than 4. What is written does
+            not depend on it.
 
     Raises:
         UserError: a file is missing or damaged, the format cannot hold the model, or the tokenizer
             is too large for it.
     """
-    import sys
     from dataclasses import replace
 
     from tokamake.checkpoint.any_format import open_any, title
@@ -68,13 +74,14 @@ def convert(
     from tokamake.checkpoint.opened import Layout, Target
     from tokamake.checkpoint.vocabulary import unknown_size, with_vocab_size
     from tokamake.checkpoint.written import write
+    from tokamake.runtime import file_workers
 
     sizes = {
         "tensor_parallel_size": tensor_parallel_size,
         "pipeline_parallel_size": pipeline_parallel_size,
         "virtual_pipeline_size": virtual_pipeline_size,
     }
-    _check_options(format, sizes, tokenizer)
+    _check_options(format, sizes, tokenizer, workers)
     checkpoint, name = open_any(source), format.replace("-", "_")
     if vocab_size is not None:
         checkpoint = with_vocab_size(checkpoint, vocab_size)
@@ -83,19 +90,31 @@ def convert(
         token, files = _end_and_files(tokenizer, checkpoint)
         notes = {**checkpoint.notes, "eos_token_id": token}
         checkpoint = replace(checkpoint, notes=notes, tokenizer=files)
-    check_checksums(checkpoint.source)
+    workers = workers or file_workers()
+    check_checksums(checkpoint.source, workers=workers)
     if not take_first_copy:
         check_copies(checkpoint.source)
     kept = checkpoint.tokenizer if format == "hf" else ()
     wanted = Target(Layout(*sizes.values()), dtype, tokenizer=kept)
-    left = write(target, checkpoint, name, wanted)
+    found = write(target, checkpoint, name, wanted, workers=workers)
     print(f"{target}: {title(name)}, {_told(checkpoint, wanted)}, from {_at(source, checkpoint)}")
-    _tell_rest(checkpoint, wanted, format, left)
-    for line in (*([unknown] if unknown else []), *warnings(checkpoint.architecture, format)):
-        print(line, file=sys.stderr)
+    _tell_rest(checkpoint, wanted, format, found.left)
+    for line in (unknown, *warnings(checkpoint.architecture, format), _unsound(found.unsound)):
+        if line:
+            print(line, file=sys.stderr)
 
 
-def _check_options(format: str, sizes: dict[str, int], tokenizer: Path | None) -> None:
+def _unsound(keys: Sequence[str]) -> str | None:
+    """What to tell of tensors that hold numbers which are none."""
+    if not keys:
+        return None
+    more = f" and {left:,} more" if (left := len(keys) - _NAMED) > 0 else ""
+    return f"holds NaN or infinity: {', '.join(keys[:_NAMED])}{more}"
+
+
+def _check_options(
+    format: str, sizes: dict[str, int], tokenizer: Path | None, workers: int
+) -> None:
     """See that a format has what is asked for.
 
     Raises:
@@ -103,6 +122,8 @@ def _check_options(format: str, sizes: dict[str, int], tokenizer: Path | None) -
     """
     from tokamake.errors import UserError
 
+    if workers < 0:
+        raise UserError(f"--workers {workers}: give 1 or more, or 0 for as many as there are cores")
     for name, size in sizes.items():
         option = f"--{name.replace('_', '-')} {size}"
         if size < 1:

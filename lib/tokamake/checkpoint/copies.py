@@ -1,13 +1,12 @@
 """What ranks of a checkpoint have alike, such as norms: `inspect` and `convert` see that it is."""
 
-from collections import defaultdict
-from typing import TYPE_CHECKING
+import math
+from contextlib import ExitStack
 
-from tokamake.checkpoint.regions import Block, Region, Source
+from tokamake.checkpoint import boxes
+from tokamake.checkpoint.boxes import Box, Boxes, Files, Part
+from tokamake.checkpoint.regions import Source
 from tokamake.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def check_copies(source: Source) -> None:
@@ -16,23 +15,32 @@ def check_copies(source: Source) -> None:
     Raises:
         UserError: a copy differs; the message names it and its file.
     """
-    copies: dict[str, list[tuple[Region, Block]]] = defaultdict(list)
     for region in source.regions:
         for block in region.blocks if region.is_copy else ():
-            if not block.is_mean:
-                copies[block.key].append((region, block))
-    for key, some in copies.items():
-        whole = source.read(key)
-        for region, block in some:
-            own, other = block.view(region.map()), whole[block.place]
-            if own.dtype != other.dtype or not _bits(own).equal(_bits(other)):
+            if not block.is_mean and not _is_alike(source, (region, block)):
                 raise UserError(
                     f"{region.file}: tensor {region.name} differs from that of other ranks, which "
                     "have it alike; take another checkpoint, or convert it with --take-first-copy"
                 )
 
 
-def _bits(box: "Tensor") -> "Tensor":
-    import torch
+def _is_alike(source: Source, copy: Part) -> bool:
+    region, block = copy
+    if region.dtype != source.dtype(block.key):
+        return False
+    across = any(boxes.turns(own) for _, own in (copy, *source.parts(block.key)))
+    with ExitStack() as stack:
+        files = Files(stack)
+        whole = Boxes.of(source, block.key, files, across=across)
+        own = Boxes(files, [copy], region.dtype, across=across)
+        return same_bits(whole, own, block.place, region.dtype.itemsize)
 
-    return box.reshape(-1).view(torch.uint8)
+
+def same_bits(one: Boxes, other: Boxes, place: Box, itemsize: int) -> bool:
+    """Whether a box of two tensors has the same bits; some rows are compared at a time."""
+    order = (*range(len(place)),)
+    row_bytes = math.prod(boxes.size(place[1:])) * itemsize
+    return all(
+        one.read(slab, order).tobytes() == other.read(slab, order).tobytes()
+        for slab in boxes.slabs(place, order, row_bytes)
+    )

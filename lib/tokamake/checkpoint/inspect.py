@@ -41,6 +41,7 @@ def _lines(found: "Opened") -> "Iterator[tuple[str, str]]":
     from math import prod
 
     from tokamake.checkpoint.any_format import title
+    from tokamake.checkpoint.opened import Progress
 
     shape, progress = found.architecture, found.progress
     yield "format", f"{title(found.format)} ({found.path})"
@@ -57,11 +58,12 @@ def _lines(found: "Opened") -> "Iterator[tuple[str, str]]":
     more = f", stored as {padded:,} rows" if padded and padded != shape.vocab_size else ""
     more = " rows, padding among them if there is any" if found.is_padding_unknown else more
     yield "vocabulary", f"{shape.vocab_size:,}{more}"
-    yield (
-        "progress",
-        f"step {progress.iteration:,}, {progress.consumed_samples:,} samples, "
-        f"{progress.consumed_tokens:,} tokens",
-    )
+    if progress != Progress():
+        yield (
+            "progress",
+            f"step {progress.iteration:,}, {progress.consumed_samples:,} samples, "
+            f"{progress.consumed_tokens:,} tokens",
+        )
     weights = [key for key in found.source if key.startswith("model.")]
     count = sum(prod(found.source.shapes[key]) for key in weights)
     kinds = sorted({_dtype(found, key) for key in weights})
@@ -109,9 +111,9 @@ def _check_values(found: "Opened") -> None:
     from tokamake.checkpoint.checksums import check_checksums
     from tokamake.checkpoint.copies import check_copies
     from tokamake.errors import UserError
-    from tokamake.runtime import progress
+    from tokamake.runtime import file_workers, progress
 
-    check_checksums(found.source)
+    check_checksums(found.source, workers=file_workers())
     keys = [*found.source]
     for key in progress(keys, label="reading", total=len(keys)):
         tensor = found.source.read(key)

@@ -171,6 +171,7 @@ class Source:
 
     Attributes:
         regions: where they lie.
+        given: tensors that lie in no file as such, by key.
 
     Args:
         regions: where they lie.
@@ -189,7 +190,7 @@ class Source:
     ) -> None:
         self.regions = [*regions]
         self.shapes = {key: tuple(shape) for key, shape in shapes.items()}
-        self._given = {**(given or {})}
+        self.given = {**(given or {})}
         self._parts: dict[str, list[tuple[Region, Block]]] = defaultdict(list)
         sizes: dict[Path, int] = {}
         for region in self.regions:
@@ -207,7 +208,7 @@ class Source:
                     f"{where}: has {found:,} of {math.prod(shape):,} elements of tensor {key}; "
                     "are all files of the checkpoint there?"
                 )
-        for key, value in self._given.items():
+        for key, value in self.given.items():
             self.shapes[key] = () if isinstance(value, float) else tuple(value.shape)
 
     def __iter__(self) -> Iterator[str]:
@@ -218,14 +219,14 @@ class Source:
 
     def dtype(self, key: str) -> Dtype:
         """Number format of a tensor in the files; of several, one that holds all their numbers."""
-        if key not in self._given:
+        if key not in self.given:
             return dtypes.widest(region.dtype for region, _ in self._parts[key])
-        value = self._given[key]
+        value = self.given[key]
         return FLOAT32 if isinstance(value, float) else dtypes.of(value.dtype)
 
     def parts(self, key: str) -> list[tuple[Region, Block]]:
         """Where the parts of a tensor lie; nowhere, if it is in no file as such."""
-        return [] if key in self._given else self._parts[key]
+        return [] if key in self.given else self._parts[key]
 
     def first_rows(self, keys: Iterable[str], count: int) -> "Source":
         """The same, but of some tensors the first rows alone.
@@ -238,19 +239,19 @@ class Source:
         shapes = {
             key: (count, *shape[1:]) if key in wanted else shape
             for key, shape in self.shapes.items()
-            if key not in self._given
+            if key not in self.given
         }
         regions = (
             replace(each, blocks=_first(each.blocks, wanted, count)) for each in self.regions
         )
-        return Source(regions, shapes, self._given)
+        return Source(regions, shapes, self.given)
 
     def read(self, key: str) -> "Tensor":
         """A whole tensor; backed by its file where it lies there in one piece."""
         import torch
 
-        if key in self._given:
-            return torch.as_tensor(self._given[key])
+        if key in self.given:
+            return torch.as_tensor(self.given[key])
         parts, shape = self._parts[key], self.shapes[key]
         if len(parts) == 1:
             region, block = parts[0]

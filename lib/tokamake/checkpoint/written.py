@@ -4,6 +4,7 @@ What is done already is noted beside the files that grow, on disk, so that the s
 on where it was cut off.
 """
 
+import errno
 import fcntl
 import json
 import math
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 from tokamake import __version__, files, plugins
 from tokamake.checkpoint import dtypes
@@ -27,11 +28,26 @@ from tokamake.errors import UserError
 from tokamake.runtime import progress
 
 _PLAN, _DONE = "plan.json", "done.txt"
+_UNSOUND = "unsound "
+"""What a line on a tensor begins with that holds NaN or infinity."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What writing on a full disk fails with."""
 _NOTED_BYTES = 2**27
 """Size of tensors that are brought to disk, and noted as done, at once."""
 
 
-def write(path: Path, checkpoint: Opened, name: str, target: Target) -> list[str]:
+class Written(NamedTuple):
+    """What is told of a checkpoint that was written."""
+
+    left: list[str]
+    """Kinds of tensors that the format does not hold, and which were left."""
+    unsound: list[str]
+    """Keys of tensors that hold NaN or infinity."""
+
+
+def write(
+    path: Path, checkpoint: Opened, name: str, target: Target, *, workers: int = 1
+) -> Written:
     """Write a checkpoint, whole or not at all.
 
     Args:
@@ -39,19 +55,29 @@ def write(path: Path, checkpoint: Opened, name: str, target: Target) -> list[str
         checkpoint: what to write.
         name: of the format's plug-in.
         target: layout and number format.
-
-    Returns:
-        Kinds of tensors that the format does not hold, and which were left.
+        workers: threads.
 
     Raises:
-        UserError: something is in the way, or the format cannot hold the model so.
+        UserError: something is in the way, or the format cannot hold the model so: nothing is left
+            then; or the disk is full: what was done is kept.
     """
     _refuse_other(path)
     whole = path.absolute()
     growing = whole.with_name(f".{whole.name}.converting")
     with _alone(growing, path):
         _refuse_other(path)  # which another conversion may have made meanwhile
-        return _write(whole, growing, checkpoint, name, target)
+        try:
+            return _write(growing, checkpoint, name, target, workers)
+        except UserError:
+            shutil.rmtree(growing, ignore_errors=True)
+            raise
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            raise UserError(
+                f"{path}: {error.strerror} while it was written; make room, and the same command "
+                f"goes on, or remove {growing}"
+            ) from None
 
 
 def _refuse_other(path: Path) -> None:
@@ -78,26 +104,40 @@ def _alone(growing: Path, path: Path) -> Iterator[None]:
     """
     lock = growing.with_suffix(".lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("a") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{path}: another conversion writes it; wait for its end") from None
-        except OSError:
-            pass  # Some parallel file systems are mounted without locks.
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
+    while True:
+        with lock.open("a") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{path}: another conversion writes it; wait for its end") from None
+            except OSError:
+                pass  # Some parallel file systems are mounted without locks.
+            if not _is_at(stream, lock):
+                continue  # Whoever had it has removed it since: others lock the one that is there.
+            try:
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
+            return
 
 
-def _write(path: Path, growing: Path, checkpoint: Opened, name: str, target: Target) -> list[str]:
+def _is_at(stream: IO[str], path: Path) -> bool:
+    """Whether an open file is the one that a path names."""
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _write(growing: Path, checkpoint: Opened, name: str, target: Target, workers: int) -> Written:
+    path = growing.with_name(growing.name.removeprefix(".").removesuffix(".converting"))
     content, notes = growing / "content", growing / "notes"
     regions = _planned(content, notes, checkpoint, name, target)
     wanted = {block.key for region in regions for block in region.blocks}
-    done = {*(notes / _DONE).read_text().split()}
+    done = _noted(notes)
     keys = [key for key in checkpoint.source if key in wanted and key not in done]
-    _fill(notes, checkpoint, regions, keys)
+    unsound = {key for key, is_unsound in done.items() if is_unsound}
+    _fill(notes, checkpoint, regions, keys, unsound, workers)
     for file in target.tokenizer:
         shutil.copyfile(file, content / file.name)
     _sync([*content.rglob("*"), content])
@@ -109,7 +149,7 @@ def _write(path: Path, growing: Path, checkpoint: Opened, name: str, target: Tar
     _remove(growing)
     # One step stands for all parameters that are stored in one.
     left = {_kind(key) for key in checkpoint.source} - {_kind(key) for key in wanted}
-    return sorted(left - {"model"})
+    return Written(sorted(left - {"model"}), [key for key in checkpoint.source if key in unsound])
 
 
 def _kind(key: str) -> str:
@@ -140,11 +180,7 @@ def _planned(
         inside.mkdir()
         files.write_text(content / "latest_checkpointed_iteration.txt", f"{step}")
         files.write_text(content / "latest", inside.name)
-    try:
-        regions: list[Region] = plugins.load(FOLDER, name).lay_out(inside, checkpoint, target)
-    except UserError:
-        _remove(content.parent)
-        raise
+    regions: list[Region] = plugins.load(FOLDER, name).lay_out(inside, checkpoint, target)
     _refuse_small_disk(content, regions)
     files.write_text(notes / _DONE, "")
     described = [_described(content, region) for region in regions]
@@ -157,11 +193,10 @@ def _refuse_small_disk(content: Path, regions: list[Region]) -> None:
     """See that there is room for what is laid out with holes.
 
     Raises:
-        UserError: there is not; nothing is left then.
+        UserError: there is not.
     """
     wanted = sum(region.num_bytes for region in regions)
     if wanted > (free := shutil.disk_usage(content).free):
-        _remove(content.parent)
         raise UserError(
             f"{content.parent.parent}: {wanted:,} bytes are wanted there and {free:,} are free; "
             "make room, or name a folder on another disk"
@@ -207,14 +242,21 @@ def _region(content: Path, described: list[Any]) -> Region:
     return Region(content / where, name, offset, tuple(shape), kind, (*found,))
 
 
-def _fill(notes: Path, checkpoint: Opened, regions: list[Region], keys: list[str]) -> None:
+def _fill(
+    notes: Path,
+    checkpoint: Opened,
+    regions: list[Region],
+    keys: list[str],
+    unsound: set[str],
+    workers: int,
+) -> None:
     """Fill and seal the files; meanwhile what is done goes to disk, and is noted."""
     source, waiting, size = checkpoint.source, list[str](), 0
     files_of: dict[str, set[Path]] = defaultdict(set)
     for region in regions:
         for block in region.blocks:
             files_of[block.key].add(region.file)
-    moved = fill(regions, source, keys=keys)
+    moved = fill(regions, source, keys=keys, workers=workers, unsound=unsound)
     with ThreadPoolExecutor(1) as pool:
         noted = []
         label = f"writing {notes.parent.name}"
@@ -223,23 +265,32 @@ def _fill(notes: Path, checkpoint: Opened, regions: list[Region], keys: list[str
             size += math.prod(source.shapes[key]) * source.dtype(key).itemsize
             if size >= _NOTED_BYTES:
                 written = {file for each in waiting for file in files_of[each]}
-                noted.append(pool.submit(_note, notes, waiting, sorted(written)))
+                found = {key: key in unsound for key in waiting}
+                noted.append(pool.submit(_note, notes, found, sorted(written)))
                 waiting, size = [], 0
         every = sorted({region.file for region in regions})
         rest = pool.submit(_sync, every)
         for file in every:
             if file.suffix == ".pt":
-                torch_files.seal(file)
+                torch_files.seal(file, workers=workers)
         for each in (*noted, rest):
             each.result()
 
 
-def _note(notes: Path, keys: list[str], written: list[Path]) -> None:
+def _note(notes: Path, found: dict[str, bool], written: list[Path]) -> None:
+    """Note tensors, which are brought to disk first, and whether they are unsound."""
     _sync(written)
     with (notes / _DONE).open("a") as stream:
-        stream.writelines(f"{key}\n" for key in keys)
+        stream.writelines(f"{_UNSOUND * bad}{key}\n" for key, bad in found.items())
         stream.flush()
         os.fsync(stream.fileno())
+
+
+def _noted(notes: Path) -> dict[str, bool]:
+    """Tensors that are done, and whether they are unsound; a line that was cut off says nothing."""
+    text = (notes / _DONE).read_text()
+    lines = text[: text.rfind("\n") + 1].splitlines()
+    return {line.removeprefix(_UNSOUND): line.startswith(_UNSOUND) for line in lines}
 
 
 def _sync(paths: Iterable[Path]) -> None:

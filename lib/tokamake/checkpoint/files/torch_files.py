@@ -58,15 +58,19 @@ def leaves(state: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(value, f"{prefix}{key}.")
 
 
-def seal(file: Path) -> None:
+def seal(file: Path, *, workers: int = 1) -> None:
     """Bring the checksums of a file that was laid out, and then filled, up to what is in it.
 
     torch itself does not compare them; other programs do.
+
+    Args:
+        file: to read, and to write its checksums into.
+        workers: checksums that are taken at once.
     """
     with zipfile.ZipFile(file) as archive:
         entries = [entry for entry in archive.infolist() if entry.file_size and not entry.CRC]
         directory = archive.start_dir
-    with file.open("r+b") as stream, ThreadPoolExecutor() as pool:
+    with file.open("r+b") as stream, ThreadPoolExecutor(workers) as pool:
         offsets = [data_offset(stream, entry) for entry in entries]
         sizes = (entry.file_size for entry in entries)
         found = pool.map(functools.partial(checksum, stream.fileno()), offsets, sizes)

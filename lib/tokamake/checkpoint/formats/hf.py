@@ -7,6 +7,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,8 @@ from typing import NamedTuple
 from tokamake import files
 from tokamake.checkpoint import dtypes, hugging_face
 from tokamake.checkpoint import tensors as checkpoint_tensors
+from tokamake.checkpoint.boxes import Boxes, Files
+from tokamake.checkpoint.copies import same_bits
 from tokamake.checkpoint.dtypes import Dtype
 from tokamake.checkpoint.files import safetensors_files, torch_files, torch_pickles
 from tokamake.checkpoint.files.torch_pickles import Located
@@ -34,8 +37,6 @@ _OF_TOKENIZER = (
     *("vocab.*", "merges.txt", "*.model"),
 )
 """Patterns of what lies beside the weights and belongs to the tokenizer."""
-_CHUNK = 2**24
-"""Bytes that are compared at once."""
 
 
 class _Stored(NamedTuple):
@@ -137,11 +138,14 @@ def _same(one: Region, other: Region) -> bool:
     places = [(each.file, each.offset, each.stride) for each in (one, other)]
     if places[0] == places[1]:  # tensors that share storage
         return True
-    import torch
-
-    # Both are mapped: what has been compared need not stay in memory.
-    pairs = zip(*(each.map().view(torch.uint8).split(_CHUNK) for each in (one, other)), strict=True)
-    return all(torch.equal(left, right) for left, right in pairs)
+    place = (*(slice(0, size) for size in one.shape),)
+    with ExitStack() as stack:
+        opened_files = Files(stack)
+        first, second = (
+            Boxes(opened_files, [(each, Block(each.name, place))], each.dtype)
+            for each in (one, other)
+        )
+        return same_bits(first, second, place, one.dtype.itemsize)
 
 
 def _stored(architecture: Architecture, stored: Format) -> dict[str, _Stored]:

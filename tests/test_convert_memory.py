@@ -1,0 +1,110 @@
+"""However large a tensor is, converting it takes no more than twice its bytes, and a constant."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tokamake.checkpoint import hugging_face, tensors
+from tokamake.config import Architecture
+
+CONSTANT = 64 * 2**20
+"""Bytes beyond twice the largest tensor: what is put together at once by two threads."""
+TELLING = """
+import sys
+from tokamake.cli import main
+try:
+    main()
+finally:
+    with open("/proc/self/status") as lines:
+        print(next(line for line in lines if line.startswith("VmHWM")), file=sys.stderr)
+"""
+SMALL: dict[str, Any] = {
+    "vocab_size": 130,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32,
+}
+MODELS = {
+    # Rows that no number of ranks divides, so that they are padded.
+    "llama": SMALL | {"vocab_size": 2**16 + 1, "hidden_size": 1024},
+    # Tensors that Hugging Face keeps transposed.
+    "gpt": SMALL | {"family": "gpt", "hidden_size": 1024, "intermediate_size": 2**16},
+}
+LARGEST = {"llama": 2 * (2**16 + 1) * 1024, "gpt": 2 * 2**16 * 1024}
+"""Bytes of the largest tensors in bf16; both models have two of them."""
+
+
+def write(folder: Path, architecture: Architecture) -> Path:
+    """A checkpoint in bf16 of which hardly two rows are alike."""
+    found = {
+        name: (torch.arange(torch.Size(shape).numel()) % 8191 / 4096 - 1).bfloat16().view(shape)
+        for name, shape in tensors.shapes(architecture).items()
+    }
+    hugging_face.write(folder, architecture, found)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Large and small checkpoints of both families; what is made of them goes beside."""
+    folder = tmp_path_factory.mktemp("memory")
+    for name, large in MODELS.items():
+        small = SMALL | ({"family": "gpt"} if name == "gpt" else {})
+        for size, shape in (("large", large), ("small", small)):
+            write(folder / size / name, Architecture(**shape))
+    return folder
+
+
+def peak(source: Path, target: Path, *options: str) -> int:
+    """Largest resident set of a conversion, in bytes; pages of mapped files are a part of it."""
+    done = subprocess.run(
+        [sys.executable, "-c", TELLING, "convert", f"--from={source}", f"--to={target}", *options],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(done.stderr.split("VmHWM:")[1].split()[0]) * 1024
+
+
+WAYS: dict[str, tuple[str, float, list[list[str]]]] = {
+    # model, bytes of the largest tensor over those in bf16, conversions one after the other
+    "padded over ranks, and back": (
+        "llama",
+        1,
+        [["--format=mds", "--tensor-parallel-size=2"], ["--format=hf"]],
+    ),
+    "padded in fp32": ("llama", 2, [["--format=mds-pipeline", "--dtype=fp32"]]),
+    "to fp16 and to bf16": (
+        "llama",
+        1,
+        [["--format=hf", "--dtype=fp16"], ["--format=native", "--dtype=bf16"]],
+    ),
+    "all in fp32": ("llama", 2, [["--format=universal"], ["--format=megatron", "--dtype=bf16"]]),
+    "transposed over ranks, and back": (
+        "gpt",
+        1,
+        [["--format=megatron", "--tensor-parallel-size=2"], ["--format=hf"]],
+    ),
+    "transposed, and in another format": ("gpt", 2, [["--format=hf", "--dtype=fp32"]]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_more_than_twice_the_largest_tensor(way: str, root: Path, tmp_path: Path) -> None:
+    model, factor, conversions = WAYS[way]
+    small, large = (root / size / model for size in ("small", "large"))
+    for number, options in enumerate(conversions):
+        targets = [tmp_path / f"{size}-{number}" for size in ("small", "large")]
+        base, most = (
+            peak(source, target, "--workers=2", *options)
+            for source, target in zip((small, large), targets, strict=True)
+        )
+        assert most - base <= 2 * factor * LARGEST[model] + CONSTANT, f"{options}: {most - base:,}"
+        small, large = targets
