@@ -102,6 +102,8 @@ def test_names_of_forms() -> None:
     assert parse_form("megatron-tp2-pp4-vpp3-bf16") == ("megatron", sizes, "bf16")
     assert parse_form("mds-pipeline-pp16") == ("mds-pipeline", {"pipeline_parallel_size": 16}, None)
     assert parse_form("hf") == ("hf", {}, None)
+    shared = {"tensor_parallel_size": 2, "data_parallel_size": 6, "zero_stage": 2}
+    assert parse_form("mds-tp2-dp6-zero2-bf16") == ("mds", shared, "bf16")
     for wrong in (
         "mds-pp2",
         "hf-tp1",
@@ -112,8 +114,13 @@ def test_names_of_forms() -> None:
         "hf_bf16",
         "",
         "megatron-vpp2",
+        "mds-dp2",
+        "mds-zero3",
+        "mds-pipeline-pp2-zero2",
+        "megatron-zero1",
     ):
-        with pytest.raises(ValueError, match=r"leave it out|give a format|give pp, too"):
+        told = r"leave it out|give a format|give (pp|zero1), too|give [12] at most, or universal"
+        with pytest.raises(ValueError, match=told):
             parse_form(wrong)
 
 

@@ -6,6 +6,7 @@ whole tensors, each when it is asked for; `moving` brings them from files into o
 
 import math
 import mmap
+import struct
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ from tokamake.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_CODES = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}
+"""How Python unpacks numbers of a format."""
 
 
 class Block(NamedTuple):
@@ -226,6 +230,17 @@ class Source:
     def parts(self, key: str) -> list[tuple[Region, Block]]:
         """Where the parts of a tensor lie; nowhere, if it is in no file as such."""
         return [] if key in self._given else self._parts[key]
+
+    def number(self, key: str) -> float:
+        """A tensor without dimensions, read without torch where it lies in a file."""
+        if key in self._given:
+            return float(self._given[key])
+        ((region, block),) = self._parts[key]
+        width = region.dtype.itemsize
+        with region.file.open("rb") as stream:
+            stream.seek(region.offset + block.start * width)
+            (found,) = struct.unpack(_CODES[region.dtype.name], stream.read(width))
+        return float(found)
 
     def read(self, key: str) -> "Tensor":
         """A whole tensor; backed by its file where it lies there in one piece."""
