@@ -61,7 +61,7 @@ FAMILIES = {
 SIZES = {
     "mds": [(tensor, 1) for tensor in (1, 2, 4, 8)],
     "mds_pipeline": [(tensor, stages) for tensor in (1, 2, 4, 8) for stages in (1, 2, 4)],
-    "megatron": [(1, 2), (2, 1), (4, 4), (8, 2)],
+    "megatron": [(tensor, stages) for tensor in (1, 2, 4, 8) for stages in (1, 2, 4)],
 }
 
 

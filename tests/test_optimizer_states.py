@@ -30,7 +30,7 @@ SHAPE: dict[str, Any] = {
 }
 FAMILIES = {
     "llama": Architecture(**SHAPE),
-    "llama-tied": Architecture(**{**SHAPE, "tie_word_embeddings": True}),
+    "llama-tied": Architecture(**{**SHAPE, "tie_word_embeddings": True, "num_hidden_layers": 4}),
     "gpt2": Architecture(**{**SHAPE, "family": "gpt"}),
 }
 KINDS = ("master", "optimizer.exp_avg", "optimizer.exp_avg_sq")
@@ -204,7 +204,7 @@ def test_walks_of_whole_runs(tmp_path: Path) -> None:
     for number in range(500):
         pool = pools[random.choice([*FAMILIES])]
         begin, kind = open_any(random.choice(pool)), random.choice(HOLD_STATES + HOLD_WEIGHTS)
-        target, folder = Target(random_layout(random, kind)), tmp_path / f"walk-{number}"
+        target, folder = Target(random_layout(random, kind, begin)), tmp_path / f"walk-{number}"
         if target.layout.tensor_parallel_size == 4 and kind in HOLD_PARTS:
             refused += 1
             with pytest.raises(UserError, match="does not divide num_attention_heads 2"):
@@ -228,11 +228,13 @@ HOLD_PARTS = ["mds", "mds_pipeline", "megatron"]
 HOLD_WEIGHTS = ["hf", *HOLD_PARTS]
 
 
-def random_layout(random: chances.Random, kind: str) -> Layout:
+def random_layout(random: chances.Random, kind: str, begin: Opened) -> Layout:
     """Some of those that share states have nothing but padding."""
     tensor, stages = random.choice((1, 2, 4)), random.choice((1, 2))
     if kind == "megatron":
-        return Layout(tensor, stages)
+        return Layout(
+            tensor, stages, begin.architecture.num_hidden_layers // 2 if stages > 1 else 1
+        )
     if kind == "mds":
         return Layout(
             tensor, 1, 1, *random.choice([(1, 0), (1, 0), (1, 1), (3, 2), (6, 1), (24, 2)])
