@@ -124,6 +124,14 @@ def test_names_of_forms() -> None:
             parse_form(wrong)
 
 
+def test_shards_are_of_adam() -> None:
+    lion = {"optimizer": {"name": "lion"}}
+    told = r"convert: mds-dp2-zero1: zero1 and zero2 hold states of adam and adamw, not of lion"
+    with pytest.raises(UserError, match=told):
+        read_runs({**BASE, "convert": "mds-dp2-zero1", "train": lion}, "my.yaml")
+    read_runs({**BASE, "convert": ["universal", "mds"], "train": lion}, "my.yaml")
+
+
 def test_forms_that_a_model_cannot_be_shared_as() -> None:
     model = Architecture(
         vocab_size=9, hidden_size=16, intermediate_size=8, num_hidden_layers=4,

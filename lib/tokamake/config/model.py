@@ -30,6 +30,8 @@ _SHORT = {
     "dp": "data_parallel_size",
     "zero": "zero_stage",
 }
+ADAMS = ("adam", "adamw")
+"""Optimizers whose states a zero_stage can be of."""
 _DTYPES = ("fp32", "bf16", "fp16")
 
 

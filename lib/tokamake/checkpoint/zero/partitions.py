@@ -20,11 +20,10 @@ from tokamake.checkpoint.regions import Block, Planned, Region
 from tokamake.checkpoint.zero.flat import Piece, cut, partition
 from tokamake.checkpoint.zero.folder import VERSION
 from tokamake.checkpoint.zero.shards import MASTER, MODEL, SETTINGS, parameter
+from tokamake.config.model import ADAMS
 from tokamake.errors import UserError
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-_ADAMS = ("adam", "adamw")
-"""Optimizers that DeepSpeed has with the same states."""
 _ALIGNMENT = 2
 """Elements of which DeepSpeed makes a rank's part a multiple."""
 _SCALER = {
@@ -201,7 +200,7 @@ def _check(checkpoint: Opened, stage: int) -> None:
     names = [key.removeprefix(MODEL) for key in source if key.startswith(MODEL)]
     wanted = {f"optimizer.{kind}.{name}" for kind in ("step", *_MOMENTS) for name in names}
     name = checkpoint.notes.get("optimizer", "adamw")
-    if states != wanted or name not in _ADAMS:
+    if states != wanted or name not in ADAMS:
         raise UserError(
             f"{path}: has states {', '.join(sorted(kinds))} of {name}; as shards, those of Adam "
             f"are written, which each parameter has; {universal}"
