@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,6 +40,8 @@ from deepspeed_models import (
 )
 from ranks import spawn
 from torch import Tensor, nn
+
+from tokamake.checkpoint.files import torch_files
 
 KINDS = ("exp_avg", "exp_avg_sq")
 
@@ -121,6 +123,10 @@ class Scheduler:
         """Count samples."""
         self.num_steps += increment
 
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state in a checkpoint."""
+        self.num_steps = state["num_steps"]
+
     def state_dict(self) -> dict[str, Any]:
         """State in a checkpoint."""
         return {
@@ -176,6 +182,61 @@ def _load(checkpoint: Path, case: Case) -> dict[str, dict[str, Any]]:
     return dict(_held(engine, module))
 
 
+class Resumed(NamedTuple):
+    """What ranks of DeepSpeed have of a checkpoint; tensors as in `truth`."""
+
+    held: dict[str, dict[str, Any]]
+    """Once they have loaded it."""
+    after: dict[str, dict[str, Any]]
+    """After another step."""
+    num_steps: int
+    """Of the scheduler, when it was loaded."""
+
+
+def resumed(*checkpoints: tuple[Path, Case, bool]) -> list[Resumed]:
+    """Have DeepSpeed load checkpoints as it has written them, not universal ones, and train on.
+
+    Args:
+        checkpoints: folders with `latest`, whose ranks load them, and whether also optimizer
+            states, without which there is no other step; of one world size.
+    """
+    (size,) = {case.world_size for _, case, _ in checkpoints}
+    of_ranks = spawn(_resume_all, size, checkpoints, timeout=600)
+    return [
+        Resumed(
+            _merged(case.tensor, [held[number][0] for held in of_ranks]),
+            _merged(case.tensor, [held[number][1] for held in of_ranks]),
+            of_ranks[0][number][2],
+        )
+        for number, (_, case, _) in enumerate(checkpoints)
+    ]
+
+
+def _resume_all(checkpoints: list[tuple[Path, Case, bool]]) -> list[tuple[Any, ...]]:
+    _begin()
+    return [_resume(*each) for each in checkpoints]
+
+
+def _resume(checkpoint: Path, case: Case, with_states: bool) -> tuple[Any, ...]:
+    engine, module = _engine(case)
+    plain = module.load_state_dict
+    if not case.pipeline:
+        module.load_state_dict = lambda nested, **options: plain(  # type: ignore[method-assign]
+            dict(torch_files.leaves(nested)), **options
+        )
+    path, state = engine.load_checkpoint(str(checkpoint), load_optimizer_states=with_states)
+    assert path is not None
+    assert state["iteration"] == engine.global_steps == STEPS
+    num_steps, weights = engine.lr_scheduler.num_steps, [*_weights(module)]
+    if not with_states:
+        return {each.name: {"weight": each.weight.detach().clone()} for each in weights}, {}, 0
+    held = dict(_held(engine, module))
+    for weight in weights:
+        weight.calls = STEPS
+    _step(engine, case)
+    return held, dict(_held(engine, module)), num_steps
+
+
 def _begin() -> None:
     """Ready a rank's process."""
     os.environ["DS_ACCELERATOR"] = "cpu"
@@ -226,13 +287,8 @@ def _engine(case: Case, **settings: Any) -> tuple[Any, nn.Module]:
 
 def _train(folder: Path, case: Case) -> dict[str, dict[str, Any]]:
     engine, module = _engine(case)
-    start = torch.zeros(1, dtype=DTYPES[case.precision])
     for _ in range(STEPS):
-        if case.pipeline:
-            engine.train_batch(iter([(start, start)]))
-        else:
-            engine.backward(engine(start).sum())
-            engine.step(lr_kwargs={"increment": SAMPLES // STEPS})
+        _step(engine, case)
     held = dict(_held(engine, module))
     if case.fused:
         adam = engine.optimizer.optimizer
@@ -242,6 +298,15 @@ def _train(folder: Path, case: Case) -> dict[str, dict[str, Any]]:
             group["step"] = 0
     _save(engine, folder, case)
     return held
+
+
+def _step(engine: Any, case: Case) -> None:
+    start = torch.zeros(1, dtype=DTYPES[case.precision])
+    if case.pipeline:
+        engine.train_batch(iter([(start, start)]))
+    else:
+        engine.backward(engine(start).sum())
+        engine.step(lr_kwargs={"increment": SAMPLES // STEPS})
 
 
 def _save(engine: Any, folder: Path, case: Case) -> None:
@@ -294,7 +359,7 @@ def _universal_info(case: Case) -> dict[str, Any]:
     found: dict[str, Any] = {
         "universal_checkpoint_version": 0.2,
         "padded_vocab_size": PADDED,
-        "original_vocab_size": VOCAB,
+        "original_vocab_size": PADDED if case.full else VOCAB,
         "vocabulary_parameter_patterns": [f"{name}.weight" for name in words],
         "parameter_with_2_sub_params_cat_dim_0": [f"{of_layers}mlp.dense_h_to_4h.weight"],
     }
@@ -310,6 +375,10 @@ def _universal_info(case: Case) -> dict[str, Any]:
     return found
 
 
+def _weights(module: nn.Module) -> Iterator[Weight]:
+    return (each for each in module.modules() if isinstance(each, Weight))
+
+
 def _held(engine: Any, module: nn.Module) -> Iterator[tuple[str, dict[str, Any]]]:
     """What this rank has of each weight, its data-parallel peers' shares included."""
     from deepspeed import zero
@@ -318,14 +387,13 @@ def _held(engine: Any, module: nn.Module) -> Iterator[tuple[str, dict[str, Any]]
     base = getattr(optimizer, "optimizer", optimizer)
     # DeepSpeed takes a step of zeros before the first one where it has no ZeRO, but masters.
     (step,) = {int(state["step"]) for state in base.state.values()}
-    for weight in module.modules():
-        if isinstance(weight, Weight):
-            parameter = weight.weight
-            found = dict(_states(optimizer, base, parameter))
-            with zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
-                found["weight"] = parameter.data
-                found = {kind: value.detach().clone() for kind, value in found.items()}
-            yield weight.name, {**found, "step": step}
+    for weight in _weights(module):
+        parameter = weight.weight
+        found = dict(_states(optimizer, base, parameter))
+        with zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+            found["weight"] = parameter.data
+            found = {kind: value.detach().clone() for kind, value in found.items()}
+        yield weight.name, {**found, "step": step}
 
 
 def _states(optimizer: Any, base: Any, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -380,13 +448,16 @@ def _merged(tensor: int, of_ranks: list[dict[str, dict[str, Any]]]) -> dict[str,
     for start in range(0, len(of_ranks), tensor):
         peers = of_ranks[start : start + tensor]
         for name in peers[0]:
+            kinds = ("weight", "master", *KINDS)
             values = {
                 kind: _whole(name, [peer[name][kind] for peer in peers])
-                for kind in ("weight", "master", *KINDS)
+                for kind in kinds
+                if kind in peers[0][name]
             }
-            assert torch.equal(values["master"].to(values["weight"].dtype), values["weight"]), name
+            exact = values.get("master", values["weight"])
+            assert torch.equal(exact.to(values["weight"].dtype), values["weight"]), name
             # Other data-parallel ranks, and stages with the same embedding, hold the same.
-            known = found.setdefault(name, {**values, "step": peers[0][name]["step"]})
+            known = found.setdefault(name, {**values, "step": peers[0][name].get("step")})
             assert all(torch.equal(known[kind], value) for kind, value in values.items()), name
     return found
 

@@ -37,6 +37,8 @@ class Case:
     """Whether ZeRO deals out parameters to its ranks in turn."""
     fused: bool = False
     """Whether Adam counts as DeepSpeed's FusedAdam: in ints, with a 0 that stays in its groups."""
+    full: bool = False
+    """Whether the vocabulary is as large as its embedding, so that there is no padding."""
 
     @property
     def world_size(self) -> int:
@@ -57,7 +59,7 @@ class Case:
         parts = [f"zero{self.zero_stage}", self.precision, f"dp{self.data}"]
         parts += [f"tp{self.tensor}"] * (self.tensor > 1) + ["tied"] * self.tied
         parts += [f"pp{self.pipeline}"] * (self.pipeline > 0) + ["robin"] * self.round_robin
-        parts += ["fused"] * self.fused
+        parts += ["fused"] * self.fused + ["full"] * self.full
         return "-".join(parts + ["bf16-sums"] * (self.sums == "bf16"))
 
 
@@ -81,7 +83,7 @@ def arguments(case: Case) -> argparse.Namespace:
         add_bias_linear=False,
         rope_theta=5000.0,
         untie_embeddings_and_output_weights=not case.tied,
-        vocab_size=VOCAB,
+        vocab_size=PADDED if case.full else VOCAB,
         padded_vocab_size=PADDED,
         make_vocab_size_divisible_by=7,
         tensor_model_parallel_size=case.tensor,

@@ -111,6 +111,8 @@ def test_names_of_forms() -> None:
     assert parse_form("megatron-tp2-pp4-vpp3-bf16") == ("megatron", sizes, "bf16")
     assert parse_form("mds-pipeline-pp16") == ("mds-pipeline", {"pipeline_parallel_size": 16}, None)
     assert parse_form("hf") == ("hf", {}, None)
+    shared = {"tensor_parallel_size": 2, "data_parallel_size": 6, "zero_stage": 2}
+    assert parse_form("mds-tp2-dp6-zero2-bf16") == ("mds", shared, "bf16")
     for wrong in (
         "mds-pp2",
         "hf-tp1",
@@ -121,9 +123,22 @@ def test_names_of_forms() -> None:
         "hf_bf16",
         "",
         "megatron-vpp2",
+        "mds-dp2",
+        "mds-zero3",
+        "mds-pipeline-pp2-zero2",
+        "megatron-zero1",
     ):
-        with pytest.raises(ValueError, match=r"leave it out|give a format|give pp, too"):
+        told = r"leave it out|give a format|give (pp|zero1), too|give [12] at most, or universal"
+        with pytest.raises(ValueError, match=told):
             parse_form(wrong)
+
+
+def test_shards_are_of_adam() -> None:
+    lion = {"optimizer": {"name": "lion"}}
+    told = r"convert: mds-dp2-zero1: zero1 and zero2 hold states of adam and adamw, not of lion"
+    with pytest.raises(UserError, match=told):
+        read_runs({**BASE, "convert": "mds-dp2-zero1", "train": lion}, "my.yaml")
+    read_runs({**BASE, "convert": ["universal", "mds"], "train": lion}, "my.yaml")
 
 
 def test_forms_that_a_model_cannot_be_shared_as() -> None:

@@ -292,13 +292,28 @@ def test_fp16_begins_with_a_scale_of_its_own_after_another_precision() -> None:
     assert scale.state == (8.0, 3)
 
 
-def test_a_run_continues_after_a_way_through_deepspeeds_format(
-    root: Path, first: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("way", "title"),
+    [
+        ({"format": "universal"}, "DeepSpeed universal"),
+        (
+            {"format": "mds", "tensor_parallel_size": 2, "data_parallel_size": 3, "zero_stage": 2},
+            "Megatron-DeepSpeed, without pipeline",
+        ),
+    ],
+)
+def test_a_run_continues_after_a_way_through_deepspeeds_formats(
+    way: Settings, title: str, root: Path, first: Path, tmp_path: Path
 ) -> None:
-    convert(source=step(first, 2), target=tmp_path / "a", format="universal")
+    """Every loss is the same, so that step, samples, schedule and states have come along."""
+    begin = read_run(make_run(root, "begin", start=step(first, 2), finetune=False))
+    convert(source=step(first, 2), target=tmp_path / "a", **way)
     told = refused(root, tmp_path / "a", finetune=False)
-    assert "is a checkpoint of DeepSpeed universal, which training does not read; convert" in told
+    assert f"is a checkpoint of {title}, which training does not read; convert" in told
     convert(source=tmp_path / "a", target=tmp_path / "b", format="native")
-    config = make_run(root, "continued-universal", start=tmp_path / "b", finetune=False)
+    config = make_run(root, f"continued-{way['format']}", start=tmp_path / "b", finetune=False)
+    run = read_run(config)
+    assert (run.step, run.consumed_samples) == (begin.step, begin.consumed_samples) == (2, 16)
     train(config)
     assert losses(config) == losses(first)[2:]
+    assert hashes(config) == hashes(first)

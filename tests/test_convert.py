@@ -61,7 +61,7 @@ FAMILIES = {
 SIZES = {
     "mds": [(tensor, 1) for tensor in (1, 2, 4, 8)],
     "mds_pipeline": [(tensor, stages) for tensor in (1, 2, 4, 8) for stages in (1, 2, 4)],
-    "megatron": [(1, 2), (2, 1), (4, 4), (8, 2)],
+    "megatron": [(tensor, stages) for tensor in (1, 2, 4, 8) for stages in (1, 2, 4)],
 }
 
 
@@ -377,6 +377,9 @@ def test_what_a_conversion_cannot_do_is_refused(folder: Path, tmp_path: Path) ->
     )
     assert not (tmp_path / ".a.converting").exists()
     refused("give --pipeline-parallel-size, too", format="megatron", virtual_pipeline_size=2)
+    refused("give --zero-stage, too", format="mds", data_parallel_size=2)
+    refused("no shards of DeepSpeed's; leave it out, or", format="megatron", zero_stage=1)
+    refused("has no optimizer states for --zero-stage 1", format="mds-pipeline", zero_stage=1)
     refused("no such folder", format="mds", source=tmp_path / "none")
     with pytest.raises(UserError, match="is there already"):
         convert(source=folder / "hf", target=folder / "mds", format="mds")

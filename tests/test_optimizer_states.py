@@ -15,6 +15,7 @@ from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.files import torch_files
 from tokamake.checkpoint.opened import Layout, Opened, Progress, Target
 from tokamake.checkpoint.regions import Source
+from tokamake.checkpoint.zero import shards
 from tokamake.config import Architecture
 from tokamake.errors import UserError
 
@@ -29,13 +30,14 @@ SHAPE: dict[str, Any] = {
 }
 FAMILIES = {
     "llama": Architecture(**SHAPE),
-    "llama-tied": Architecture(**{**SHAPE, "tie_word_embeddings": True}),
+    "llama-tied": Architecture(**{**SHAPE, "tie_word_embeddings": True, "num_hidden_layers": 4}),
     "gpt2": Architecture(**{**SHAPE, "family": "gpt"}),
 }
 KINDS = ("master", "optimizer.exp_avg", "optimizer.exp_avg_sq")
 PADDING = 4
 """make_vocab_size_divisible_by."""
 STEP = 7.0
+SETTINGS = {"lr": 0.25, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
 def truth(architecture: Architecture) -> dict[str, Tensor]:
@@ -110,7 +112,7 @@ def base(moments: dict[str, list[Tensor]]) -> dict[str, Any]:
         number: {"step": torch.tensor(STEP), "exp_avg": a, "exp_avg_sq": b}
         for number, (a, b) in enumerate(zip(first, second, strict=True))
     }
-    return {"state": state, "param_groups": [{"params": [number]} for number in state]}
+    return {"state": state, "param_groups": [{**SETTINGS, "params": [number]} for number in state]}
 
 
 def cut(
@@ -202,22 +204,23 @@ def test_walks_of_whole_runs(tmp_path: Path) -> None:
     for number in range(500):
         pool = pools[random.choice([*FAMILIES])]
         begin, kind = open_any(random.choice(pool)), random.choice(HOLD_STATES + HOLD_WEIGHTS)
-        tensor, stages = random.choice((1, 2, 4)), 1 if kind == "mds" else random.choice((1, 2))
-        target, folder = Target(Layout(tensor, stages)), tmp_path / f"walk-{number}"
-        if tensor == 4 and kind in HOLD_PARTS:
+        target, folder = Target(random_layout(random, kind, begin)), tmp_path / f"walk-{number}"
+        if target.layout.tensor_parallel_size == 4 and kind in HOLD_PARTS:
             refused += 1
             with pytest.raises(UserError, match="does not divide num_attention_heads 2"):
                 written.write(folder, begin, kind, target)
             continue
         written.write(folder, begin, kind, target)
-        states += assert_moved(begin, open_any(folder), kind)
-        # Walks go on from what holds a run, and now and then from weights alone.
-        if kind in HOLD_STATES and len(pool) < 20:
+        holds = kind in HOLD_STATES or target.layout.zero_stage > 0
+        assert_moved(begin, open_any(folder), kind, target.layout)
+        states += holds
+        # Walks go on from what holds a run; many ranks take their time to be opened.
+        if holds and len(pool) < 20 and target.layout.data_parallel_size < 7:
             pool.append(folder)
         else:
             shutil.rmtree(folder)
     assert refused > 20
-    assert states > 150
+    assert states > 200
 
 
 HOLD_STATES = ["native", "universal"]
@@ -225,9 +228,26 @@ HOLD_PARTS = ["mds", "mds_pipeline", "megatron"]
 HOLD_WEIGHTS = ["hf", *HOLD_PARTS]
 
 
-def assert_moved(begin: Opened, found: Opened, kind: str) -> bool:
-    """See that all is there that a format holds, and tell whether states are."""
+def random_layout(random: chances.Random, kind: str, begin: Opened) -> Layout:
+    """Some of those that share states have nothing but padding."""
+    tensor, stages = random.choice((1, 2, 4)), random.choice((1, 2))
+    if kind == "megatron":
+        return Layout(
+            tensor, stages, begin.architecture.num_hidden_layers // 2 if stages > 1 else 1
+        )
+    if kind == "mds":
+        return Layout(
+            tensor, 1, 1, *random.choice([(1, 0), (1, 0), (1, 1), (3, 2), (6, 1), (24, 2)])
+        )
+    if kind == "mds_pipeline":
+        return Layout(tensor, stages, 1, *random.choice([(1, 0), (1, 0), (2, 1), (6, 1)]))
+    return Layout(1, stages if kind == "universal" else 1)
+
+
+def assert_moved(begin: Opened, found: Opened, kind: str, layout: Layout) -> None:
+    """See that all is there that a format holds."""
     assert found.architecture == begin.architecture
+    assert found.layout == layout or kind == "universal"
     for name in tensors.shapes(begin.architecture):
         master = f"master.{name}"
         exact = master if kind in HOLD_STATES and master in begin.source else f"model.{name}"
@@ -237,11 +257,13 @@ def assert_moved(begin: Opened, found: Opened, kind: str) -> bool:
         assert moved.dtype == (torch.float32 if kind == "universal" else expected.dtype)
     if kind != "hf":
         assert found.progress.iteration == begin.progress.iteration == STEP
-    if kind not in HOLD_STATES:
-        return False
+    if kind not in HOLD_STATES and not layout.zero_stage:
+        return
     for key in (key for key in begin.source if key.startswith("optimizer.")):
         assert torch.equal(found.source.read(key), begin.source.read(key)), key
-    return True
+    for key in (key for key in begin.source if layout.zero_stage and key.startswith("master.")):
+        assert torch.equal(found.source.read(key), begin.source.read(key)), key
+    assert found.notes[shards.SETTINGS] == {**SETTINGS, "betas": [0.9, 0.95]}
 
 
 @pytest.mark.parametrize("stage", [1, 3])
@@ -266,3 +288,33 @@ def test_damaged_shards_are_told(stage: int, tmp_path: Path) -> None:
     torch.save(states[2], files[2])
     with pytest.raises(UserError, match=r"damaged|elements of tensor|would end at|not known"):
         open_any(run)
+
+
+def without(known: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
+    return {key: tensor for key, tensor in known.items() if not key.startswith(f"optimizer.{kind}")}
+
+
+NORM = "optimizer.step.model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "notes", "stage", "kind", "message"),
+    [
+        (lambda known: without(known, ""), {}, 1, "mds", "has no optimizer states for --zero-sta"),
+        (lambda known: without(known, "exp_avg_sq"), {}, 1, "mds", "states exp_avg, step of adamw"),
+        (dict, {"optimizer": "adopt"}, 1, "mds", "exp_avg, exp_avg_sq, step of adopt; as shards"),
+        (lambda known: {**known, NORM: torch.tensor(6.0)}, {}, 1, "mds", "updated 6 to 7 times"),
+        (dict, {shards.SETTINGS: {"lr": 1.0}}, 1, "mds", "does not tell learning rate, betas"),
+        (dict, {}, 3, "mds", "--zero-stage 3: shards of stages 1 and 2 are written; convert to un"),
+        (dict, {}, 2, "mds_pipeline", "--zero-stage 2: DeepSpeed's pipelines know stage 1 alone"),
+    ],
+)
+def test_states_that_deepspeed_could_not_go_on_with_are_refused(
+    change: Any, notes: dict[str, Any], stage: int, kind: str, message: str, tmp_path: Path
+) -> None:
+    architecture = FAMILIES["llama"]
+    begin = in_memory(architecture, change(truth(architecture)))
+    begin.notes.update({shards.SETTINGS: {**SETTINGS}, **notes})
+    with pytest.raises(UserError, match=message):
+        written.write(tmp_path / "a", begin, kind, Target(Layout(zero_stage=stage)))
+    assert not any(tmp_path.iterdir())

@@ -30,6 +30,8 @@ def convert(
     tensor_parallel_size: int = 1,
     pipeline_parallel_size: int = 1,
     virtual_pipeline_size: int = 1,
+    data_parallel_size: int = 1,
+    zero_stage: Literal[0, 1, 2, 3] = 0,
     dtype: Literal["fp32", "bf16", "fp16"] | None = None,
     tokenizer: Path | None = None,
     vocab_size: int | None = None,
@@ -41,8 +43,9 @@ def convert(
     Formats: hf (Hugging Face), mds and mds-pipeline (Megatron-DeepSpeed without and with pipeline),
     universal (DeepSpeed's, for any ZeRO stage and ranks), megatron (Megatron-LM, classic), native
     (tokamake's own, which any number of ranks reads). What it is converted from, its files tell.
-    Optimizer states go along into universal and native, a tokenizer beside Hugging Face's weights
-    into hf. Cut off, the same command goes on.
+    Optimizer states go along into universal and native, and with --zero-stage into mds and
+    mds-pipeline; a tokenizer beside Hugging Face's weights into hf. Cut off, the same command goes
+    on.
 
     Args:
         source: Folder of the checkpoint, or one whose file `latest` names it.
@@ -51,6 +54,9 @@ def convert(
         tensor_parallel_size: Ranks that share each layer in what is written.
         pipeline_parallel_size: Ranks that share the layers in what is written.
         virtual_pipeline_size: Stages of each pipeline rank, in Megatron-LM's format.
+        data_parallel_size: Ranks that share optimizer states in what is written.
+        zero_stage: Stage of DeepSpeed's ZeRO whose optimizer states are written: 1 or 2, in a
+            pipeline 1; 0 writes none.
         dtype: Number format of all tensors; by default each keeps its own.
         tokenizer: Folder or file of the tokenizer to put beside the weights, with format hf; its
             end-of-document token becomes the model's end-of-text token.
@@ -80,8 +86,10 @@ def convert(
         "tensor_parallel_size": tensor_parallel_size,
         "pipeline_parallel_size": pipeline_parallel_size,
         "virtual_pipeline_size": virtual_pipeline_size,
+        "data_parallel_size": data_parallel_size,
     }
     _check_options(format, sizes, tokenizer, workers)
+    _check_zero(format, data_parallel_size, zero_stage)
     checkpoint, name = open_any(source), format.replace("-", "_")
     if vocab_size is not None:
         checkpoint = with_vocab_size(checkpoint, vocab_size)
@@ -95,7 +103,7 @@ def convert(
     if not take_first_copy:
         check_copies(checkpoint.source)
     kept = checkpoint.tokenizer if format == "hf" else ()
-    wanted = Target(Layout(*sizes.values()), dtype, tokenizer=kept)
+    wanted = Target(Layout(**sizes, zero_stage=zero_stage), dtype, tokenizer=kept)
     found = write(target, checkpoint, name, wanted, workers=workers)
     print(f"{target}: {title(name)}, {_told(checkpoint, wanted)}, from {_at(source, checkpoint)}")
     _tell_rest(checkpoint, wanted, format, found.left)
@@ -143,6 +151,27 @@ def _check_options(
         raise UserError(
             f"--tokenizer {tokenizer}: a checkpoint of format {format} keeps none; leave it out, "
             "or choose hf"
+        )
+
+
+def _check_zero(format: str, ranks: int, stage: int) -> None:
+    """See that a format holds optimizer states in such parts.
+
+    Raises:
+        UserError: it does not.
+    """
+    from tokamake.errors import UserError
+
+    if stage and "zero_stage" not in FORMAT_SIZES[format]:
+        others = " or ".join(other for other, has in FORMAT_SIZES.items() if "zero_stage" in has)
+        raise UserError(
+            f"--zero-stage {stage}: a checkpoint of format {format} has no shards of DeepSpeed's; "
+            f"leave it out, or choose {others}"
+        )
+    if ranks > 1 and not stage:
+        raise UserError(
+            f"--data-parallel-size {ranks}: says how ranks share optimizer states; give "
+            "--zero-stage, too"
         )
 
 

@@ -6,6 +6,7 @@ whole tensors, each when it is asked for; `moving` brings them from files into o
 
 import math
 import mmap
+import struct
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,9 @@ from tokamake.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_CODES = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}
+"""How Python unpacks numbers of a format."""
 
 
 class Block(NamedTuple):
@@ -245,6 +249,17 @@ class Source:
             replace(each, blocks=_first(each.blocks, wanted, count)) for each in self.regions
         )
         return Source(regions, shapes, self.given)
+
+    def number(self, key: str) -> float:
+        """A tensor without dimensions, read without torch where it lies in a file."""
+        if key in self.given:
+            return float(self.given[key])
+        ((region, block),) = self._parts[key]
+        width = region.dtype.itemsize
+        with region.file.open("rb") as stream:
+            stream.seek(region.offset + block.start * width)
+            (found,) = struct.unpack(_CODES[region.dtype.name], stream.read(width))
+        return float(found)
 
     def read(self, key: str) -> "Tensor":
         """A whole tensor; backed by its file where it lies there in one piece."""

@@ -11,8 +11,13 @@ from tokamake.config.fields import Settings
 
 FORMAT_SIZES = {
     "hf": (),
-    "mds": ("tensor_parallel_size",),
-    "mds-pipeline": ("tensor_parallel_size", "pipeline_parallel_size"),
+    "mds": ("tensor_parallel_size", "data_parallel_size", "zero_stage"),
+    "mds-pipeline": (
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "data_parallel_size",
+        "zero_stage",
+    ),
     "universal": ("pipeline_parallel_size",),
     "megatron": ("tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_size"),
     "native": (),
@@ -22,7 +27,11 @@ _SHORT = {
     "tp": "tensor_parallel_size",
     "pp": "pipeline_parallel_size",
     "vpp": "virtual_pipeline_size",
+    "dp": "data_parallel_size",
+    "zero": "zero_stage",
 }
+ADAMS = ("adam", "adamw")
+"""Optimizers whose states a zero_stage can be of."""
 _DTYPES = ("fp32", "bf16", "fp16")
 
 
@@ -64,7 +73,7 @@ class Form(NamedTuple):
     format: str
     """One of `FORMAT_SIZES`."""
     sizes: dict[str, int]
-    """Its sizes by the names in `FORMAT_SIZES`; those left out are 1."""
+    """Its sizes by the names in `FORMAT_SIZES`; those left out are 1, and zero_stage 0."""
     dtype: str | None
     """Number format of all tensors; None: each keeps its own."""
 
@@ -80,8 +89,8 @@ def parse_form(text: str) -> Form:
     found = re.fullmatch(f"(?P<format>{formats}){sizes}(?:-(?P<dtype>{'|'.join(_DTYPES)}))?", text)
     if not found:
         raise ValueError(
-            f"give a format ({', '.join(FORMAT_SIZES)}), then its sizes (tp, pp, vpp) and dtype "
-            f"({', '.join(_DTYPES)}), if need be, as in mds-pipeline-tp2-pp4-bf16"
+            f"give a format ({', '.join(FORMAT_SIZES)}), then its sizes ({', '.join(_SHORT)}) and "
+            f"dtype ({', '.join(_DTYPES)}), if need be, as in mds-pipeline-tp2-pp4-bf16"
         )
     given = {size: int(found[short]) for short, size in _SHORT.items() if found[short]}
     if others := given.keys() - set(FORMAT_SIZES[found["format"]]):
@@ -90,7 +99,22 @@ def parse_form(text: str) -> Form:
         raise ValueError("format universal holds fp32 weights; leave the dtype out")
     if given.get("virtual_pipeline_size", 1) > 1 == given.get("pipeline_parallel_size", 1):
         raise ValueError("vpp says how pipeline ranks share layers; give pp, too")
+    _check_zero(found["format"], given)
     return Form(found["format"], given, found["dtype"])
+
+
+def _check_zero(format: str, sizes: dict[str, int]) -> None:
+    """See that optimizer states can be shared so.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    most = 1 if format == "mds-pipeline" else 2
+    stage, ranks = sizes.get("zero_stage", 0), sizes.get("data_parallel_size", 1)
+    if stage > most:
+        raise ValueError(f"zero{stage}: give {most} at most, or universal, which any stage loads")
+    if ranks > 1 and not stage:
+        raise ValueError(f"dp{ranks} says how ranks share optimizer states; give zero1, too")
 
 
 def check_form(form: Form, architecture: Architecture) -> None:

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from tokamake.config.data import PlanSettings, SampleCorpus, TokenizerSettings, TokenizeSettings
 from tokamake.config.fields import Name, Settings
-from tokamake.config.model import CheckpointForms, ModelSettings
+from tokamake.config.model import ADAMS, CheckpointForms, ModelSettings, parse_form
 from tokamake.config.training import TrainSettings
 
 
@@ -65,7 +65,8 @@ class Config(Settings):
     """Training."""
     convert: CheckpointForms = ()
     """What the trained model is written as, too: a format of `tokamake convert`, its layout, its
-    dtype, as in mds-pipeline-tp2-pp4 or hf-bf16; it lies in results/<run>/convert/<name>."""
+    dtype, as in mds-pipeline-tp2-pp4, mds-tp2-dp4-zero1-bf16 (with optimizer states) or hf-bf16; it
+    lies in results/<run>/convert/<name>."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """Evaluation."""
     generate: GenerateSettings = GenerateSettings()
@@ -82,6 +83,17 @@ class Config(Settings):
             )
         if self.model.architecture is None and self.model.checkpoint is None:
             raise ValueError("model needs an architecture or a checkpoint")
+        return self
+
+    @model_validator(mode="after")
+    def _known_states(self) -> "Config":
+        name = self.train.optimizer.name
+        for form in self.convert:
+            if parse_form(form).sizes.get("zero_stage") and name not in ADAMS:
+                raise ValueError(
+                    f"convert: {form}: zero1 and zero2 hold states of {' and '.join(ADAMS)}, not "
+                    f"of {name}; leave dp and zero out, or take universal"
+                )
         return self
 
     @model_validator(mode="after")

@@ -21,6 +21,7 @@ from tokamake.checkpoint.regions import Region
 from tokamake.checkpoint.zero import folder as deepspeed_folder
 from tokamake.checkpoint.zero import shards as zero_shards
 from tokamake.checkpoint.zero.folder import states
+from tokamake.checkpoint.zero.partitions import Partitions
 from tokamake.parallel.axis import Axis
 
 TITLE = "Megatron-DeepSpeed, without pipeline"
@@ -71,7 +72,7 @@ def opened(folder: Path) -> Opened:
         progress_of(first, files[0]),
         rows,
         deepspeed_folder.unread(first, shards.zero_stage),
-        notes_of(args) | shards.notes,
+        notes_of(args) | shards.notes | deepspeed_folder.schedule_of(first),
         is_padding_unknown=is_padding_unknown(args, files[0], padded_vocab_size=rows),
     )
 
@@ -88,15 +89,22 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
         Where the tensors are to go.
 
     Raises:
-        UserError: Megatron cannot share such a model so.
+        UserError: Megatron cannot share such a model so, or DeepSpeed not its optimizer states.
     """
     size = target.layout.tensor_parallel_size
     rows = padded(checkpoint.architecture, target.make_vocab_size_divisible_by, size)
     layers = range(checkpoint.architecture.num_hidden_layers)
     regions: list[Region] = []
+    partitions = Partitions(checkpoint, target) if target.layout.zero_stage else None
     for number in range(size):
         rank = Rank(checkpoint.architecture, Axis(number, size), rows)
-        module = megatron_module.planned(megatron_module.nested(rank, layers), checkpoint, target)
+        tree = megatron_module.nested(rank, layers)
+        module = megatron_module.planned(tree, checkpoint, target)
         rest = deepspeed_folder.client_state(checkpoint, target.layout, rows)
+        if partitions:
+            parts = dict(megatron_module.named(tree))
+            shapes, shards = partitions.lay_out(folder, number, parts)
+            regions += shards
+            rest |= shapes
         regions += torch_files.lay_out(states(folder, number), {"module": module, **rest})
     return regions

@@ -6,6 +6,7 @@ Numbers of layers differ between forks, so that what is in a file tells what it 
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tokamake.checkpoint.regions import Region
 from tokamake.checkpoint.zero import folder as deepspeed_folder
 from tokamake.checkpoint.zero import shards as zero_shards
 from tokamake.checkpoint.zero.folder import REMEDY, states
+from tokamake.checkpoint.zero.partitions import Partitions
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 
@@ -86,7 +88,7 @@ def opened(folder: Path) -> Opened:
         progress_of(state, first_states),
         rows,
         deepspeed_folder.unread(state, shards.zero_stage),
-        notes_of(args) | shards.notes,
+        notes_of(args) | shards.notes | deepspeed_folder.schedule_of(state),
         is_padding_unknown=is_padding_unknown(args, first_states, padded_vocab_size=rows),
     )
 
@@ -147,7 +149,8 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
         Where the tensors are to go.
 
     Raises:
-        UserError: Megatron cannot share such a model so, or there are more stages than layers.
+        UserError: Megatron cannot share such a model so, there are more stages than layers, or
+            DeepSpeed cannot share its optimizer states.
     """
     size, stages = target.layout.tensor_parallel_size, target.layout.pipeline_parallel_size
     if stages > (layers := checkpoint.architecture.num_hidden_layers):
@@ -163,6 +166,43 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
             content: Any = megatron_module.planned(tree, checkpoint, target)
             regions += torch_files.lay_out(folder / _file(layer, number), content)
     rest = deepspeed_folder.client_state(checkpoint, target.layout, rows)
+    partitions = _partitions(checkpoint, target)
     for number in range(size * stages):
-        torch_files.lay_out(states(folder, number), {"module": None, **rest})
+        stage, place = divmod(number, size)
+        more: dict[str, Any] = {}
+        if partitions:
+            rank = Rank(checkpoint.architecture, Axis(place, size), rows)
+            more, shards = partitions.lay_out(folder, number, of_stage(rank, stage, stages))
+            regions += shards
+        torch_files.lay_out(states(folder, number), {"module": None, **rest, **more})
     return regions
+
+
+def _partitions(checkpoint: Opened, target: Target) -> Partitions | None:
+    """What writes optimizer states, if they are asked for.
+
+    Raises:
+        UserError: DeepSpeed could not continue with them.
+    """
+    if target.layout.zero_stage == 2:
+        raise UserError("--zero-stage 2: DeepSpeed's pipelines know stage 1 alone; give that")
+    return Partitions(checkpoint, target) if target.layout.zero_stage else None
+
+
+def of_stage(rank: Rank, stage: int, stages: int) -> dict[str, Part]:
+    """What a stage trains, in its model's order, by the names in files that are written here.
+
+    DeepSpeed gives each stage as many layers (type:transformer), the first ones one more where
+    they do not divide; what comes before and after goes to the first and the last.
+    """
+    each, more = divmod(layers := rank.architecture.num_hidden_layers, stages)
+    begin, end = (2 + at * each + min(at, more) for at in (stage, stage + 1))
+    own = range(begin if stage else 1, end if stage < stages - 1 else layers + 4)
+    found: dict[str, Part] = {}
+    for name, part in by_deepspeed(rank, count(1)).items():
+        number = name.partition(".")[0]
+        # What the first stage and the last tie comes first on both.
+        is_own = int(number) in own if number.isdecimal() else stage in (0, stages - 1)
+        if is_own:
+            found[name] = part
+    return found

@@ -20,6 +20,7 @@ from tokamake.checkpoint.latest import latest
 from tokamake.checkpoint.opened import Opened, Progress, Target
 from tokamake.checkpoint.regions import Block, Planned, Region, Source
 from tokamake.checkpoint.start_files import DESCRIPTION
+from tokamake.checkpoint.zero.shards import SETTINGS
 from tokamake.errors import UserError
 
 TITLE = "tokamake (torch distributed checkpoint)"
@@ -27,8 +28,10 @@ IN_ROOT = True
 
 _REMEDY = "name another checkpoint"
 _WEIGHTS, _STATES = "model.", "optimizer."
-_NOTES = ("world_size", "optimizer", "loss_scale", "eos_token_id")
+_NOTES = ("world_size", "optimizer", SETTINGS, "loss_scale", "eos_token_id")
 """What a checkpoint says of itself besides."""
+_OPTIMIZER = ("optimizer", SETTINGS)
+"""What there is of these goes along."""
 _ALIGNMENT = 64
 """Bytes of which the begin of each archive is a multiple, as that of data within it is."""
 _NO_RANKS = 0
@@ -213,13 +216,12 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
 
 
 def _description(checkpoint: Opened) -> dict[str, Any]:
-    optimizer = checkpoint.notes.get("optimizer")
     return {
         "version": description.VERSION,
         "world_size": _NO_RANKS,
         **vars(checkpoint.progress),
         "architecture": checkpoint.architecture.model_dump(mode="json"),
-        **({} if optimizer is None else {"optimizer": optimizer}),
+        **{key: checkpoint.notes[key] for key in _OPTIMIZER if key in checkpoint.notes},
         "loss_scale": checkpoint.notes.get("loss_scale", (1.0, 0)),
         "eos_token_id": checkpoint.notes.get("eos_token_id"),
     }

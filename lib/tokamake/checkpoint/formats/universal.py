@@ -29,8 +29,8 @@ from tokamake.checkpoint.megatron.parts import Part, Rank
 from tokamake.checkpoint.opened import Opened, Target
 from tokamake.checkpoint.regions import Block, Planned, Region, Source
 from tokamake.checkpoint.zero import folder as deepspeed_folder
-from tokamake.checkpoint.zero.folder import REMEDY
-from tokamake.checkpoint.zero.shards import States, parameter
+from tokamake.checkpoint.zero.folder import REMEDY, VERSION
+from tokamake.checkpoint.zero.shards import SETTINGS, States, parameter, settings_of
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 
@@ -40,9 +40,7 @@ _POINTER = "latest_universal"
 _ZERO, _WEIGHTS, _STEP = "zero", "fp32", "step"
 _GROUPS = 16
 """Parameter groups of which the file says nothing, so that DeepSpeed keeps its settings."""
-_VERSION = "0.14.0"
-"""DeepSpeed asks which of its versions has written a checkpoint; from this one on it is alike."""
-_OURS, _NOTES = "tokamake", ("optimizer", "loss_scale")
+_OURS, _NOTES = "tokamake", ("optimizer", "loss_scale", SETTINGS)
 """Where a rank's file has what DeepSpeed does not keep, and which notes these are."""
 _MOMENTS = "optimizer.exp_avg."
 _SPLIT_BY_COLUMNS = ("self_attention.dense.weight", "mlp.dense_4h_to_h.weight")
@@ -90,9 +88,16 @@ def opened(folder: Path) -> Opened:
         states.source((), megatron_module.shapes_of(architecture)),
         progress=progress_of(state, file),
         padded_vocab_size=rows,
-        notes=notes_of(args) | _notes(state),
+        notes=notes_of(args) | _settings(folder / _ZERO) | _notes(state),
         is_padding_unknown=is_padding_unknown(args, file, padded_vocab_size=rows),
     )
+
+
+def _settings(zero: Path) -> dict[str, Any]:
+    """Settings of the optimizer, where DeepSpeed has made the checkpoint."""
+    file = zero / "optimizer_state.pt"
+    groups = deepspeed_folder.read(file).get("param_groups") if file.is_file() else None
+    return settings_of(groups)
 
 
 def _notes(state: dict[str, Any]) -> dict[str, Any]:
@@ -202,13 +207,13 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
         (zero / each).mkdir()
         for kind, content in _contents(each, part, source):
             regions += torch_files.lay_out(zero / each / f"{kind}.pt", content)
-    groups = {"param_groups": [{}] * _GROUPS, "ds_version": _VERSION}
+    groups = {"param_groups": [{}] * _GROUPS, "ds_version": VERSION}
     torch_files.lay_out(zero / "optimizer_state.pt", groups)
     rest = deepspeed_folder.client_state(checkpoint, target.layout, architecture.vocab_size)
     ours = {key: checkpoint.notes[key] for key in _NOTES if key in checkpoint.notes}
     torch_files.lay_out(
         deepspeed_folder.states(folder / name, 0),
-        {"module": None, "ds_version": _VERSION, _OURS: ours, **rest},
+        {"module": None, "ds_version": VERSION, _OURS: ours, **rest, "mp_world_size": 1},
     )
     return regions
 

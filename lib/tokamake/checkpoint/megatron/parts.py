@@ -17,6 +17,13 @@ from tokamake.parallel.axis import Axis, part
 
 Box = tuple[slice, ...]
 _KINDS = ("weight", "bias")
+_MODULES = (
+    "input_layernorm",
+    *(f"self_attention.{name}" for name in ("query_key_value", "query", "key_value", "dense")),
+    "post_attention_layernorm",
+    *(f"mlp.{name}" for name in ("dense_h_to_4h", "dense_4h_to_h")),
+)
+"""Of a layer, in the order in which Megatron makes them, which optimizers keep."""
 
 
 class Part(NamedTuple):
@@ -78,7 +85,7 @@ class Rank:
             after = f"post_attention_layernorm.{kind}"
             found |= self._copied(prefix + after, after)
             found |= self._mlp(f"{prefix}mlp.", kind)
-        return found
+        return dict(sorted(found.items(), key=lambda named: _place(named[0])))
 
     def norm(self) -> dict[str, Part]:
         """Tensors of the last norm."""
@@ -204,6 +211,12 @@ def _shapes(described: str) -> dict[str, tuple[int, ...]]:
     """Shapes of an architecture's tensors; to find them, a model is built."""
     architecture = Architecture.model_validate_json(described)
     return {name: tuple(size) for name, size in tensors.shapes(architecture).items()}
+
+
+def _place(name: str) -> tuple[int, int]:
+    """Where a tensor comes in a layer."""
+    module, _, kind = name.rpartition(".")
+    return _MODULES.index(module), _KINDS.index(kind)
 
 
 def _whole(shape: tuple[int, ...]) -> Box:

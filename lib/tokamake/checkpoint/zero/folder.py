@@ -16,6 +16,10 @@ from tokamake.checkpoint.opened import Layout, Opened
 from tokamake.errors import UserError
 
 REMEDY = "fetch or write the checkpoint again"
+SCHEDULE = "lr_scheduler"
+"""Note of the scheduler's state in a file of DeepSpeed's."""
+VERSION = "0.14.0"
+"""DeepSpeed asks which of its versions has written a checkpoint; from this one on it is alike."""
 _SLICED = "zero_pp_rank_0_"
 """ZeRO's stage 3 has such files of each rank, without weights, in the place of those with."""
 _STATES = re.compile(rf"(?:{_SLICED})?mp_rank_(\d+)_model_states\.pt")
@@ -148,10 +152,31 @@ def client_state(checkpoint: Opened, layout: Layout, padded_vocab_size: int) -> 
         "iteration": progress.iteration,
         "tokens": progress.consumed_tokens,
         "dp_world_size": layout.data_parallel_size,
-        "mp_world_size": layout.tensor_parallel_size,
+        "mp_world_size": layout.tensor_parallel_size * layout.pipeline_parallel_size,
         "global_steps": progress.iteration,
         "global_samples": progress.consumed_samples,
         "skipped_steps": 0,
-        "lr_scheduler": None,
+        "lr_scheduler": _schedule(checkpoint),
         "sparse_tensor_module_names": set(),
     }
+
+
+def schedule_of(state: dict[str, Any]) -> dict[str, Any]:
+    """Note of the state of Megatron's scheduler, where a rank's file has it."""
+    known = state.get(SCHEDULE)
+    if not isinstance(known, dict):
+        return {}
+    plain = (int, float, str, type(None))
+    return {SCHEDULE: {key: value for key, value in known.items() if isinstance(value, plain)}}
+
+
+def _schedule(checkpoint: Opened) -> dict[str, Any]:
+    """State of Megatron's scheduler: where it stands; its settings are those of the new run.
+
+    They are there for --override-opt_param-scheduler, with which Megatron leaves them.
+    """
+    rates = ("max_lr", "min_lr", "lr_decay_style")
+    lengths = ("lr_warmup_steps", "lr_warmup_tokens", "lr_decay_steps", "lr_decay_tokens")
+    progress = checkpoint.progress
+    at = {"num_steps": progress.consumed_samples, "num_tokens": progress.consumed_tokens}
+    return {**dict.fromkeys((*rates, *lengths)), **checkpoint.notes.get(SCHEDULE, {}), **at}

@@ -31,6 +31,9 @@ MODEL, MASTER = "model.", "master."
 """Keys of fp32 weights begin so: where there are no others, and where they stand beside rounded
 ones."""
 
+SETTINGS = "optimizer_settings"
+"""Note of the optimizer's: lr of the last step, betas, eps, weight_decay."""
+
 
 @dataclass
 class States:
@@ -118,6 +121,8 @@ def read(
         first = shards[0][1]
         found.data_parallel_size, found.zero_stage = len(shards), _stage(first)
         found.notes["loss_scale"] = _loss_scale(first)
+        base = first.get("base_optimizer_state", first.get("optimizer_state_dict"))
+        found.notes |= settings_of(base.get("param_groups") if isinstance(base, dict) else None)
         for group in _groups(folder, model, shards):
             # Tied parameters, which several pipeline stages have, count once.
             own: dict[str, Part] = {}
@@ -187,6 +192,19 @@ def _loss_scale(state: Mapping[str, Any]) -> tuple[float, int]:
     scaler = state.get("loss_scaler")
     known = scaler.values if isinstance(scaler, StandIn) else {}
     return float(known.get("cur_scale", 1.0)), 0
+
+
+def settings_of(groups: Any) -> dict[str, Any]:
+    """Note of the settings that torch's optimizer has in its groups, of which the first decays."""
+    first = groups[0] if isinstance(groups, list) and groups else {}
+    kept: dict[str, Any] = {}
+    for name in ("lr", "betas", "eps", "weight_decay"):
+        match first.get(name):
+            case int() | float() as number:
+                kept[name] = float(number)
+            case (float() as one, float() as other):
+                kept[name] = [one, other]
+    return {SETTINGS: kept} if kept else {}
 
 
 def _part(parts: Mapping[str, Part], name: str, file: Path) -> Part:

@@ -18,6 +18,7 @@ from tokamake import files, plugins
 from tokamake.checkpoint import latest, native
 from tokamake.checkpoint.description import describe
 from tokamake.checkpoint.fragments import Fragments
+from tokamake.checkpoint.zero.shards import settings_of
 from tokamake.config import Run
 from tokamake.errors import UserError
 from tokamake.optim._groups import parameter_groups
@@ -50,6 +51,7 @@ class Base(ABC):
     """
 
     _state_kinds: dict[str, str]
+    _optimizer: torch.optim.Optimizer
 
     def __init__(self, run: Run, ranks: Ranks, device: torch.device, *, shard: bool) -> None:
         self._run, self._ranks, self._device = run, ranks, device
@@ -168,6 +170,7 @@ class Base(ABC):
             **progress,
             "architecture": self._run.architecture.model_dump(mode="json"),
             "optimizer": self._run.train.optimizer.name,
+            **settings_of(self._optimizer.param_groups),
             "loss_scale": self._loss_scale.state,
         }
 

@@ -1,0 +1,236 @@
+"""Writes DeepSpeed's optimizer states of ZeRO stages 1 and 2, as `shards` reads them.
+
+[bf16_]zero_pp_rank_<D>_mp_rank_<M>_optim_states.pt has the part of data-parallel rank D of two flat
+groups, as Megatron-DeepSpeed parts parameters: matrices, which decay, then norms and biases; in
+each they follow one another as the model makes them.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokamake.checkpoint import dtypes
+from tokamake.checkpoint.dtypes import FLOAT32
+from tokamake.checkpoint.files import torch_files
+from tokamake.checkpoint.files.pickles import Call, Global, Made
+from tokamake.checkpoint.megatron.parts import Part
+from tokamake.checkpoint.opened import Opened, Target
+from tokamake.checkpoint.regions import Block, Planned, Region
+from tokamake.checkpoint.zero.flat import Piece, cut, partition
+from tokamake.checkpoint.zero.folder import VERSION
+from tokamake.checkpoint.zero.shards import MASTER, MODEL, SETTINGS, parameter
+from tokamake.config.model import ADAMS
+from tokamake.errors import UserError
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_ALIGNMENT = 2
+"""Elements of which DeepSpeed makes a rank's part a multiple."""
+_SCALER = {
+    "cur_iter": 0,
+    "last_overflow_iter": -1,
+    "scale_factor": 2.0,
+    "scale_window": 1000,
+    "min_scale": 1.0,
+    "delayed_shift": 2,
+    "cur_hysteresis": 2,
+    "consecutive_hysteresis": False,
+    "raise_error_at_min_scale": True,
+    "dynamic": True,
+}
+"""Attributes of DeepSpeed's scaler of the loss, as its settings are by default."""
+
+_Group = Mapping[str, Part]
+
+
+class _Cut(NamedTuple):
+    """What a rank has of a flat group."""
+
+    pieces: list[Piece]
+    size: int
+    """Elements."""
+    padding: int
+    """How many of them, at the end, are of no parameter."""
+
+
+class Partitions:
+    """Optimizer states of a checkpoint, as data-parallel ranks of DeepSpeed share them.
+
+    Args:
+        checkpoint: which has them.
+        target: with stage and ranks.
+
+    Raises:
+        UserError: DeepSpeed could not continue with them.
+    """
+
+    def __init__(self, checkpoint: Opened, target: Target) -> None:
+        self._checkpoint, self._layout = checkpoint, target.layout
+        _check(checkpoint, target.layout.zero_stage)
+        weights = [key for key in checkpoint.source if key.startswith(MODEL)]
+        kept = dtypes.widest(checkpoint.source.dtype(key) for key in weights)
+        self._precision = target.dtype or kept.short
+
+    def lay_out(
+        self, folder: Path, number: int, parts: Mapping[str, Part]
+    ) -> tuple[dict[str, Any], list[Region]]:
+        """Write the files of a model-parallel rank, without their tensors.
+
+        Args:
+            folder: to write in.
+            number: of the rank.
+            parts: what it has, by DeepSpeed's names, in the order in which its model makes them.
+
+        Returns:
+            What the rank's own file tells of them, and where the tensors are to go.
+        """
+        groups = [*_groups(parts)]
+        regions: list[Region] = []
+        prefix = "bf16_" * (self._precision == "bf16")
+        for rank in range(self._layout.data_parallel_size):
+            name = f"{prefix}zero_pp_rank_{rank}_mp_rank_{number:02d}_optim_states.pt"
+            content = {"optimizer_state_dict": self._state(groups, rank), "ds_version": VERSION}
+            regions += torch_files.lay_out(folder / name, content)
+        size = Global("torch", "Size")
+        shapes = [
+            {name: Call(size, (part.shape,)) for name, part in group.items()} for group in groups
+        ]
+        return {"param_shapes": shapes}, regions
+
+    def _state(self, groups: list[_Group], rank: int) -> dict[str, Any]:
+        """What a data-parallel rank saves."""
+        layout = self._layout
+        cuts = [_cut(group, rank, layout.data_parallel_size) for group in groups]
+        pairs = [*zip(groups, cuts, strict=True)]
+        base = {
+            "state": {number: self._moments(*pair) for number, pair in enumerate(pairs)},
+            "param_groups": [*self._param_groups(len(groups))],
+        }
+        return {
+            "overflow": False,
+            "base_optimizer_state": base,
+            "single_partition_of_fp32_groups": [
+                self._planned(group, each, each.size - each.padding) for group, each in pairs
+            ],
+            "zero_stage": layout.zero_stage,
+            "group_paddings": [each.padding for each in cuts],
+            "partition_count": [layout.data_parallel_size] * len(groups),
+            "ds_version": VERSION,
+            **self._scaler(),
+        }
+
+    def _moments(self, group: _Group, own: _Cut) -> dict[str, Planned]:
+        found = {kind: self._planned(group, own, own.size, kind) for kind in _MOMENTS}
+        steps = (
+            Block(f"optimizer.step.{parameter(block.key)}", ())
+            for part in group.values()
+            for block in part.blocks
+        )
+        return {"step": Planned((), FLOAT32, (*steps,)), **found}
+
+    def _planned(self, group: _Group, own: _Cut, size: int, kind: str | None = None) -> Planned:
+        """What is laid one after the other.
+
+        Args:
+            group: parameters.
+            own: what there is of them.
+            size: elements.
+            kind: of moments; None: fp32 weights, where padding of the vocabulary is their mean.
+        """
+        blocks = (
+            block._replace(key=self._key(kind, block.key), start=piece.at + block.start)
+            for piece in own.pieces
+            for block in cut(group[piece.name].blocks, piece.start, piece.stop)
+            if kind is None or not block.is_mean
+        )
+        return Planned((size,), FLOAT32, (*blocks,))
+
+    def _key(self, kind: str | None, key: str) -> str:
+        name = parameter(key)
+        if kind is not None:
+            return f"optimizer.{kind}.{name}"
+        exact = f"{MASTER}{name}"
+        return exact if exact in self._checkpoint.source else key
+
+    def _param_groups(self, count: int) -> Iterator[dict[str, Any]]:
+        """Settings in each group, which DeepSpeed takes in the place of its own."""
+        settings = self._checkpoint.notes[SETTINGS]
+        rates = {**settings, "betas": (*settings["betas"],)}
+        names = ("wd_no_scale_lr", "no_wd_no_scale_lr")
+        for number in range(count):
+            decays = {} if number == 0 else {"weight_decay": 0.0}
+            yield {
+                "name": names[number],
+                **rates,
+                **decays,
+                "wd_mult": 1.0 - number,
+                "lr_mult": 1.0,
+                "bias_correction": True,
+                "amsgrad": False,
+                "params": [number],
+            }
+
+    def _scaler(self) -> dict[str, Any]:
+        """The scale of the loss, in fp16."""
+        scale, _ = self._checkpoint.notes.get("loss_scale", (1.0, 0))
+        if self._precision != "fp16" or scale == 1.0:
+            return {}
+        kind = Global("deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler")
+        state = {**_SCALER, "cur_scale": scale, "dtype": Global("torch", "float16")}
+        return {"loss_scaler": Made(kind, state), "dynamic_loss_scale": True}
+
+
+def _check(checkpoint: Opened, stage: int) -> None:
+    """See that there is what DeepSpeed needs to continue.
+
+    Raises:
+        UserError: there is not.
+    """
+    source, path = checkpoint.source, checkpoint.path
+    universal = "convert to universal, which DeepSpeed loads at any stage"
+    if stage > 2:
+        raise UserError(f"--zero-stage {stage}: shards of stages 1 and 2 are written; {universal}")
+    states = {key for key in source if key.startswith("optimizer.")}
+    kinds = {key.split(".")[1] for key in states}
+    if not kinds:
+        raise UserError(
+            f"{path}: has no optimizer states for --zero-stage {stage}; leave it out, or choose "
+            "another checkpoint"
+        )
+    names = [key.removeprefix(MODEL) for key in source if key.startswith(MODEL)]
+    wanted = {f"optimizer.{kind}.{name}" for kind in ("step", *_MOMENTS) for name in names}
+    name = checkpoint.notes.get("optimizer", "adamw")
+    if states != wanted or name not in ADAMS:
+        raise UserError(
+            f"{path}: has states {', '.join(sorted(kinds))} of {name}; as shards, those of Adam "
+            f"are written, which each parameter has; {universal}"
+        )
+    steps = {source.number(f"optimizer.step.{name}") for name in names}
+    if len(steps) > 1:
+        raise UserError(
+            f"{path}: parameters were updated {min(steps):,.0f} to {max(steps):,.0f} times, shards "
+            f"have one number for all; {universal}"
+        )
+    if not {"lr", "betas", "eps", "weight_decay"} <= checkpoint.notes.get(SETTINGS, {}).keys():
+        raise UserError(
+            f"{path}: does not tell learning rate, betas, epsilon and weight decay, which "
+            "DeepSpeed takes from shards; convert to universal, with which it keeps its own"
+        )
+
+
+def _groups(parts: Mapping[str, Part]) -> Iterator[_Group]:
+    """Parameters that decay, and those that do not."""
+    for decays in (True, False):
+        found = {name: part for name, part in parts.items() if (len(part.shape) > 1) == decays}
+        if found:
+            yield found
+
+
+def _cut(group: _Group, rank: int, ranks: int) -> _Cut:
+    """A rank's part of a flat group."""
+    sizes = [(name, math.prod(part.shape)) for name, part in group.items()]
+    total = sum(size for _, size in sizes)
+    each = -(-total // (_ALIGNMENT * ranks)) * _ALIGNMENT
+    start = rank * each
+    pieces = [*partition(sizes, start, start + each)]
+    return _Cut(pieces, each, each - max(0, min(each, total - start)))
