@@ -29,7 +29,7 @@ rule train:
 LAUNCH = """\
 #!/bin/sh
 [ "$1 $2 $3 $4" = "2 8 tokamake doctor" ] || exit 9
-[ ! -e ill ] || { echo "wrong    ranks: rank 3 did not come (look)"; exit 1; }
+[ ! -e ill ] || { echo once >> tries; echo "wrong    ranks: rank 3 did not come (look)"; exit 1; }
 while [ "$1" != --output ]; do shift; done
 echo {} > "$2"
 """
@@ -85,10 +85,11 @@ def test_the_doctor_sees_the_ranks_of_the_training(profile: str) -> None:
 @pytest.mark.slow
 def test_an_ill_cluster_stops_the_run_before_training(folder: Path) -> None:
     (folder / "ill").touch()
-    done, told = run(folder, *CLUSTER)
+    done, told = run(folder, *CLUSTER, "--retries", "2")
     assert done.returncode == 1
     assert "wrong    ranks: rank 3 did not come (look)" in told
     assert not (folder / "results/a").exists()
+    assert (folder / "tries").read_text() == "once\n"
     (folder / "ill").unlink()
     done, told = run(folder, *CLUSTER)
     assert done.returncode == 0, told

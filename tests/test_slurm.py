@@ -10,6 +10,9 @@ import pytest
 from runs import launch, losses, make_run, prepare, summary
 from slurms import MISSING, slurm
 
+from tokamake.doctor.profile import Profile
+from tokamake.doctor.scheduler import check_scheduler
+
 ROOT = Path(__file__).parent.parent
 
 pytestmark = [
@@ -45,3 +48,20 @@ def test_srun_starts_the_same_run_as_torchrun(cluster: dict[str, str], tmp_path:
     assert summary(found)["world_size"] == 2
     for key in ("loss", "grad_norm", "validation_loss"):
         assert losses(found, key) == losses(expected, key)
+
+
+def test_the_doctor_asks_slurm_and_its_ranks(
+    cluster: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PATH", "SLURM_CONF"):
+        monkeypatch.setenv(name, cluster[name])
+    told = [one.line for one in check_scheduler(Profile(None, {"executor": "slurm"}))]
+    assert told[0] == "ok       scheduler: scontrol answers, 1 queue"
+    assert told[-1].startswith("ok       limits for other rules: 1 node, time not known in all; ")
+    launch_script = ROOT / "profiles/slurm/launch.sh"
+    command = [launch_script, "1", "2", sys.executable, "-m", "tokamake", "doctor", "--ranks"]
+    result = subprocess.run(
+        command, cwd=tmp_path, env=cluster, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("sums of the all-reduce: right on 2 ranks, cpu\n") == 1

@@ -36,6 +36,7 @@ rule doctor:
     benchmark:
         "results/benchmarks/doctor.tsv"
     priority: 100
+    retries: 0  # whatever the profile has for others: its words are wanted at once
     conda:
         "../envs/tokamake.yaml"
     resources:
