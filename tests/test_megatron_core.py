@@ -122,7 +122,10 @@ def test_transformer_engines_names_are_the_same_model(folder: Path, tmp_path: Pa
     )
 
 
-def test_stages_of_a_pipeline_and_the_tied_head_of_the_last(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("counts", [(2, 2), (1, 3), (3, 1)])
+def test_stages_of_a_pipeline_and_the_tied_head_of_the_last(
+    counts: tuple[int, int], folder: Path, tmp_path: Path
+) -> None:
     state = torch.load(folder / "llama-tied" / FILE, weights_only=False)
     state["args"].pipeline_model_parallel_size = 2
     whole = state["model"]
@@ -133,8 +136,9 @@ def test_stages_of_a_pipeline_and_the_tied_head_of_the_last(folder: Path, tmp_pa
             if number is None:
                 if name.startswith("embedding") == (stage == 0):
                     part[name] = value
-            elif int(number[1]) // 2 == stage:
-                part[name.replace(number[0], f".layers.{int(number[1]) % 2}")] = value
+            elif (int(number[1]) >= counts[0]) == stage:
+                own = int(number[1]) - stage * counts[0]
+                part[name.replace(number[0], f".layers.{own}")] = value
         if stage:
             part["output_layer.weight"] = whole["embedding.word_embeddings.weight"]
         file = tmp_path / f"iter_0000007/mp_rank_00_{stage:03d}/model_optim_rng.pt"

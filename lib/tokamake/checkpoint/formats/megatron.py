@@ -5,7 +5,8 @@ model0, model1 ... where it has several. Layers are counted from 0 in each stage
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ def opened(folder: Path) -> Opened:
     check_sizes(args, folder, tensor=tensor, pipeline=pipeline)
     virtual = sum(1 for name in state if re.fullmatch(r"model\d+", str(name))) or 1
     layout, regions = Layout(tensor, pipeline, virtual), list[Region]()
+    layers = _found_layers(folder, architecture, layout)
     for stage in range(pipeline):
         for number in range(tensor):
             file = _file(folder, number, stage, pipeline)
@@ -80,7 +82,7 @@ def opened(folder: Path) -> Opened:
             deepspeed_folder.check_step(file, state, first, of_first)
             version = version_of(state, file, missing=0.0)  # the first ones had none
             rank = Rank(architecture, Axis(number, tensor), rows, version)
-            for name, tree in _stages(rank, layout, stage):
+            for name, tree in _stages(rank, layout, stage, layers):
                 regions += megatron_module.found(file, state.get(name), tree)
     return Opened(
         "megatron",
@@ -106,33 +108,55 @@ def _file(folder: Path, tensor: int, stage: int, stages: int) -> Path:
     return folder / name / _FILE
 
 
-def _stages(rank: Rank, layout: Layout, pipeline_rank: int) -> Iterator[tuple[str, Any]]:
-    """What a rank's file has of the model, by name."""
-    ranks, virtual = layout.pipeline_parallel_size, layout.virtual_pipeline_size
-    count = ranks * virtual
-    each = _layers_of_stage(rank.architecture, count)
-    for number in range(virtual):
-        stage = number * ranks + pipeline_rank
-        tree = megatron_module.nested(
-            rank,
-            range(stage * each, (stage + 1) * each),
-            is_first=stage == 0,
-            is_last=stage == count - 1,
-        )
-        if rank.architecture.tie_word_embeddings and stage == count - 1 > 0:
+def _stages(
+    rank: Rank, layout: Layout, pipeline_rank: int, layers: Sequence[range]
+) -> Iterator[tuple[str, Any]]:
+    """What a rank's file has of the model, by name.
+
+    Args:
+        rank: of tensor parallelism.
+        layout: of the checkpoint.
+        pipeline_rank: of the file.
+        layers: of all stages.
+    """
+    for number in range(layout.virtual_pipeline_size):
+        stage = number * layout.pipeline_parallel_size + pipeline_rank
+        is_last = stage == len(layers) - 1
+        tree = megatron_module.nested(rank, layers[stage], is_first=stage == 0, is_last=is_last)
+        if rank.architecture.tie_word_embeddings and is_last and stage > 0:
             words = rank.embedding()["word_embeddings.weight"]
             tree["word_embeddings_for_head"] = {"weight": Part(words.shape, words.blocks, True)}
-        yield f"model{number}" if virtual > 1 else "model", tree
+        yield _model(number, layout), tree
 
 
-def _layers_of_stage(architecture: Architecture, stages: int) -> int:
+def _model(number: int, layout: Layout) -> str:
+    """Name of a stage's weights in a file."""
+    return f"model{number}" if layout.virtual_pipeline_size > 1 else "model"
+
+
+def _found_layers(folder: Path, architecture: Architecture, layout: Layout) -> list[range]:
+    """Layers of each stage, as the files have them: Megatron-LM can share them unevenly."""
+    ranks, virtual = layout.pipeline_parallel_size, layout.virtual_pipeline_size
+    counts = [0] * ranks * virtual
+    for stage in range(ranks):
+        state = deepspeed_folder.read(_file(folder, 0, stage, ranks))
+        for number in range(virtual):
+            module = state.get(_model(number, layout))
+            counts[number * ranks + stage] = megatron_module.num_layers(module)
+    if sum(counts) != architecture.num_hidden_layers:
+        return _even_layers(architecture, ranks * virtual)  # tensors tell what is missing
+    ends = [*accumulate(counts)]
+    return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+
+
+def _even_layers(architecture: Architecture, stages: int) -> list[range]:
     each, rest = divmod(architecture.num_hidden_layers, stages)
     if rest:
         raise UserError(
             f"pipeline_parallel_size × virtual_pipeline_size: {stages}: does not divide "
             f"{architecture.num_hidden_layers} layers, as Megatron-LM needs; give a divisor"
         )
-    return each
+    return [range(stage * each, (stage + 1) * each) for stage in range(stages)]
 
 
 def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
@@ -158,6 +182,7 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
         "iteration": step,
     }
     regions: list[Region] = []
+    layers = _even_layers(checkpoint.architecture, pipeline * layout.virtual_pipeline_size)
     for stage in range(pipeline):
         for number in range(tensor):
             file = _file(folder / f"iter_{step:07d}", number, stage, pipeline)
@@ -165,7 +190,7 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
             rank = Rank(checkpoint.architecture, Axis(number, tensor), rows)
             model = {
                 name: megatron_module.planned(tree, checkpoint, target)
-                for name, tree in _stages(rank, layout, stage)
+                for name, tree in _stages(rank, layout, stage, layers)
             }
             regions += torch_files.lay_out(file, {**model, **rest})
     files.write_text(folder / _POINTER, f"{step}")

@@ -35,6 +35,7 @@ _CORE = (
 """Names of megatron.core, whose norms are in the next projection where that is Transformer
 Engine's, and what they are called here."""
 _HEAD, _TIED_HEAD = "language_model.output_layer.weight", "word_embeddings_for_head.weight"
+_LAYER = re.compile(r"\bencoder\.layers\.(\d+)\.")
 _NO_WEIGHTS = re.compile(r"(.*\.)?(_extra_state|inv_freq|rotary_(pos_)?emb.*)")
 """Names of what a module holds beside weights."""
 
@@ -131,6 +132,12 @@ def found(file: Path, module: Any, tree: Any) -> Iterator[Region]:
 
 def _by_name(module: Any) -> dict[str, Any]:
     return {newer(name): value for name, value in torch_files.leaves(module)}
+
+
+def num_layers(module: Any) -> int:
+    """Layers that a module has tensors of."""
+    found = (_LAYER.search(name) for name in _by_name(module))
+    return len({each[1] for each in found if each})
 
 
 def is_core(module: Any) -> bool:
