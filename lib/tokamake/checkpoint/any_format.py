@@ -53,6 +53,11 @@ def _open(path: Path) -> Opened:
     if not path.is_dir():
         problem = "is a file" if path.exists() else "no such folder"
         raise UserError(f"{path}: {problem}; give the folder of a checkpoint")
+    if (path / "config.json").is_file():
+        raise UserError(
+            f"{path}: has config.json but no weights (*.safetensors or pytorch_model*); "
+            "fetch them, too"
+        )
     known = ", ".join(name.replace("_", "-") for name in plugins.names(FOLDER))
     raise UserError(
         f"{path}: no checkpoint of a format that is known ({known}); give its folder, or one whose "
