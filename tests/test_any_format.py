@@ -12,6 +12,7 @@ from tokamake.checkpoint.any_format import open_any
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.inspect import inspect
 from tokamake.checkpoint.opened import Progress
+from tokamake.checkpoint.start_files import start_files
 from tokamake.checkpoint.tensors import random
 from tokamake.errors import UserError
 
@@ -86,3 +87,44 @@ def test_what_is_no_checkpoint_has_none_beside(tmp_path: Path) -> None:
         with pytest.raises(UserError) as error:
             open_any(path)
         assert "which is complete" not in str(error.value)
+
+
+def test_weights_that_are_not_there_are_said_to_be_missing(tmp_path: Path) -> None:
+    megatrons.write(tmp_path / "a", "hf", SHAPE, random(SHAPE, 1), Progress())
+    (tmp_path / "a/model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"a: has config\.json but no weights .*; fetch them, too$"):
+        open_any(tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", ["fp32.pt", "exp_avg.pt"])
+def test_a_missing_file_of_a_universal_checkpoint_is_named(name: str, tmp_path: Path) -> None:
+    megatrons.write(tmp_path / "a", "universal", SHAPE, random(SHAPE, 1), Progress())
+    folders = sorted(path for path in tmp_path.glob("a/*/zero/*") if path.is_dir())
+    for folder in folders:  # as if it had optimizer states
+        shutil.copy(folder / "fp32.pt", folder / "exp_avg.pt")
+    open_any(tmp_path / "a")
+    gone = next(folder for folder in folders if folder.name.endswith("query_key_value.weight"))
+    (gone / name).unlink()
+    with pytest.raises(UserError, match=f"query_key_value.weight/{name}: no such file; fetch or"):
+        open_any(tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", [*FORMATS, "hf"])
+def test_a_start_is_all_files_that_are_read(name: str, tmp_path: Path) -> None:
+    megatrons.write(tmp_path / "a", name, SHAPE, random(SHAPE, 1), Progress())
+    if name != "hf":
+        (tmp_path / "a/config.json").write_text("{}")  # of whatever program
+    read = {region.file for region in open_any(tmp_path / "a").source.regions}
+    assert read
+    assert read <= {*start_files(tmp_path / "a")}
+
+
+@pytest.mark.parametrize("name", ["hf", "mds"])
+def test_steps_are_told_where_there_are_some(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    megatrons.write(tmp_path / "a", name, SHAPE, random(SHAPE, 1), Progress(7, 70, 700))
+    inspect(tmp_path / "a")
+    told = capsys.readouterr().out
+    assert ("progress      step 7, 70 samples, 700 tokens" in told) == (name == "mds")
+    assert ("progress" in told) == (name == "mds")

@@ -368,6 +368,7 @@ def test_what_a_conversion_cannot_do_is_refused(folder: Path, tmp_path: Path) ->
 
     refused("no such parts", format="hf", tensor_parallel_size=2)
     refused("give 1 or more", format="mds", tensor_parallel_size=0)
+    refused("--workers -1: give 1 or more, or 0", format="mds", workers=-1)
     refused("does not divide 4 layers", format="megatron", pipeline_parallel_size=3)
     refused("does not divide 4 layers", format="megatron", pipeline_parallel_size=8)
     refused(

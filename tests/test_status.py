@@ -102,6 +102,37 @@ def test_programs_read_json(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert told["training"]["big"]["seconds_left"] == 3600
 
 
+def test_what_is_not_a_number_is_null(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(folder, age=10)
+    path = folder / "results/big/training/metrics.jsonl"
+    lost = {**metric(15, float("nan")), "validation_loss": float("inf")}
+    write(path, json.dumps(lost) + "\n")
+    status(folder, json=True)
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    told = json.loads(capsys.readouterr().out, parse_constant=refuse)["training"]["big"]
+    assert (told["step"], told["loss"], told["validation_loss"]) == (15, None, None)
+
+
+def test_named_validation_sets_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(folder, age=0)
+    path = folder / "results/big/training/metrics.jsonl"
+    losses = [
+        {"step": 0, "validation_loss/code": 9.0},
+        {"step": 10, "validation_loss": 3.5, "validation_loss/code": 3.0},
+        {"step": 10, "validation_loss/web": 2.5},
+    ]
+    lines = [*losses, {**metric(10, 4.0), "step_seconds": 90.0}]
+    write(path, "".join(json.dumps(line) + "\n" for line in lines))
+    status(folder)
+    assert "loss 4.0000, validation 3.5000, code 3.0000, web 2.5000, " in capsys.readouterr().out
+    status(folder, json=True)
+    told = json.loads(capsys.readouterr().out)["training"]["big"]
+    assert told["validation_losses"] == {"code": 3.0, "web": 2.5}
+
+
 def test_months_of_metrics_are_not_read_whole(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

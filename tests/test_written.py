@@ -268,3 +268,63 @@ def test_tensors_with_nan_are_named_even_if_it_was_cut_off(
     assert "unsound " in (tmp_path / ".a.converting/notes/done.txt").read_text()
     convert(source=tmp_path / "hf", target=tmp_path / "a", format="mds")
     assert capsys.readouterr().err == told
+
+
+KILLED = """
+import os, signal, sys
+from tokamake.checkpoint import written
+from tokamake.cli import main
+
+left = [int(sys.argv.pop(1))]
+number = left[0]
+
+def counted(function):
+    def call(*arguments, **options):
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+    return call
+
+for name in ("pwrite", "fsync", "rename", "replace", "unlink", "rmdir"):
+    setattr(os, name, counted(getattr(os, name)))
+written._NOTED_BYTES = 0
+try:
+    main()
+finally:
+    print(number - left[0], file=sys.stderr)
+"""
+
+
+def test_killed_anywhere_it_is_whole_or_not_there_and_ends_with_the_same_bytes(
+    tmp_path: Path,
+) -> None:
+    shape = FAMILIES["llama"].model_copy(update={"num_hidden_layers": 1})
+    hugging_face.write(tmp_path / "hf", shape, weights(shape))
+
+    def run(number: int, target: Path) -> subprocess.CompletedProcess[str]:
+        options = ["--format=mds", "--tensor-parallel-size=2", "--workers=1"]
+        paths = [f"--from={tmp_path / 'hf'}", f"--to={target}"]
+        command = [sys.executable, "-c", KILLED, str(number), "convert", *paths, *options]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    calm = run(10**9, tmp_path / "calm")
+    expected, calls = contents(tmp_path / "calm"), int(calm.stderr)
+    killed = 0
+    for number in [*range(1, calls - 8, max(1, calls // 10)), *range(calls - 8, calls + 1)]:
+        target = tmp_path / f"{number}"
+        target.mkdir()
+        if run(number, target).returncode == 0:
+            continue  # how many calls there are may change with threads' turns
+        killed += 1
+        assert contents(target) in ({}, expected)
+        if not contents(target):
+            convert(source=tmp_path / "hf", target=target, format="mds", tensor_parallel_size=2)
+        assert contents(target) == expected
+        assert not (tmp_path / f".{number}.converting/notes/plan.json").exists()
+    assert killed > 12
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

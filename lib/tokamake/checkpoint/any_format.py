@@ -62,6 +62,11 @@ def _open(path: Path) -> Opened:
             f"{folder}: Megatron-LM's distributed checkpoint, which is not read; have Megatron-LM "
             "write it with --ckpt-convert-format torch"
         )
+    if (path / "config.json").is_file():
+        raise UserError(
+            f"{path}: has config.json but no weights (*.safetensors or pytorch_model*); "
+            "fetch them, too"
+        )
     known = ", ".join(name.replace("_", "-") for name in plugins.names(FOLDER))
     raise UserError(
         f"{path}: no checkpoint of a format that is known ({known}); give its folder, or one whose "

@@ -7,7 +7,7 @@ from pathlib import Path
 
 DESCRIPTION = "tokamake.json"
 """File of tokamake's own checkpoints that says whose they are."""
-_OF_HUGGING_FACE = ("*.safetensors*", "pytorch_model*")
+_OF_HUGGING_FACE = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*")
 _MEGATRON = "latest_checkpointed_iteration.txt"
 
 
@@ -17,12 +17,19 @@ def start_files(path: Path) -> list[Path]:
     Args:
         path: folder of the checkpoint, or one whose `latest` names it.
     """
-    if (path / "config.json").is_file():
-        weights = {file for pattern in _OF_HUGGING_FACE for file in path.glob(pattern)}
-        return [path / "config.json", *sorted(weights)]
+    if found := hugging_face_files(path):
+        return found
     pointer, folder = pointed(path)
     found = sorted(file for file in folder.rglob("*") if file.is_file())
     return [*([pointer] if pointer else []), *found]
+
+
+def hugging_face_files(path: Path) -> list[Path]:
+    """Files of a folder of Hugging Face's, if it is one: config.json, then those with weights."""
+    if not (path / "config.json").is_file():
+        return []
+    weights = {file for pattern in _OF_HUGGING_FACE for file in path.glob(pattern)}
+    return [path / "config.json", *sorted(weights)] if weights else []
 
 
 def is_native(path: Path) -> bool:

@@ -1,6 +1,7 @@
 """The tool `status`: which stages are done, running and failed, and how training goes."""
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,6 +85,7 @@ def _pace(training: "Training") -> str:
         parts.append(f"loss {training.loss:.4f}")
     if training.validation_loss is not None:
         parts.append(f"validation {training.validation_loss:.4f}")
+    parts += [f"{name} {loss:.4f}" for name, loss in training.validation_losses.items()]
     if training.tokens_per_second is not None:
         parts.append(f"{training.tokens_per_second:,.0f} tokens/s")
     if training.step < training.steps:
@@ -134,4 +136,13 @@ def _as_json(folder: Path, found: "dict[str, list[Job]]", trained: "dict[str, Tr
             for job in each
         ]
     training = {title.removeprefix("run "): value._asdict() for title, value in trained.items()}
-    return json.dumps({"jobs": told, "training": training}, indent=2)
+    return json.dumps(_finite({"jobs": told, "training": training}), indent=2, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """A value with null in the place of NaN and infinity, which JSON has not."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from tokamake.config import read_run
 
 _TAIL_BYTES = 1 << 20
+_VALIDATION = "validation_loss"
+"""What losses of validation sets begin with; the name of one follows after a slash."""
 _LATEST = 20
 """Lines of which the speed is the median."""
 
@@ -23,6 +25,8 @@ class Training(NamedTuple):
     """Last training loss, in nats per token."""
     validation_loss: float | None
     """Last validation loss."""
+    validation_losses: dict[str, float]
+    """Last ones of the other validation sets, by name."""
     tokens_per_second: float | None
     """Median of the last lines."""
     seconds_left: float | None
@@ -48,13 +52,15 @@ def read_training(folder: Path, run: str, *, now: float) -> Training | None:
     trained = [line for line in lines if "loss" in line]
     latest = trained[-_LATEST:]
     step = latest[-1]["step"] if latest else 0
-    measured = [line["validation_loss"] for line in lines if "validation_loss" in line]
+    losses = [(key, line[key]) for line in lines for key in line if key.startswith(_VALIDATION)]
+    measured = {key.removeprefix(_VALIDATION).removeprefix("/"): loss for key, loss in losses}
     each = [line["step_seconds"] for line in latest if "step_seconds" in line]
     return Training(
         step,
         steps,
         latest[-1]["loss"] if latest else None,
-        measured[-1] if measured else None,
+        measured.pop("", None),
+        measured,
         median(line["tokens_per_second"] for line in latest) if latest else None,
         (steps - step) * median(each) if each else None,
         now - path.stat().st_mtime,

@@ -22,6 +22,7 @@ from tokamake.checkpoint.files import safetensors_files, torch_files, torch_pick
 from tokamake.checkpoint.files.torch_pickles import Located
 from tokamake.checkpoint.opened import Opened, Target
 from tokamake.checkpoint.regions import Block, Planned, Region, Source
+from tokamake.checkpoint.start_files import hugging_face_files
 from tokamake.config import Architecture
 from tokamake.errors import UserError
 from tokamake.models._hugging_face import Format
@@ -48,11 +49,7 @@ class _Stored(NamedTuple):
 
 def find(path: Path) -> Path | None:
     """The folder itself, if it has config.json and weights."""
-    if (path / "config.json").is_file():
-        for pattern in ("*.safetensors", "*.safetensors.index.json", "pytorch_model*"):
-            if any(path.glob(pattern)):
-                return path
-    return None
+    return path if hugging_face_files(path) else None
 
 
 def opened(path: Path) -> Opened:

@@ -64,6 +64,7 @@ def opened(folder: Path) -> Opened:
     file = deepspeed_folder.states(folder, 0)
     state = deepspeed_folder.read(file)
     folders = sorted(each for each in (folder / _ZERO).iterdir() if each.is_dir())
+    _check_files(folders)
     names = {megatron_module.newer(each.name): each for each in folders}
     words = next((name for name in names if name.endswith("word_embeddings.weight")), None)
     if words is None:
@@ -98,6 +99,19 @@ def _settings(zero: Path) -> dict[str, Any]:
     file = zero / "optimizer_state.pt"
     groups = deepspeed_folder.read(file).get("param_groups") if file.is_file() else None
     return settings_of(groups)
+
+
+def _check_files(folders: Iterable[Path]) -> None:
+    """See that all parameters have the same files.
+
+    Raises:
+        UserError: one is missing.
+    """
+    found = {folder: {file.name for file in folder.glob("*.pt")} for folder in folders}
+    every = {name for names in found.values() for name in names}
+    for folder, names in found.items():
+        if missing := sorted(every - names):
+            raise UserError(f"{folder / missing[0]}: no such file; {REMEDY}")
 
 
 def _notes(state: dict[str, Any]) -> dict[str, Any]:
