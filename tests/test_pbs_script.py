@@ -23,7 +23,7 @@ def records(tmp_path: Path) -> Records:
 
 def prepare(records: Records, body: str) -> Path:
     path = records.path(RECORD, "sh")
-    path.write_text(script(path.parent, RECORD.token))
+    path.write_text(script(path.parent, RECORD.token, "PBS_JOBID"))
     records.path(RECORD, "job").write_text(f"{body}\n")
     return path
 

@@ -58,6 +58,10 @@ def test_broken_variables_are_refused(name: str, value: str) -> None:
         ("node[03-05,7],other", "node03"),
         ("x[1,3]-hsn0", "x1-hsn0"),
         ("single", "single"),
+        ("node[01-04,07]", "node01"),
+        ("ip-10-0-0-1", "ip-10-0-0-1"),
+        ("ip-10-0-0-[9-10],ip-10-0-1-1", "ip-10-0-0-9"),
+        ("x[3000-3001]c0s[1-2]b0n0,y", "x3000c0s1b0n0"),
     ],
 )
 def test_first_host(nodes: str, host: str) -> None:

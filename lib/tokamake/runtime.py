@@ -110,10 +110,14 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def first_host(nodes: str) -> str:
-    """First host of a Slurm node list: `ip-10-0-0-1,b` or `node[03-05,7]-x`."""
-    match = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
-    assert match
-    return "".join(part or "" for part in match.groups())
+    """First host of a Slurm node list.
+
+    Args:
+        nodes: such as `ip-10-0-0-1,b`, `node[03-05,7]-x` or `x[3000-3001]c0s[1-2]b0n0`.
+    """
+    first = re.match(r"(?:\[[^\]]*\]|[^\[,])+", nodes)
+    assert first
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0])
 
 
 def choose_device(ranks: Ranks) -> "torch.device":
