@@ -116,13 +116,13 @@ def cluster() -> Iterator[Slurm]:
 @pytest.fixture
 def site(tmp_path: Path, sampled: Path, cluster: Slurm) -> Iterator[Site]:
     folder = make_workspace(tmp_path)
-    corpora = (folder / "corpora.tsv").read_text().replace("results/raw", f"{sampled}/raw")
-    (folder / "corpora.tsv").write_text(corpora)
+    row = f"all\t{sampled}/raw/*/*-00.jsonl\ttext\t1\n"
+    (folder / "corpora.tsv").write_text(f"corpus\tfiles\ttext_key\tweight\n{row}")
     config = {
         **CONFIG,
         "sample_corpus": {},
         "tokenizer": {"path": str(sampled / "tokenizer")},
-        "plan": {"max_jobs": 2},
+        "plan": {"shard_bytes": 1000, "max_jobs": 2},
         "train": {
             **CONFIG["train"],
             "train_steps": 12,
@@ -160,7 +160,7 @@ def test_the_workflow_ends_whatever_meets_its_jobs(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shard fails and is redone alone; training on two nodes outlasts its time, and goes on."""
-    site.say("tokenize-code-00000", "fails")
+    site.say("tokenize-all-00000", "fails")
     site.say("train", "hangs")
     controller = site.start(
         "--retries", "1", "--set-resources", "train:nodes=2", "train:tasks=2", "train:runtime=5",
@@ -180,7 +180,7 @@ def test_the_workflow_ends_whatever_meets_its_jobs(
     assert (
         f"Slurm job {job} used more than was asked for and was killed by Slurm: time" in site.text
     )
-    assert [len(site.begun(f"tokenize-{name}-00000")) for name in ("code", "docs")] == [2, 1]
+    assert [len(site.begun(f"tokenize-all-0000{batch}")) for batch in range(2)] == [2, 1]
     first, second = site.begun("train")[:2], site.begun("train")[2:]
     for ranks in (first, second):
         assert len({job for job, _ in ranks}) == 1
@@ -200,11 +200,11 @@ def test_the_workflow_ends_whatever_meets_its_jobs(
 
 
 def test_signals_cancel_and_a_killed_controller_finds_its_jobs_again(site: Site) -> None:
-    target = STAGE.format("code-00000")
-    waits = site.say("tokenize-code-00000", "waits")
+    target = STAGE.format("all-00000")
+    waits = site.say("tokenize-all-00000", "waits")
     for count, number in enumerate((signal.SIGINT, signal.SIGTERM), 1):
         controller = site.start("--", target)
-        site.await_begun("tokenize-code-00000", count)
+        site.await_begun("tokenize-all-00000", count)
         controller.send_signal(number)
         assert controller.wait(DEADLINE) == 1, site.text
         wait_for(lambda: not site.slurm.jobs(), "an empty queue")
@@ -212,7 +212,7 @@ def test_signals_cancel_and_a_killed_controller_finds_its_jobs_again(site: Site)
         assert not list((site.folder / "results/data").rglob("*.bin"))
 
     controller = site.start("--", target)
-    job, _ = site.await_begun("tokenize-code-00000", 3)
+    job, _ = site.await_begun("tokenize-all-00000", 3)
     controller.kill()
     controller.wait()
     assert list(site.slurm.jobs()) == [job]
@@ -223,25 +223,25 @@ def test_signals_cancel_and_a_killed_controller_finds_its_jobs_again(site: Site)
     waits.unlink()
     assert controller.wait(DEADLINE) == 0, site.text
     assert (site.folder / target).exists()
-    assert len(site.begun("tokenize-code-00000")) == 3  # of which the last one was the first to end
+    assert len(site.begun("tokenize-all-00000")) == 3  # of which the last one was the first to end
     controller = site.start("--", target)
     assert controller.wait(DEADLINE) == 0
     assert "Nothing to be done" in site.text
 
 
 def test_a_job_moves_on_when_its_node_dies(site: Site) -> None:
-    waits = site.say("tokenize-docs-00000", "waits")
-    controller = site.start("--", STAGE.format("docs-00000"))
-    job, node = site.await_begun("tokenize-docs-00000", 1)
+    waits = site.say("tokenize-all-00001", "waits")
+    controller = site.start("--", STAGE.format("all-00001"))
+    job, node = site.await_begun("tokenize-all-00001", 1)
     site.slurm.kill_node(node)
     # Slurm lets a job whose node was lost wait, in case it is the job's fault.
     site.slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
-    again, other = site.await_begun("tokenize-docs-00000", 2)
+    again, other = site.await_begun("tokenize-all-00001", 2)
     assert again == job
     assert other != node
     waits.unlink()
     assert controller.wait(DEADLINE) == 0, site.text
-    assert (site.folder / STAGE.format("docs-00000")).exists()
+    assert (site.folder / STAGE.format("all-00001")).exists()
     site.slurm.start_node(node)
     site.slurm.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
     wait_for(site.slurm.is_idle, "the node", DEADLINE)
@@ -256,10 +256,10 @@ def test_a_job_moves_on_when_its_node_dies(site: Site) -> None:
 )
 def test_a_sites_profile_runs_a_rule(site: Site, profile: str, mine: str, expected: str) -> None:
     site.profile = profile
-    waits = site.say("tokenize-code-00000", "waits")
+    waits = site.say("tokenize-all-00000", "waits")
     (site.folder / f".config/tokamake/{profile}.yaml").write_text(mine)
-    controller = site.start("--", STAGE.format("code-00000"))
-    job, _ = site.await_begun("tokenize-code-00000", 1)
+    controller = site.start("--", STAGE.format("all-00000"))
+    job, _ = site.await_begun("tokenize-all-00000", 1)
     listed = site.slurm.run("squeue", "--noheader", f"--jobs={job}", "--format=%a %P %f")
     waits.unlink()
     assert listed.strip() == expected
