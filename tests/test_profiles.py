@@ -101,8 +101,10 @@ def test_ranks_meet_at_a_free_port_of_the_first_node(
         f" echo 'NodeName={first} NodeAddr=10.0.0.7 NodeHostName=x Port=1'\n"
     )
     stand_in.chmod(0o755)
+    (tmp_path / "getent").write_text('#!/bin/sh\n[ "$2" = localhost ]\n')
     (tmp_path / "srun").write_text('#!/bin/sh\necho "$MASTER_ADDR $MASTER_PORT"\n')
-    (tmp_path / "srun").chmod(0o755)
+    for name in ("getent", "srun"):
+        (tmp_path / name).chmod(0o755)
     path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     variables = {"SLURM_JOB_NODELIST": "a,b", "SLURMD_NODENAME": here, "PATH": path}
     script = ROOT / f"profiles/{profile}/launch.sh"
