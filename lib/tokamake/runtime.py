@@ -145,8 +145,8 @@ def process_group(ranks: Ranks) -> Iterator["torch.device"]:
     none.
 
     Raises:
-        UserError: MPI does not see the peers that the launcher started, or two ranks have the same
-            device.
+        UserError: MPI does not see the peers that the launcher started, the port is taken, or two
+            ranks have the same device.
     """
     import torch.distributed as dist
 
@@ -161,9 +161,7 @@ def process_group(ranks: Ranks) -> Iterator["torch.device"]:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     else:
         _rendezvous(ranks)
-        dist.init_process_group(
-            backend, init_method="env://", rank=ranks.rank, world_size=ranks.world_size
-        )
+        _join(backend, ranks)
     try:
         if device.type == "cpu":
             _share_cores()
@@ -191,6 +189,22 @@ def _rendezvous(ranks: Ranks) -> None:
     else:
         host, port = _agree_through_mpi(ranks)
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)
+
+
+def _join(backend: str, ranks: Ranks) -> None:
+    import torch.distributed as dist
+
+    try:
+        dist.init_process_group(
+            backend, init_method="env://", rank=ranks.rank, world_size=ranks.world_size
+        )
+    except dist.DistNetworkError as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        reason = str(error).split("\n")[0]
+        raise UserError(
+            f"ranks cannot meet at {place}: {reason}; set MASTER_ADDR to the first host and "
+            "MASTER_PORT to a port that is free there"
+        ) from None
 
 
 def _agree_through_mpi(ranks: Ranks) -> tuple[str, int]:
