@@ -17,7 +17,7 @@ from pbses import wait_for
 
 from tokamake.runtime import _free_port
 
-PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "srun", "sbatch", "sinfo")
+PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "srun", "sbatch", "sinfo", "setpriv")
 MISSING = [
     name for name in PROGRAMS if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
 ]
@@ -81,7 +81,8 @@ class Slurm:
         return dict(line.split() for line in lines)
 
     def start(self, name: str, command: list[str]) -> None:
-        """Start a daemon."""
+        """Start a daemon, which ends with this process, too, however that ends."""
+        command = ["setpriv", "--pdeathsig", "TERM", *command]
         with (self.folder / f"{name}.log").open("a") as log:
             self.daemons[name] = subprocess.Popen(
                 command, env=self.environment, stdout=log, stderr=log
