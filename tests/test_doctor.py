@@ -368,14 +368,32 @@ def test_accounts_of_slurm(site: Path, answer: str, state: str, told: str) -> No
     program(site, "scontrol", f"cat <<'END'\n{PARTITIONS}END")
     program(site, "sacctmgr", answer)
     (site / "site/profile.yaml").write_text(
-        "executor: slurm\ndefault-resources:\n"
-        "  launch: \"'site/launch.sh'\"\n  slurm_account: physics\n  slurm_partition: short\n"
+        f"executor: sbatch\nsbatch-user-file: {site}/mine.yaml\nsbatch-defaults: partition=short\n"
+        "default-resources:\n  launch: \"'site/launch.sh'\"\n"
     )
+    (site / "mine.yaml").write_text("account: arts\nrules:\n  train: {account: physics}\n")
     found = {one.name: one for one in scheduler.check_scheduler(read(site))}
     assert found["account is valid"].state == state
     assert told in found["account is valid"].value
     for name in ("scontrol", "sacctmgr"):
         assert len((site / f"{name}.calls").read_text().splitlines()) == 1
+
+
+def test_a_persons_values_on_slurm(site: Path) -> None:
+    start = f"executor: sbatch\nsbatch-user-file: {site}/mine.yaml\nsbatch-required: account qos\n"
+    (site / "site/profile.yaml").write_text(start)
+    (site / "mine.yaml").write_text("qos: debug\nqueue: short\n")
+    told = {one.name: one.line for one in profile.check_personal(read(site))}
+    assert told["your file"].startswith(f"wrong    your file: {site}/mine.yaml: queue: unknown")
+    assert f"write `account: ...` into {site}/mine.yaml" in told["account"]
+    assert told["qos"] == "ok       qos: debug"
+    assert told["partition"] == "ok       partition: none given, so Slurm's default for you"
+    (site / "site/profile.yaml").write_text(
+        f"{start}set-resources:\n  train: {{slurm_account: arts}}\n"
+    )
+    assert {one.name: one.line for one in profile.check_personal(read(site))}["account"] == (
+        "ok       account: arts"
+    )
 
 
 def test_no_scheduler_for_local_processes() -> None:

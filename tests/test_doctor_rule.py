@@ -11,7 +11,7 @@ from pbses import stand_in
 from workflows import MINE, jobs, make_workspace, snakemake
 
 ROOT = Path(__file__).parent.parent
-CLUSTERS = ("aurora", "polaris", "slurm", "sunspot")
+CLUSTERS = ("aurora", "aws-parallelcluster", "perlmutter", "polaris", "slurm", "sunspot")
 
 SNAKEFILE = f"""
 import os
@@ -64,8 +64,6 @@ def run(
 
 @pytest.mark.parametrize("profile", ["local", *CLUSTERS])
 def test_clusters_see_a_doctor_first_and_this_machine_none(tmp_path: Path, profile: str) -> None:
-    if profile == "slurm":
-        pytest.importorskip("snakemake_executor_plugin_slurm")
     folder = make_workspace(tmp_path)
     planned = jobs(snakemake(folder, "-n", "--profile", f"profiles/{profile}", *MINE, "train"))
     assert planned["train"] == 1
@@ -76,7 +74,7 @@ def test_clusters_see_a_doctor_first_and_this_machine_none(tmp_path: Path, profi
 def test_the_doctor_sees_the_ranks_of_the_training(profile: str) -> None:
     path = ROOT / "profiles" / profile / "profile.yaml"
     rules = yaml.safe_load(path.read_text())["set-resources"]
-    asked = ("nodes", "tasks", "mpi", "tasks_per_gpu")
+    asked = ("nodes", "tasks", "gpus_per_node")
     assert {name: rules["doctor"].get(name) for name in asked} == {
         name: rules["train"].get(name) for name in asked
     }

@@ -16,7 +16,7 @@ from tokamake.data.shards.tokenize import tokenize
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lib/tokamake"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-EXECUTOR = sorted((ROOT / "lib/snakemake_executor_plugin_pbs").glob("*.py"))
+EXECUTOR = sorted((ROOT / "lib").glob("snakemake_executor_plugin_*/*.py"))
 RULES = "\n".join(path.read_text() for path in sorted((ROOT / "workflow").rglob("*.smk")))
 SNAKEFILE = (ROOT / "workflow/Snakefile").read_text()
 

@@ -154,7 +154,7 @@ def test_history_that_is_purged_is_no_failure(folder: Path, pbs: Pbs, start) -> 
     pbs.set(purged=numbers)
     (folder / "go").write_text("go")
     assert controller.wait() == 0, controller.text
-    assert "by its own exit-status file (PBS has forgotten it)" in controller.text
+    assert "by its own exit-status file (the server has forgotten it)" in controller.text
 
 
 def test_kill_9_and_a_new_controller_submits_nothing_twice(folder: Path, pbs: Pbs, start) -> None:

@@ -23,7 +23,7 @@ def records(tmp_path: Path) -> Records:
 
 def prepare(records: Records, body: str) -> Path:
     path = records.path(RECORD, "sh")
-    path.write_text(script(path.parent, RECORD.token))
+    path.write_text(script(path.parent, RECORD.token, "PBS_JOBID"))
     records.path(RECORD, "job").write_text(f"{body}\n")
     return path
 
@@ -46,7 +46,7 @@ def test_it_writes_down_its_exit_status_and_its_output(records: Records, status:
 
 def test_the_job_is_told_when_its_walltime_ends(records: Records) -> None:
     path = prepare(records, 'echo "$(($PBS_JOB_END_TIME - $(date +%s)))"')
-    path.write_text(script(path.parent, RECORD.token, 5400))
+    path.write_text(script(path.parent, RECORD.token, "PBS_JOBID", 5400))
     subprocess.run(["bash", path], env={**os.environ, "PBS_JOBID": "1.server"}, check=True)
     assert 5380 <= int(records.path(RECORD, "log").read_text()) <= 5400
 

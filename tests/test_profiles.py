@@ -1,6 +1,7 @@
 """What the profiles' launch scripts start, seen through stand-ins that print their arguments."""
 
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -14,8 +15,12 @@ from workflows import make_workspace
 ROOT = Path(__file__).parent.parent
 
 MPIEXEC = ["mpiexec", "--envall", "--line-buffer"]
+SRUN = ["srun", "--nodes", "2", "--ntasks", "8", "--kill-on-bad-exit=1"]
+ALLOCATED = {"PBS_NODEFILE": "hosts", "SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "6"}
 EXPECTED = {
-    "slurm": (2, 8, ["srun", "--nodes", "2", "--ntasks", "8", "--kill-on-bad-exit=1"]),
+    "slurm": (2, 8, [*SRUN, "--cpus-per-task=6"]),
+    "perlmutter": (2, 8, [*SRUN, "--cpus-per-task=6", "--gpu-bind=none", "--cpu-bind=cores"]),
+    "aws-parallelcluster": (2, 8, [*SRUN, "--cpus-per-task=6"]),
     "aurora": (2, 24, [*MPIEXEC, "--np=24", "--ppn=12", "--hostfile=hosts"]),
     "sunspot": (2, 24, [*MPIEXEC, "--np=24", "--ppn=12", "--hostfile=hosts"]),
     "polaris": (4, 16, [*MPIEXEC, "--np=16", "--ppn=4", "--hostfile=hosts"]),
@@ -40,7 +45,7 @@ def launch(
 def test_launch_lines(tmp_path: Path, profile: str) -> None:
     nodes, tasks, expected = EXPECTED[profile]
     command = ["tokamake", "train", "--config", "a b.yaml"]
-    result = launch(profile, tmp_path, str(nodes), str(tasks), *command, PBS_NODEFILE="hosts")
+    result = launch(profile, tmp_path, str(nodes), str(tasks), *command, **ALLOCATED)
     assert result.returncode == 0, result.stderr
     found = result.stdout.splitlines()
     assert found[: len(expected)] == expected
@@ -56,15 +61,21 @@ def test_launch_lines(tmp_path: Path, profile: str) -> None:
         ("polaris", {"NCCL_NET_GDR_LEVEL=PHB", "NCCL_CROSS_NIC=1", "OMP_NUM_THREADS=8",
                      "FI_CXI_DISABLE_HOST_REGISTER=1", "FI_CXI_DEFAULT_CQ_SIZE=131072",
                      "FI_MR_CACHE_MONITOR=userfaultfd"}),
+        ("perlmutter", {"NCCL_SOCKET_IFNAME=hsn", "NCCL_NET_GDR_LEVEL=PHB", "NCCL_CROSS_NIC=1",
+                        "FI_CXI_DISABLE_HOST_REGISTER=1", "FI_CXI_DEFAULT_CQ_SIZE=131072",
+                        "FI_MR_CACHE_MONITOR=userfaultfd", "OMP_NUM_THREADS=16"}),
+        ("aws-parallelcluster", {"FI_EFA_FORK_SAFE=1", "FI_EFA_USE_HUGE_PAGE=0",
+                                 "NCCL_SOCKET_IFNAME=^docker,lo", "OMP_NUM_THREADS=6"}),
     ],
 )  # fmt: skip
 def test_ranks_have_the_settings_of_their_network(
     tmp_path: Path, profile: str, expected: set[str]
 ) -> None:
-    seen, mpiexec = tmp_path / "seen", tmp_path / "mpiexec"
-    mpiexec.write_text(f"#!/bin/sh\nenv > {seen}\n")
-    mpiexec.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PBS_NODEFILE": "hosts"}
+    seen = tmp_path / "seen"
+    for name in ("mpiexec", "srun"):
+        (tmp_path / name).write_text(f"#!/bin/sh\nenv > {seen}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **ALLOCATED}
     script = ROOT / f"profiles/{profile}/launch.sh"
     subprocess.run([script, "1", "4", "true"], env=environment, check=True)
     assert expected <= set(seen.read_text().splitlines())
@@ -72,8 +83,47 @@ def test_ranks_have_the_settings_of_their_network(
     assert not any(line.startswith("NCCL_NET=") for line in seen.read_text().splitlines())
 
 
+@pytest.mark.parametrize(
+    ("first", "here", "place"),
+    [
+        ("localhost", "localhost", "localhost"),
+        ("no-such-host", "no-such-host", "10.0.0.7"),  # a name that Slurm alone knows
+        ("localhost", "login", ""),
+    ],
+)
+@pytest.mark.parametrize("profile", ["slurm", "perlmutter", "aws-parallelcluster"])
+def test_ranks_meet_at_a_free_port_of_the_first_node(
+    tmp_path: Path, profile: str, first: str, here: str, place: str
+) -> None:
+    stand_in = tmp_path / "scontrol"
+    stand_in.write_text(
+        f"#!/bin/sh\n[ $2 = hostnames ] && printf '{first}\\nother\\n' ||"
+        f" echo 'NodeName={first} NodeAddr=10.0.0.7 NodeHostName=x Port=1'\n"
+    )
+    stand_in.chmod(0o755)
+    (tmp_path / "getent").write_text('#!/bin/sh\n[ "$2" = localhost ]\n')
+    (tmp_path / "srun").write_text('#!/bin/sh\necho "$MASTER_ADDR $MASTER_PORT"\n')
+    for name in ("getent", "srun"):
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    variables = {"SLURM_JOB_NODELIST": "a,b", "SLURMD_NODENAME": here, "PATH": path}
+    script = ROOT / f"profiles/{profile}/launch.sh"
+    done = subprocess.run(
+        [script, "2", "8", "true"], env={**ALLOCATED, **variables}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    address, _, port = done.stdout.strip("\n").partition(" ")
+    assert address == place
+    assert bool(port) == bool(place)
+    if port:
+        with socket.socket() as listener:
+            listener.bind(("", int(port)))
+
+
 def test_modules_are_loaded_where_there_are_some(tmp_path: Path) -> None:
-    for profile, expected in (("aurora", "load frameworks"), ("polaris", "load conda")):
+    for profile, expected in (
+        ("aurora", "load frameworks"), ("polaris", "load conda"), ("perlmutter", "load pytorch"),
+    ):  # fmt: skip
         source = f". {ROOT}/profiles/{profile}/environment.sh"
         script = f'module() {{ echo "$@"; }}; conda() {{ :; }}; {source}'
         done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
@@ -165,3 +215,7 @@ def test_mistakes(tmp_path: Path) -> None:
     result = launch("aurora", tmp_path, "1", "12", "true")
     assert result.returncode != 0
     assert "runs inside a PBS job" in result.stderr
+    for profile in ("perlmutter", "aws-parallelcluster"):
+        result = launch(profile, tmp_path, "1", "4", "true")
+        assert result.returncode != 0
+        assert "runs inside a Slurm job" in result.stderr

@@ -1,6 +1,7 @@
 """Ranks under every launcher, meeting places, threads, progress lines."""
 
 import errno
+import socket
 import sys
 from collections.abc import Iterator
 
@@ -58,6 +59,10 @@ def test_broken_variables_are_refused(name: str, value: str) -> None:
         ("node[03-05,7],other", "node03"),
         ("x[1,3]-hsn0", "x1-hsn0"),
         ("single", "single"),
+        ("node[01-04,07]", "node01"),
+        ("ip-10-0-0-1", "ip-10-0-0-1"),
+        ("ip-10-0-0-[9-10],ip-10-0-1-1", "ip-10-0-0-9"),
+        ("x[3000-3001]c0s[1-2]b0n0,y", "x3000c0s1b0n0"),
     ],
 )
 def test_first_host(nodes: str, host: str) -> None:
@@ -73,6 +78,21 @@ def test_slurm_meets_at_the_first_host(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime._rendezvous(Ranks(3, 4, 1, 2))
     assert runtime.os.environ["MASTER_ADDR"] == "n07"
     assert 1024 < int(runtime.os.environ["MASTER_PORT"]) < 32768
+
+
+def test_a_port_that_is_taken_is_left_to_whom_it_belongs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        monkeypatch.setenv("MASTER_ADDR", "localhost")
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        match = rf"cannot meet at localhost:{port}: .*; set MASTER_ADDR"
+        with pytest.raises(UserError, match=match), runtime.process_group(Ranks(0, 2, 0, 2)):
+            pass
+        socket.create_connection(("localhost", port)).close()
 
 
 def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

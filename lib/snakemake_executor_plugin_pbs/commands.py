@@ -42,7 +42,9 @@ class Unreachable(Exception):
 
 
 @dataclass
-class _Done:
+class Done:
+    """How a command ended."""
+
     code: int
     output: str
     errors: str
@@ -131,16 +133,16 @@ class Commands:
         if self._status is not None:
             self._status.kill()
 
-    def _run(self, command: list[str], *, stoppable: bool = False) -> _Done:
+    def _run(self, command: list[str], *, stoppable: bool = False) -> Done:
         if stoppable and self._stopped.is_set():
-            return _Done(1, "", "stopped")
+            return Done(1, "", "stopped")
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 text=True, errors="replace", start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            return _Done(127, "", f"cannot connect: {command[0]}: {error.strerror}")
+            return Done(127, "", f"cannot connect: {command[0]}: {error.strerror}")
         if stoppable:
             self._status = process
             if self._stopped.is_set():
@@ -153,4 +155,4 @@ class Commands:
             raise
         finally:
             self._status = None
-        return _Done(process.returncode, output, errors)
+        return Done(process.returncode, output, errors)

@@ -92,26 +92,26 @@ class Evidence:
             if self.reading.kind is Kind.NEVER and self.repeated >= REPEATS:
                 return Belief.FAILED, self.reading.message
         if written and now - self.written_since >= patience:
-            return self._own_word("PBS has not said so")
+            return self._own_word("the server has not said so")
         return OPEN
 
     def _success(self, now: float, patience: float) -> tuple[Belief, str]:
         if self.exit_status == 0:
             return Belief.SUCCEEDED, "finished"
         if self.exit_status:
-            return self._own_word("though PBS calls it finished")
+            return self._own_word("though the server calls it finished")
         if self.repeated >= REPEATS and now - self.since >= patience:
             return Belief.FAILED, (
-                "is finished as PBS has it, but left no exit status in its folder: "
+                "is finished as the server has it, but left no exit status in its folder: "
                 "do its nodes see this file system?"
             )
         return OPEN
 
     def _forgotten(self, now: float, patience: float) -> tuple[Belief, str]:
         if self.exit_status is not None:
-            return self._own_word("PBS has forgotten it")
+            return self._own_word("the server has forgotten it")
         if now - self.denied_since >= patience:
-            return Belief.FAILED, "is lost: PBS does not know it, and it left no exit status"
+            return Belief.FAILED, "is lost: the server does not know it, and it left no exit status"
         return OPEN
 
     def _own_word(self, why: str) -> tuple[Belief, str]:

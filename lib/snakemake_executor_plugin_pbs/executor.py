@@ -20,8 +20,9 @@ from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 
 from . import identity
 from .commands import Commands
+from .dialect import PBS, Dialect
 from .records import Records
-from .request import build_request, queue_limits, read_user_file
+from .request import PERSONAL, Request, build_request, queue_limits, read_user_file
 from .settings import ExecutorSettings
 from .tasks import Event, Limits, Task, What
 from .tracker import Tracker
@@ -31,7 +32,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Executor(RemoteExecutor):
-    """Runs each job of a workflow as a job of PBS."""
+    """Runs each job of a workflow as a job of PBS; a subclass, of another batch system."""
+
+    dialect: Dialect = PBS
+    settings: type[ExecutorSettings] = ExecutorSettings
+    commands_class: type[Commands] = Commands
+    personal: tuple[str, ...] = PERSONAL
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # The thread of status checks begins before __post_init__.
@@ -45,14 +51,18 @@ class Executor(RemoteExecutor):
 
     def __post_init__(self) -> None:
         if not self.workflow.storage_settings.assume_common_workdir:
-            raise WorkflowError("the executor pbs needs a file system that PBS's nodes share")
-        if shutil.which("qsub") is None:
-            raise WorkflowError("no qsub on PATH; run Snakemake where PBS's commands are")
-        settings = self.workflow.executor_settings or ExecutorSettings()
-        self.user = read_user_file(Path(os.path.expandvars(settings.user_file)).expanduser())
+            raise WorkflowError(f"{self.dialect.label}: needs a file system that all nodes share")
+        if shutil.which(self.dialect.submit) is None:
+            raise WorkflowError(
+                f"no {self.dialect.submit} on PATH; run Snakemake where {self.dialect.system}'s "
+                "commands are"
+            )
+        settings = self.workflow.executor_settings or self.settings()
+        path = Path(os.path.expandvars(settings.user_file)).expanduser()
+        self.user = read_user_file(path, self.personal)
         self.required = tuple(settings.required.replace(",", " ").split())
-        folder = Path(self.workflow.persistence.path).absolute() / "pbs"
-        if ":" in str(folder):
+        folder = Path(self.workflow.persistence.path).absolute() / self.dialect.label
+        if ":" in str(folder) and self.dialect is PBS:
             raise WorkflowError(
                 f"{folder}: has a colon, which PBS takes for the end of a host name"
             )
@@ -64,11 +74,12 @@ class Executor(RemoteExecutor):
             chunk=settings.jobs_per_call,
             queued=queue_limits(settings.max_queued),
         )
-        self.commands = Commands(settings.command_timeout)
+        self.commands = self.commands_class(settings.command_timeout)
         try:
             self.tracker = Tracker(
-                self.commands, Records(folder), limits, tell=self._tell, stopping=self._stop.is_set
-            )
+                self.commands, Records(folder), limits, tell=self._tell, stopping=self._stop.is_set,
+                dialect=self.dialect,
+            )  # fmt: skip
         except (ValueError, TypeError, KeyError) as error:
             raise WorkflowError(
                 f"{folder}: a record.json is damaged ({error}); delete it"
@@ -97,9 +108,7 @@ class Executor(RemoteExecutor):
             key=identity.key(job),
             rule=str(job.resources.get("job_name") or job.name),
             wildcards=wildcards,
-            request=build_request(
-                job.name, job.threads, job.resources, self.user, required=self.required
-            ),
+            request=self.request(job),
             body=f"{body}\n",
             outputs=identity.outputs(job),
             fingerprint=identity.fingerprint(job),
@@ -107,6 +116,16 @@ class Executor(RemoteExecutor):
         )
         with self._added_lock:
             self._added.append(task)
+
+    def request(self, job: JobExecutorInterface) -> Request:
+        """What a job asks for.
+
+        Raises:
+            WorkflowError: it cannot be asked for.
+        """
+        return build_request(
+            job.name, job.threads, job.resources, self.user, required=self.required
+        )
 
     def get_job_exec_prefix(self, job: JobExecutorInterface) -> str:  # noqa: ARG002
         """Go to the folder that Snakemake was started in."""
@@ -120,7 +139,8 @@ class Executor(RemoteExecutor):
         wrong = self.tracker.cancel() if self._ready.is_set() else []
         for message in wrong:
             self.logger.error(
-                f"pbs: jobs may run on: {message}; the next run of Snakemake stops them"
+                f"{self.dialect.label}: jobs may run on: {message}; the next run of Snakemake "
+                "stops them"
             )
         self.shutdown()
 
@@ -192,7 +212,10 @@ class Executor(RemoteExecutor):
         info = SubmittedJobInfo(job, external_jobid=event.job_id)
         if event.what is What.SUBMITTED:
             note = event.message or "submitted"
-            self.logger.info(f"Job {job.jobid} (rule {job.name}) is {event.job_id} in PBS: {note}.")
+            self.logger.info(
+                f"Job {job.jobid} (rule {job.name}) is {event.job_id} in "
+                f"{self.dialect.system}: {note}."
+            )
             # Our own list of jobs replaces the base class's.
             super(RemoteExecutor, self).report_job_submission(info)
         elif event.what is What.SUCCEEDED:
@@ -200,9 +223,9 @@ class Executor(RemoteExecutor):
                 self._tell(f"job {event.job_id} of rule {job.name} {event.message}")
             self.report_job_success(info)
         else:
-            message = f"PBS job {event.job_id} {event.message}. "
+            message = f"{self.dialect.system} job {event.job_id} {event.message}. "
             logs = [str(event.log)] if event.log and event.log.exists() else []
             self.report_job_error(info, msg=message, aux_logs=logs)
 
     def _tell(self, message: str) -> None:
-        self.logger.warning(f"pbs: {message}")
+        self.logger.warning(f"{self.dialect.label}: {message}")

@@ -37,8 +37,12 @@ class UserFile:
         return self.rules.get(rule, {}).get(name, self.common.get(name))
 
 
-def read_user_file(path: Path) -> UserFile:
+def read_user_file(path: Path, known: tuple[str, ...] = PERSONAL) -> UserFile:
     """Read the user's file; one that is not there says nothing.
+
+    Args:
+        path: of the file.
+        known: names that it may hold.
 
     Raises:
         WorkflowError: it is no mapping of known names to texts.
@@ -58,9 +62,9 @@ def read_user_file(path: Path) -> UserFile:
         if not isinstance(values, dict):
             raise WorkflowError(f"{path}: {where}{values!r}: no mapping of names to values")
         for name, value in values.items():
-            if name not in PERSONAL:
+            if name not in known:
                 raise WorkflowError(
-                    f"{path}: {where}{name}: unknown; known are {', '.join(PERSONAL)}, rules"
+                    f"{path}: {where}{name}: unknown; known are {', '.join(known)}, rules"
                 )
             if not isinstance(value, str | int):
                 raise WorkflowError(f"{path}: {where}{name}: {value!r}: must be a text")

@@ -1,4 +1,4 @@
-"""The script that PBS runs: it claims the submission, runs the job, writes its exit status down."""
+"""The script that runs as a job: claims the submission, does the work, writes its exit status."""
 
 from pathlib import Path
 from shlex import quote
@@ -9,12 +9,13 @@ NOT_OURS = 90
 NO_RESULT = 91
 
 
-def script(folder: Path, token: str, seconds: int | None = None) -> str:
+def script(folder: Path, token: str, id_variable: str, seconds: int | None = None) -> str:
     """Text of the script of one submission.
 
     Args:
         folder: of the job (`records.Records`), in which `TOKEN.job` is the shell script to run.
         token: of the submission.
+        id_variable: the environment variable that tells the job its id.
         seconds: its walltime, which the job is told the end of, as Slurm tells it.
     """
     files = {
@@ -23,18 +24,19 @@ def script(folder: Path, token: str, seconds: int | None = None) -> str:
     end = f"export PBS_JOB_END_TIME=$(($(date +%s) + {seconds}))\n" if seconds else ""
     return f"""\
 #!/bin/bash
-# Written by snakemake-executor-plugin-pbs.
+# Written by Snakemake's executor.
+id=${id_variable}
 claim={files["claim"]}
 result={files["exit"]}
 # A submission that a controller gave up has a claim of its own, or no record any more.
-ln -sT "$PBS_JOBID" "$claim" 2>/dev/null
-if [ "$(readlink "$claim")" != "$PBS_JOBID" ] ||
+ln -sT "$id" "$claim" 2>/dev/null
+if [ "$(readlink "$claim")" != "$id" ] ||
     ! grep -qF {quote(f'"token": "{token}"')} {quote(str(folder / "record.json"))}; then
-    echo "$PBS_JOBID does nothing: its submission was given up" >&2
+    echo "$id does nothing: its submission was given up" >&2
     exit {NOT_OURS}
 fi
-rm -f "$result" # of an earlier run, where PBS runs the job again
-{end}trap : TERM     # PBS signals all processes of a job; this one outlives the others
+rm -f "$result" # of an earlier run, where the system runs the job again
+{end}trap : TERM     # signals reach all processes of a job; this one outlives the others
 /bin/sh {files["job"]} >> {files["log"]} 2>&1
 status=$?
 echo "$status" > "$result.part" && sync "$result.part" && mv "$result.part" "$result" ||

@@ -1,4 +1,4 @@
-"""The jobs of one controller on their way through PBS: found again, submitted, watched, deleted.
+"""The jobs of one controller in PBS or Slurm: found again, submitted, watched, deleted.
 
 It knows neither Snakemake nor processes: the executor adds tasks and calls `step`, which talks to
 the server (`Commands`, or a simulated one) and to the records on disk, and returns what happened.
@@ -10,12 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from .commands import Later, Refused, Unreachable, Unsure
+from .dialect import PBS, Dialect
 from .evidence import REPEATS, Belief, Evidence
 from .records import GIVEN_UP, Record, Records, new_token
 from .replies import Answer, number
 from .request import job_name
 from .script import script
-from .states import Kind, Reading, read
+from .states import Kind, Reading
 from .tasks import Event, Limits, Phase, Server, Task, What
 
 
@@ -23,11 +24,12 @@ class Tracker:
     """All tasks of a controller.
 
     Args:
-        server: PBS.
+        server: the batch system.
         records: what is on disk.
         tell: is called with messages for the user.
         clock: seconds since 1970.
         stopping: is asked between two submissions whether there is to be no other.
+        dialect: which batch system it is.
     """
 
     def __init__(
@@ -39,9 +41,11 @@ class Tracker:
         tell: Callable[[str], None] = print,
         clock: Callable[[], float] = time.time,
         stopping: Callable[[], bool] = lambda: False,
+        dialect: Dialect = PBS,
     ) -> None:
         self.server, self.records, self.limits = server, records, limits
         self.tell, self.clock, self.stopping = tell, clock, stopping
+        self.dialect = dialect
         self.tasks: dict[str, Task] = {}
         self.started = clock()
         self.next_poll = self.started
@@ -108,9 +112,9 @@ class Tracker:
     def _tell_faults(self, answer: Answer) -> None:
         silent = bool(answer.fault) and not answer.jobs
         if silent and self.faults == 2:
-            self.tell(f"qstat: {answer.fault}; jobs go on, and PBS is asked again")
+            self.tell(f"{self.dialect.status}: {answer.fault}; jobs go on, and it is asked again")
         if not silent and self.faults > 2:
-            self.tell("qstat answers again")
+            self.tell(f"{self.dialect.status} answers again")
         self.faults = self.faults + 1 if silent else 0
 
     def _note(self, task: Task, answer: Answer, now: float) -> None:
@@ -119,7 +123,7 @@ class Tracker:
         if its_number in answer.unknown:
             evidence.note_denial(now)
         else:
-            evidence.note_reading(read(answer.jobs.get(its_number, {})), now)
+            evidence.note_reading(self.dialect.read(answer.jobs.get(its_number, {})), now)
         if not evidence.reading or evidence.reading.kind not in (Kind.WAITING, Kind.HELD):
             evidence.note_exit_status(self.records.exit_status(task.record), now)
 
@@ -149,7 +153,8 @@ class Tracker:
             name = task.record.job_id if task.record else ""
             self.tell(
                 f"job {name} of rule {task.rule} is {reading.message}; it waits until "
-                f"`qrls {name}` releases it or `qdel {name}` deletes it"
+                f"`{self.dialect.release} {name}` releases it or `{self.dialect.delete} {name}` "
+                "deletes it"
             )
 
     def _finish(self, task: Task, what: What, message: str, events: list[Event]) -> None:
@@ -239,7 +244,7 @@ class Tracker:
         except Unreachable as error:
             if "unreachable" not in task.told:
                 task.told.add("unreachable")
-                self.tell(f"{record.name}: cannot be looked for in PBS yet: {error}")
+                self.tell(f"{record.name}: cannot be looked for yet: {error}")
             return
         if found:
             task.record = self.records.named(record, found[0])
@@ -283,20 +288,22 @@ class Tracker:
         self.records.write(record)
         path = self._write_script(record, task)
         arguments = (
-            "-N", name, "-S", "/bin/bash", "-j", "oe", "-o", str(self.records.path(record, "pbs")),
+            *self.dialect.options(name, self.records.path(record, self.dialect.label)),
             *task.request.arguments,
-        )  # fmt: skip
+        )
         task.record, task.evidence = record, Evidence()
         try:
             job_id = self.server.submit(arguments, path)
         except Refused as error:
-            self._finish(task, What.FAILED, f"was refused by qsub: {error}", events)
+            self._finish(
+                task, What.FAILED, f"was refused by {self.dialect.submit}: {error}", events
+            )
         except Later as error:
-            self._tell_once(task, f"qsub: {error}: it is tried again")
+            self._tell_once(task, f"{self.dialect.submit}: {error}: it is tried again")
             self._renew(task)
             task.not_before = now + self.limits.interval
         except Unsure as error:
-            self._tell_once(task, f"qsub: {error}: {name} is looked for in PBS")
+            self._tell_once(task, f"{self.dialect.submit}: {error}: {name} is looked for")
             task.phase, task.not_before = Phase.FINDING, now + self.limits.interval
         else:
             task.record = self.records.named(record, job_id)
@@ -310,7 +317,9 @@ class Tracker:
 
     def _write_script(self, record: Record, task: Task) -> Path:
         path, job = self.records.path(record, "sh"), self.records.path(record, "job")
-        own = script(path.parent, record.token, task.request.seconds)
+        own = script(
+            path.parent, record.token, self.dialect.id_variable, seconds=task.request.seconds
+        )
         for written, text in ((path, own), (job, task.body)):
             written.touch(0o700)  # it may hold values of environment variables
             written.write_text(text)
@@ -338,7 +347,7 @@ class Tracker:
                     break
                 sleep(pause)
             else:
-                wrong.append(f"qdel {' '.join(chunk)}: {message}")
+                wrong.append(f"{self.dialect.delete} {' '.join(chunk)}: {message}")
         return wrong
 
     def _find_at_last(self, task: Task) -> None:

@@ -115,10 +115,14 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def first_host(nodes: str) -> str:
-    """First host of a Slurm node list: `ip-10-0-0-1,b` or `node[03-05,7]-x`."""
-    match = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
-    assert match
-    return "".join(part or "" for part in match.groups())
+    """First host of a Slurm node list.
+
+    Args:
+        nodes: such as `ip-10-0-0-1,b`, `node[03-05,7]-x` or `x[3000-3001]c0s[1-2]b0n0`.
+    """
+    first = re.match(r"(?:\[[^\]]*\]|[^\[,])+", nodes)
+    assert first
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0])
 
 
 def choose_device(ranks: Ranks) -> "torch.device":
@@ -146,8 +150,8 @@ def process_group(ranks: Ranks, store: "Store | None" = None) -> Iterator["torch
     none, nor do peers that have met in a store (`meeting`).
 
     Raises:
-        UserError: MPI does not see the peers that the launcher started, or two ranks have the same
-            device.
+        UserError: MPI does not see the peers that the launcher started, the port is taken, or two
+            ranks have the same device.
     """
     import torch.distributed as dist
 
@@ -164,9 +168,7 @@ def process_group(ranks: Ranks, store: "Store | None" = None) -> Iterator["torch
         dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.world_size)
     else:
         _rendezvous(ranks)
-        dist.init_process_group(
-            backend, init_method="env://", rank=ranks.rank, world_size=ranks.world_size
-        )
+        _join(backend, ranks)
     try:
         if device.type == "cpu":
             _share_cores()
@@ -226,6 +228,22 @@ def _rendezvous(ranks: Ranks) -> None:
     else:
         host, port = _agree_through_mpi(ranks)
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)
+
+
+def _join(backend: str, ranks: Ranks) -> None:
+    import torch.distributed as dist
+
+    try:
+        dist.init_process_group(
+            backend, init_method="env://", rank=ranks.rank, world_size=ranks.world_size
+        )
+    except dist.DistNetworkError as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        reason = str(error).split("\n")[0]
+        raise UserError(
+            f"ranks cannot meet at {place}: {reason}; set MASTER_ADDR to the first host and "
+            "MASTER_PORT to a port that is free there"
+        ) from None
 
 
 def _agree_through_mpi(ranks: Ranks) -> tuple[str, int]:

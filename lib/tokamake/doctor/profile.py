@@ -19,11 +19,15 @@ from tokamake.validation import read_yaml
 
 NAMES = ("profile.yaml", "config.yaml")
 NO_CLUSTER = ("local", "dryrun", "touch")
-PERSONAL = ("account", "queue", "filesystems", "place", "select", "pbs_extra")
-"""What the executor for PBS reads of the user's file, for all rules or each."""
+PERSONAL = {
+    "pbs": ("account", "queue", "filesystems", "place", "select", "pbs_extra"),
+    "sbatch": ("account", "partition", "qos", "constraint", "reservation", "slurm_extra"),
+}
+"""What executors read of the user's file, for all rules or each."""
 
 _HELP = "import sys; from snakemake.cli import main; main(['--help'])"
 _SLURM = {"account": "slurm_account", "partition": "slurm_partition"}
+"""What resources of a rule are called on Slurm, where not as in the user's file."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +70,28 @@ class Profile:
         """Whether jobs run on other machines."""
         return self.executor not in NO_CLUSTER
 
+    @property
+    def scheduler(self) -> str:
+        """The batch system that jobs go to: pbs, slurm, or the executor's name."""
+        return "slurm" if self.executor == "sbatch" else self.executor
+
+    def personal(self, name: str, rule: str) -> str:
+        """What a rule asks for of what differs from person to person; empty: nothing."""
+        named = _SLURM.get(name, name) if self.scheduler == "slurm" else name
+        own = str(self.values.get("sbatch-defaults") or "").split()
+        defaults = dict(part.partition("=")[::2] for part in own)
+        mine = (_section(_section(self.mine, "rules"), rule), self.mine, defaults)
+        found = (self.resource(named, rule), *(place.get(name) for place in mine))
+        return next((str(value) for value in found if value), "")
+
     def resource(self, name: str, rule: str = "") -> Any:
-        """A resource of a rule, of the person where the profile has none; else None."""
+        """A resource of a rule, as the profile has it; else None."""
         of_rule = _section(_section(self.values, "set-resources"), rule)
         defaults = _section(self.values, "default-resources")
         for place in (of_rule, defaults):
             if name in place and place[name] not in (None, ""):
                 return _value(place[name])
-        of_mine = _section(_section(self.mine, "rules"), rule)
-        return of_mine.get(name, self.mine.get(name))
+        return None
 
     @property
     def requests(self) -> list[Request]:
@@ -85,8 +102,8 @@ class Profile:
 
     def _request(self, rule: str) -> Request:
         nodes, minutes = self.resource("nodes", rule), self.resource("runtime", rule)
-        queue = self.resource("slurm_partition" if self.executor == "slurm" else "queue", rule)
-        return Request(rule, int(_number(nodes) or 1), _number(minutes), str(queue or ""))
+        queue = self.personal("partition" if self.scheduler == "slurm" else "queue", rule)
+        return Request(rule, int(_number(nodes) or 1), _number(minutes), queue)
 
 
 def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -128,7 +145,7 @@ def read_profile(folder: Path, directory: Path) -> Profile:
     if path is None:
         raise UserError(f"{folder}: no {NAMES[0]} in it; name the folder of a profile")
     values = _mapping(path)
-    own = values.get("pbs-user-file")
+    own = values.get("pbs-user-file") or values.get("sbatch-user-file")
     mine_path = Path(own).expanduser() if own else None
     mine = _mapping(mine_path) if mine_path and mine_path.is_file() else {}
     launch = _value(_section(values, "default-resources").get("launch"))
@@ -193,22 +210,18 @@ def judge_keys(profile: Profile, known: Collection[str]) -> Result:
 
 def check_personal(profile: Profile) -> list[Result]:
     """Whether account, queue and what else differs from person to person are there."""
-    if profile.executor == "slurm":
-        return [_slurm_value(profile, *names) for names in _SLURM.items()]
-    strange = [name for name in profile.mine if name not in (*PERSONAL, "rules")]
+    known = PERSONAL.get(profile.executor, ())
+    strange = [name for name in profile.mine if name not in (*known, "rules")]
     results = []
     if strange:
-        remedy = f"known are {', '.join(PERSONAL)}, rules"
+        remedy = f"known are {', '.join(known)}, rules"
         results.append(wrong("your file", f"{profile.mine_path}: {strange[0]}: unknown", remedy))
-    for name in str(profile.values.get("pbs-required", "")).split():
-        value = profile.resource(name, "train")
-        if value:
-            results.append(ok(name, str(value)))
+    required = str(profile.values.get(f"{profile.executor}-required", "")).split()
+    of_slurm = _SLURM if profile.scheduler == "slurm" else ()
+    for name in dict.fromkeys([*required, *of_slurm]):
+        value = profile.personal(name, "train")
+        if value or name not in required:
+            results.append(ok(name, value or "none given, so Slurm's default for you"))
         else:
             results.append(wrong(name, "none", f"write `{name}: ...` into {profile.mine_path}"))
     return results
-
-
-def _slurm_value(profile: Profile, name: str, resource: str) -> Result:
-    value = profile.resource(resource, "train")
-    return ok(name, str(value) if value else "none given, so Slurm's default for you")

@@ -55,7 +55,7 @@ class Queue:
 
 def check_scheduler(profile: Profile, seconds: float = SECONDS) -> list[Result]:
     """All of the scheduler that a profile uses; nothing where jobs are local processes."""
-    kind = profile.executor
+    kind = profile.scheduler
     if not profile.cluster:
         return []
     if kind not in _COMMANDS:
@@ -152,11 +152,10 @@ def minutes(text: Any) -> float | None:
 def _account(profile: Profile, queues: Mapping[str, Queue]) -> Result:
     """Whether the scheduler takes the account, where it tells."""
     name = "account is valid"
-    slurm = profile.executor == "slurm"
-    account = str(profile.resource("slurm_account" if slurm else "account", "train") or "")
-    if not slurm or not account:
+    account = profile.personal("account", "train")
+    if profile.scheduler != "slurm" or not account:
         return ok(name, "not known: the scheduler tells at submission alone")
-    partition = str(profile.resource("slurm_partition", "train") or "")
+    partition = profile.personal("partition", "train")
     if fault := judge_partition_account(account, partition, queues):
         return fault
     command = ["sacctmgr", "--noheader", "--parsable2", "show", "associations"]
