@@ -11,13 +11,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokamake.checkpoint import boxes, dtypes, hugging_face, moving, tensors
+from tokamake.checkpoint import boxes, dtypes, hugging_face, moving, tensors, written
+from tokamake.checkpoint.any_format import open_any
 from tokamake.checkpoint.moving import fill
+from tokamake.checkpoint.opened import Opened, Target
 from tokamake.checkpoint.regions import Block, Region, Source
+from tokamake.checkpoint.zero import shards
 from tokamake.config import Architecture
 
 SHAPE = (150, 70)
 KEY = "model.x"
+SMALL = Architecture(
+    vocab_size=256,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
 CUTS: dict[str, tuple[list[int], list[int]]] = {
     "whole": ([0, 150], [0, 70]),
     "rows": ([0, 40, 41, 150], [0, 70]),
@@ -106,39 +117,47 @@ FORMATS = ["hf", "mds", "mds-pipeline", "megatron", "universal", "native"]
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_bytes_are_moved_without_torch(tmp_path: Path, format: str) -> None:
-    convert_there_and_back(tmp_path, format)
+    hugging_face.write(tmp_path / "a", SMALL, tensors.random(SMALL, 1))
+    assert not packages_of(tmp_path, f"{{'format': {format!r}}}", "{'format': 'hf'}")
     one, two = (tmp_path / name / "model.safetensors" for name in "ac")
     assert one.read_bytes() == two.read_bytes()
 
 
 @pytest.mark.parametrize("format", [name for name in FORMATS if name != "universal"])
 def test_numbers_are_rounded_without_torch(tmp_path: Path, format: str) -> None:
-    convert_there_and_back(tmp_path, format, dtype="bf16")
+    hugging_face.write(tmp_path / "a", SMALL, tensors.random(SMALL, 1))
+    rounded = f"{{'format': {format!r}, 'dtype': 'bf16'}}"
+    assert not packages_of(tmp_path, rounded, "{'format': 'hf'}")
     one, two = (hugging_face.read(tmp_path / name)[1] for name in "ac")
     assert all(torch.equal(two[name], tensor.bfloat16()) for name, tensor in one.items())
 
 
-def convert_there_and_back(folder: Path, format: str, dtype: str = "") -> None:
-    """From a checkpoint in fp32, which is made, with as many rows as need padding."""
-    shape = Architecture(
-        vocab_size=250,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
-    hugging_face.write(folder / "a", shape, tensors.random(shape, 1))
-    program = """
+def test_states_become_shards_without_torch(tmp_path: Path) -> None:
+    known: dict[str, Tensor | float] = {}
+    for name, tensor in tensors.random(SMALL, 1).items():
+        moments = {f"optimizer.{kind}.{name}": tensor + 1 for kind in ("exp_avg", "exp_avg_sq")}
+        known |= {f"model.{name}": tensor, f"optimizer.step.{name}": 7.0, **moments}
+    settings = {"lr": 0.1, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
+    begin = Opened("test", Path(), SMALL, Source([], {}, known), notes={shards.SETTINGS: settings})
+    written.write(tmp_path / "a", begin, "native", Target())
+    shared = "{'format': 'mds', 'data_parallel_size': 3, 'zero_stage': 2}"
+    assert not packages_of(tmp_path, shared, "{'format': 'native'}")
+    for folder in "bc":
+        found = open_any(tmp_path / folder).source
+        assert all(torch.equal(found.read(key), begin.source.read(key)) for key in known)
+
+
+def packages_of(root: Path, *forms: str) -> list[str]:
+    """Large packages that a process has imported which has converted a to b, and that to c."""
+    program = f"""
 import sys
 from pathlib import Path
 from tokamake.checkpoint.convert import convert
-root, name, dtype = Path(sys.argv[1]), sys.argv[2], sys.argv[3] or None
-convert(source=root / "a", target=root / "b", format=name, dtype=dtype)
-convert(source=root / "b", target=root / "c", format="hf")
+root = Path(sys.argv[1])
+convert(source=root / "a", target=root / "b", **{forms[0]})
+convert(source=root / "b", target=root / "c", **{forms[1]})
 print(*(name for name in ("torch", "transformers", "safetensors") if name in sys.modules))
 """
-    command = [sys.executable, "-c", program, str(folder), format, dtype]
+    command = [sys.executable, "-c", program, str(root)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == ""
+    return done.stdout.splitlines()[-1].split()

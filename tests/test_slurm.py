@@ -278,16 +278,12 @@ def test_the_doctor_asks_slurm_and_its_ranks(
     told = [one.line for one in check_scheduler(Profile(None, {"executor": "sbatch"}))]
     assert told[0] == "ok       scheduler: scontrol answers, 1 queue"
     assert told[-1].startswith("ok       limits for other rules: 1 node, time not known in all; ")
-    launch_script = ROOT / "profiles/slurm/launch.sh"
-    command = [launch_script, "1", "2", sys.executable, "-m", "tokamake", "doctor", "--ranks"]
+    script, printed = tmp_path / "job.sh", tmp_path / "job.log"
+    python = f"{sys.executable} -m tokamake doctor --ranks"
+    script.write_text(f"#!/bin/sh\nexec {ROOT}/profiles/slurm/launch.sh 2 2 {python}\n")
+    command = ["sbatch", "--wait", "--nodes=2", "--ntasks=2", f"--output={printed}", str(script)]
     result = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=cluster.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
+        command, cwd=tmp_path, env=cluster.environment, check=False, timeout=DEADLINE
     )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("sums of the all-reduce: right on 2 ranks, cpu\n") == 1
+    assert result.returncode == 0, printed.read_text()
+    assert printed.read_text().count("sums of the all-reduce: right on 2 ranks, cpu\n") == 1
