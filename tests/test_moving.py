@@ -22,7 +22,7 @@ from tokamake.config import Architecture
 SHAPE = (150, 70)
 KEY = "model.x"
 SMALL = Architecture(
-    vocab_size=256,
+    vocab_size=250,
     hidden_size=64,
     intermediate_size=128,
     num_hidden_layers=2,
