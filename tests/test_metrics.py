@@ -80,4 +80,4 @@ def test_console_line() -> None:
         "tokens_per_second": 10240.4,
     }
     line = "step 120/400 | loss 5.8123 | lr 9.10e-04 | grad norm 0.812 | 10,240 tokens/s"
-    assert console_line(record, train_steps=400, seconds_left=84) == f"{line} | 1.4 min left"
+    assert console_line(record, train_steps=400, seconds_left=84) == f"{line} | 1 min 24 s left"

@@ -10,7 +10,6 @@ import pytest
 from plots import TRAINED, make_inputs, metric
 
 from tokamake.errors import UserError
-from tokamake.plot import tables
 from tokamake.plot.plot import plot
 
 
@@ -140,17 +139,3 @@ def test_a_missing_file_is_named(inputs: dict[str, Path], tmp_path: Path, name: 
     inputs[name].unlink()
     with pytest.raises(UserError, match=re.escape(str(inputs[name]))):
         plot(**inputs, output=tmp_path / "plots")
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_960, "1.0 MB")]
-)
-def test_sizes_read_well(size: int, text: str) -> None:
-    assert tables.in_bytes(size) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(9.96, "10.0 s"), (59.9, "1 min 00 s"), (7260.0, "2 h 01 min")]
-)
-def test_times_read_well(seconds: float, text: str) -> None:
-    assert tables.duration(seconds) == text

@@ -9,6 +9,7 @@ from tokamake.config import Run
 from tokamake.data.pairs.statistics import median_bin
 from tokamake.plot import pages
 from tokamake.plot.mixture import Component, total
+from tokamake.units import duration, in_bytes
 
 _STOPPED = {
     "eod": "ended the document",
@@ -164,21 +165,3 @@ def _losses(trained: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _ranks(number: int) -> str:
     return "1 rank" if number == 1 else f"{number:,} ranks"
-
-
-def duration(seconds: float) -> str:
-    """Write a time with the two largest units that it has: `2 h 05 min`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours:,} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.1f} s"
-
-
-def in_bytes(number: int) -> str:
-    """Write a size as people do, in powers of 1,000: `12.3 MB`."""
-    size, units = float(number), ["B", "kB", "MB", "GB", "TB", "PB"]
-    while size >= 999.95 and len(units) > 1:
-        size /= 1000
-        units.pop(0)
-    return f"{size:.0f} B" if units[0] == "B" else f"{size:.1f} {units[0]}"

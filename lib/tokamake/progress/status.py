@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokamake.units import duration
+
 if TYPE_CHECKING:
     from tokamake.progress.stages import Job
     from tokamake.progress.training import Training
@@ -90,25 +92,13 @@ def _pace(training: "Training") -> str:
         parts.append(f"{training.tokens_per_second:,.0f} tokens/s")
     if training.step < training.steps:
         left = training.seconds_left
-        parts += [f"{_duration(left)} left"] if left is not None else []
+        parts += [f"{duration(left)} left"] if left is not None else []
         parts.append(f"last line {_ago(training.silent_seconds)}")
     return ", ".join(parts)
 
 
 def _ago(seconds: float) -> str:
-    return f"{_duration(max(seconds, 0))} ago"
-
-
-def _duration(seconds: float) -> str:
-    """A time with its two largest units, days among them."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days:,} d {hours} h"
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    return f"{duration(round(max(seconds, 0)))} ago"
 
 
 def _tail(log: Path) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tokamake import files
+from tokamake.units import duration
 
 Record = dict[str, int | float]
 
@@ -99,14 +100,8 @@ def console_line(record: Record, *, train_steps: int, seconds_left: float) -> st
     return (
         f"step {record['step']}/{train_steps} | loss {record['loss']:.4f} | "
         f"lr {record['learning_rate']:.2e} | {told} | "
-        f"{record['tokens_per_second']:,.0f} tokens/s | {_duration(seconds_left)} left"
+        f"{record['tokens_per_second']:,.0f} tokens/s | {duration(seconds_left)} left"
     )
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
 
 
 def summary(records: list[Record]) -> dict[str, Any]:

@@ -1,0 +1,24 @@
+"""Times and sizes as people write them."""
+
+
+def duration(seconds: float) -> str:
+    """Write a time with the two largest units that it has: `2 h 05 min`, `12.3 s` (ints `12 s`)."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days:,} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    if minutes:
+        return f"{minutes} min {rest:02d} s"
+    return f"{seconds} s" if isinstance(seconds, int) else f"{seconds:.1f} s"
+
+
+def in_bytes(number: int) -> str:
+    """Write a size in powers of 1,000: `12.3 MB`."""
+    size, units = float(number), ["B", "kB", "MB", "GB", "TB", "PB"]
+    while size >= 999.95 and len(units) > 1:
+        size /= 1000
+        units.pop(0)
+    return f"{size:.0f} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
