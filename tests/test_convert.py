@@ -197,6 +197,22 @@ def test_orders_of_queries_keys_and_values(version: float, older: bool, tmp_path
     assert_same(found, architecture)
 
 
+def test_a_pipeline_of_an_earlier_version_is_read_in_its_order(tmp_path: Path) -> None:
+    architecture = FAMILIES["gpt2"]
+    hugging_face.write(tmp_path / "hf", architecture, weights(architecture))
+    convert(source=tmp_path / "hf", target=tmp_path / "pipe", format="mds-pipeline")
+    for path in (tmp_path / "pipe").rglob("*model_states.pt"):
+        state = torch.load(path, weights_only=False)
+        if path.name.startswith("mp_rank"):
+            state["checkpoint_version"] = 0
+        for name in [name for name in state if "query_key_value" in name]:
+            # Version 0 has the three, then heads.
+            parts = state[name].view(8, 3, architecture.head_dim, *state[name].shape[1:])
+            state[name] = parts.transpose(0, 1).reshape(state[name].shape).contiguous()
+        torch.save(state, path)
+    assert_same(open_any(tmp_path / "pipe"), architecture)
+
+
 def test_virtual_stages_and_their_tied_head(tmp_path: Path) -> None:
     architecture = FAMILIES["llama-tied"]
     hugging_face.write(tmp_path / "hf", architecture, weights(architecture))

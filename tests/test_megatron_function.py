@@ -99,6 +99,12 @@ def test_an_argument_of_the_function_is_carried_over(
     assert expected.items() <= found.items()
 
 
+def test_megatron_core_looks_at_norm_epsilon() -> None:
+    both = {"layernorm_epsilon": 1e-5, "norm_epsilon": 1e-6}
+    assert read(LLAMA, **both, is_core=True).rms_norm_eps == 1e-6
+    assert read(LLAMA, **both, is_core=False).rms_norm_eps == 1e-5
+
+
 def test_megatrons_own_models_take_openai_gelu() -> None:
     known = {**GPT, "bias_gelu_fusion": False}
     assert read(known, openai_gelu=True, is_core=False).hidden_act == "gelu_new"

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -161,3 +162,17 @@ print(*(name for name in ("torch", "transformers", "safetensors") if name in sys
     command = [sys.executable, "-c", program, str(root)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return done.stdout.splitlines()[-1].split()
+
+
+def test_few_files_are_open_however_many_parts_a_tensor_has(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}" for number in range(200)]
+    for number, path in enumerate(paths):
+        path.write_bytes(bytes([number]))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with ExitStack() as stack:
+        files = boxes.Files(stack)
+        for path in [*paths, *paths]:
+            found = os.pread(files.descriptor(path, os.O_RDONLY), 1, 0)
+            assert found == path.read_bytes()
+            assert len(list(Path("/proc/self/fd").iterdir())) <= before + 65
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -118,5 +118,5 @@ def test_limits_of_queues() -> None:
     assert queue_limits("7") == {"*": 7}
     assert queue_limits("") == {}
     for text in ("debug=", "debug=x", "=3", "debug=0", "x"):
-        with pytest.raises(WorkflowError, match="--pbs-max-queued"):
+        with pytest.raises(WorkflowError, match="max-queued: "):
             queue_limits(text)

@@ -1,5 +1,6 @@
 """What a job asks Slurm for, what its answers mean; tests/test_slurm.py has a real Slurm."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,8 @@ def test_mistakes_in_the_sites_defaults(text: str) -> None:
         ("PENDING", "JobHeldUser", "0", Kind.HELD, "held by a user"),
         ("PENDING", "launch failed requeued held", "0", Kind.HELD, "held (launch failed"),
         ("PENDING", "PartitionTimeLimit", "0", Kind.NEVER, "can never run: the partition allows"),
+        ("PENDING", "PartitionNodeLimit", "0", Kind.HELD, "waiting: the partition has no room"),
+        ("PENDING", "InvalidAccount", "0", Kind.HELD, "waiting: the account is not valid"),
         ("COMPLETING", "None", "0", Kind.RUNNING, "ending"),
         ("COMPLETED", "None", "0", Kind.SUCCEEDED, "finished"),
         ("FAILED", "NonZeroExitCode", "768", Kind.FAILED, "failed with exit status 3"),
@@ -172,3 +175,38 @@ def test_a_job_that_has_ended_is_as_good_as_cancelled(command) -> None:
 def test_words_of_slurm() -> None:
     assert SLURM.options("name", Path("/a/50%/b"))[-1] == "/a/50%%/b"
     assert "id=$SLURM_JOB_ID\n" in script(Path("/a"), "token", SLURM.id_variable)
+
+
+def test_jobs_do_not_inherit_what_the_controllers_own_job_has_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "sbatch"
+    fake.write_text(f"#!/bin/sh\nenv > {tmp_path}/seen\necho 17\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    leaking = ("MASTER_ADDR", "SLURM_NTASKS", "SLURMD_NODENAME", "RANK", "LOCAL_RANK", "PMI_RANK")
+    for name in (*leaking, "SLURM_CONF", "SBATCH_ACCOUNT", "HF_HOME"):
+        monkeypatch.setenv(name, "here")
+    assert SlurmCommands(10).submit((), tmp_path / "job.sh") == "17"
+    seen = {line.partition("=")[0] for line in (tmp_path / "seen").read_text().splitlines()}
+    assert not seen & set(leaking)
+    assert {"SLURM_CONF", "SBATCH_ACCOUNT", "HF_HOME"} <= seen
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "sbatch: error: AssocGrpSubmitJobsLimit",
+        "sbatch: error: QOSMaxSubmitJobPerUserLimit",
+        "sbatch: error: Unable to contact slurm controller (connect failure)",
+    ],
+)
+def test_limits_on_numbers_of_jobs_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    fake = tmp_path / "sbatch"
+    fake.write_text(f"#!/bin/sh\necho '{told}' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(Later):
+        SlurmCommands(10).submit((), tmp_path / "job.sh")

@@ -67,6 +67,8 @@ def test_a_chain_of_jobs_is_the_same_run(
 def test_ends_that_cannot_be_are_refused(root: Path, whole: Path) -> None:
     with pytest.raises(UserError, match="until_step: 7: the run goes from step 0 to 6; give one"):
         train_here(whole, until_step=7)
+    with pytest.raises(UserError, match="until_step: 0: the run goes from step 0 to 6"):
+        train_here(whole, until_step=0)
     with pytest.raises(UserError, match="global_step5: not there, but the run is past step 5"):
         train_here(whole, until_step=5)
 
@@ -125,11 +127,13 @@ def test_the_end_is_what_the_scheduler_says(
     assert now + 93_610 <= (end_of_job() or 0) <= now + 93_630
     squeue.write_text("#!/bin/sh\necho slurm_load_jobs error >&2; exit 1\n")
     assert end_of_job() is None
-    monkeypatch.setenv("PBS_JOB_END_TIME", "1900000000")
-    assert end_of_job() == 1_900_000_000
-    monkeypatch.setenv("SLURM_JOB_END_TIME", "1800000000")
-    assert end_of_job() == 1_800_000_000
-    assert end_of_job(1) != 1_800_000_000
+    monkeypatch.setenv("PBS_JOB_END_TIME", "1500000000")  # of an earlier job
+    assert end_of_job() is None
+    monkeypatch.setenv("PBS_JOB_END_TIME", "4100000000")
+    assert end_of_job() == 4_100_000_000
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "4000000000")
+    assert end_of_job() == 4_000_000_000
+    assert end_of_job(1) != 4_000_000_000
 
 
 @pytest.mark.parametrize(

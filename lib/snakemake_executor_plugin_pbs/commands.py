@@ -133,13 +133,17 @@ class Commands:
         if self._status is not None:
             self._status.kill()
 
+    def environment(self) -> dict[str, str] | None:
+        """What the commands are run in; None: what this process has."""
+        return None
+
     def _run(self, command: list[str], *, stoppable: bool = False) -> Done:
         if stoppable and self._stopped.is_set():
             return Done(1, "", "stopped")
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                text=True, errors="replace", start_new_session=True,
+                text=True, errors="replace", start_new_session=True, env=self.environment(),
             )  # fmt: skip
         except OSError as error:
             return Done(127, "", f"cannot connect: {command[0]}: {error.strerror}")

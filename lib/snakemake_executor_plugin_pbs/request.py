@@ -205,6 +205,6 @@ def queue_limits(text: str) -> dict[str, int]:
     for part in text.replace(",", " ").split():
         name, equals, number = part.rpartition("=")
         if not number.isdigit() or int(number) < 1 or bool(equals) != bool(name):
-            raise WorkflowError(f"--pbs-max-queued: {part!r}: write QUEUE=N, *=N or N, N from 1")
+            raise WorkflowError(f"max-queued: {part!r}: write QUEUE=N, *=N or N, N from 1")
         limits[name or "*"] = int(number)
     return limits

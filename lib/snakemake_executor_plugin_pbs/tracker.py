@@ -151,10 +151,11 @@ class Tracker:
         if reading and reading.kind is Kind.HELD and reading.message not in task.told:
             task.told.add(reading.message)
             name = task.record.job_id if task.record else ""
+            held = reading.message.startswith("held")
+            until = f"`{self.dialect.release} {name}` releases it" if held else "this changes"
             self.tell(
-                f"job {name} of rule {task.rule} is {reading.message}; it waits until "
-                f"`{self.dialect.release} {name}` releases it or `{self.dialect.delete} {name}` "
-                "deletes it"
+                f"job {name} of rule {task.rule} is {reading.message}; it waits until {until} or "
+                f"`{self.dialect.delete} {name}` deletes it"
             )
 
     def _finish(self, task: Task, what: What, message: str, events: list[Event]) -> None:

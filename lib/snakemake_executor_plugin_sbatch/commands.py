@@ -1,7 +1,9 @@
 """Slurm's commands: sbatch, squeue, scancel, each with a time limit and its errors sorted."""
 
+import os
+import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from snakemake_executor_plugin_pbs.commands import (
@@ -20,7 +22,7 @@ from .states import read
 # What sbatch says where the request did not reach the controller, or met a limit on jobs.
 _LATER = (
     "unable to contact slurm controller", "connection refused", "temporarily unable",
-    "unable to resolve", "no route to host", "maxsubmitjob", "maxjobcount",
+    "unable to resolve", "no route to host", "submitjob", "maxjobcount",
 )  # fmt: skip
 # What it says where it lost the controller on the way: whether the job is there is unknown.
 _UNSURE = ("timed out", "zero bytes were transmitted", "connection reset", "communication")
@@ -33,7 +35,8 @@ FORMAT = "JobID:|,State:|,Reason:|,exit_code:|"
 def _options(name: str, printed: Path) -> tuple[str, ...]:
     # Slurm fills in what follows a percent sign.
     output = str(printed).replace("%", "%%")
-    return "--parsable", "--job-name", name, "--output", output
+    # A job whose node dies begins again under its id, as does one that makes room for another.
+    return "--parsable", "--requeue", "--job-name", name, "--output", output
 
 
 SLURM = Dialect(
@@ -42,8 +45,28 @@ SLURM = Dialect(
 )  # fmt: skip
 
 
+# What a job or its ranks would take for their own if Snakemake itself runs in a job.
+_OF_A_JOB = re.compile(
+    r"(SLURM|SLURMD|MASTER|TORCHELASTIC|PMI|PMIX|PALS|OMPI|MPI)_.*"
+    r"|RANK|WORLD_SIZE|LOCAL_(RANK|SIZE|WORLD_SIZE)|PBS_JOB_END_TIME"
+)
+
+
+def outside(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what a job has set, which sbatch would hand on to other jobs."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name == "SLURM_CONF" or not _OF_A_JOB.fullmatch(name)
+    }
+
+
 class SlurmCommands(Commands):
     """The controller, through its commands."""
+
+    def environment(self) -> dict[str, str]:
+        """What the commands are run in, and jobs in turn."""
+        return outside(os.environ)
 
     def submit(self, arguments: Sequence[str], script: Path) -> str:
         """Submit a job; returns its id.

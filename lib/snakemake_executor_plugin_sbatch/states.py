@@ -43,14 +43,17 @@ STATES = {
 HELD = {"JobHeldUser": "by a user", "JobHeldAdmin": "by an administrator"}
 # Reasons for which it waits for ever.
 NEVER = {
-    "PartitionNodeLimit": "the partition has no room for so many nodes",
     "PartitionTimeLimit": "the partition allows no such time; lower runtime",
-    "BadConstraints": "no nodes have what it asks for",
+    "DependencyNeverSatisfied": "a job that it depends on has failed",
+}
+# Reasons that are a mistake, or pass: nodes come back, and so does the accounting database.
+DOUBTFUL = {
+    "PartitionNodeLimit": "the partition has no room for so many nodes, or they are down",
+    "BadConstraints": "no nodes have what it asks for, or they are down",
     "InvalidAccount": "the account is not valid",
     "InvalidQOS": "the QOS is not valid",
     "AccountNotAllowed": "the partition does not take this account",
     "QOSNotAllowed": "the partition or account does not take this QOS",
-    "DependencyNeverSatisfied": "a job that it depends on has failed",
 }
 
 
@@ -66,6 +69,8 @@ def read(job: Mapping[str, Any]) -> Reading | None:
     kind, message = STATES[state]
     if kind is Kind.WAITING and reason in NEVER:
         return Reading(Kind.NEVER, f"can never run: {NEVER[reason]} ({reason})")
+    if kind is Kind.WAITING and reason in DOUBTFUL:
+        return Reading(Kind.HELD, f"waiting: {DOUBTFUL[reason]} ({reason})")
     if kind is Kind.WAITING and reason in HELD:
         return Reading(Kind.HELD, f"held {HELD[reason]}")
     if kind is Kind.WAITING and "held" in reason.lower():

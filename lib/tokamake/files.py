@@ -7,9 +7,10 @@ import hashlib
 import json
 import os
 import re
+import resource
 import shutil
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -180,3 +181,10 @@ def sha256(path: Path) -> str:
 def digest(value: Any) -> str:
     """Hash of a JSON-serializable value that does not depend on key order, in hexadecimal."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def allow_open_files() -> None:
+    """Let this process have as many files open as the system allows; shells often say 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

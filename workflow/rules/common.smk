@@ -234,12 +234,13 @@ def setting(path):
     return lambda wildcards: attrgetter(path)(RUNS[wildcards.run])
 
 
-def settings(section):
+def settings(section, leave_out=None):
     """A section of the config as JSON, for `params`; a function, since the text has braces."""
 
     def text(wildcards):
         run = RUNS[wildcards.run] if "run" in wildcards.keys() else CONFIG
-        return json.dumps(run.model_dump(mode="json")[section], sort_keys=True)
+        chosen = run.model_dump(mode="json")[section]
+        return json.dumps({k: v for k, v in chosen.items() if k != leave_out}, sort_keys=True)
 
     return text
 

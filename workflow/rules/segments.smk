@@ -8,21 +8,38 @@ wildcard_constraints:
     segment=r"(\.[1-9]\d*)?",
 
 
-def segments(run):
-    """Steps at which the jobs of a run end, but for the last one; most runs are one job."""
-    train = run.train
-    continued = train.segment_steps and run.model.checkpoint and train.finetune is False
-    return train.segments(open_any(run.model.checkpoint).progress.iteration if continued else 0)
+def segments(name):
+    """Steps at which the jobs of a run end, but for the last one; most runs are one job.
+
+    Those that training is past, with no checkpoint left to end at, are no ends any more.
+    """
+    run, folder = RUNS[name], Path(f"results/{name}/training")
+    if not run.train.segment_steps:
+        return []
+    continued = run.model.checkpoint and run.train.finetune is False
+    try:
+        begun = open_any(run.model.checkpoint).progress.iteration if continued else 0
+    except UserError as error:
+        sys.exit(f"tokamake: model.checkpoint: {error}")
+    latest = folder / "latest"
+    step = latest.read_text().strip().removeprefix("global_step") if latest.is_file() else ""
+    past = int(step) if step.isdecimal() else 0
+    return [
+        end
+        for end in run.train.segments(begun)
+        if end > past or (folder / f"global_step{end}").is_dir()
+    ]
 
 
-SEGMENTS = {name: segments(run) for name, run in RUNS.items()}
+SEGMENTS = {name: segments(name) for name in RUNS}
 
 
 def segment_before(wildcards):
-    """What the job before in the chain leaves."""
+    """What the job before in the chain leaves; a job takes what its controller saw to."""
     end = int(wildcards.segment[1:] or sys.maxsize)
     before = [step for step in SEGMENTS[wildcards.run] if step < end]
-    return [f"{RUN}/train.{before[-1]}.json"] if before else []
+    found = [f"results/{wildcards.run}/train.{step}.json" for step in before[-1:]]
+    return [path for path in found if workflow.is_main_process or Path(path).exists()]
 
 
 def evaluated(wildcards):

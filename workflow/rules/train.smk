@@ -18,7 +18,7 @@ rule resolve:
     conda:
         "../envs/tokamake.yaml"
     params:
-        settings=settings("train"),
+        settings=settings("train", leave_out="segment_steps"),
         seed=setting("seed"),
         checkpoint=start,
         architecture=lambda wildcards, input: [

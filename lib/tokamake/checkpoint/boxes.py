@@ -27,26 +27,36 @@ Part = tuple[Region, Block]
 
 SLAB = 2**22
 """Bytes that are put together at once."""
+_MOST_OPEN = 64
+"""Files that are open at a time, of each thread."""
 _TILE = 64
 """Rows that are transposed at once, so that they stay in the processor's cache."""
 
 
 class Files:
-    """Files that are open, each once.
+    """Files that are open, each once, the last ones used: a tensor can have parts in thousands.
 
     Args:
         stack: what closes them.
     """
 
     def __init__(self, stack: ExitStack) -> None:
-        self._stack, self._open = stack, dict[tuple[Path, int], int]()
+        self._open = dict[tuple[Path, int], int]()
+        stack.callback(self._close)
 
     def descriptor(self, file: Path, flags: int) -> int:
-        """Of a file."""
-        if (file, flags) not in self._open:
-            self._open[file, flags] = found = os.open(file, flags)
-            self._stack.callback(os.close, found)
-        return self._open[file, flags]
+        """Of a file; good until that of another one is asked for twice."""
+        found = self._open.pop((file, flags), None)
+        if found is None:
+            if len(self._open) >= _MOST_OPEN:
+                os.close(self._open.pop(next(iter(self._open))))
+            found = os.open(file, flags)
+        self._open[file, flags] = found
+        return found
+
+    def _close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
 
     def view(self, part: Part, box: Box) -> Array:
         """Elements of a box as they lie in a file, which is mapped; what they mean, none asks."""

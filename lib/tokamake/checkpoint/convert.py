@@ -79,7 +79,8 @@ def convert(
     from tokamake.checkpoint.megatron.arguments import warnings
     from tokamake.checkpoint.opened import Layout, Target
     from tokamake.checkpoint.vocabulary import unknown_size, with_vocab_size
-    from tokamake.checkpoint.written import write
+    from tokamake.checkpoint.written import refuse_other, write
+    from tokamake.files import allow_open_files
     from tokamake.runtime import file_workers
 
     sizes = {
@@ -90,6 +91,8 @@ def convert(
     }
     _check_options(format, sizes, tokenizer, workers)
     _check_zero(format, data_parallel_size, zero_stage)
+    refuse_other(target)
+    allow_open_files()
     checkpoint, name = open_any(source), format.replace("-", "_")
     if vocab_size is not None:
         checkpoint = with_vocab_size(checkpoint, vocab_size)

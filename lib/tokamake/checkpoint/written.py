@@ -61,11 +61,11 @@ def write(
         UserError: something is in the way, or the format cannot hold the model so: nothing is left
             then; or the disk is full: what was done is kept.
     """
-    _refuse_other(path)
+    refuse_other(path)
     whole = path.absolute()
     growing = whole.with_name(f".{whole.name}.converting")
     with _alone(growing, path):
-        _refuse_other(path)  # which another conversion may have made meanwhile
+        refuse_other(path)  # which another conversion may have made meanwhile
         try:
             return _write(growing, checkpoint, name, target, workers)
         except UserError:
@@ -80,7 +80,7 @@ def write(
             ) from None
 
 
-def _refuse_other(path: Path) -> None:
+def refuse_other(path: Path) -> None:
     """See that nothing is in the way.
 
     Raises:

@@ -67,7 +67,8 @@ def end_of_job(minutes: float | None = None) -> float | None:
     if minutes is not None:
         return time.time() + 60 * minutes
     for name in ("SLURM_JOB_END_TIME", "PBS_JOB_END_TIME"):
-        if (value := os.environ.get(name, "")).isdecimal():
+        value = os.environ.get(name, "")
+        if value.isdecimal() and float(value) > time.time():  # else it is that of an earlier job
             return float(value)
     left = _slurm_seconds_left(job) if (job := os.environ.get("SLURM_JOB_ID")) else None
     return None if left is None else time.time() + left

@@ -65,7 +65,8 @@ def train_run(
     Raises:
         UserError: the run cannot start or its loss is not finite; all ranks raise it.
     """
-    run, last = decided(run, device), until_step or run.train.train_steps
+    run = decided(run, device)
+    last = run.train.train_steps if until_step is None else until_step
     with ExitStack() as held:
         held.enter_context(repeatable(run.train.deterministic))
         with same_fate():
@@ -85,6 +86,8 @@ def train_run(
             with same_fate():
                 _say(ranks, opening(run, ranks, device, resumed=resumed))
             deadline = Deadline(None if ranks.rank else end_of_job(minutes))
+            if deadline.end:
+                _say(ranks, f"this job ends at {time.ctime(deadline.end)}; training saves before")
             loop = Loop(run, ranks, device, digest=digest, state=state)
             state = loop.run(last, deadline)
         if state.step < last:

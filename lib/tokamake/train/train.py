@@ -20,13 +20,14 @@ def train(*, config: Path, until_step: int | None = None, minutes: float | None 
     Start it alone or on several ranks: `torchrun --nproc-per-node 2 -m tokamake train --config
     run.yaml`, or through mpiexec or srun. The same command continues after any interruption, at the
     last checkpoint and with the same result. Asked to stop by SIGTERM, or when the time of its job
-    in Slurm or PBS runs out, a run saves a checkpoint and exits with code 75 (EX_TEMPFAIL; torchrun
-    makes it 1), for it is not finished; train.json is written at the end only.
+    runs out, a run saves a checkpoint and exits with code 75 (EX_TEMPFAIL; torchrun makes it 1),
+    for it is not finished; train.json is written at the end only.
 
     Args:
         config: The run, as `tokamake resolve` writes it.
         until_step: Where to end, with a checkpoint and train.STEP.json; by default the run's end.
-        minutes: How long this may take; by default what Slurm or PBS gives the job.
+        minutes: How long this may take; by default what Slurm, or the executor for PBS,
+            gives the job.
 
     Raises:
         UserError: the run cannot start or its loss is not finite.

@@ -18,6 +18,7 @@ from tokamake.checkpoint.megatron.arguments import (
     is_padding_unknown,
     notes_of,
     progress_of,
+    version_of,
 )
 from tokamake.checkpoint.megatron.parts import Part, Rank, padded
 from tokamake.checkpoint.opened import Layout, Opened, Target
@@ -60,9 +61,10 @@ def opened(folder: Path) -> Opened:
     rows = megatron_module.vocabulary_rows(first, deepspeed_folder.read(first)) * tensor
     architecture = architecture_of(args, first_states, padded_vocab_size=rows)
     check_sizes(args, folder, tensor=tensor, pipeline=stages)
+    version = version_of(state, first_states, missing=3.0)
     regions, named = list[Region](), list[dict[str, Part]]()
     for number in range(tensor):
-        rank = Rank(architecture, Axis(number, tensor), rows)
+        rank = Rank(architecture, Axis(number, tensor), rows, version)
         parts = [*_parts(rank)]
         if len(parts) != len(numbers):
             raise UserError(

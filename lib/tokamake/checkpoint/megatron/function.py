@@ -97,8 +97,9 @@ def function_of(args: Any, file: Path, *, gated: bool, is_core: bool) -> dict[st
         _refuse(args, file, _REFUSED_IF_ROTARY)
         found |= _rotary(args, file)
     _check_norm(args, file, gated=gated)
-    epsilon = first(args, "layernorm_epsilon", "norm_epsilon")
-    found["rms_norm_eps" if gated else "layer_norm_epsilon"] = epsilon or 1e-5
+    names = ("layernorm_epsilon", "norm_epsilon")  # the second is what megatron.core looks at
+    epsilon = first(args, *(reversed(names) if is_core else names))
+    found["rms_norm_eps" if gated else "layer_norm_epsilon"] = 1e-5 if epsilon is None else epsilon
     biased = getattr(args, "add_bias_linear", None)
     biased = not gated if biased is None else bool(biased)
     if getattr(args, "add_qkv_bias", False) and not biased:
@@ -212,7 +213,7 @@ def described(shape: Architecture) -> dict[str, Any]:
         "rotary_percent": 1.0,
         "rotary_interleaved": False,
         "bias_gelu_fusion": by_tanh and shape.mlp_bias,
-        "openai_gelu": by_tanh,
+        "openai_gelu": by_tanh and not shape.mlp_bias,  # Megatron refuses both
         "onnx_safe": False,
         "squared_relu": False,
         "apply_layernorm_1p": False,
