@@ -73,7 +73,7 @@ def rows_of_fused(architecture: Architecture) -> list[tuple[str, int]]:
 
 def _padded(rows: Tensor) -> Tensor:
     """With the mean of all rows, up to a multiple of 128."""
-    mean = rows.float().mean(dim=0, keepdim=True).to(rows.dtype)
+    mean = rows.double().mean(dim=0, keepdim=True).float().to(rows.dtype)
     return torch.cat([rows, *[mean] * (-len(rows) % 128)])
 
 

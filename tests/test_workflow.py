@@ -410,6 +410,7 @@ def test_sets_and_epochs_of_corpora(tmp_path: Path, sampled: Path) -> None:
     (tmp_path / "raw").symlink_to(sampled / "raw")
     settings = {**CONFIG["train"], "train_steps": None, "blend": "corpora", "split": "90,5,5"}
     settings |= {"drop_last_partial_sequence": False, "evaluation_interval": 1000}
+    settings |= {"global_batch_size": 32, "micro_batch_size": 16, "log_interval": 50}
     changed = {**CONFIG, "train": settings, "sample_corpus": {}}
     (tmp_path / "my.yaml").write_text(yaml.safe_dump(changed))
     (tmp_path / "corpora.tsv").write_text(
@@ -425,7 +426,7 @@ def test_sets_and_epochs_of_corpora(tmp_path: Path, sampled: Path) -> None:
         wanted = (3 if file["corpus"] == "docs" else 1) * file["tokens"] // 2 - 1
         assert file["drawn_samples"] == wanted // 32
     trained = json.loads((tmp_path / "results/smoke/train.json").read_text())
-    assert trained["step"] == sum(file["drawn_samples"] for file in files) // 16
+    assert trained["step"] == sum(file["drawn_samples"] for file in files) // 32
     last = trained["validation_losses"][-1]
     assert last["step"] == trained["step"]
     # One and the same documents under two names.
