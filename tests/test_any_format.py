@@ -8,6 +8,7 @@ import llamas
 import megatrons
 import pytest
 
+from tokamake.checkpoint import hugging_face
 from tokamake.checkpoint.any_format import open_any
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.inspect import inspect
@@ -128,3 +129,21 @@ def test_steps_are_told_where_there_are_some(
     told = capsys.readouterr().out
     assert ("progress      step 7, 70 samples, 700 tokens" in told) == (name == "mds")
     assert ("progress" in told) == (name == "mds")
+
+
+def test_an_older_checkpoint_is_named_beside_one_with_a_flipped_bit(tmp_path: Path) -> None:
+    hugging_face.write(tmp_path / "hf", SHAPE, random(SHAPE, 1))
+    convert(source=tmp_path / "hf", target=tmp_path / "run", format="mds")
+    newer = Path(shutil.copytree(tmp_path / "run/global_step0", tmp_path / "run/global_step7"))
+    (tmp_path / "run/latest").write_text("global_step7")
+    region = max(open_any(newer).source.regions, key=lambda each: each.num_bytes)
+    with region.file.open("r+b") as stream:
+        stream.seek(region.offset)
+        byte = stream.read(1)[0]
+        stream.seek(region.offset)
+        stream.write(bytes([byte ^ 1]))
+    match = r"global_step7/.*checksum says.*, or give .*global_step0, which is complete"
+    with pytest.raises(UserError, match=match):
+        convert(source=tmp_path / "run", target=tmp_path / "out", format="hf")
+    with pytest.raises(UserError, match=match):
+        inspect(newer, values=True)

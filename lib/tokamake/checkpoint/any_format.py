@@ -1,6 +1,8 @@
 """Opens a checkpoint of whatever format its files are in."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tokamake import plugins
@@ -27,23 +29,41 @@ def open_any(path: Path) -> Opened:
         UserError: there is none, or it is damaged; the message names another one beside it that is
             complete, if there is one.
     """
-    try:
+    with offering_another(path):
         return _open(path)
+
+
+@contextmanager
+def offering_another(path: Path, damaged: Path | None = None) -> Iterator[None]:
+    """Add to an error which other checkpoint is there.
+
+    Args:
+        path: what the user has named.
+        damaged: the checkpoint that it stands for; None: it could not be opened.
+
+    Raises:
+        UserError: the error, with the name of the newest checkpoint beside it that is complete, if
+            there is one.
+    """
+    try:
+        yield
     except UserError as error:
-        if other := _complete_beside(path):
+        if other := _complete_beside(path, damaged):
             raise UserError(f"{error}, or give {other}, which is complete") from None
         raise
 
 
-def _complete_beside(path: Path) -> Path | None:
+def _complete_beside(path: Path, damaged: Path | None) -> Path | None:
     """The newest checkpoint of another step that is complete, as far as names and sizes tell."""
     root = path.parent if _STEP.fullmatch(path.name) else path
     steps = {each: m for each in root.glob("*/") if (m := _STEP.fullmatch(each.name))}
     for folder in sorted(steps, key=lambda each: int(steps[each][1]), reverse=True):
         try:
-            return _open(folder).path
+            found = _open(folder).path
         except (UserError, OSError):
             continue
+        if found != damaged:
+            return found
     return None
 
 

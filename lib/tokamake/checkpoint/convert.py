@@ -73,7 +73,7 @@ def convert(
     """
     from dataclasses import replace
 
-    from tokamake.checkpoint.any_format import open_any, title
+    from tokamake.checkpoint.any_format import offering_another, open_any, title
     from tokamake.checkpoint.checksums import check_checksums
     from tokamake.checkpoint.copies import check_copies
     from tokamake.checkpoint.megatron.arguments import warnings
@@ -102,9 +102,10 @@ def convert(
         notes = {**checkpoint.notes, "eos_token_id": token}
         checkpoint = replace(checkpoint, notes=notes, tokenizer=files)
     workers = workers or file_workers()
-    check_checksums(checkpoint.source, workers=workers)
-    if not take_first_copy:
-        check_copies(checkpoint.source)
+    with offering_another(source, checkpoint.path):
+        check_checksums(checkpoint.source, workers=workers)
+        if not take_first_copy:
+            check_copies(checkpoint.source)
     kept = checkpoint.tokenizer if format == "hf" else ()
     wanted = Target(Layout(**sizes, zero_stage=zero_stage), dtype, tokenizer=kept)
     found = write(target, checkpoint, name, wanted, workers=workers)
