@@ -90,14 +90,14 @@ def test_what_is_laid_out_is_on_disk_before_its_plan(
 def test_what_another_conversion_made_meanwhile_is_left(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse = written._refuse_other
+    refuse = written.refuse_other
 
     def refuses(path: Path) -> None:
         refuse(path)
         path.mkdir()
         (path / "theirs").touch()
 
-    monkeypatch.setattr(written, "_refuse_other", refuses)
+    monkeypatch.setattr(written, "refuse_other", refuses)
     with pytest.raises(UserError, match="a: is there already; name another folder"):
         convert(source=start, target=tmp_path / "a", format="mds")
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["theirs"]
