@@ -18,6 +18,7 @@ import os
 from pathlib import Path
 rule all:
     input: "results/a/train.json"
+include: "{ROOT}/workflow/rules/examined.smk"
 include: "{ROOT}/workflow/rules/doctor.smk"
 rule train:
     input: doctor=ancient(examined("results/{{run}}/train.json"))

@@ -9,8 +9,6 @@ import sys
 from operator import attrgetter
 from pathlib import Path
 
-from snakemake.io import IOFile
-
 from tokamake import files
 from tokamake.checkpoint.any_format import open_any
 from tokamake.checkpoint.start_files import is_native, start_files
@@ -29,7 +27,6 @@ from tokamake.validation import read_yaml
 DATA = "results/data"
 WEIGHTS = f"{DATA}/{{run}}.weights.txt"
 PLAN_FILE = f"{DATA}/plan.json"
-DOCTOR = "results/doctor.json"
 
 # Jobs find the commands of the environment that runs Snakemake, activated or not.
 # Snakemake leaves out its strict mode where a prefix is set.
@@ -397,26 +394,6 @@ def form_options(wildcards, input):
     dtype = [f"--dtype={form.dtype}"] if form.dtype else []
     tokenizer = [f"--tokenizer={input.tokenizer[0]}"] if form.format == "hf" else []
     return [f"--format={form.format}", *sizes, *dtype, *tokenizer]
-
-
-def examined(product):
-    """The doctor's report as an input, where the profile gives the rule `doctor` resources.
-
-    Snakemake makes a product again whose input files are others than before. So one that is there
-    keeps those that it was made with, whatever the profile, and jobs take what their controller saw
-    to.
-    """
-
-    def report(wildcards):
-        path = product.format(**dict(wildcards.items()))
-        if workflow.is_main_process and Path(path).exists():
-            wanted = DOCTOR in (workflow.persistence.input(IOFile(path)) or [])
-        else:
-            wanted = "doctor" in workflow.resource_settings.overwrite_resources
-        there = workflow.is_main_process or Path(DOCTOR).exists()
-        return [DOCTOR] if wanted and there else []
-
-    return report
 
 
 def prompt_options(wildcards):

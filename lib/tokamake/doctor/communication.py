@@ -75,7 +75,7 @@ def check_ranks(ranks: Ranks, directory: Path, watch: Watch, seconds: float) -> 
     store.set(f"facts/{ranks.rank}", json.dumps(asdict(facts)))
     store.set(f"here/{ranks.rank}", facts.host)
     if ranks.rank:
-        go_on, results = _verdict(store, facts.host, seconds), []
+        go_on, results = _verdict(store, ranks.rank, facts.host, seconds), []
     else:
         came = roll_call(store, ranks.world_size, seconds)
         if missing := len(came) < ranks.world_size:
@@ -85,6 +85,8 @@ def check_ranks(ranks: Ranks, directory: Path, watch: Watch, seconds: float) -> 
         versions = next((one for one in results if one.name == "torch on hosts"), None)
         go_on = not missing and versions is not None and versions.state == "ok"
         store.set("verdict", "go" if go_on else "stop")
+        if not go_on:
+            _await_heard(store, [rank for rank in came if rank], seconds)
     if go_on:
         watch.begin(
             ""
@@ -95,11 +97,22 @@ def check_ranks(ranks: Ranks, directory: Path, watch: Watch, seconds: float) -> 
     return results
 
 
-def _verdict(store: dist.Store, host: str, seconds: float) -> bool:
+def _await_heard(store: dist.Store, ranks: list[int], seconds: float) -> None:
+    """Wait until all have read the verdict, for the store ends with rank 0."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if store.check([f"heard/{rank}" for rank in ranks]):
+            return
+        time.sleep(0.05)
+
+
+def _verdict(store: dist.Store, rank: int, host: str, seconds: float) -> bool:
     """Whether rank 0 has it that all go on."""
     store.set_timeout(timedelta(seconds=2 * seconds))
     try:
-        return bool(store.get("verdict") == b"go")
+        verdict = store.get("verdict")
+        store.set(f"heard/{rank}", "")
+        return bool(verdict == b"go")
     except dist.DistError:
         raise UserError(f"{host}: rank 0 has gone away; look for its words") from None
 
