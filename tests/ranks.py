@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -28,6 +28,9 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
+_PRELOADED = ["tokamake.train.backends.native", "tokamake.train.backends.deepspeed", "deepspeed"]
+"""Modules that ranks find imported: to import them takes each of them seconds of a core."""
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _GRACE = 3.0
 """Seconds that peers of a failed rank have to say what they met."""
 
@@ -39,7 +42,8 @@ class RanksFailed(Exception):
 def spawn(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 240) -> list:
     """Call a function on each rank of a new default process group.
 
-    A failure of any rank ends them all. Launching takes about 5 s, so do many checks a launch.
+    A failure of any rank ends them all. The first launch of a test session imports what ranks need,
+    which takes seconds; later ones are forks of it.
 
     Args:
         function: of a module's top level, so that it can be pickled; `dist.get_rank()` tells it
@@ -61,16 +65,20 @@ def spawn(function: Callable[..., Any], world_size: int, *args: Any, timeout: fl
 
 def _run(folder: Path, function: Callable, world_size: int, args: tuple, timeout: float) -> None:
     deadline = time.monotonic() + timeout
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    environment = {**os.environ, **_ONE_THREAD}
     processes = [
         context.Process(
-            target=_rank, args=(rank, world_size, folder, timeout, function, args), daemon=True
+            target=_rank,
+            args=(rank, world_size, folder, timeout, environment, function, args),
+            daemon=True,
         )
         for rank in range(world_size)
     ]
     try:
         # Read when torch is first imported.
-        with patch.dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1"):
+        with patch.dict(os.environ, _ONE_THREAD):
             for process in processes:
                 process.start()
         _wait(processes, deadline)
@@ -85,7 +93,7 @@ def _run(folder: Path, function: Callable, world_size: int, args: tuple, timeout
         raise RanksFailed("\n".join([f"{name} on {world_size} ranks:", *failures]))
 
 
-def _wait(processes: list[SpawnProcess], deadline: float) -> None:
+def _wait(processes: list[BaseProcess], deadline: float) -> None:
     running = {process.sentinel: process for process in processes}
     while running and (ended := wait(running, max(0.0, deadline - time.monotonic()))):
         for sentinel in ended:
@@ -96,7 +104,7 @@ def _wait(processes: list[SpawnProcess], deadline: float) -> None:
                 deadline = min(deadline, time.monotonic() + _GRACE)
 
 
-def _failures(folder: Path, processes: list[SpawnProcess]) -> list[str]:
+def _failures(folder: Path, processes: list[BaseProcess]) -> list[str]:
     """What went wrong, of each rank, in order of time; empty where nothing did."""
     found, silent = [], []
     for rank, process in enumerate(processes):
@@ -116,11 +124,19 @@ def _result(path: Path) -> Any:
 
 
 def _rank(
-    rank: int, world_size: int, folder: Path, timeout: float, function: Callable, args: tuple
+    rank: int,
+    world_size: int,
+    folder: Path,
+    timeout: float,
+    environment: dict[str, str],
+    function: Callable,
+    args: tuple,
 ) -> None:
     """A process's life. It never leaves through Python's own exit, where gloo's threads abort."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
     code = 1
+    os.environ.clear()  # that of the process which all ranks are forks of
+    os.environ.update(environment)
     # It warns where an in-place operation after a module could lose gradients.
     warnings.filterwarnings("error", message="FSDP2-wrapped module")
     try:
