@@ -58,11 +58,6 @@ FAMILIES = {
         }
     ),
 }
-SIZES = {
-    "mds": [(tensor, 1) for tensor in (1, 2, 4, 8)],
-    "mds_pipeline": [(tensor, stages) for tensor in (1, 2, 4, 8) for stages in (1, 2, 4)],
-    "megatron": [(tensor, stages) for tensor in (1, 2, 4, 8) for stages in (1, 2, 4)],
-}
 
 
 def weights(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
@@ -74,15 +69,6 @@ def weights(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) -> 
     }
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def start(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Hugging Face checkpoint; do not write there."""
-    folder = tmp_path_factory.mktemp("start") / request.param
-    architecture = FAMILIES[request.param]
-    hugging_face.write(folder, architecture, weights(architecture))
-    return folder
-
-
 def assert_same(found: Opened, expected: Architecture) -> None:
     assert found.architecture == expected
     known = weights(expected)
@@ -90,32 +76,6 @@ def assert_same(found: Opened, expected: Architecture) -> None:
     for name, tensor in known.items():
         assert torch.equal(found.source.read(f"model.{name}"), tensor), name
         assert found.source.dtype(f"model.{name}").torch == tensor.dtype
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_every_layout_keeps_every_bit(name: str, start: Path, tmp_path: Path) -> None:
-    checkpoint = open_any(start)
-    architecture, refused = checkpoint.architecture, 0
-    assert_same(checkpoint, architecture)
-    for tensor, stages in SIZES[name]:
-        folder = tmp_path / f"{tensor}-{stages}"
-        target = Target(Layout(tensor, stages))
-        if architecture.num_key_value_heads > 1 and architecture.num_key_value_heads % tensor:
-            with pytest.raises(UserError, match="does not divide num_key_value_heads"):
-                written.write(folder, checkpoint, name, target)
-            refused += 1
-            assert not folder.exists()
-            continue
-        assert written.write(folder, checkpoint, name, target) == ([], [])
-        found = open_any(folder)
-        assert (found.format, found.layout) == (name, target.layout)
-        assert_same(found, architecture)
-        written.write(folder / "back", found, "hf", Target())
-        theirs, again = hugging_face.read(folder / "back")
-        assert theirs == architecture
-        assert all(torch.equal(again[key], value) for key, value in weights(theirs).items())
-    heads = architecture.num_key_value_heads
-    assert refused == sum(1 for tensor, _ in SIZES[name] if heads == 2 and tensor > 2)
 
 
 def chunked(architecture: Architecture, size: int) -> Iterator[dict[str, Tensor]]:
