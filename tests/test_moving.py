@@ -19,6 +19,7 @@ from tokamake.checkpoint.opened import Opened, Target
 from tokamake.checkpoint.regions import Block, Region, Source
 from tokamake.checkpoint.zero import shards
 from tokamake.config import Architecture
+from tokamake.errors import UserError
 
 SHAPE = (150, 70)
 KEY = "model.x"
@@ -122,6 +123,40 @@ def test_bytes_are_moved_without_torch(tmp_path: Path, format: str) -> None:
     assert not packages_of(tmp_path, f"{{'format': {format!r}}}", "{'format': 'hf'}")
     one, two = (tmp_path / name / "model.safetensors" for name in "ac")
     assert one.read_bytes() == two.read_bytes()
+
+
+STRIDED = {
+    "transposed": lambda each: each.t().contiguous().t(),
+    "of longer rows": lambda each: torch.cat([each, each], dim=1)[:, : each.shape[1]],
+    "every other": lambda each: torch.stack([each, each], dim=-1)[..., 1],
+    "every other, transposed": lambda each: torch.stack([each, each])[1].t().contiguous().t(),
+    "a row for all": lambda each: each[:1].expand(each.shape),
+}
+
+
+@pytest.mark.parametrize("kind", STRIDED)
+def test_tensors_that_lie_with_strides_are_moved_without_torch(tmp_path: Path, kind: str) -> None:
+    known = tensors.random(SMALL, 1)
+    made = {name: STRIDED[kind](each) if each.dim() > 1 else each for name, each in known.items()}
+    assert not any(each.is_contiguous() for each in made.values() if each.dim() > 1)
+    hugging_face.write(tmp_path / "a", SMALL, made)
+    whole = tmp_path / "a/model.safetensors"
+    expected = whole.read_bytes()
+    whole.unlink()
+    torch.save(made, tmp_path / "a/pytorch_model.bin")
+    assert not packages_of(
+        tmp_path, "{'format': 'mds', 'tensor_parallel_size': 2}", "{'format': 'hf'}"
+    )
+    assert (tmp_path / "c/model.safetensors").read_bytes() == expected
+
+
+def test_what_no_strides_tell_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(400))
+    # Rows of 3 in a tensor of rows of 4.
+    block = Block(KEY, (slice(0, 4), slice(0, 3)))
+    region = Region(tmp_path / "a", "x", 0, (3, 4), dtypes.FLOAT32, (block,), stride=(1, 8))
+    with pytest.raises(UserError, match="tensor x lies in an order that is not read; save it aga"):
+        Source([region], {KEY: (4, 3)})
 
 
 @pytest.mark.parametrize("format", [name for name in FORMATS if name != "universal"])

@@ -96,9 +96,7 @@ def _move(
 ) -> None:
     """Bring a tensor to where it is wanted."""
     parts, dtype = source.parts(key), source.dtype(key)
-    as_it_is = bool(parts) and all(
-        region.stride is None and region.dtype == dtype for region, _ in parts
-    )
+    as_it_is = bool(parts) and all(region.dtype == dtype for region, _ in parts)
     mean: Array | None = None
     with ExitStack() as stack:
         moving = _Moving(key, source, Files(stack), room)
@@ -190,11 +188,16 @@ class _Moving:
         Rows are added up one after the other in fp64, and the sum divided by their number is
         rounded once: the same on every machine, whatever the layout of the files.
         """
-        tensor, total = self._boxes(across=False), np.zeros(self._shape[1:], np.float64)
+        across = any(boxes.turns(own) for _, own in self._parts)
+        total = np.zeros(self._shape[1:], np.float64)
         place = (*(slice(0, size) for size in self._shape),)
         row_bytes = math.prod(self._shape[1:]) * self._dtype.itemsize
         order = (*range(len(place)),)
-        with np.errstate(all="ignore"):
+        with (
+            np.errstate(all="ignore"),
+            self._room.take(math.prod(self._shape) if across else 0),
+        ):
+            tensor = self._boxes(across=across)
             for slab in boxes.slabs(place, order, row_bytes):
                 for row in numbers.values(tensor.read(slab, order), self._dtype):
                     total += row

@@ -120,6 +120,7 @@ class Region:
         """Its elements row after row, flat; what is written goes to the file if `writable`."""
         import torch
 
+        assert self.stride is None, "as it lies, a region has no strides"
         if not self.numel:
             return torch.empty(0, dtype=self.dtype.torch)
         before = self.offset % mmap.ALLOCATIONGRANULARITY
@@ -132,12 +133,41 @@ class Region:
                 access=access,
                 offset=self.offset - before,
             )
-        count = self.num_bytes // self.dtype.itemsize
-        flat = torch.frombuffer(mapped, dtype=self.dtype.torch, count=count, offset=before)
+        return torch.frombuffer(mapped, dtype=self.dtype.torch, count=self.numel, offset=before)
+
+    def as_it_lies(self) -> "Region":
+        """The same, its blocks by where elements lie in the file, not by rows of the tensor.
+
+        Raises:
+            UserError: a block's elements are not the same number of bytes apart.
+        """
         if self.stride is None:
-            return flat
-        assert not writable, "files are laid out row after row"
-        return flat.as_strided(self.shape, self.stride).reshape(-1)
+            return self
+        if not self.numel:
+            return replace(self, stride=None)
+        blocks = (*(self._as_it_lies(block, self.stride) for block in self.blocks),)
+        span = self.num_bytes // self.dtype.itemsize
+        return replace(self, shape=(span,), stride=None, blocks=blocks)
+
+    def _as_it_lies(self, block: Block, stride: tuple[int, ...]) -> Block:
+        rows, left, last, start, steps = _dense(self.shape), block.start, [], 0, []
+        for row, step in zip(rows, stride, strict=True):
+            index, left = divmod(left, row)
+            last.append(index)
+            start += index * step
+        for count, wanted in zip(block.size, block.steps, strict=True):
+            fitting = (n for n, size in enumerate(self.shape) if size > 1 and not wanted % rows[n])
+            dim = next(fitting, None)
+            index = 0 if dim is None else wanted // rows[dim]
+            steps.append(0 if dim is None else index * stride[dim])
+            if dim is not None:
+                last[dim] += (count - 1) * index
+        if any(index >= size for index, size in zip(last, self.shape, strict=True)):
+            raise UserError(
+                f"{self.file}: tensor {self.name} lies in an order that is not read; save it again "
+                "after contiguous()"
+            )
+        return block._replace(start=start, stride=(*steps,))
 
 
 @dataclass(frozen=True)
@@ -201,6 +231,8 @@ class Source:
             if region.file not in sizes:
                 sizes[region.file] = region.file.stat().st_size
             region.check(sizes[region.file])
+        self.regions = [region.as_it_lies() for region in self.regions]
+        for region in self.regions:
             for block in () if region.is_copy else region.blocks:
                 if not block.is_mean:
                     self._parts[block.key].append((region, block))
