@@ -444,13 +444,13 @@ def change(folder: Path, rank: str, name: str, value: float) -> None:
     torch.save(state, file)
 
 
-@pytest.mark.parametrize("name", ["mds", "pipe", "megatron", "universal", "native"])
+@pytest.mark.parametrize("name", ["mds", "pipe", "megatron", "universal", "native", "trained"])
 def test_a_flipped_bit_is_seen(name: str, folder: Path, tmp_path: Path) -> None:
     kept = folder / name
-    if name == "universal":
+    if name in ("universal", "native"):
         kept = tmp_path / "kept"
-        convert(source=folder / "hf", target=kept, format="universal")
-    elif name == "native":
+        convert(source=folder / "hf", target=kept, format=name)  # type: ignore[arg-type]
+    elif name == "trained":
         kept = tmp_path / "kept"
         write_start(kept, FAMILIES["llama"], weights(FAMILIES["llama"]))
     broken = copied(kept, tmp_path / "broken")

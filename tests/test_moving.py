@@ -114,6 +114,20 @@ def test_there_is_room_for_the_largest_at_a_time() -> None:
     assert room._left == 10
 
 
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+def test_parts_that_overlap_and_leave_a_hole_are_damage(tmp_path: Path, columns: bool) -> None:
+    regions = []
+    for name, start in (("a", 0), ("b", 3)):
+        (tmp_path / name).write_bytes(bytes(400))
+        place = slice(start, start + 4), slice(0, 5)
+        block = Block(KEY, place[::-1] if columns else place)
+        regions.append(Region(tmp_path / name, "x", 0, block.size, dtypes.FLOAT32, (block,)))
+    with pytest.raises(
+        UserError, match=f"/b: damaged: its part of tensor {KEY} overlaps that in .*/a"
+    ):
+        Source(regions, {KEY: (5, 8) if columns else (8, 5)})
+
+
 FORMATS = ["hf", "mds", "mds-pipeline", "megatron", "universal", "native"]
 
 

@@ -8,7 +8,7 @@ import math
 import mmap
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -60,6 +60,28 @@ class Block(NamedTuple):
     def view(self, flat: "Tensor") -> "Tensor":
         """The box in a stored tensor, which is flat."""
         return flat.as_strided(self.size, self.steps, self.start)
+
+
+def overlap(places: Sequence[tuple[slice, ...]]) -> tuple[int, int] | None:
+    """Numbers of two boxes that have elements in common, if there are such.
+
+    Args:
+        places: of the boxes, in the same tensor.
+    """
+    if len(places) < 2:
+        return None
+    filled = [n for n, place in enumerate(places) if all(at.start < at.stop for at in place)]
+    near: list[int] = []
+    # By first rows, so that boxes are compared only with those that have rows in common.
+    for number in sorted(filled, key=lambda n: [at.start for at in places[n][:1]]):
+        place = places[number]
+        near = [n for n in near if not place or places[n][0].stop > place[0].start]
+        for other in near:
+            pairs = zip(place, places[other], strict=True)
+            if all(a.start < b.stop and b.start < a.stop for a, b in pairs):
+                return other, number
+        near.append(number)
+    return None
 
 
 def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -237,6 +259,12 @@ class Source:
                 if not block.is_mean:
                     self._parts[block.key].append((region, block))
         for key, shape in self.shapes.items():
+            if twice := overlap([block.place for _, block in self._parts[key]]):
+                one, other = (self._parts[key][number][0].file for number in twice)
+                raise UserError(
+                    f"{other}: damaged: its part of tensor {key} overlaps that in {one}; fetch or "
+                    "write the checkpoint again"
+                )
             found = sum(math.prod(block.size) for _, block in self._parts[key])
             if found != math.prod(shape):
                 where = next((region.file.parent for region in self.regions), "checkpoint")
