@@ -22,7 +22,7 @@ from tokamake import plugins
 from tokamake.checkpoint import hugging_face, moving, tensors, written
 from tokamake.checkpoint.any_format import FOLDER, open_any
 from tokamake.checkpoint.convert import convert
-from tokamake.checkpoint.files import torch_files
+from tokamake.checkpoint.files import torch_files, torch_pickles
 from tokamake.checkpoint.inspect import inspect
 from tokamake.checkpoint.opened import Layout, Opened, Target
 from tokamake.checkpoint.regions import Source
@@ -323,6 +323,58 @@ DAMAGES: dict[str, tuple[str, str, Any, str]] = {
         r"latest: names global_step9, which is missing; name one that is there \(global_step0\)",
     ),
 }
+
+
+def with_layers(file: Path, number_of: dict[int, int]) -> None:
+    """Leave some layers in a stage's file, under other numbers."""
+    state = torch.load(file, weights_only=False)
+    encoder, found = state["model"]["language_model"]["encoder"], {}
+    for name, tensor in encoder.items():
+        module, number, rest = (*name.split(".", 2), "", "")[:3]
+        if module != "layers":
+            found[name] = tensor
+        elif int(number) in number_of:
+            found[f"layers.{number_of[int(number)]}.{rest}"] = tensor
+    state["model"]["language_model"]["encoder"] = found
+    torch.save(state, file)
+
+
+@pytest.mark.parametrize(
+    ("left", "message"),
+    [
+        # Stages of one layer and three, of which the last or the first one is gone.
+        (
+            [{0: 0}, {0: 0, 1: 1}],
+            r"has 3 layers \(its stages have 1, 2; the fewest are in .*00_000/",
+        ),
+        ([{0: 0, 1: 1}, {}], r"has 2 layers \(its stages have 2, 0; the fewest are in .*00_001/"),
+        ([{0: 0, 1: 1}, {1: 1}], "00_001/model_optim.* has layers up to 1, but none of number 0"),
+    ],
+)
+def test_stages_without_all_layers_are_named(
+    left: list[dict[int, int]], message: str, folder: Path, tmp_path: Path
+) -> None:
+    broken = copied(folder / "stages", tmp_path / "broken")
+    for stage, number_of in enumerate(left):
+        file = broken / f"iter_0000000/mp_rank_00_{stage:03d}/model_optim_rng.pt"
+        with_layers(file, number_of)
+    with pytest.raises(UserError, match=message):
+        open_any(broken)
+
+
+@pytest.mark.parametrize("name", ["megatron", "stages"])
+def test_each_file_of_megatron_lm_is_unpickled_once(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, asked = torch_pickles.read, list[Path]()
+
+    def reads(file: Path, remedy: str) -> Any:
+        asked.append(file)
+        return read(file, remedy)
+
+    monkeypatch.setattr(torch_pickles, "read", reads)
+    open_any(folder / name)
+    assert sorted(asked) == sorted((folder / name).rglob("*.pt"))
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

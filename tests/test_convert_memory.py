@@ -81,8 +81,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def peak(source: Path, target: Path, *options: str) -> int:
     """Largest resident set of a conversion, in bytes; pages of mapped files are a part of it."""
+    return peak_of("convert", f"--from={source}", f"--to={target}", *options)
+
+
+def peak_of(*arguments: str) -> int:
+    """The same of any command."""
     done = subprocess.run(
-        [sys.executable, "-c", TELLING, "convert", f"--from={source}", f"--to={target}", *options],
+        [sys.executable, "-c", TELLING, *arguments],
         capture_output=True,
         text=True,
         check=True,
@@ -131,3 +136,11 @@ def test_no_more_than_twice_the_largest_tensor(way: str, root: Path, tmp_path: P
         )
         assert most - base <= 2 * factor * LARGEST[model] + CONSTANT, f"{options}: {most - base:,}"
         small, large = targets
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_values_are_looked_at_a_few_at_a_time(model: str, root: Path) -> None:
+    base, most = (
+        peak_of("inspect", str(root / size / model), "--values") for size in ("small", "large")
+    )
+    assert most - base <= CONSTANT, f"{most - base:,}"

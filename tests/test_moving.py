@@ -128,6 +128,27 @@ def test_parts_that_overlap_and_leave_a_hole_are_damage(tmp_path: Path, columns:
         Source(regions, {KEY: (5, 8) if columns else (8, 5)})
 
 
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "uint8"]
+)
+def test_a_number_is_read_in_any_format(tmp_path: Path, dtype: str) -> None:
+    kind = dtypes.named(dtype)
+    assert kind is not None
+    held = torch.tensor([3, 96], dtype=kind.torch)
+    (tmp_path / "a").write_bytes(held.view(torch.uint8).numpy().tobytes())
+    region = Region(tmp_path / "a", "x", 0, (2,), kind, (Block(KEY, (), 1),))
+    assert Source([region], {KEY: ()}).number(KEY) == 96.0
+
+
+def test_a_number_in_a_format_of_none_is_refused(tmp_path: Path) -> None:
+    kind = dtypes.named("complex64")
+    assert kind is not None
+    (tmp_path / "a").write_bytes(bytes(8))
+    region = Region(tmp_path / "a", "x", 0, (), kind, (Block(KEY, ()),))
+    with pytest.raises(UserError, match=r"a: tensor x is torch\.complex64, in which no number"):
+        Source([region], {KEY: ()}).number(KEY)
+
+
 FORMATS = ["hf", "mds", "mds-pipeline", "megatron", "universal", "native"]
 
 

@@ -4,6 +4,7 @@ They are gone through slab by slab, so that memory does not grow with a tensor: 
 rows lie as columns somewhere are mapped, in the part that is wanted.
 """
 
+import math
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -159,6 +160,26 @@ class Boxes:
         if number not in self._mapped:
             self._mapped[number] = self._files.view(part, block.place)
         return self._mapped[number][_within(box, block.place)]
+
+
+def num_not_finite(source: Source, key: str) -> int:
+    """How many numbers that a tensor has in files are NaN or infinite; few rows are read at once.
+
+    Args:
+        source: has it.
+        key: of it.
+    """
+    count = 0
+    with ExitStack() as stack:
+        files = Files(stack)
+        for part in source.parts(key):
+            region, block = part
+            tensor, order, rows = Boxes(files, [part], region.dtype), order_of(block), 0
+            if order:
+                rows = max(block.steps[order[0]], math.prod(block.size[at] for at in order[1:]))
+            for slab in slabs(block.place, order, rows * region.dtype.itemsize):
+                count += numbers.num_not_finite(tensor.read(slab, order), region.dtype)
+    return count
 
 
 def _bytes_of(tensor: "Tensor", dtype: Dtype) -> Array:

@@ -212,14 +212,12 @@ class _Moving:
         """Write elements in the target's number format.
 
         Raises:
-            UserError: fp16 has no such numbers.
+            UserError: that has no such numbers.
         """
         region, own = target[0], dtype or self._dtype
         content = numbers.converted(made, own, region.dtype)
-        if not self._look(content, region.dtype) and region.dtype.name == "float16":
-            _check_range(
-                self._key, numbers.values(made, own), numbers.values(content, region.dtype)
-            )
+        if not self._look(content, region.dtype) and region.dtype != own:
+            _check_range(self._key, made, own, content, region.dtype)
         self._files.write(target, box, content)
 
     def _look(self, content: Array, dtype: Dtype) -> bool:
@@ -229,14 +227,16 @@ class _Moving:
         return finite
 
 
-def _check_range(key: str, values: Array, halves: Array) -> None:
-    """See that fp16 has such numbers.
+def _check_range(key: str, made: Array, own: Dtype, content: Array, dtype: Dtype) -> None:
+    """See that a number format has all finite numbers of another one.
 
     Raises:
         UserError: it has not.
     """
-    if (np.isfinite(values) & ~np.isfinite(halves)).any():
-        raise UserError(f"{key}: has numbers beyond those of fp16; take --dtype bf16 or fp32")
+    before, after = numbers.values(made, own), numbers.values(content, dtype)
+    if (np.isfinite(before) & ~np.isfinite(after)).any():
+        wider = "bf16 or fp32" if dtype.name == "float16" else "fp32"
+        raise UserError(f"{key}: has numbers beyond those of {dtype.short}; take --dtype {wider}")
 
 
 def _long_runs(parts: Iterable[Part], target: Part) -> list[_Run]:

@@ -20,7 +20,11 @@ from tokamake.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CODES = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}
+_CODES = {
+    **{"float64": "<d", "float32": "<f", "float16": "<e"},
+    **{"int64": "<q", "int32": "<i", "int16": "<h", "int8": "<b"},
+    **{"uint64": "<Q", "uint32": "<I", "uint16": "<H", "uint8": "<B"},
+}
 """How Python unpacks numbers of a format."""
 
 
@@ -311,14 +315,26 @@ class Source:
         return Source(regions, shapes, self.given)
 
     def number(self, key: str) -> float:
-        """A tensor without dimensions, read without torch where it lies in a file."""
+        """A tensor without dimensions, read without torch where it lies in a file.
+
+        Raises:
+            UserError: it is in a format that no such numbers are in.
+        """
         if key in self.given:
             return float(self.given[key])
         ((region, block),) = self._parts[key]
-        width = region.dtype.itemsize
+        name, width = region.dtype.name, region.dtype.itemsize
         with region.file.open("rb") as stream:
             stream.seek(region.offset + block.start * width)
-            (found,) = struct.unpack(_CODES[region.dtype.name], stream.read(width))
+            raw = stream.read(width)
+        if name == "bfloat16":  # the upper half of fp32
+            name, raw = "float32", bytes(2) + raw
+        if name not in _CODES:
+            raise UserError(
+                f"{region.file}: tensor {region.name} is {region.dtype}, in which no number is "
+                "expected; save it in fp32"
+            )
+        (found,) = struct.unpack(_CODES[name], raw)
         return float(found)
 
     def read(self, key: str) -> "Tensor":
