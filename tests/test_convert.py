@@ -22,7 +22,7 @@ from tokamake import plugins
 from tokamake.checkpoint import hugging_face, moving, tensors, written
 from tokamake.checkpoint.any_format import FOLDER, open_any
 from tokamake.checkpoint.convert import convert
-from tokamake.checkpoint.files import torch_files
+from tokamake.checkpoint.files import torch_files, torch_pickles
 from tokamake.checkpoint.inspect import inspect
 from tokamake.checkpoint.opened import Layout, Opened, Target
 from tokamake.checkpoint.regions import Source
@@ -58,11 +58,6 @@ FAMILIES = {
         }
     ),
 }
-SIZES = {
-    "mds": [(tensor, 1) for tensor in (1, 2, 4, 8)],
-    "mds_pipeline": [(tensor, stages) for tensor in (1, 2, 4, 8) for stages in (1, 2, 4)],
-    "megatron": [(tensor, stages) for tensor in (1, 2, 4, 8) for stages in (1, 2, 4)],
-}
 
 
 def weights(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
@@ -74,15 +69,6 @@ def weights(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) -> 
     }
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def start(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Hugging Face checkpoint; do not write there."""
-    folder = tmp_path_factory.mktemp("start") / request.param
-    architecture = FAMILIES[request.param]
-    hugging_face.write(folder, architecture, weights(architecture))
-    return folder
-
-
 def assert_same(found: Opened, expected: Architecture) -> None:
     assert found.architecture == expected
     known = weights(expected)
@@ -90,32 +76,6 @@ def assert_same(found: Opened, expected: Architecture) -> None:
     for name, tensor in known.items():
         assert torch.equal(found.source.read(f"model.{name}"), tensor), name
         assert found.source.dtype(f"model.{name}").torch == tensor.dtype
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_every_layout_keeps_every_bit(name: str, start: Path, tmp_path: Path) -> None:
-    checkpoint = open_any(start)
-    architecture, refused = checkpoint.architecture, 0
-    assert_same(checkpoint, architecture)
-    for tensor, stages in SIZES[name]:
-        folder = tmp_path / f"{tensor}-{stages}"
-        target = Target(Layout(tensor, stages))
-        if architecture.num_key_value_heads > 1 and architecture.num_key_value_heads % tensor:
-            with pytest.raises(UserError, match="does not divide num_key_value_heads"):
-                written.write(folder, checkpoint, name, target)
-            refused += 1
-            assert not folder.exists()
-            continue
-        assert written.write(folder, checkpoint, name, target) == ([], [])
-        found = open_any(folder)
-        assert (found.format, found.layout) == (name, target.layout)
-        assert_same(found, architecture)
-        written.write(folder / "back", found, "hf", Target())
-        theirs, again = hugging_face.read(folder / "back")
-        assert theirs == architecture
-        assert all(torch.equal(again[key], value) for key, value in weights(theirs).items())
-    heads = architecture.num_key_value_heads
-    assert refused == sum(1 for tensor, _ in SIZES[name] if heads == 2 and tensor > 2)
 
 
 def chunked(architecture: Architecture, size: int) -> Iterator[dict[str, Tensor]]:
@@ -365,6 +325,58 @@ DAMAGES: dict[str, tuple[str, str, Any, str]] = {
 }
 
 
+def with_layers(file: Path, number_of: dict[int, int]) -> None:
+    """Leave some layers in a stage's file, under other numbers."""
+    state = torch.load(file, weights_only=False)
+    encoder, found = state["model"]["language_model"]["encoder"], {}
+    for name, tensor in encoder.items():
+        module, number, rest = (*name.split(".", 2), "", "")[:3]
+        if module != "layers":
+            found[name] = tensor
+        elif int(number) in number_of:
+            found[f"layers.{number_of[int(number)]}.{rest}"] = tensor
+    state["model"]["language_model"]["encoder"] = found
+    torch.save(state, file)
+
+
+@pytest.mark.parametrize(
+    ("left", "message"),
+    [
+        # Stages of one layer and three, of which the last or the first one is gone.
+        (
+            [{0: 0}, {0: 0, 1: 1}],
+            r"has 3 layers \(its stages have 1, 2; the fewest are in .*00_000/",
+        ),
+        ([{0: 0, 1: 1}, {}], r"has 2 layers \(its stages have 2, 0; the fewest are in .*00_001/"),
+        ([{0: 0, 1: 1}, {1: 1}], "00_001/model_optim.* has layers up to 1, but none of number 0"),
+    ],
+)
+def test_stages_without_all_layers_are_named(
+    left: list[dict[int, int]], message: str, folder: Path, tmp_path: Path
+) -> None:
+    broken = copied(folder / "stages", tmp_path / "broken")
+    for stage, number_of in enumerate(left):
+        file = broken / f"iter_0000000/mp_rank_00_{stage:03d}/model_optim_rng.pt"
+        with_layers(file, number_of)
+    with pytest.raises(UserError, match=message):
+        open_any(broken)
+
+
+@pytest.mark.parametrize("name", ["megatron", "stages"])
+def test_each_file_of_megatron_lm_is_unpickled_once(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, asked = torch_pickles.read, list[Path]()
+
+    def reads(file: Path, remedy: str) -> Any:
+        asked.append(file)
+        return read(file, remedy)
+
+    monkeypatch.setattr(torch_pickles, "read", reads)
+    open_any(folder / name)
+    assert sorted(asked) == sorted((folder / name).rglob("*.pt"))
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_is_one_error_that_names_the_file(damage: str, folder: Path, tmp_path: Path) -> None:
     name, file, spoil, message = DAMAGES[damage]
@@ -484,13 +496,13 @@ def change(folder: Path, rank: str, name: str, value: float) -> None:
     torch.save(state, file)
 
 
-@pytest.mark.parametrize("name", ["mds", "pipe", "megatron", "universal", "native"])
+@pytest.mark.parametrize("name", ["mds", "pipe", "megatron", "universal", "native", "trained"])
 def test_a_flipped_bit_is_seen(name: str, folder: Path, tmp_path: Path) -> None:
     kept = folder / name
-    if name == "universal":
+    if name in ("universal", "native"):
         kept = tmp_path / "kept"
-        convert(source=folder / "hf", target=kept, format="universal")
-    elif name == "native":
+        convert(source=folder / "hf", target=kept, format=name)  # type: ignore[arg-type]
+    elif name == "trained":
         kept = tmp_path / "kept"
         write_start(kept, FAMILIES["llama"], weights(FAMILIES["llama"]))
     broken = copied(kept, tmp_path / "broken")

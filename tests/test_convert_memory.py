@@ -1,5 +1,6 @@
 """However large a tensor is, converting it takes no more than twice its bytes, and a constant."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tokamake.checkpoint import hugging_face, tensors
 from tokamake.config import Architecture
@@ -38,7 +40,8 @@ MODELS = {
     "gpt": SMALL | {"family": "gpt", "hidden_size": 1024, "intermediate_size": 2**16},
 }
 LARGEST = {"llama": 2 * (2**16 + 1) * 1024, "gpt": 2 * 2**16 * 1024}
-"""Bytes of the largest tensors in bf16; both models have two of them."""
+LARGEST["strided"] = LARGEST["llama"]
+"""Bytes of the largest tensors in bf16; all models have two of them."""
 
 
 def write(folder: Path, architecture: Architecture) -> Path:
@@ -51,6 +54,18 @@ def write(folder: Path, architecture: Architecture) -> Path:
     return folder
 
 
+def turn(folder: Path, target: Path) -> Path:
+    """The same checkpoint, of which torch.save has saved matrices as transposed views."""
+    target.mkdir(parents=True)
+    found = {
+        name: each.t().contiguous().t() if each.dim() > 1 else each
+        for name, each in load_file(folder / "model.safetensors").items()
+    }
+    torch.save(found, target / "pytorch_model.bin")
+    shutil.copyfile(folder / "config.json", target / "config.json")
+    return target
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Large and small checkpoints of both families; what is made of them goes beside."""
@@ -59,13 +74,20 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         small = SMALL | ({"family": "gpt"} if name == "gpt" else {})
         for size, shape in (("large", large), ("small", small)):
             write(folder / size / name, Architecture(**shape))
+    for size in ("large", "small"):
+        turn(folder / size / "llama", folder / size / "strided")
     return folder
 
 
 def peak(source: Path, target: Path, *options: str) -> int:
     """Largest resident set of a conversion, in bytes; pages of mapped files are a part of it."""
+    return peak_of("convert", f"--from={source}", f"--to={target}", *options)
+
+
+def peak_of(*arguments: str) -> int:
+    """The same of any command."""
     done = subprocess.run(
-        [sys.executable, "-c", TELLING, "convert", f"--from={source}", f"--to={target}", *options],
+        [sys.executable, "-c", TELLING, *arguments],
         capture_output=True,
         text=True,
         check=True,
@@ -92,6 +114,12 @@ WAYS: dict[str, tuple[str, float, list[list[str]]]] = {
         1,
         [["--format=megatron", "--tensor-parallel-size=2"], ["--format=hf"]],
     ),
+    "strided in the file, padded over ranks": (
+        "strided",
+        1,
+        [["--format=mds", "--tensor-parallel-size=4"]],
+    ),
+    "strided in the file, rounded": ("strided", 1, [["--format=megatron", "--dtype=fp16"]]),
     "transposed, and in another format": ("gpt", 2, [["--format=hf", "--dtype=fp32"]]),
 }
 
@@ -108,3 +136,11 @@ def test_no_more_than_twice_the_largest_tensor(way: str, root: Path, tmp_path: P
         )
         assert most - base <= 2 * factor * LARGEST[model] + CONSTANT, f"{options}: {most - base:,}"
         small, large = targets
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_values_are_looked_at_a_few_at_a_time(model: str, root: Path) -> None:
+    base, most = (
+        peak_of("inspect", str(root / size / model), "--values") for size in ("small", "large")
+    )
+    assert most - base <= CONSTANT, f"{most - base:,}"

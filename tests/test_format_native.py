@@ -313,6 +313,26 @@ def of_other_size(found: records.Metadata) -> None:
     found.state_dict_metadata[KEY].chunks[0].sizes = torch.Size([16])
 
 
+def overlapping(found: records.Metadata) -> None:
+    """All 32 elements as far as their number tells, of which the last 12 are nowhere."""
+    found.state_dict_metadata[KEY].chunks = [
+        records.ChunkStorageMetadata(torch.Size([at]), torch.Size([size]))
+        for at, size in ((0, 20), (8, 12))
+    ]
+    last = max(info.offset + info.length for info in found.storage_data.values())
+    place = _StorageInfo("__0_0.distcp", last, 1000)
+    found.storage_data[records.MetadataIndex(KEY, torch.Size([8]), 1)] = place
+
+
+def with_a_hole(found: records.Metadata) -> None:
+    found.state_dict_metadata[KEY].chunks[0].sizes = torch.Size([30])
+
+
+def in_the_same_bytes(found: records.Metadata) -> None:
+    other = records.MetadataIndex(KEY.replace("norm", "layers.0.input_layernorm"), [0])
+    found.storage_data[other] = found.storage_data[INDEX]
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -329,6 +349,18 @@ def of_other_size(found: records.Metadata) -> None:
         (described(outside), r"in '\.\./__0_0\.distcp', which is no file beside it"),
         (described(larger), rf"has a part of {KEY} that is not within it"),
         (described(of_other_size), rf"damaged at {KEY}, not of the size \(16,\)"),
+        (
+            described(overlapping),
+            rf"\(\.metadata has parts of {KEY} that overlap, in __0_0\.distcp\); name another",
+        ),
+        (
+            described(with_a_hole),
+            rf"\(\.metadata has 30 of 32 elements of {KEY}\); name another one",
+        ),
+        (
+            described(in_the_same_bytes),
+            rf"has model\.model\.layers\.0.* and {KEY} in the same bytes of __0_0\.distcp",
+        ),
         (described(lambda found: found.storage_data.pop(INDEX)), "has 0 of 32 elements of tensor"),
     ],
 )
@@ -338,6 +370,12 @@ def test_damage_is_told(copied: Path, damage: Callable[[Path], None], message: s
         plug_in.opened(copied)
     assert str(copied) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_training_does_not_start_from_parts_that_overlap(copied: Path) -> None:
+    described(overlapping)(copied)
+    with pytest.raises(UserError, match=f"has parts of {KEY} that overlap"):
+        native.read(copied)
 
 
 # Pickles that want to do something.

@@ -19,6 +19,7 @@ from tokamake.checkpoint.opened import Opened, Target
 from tokamake.checkpoint.regions import Block, Region, Source
 from tokamake.checkpoint.zero import shards
 from tokamake.config import Architecture
+from tokamake.errors import UserError
 
 SHAPE = (150, 70)
 KEY = "model.x"
@@ -113,6 +114,41 @@ def test_there_is_room_for_the_largest_at_a_time() -> None:
     assert room._left == 10
 
 
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+def test_parts_that_overlap_and_leave_a_hole_are_damage(tmp_path: Path, columns: bool) -> None:
+    regions = []
+    for name, start in (("a", 0), ("b", 3)):
+        (tmp_path / name).write_bytes(bytes(400))
+        place = slice(start, start + 4), slice(0, 5)
+        block = Block(KEY, place[::-1] if columns else place)
+        regions.append(Region(tmp_path / name, "x", 0, block.size, dtypes.FLOAT32, (block,)))
+    with pytest.raises(
+        UserError, match=f"/b: damaged: its part of tensor {KEY} overlaps that in .*/a"
+    ):
+        Source(regions, {KEY: (5, 8) if columns else (8, 5)})
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "uint8"]
+)
+def test_a_number_is_read_in_any_format(tmp_path: Path, dtype: str) -> None:
+    kind = dtypes.named(dtype)
+    assert kind is not None
+    held = torch.tensor([3, 96], dtype=kind.torch)
+    (tmp_path / "a").write_bytes(held.view(torch.uint8).numpy().tobytes())
+    region = Region(tmp_path / "a", "x", 0, (2,), kind, (Block(KEY, (), 1),))
+    assert Source([region], {KEY: ()}).number(KEY) == 96.0
+
+
+def test_a_number_in_a_format_of_none_is_refused(tmp_path: Path) -> None:
+    kind = dtypes.named("complex64")
+    assert kind is not None
+    (tmp_path / "a").write_bytes(bytes(8))
+    region = Region(tmp_path / "a", "x", 0, (), kind, (Block(KEY, ()),))
+    with pytest.raises(UserError, match=r"a: tensor x is torch\.complex64, in which no number"):
+        Source([region], {KEY: ()}).number(KEY)
+
+
 FORMATS = ["hf", "mds", "mds-pipeline", "megatron", "universal", "native"]
 
 
@@ -122,6 +158,40 @@ def test_bytes_are_moved_without_torch(tmp_path: Path, format: str) -> None:
     assert not packages_of(tmp_path, f"{{'format': {format!r}}}", "{'format': 'hf'}")
     one, two = (tmp_path / name / "model.safetensors" for name in "ac")
     assert one.read_bytes() == two.read_bytes()
+
+
+STRIDED = {
+    "transposed": lambda each: each.t().contiguous().t(),
+    "of longer rows": lambda each: torch.cat([each, each], dim=1)[:, : each.shape[1]],
+    "every other": lambda each: torch.stack([each, each], dim=-1)[..., 1],
+    "every other, transposed": lambda each: torch.stack([each, each])[1].t().contiguous().t(),
+    "a row for all": lambda each: each[:1].expand(each.shape),
+}
+
+
+@pytest.mark.parametrize("kind", STRIDED)
+def test_tensors_that_lie_with_strides_are_moved_without_torch(tmp_path: Path, kind: str) -> None:
+    known = tensors.random(SMALL, 1)
+    made = {name: STRIDED[kind](each) if each.dim() > 1 else each for name, each in known.items()}
+    assert not any(each.is_contiguous() for each in made.values() if each.dim() > 1)
+    hugging_face.write(tmp_path / "a", SMALL, made)
+    whole = tmp_path / "a/model.safetensors"
+    expected = whole.read_bytes()
+    whole.unlink()
+    torch.save(made, tmp_path / "a/pytorch_model.bin")
+    assert not packages_of(
+        tmp_path, "{'format': 'mds', 'tensor_parallel_size': 2}", "{'format': 'hf'}"
+    )
+    assert (tmp_path / "c/model.safetensors").read_bytes() == expected
+
+
+def test_what_no_strides_tell_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(400))
+    # Rows of 3 in a tensor of rows of 4.
+    block = Block(KEY, (slice(0, 4), slice(0, 3)))
+    region = Region(tmp_path / "a", "x", 0, (3, 4), dtypes.FLOAT32, (block,), stride=(1, 8))
+    with pytest.raises(UserError, match="tensor x lies in an order that is not read; save it aga"):
+        Source([region], {KEY: (4, 3)})
 
 
 @pytest.mark.parametrize("format", [name for name in FORMATS if name != "universal"])

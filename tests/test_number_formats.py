@@ -1,6 +1,7 @@
 """Number formats of tensors in conversions: kept, asked for, mixed."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,13 +42,19 @@ def test_number_formats_that_are_mixed_are_kept_or_widened(tmp_path: Path) -> No
     assert found.dtype("model.model.norm.weight").torch == torch.bfloat16
 
 
-def test_numbers_that_a_format_has_not_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "number", "wider"), [("fp16", 1e6, "bf16 or fp32"), ("bf16", 3.4e38, "fp32")]
+)
+def test_numbers_that_a_format_has_not_are_refused(
+    dtype: Any, number: float, wider: str, tmp_path: Path
+) -> None:
     architecture = FAMILIES["gpt2"]
     known = weights(architecture, torch.float32)
-    known["model.norm.bias"][3] = 1e6
+    known["model.norm.bias"][3] = number
     hugging_face.write(tmp_path / "hf", architecture, known)
-    with pytest.raises(UserError, match=r"model\.norm\.bias: has numbers beyond those of fp16"):
-        convert(source=tmp_path / "hf", target=tmp_path / "a", format="mds", dtype="fp16")
+    match = rf"model\.norm\.bias: has numbers beyond those of {dtype}; take --dtype {wider}$"
+    with pytest.raises(UserError, match=match):
+        convert(source=tmp_path / "hf", target=tmp_path / "a", format="mds", dtype=dtype)
     assert not (tmp_path / "a").exists()
 
 

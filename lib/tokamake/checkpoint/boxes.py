@@ -4,6 +4,7 @@ They are gone through slab by slab, so that memory does not grow with a tensor: 
 rows lie as columns somewhere are mapped, in the part that is wanted.
 """
 
+import math
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -114,7 +115,6 @@ class Boxes:
     ) -> None:
         self._files, self._parts, self._dtype, self._across = files, [*parts], dtype, across
         self._mapped: dict[int, Array] = {}
-        self._dense: dict[Region, Array] = {}
         self._given: Array | None = None
 
     @staticmethod
@@ -154,22 +154,32 @@ class Boxes:
         return made
 
     def _view(self, number: int, box: Box) -> Array:
-        part = region, block = self._parts[number]
-        if region.stride is None and not self._across:
+        part = _, block = self._parts[number]
+        if not self._across:
             return self._files.view(part, box)
         if number not in self._mapped:
-            view = self._files.view if region.stride is None else self._view_of_copy
-            self._mapped[number] = view(part, block.place)
+            self._mapped[number] = self._files.view(part, block.place)
         return self._mapped[number][_within(box, block.place)]
 
-    def _view_of_copy(self, part: Part, _: Box) -> Array:
-        """A part of what does not lie row after row in its file, which is put in order first."""
-        region, block = part
-        if region not in self._dense:
-            self._dense[region] = _bytes_of(region.map(), region.dtype)
-        flat, width = self._dense[region], region.dtype.itemsize
-        steps = [step * width for step in block.steps]
-        return np.ndarray(block.size, f"V{width}", flat.data, block.start * width, steps)
+
+def num_not_finite(source: Source, key: str) -> int:
+    """How many numbers that a tensor has in files are NaN or infinite; few rows are read at once.
+
+    Args:
+        source: has it.
+        key: of it.
+    """
+    count = 0
+    with ExitStack() as stack:
+        files = Files(stack)
+        for part in source.parts(key):
+            region, block = part
+            tensor, order, rows = Boxes(files, [part], region.dtype), order_of(block), 0
+            if order:
+                rows = max(block.steps[order[0]], math.prod(block.size[at] for at in order[1:]))
+            for slab in slabs(block.place, order, rows * region.dtype.itemsize):
+                count += numbers.num_not_finite(tensor.read(slab, order), region.dtype)
+    return count
 
 
 def _bytes_of(tensor: "Tensor", dtype: Dtype) -> Array:

@@ -107,21 +107,23 @@ def _check_values(found: "Opened") -> None:
     Raises:
         UserError: a value is not finite, a copy differs, or a checksum does.
     """
-    import torch
+    from concurrent.futures import ThreadPoolExecutor
 
+    from tokamake.checkpoint.boxes import num_not_finite
     from tokamake.checkpoint.checksums import check_checksums
     from tokamake.checkpoint.copies import check_copies
     from tokamake.errors import UserError
     from tokamake.runtime import file_workers, progress
 
-    check_checksums(found.source, workers=file_workers())
-    keys = [*found.source]
-    for key in progress(keys, label="reading", total=len(keys)):
-        tensor = found.source.read(key)
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            count = int((~torch.isfinite(tensor)).sum())
-            raise UserError(
-                f"{found.path}: {key}: {count:,} values are NaN or infinite; take an earlier "
-                "checkpoint"
-            )
+    workers, keys = file_workers(), [*found.source]
+    check_checksums(found.source, workers=workers)
+    with ThreadPoolExecutor(workers) as pool:
+        counts = pool.map(lambda key: num_not_finite(found.source, key), keys)
+        told = progress(zip(keys, counts, strict=True), label="reading", total=len(keys))
+        for key, count in told:
+            if count:
+                raise UserError(
+                    f"{found.path}: {key}: {count:,} values are NaN or infinite; take an earlier "
+                    "checkpoint"
+                )
     check_copies(found.source)

@@ -96,9 +96,7 @@ def _move(
 ) -> None:
     """Bring a tensor to where it is wanted."""
     parts, dtype = source.parts(key), source.dtype(key)
-    as_it_is = bool(parts) and all(
-        region.stride is None and region.dtype == dtype for region, _ in parts
-    )
+    as_it_is = bool(parts) and all(region.dtype == dtype for region, _ in parts)
     mean: Array | None = None
     with ExitStack() as stack:
         moving = _Moving(key, source, Files(stack), room)
@@ -190,11 +188,16 @@ class _Moving:
         Rows are added up one after the other in fp64, and the sum divided by their number is
         rounded once: the same on every machine, whatever the layout of the files.
         """
-        tensor, total = self._boxes(across=False), np.zeros(self._shape[1:], np.float64)
+        across = any(boxes.turns(own) for _, own in self._parts)
+        total = np.zeros(self._shape[1:], np.float64)
         place = (*(slice(0, size) for size in self._shape),)
         row_bytes = math.prod(self._shape[1:]) * self._dtype.itemsize
         order = (*range(len(place)),)
-        with np.errstate(all="ignore"):
+        with (
+            np.errstate(all="ignore"),
+            self._room.take(math.prod(self._shape) if across else 0),
+        ):
+            tensor = self._boxes(across=across)
             for slab in boxes.slabs(place, order, row_bytes):
                 for row in numbers.values(tensor.read(slab, order), self._dtype):
                     total += row
@@ -209,14 +212,12 @@ class _Moving:
         """Write elements in the target's number format.
 
         Raises:
-            UserError: fp16 has no such numbers.
+            UserError: that has no such numbers.
         """
         region, own = target[0], dtype or self._dtype
         content = numbers.converted(made, own, region.dtype)
-        if not self._look(content, region.dtype) and region.dtype.name == "float16":
-            _check_range(
-                self._key, numbers.values(made, own), numbers.values(content, region.dtype)
-            )
+        if not self._look(content, region.dtype) and region.dtype != own:
+            _check_range(self._key, made, own, content, region.dtype)
         self._files.write(target, box, content)
 
     def _look(self, content: Array, dtype: Dtype) -> bool:
@@ -226,14 +227,16 @@ class _Moving:
         return finite
 
 
-def _check_range(key: str, values: Array, halves: Array) -> None:
-    """See that fp16 has such numbers.
+def _check_range(key: str, made: Array, own: Dtype, content: Array, dtype: Dtype) -> None:
+    """See that a number format has all finite numbers of another one.
 
     Raises:
         UserError: it has not.
     """
-    if (np.isfinite(values) & ~np.isfinite(halves)).any():
-        raise UserError(f"{key}: has numbers beyond those of fp16; take --dtype bf16 or fp32")
+    before, after = numbers.values(made, own), numbers.values(content, dtype)
+    if (np.isfinite(before) & ~np.isfinite(after)).any():
+        wider = "bf16 or fp32" if dtype.name == "float16" else "fp32"
+        raise UserError(f"{key}: has numbers beyond those of {dtype.short}; take --dtype {wider}")
 
 
 def _long_runs(parts: Iterable[Part], target: Part) -> list[_Run]:

@@ -87,3 +87,10 @@ def all_finite(raw: Array, dtype: Dtype) -> bool:
     kind, mask = _EXPONENTS[dtype.name]
     bits = raw.view(kind)
     return bool((bits & bits.dtype.type(mask)).max() != mask)
+
+
+def num_not_finite(raw: Array, dtype: Dtype) -> int:
+    """How many elements are NaN or infinite; see `all_finite`."""
+    if all_finite(raw, dtype):
+        return 0
+    return int(np.count_nonzero(~np.isfinite(values(raw, dtype))))

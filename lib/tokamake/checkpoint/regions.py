@@ -8,7 +8,7 @@ import math
 import mmap
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +20,11 @@ from tokamake.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CODES = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}
+_CODES = {
+    **{"float64": "<d", "float32": "<f", "float16": "<e"},
+    **{"int64": "<q", "int32": "<i", "int16": "<h", "int8": "<b"},
+    **{"uint64": "<Q", "uint32": "<I", "uint16": "<H", "uint8": "<B"},
+}
 """How Python unpacks numbers of a format."""
 
 
@@ -60,6 +64,28 @@ class Block(NamedTuple):
     def view(self, flat: "Tensor") -> "Tensor":
         """The box in a stored tensor, which is flat."""
         return flat.as_strided(self.size, self.steps, self.start)
+
+
+def overlap(places: Sequence[tuple[slice, ...]]) -> tuple[int, int] | None:
+    """Numbers of two boxes that have elements in common, if there are such.
+
+    Args:
+        places: of the boxes, in the same tensor.
+    """
+    if len(places) < 2:
+        return None
+    filled = [n for n, place in enumerate(places) if all(at.start < at.stop for at in place)]
+    near: list[int] = []
+    # By first rows, so that boxes are compared only with those that have rows in common.
+    for number in sorted(filled, key=lambda n: [at.start for at in places[n][:1]]):
+        place = places[number]
+        near = [n for n in near if not place or places[n][0].stop > place[0].start]
+        for other in near:
+            pairs = zip(place, places[other], strict=True)
+            if all(a.start < b.stop and b.start < a.stop for a, b in pairs):
+                return other, number
+        near.append(number)
+    return None
 
 
 def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -120,6 +146,7 @@ class Region:
         """Its elements row after row, flat; what is written goes to the file if `writable`."""
         import torch
 
+        assert self.stride is None, "as it lies, a region has no strides"
         if not self.numel:
             return torch.empty(0, dtype=self.dtype.torch)
         before = self.offset % mmap.ALLOCATIONGRANULARITY
@@ -132,12 +159,41 @@ class Region:
                 access=access,
                 offset=self.offset - before,
             )
-        count = self.num_bytes // self.dtype.itemsize
-        flat = torch.frombuffer(mapped, dtype=self.dtype.torch, count=count, offset=before)
+        return torch.frombuffer(mapped, dtype=self.dtype.torch, count=self.numel, offset=before)
+
+    def as_it_lies(self) -> "Region":
+        """The same, its blocks by where elements lie in the file, not by rows of the tensor.
+
+        Raises:
+            UserError: a block's elements are not the same number of bytes apart.
+        """
         if self.stride is None:
-            return flat
-        assert not writable, "files are laid out row after row"
-        return flat.as_strided(self.shape, self.stride).reshape(-1)
+            return self
+        if not self.numel:
+            return replace(self, stride=None)
+        blocks = (*(self._as_it_lies(block, self.stride) for block in self.blocks),)
+        span = self.num_bytes // self.dtype.itemsize
+        return replace(self, shape=(span,), stride=None, blocks=blocks)
+
+    def _as_it_lies(self, block: Block, stride: tuple[int, ...]) -> Block:
+        rows, left, last, start, steps = _dense(self.shape), block.start, [], 0, []
+        for row, step in zip(rows, stride, strict=True):
+            index, left = divmod(left, row)
+            last.append(index)
+            start += index * step
+        for count, wanted in zip(block.size, block.steps, strict=True):
+            fitting = (n for n, size in enumerate(self.shape) if size > 1 and not wanted % rows[n])
+            dim = next(fitting, None)
+            index = 0 if dim is None else wanted // rows[dim]
+            steps.append(0 if dim is None else index * stride[dim])
+            if dim is not None:
+                last[dim] += (count - 1) * index
+        if any(index >= size for index, size in zip(last, self.shape, strict=True)):
+            raise UserError(
+                f"{self.file}: tensor {self.name} lies in an order that is not read; save it again "
+                "after contiguous()"
+            )
+        return block._replace(start=start, stride=(*steps,))
 
 
 @dataclass(frozen=True)
@@ -201,10 +257,18 @@ class Source:
             if region.file not in sizes:
                 sizes[region.file] = region.file.stat().st_size
             region.check(sizes[region.file])
+        self.regions = [region.as_it_lies() for region in self.regions]
+        for region in self.regions:
             for block in () if region.is_copy else region.blocks:
                 if not block.is_mean:
                     self._parts[block.key].append((region, block))
         for key, shape in self.shapes.items():
+            if twice := overlap([block.place for _, block in self._parts[key]]):
+                one, other = (self._parts[key][number][0].file for number in twice)
+                raise UserError(
+                    f"{other}: damaged: its part of tensor {key} overlaps that in {one}; fetch or "
+                    "write the checkpoint again"
+                )
             found = sum(math.prod(block.size) for _, block in self._parts[key])
             if found != math.prod(shape):
                 where = next((region.file.parent for region in self.regions), "checkpoint")
@@ -251,14 +315,26 @@ class Source:
         return Source(regions, shapes, self.given)
 
     def number(self, key: str) -> float:
-        """A tensor without dimensions, read without torch where it lies in a file."""
+        """A tensor without dimensions, read without torch where it lies in a file.
+
+        Raises:
+            UserError: it is in a format that no such numbers are in.
+        """
         if key in self.given:
             return float(self.given[key])
         ((region, block),) = self._parts[key]
-        width = region.dtype.itemsize
+        name, width = region.dtype.name, region.dtype.itemsize
         with region.file.open("rb") as stream:
             stream.seek(region.offset + block.start * width)
-            (found,) = struct.unpack(_CODES[region.dtype.name], stream.read(width))
+            raw = stream.read(width)
+        if name == "bfloat16":  # the upper half of fp32
+            name, raw = "float32", bytes(2) + raw
+        if name not in _CODES:
+            raise UserError(
+                f"{region.file}: tensor {region.name} is {region.dtype}, in which no number is "
+                "expected; save it in fp32"
+            )
+        (found,) = struct.unpack(_CODES[name], raw)
         return float(found)
 
     def read(self, key: str) -> "Tensor":

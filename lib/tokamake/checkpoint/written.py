@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple
 from tokamake import __version__, files, plugins
 from tokamake.checkpoint import dtypes
 from tokamake.checkpoint.any_format import FOLDER
-from tokamake.checkpoint.files import torch_files
+from tokamake.checkpoint.files import dcp_metadata, torch_files
 from tokamake.checkpoint.moving import fill
 from tokamake.checkpoint.opened import Opened, Target
 from tokamake.checkpoint.regions import Block, Region
@@ -270,11 +270,18 @@ def _fill(
                 waiting, size = [], 0
         every = sorted({region.file for region in regions})
         rest = pool.submit(_sync, every)
-        for file in every:
-            if file.suffix == ".pt":
-                torch_files.seal(file, workers=workers)
+        _seal(every, workers)
         for each in (*noted, rest):
             each.result()
+
+
+def _seal(every: list[Path], workers: int) -> None:
+    """Give files of torch.save their checksums."""
+    folders = {file.parent for file in every if file.suffix == dcp_metadata.SUFFIX}
+    parts = {file: some for each in folders for file, some in dcp_metadata.archives(each).items()}
+    for file in every:
+        if file.suffix in (".pt", dcp_metadata.SUFFIX):
+            torch_files.seal(file, archives=parts.get(file), workers=workers)
 
 
 def _note(notes: Path, found: dict[str, bool], written: list[Path]) -> None:

@@ -4,8 +4,11 @@ It is read without running anything: only DCP's own records and plain values can
 reading nor writing needs torch.
 """
 
+import math
 import pickle
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +16,11 @@ from tokamake.checkpoint import dtypes
 from tokamake.checkpoint.dtypes import Dtype
 from tokamake.checkpoint.files import pickles
 from tokamake.checkpoint.files.pickles import Call, Global, Items, Made
+from tokamake.checkpoint.regions import overlap
 from tokamake.errors import UserError
 
+SUFFIX = ".distcp"
+"""Of files of many archives, one after the other."""
 FILE = ".metadata"
 """Its name in the folder of a checkpoint."""
 VERSION = "1.0.0"
@@ -134,6 +140,20 @@ def read(folder: Path) -> dict[str, Whole]:
         raise UserError(f"{folder}: no whole checkpoint ({reason}); name another one") from None
 
 
+def archives(folder: Path) -> dict[Path, list[tuple[int, int]]]:
+    """First byte and length of each archive in a checkpoint's files.
+
+    Raises:
+        UserError: as `read`.
+    """
+    found: dict[Path, list[tuple[int, int]]] = defaultdict(list)
+    for tensor in read(folder).values():
+        for box in tensor.boxes:
+            if box.place:
+                found[folder / box.place.file].append((box.place.offset, box.place.length))
+    return found
+
+
 def _tensors(found: Any, kinds: Mapping[str, Any]) -> dict[str, Whole]:
     """What a pickle says.
 
@@ -153,10 +173,25 @@ def _tensors(found: Any, kinds: Mapping[str, Any]) -> dict[str, Whole]:
             raise ValueError(f"{FILE} has {key!r}, which is no tensor")
         size, dtype = _numbers(tensor.size), tensor.properties.dtype
         boxes = tuple(_boxes(key, size, tensor.chunks, places))
+        _check_whole(key, size, boxes)
         if not isinstance(dtype, Dtype):
             raise ValueError(f"{FILE} has {key} without number format")
         tensors[key] = Whole(size, dtype, boxes)
+    _check_apart(places)
     return tensors
+
+
+def _check_apart(places: Mapping[tuple[str, tuple[int, ...]], Place]) -> None:
+    """See that no two archives have bytes in common.
+
+    Raises:
+        ValueError: two have.
+    """
+    for (one, before), (other, after) in pairwise(sorted(places.items(), key=lambda each: each[1])):
+        if before.file == after.file and before.offset + before.length > after.offset:
+            raise ValueError(
+                f"{FILE} has {one[0]} and {other[0]} in the same bytes of {after.file}"
+            )
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
@@ -184,6 +219,24 @@ def _boxes(
         if any(end > most for end, most in zip(ends, whole, strict=True)):
             raise ValueError(f"{FILE} has a part of {key} that is not within it")
         yield Box(offset, size, places.get((key, offset)))
+
+
+def _check_whole(key: str, whole: tuple[int, ...], boxes: Sequence[Box]) -> None:
+    """See that boxes, which are within a tensor, are all of it, and none of it twice.
+
+    Raises:
+        ValueError: they are not.
+    """
+    places = [
+        tuple(slice(at, at + n) for at, n in zip(box.offset, box.size, strict=True))
+        for box in boxes
+    ]
+    if twice := overlap(places):
+        files = sorted({box.place.file for box in (boxes[n] for n in twice) if box.place})
+        raise ValueError(f"{FILE} has parts of {key} that overlap, in {' and '.join(files)}")
+    found, size = sum(math.prod(box.size) for box in boxes), math.prod(whole)
+    if found != size:
+        raise ValueError(f"{FILE} has {found:,} of {size:,} elements of {key}")
 
 
 def write(folder: Path, tensors: Mapping[str, Whole]) -> None:

@@ -5,13 +5,13 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 from tokamake.checkpoint.files import torch_archives
-from tokamake.checkpoint.files.torch_pickles import Located, data_offset
+from tokamake.checkpoint.files.torch_pickles import Located, View, data_offset
 from tokamake.checkpoint.regions import Block, Planned, Region
 from tokamake.errors import UserError
 
@@ -58,28 +58,49 @@ def leaves(state: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(value, f"{prefix}{key}.")
 
 
-def seal(file: Path, *, workers: int = 1) -> None:
+class _Unsealed(NamedTuple):
+    """Data in an archive whose checksum is not taken yet."""
+
+    start: int
+    size: int
+    fields: tuple[int, int]
+    """Where its checksum goes: before the data, and in the archive's directory."""
+
+
+def seal(
+    file: Path, *, archives: Iterable[tuple[int, int]] | None = None, workers: int = 1
+) -> None:
     """Bring the checksums of a file that was laid out, and then filled, up to what is in it.
 
     torch itself does not compare them; other programs do.
 
     Args:
         file: to read, and to write its checksums into.
+        archives: first byte and length of each archive in it; None: it is one.
         workers: checksums that are taken at once.
     """
-    with zipfile.ZipFile(file) as archive:
+    with file.open("r+b") as stream, ThreadPoolExecutor(workers) as pool:
+        parts = [(0, file.stat().st_size)] if archives is None else archives
+        found = [each for start, length in parts for each in _unsealed(stream, start, length)]
+        take = functools.partial(checksum, stream.fileno())
+        sums = pool.map(take, (each.start for each in found), (each.size for each in found))
+        for each, total in zip(found, sums, strict=True):
+            for field in each.fields:  # cut off between, it is done again
+                stream.seek(field)
+                stream.write(struct.pack("<I", total))
+
+
+def _unsealed(stream: IO[bytes], start: int, length: int) -> Iterator[_Unsealed]:
+    """Data without checksums in an archive, which is some bytes of a file."""
+    view = View(stream, start, length)
+    with zipfile.ZipFile(view) as archive:
         entries = [entry for entry in archive.infolist() if entry.file_size and not entry.CRC]
         directory = archive.start_dir
-    with file.open("r+b") as stream, ThreadPoolExecutor(workers) as pool:
-        offsets = [data_offset(stream, entry) for entry in entries]
-        sizes = (entry.file_size for entry in entries)
-        found = pool.map(functools.partial(checksum, stream.fileno()), offsets, sizes)
-        sums = {entry.header_offset: total for entry, total in zip(entries, found, strict=True)}
-        for place, header in _directory(stream, directory):
-            if header in sums:
-                for field in (header + 14, place + 16):  # cut off between, it is done again
-                    stream.seek(field)
-                    stream.write(struct.pack("<I", sums[header]))
+    place_of = {header: place for place, header in _directory(view, directory)}
+    for entry in entries:
+        header = entry.header_offset
+        fields = start + header + 14, start + place_of[header] + 16
+        yield _Unsealed(start + data_offset(view, entry), entry.file_size, fields)
 
 
 def checksum(descriptor: int, start: int, size: int) -> int:

@@ -139,8 +139,11 @@ def _same(one: Region, other: Region) -> bool:
     with ExitStack() as stack:
         opened_files = Files(stack)
         first, second = (
-            Boxes(opened_files, [(each, Block(each.name, place))], each.dtype)
-            for each in (one, other)
+            Boxes(opened_files, [(lying, block) for block in lying.blocks], lying.dtype)
+            for lying in (
+                replace(each, blocks=(Block(each.name, place),)).as_it_lies()
+                for each in (one, other)
+            )
         )
         return same_bits(first, second, place, one.dtype.itemsize)
 

@@ -5,7 +5,7 @@ model0, model1 ... where it has several. Layers are counted from 0 in each stage
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from tokamake.checkpoint.megatron.parts import Part, Rank, padded
 from tokamake.checkpoint.opened import Layout, Opened, Target
 from tokamake.checkpoint.regions import Region, Source
 from tokamake.checkpoint.zero import folder as deepspeed_folder
+from tokamake.checkpoint.zero.folder import REMEDY
 from tokamake.config import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
@@ -74,11 +75,14 @@ def opened(folder: Path) -> Opened:
     check_sizes(args, folder, tensor=tensor, pipeline=pipeline)
     virtual = sum(1 for name in state if re.fullmatch(r"model\d+", str(name))) or 1
     layout, regions = Layout(tensor, pipeline, virtual), list[Region]()
-    layers = _found_layers(folder, architecture, layout)
+    known = {first: of_first}
+    for file in (_file(folder, 0, stage, pipeline) for stage in range(pipeline)):
+        known[file] = known.get(file) or deepspeed_folder.read(file)
+    layers = _found_layers(folder, known, architecture, layout)
     for stage in range(pipeline):
         for number in range(tensor):
             file = _file(folder, number, stage, pipeline)
-            state = deepspeed_folder.read(file)
+            state = known.get(file) or deepspeed_folder.read(file)
             deepspeed_folder.check_step(file, state, first, of_first)
             version = version_of(state, file, missing=0.0)  # the first ones had none
             rank = Rank(architecture, Axis(number, tensor), rows, version)
@@ -134,17 +138,37 @@ def _model(number: int, layout: Layout) -> str:
     return f"model{number}" if layout.virtual_pipeline_size > 1 else "model"
 
 
-def _found_layers(folder: Path, architecture: Architecture, layout: Layout) -> list[range]:
-    """Layers of each stage, as the files have them: Megatron-LM can share them unevenly."""
+def _found_layers(
+    folder: Path, known: Mapping[Path, dict[str, Any]], architecture: Architecture, layout: Layout
+) -> list[range]:
+    """Layers of each stage, as the files have them: Megatron-LM can share them unevenly.
+
+    Args:
+        folder: of the checkpoint.
+        known: what is in the files of the first tensor-parallel rank.
+        architecture: says how many there are.
+        layout: of the checkpoint.
+
+    Raises:
+        UserError: there are others than that.
+    """
     ranks, virtual = layout.pipeline_parallel_size, layout.virtual_pipeline_size
     counts = [0] * ranks * virtual
     for stage in range(ranks):
-        state = deepspeed_folder.read(_file(folder, 0, stage, ranks))
+        file = _file(folder, 0, stage, ranks)
         for number in range(virtual):
-            module = state.get(_model(number, layout))
-            counts[number * ranks + stage] = megatron_module.num_layers(module)
-    if sum(counts) != architecture.num_hidden_layers:
-        return _even_layers(architecture, ranks * virtual)  # tensors tell what is missing
+            found = megatron_module.layers(known[file].get(_model(number, layout)))
+            if missing := sorted({*range(max(found, default=-1) + 1)} - found):
+                raise UserError(
+                    f"{file}: {_model(number, layout)} has layers up to {max(found)}, but none of "
+                    f"number {missing[0]}; {REMEDY}"
+                )
+            counts[number * ranks + stage] = len(found)
+    if (has := sum(counts)) != (wanted := architecture.num_hidden_layers):
+        few = min(range(len(counts)), key=counts.__getitem__)
+        file, shared = _file(folder, 0, few % ranks, ranks), ", ".join(map(str, counts))
+        least = f" (its stages have {shared}; the fewest are in {file})" * (len(counts) > 1)
+        raise UserError(f"{folder}: has {has} layers{least}, its arguments say {wanted}; {REMEDY}")
     ends = [*accumulate(counts)]
     return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
 

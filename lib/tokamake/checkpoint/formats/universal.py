@@ -7,7 +7,7 @@ Parameters are Megatron's of one tensor-parallel rank, without padding.
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from tokamake.checkpoint.megatron.arguments import (
     notes_of,
     number,
     progress_of,
+    version_of,
 )
 from tokamake.checkpoint.megatron.parts import Part, Rank
 from tokamake.checkpoint.opened import Opened, Target
@@ -31,6 +32,7 @@ from tokamake.checkpoint.regions import Block, Planned, Region, Source
 from tokamake.checkpoint.zero import folder as deepspeed_folder
 from tokamake.checkpoint.zero.folder import REMEDY, VERSION
 from tokamake.checkpoint.zero.shards import SETTINGS, States, parameter, settings_of
+from tokamake.config import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 
@@ -66,17 +68,15 @@ def opened(folder: Path) -> Opened:
     folders = sorted(each for each in (folder / _ZERO).iterdir() if each.is_dir())
     _check_files(folders)
     names = {megatron_module.newer(each.name): each for each in folders}
-    words = next((name for name in names if name.endswith("word_embeddings.weight")), None)
-    if words is None:
-        raise UserError(f"{folder / _ZERO}: has no word_embeddings.weight; {REMEDY}")
     args = deepspeed_folder.args_of(state)
-    numel = _param(names[words] / f"{_WEIGHTS}.pt").numel
-    rows = numel // number(getattr(args, "hidden_size", None) or 1, f"{file}: args.hidden_size")
+    hidden = number(getattr(args, "hidden_size", None) or 1, f"{file}: args.hidden_size")
+    rows = _rows(folder, names, hidden)
     architecture = architecture_of(args, file, padded_vocab_size=rows)
     rank, states = Rank(architecture, Axis(0, 1), rows), States()
-    known = _parts(rank, numbers=None if words.startswith("language_model") else _numbers(names))
+    is_flat = any(name.startswith("language_model.") for name in names)
+    known = _parts(rank, numbers=None if is_flat else _numbers(names))
     if missing := sorted({*known} - {*names}):
-        raise UserError(f"{folder / _ZERO}: has no parameter {missing[0]}; {REMEDY}")
+        states.regions += _frozen(folder, architecture, {name: known[name] for name in missing})
     for name, each in names.items():
         if (part := known.get(name)) is None:
             raise UserError(f"{each}: is not part of the model; {REMEDY}")
@@ -92,6 +92,59 @@ def opened(folder: Path) -> Opened:
         notes=notes_of(args) | _settings(folder / _ZERO) | _notes(state),
         is_padding_unknown=is_padding_unknown(args, file, padded_vocab_size=rows),
     )
+
+
+def _rows(folder: Path, names: Mapping[str, Path], hidden_size: int) -> int:
+    """Rows of the embedding or output layer, which ranks' files have where none was trained.
+
+    Raises:
+        UserError: nothing tells them.
+    """
+    for name, each in names.items():
+        if name.endswith(_OF_VOCABULARY):
+            return _param(each / f"{_WEIGHTS}.pt").numel // hidden_size
+    state = deepspeed_folder.read(file := deepspeed_folder.states(folder, 0))
+    if deepspeed_folder.is_sliced(file) or not isinstance(state.get("module"), dict):
+        raise UserError(f"{folder / _ZERO}: has no word_embeddings.weight; {REMEDY}")
+    return megatron_module.vocabulary_rows(file, state["module"]) * deepspeed_folder.ranks(folder)
+
+
+def _frozen(folder: Path, architecture: Architecture, parts: Mapping[str, Part]) -> list[Region]:
+    """Where parameters lie that were not trained: DeepSpeed leaves these in ranks' files.
+
+    Args:
+        folder: of the checkpoint.
+        architecture: shape of the model.
+        parts: what zero/ has not, by name.
+
+    Raises:
+        UserError: they were trained, or are in no file.
+    """
+    size, keys = (
+        deepspeed_folder.ranks(folder),
+        {b.key for each in parts.values() for b in each.blocks},
+    )
+    missing, regions = next(iter(parts)), list[Region]()
+    for place in range(size):
+        state = deepspeed_folder.read(file := deepspeed_folder.states(folder, place))
+        groups, module = state.get("param_shapes"), state.get("module")
+        trained = {megatron_module.newer(name) for group in groups or () for name in group}
+        if not groups or not trained.isdisjoint(parts):
+            lost = next((name for name in parts if name in trained), missing)
+            raise UserError(f"{folder / _ZERO}: has no parameter {lost}; {REMEDY}")
+        if deepspeed_folder.is_sliced(file) or not isinstance(module, dict):
+            raise UserError(
+                f"{folder / _ZERO}: has no parameter {missing}, which was frozen: of ZeRO 3 and of "
+                "pipelines, DeepSpeed's universal checkpoints have no such weights; convert the "
+                "checkpoint that it was made of"
+            )
+        rows = megatron_module.vocabulary_rows(file, module) * size
+        rank = Rank(architecture, Axis(place, size), rows, version_of(state, file, missing=3.0))
+        tree = megatron_module.nested(rank, range(architecture.num_hidden_layers))
+        for region in megatron_module.found(file, module, tree):
+            if all(block.key in keys for block in region.blocks):
+                regions.append(region)
+    return regions
 
 
 def _settings(zero: Path) -> dict[str, Any]:

@@ -134,10 +134,10 @@ def _by_name(module: Any) -> dict[str, Any]:
     return {newer(name): value for name, value in torch_files.leaves(module)}
 
 
-def num_layers(module: Any) -> int:
-    """Layers that a module has tensors of."""
+def layers(module: Any) -> set[int]:
+    """Numbers of the layers that a module has tensors of."""
     found = (_LAYER.search(name) for name in _by_name(module))
-    return len({each[1] for each in found if each})
+    return {int(each[1]) for each in found if each}
 
 
 def is_core(module: Any) -> bool:
