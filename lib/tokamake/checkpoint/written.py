@@ -270,9 +270,10 @@ def _fill(
                 waiting, size = [], 0
         every = sorted({region.file for region in regions})
         rest = pool.submit(_sync, every)
-        for file in every:
-            if file.suffix == ".pt":
-                torch_files.seal(file, workers=workers)
+        archives = [file for file in every if file.suffix == ".pt"]
+        with ThreadPoolExecutor(workers) as sealing:
+            for _ in sealing.map(torch_files.seal, archives):
+                pass
         for each in (*noted, rest):
             each.result()
 

@@ -1,14 +1,13 @@
 """Files of torch.save without their tensors: where to find and how to lay them out."""
 
-import functools
 import os
 import struct
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from isal import isal_zlib
 
 from tokamake.checkpoint.files import torch_archives
 from tokamake.checkpoint.files.torch_pickles import Located, data_offset
@@ -58,23 +57,24 @@ def leaves(state: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(value, f"{prefix}{key}.")
 
 
-def seal(file: Path, *, workers: int = 1) -> None:
+def seal(file: Path) -> None:
     """Bring the checksums of a file that was laid out, and then filled, up to what is in it.
 
     torch itself does not compare them; other programs do.
 
     Args:
         file: to read, and to write its checksums into.
-        workers: checksums that are taken at once.
     """
     with zipfile.ZipFile(file) as archive:
         entries = [entry for entry in archive.infolist() if entry.file_size and not entry.CRC]
         directory = archive.start_dir
-    with file.open("r+b") as stream, ThreadPoolExecutor(workers) as pool:
-        offsets = [data_offset(stream, entry) for entry in entries]
-        sizes = (entry.file_size for entry in entries)
-        found = pool.map(functools.partial(checksum, stream.fileno()), offsets, sizes)
-        sums = {entry.header_offset: total for entry, total in zip(entries, found, strict=True)}
+    with file.open("r+b") as stream:
+        sums = {
+            entry.header_offset: checksum(
+                stream.fileno(), data_offset(stream, entry), entry.file_size
+            )
+            for entry in entries
+        }
         for place, header in _directory(stream, directory):
             if header in sums:
                 for field in (header + 14, place + 16):  # cut off between, it is done again
@@ -93,7 +93,7 @@ def checksum(descriptor: int, start: int, size: int) -> int:
         read = os.preadv(descriptor, [buffer[: min(_CHUNK, size)]], start)
         if not read:
             raise EOFError
-        total = zlib.crc32(buffer[:read], total)
+        total = isal_zlib.crc32(buffer[:read], total)
         start, size = start + read, size - read
     return total
 
