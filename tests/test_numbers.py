@@ -76,7 +76,7 @@ def test_nan_and_infinity_are_seen_and_the_largest_number_is_none(dtype: Dtype) 
     for value in (0.0, largest, -largest):
         raw = raw_of(torch.tensor([1.0, value], dtype=dtype.torch), dtype)
         assert all_finite(raw, dtype)
-    for value in (float("nan"), float("inf"), -float("inf")):
+    for value in (float("nan"), -float("nan"), float("inf"), -float("inf")):
         raw = raw_of(torch.tensor([1.0, value, 2.0]).to(dtype.torch), dtype)
         assert not all_finite(raw, dtype)
 

@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
 
-import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from tokamake.errors import UserError
@@ -77,6 +76,8 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 def read_yaml(path: Path, remedy: str) -> Any:
     """Read a YAML file, or say which file is missing or broken and where."""
+    import yaml
+
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -69,7 +69,8 @@ class Files:
         mapped = mmap.mmap(
             self.descriptor(region.file, os.O_RDONLY),
             before + span,
-            access=mmap.ACCESS_READ,
+            mmap.MAP_SHARED | mmap.MAP_POPULATE,  # all of it is read: one fault, not one a page
+            mmap.PROT_READ,
             offset=start - before,
         )
         return np.ndarray(shape, f"V{width}", mapped, before, steps)

@@ -149,15 +149,15 @@ class _Moving:
         source = self._files.descriptor(run.source, os.O_RDONLY)
         target = self._files.descriptor(run.target, os.O_RDWR)
         # Not copy_file_range: blocks seldom lie alike in both, so that it takes twice the time.
-        buffer, done = memoryview(bytearray(min(_BLOCK, run.num_bytes))), 0
+        buffer, done = np.empty(min(_BLOCK, run.num_bytes), "u1"), 0
         while done < run.num_bytes:
             block = buffer[: run.num_bytes - done]
-            read = os.preadv(source, [block], run.source_start + done)
+            read = os.preadv(source, [block.data], run.source_start + done)
             read -= read % self._dtype.itemsize
             if not read:
                 raise UserError(f"{run.source}: got shorter meanwhile; fetch or write it again")
-            self._look(np.frombuffer(block[:read], "u1"), self._dtype)
-            boxes.write(target, run.target_start + done, block[:read])
+            self._look(block[:read], self._dtype)
+            boxes.write(target, run.target_start + done, block[:read].data)
             done += read
 
     def put_together(self, target: Part) -> None:

@@ -14,13 +14,13 @@ Array = np.ndarray[Any, Any]
 
 _FLOATS = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
 """What numpy is to see the bits of a format as."""
-_EXPONENTS = {
-    "float64": ("<u8", 0x7FF0 << 48),
-    "float32": ("<u4", 0x7F80 << 16),
-    "float16": ("<u2", 0x7C00),
-    "bfloat16": ("<u2", 0x7F80),
+_INFINITY = {
+    "float64": 0x7FF0 << 48,
+    "float32": 0x7F80 << 16,
+    "float16": 0x7C00,
+    "bfloat16": 0x7F80,
 }
-"""The exponent's bits, which are all ones in what is NaN or infinite."""
+"""Its bits, as an integer; those of NaN are larger, but for the sign."""
 
 
 def converted(raw: Array, source: Dtype, target: Dtype) -> Array:
@@ -82,11 +82,12 @@ def _bfloat16(single: Array) -> Array:
 
 def all_finite(raw: Array, dtype: Dtype) -> bool:
     """Whether no element is NaN or infinite; formats other than fp64, fp32, fp16 and bf16 pass."""
-    if dtype.name not in _EXPONENTS or not raw.size:
+    if dtype.name not in _INFINITY or not raw.size:
         return True
-    kind, mask = _EXPONENTS[dtype.name]
-    bits = raw.view(kind)
-    return bool((bits & bits.dtype.type(mask)).max() != mask)
+    infinity, sign = _INFINITY[dtype.name], 1 << (8 * dtype.itemsize - 1)
+    # Of signed integers the largest are the positive numbers, of unsigned ones the negative.
+    signed, unsigned = (int(raw.view(f"<{each}{dtype.itemsize}").max()) for each in "iu")
+    return signed < infinity and unsigned < infinity | sign
 
 
 def num_not_finite(raw: Array, dtype: Dtype) -> int:

@@ -3,7 +3,7 @@
 import argparse
 import pickle
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,41 +57,40 @@ def dumps(value: Any, translate: Callable[[Any], Any] = _unknown) -> bytes:
         value: of plain types, `argparse.Namespace` and those above, nested in any way.
         translate: says what stands for values of other types.
     """
-    return pickle.PROTO + b"\x02" + b"".join(_codes(value, translate)) + pickle.STOP
+    return pickle.PROTO + b"\x02" + _codes(value, translate) + pickle.STOP
 
 
-def _codes(value: Any, translate: Callable[[Any], Any]) -> Iterator[bytes]:
-    def every(*values: Any) -> Iterator[bytes]:
-        for each in values:
-            yield from _codes(each, translate)
+def _codes(value: Any, translate: Callable[[Any], Any]) -> bytes:
+    def every(*values: Any) -> bytes:
+        return b"".join(_codes(each, translate) for each in values)
 
     match value:
         case None | bool() | int() | float() | str():
-            yield _plain(value)
+            return _plain(value)
         case Global():
-            yield pickle.GLOBAL + f"{value.module}\n{value.name}\n".encode()
+            return pickle.GLOBAL + f"{value.module}\n{value.name}\n".encode()
         case Call():
-            yield from (*every(value.function, value.arguments), pickle.REDUCE)
+            return every(value.function, value.arguments) + pickle.REDUCE
         case Made():
-            new = (pickle.EMPTY_TUPLE, pickle.NEWOBJ)
-            yield from (*every(value.kind), *new, *every(value.state), pickle.BUILD)
+            new = every(value.kind) + pickle.EMPTY_TUPLE + pickle.NEWOBJ
+            return new + every(value.state) + pickle.BUILD
         case Persistent():
-            yield from (*every(value.name), pickle.BINPERSID)
+            return every(value.name) + pickle.BINPERSID
         case tuple():
-            yield from (pickle.MARK, *every(*value), pickle.TUPLE)
+            return pickle.MARK + every(*value) + pickle.TUPLE
         case list():
-            yield from (pickle.EMPTY_LIST, pickle.MARK, *every(*value), pickle.APPENDS)
+            return pickle.EMPTY_LIST + pickle.MARK + every(*value) + pickle.APPENDS
         case Mapping():
-            yield from every(Items(value.items()))
+            return every(Items(value.items()))
         case Items():
             each = (one for pair in value.pairs for one in pair)
-            yield from (pickle.EMPTY_DICT, pickle.MARK, *every(*each), pickle.SETITEMS)
+            return pickle.EMPTY_DICT + pickle.MARK + every(*each) + pickle.SETITEMS
         case set():
-            yield from every(Call(Global("__builtin__", "set"), ([*value],)))
+            return every(Call(Global("__builtin__", "set"), ([*value],)))
         case argparse.Namespace():
-            yield from every(Made(Global("argparse", "Namespace"), vars(value)))
+            return every(Made(Global("argparse", "Namespace"), vars(value)))
         case _:
-            yield from every(translate(value))
+            return every(translate(value))
 
 
 def _plain(value: Any) -> bytes:

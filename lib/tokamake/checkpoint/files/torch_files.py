@@ -1,14 +1,14 @@
 """Files of torch.save without their tensors: where to find and how to lay them out."""
 
-import functools
 import os
 import struct
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, NamedTuple
+
+from isal import isal_zlib
 
 from tokamake.checkpoint.files import torch_archives
 from tokamake.checkpoint.files.torch_pickles import Located, View, data_offset
@@ -114,7 +114,7 @@ def checksum(descriptor: int, start: int, size: int) -> int:
         read = os.preadv(descriptor, [buffer[: min(_CHUNK, size)]], start)
         if not read:
             raise EOFError
-        total = zlib.crc32(buffer[:read], total)
+        total = isal_zlib.crc32(buffer[:read], total)
         start, size = start + read, size - read
     return total
 
