@@ -29,6 +29,7 @@ from deepspeed_models import (
     PADDED,
     SAMPLES,
     STEPS,
+    SUB_GROUP_SIZE,
     TOKENS,
     VOCAB,
     Case,
@@ -149,7 +150,7 @@ def _settings(case: Case) -> dict[str, Any]:
         "stage": case.zero_stage,
         "round_robin_gradients": case.round_robin,
         "overlap_comm": False,
-        "sub_group_size": 1000,
+        "sub_group_size": SUB_GROUP_SIZE,
         "stage3_param_persistence_threshold": 0,
     }
     found: dict[str, Any] = {
@@ -229,7 +230,7 @@ def _resume(checkpoint: Path, case: Case, with_states: bool) -> tuple[Any, ...]:
     assert state["iteration"] == engine.global_steps == STEPS
     num_steps, weights = engine.lr_scheduler.num_steps, [*_weights(module)]
     if not with_states:
-        return {each.name: {"weight": each.weight.detach().clone()} for each in weights}, {}, 0
+        return {each.name: {"weight": _gathered(each.weight)} for each in weights}, {}, 0
     held = dict(_held(engine, module))
     for weight in weights:
         weight.calls = STEPS
@@ -381,19 +382,23 @@ def _weights(module: nn.Module) -> Iterator[Weight]:
 
 def _held(engine: Any, module: nn.Module) -> Iterator[tuple[str, dict[str, Any]]]:
     """What this rank has of each weight, its data-parallel peers' shares included."""
-    from deepspeed import zero
-
     optimizer = engine.optimizer
     base = getattr(optimizer, "optimizer", optimizer)
     # DeepSpeed takes a step of zeros before the first one where it has no ZeRO, but masters.
     (step,) = {int(state["step"]) for state in base.state.values()}
     for weight in _weights(module):
         parameter = weight.weight
-        found = dict(_states(optimizer, base, parameter))
-        with zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
-            found["weight"] = parameter.data
-            found = {kind: value.detach().clone() for kind, value in found.items()}
-        yield weight.name, {**found, "step": step}
+        states = _states(optimizer, base, parameter)
+        found = {kind: value.detach().clone() for kind, value in states}
+        yield weight.name, {**found, "weight": _gathered(parameter), "step": step}
+
+
+def _gathered(parameter: Tensor) -> Tensor:
+    """A whole weight, also where ranks share it."""
+    from deepspeed import zero
+
+    with zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+        return parameter.detach().clone()
 
 
 def _states(optimizer: Any, base: Any, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:

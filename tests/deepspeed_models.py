@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 STEPS, SAMPLES, TOKENS = 3, 12, 192
 NUM_LAYERS, HEAD_DIM, VOCAB, PADDED = 3, 2, 25, 28
+SUB_GROUP_SIZE = 1000
+"""Elements of a rank at which a flat tensor of stage 3 is full."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 EMBEDDING = "language_model.embedding.word_embeddings"
 HEAD = "language_model.output_layer"

@@ -113,6 +113,8 @@ def test_names_of_forms() -> None:
     assert parse_form("hf") == ("hf", {}, None)
     shared = {"tensor_parallel_size": 2, "data_parallel_size": 6, "zero_stage": 2}
     assert parse_form("mds-tp2-dp6-zero2-bf16") == ("mds", shared, "bf16")
+    sliced = {"data_parallel_size": 4, "zero_stage": 3}
+    assert parse_form("mds-dp4-zero3-bf16") == ("mds", sliced, "bf16")
     for wrong in (
         "mds-pp2",
         "hf-tp1",
@@ -124,18 +126,21 @@ def test_names_of_forms() -> None:
         "",
         "megatron-vpp2",
         "mds-dp2",
-        "mds-zero3",
+        "mds-zero4",
         "mds-pipeline-pp2-zero2",
+        "mds-pipeline-pp2-zero3",
         "megatron-zero1",
     ):
-        told = r"leave it out|give a format|give (pp|zero1), too|give [12] at most, or universal"
+        told = (
+            r"leave it out|give a format|give (pp|zero1), too|one of them|DeepSpeed itself refuses"
+        )
         with pytest.raises(ValueError, match=told):
             parse_form(wrong)
 
 
 def test_shards_are_of_adam() -> None:
     lion = {"optimizer": {"name": "lion"}}
-    told = r"convert: mds-dp2-zero1: zero1 and zero2 hold states of adam and adamw, not of lion"
+    told = r"convert: mds-dp2-zero1: a zero form holds states of adam and adamw, not of lion"
     with pytest.raises(UserError, match=told):
         read_runs({**BASE, "convert": "mds-dp2-zero1", "train": lion}, "my.yaml")
     read_runs({**BASE, "convert": ["universal", "mds"], "train": lion}, "my.yaml")

@@ -55,7 +55,7 @@ def convert(
         pipeline_parallel_size: Ranks that share the layers in what is written.
         virtual_pipeline_size: Stages of each pipeline rank, in Megatron-LM's format.
         data_parallel_size: Ranks that share optimizer states in what is written.
-        zero_stage: Stage of DeepSpeed's ZeRO whose optimizer states are written: 1 or 2, in a
+        zero_stage: Stage of DeepSpeed's ZeRO whose optimizer states are written: 1 to 3, in a
             pipeline 1; 0 writes none.
         dtype: Number format of all tensors; by default each keeps its own.
         tokenizer: Folder or file of the tokenizer to put beside the weights, with format hf; its

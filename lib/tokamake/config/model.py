@@ -109,10 +109,14 @@ def _check_zero(format: str, sizes: dict[str, int]) -> None:
     Raises:
         ValueError: they cannot.
     """
-    most = 1 if format == "mds-pipeline" else 2
     stage, ranks = sizes.get("zero_stage", 0), sizes.get("data_parallel_size", 1)
-    if stage > most:
-        raise ValueError(f"zero{stage}: give {most} at most, or universal, which any stage loads")
+    if stage > 3:
+        raise ValueError(f"zero{stage}: DeepSpeed has stages 1 to 3; give one of them")
+    if format == "mds-pipeline" and stage > 1:
+        raise ValueError(
+            f"zero{stage}: DeepSpeed itself refuses stages 2 and 3 with pipelines; give zero1, or "
+            "mds, which has none"
+        )
     if ranks > 1 and not stage:
         raise ValueError(f"dp{ranks} says how ranks share optimizer states; give zero1, too")
 

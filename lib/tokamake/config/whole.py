@@ -91,7 +91,7 @@ class Config(Settings):
         for form in self.convert:
             if parse_form(form).sizes.get("zero_stage") and name not in ADAMS:
                 raise ValueError(
-                    f"convert: {form}: zero1 and zero2 hold states of {' and '.join(ADAMS)}, not "
+                    f"convert: {form}: a zero form holds states of {' and '.join(ADAMS)}, not "
                     f"of {name}; leave dp and zero out, or take universal"
                 )
         return self

@@ -3,6 +3,7 @@
 global_step<N>/mp_rank_<T>_model_states.pt has that rank's weights in `module`.
 """
 
+import shutil
 from pathlib import Path
 
 from tokamake.checkpoint.files import torch_files
@@ -100,11 +101,16 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
         rank = Rank(checkpoint.architecture, Axis(number, size), rows)
         tree = megatron_module.nested(rank, layers)
         module = megatron_module.planned(tree, checkpoint, target)
+        if target.layout.zero_stage == 3:
+            module = megatron_module.emptied(module)
         rest = deepspeed_folder.client_state(checkpoint, target.layout, rows)
         if partitions:
             parts = dict(megatron_module.named(tree))
             shapes, shards = partitions.lay_out(folder, number, parts)
             regions += shards
             rest |= shapes
-        regions += torch_files.lay_out(states(folder, number), {"module": module, **rest})
+        first, *others = deepspeed_folder.new_states(folder, number, target.layout)
+        regions += torch_files.lay_out(first, {"module": module, **rest})
+        for other in others:  # which hold no elements either
+            shutil.copyfile(first, other)
     return regions

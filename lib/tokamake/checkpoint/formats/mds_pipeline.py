@@ -186,8 +186,11 @@ def _partitions(checkpoint: Opened, target: Target) -> Partitions | None:
     Raises:
         UserError: DeepSpeed could not continue with them.
     """
-    if target.layout.zero_stage == 2:
-        raise UserError("--zero-stage 2: DeepSpeed's pipelines know stage 1 alone; give that")
+    if (stage := target.layout.zero_stage) > 1:
+        raise UserError(
+            f"--zero-stage {stage}: DeepSpeed itself refuses stages 2 and 3 with pipelines; give "
+            "1, or --format mds, which has none"
+        )
     return Partitions(checkpoint, target) if target.layout.zero_stage else None
 
 

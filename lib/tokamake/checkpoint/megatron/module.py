@@ -83,6 +83,13 @@ def planned(tree: Any, checkpoint: Opened, target: Target) -> Any:
     return Planned(tree.shape, dtype, tree.blocks, tree.is_copy)
 
 
+def emptied(tree: Any) -> Any:
+    """What `planned` gives, without elements: weights that ZeRO 3 keeps in shards alone."""
+    if not isinstance(tree, Planned):
+        return {name: emptied(value) for name, value in tree.items()}
+    return Planned((0,), tree.dtype, ())
+
+
 def found(file: Path, module: Any, tree: Any) -> Iterator[Region]:
     """Where the parts of a tree lie in a file.
 

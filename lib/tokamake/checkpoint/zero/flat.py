@@ -95,3 +95,22 @@ def partition(sizes: Sequence[tuple[str, int]], start: int, stop: int) -> Iterat
         low, high = max(start, begin), min(stop, end)
         if low < high:
             yield Piece(name, low - begin, high - begin, low - start)
+
+
+def share(size: int, ranks: int) -> int:
+    """Elements that ZeRO 3 keeps of a tensor on each rank; the last ones' are filled up."""
+    return -(-size // ranks)
+
+
+def slice_of(name: str, size: int, rank: int, ranks: int, at: int) -> Piece:
+    """What a rank has of a tensor, as ZeRO 3 does: nothing, where the ranks before have it all.
+
+    Args:
+        name: of the tensor.
+        size: its elements.
+        rank: which has it.
+        ranks: how many share the tensor.
+        at: where it begins in what holds it.
+    """
+    start, stop = (min(size, number * share(size, ranks)) for number in (rank, rank + 1))
+    return Piece(name, start, stop, at)

@@ -32,6 +32,14 @@ def states(folder: Path, number: int) -> Path:
     return sliced if sliced.is_file() else folder / name
 
 
+def new_states(folder: Path, number: int, layout: Layout) -> list[Path]:
+    """Files of a model-parallel rank to write: with ZeRO 3 one a data-parallel rank."""
+    name = f"mp_rank_{number:02d}_model_states.pt"
+    if layout.zero_stage < 3:
+        return [folder / name]
+    return [folder / f"zero_pp_rank_{rank}_{name}" for rank in range(layout.data_parallel_size)]
+
+
 def is_sliced(file: Path) -> bool:
     """Whether weights are in ZeRO's shards alone."""
     return file.name.startswith(_SLICED)

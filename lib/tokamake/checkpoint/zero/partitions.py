@@ -1,12 +1,14 @@
-"""Writes DeepSpeed's optimizer states of ZeRO stages 1 and 2, as `shards` reads them.
+"""Writes DeepSpeed's optimizer states of ZeRO stages 1 to 3, as `shards` reads them.
 
-[bf16_]zero_pp_rank_<D>_mp_rank_<M>_optim_states.pt has the part of data-parallel rank D of two flat
+[bf16_]zero_pp_rank_<D>_mp_rank_<M>_optim_states.pt has the part of data-parallel rank D of two
 groups, as Megatron-DeepSpeed parts parameters: matrices, which decay, then norms and biases; in
-each they follow one another as the model makes them.
+each they follow one another as the model makes them. Stages 1 and 2 cut a group into equal parts;
+stage 3 cuts each parameter, and lays slices of some after one another (`SUB_GROUP_SIZE`).
 """
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +19,7 @@ from tokamake.checkpoint.files.pickles import Call, Global, Made
 from tokamake.checkpoint.megatron.parts import Part
 from tokamake.checkpoint.opened import Opened, Target
 from tokamake.checkpoint.regions import Block, Planned, Region
-from tokamake.checkpoint.zero.flat import Piece, cut, partition
+from tokamake.checkpoint.zero.flat import Piece, cut, partition, share, slice_of
 from tokamake.checkpoint.zero.folder import VERSION
 from tokamake.checkpoint.zero.shards import MASTER, MODEL, SETTINGS, parameter
 from tokamake.config.model import ADAMS
@@ -39,18 +41,24 @@ _SCALER = {
     "dynamic": True,
 }
 """Attributes of DeepSpeed's scaler of the loss, as its settings are by default."""
+_FIRST_SCALE = 2.0**16
+"""Where that scaler starts by default."""
+SUB_GROUP_SIZE = 10**9
+"""Elements of a rank at which a flat tensor of stage 3 is full, as DeepSpeed's sub_group_size is by
+default."""
 
 _Group = Mapping[str, Part]
+"""Parameters that a flat tensor is of."""
 
 
 class _Cut(NamedTuple):
-    """What a rank has of a flat group."""
+    """What a rank has of a flat tensor."""
 
     pieces: list[Piece]
     size: int
     """Elements."""
     padding: int
-    """How many of them, at the end, are of no parameter."""
+    """How many of them are of no parameter."""
 
 
 class Partitions:
@@ -67,6 +75,7 @@ class Partitions:
     def __init__(self, checkpoint: Opened, target: Target) -> None:
         self._checkpoint, self._layout = checkpoint, target.layout
         _check(checkpoint, target.layout.zero_stage)
+        self._is_sliced = target.layout.zero_stage == 3
         weights = [key for key in checkpoint.source if key.startswith(MODEL)]
         kept = dtypes.widest(checkpoint.source.dtype(key) for key in weights)
         self._precision = target.dtype or kept.short
@@ -82,33 +91,36 @@ class Partitions:
             parts: what it has, by DeepSpeed's names, in the order in which its model makes them.
 
         Returns:
-            What the rank's own file tells of them, and where the tensors are to go.
+            What the rank's own files tell of them, and where the tensors are to go.
         """
-        groups = [*_groups(parts)]
+        ranks = self._layout.data_parallel_size
+        groups = [
+            [*_sub_groups(group, ranks)] if self._is_sliced else [group] for group in _groups(parts)
+        ]
         regions: list[Region] = []
         prefix = "bf16_" * (self._precision == "bf16")
-        for rank in range(self._layout.data_parallel_size):
+        for rank in range(ranks):
             name = f"{prefix}zero_pp_rank_{rank}_mp_rank_{number:02d}_optim_states.pt"
-            content = {"optimizer_state_dict": self._state(groups, rank), "ds_version": VERSION}
+            state = (self._sliced if self._is_sliced else self._partitioned)(groups, rank)
+            content = {"optimizer_state_dict": state, "ds_version": VERSION}
             regions += torch_files.lay_out(folder / name, content)
         size = Global("torch", "Size")
         shapes = [
-            {name: Call(size, (part.shape,)) for name, part in group.items()} for group in groups
+            {name: Call(size, (part.shape,)) for name, part in flat.items()}
+            for flat in chain(*groups)
         ]
-        return {"param_shapes": shapes}, regions
+        # Without the last two, DeepSpeed's zero_to_fp32 takes files for others.
+        told = {"param_shapes": shapes, "buffer_names": [], "shared_params": {}}
+        return told, regions
 
-    def _state(self, groups: list[_Group], rank: int) -> dict[str, Any]:
-        """What a data-parallel rank saves."""
+    def _partitioned(self, groups: list[list[_Group]], rank: int) -> dict[str, Any]:
+        """What a data-parallel rank saves with stages 1 and 2; see `_base`."""
         layout = self._layout
-        cuts = [_cut(group, rank, layout.data_parallel_size) for group in groups]
-        pairs = [*zip(groups, cuts, strict=True)]
-        base = {
-            "state": {number: self._moments(*pair) for number, pair in enumerate(pairs)},
-            "param_groups": [*self._param_groups(len(groups))],
-        }
+        cuts = [_cut(flat, rank, layout.data_parallel_size) for flat in chain(*groups)]
+        pairs = [*zip(chain(*groups), cuts, strict=True)]
         return {
             "overflow": False,
-            "base_optimizer_state": base,
+            "base_optimizer_state": self._base(groups, cuts),
             "single_partition_of_fp32_groups": [
                 self._planned(group, each, each.size - each.padding) for group, each in pairs
             ],
@@ -117,6 +129,33 @@ class Partitions:
             "partition_count": [layout.data_parallel_size] * len(groups),
             "ds_version": VERSION,
             **self._scaler(),
+        }
+
+    def _sliced(self, groups: list[list[_Group]], rank: int) -> dict[str, Any]:
+        """What a data-parallel rank saves with stage 3; see `_base`."""
+        ranks = self._layout.data_parallel_size
+        cuts = [_slices(flat, rank, ranks) for flat in chain(*groups)]
+        pairs = zip(chain(*groups), cuts, strict=True)
+        return {
+            "overflow": False,
+            "optimizer_state_dict": self._base(groups, cuts),
+            "fp32_flat_groups": [self._planned(flat, each, each.size) for flat, each in pairs],
+            "zero_stage": 3,
+            "partition_count": ranks,
+            **self._scaler(),
+        }
+
+    def _base(self, groups: list[list[_Group]], cuts: list[_Cut]) -> dict[str, Any]:
+        """State of torch's optimizer.
+
+        Args:
+            groups: what each flat tensor is of, in groups that decay and that do not.
+            cuts: what a rank has of each flat tensor.
+        """
+        pairs = zip(chain(*groups), cuts, strict=True)
+        return {
+            "state": {number: self._moments(*pair) for number, pair in enumerate(pairs)},
+            "param_groups": [*self._param_groups([len(flats) for flats in groups])],
         }
 
     def _moments(self, group: _Group, own: _Cut) -> dict[str, Planned]:
@@ -152,12 +191,12 @@ class Partitions:
         exact = f"{MASTER}{name}"
         return exact if exact in self._checkpoint.source else key
 
-    def _param_groups(self, count: int) -> Iterator[dict[str, Any]]:
-        """Settings in each group, which DeepSpeed takes in the place of its own."""
+    def _param_groups(self, counts: list[int]) -> Iterator[dict[str, Any]]:
+        """Settings in each group of so many flat tensors; DeepSpeed takes them for its own."""
         settings = self._checkpoint.notes[SETTINGS]
         rates = {**settings, "betas": (*settings["betas"],)}
         names = ("wd_no_scale_lr", "no_wd_no_scale_lr")
-        for number in range(count):
+        for number, end in enumerate(accumulate(counts)):
             decays = {} if number == 0 else {"weight_decay": 0.0}
             yield {
                 "name": names[number],
@@ -167,17 +206,22 @@ class Partitions:
                 "lr_mult": 1.0,
                 "bias_correction": True,
                 "amsgrad": False,
-                "params": [number],
+                "params": [*range(end - counts[number], end)],
             }
 
     def _scaler(self) -> dict[str, Any]:
-        """The scale of the loss, in fp16."""
+        """The scale of the loss, in fp16; with stage 3 DeepSpeed has no other than the file's."""
         scale, _ = self._checkpoint.notes.get("loss_scale", (1.0, 0))
-        if self._precision != "fp16" or scale == 1.0:
+        scale = _FIRST_SCALE if scale == 1.0 and self._is_sliced else scale
+        module = "deepspeed.runtime.fp16.loss_scaler"
+        if self._precision == "fp16" and scale != 1.0:
+            state = {**_SCALER, "cur_scale": scale, "dtype": Global("torch", "float16")}
+            kind = Global(module, "DynamicLossScaler")
+            return {"loss_scaler": Made(kind, state), "dynamic_loss_scale": True}
+        if not self._is_sliced:
             return {}
-        kind = Global("deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler")
-        state = {**_SCALER, "cur_scale": scale, "dtype": Global("torch", "float16")}
-        return {"loss_scaler": Made(kind, state), "dynamic_loss_scale": True}
+        made = Made(Global(module, "LossScaler"), {"cur_scale": 1.0, "dynamic": False})
+        return {"loss_scaler": made, "dynamic_loss_scale": False}
 
 
 def _check(checkpoint: Opened, stage: int) -> None:
@@ -188,8 +232,6 @@ def _check(checkpoint: Opened, stage: int) -> None:
     """
     source, path = checkpoint.source, checkpoint.path
     universal = "convert to universal, which DeepSpeed loads at any stage"
-    if stage > 2:
-        raise UserError(f"--zero-stage {stage}: shards of stages 1 and 2 are written; {universal}")
     states = {key for key in source if key.startswith("optimizer.")}
     kinds = {key.split(".")[1] for key in states}
     if not kinds:
@@ -224,6 +266,31 @@ def _groups(parts: Mapping[str, Part]) -> Iterator[_Group]:
         found = {name: part for name, part in parts.items() if (len(part.shape) > 1) == decays}
         if found:
             yield found
+
+
+def _sub_groups(group: _Group, ranks: int) -> Iterator[_Group]:
+    """Parameters whose slices are in one flat tensor."""
+    found: dict[str, Part] = {}
+    size = 0
+    for name, part in group.items():
+        found[name] = part
+        size += share(math.prod(part.shape), ranks)
+        if size >= SUB_GROUP_SIZE:
+            yield found
+            found, size = {}, 0
+    if found:
+        yield found
+
+
+def _slices(group: _Group, rank: int, ranks: int) -> _Cut:
+    """A rank's slices of parameters, one after the other."""
+    pieces, at = list[Piece](), 0
+    for name, part in group.items():
+        size = math.prod(part.shape)
+        pieces.append(slice_of(name, size, rank, ranks, at))
+        at += share(size, ranks)
+    filled = sum(piece.stop - piece.start for piece in pieces)
+    return _Cut(pieces, at, at - filled)
 
 
 def _cut(group: _Group, rank: int, ranks: int) -> _Cut:

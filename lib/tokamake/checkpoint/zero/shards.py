@@ -21,7 +21,7 @@ from tokamake.checkpoint.megatron.module import newer
 from tokamake.checkpoint.megatron.parts import Part
 from tokamake.checkpoint.regions import Block, Region, Source
 from tokamake.checkpoint.zero import folder as deepspeed_folder
-from tokamake.checkpoint.zero.flat import Piece, cut, partition
+from tokamake.checkpoint.zero.flat import Piece, cut, partition, share, slice_of
 from tokamake.checkpoint.zero.folder import REMEDY
 from tokamake.errors import UserError
 
@@ -274,10 +274,8 @@ def _sliced(
             pieces, at = list[Piece](), 0
             while at < weights.numel:
                 name, size = next(rest)
-                each = -(-size // len(shards))
-                start, stop = (min(size, part * each) for part in (rank, rank + 1))
-                pieces.append(Piece(name, start, stop, at))
-                at += each
+                pieces.append(slice_of(name, size, rank, len(shards), at))
+                at += share(size, len(shards))
             states = _of_group(state["optimizer_state_dict"], number)
             yield _Group(file, pieces, weights, states)
 
