@@ -5,7 +5,6 @@ train.json go to disk. Every decision is taken alike on all ranks.
 """
 
 import math
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     import torch
 
     from tokamake.data.samples.loader import Step
+from tokamake.train.stopping import StopRequest, on_signals
     from tokamake.train.batch import TokenRows
 
 
@@ -153,7 +153,7 @@ class Loop:
         self._state = state or State(digest, run.step, run.consumed_samples, 0.0, ranks.world_size)
         self._last_checkpoint = f"{run.checkpoint} (the start)"
         self._last, self._deadline = run.train.train_steps, Deadline(None)
-        self._stop = False
+        self._stop = StopRequest(tells=ranks.rank == 0)
         self._sizes = run.train.batch_sizes
         self._schedule = Schedule(run.train)
         family = plugins.load("models", run.architecture.family)
@@ -180,20 +180,16 @@ class Loop:
     def run(self, last: int, deadline: Deadline) -> State:
         """Do the steps that are left until `last`; the last one done is saved.
 
-        They are fewer if SIGTERM comes, or the end of the job.
+        They are fewer if SIGTERM or Ctrl-C comes, or the end of the job.
         """
         self._last, self._deadline = last, deadline
-        before = signal.signal(signal.SIGTERM, self._request_stop)
         try:
-            self._do_steps()
+            with on_signals(self._stop.note):
+                self._do_steps()
         finally:
-            signal.signal(signal.SIGTERM, before)
             if self._metrics:
                 self._metrics.close()
         return self._state
-
-    def _request_stop(self, *_: Any) -> None:
-        self._stop = True
 
     def _do_steps(self) -> None:
         if self._state.step == 0:
@@ -224,7 +220,7 @@ class Loop:
                 self._save()
         self._finish_saving()
         if self._state.step < self._last:
-            why = "by SIGTERM" if self._stop else "before the end of the job"
+            why = f"by {self._stop.by}" if self._stop.by else "before the end of the job"
             self._say(f"stopped {why} at step {self._state.step}, which is saved")
 
     def _train_step(self, step: "Step", learning_rate: float) -> StepResult:
@@ -233,7 +229,7 @@ class Loop:
                 step.micro_batches,
                 learning_rate=learning_rate,
                 weight_decay=self._weight_decay(),
-                stop=self._stop or self._deadline.near(),
+                stop=bool(self._stop.by) or self._deadline.near(),
                 saved=self._saving is not None and self._saving[0].done,
             )
         except UserError:  # of all ranks: a loss scale that can fall no more
