@@ -24,7 +24,13 @@ from tokamake.errors import UserError
 from tokamake.runtime import STOPPED, Ranks, ahead, heard, same_fate
 from tokamake.schedules import Schedule
 from tokamake.train import metrics, restart
-from tokamake.train.deadline import Deadline, end_of_job
+from tokamake.train.deadline import (
+    DURATIONS,
+    Deadline,
+    end_of_job,
+    read_durations,
+    write_durations,
+)
 from tokamake.train.metrics import Metrics, console_line
 from tokamake.train.numerics import check_repeatable, decided, repeatable
 from tokamake.train.opening import opening
@@ -32,13 +38,13 @@ from tokamake.train.resolve import check_backend, check_layout, check_lengths, c
 from tokamake.train.restart import State
 from tokamake.train.start import check_begun
 from tokamake.train.step import Saving, StepResult
+from tokamake.train.stopping import StopRequest, on_signals
 from tokamake.train.summary import write_summary
 
 if TYPE_CHECKING:
     import torch
 
     from tokamake.data.samples.loader import Step
-from tokamake.train.stopping import StopRequest, on_signals
     from tokamake.train.batch import TokenRows
 
 
@@ -85,7 +91,10 @@ def train_run(
             resumed = run.output / f"global_step{state.step}" if state else None
             with same_fate():
                 _say(ranks, opening(run, ranks, device, resumed=resumed))
-            deadline = Deadline(None if ranks.rank else end_of_job(minutes))
+            deadline = Deadline(
+                None if ranks.rank else end_of_job(minutes),
+                earlier=read_durations(run.output / DURATIONS, ranks.world_size),
+            )
             if deadline.end:
                 _say(ranks, f"this job ends at {time.ctime(deadline.end)}; training saves before")
             loop = Loop(run, ranks, device, digest=digest, state=state)
@@ -355,8 +364,10 @@ class Loop:
                 name = f"global_step{state.step}"
                 write_run(self._run.output / restart.SAVING / name / "run.yaml", self._run)
                 restart.commit(self._run.output, state)
+                self._deadline.end_saving()
+                note = self._run.output / DURATIONS
+                write_durations(note, self._ranks.world_size, self._deadline.measured)
         self._last_checkpoint = str(self._run.output / f"global_step{state.step}")
-        self._deadline.end_saving()
         self._say(f"saved {self._last_checkpoint}")
 
 
