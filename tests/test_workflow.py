@@ -386,6 +386,26 @@ def test_conversion_to_no_form_is_told(tmp_path: Path) -> None:
     assert result.stderr.splitlines()[-1].startswith("tokamake: convert: the config names no form;")
 
 
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("results/smoke/train.40.json", "run smoke ends at step 40; what its last job makes is"),
+        ("results/smoke/evaluate.41.json", "run smoke ends at step 40; what its last job makes is"),
+        ("results/smok/train.json", "no run is called smok; there is smoke"),
+        ("tarin", "no rule is called so, or makes it; did you mean train?"),
+        ("results/smoke/what", "no rule is called so, or makes it; `snakemake --list` lists"),
+    ],
+)
+def test_a_target_that_nothing_makes_is_told_in_a_line(
+    tmp_path: Path, target: str, expected: str
+) -> None:
+    result = snakemake(make_workspace(tmp_path), "-n", *MINE, target)
+    assert result.returncode != 0
+    told = [line for line in result.stderr.splitlines() if not line.startswith("Using profile")]
+    assert len(told) == 1
+    assert told[0].startswith(f"tokamake: {target}: {expected}")
+
+
 def test_every_rule_is_listed_with_a_sentence(tmp_path: Path) -> None:
     result = snakemake(make_workspace(tmp_path), "--list")
     listed = dict(re.findall(r"^(\w+) \((.*)\)$", result.stdout, re.M))
