@@ -13,7 +13,7 @@ from tokamake.train.stopping import StopRequest
 TWICE = """
 import os, signal, time
 from tokamake.train import stopping
-stopping._ONE_SECOND = {least}
+stopping._REPEAT_SECONDS = {least}
 request = stopping.StopRequest(tells=True)
 with stopping.on_signals(request.note):
     os.kill(os.getpid(), signal.{first})
