@@ -92,7 +92,7 @@ def read_durations(path: Path, world_size: int) -> Durations:
         found = files.read_json(path, "")
         if found["world_size"] == world_size:
             return Durations(float(found["step_seconds"]), float(found["checkpoint_seconds"]))
-    except (UserError, KeyError, TypeError, ValueError):
+    except (UserError, OSError, KeyError, TypeError, ValueError):
         pass
     return Durations()
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_ONE_SECOND = 1.0
-"""Launchers pass a Ctrl-C on to ranks that the terminal has sent it to already."""
+_REPEAT_SECONDS = 1.0
+"""Within these it is the same Ctrl-C: launchers pass on what the terminal has sent already."""
 
 
 @contextmanager
@@ -43,7 +43,7 @@ class StopRequest:
         """Take note of a signal, as its handler."""
         if not self.by:
             self.by, self._since = signal.Signals(number).name, time.monotonic()
-        elif number == signal.SIGINT and time.monotonic() - self._since >= _ONE_SECOND:
+        elif number == signal.SIGINT and time.monotonic() - self._since >= _REPEAT_SECONDS:
             if self._tells:
                 # A signal may come amid a print, which would not have another one inside.
                 os.write(1, b"ended by a second Ctrl-C; the same command goes on where it saved\n")
