@@ -26,6 +26,7 @@ from tokamake.cli import main
 from tokamake.runtime import STOPPED
 from tokamake.train import restart
 from tokamake.train.loop import Loop
+from tokamake.train.stopping import StopRequest
 
 CONTEXT = get_context("forkserver")
 CONTEXT.set_forkserver_preload(
@@ -192,7 +193,7 @@ def terminated_in_start() -> None:
 
 def writes_until_sigterm(writing: Semaphore) -> None:
     """Say when a checkpoint is being written, and write on only when SIGTERM has come."""
-    write_data, request_stop = FileSystemWriter.write_data, Loop._request_stop
+    write_data, request_stop = FileSystemWriter.write_data, StopRequest.note
     stopped = threading.Event()
 
     def wait_and_write(*arguments: Any) -> Any:
@@ -201,9 +202,9 @@ def writes_until_sigterm(writing: Semaphore) -> None:
         assert stopped.wait(TIMEOUT)
         return write_data(*arguments)
 
-    def stop(loop: Loop, *arguments: Any) -> None:
-        request_stop(loop, *arguments)
+    def stop(request: StopRequest, *arguments: Any) -> None:
+        request_stop(request, *arguments)
         stopped.set()
 
     FileSystemWriter.write_data = wait_and_write
-    Loop._request_stop = stop
+    StopRequest.note = stop

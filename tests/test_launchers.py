@@ -4,9 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from pbses import wait_for
 from runs import launch, losses, make_run, prepare, summary, weights
 
 from tokamake import cli, files
@@ -50,9 +52,10 @@ def test_a_launchers_number_is_no_option(given: str) -> None:
 RANK = """
 import os, signal, sys
 # Waited for, not handled: a signal between `ready` and the waiting would never wake it.
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+asked = {signal.SIGTERM, signal.SIGINT}
+signal.pthread_sigmask(signal.SIG_BLOCK, asked)
 os.write(1, b"ready\\n")  # in one piece, unlike print's where nothing is buffered
-signal.sigwait({signal.SIGTERM})
+signal.sigwait(asked)
 os.write(1, b"saved\\n")
 sys.exit(75)
 """
@@ -78,8 +81,13 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("early", [False, True])
-def test_the_local_launcher_passes_sigterm_on_without_a_trace(early: bool) -> None:
+@pytest.mark.parametrize(
+    ("number", "early"),
+    [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGINT, False)],
+)
+def test_the_local_launcher_passes_signals_on_without_a_trace(
+    number: signal.Signals, early: bool
+) -> None:
     launcher = [str(ROOT / "profiles/local/ranks.py"), "--standalone", "--nproc-per-node", "2"]
     before = ["-c", EARLY] if early else []
     command = [sys.executable, *before, *launcher, "--no-python", sys.executable, "-c", RANK]
@@ -88,8 +96,36 @@ def test_the_local_launcher_passes_sigterm_on_without_a_trace(early: bool) -> No
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
         if not early:
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(number)
         out, err = process.communicate("signal\n" if early else None, timeout=120)
     assert out == "signal\n" * early + "saved\n" * 2
     assert "Traceback" not in err
     assert process.returncode == 75
+
+
+HANGING = """
+import os, signal, time
+signal.signal(signal.SIGINT, lambda *_: os.write(1, b"asked\\n"))
+os.write(1, f"{os.getpid()}\\n".encode())
+while True:
+    time.sleep(60)
+"""
+
+
+@pytest.mark.ranks
+def test_a_second_ctrl_c_kills_ranks_that_hang() -> None:
+    launcher = [str(ROOT / "profiles/local/ranks.py"), "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *launcher, "--no-python", sys.executable, "-c", HANGING]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        ranks = [int(process.stdout.readline()) for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        first = time.monotonic()
+        assert [process.stdout.readline() for _ in range(2)] == ["asked\n"] * 2
+        wait_for(lambda: time.monotonic() - first > 1, "another Ctrl-C to be one")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (out, process.returncode) == ("", 130)
+    assert "Traceback" not in err
+    wait_for(lambda: not any(Path("/proc", str(rank)).exists() for rank in ranks), "no rank")

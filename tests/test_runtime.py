@@ -95,6 +95,18 @@ def test_a_port_that_is_taken_is_left_to_whom_it_belongs(monkeypatch: pytest.Mon
         socket.create_connection(("localhost", port)).close()
 
 
+@pytest.mark.parametrize("port", ["abc", "", "0", "65536", "-1", "29500 "])
+def test_a_port_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", port)
+    ranks = Ranks(0, 2, 0, 2)
+    with pytest.raises(UserError, match=f"MASTER_PORT={port}: not a port, which is a number"):
+        runtime.meeting(ranks, 1)
+    with pytest.raises(UserError, match="not a port"), runtime.process_group(ranks):
+        pass
+
+
 def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime.os, "sched_getaffinity", lambda _: set(range(12)))
     assert num_threads(4, {}) == 3

@@ -13,7 +13,14 @@ from tokamake import files
 from tokamake.config import TrainSettings
 from tokamake.errors import UserError
 from tokamake.runtime import STOPPED
-from tokamake.train.deadline import Deadline, end_of_job, seconds_left
+from tokamake.train.deadline import (
+    Deadline,
+    Durations,
+    end_of_job,
+    read_durations,
+    seconds_left,
+    write_durations,
+)
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +113,55 @@ def test_a_checkpoint_of_unknown_length_is_allowed_for() -> None:
     assert deadline.near()
 
 
-def test_without_an_end_there_is_time() -> None:
-    assert not Deadline(None).near()
+def test_without_an_end_there_is_time_and_it_is_measured() -> None:
+    deadline = Deadline(None, iter([10, 40, 60, 160]).__next__)
+    assert not deadline.near()
+    assert not deadline.near()
+    deadline.begin_saving()
+    deadline.end_saving()
+    assert deadline.measured == Durations(step=30, checkpoint=100)
+
+
+def test_a_job_knows_what_the_one_before_has_measured() -> None:
+    def ends_at(now: float, earlier: Durations) -> bool:
+        return Deadline(1000, iter([0, now]).__next__, earlier=earlier).near()
+
+    # Two steps, two checkpoints and a margin of 100 s; what is not known is guessed.
+    assert [ends_at(now, Durations(100, 150)) for now in (399, 401)] == [False, True]
+    assert [ends_at(now, Durations(100)) for now in (599, 601)] == [False, True]
+    assert [ends_at(now, Durations()) for now in (799, 801)] == [False, True]
+    # What this job measures counts where it is more.
+    deadline = Deadline(1000, iter([0, 0, 150, 450, 610]).__next__, earlier=Durations(100, 150))
+    assert not deadline.near()
+    assert not deadline.near()
+    assert deadline.near()
+
+
+def test_what_a_job_has_measured_is_for_jobs_of_as_many_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "durations.json"
+    assert read_durations(path, 2) == Durations()
+    write_durations(path, 2, Durations(1.5, 60))
+    assert read_durations(path, 2) == Durations(1.5, 60)
+    assert read_durations(path, 4) == Durations()
+    for damaged in ("", "[]", "{}", '{"world_size": 2, "step_seconds": 1}'):
+        path.write_text(damaged)
+        assert read_durations(path, 2) == Durations()
+
+
+@pytest.mark.usefixtures("lone_rank")
+def test_the_second_job_of_a_chain_stops_in_time_for_a_slow_checkpoint(root: Path) -> None:
+    config = make_run(root, "slow", segment_steps=3)
+    assert train_here(config, until_step=3) == 0
+    note = root / "slow/training/durations.json"
+    found = read_durations(note, 1)
+    assert found.step > 0
+    assert found.checkpoint > 0
+    # In an hour there is room for all steps, but not for them and two checkpoints of half an hour.
+    write_durations(note, 1, found._replace(checkpoint=1800))
+    assert train_here(config, minutes=60) == STOPPED
+    assert (root / "slow/training/latest").read_text() == "global_step4"
+    assert read_durations(note, 1).checkpoint < 1800
+    assert train_here(config, minutes=60) == 0
 
 
 def test_the_end_is_what_the_scheduler_says(

@@ -1,10 +1,12 @@
 """The workflow through profiles/slurm on a real Slurm of three nodes, and all that may end it."""
 
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,12 +15,14 @@ import torch
 import yaml
 from pbses import wait_for
 from runs import launch, weights
-from slurms import MISSING, Slurm, slurm
+from slurms import MISSING, PATIENCE, Slurm, slurm
 from workflows import CONFIG, make_workspace
 
+from tokamake import files
 from tokamake.config import read_run, write_run
 from tokamake.doctor.profile import Profile
 from tokamake.doctor.scheduler import check_scheduler
+from tokamake.train.deadline import seconds_left
 
 ROOT = Path(__file__).parent.parent
 
@@ -35,7 +39,7 @@ DEADLINE = 240  # seconds for a step of the workflow on a busy machine
 STAGE = "results/data/batches/tokenize/{}.json"
 
 # Stands before tokamake: writes down in which job a stage began, has it fail or wait as the test
-# asks, or stops training for ever once there is a checkpoint, as a node that hangs does.
+# asks. A training hangs where its file says so, as one on a node that hangs does.
 SHIM = """\
 #!/bin/bash
 stage=$1
@@ -43,12 +47,49 @@ stage=$1
 echo "$SLURM_JOB_ID $SLURMD_NODENAME" >> "$SHIM/$stage.begun"
 if rm "$SHIM/$stage.fails" 2>/dev/null; then echo failed on purpose >&2; exit 1; fi
 while [ -e "$SHIM/$stage.waits" ]; do sleep 0.05; done
-[ -e "$SHIM/$stage.hangs" ] || exec {tokamake} "$@"
-{tokamake} "$@" &
-while [ ! -s results/smoke/training/latest ]; do sleep 0.05; done
-kill -STOP $!
-: > "$SHIM/$stage.hung"
-wait
+[ "$stage" = train ] && exec {python} "$SHIM/train.py" "$@"
+exec {tokamake} "$@"
+"""
+
+# A training that hangs once a checkpoint is in place for which there is a file STEP.hangs, until
+# that is gone or a signal comes; with STEP.deaf, only SIGKILL ends it.
+TRAIN = """\
+import os
+import time
+from pathlib import Path
+
+from tokamake.cli import main
+from tokamake.train import restart
+from tokamake.train.stopping import StopRequest
+
+commit, note, shim = restart.commit, StopRequest.note, Path(os.environ["SHIM"])
+asked = []
+
+
+def commit_and_hang(output, state):
+    folder = commit(output, state)
+    deaf = (shim / f"{state.step}.deaf").exists()
+    while (shim / f"{state.step}.hangs").exists() and (deaf or not asked):
+        (shim / f"{state.step}.hung").touch()
+        time.sleep(0.05)
+    return folder
+
+
+def note_and_go_on(*arguments):
+    note(*arguments)
+    asked.append(True)
+
+
+restart.commit, StopRequest.note = commit_and_hang, note_and_go_on
+main()
+"""
+
+# Stands before sbatch: submits, then keeps the answer while the test asks for that.
+SBATCH = """\
+#!/bin/bash
+answer=$({sbatch} "$@") || exit
+while [ -e "$SHIM/sbatch.waits" ]; do : > "$SHIM/sbatch.stalls"; sleep 0.05; done
+echo "$answer"
 """
 
 
@@ -70,9 +111,10 @@ class Site:
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start Snakemake."""
+        path = f"{self.shim}/commands:{self.slurm.environment['PATH']}"
         environment = {
-            **self.slurm.environment, "SHIM": str(self.shim), "HOME": str(self.folder),
-            "OMP_NUM_THREADS": "1",
+            **self.slurm.environment, "PATH": path, "SHIM": str(self.shim),
+            "HOME": str(self.folder), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         with (self.folder / "controller.log").open("a") as log:
             process = subprocess.Popen(
@@ -105,6 +147,24 @@ class Site:
         wait_for(lambda: len(self.begun(stage)) >= times, f"{stage}\n{self.text}", DEADLINE)
         return self.begun(stage)[-1]
 
+    def await_hang(self, step: int) -> str:
+        """Wait until training hangs after the checkpoint of a step; the job that it hangs in."""
+        hung = self.shim / f"{step}.hung"
+        ended = self.controllers[-1].poll
+        wait_for(lambda: hung.exists() or ended() is not None, f"{hung}\n{self.text}", DEADLINE)
+        assert ended() is None, self.text
+        return self.begun("train")[-1][0]
+
+    def stopped(self, why: str) -> int:
+        """Step at which a training has said that it stops, which only the job's own log keeps."""
+        found = re.search(rf"^stopped {why} at step (\d+), which is saved$", self.text, re.M)
+        assert found, self.text
+        return int(found[1])
+
+    def log(self, segment: str = "") -> str:
+        """What a job of the training has printed."""
+        return (self.folder / f"logs/smoke/train{segment}.log").read_text()
+
     @property
     def text(self) -> str:
         """What Snakemake has printed so far."""
@@ -129,9 +189,10 @@ def site(tmp_path: Path, sampled: Path, cluster: Slurm) -> Iterator[Site]:
         "plan": {"shard_bytes": 1000, "max_jobs": 2},
         "train": {
             **CONFIG["train"],
-            "train_steps": 12,
-            "evaluation_interval": 12,
-            "save_interval": 3,
+            "train_steps": 30,
+            "segment_steps": 10,
+            "evaluation_interval": 10,
+            "save_interval": 2,
         },
     }
     (folder / "my.yaml").write_text(yaml.safe_dump(config))
@@ -155,52 +216,132 @@ def make_shim(folder: Path) -> Path:
     (folder / "lib").symlink_to(own / "lib")
     shutil.copy(own / "pyvenv.cfg", folder)
     (programs / "python").symlink_to(sys.executable)
-    (programs / "tokamake").write_text(SHIM.replace("{tokamake}", str(own / "bin/tokamake")))
-    (programs / "tokamake").chmod(0o755)
+    (folder / "commands").mkdir()
+    (folder / "train.py").write_text(TRAIN)
+    real = {"tokamake": str(own / "bin/tokamake"), "python": sys.executable, "sbatch": _sbatch()}
+    for path, text in ((programs / "tokamake", SHIM), (folder / "commands/sbatch", SBATCH)):
+        for name, command in real.items():
+            text = text.replace(f"{{{name}}}", command)
+        path.write_text(text)
+        path.chmod(0o755)
     return folder
 
 
-def test_the_workflow_ends_whatever_meets_its_jobs(
+def _sbatch() -> str:
+    return str(shutil.which("sbatch"))
+
+
+TRAINING = (
+    "train:nodes=2",
+    "train:tasks=2",
+    # The first job has little time, the others have enough; Slurm warns the second.
+    "train:runtime=1 if attempt < 2 and '10' in wildcards.segment else 10",
+    "train:signal='TERM@60' if attempt > 1 else ''",
+)
+
+
+def test_a_chain_of_jobs_ends_whatever_meets_them(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shard fails and is redone alone; training on two nodes outlasts its time, and goes on."""
+    """A shard fails and is redone alone; training on two nodes is cut off in all ways there are."""
     site.say("tokenize-all-00000", "fails")
-    site.say("train", "hangs")
+    # A checkpoint is in place two steps later at the latest; a job that is to stop does one more.
+    for step in (2, 6, 12, 22):
+        site.say(str(step), "hangs")
+    evaluations = [f"results/smoke/evaluate.{step}.json" for step in (10, 20)]
+    site.say("12", "deaf")
     controller = site.start(
-        "--retries", "1", "--set-resources", "train:nodes=2", "train:tasks=2", "train:runtime=5",
-        "--", "train",
-    )  # fmt: skip
-    wait_for(
-        lambda: (site.shim / "train.hung").exists() or controller.poll() is not None,
-        "training to hang", DEADLINE,
-    )  # fmt: skip
-    assert controller.poll() is None, site.text
-    (site.shim / "train.hangs").unlink()
-    job = site.begun("train")[0][0]
-    assert site.slurm.run("squeue", "--noheader", f"--jobs={job}", "--format=%D %a") == "2 mine\n"
-    # The least that Slurm knows is a minute.
-    site.slurm.run("scontrol", "update", f"JobId={job}", "EndTime=now+1")
-    assert controller.wait(DEADLINE) == 0, site.text
-    assert (
-        f"Slurm job {job} used more than was asked for and was killed by Slurm: time" in site.text
+        "--retries", "2", "--set-resources", *TRAINING, "--", "train", *evaluations
     )
-    assert [len(site.begun(f"tokenize-all-0000{batch}")) for batch in range(2)] == [2, 1]
-    first, second = site.begun("train")[:2], site.begun("train")[2:]
-    for ranks in (first, second):
-        assert len({job for job, _ in ranks}) == 1
-        assert len({node for _, node in ranks}) == len(ranks) == 2
-
-    found = site.folder / "results/smoke/run.yaml"
-    assert "continuing at step 3" in (site.folder / "logs/smoke/train.log").read_text()
-    undisturbed = site.folder / "undisturbed/run.yaml"
-    undisturbed.parent.mkdir()
-    run = read_run(found)
-    write_run(undisturbed, run.model_copy(update={"output": undisturbed.parent / "training"}))
+    _runs_out_of_time(site)
+    undisturbed = _resolved_again(site)
     monkeypatch.chdir(site.folder)
-    launch(undisturbed, ranks=2)
-    expected, trained = weights(undisturbed), weights(found)
+    with ThreadPoolExecutor(1) as pool:  # the cluster waits for Slurm's clock meanwhile
+        trained_here = pool.submit(launch, undisturbed, ranks=2)
+        _is_warned(site)
+        killed = _is_killed_by_slurm(site)
+        requeued = _loses_a_node(site)
+        assert controller.wait(DEADLINE) == 0, site.text
+        trained_here.result()
+    job = f"Slurm job {killed} used more than was asked for and was killed by Slurm: time"
+    assert job in site.text
+    assert "continuing at step 22" in site.log()
+    assert [len(site.begun(f"tokenize-all-0000{batch}")) for batch in range(2)] == [2, 1]
+    assert all((site.folder / path).exists() for path in evaluations)
+    for segment in (".10", ".20", ""):
+        assert (site.folder / f"results/smoke/train{segment}.json").exists()
+    begun = site.begun("train")
+    pairs = [begun[place : place + 2] for place in range(0, len(begun), 2)]
+    assert len(pairs) == 7
+    assert all(first[0] == second[0] and first[1] != second[1] for first, second in pairs)
+    assert [pair[0][0] for pair in pairs].count(requeued) == 2
+
+    expected, trained = weights(undisturbed), weights(site.folder / "results/smoke/run.yaml")
     assert expected.keys() == trained.keys()
     assert all(torch.equal(expected[name], trained[name]) for name in expected)
+
+
+def _resolved_again(site: Site) -> Path:
+    """The same run with a folder of its own."""
+    path = site.folder / "undisturbed/run.yaml"
+    path.parent.mkdir()
+    run = read_run(site.folder / "results/smoke/run.yaml")
+    write_run(path, run.model_copy(update={"output": path.parent / "training"}))
+    return path
+
+
+def _runs_out_of_time(site: Site) -> None:
+    """A job is so slow that its time would not do, and ends by itself before Slurm ends it."""
+    job = site.await_hang(2)
+    listed = site.slurm.run("squeue", "--noheader", f"--jobs={job}", "--format=%D %a")
+    assert listed == "2 mine\n"
+
+    def left() -> float:
+        told = site.slurm.run("squeue", "--noheader", f"--jobs={job}", "--format=%L")
+        return seconds_left(told.strip()) or 0
+
+    at_first = left()
+    wait_for(lambda: left() <= 0.75 * at_first, "time to pass")
+    (site.shim / "2.hangs").unlink()
+    site.await_begun("train", 4)
+    assert site.stopped("before the end of the job")
+    assert f"Slurm job {job} failed with exit status 1" in site.text
+
+
+def _is_warned(site: Site) -> None:
+    """Slurm sends the signal that the profile asks for, and the ranks save."""
+    job = site.await_hang(6)
+    step = site.stopped("before the end of the job")
+    assert f"continuing at step {step}" in site.log(".10")
+    site.slurm.run("scontrol", "update", f"JobId={job}", "EndTime=now+75")
+    site.await_begun("train", 6)
+    assert site.stopped("by SIGTERM")
+
+
+def _is_killed_by_slurm(site: Site) -> str:
+    """Slurm kills a job whose time is up and that hears no SIGTERM; returns its id."""
+    job = site.await_hang(12)
+    assert "continuing at step 10" in site.log(".20")
+    site.slurm.run("scontrol", "update", f"JobId={job}", "EndTime=now+1")
+    site.await_begun("train", 10)
+    return job
+
+
+def _loses_a_node(site: Site) -> str:
+    """The node of a training's batch script dies; Slurm sees it and queues the job again."""
+    job = site.await_hang(22)
+    assert "continuing at step 12" in site.log(".20")
+    assert "continuing at step 20" in site.log()
+    batch = site.slurm.run("squeue", "--noheader", f"--jobs={job}", "--format=%B").strip()
+    site.slurm.set_patience(10)
+    site.slurm.kill_node(batch)
+    (site.shim / "22.hangs").unlink()
+    site.await_begun("train", 14)
+    site.slurm.set_patience(PATIENCE)
+    nodes = {node for _, node in site.begun("train")[12:]}
+    assert batch not in nodes
+    site.slurm.start_node(batch)
+    return job
 
 
 def test_signals_cancel_and_a_killed_controller_finds_its_jobs_again(site: Site) -> None:
@@ -215,15 +356,27 @@ def test_signals_cancel_and_a_killed_controller_finds_its_jobs_again(site: Site)
         assert not (site.folder / target).exists()
         assert not list((site.folder / "results/data").rglob("*.bin"))
 
+    # Killed between sbatch and its answer, then once more where the job's id is known.
+    answer = site.say("sbatch", "waits")
     controller = site.start("--", target)
     job, _ = site.await_begun("tokenize-all-00000", 3)
+    wait_for((site.shim / "sbatch.stalls").exists, "an answer that does not come")
     controller.kill()
     controller.wait()
+    (record,) = (site.folder / ".snakemake/slurm").glob("*/record.json")
+    assert files.read_json(record, "")["job_id"] is None
     assert list(site.slurm.jobs()) == [job]
     unlock = site.start("--unlock")
     assert unlock.wait(DEADLINE) == 0, site.text
+    again = f"is {job} in Slurm: found again, running"
     controller = site.start("--", target)
-    wait_for(lambda: f"is {job} in Slurm: found again, running" in site.text, "it", DEADLINE)
+    wait_for(lambda: site.text.count(again) == 1, f"it\n{site.text}", DEADLINE)
+    answer.unlink()
+    controller.kill()
+    controller.wait()
+    controller = site.start("--nolock", "--", target)
+    wait_for(lambda: site.text.count(again) == 2, f"it\n{site.text}", DEADLINE)
+    assert list(site.slurm.jobs()) == [job]
     waits.unlink()
     assert controller.wait(DEADLINE) == 0, site.text
     assert (site.folder / target).exists()
@@ -231,24 +384,6 @@ def test_signals_cancel_and_a_killed_controller_finds_its_jobs_again(site: Site)
     controller = site.start("--", target)
     assert controller.wait(DEADLINE) == 0
     assert "Nothing to be done" in site.text
-
-
-def test_a_job_moves_on_when_its_node_dies(site: Site) -> None:
-    waits = site.say("tokenize-all-00001", "waits")
-    controller = site.start("--", STAGE.format("all-00001"))
-    job, node = site.await_begun("tokenize-all-00001", 1)
-    site.slurm.kill_node(node)
-    # Slurm lets a job whose node was lost wait, in case it is the job's fault.
-    site.slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
-    again, other = site.await_begun("tokenize-all-00001", 2)
-    assert again == job
-    assert other != node
-    waits.unlink()
-    assert controller.wait(DEADLINE) == 0, site.text
-    assert (site.folder / STAGE.format("all-00001")).exists()
-    site.slurm.start_node(node)
-    site.slurm.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-    wait_for(site.slurm.is_idle, "the node", DEADLINE)
 
 
 @pytest.mark.parametrize(

@@ -233,23 +233,29 @@ def test_other_validation_samples_do_not_begin_anew(
     assert not list(tmp_path.glob("run/training.*"))
 
 
-def test_sigterm_saves_and_the_run_continues(
-    root: Path, single: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_run_continues(
+    root: Path,
+    single: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
 ) -> None:
-    config, add = make_run(root, "stopped"), Metrics.add
+    config, add = make_run(root, f"stopped-{number.name}"), Metrics.add
 
     def add_and_stop(metrics: Metrics, record: Record) -> None:
         add(metrics, record)
         if record["step"] == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)  # by a launcher, once more
 
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
     with monkeypatch.context() as patch:
         patch.setattr(Metrics, "add", add_and_stop)
         assert train_here(config) == loop.STOPPED
-    assert "stopped by SIGTERM at step 5, which is saved" in capsys.readouterr().out
+    assert f"stopped by {number.name} at step 5, which is saved" in capsys.readouterr().out
     assert not config.with_name("train.json").exists()
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(number) == before
     assert train_here(config) == 0
     assert_same_run(config, single)
 

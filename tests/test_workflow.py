@@ -160,8 +160,12 @@ def test_runs_continue_a_checkpoint_or_take_its_weights(finished: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_signal_to_all_processes_lets_training_save(finished: Path) -> None:
-    run = of_run(finished, "stopped", checkpoint="training", finetune=True, train_steps=5000)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_all_processes_lets_training_save(
+    finished: Path, number: signal.Signals
+) -> None:
+    name = f"stopped-{number.name}"
+    run = of_run(finished, name, checkpoint="training", finetune=True, train_steps=5000)
     with subprocess.Popen(
         [*SNAKEMAKE, *run],
         cwd=finished,
@@ -173,15 +177,13 @@ def test_a_signal_to_all_processes_lets_training_save(finished: Path) -> None:
         assert process.stdout is not None
         assert any(line.startswith("step 2/") for line in process.stdout)
         told = progress(finished)
-        assert "run stopped\n  running  train (last word " in told
-        os.killpg(process.pid, signal.SIGTERM)
-        process.stdout.read()  # up to the end of the last process
-    (step,) = re.findall(
-        r"^stopped by SIGTERM at step (\d+), which is saved$",
-        (finished / "logs/stopped/train.log").read_text(),
-        re.M,
-    )
-    latest = finished / "results/stopped/training/latest"
+        assert f"run {name}\n  running  train (last word " in told
+        os.killpg(process.pid, number)
+        printed = process.stdout.read()  # up to the end of the last process
+    log = (finished / f"logs/{name}/train.log").read_text()
+    (step,) = re.findall(rf"^stopped by {number.name} at step (\d+), which is saved$", log, re.M)
+    assert "Traceback" not in log + printed
+    latest = finished / f"results/{name}/training/latest"
     assert latest.read_text().strip() == f"global_step{step}"
 
 
@@ -382,6 +384,26 @@ def test_conversion_to_no_form_is_told(tmp_path: Path) -> None:
     result = snakemake(make_workspace(tmp_path), "-n", *MINE, "convert")
     assert result.returncode != 0
     assert result.stderr.splitlines()[-1].startswith("tokamake: convert: the config names no form;")
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("results/smoke/train.40.json", "run smoke ends at step 40; what its last job makes is"),
+        ("results/smoke/evaluate.41.json", "run smoke ends at step 40; what its last job makes is"),
+        ("results/smok/train.json", "no run is called smok; there is smoke"),
+        ("tarin", "no rule is called so, or makes it; did you mean train?"),
+        ("results/smoke/what", "no rule is called so, or makes it; `snakemake --list` lists"),
+    ],
+)
+def test_a_target_that_nothing_makes_is_told_in_a_line(
+    tmp_path: Path, target: str, expected: str
+) -> None:
+    result = snakemake(make_workspace(tmp_path), "-n", *MINE, target)
+    assert result.returncode != 0
+    told = [line for line in result.stderr.splitlines() if not line.startswith("Using profile")]
+    assert len(told) == 1
+    assert told[0].startswith(f"tokamake: {target}: {expected}")
 
 
 def test_every_rule_is_listed_with_a_sentence(tmp_path: Path) -> None:

@@ -62,8 +62,11 @@ def main() -> None:
     # A batch system ends jobs so; as an exception it lets half-written files be removed.
     from tokamake.runtime import STOPPED
 
-    code = STOPPED if stage == "train" else 128 + signal.SIGTERM
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
+    if stage == "train":  # it is asked to stop alike by a person
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
+        signal.signal(signal.SIGINT, lambda *_: sys.exit(STOPPED))
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         _run(stage, arguments)
     except KeyboardInterrupt:

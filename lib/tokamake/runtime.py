@@ -218,7 +218,7 @@ def meeting(ranks: Ranks, seconds: float) -> "Store":
 def _rendezvous(ranks: Ranks) -> None:
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(ranks.rank), str(ranks.world_size)
     if "MASTER_ADDR" in os.environ:
-        os.environ.setdefault("MASTER_PORT", "29500")
+        _check_port(os.environ.setdefault("MASTER_PORT", "29500"))
         return
     tasks = _number(os.environ, "SLURM_STEP_NUM_TASKS")
     if tasks == ranks.world_size and "SLURM_STEP_NODELIST" in os.environ:
@@ -228,6 +228,14 @@ def _rendezvous(ranks: Ranks) -> None:
     else:
         host, port = _agree_through_mpi(ranks)
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)
+
+
+def _check_port(told: str) -> None:
+    if not (told.isascii() and told.isdecimal() and 0 < int(told) < 65536):
+        raise UserError(
+            f"MASTER_PORT={told}: not a port, which is a number from 1 to 65535; set it to one "
+            "that is free on the first host, or unset it"
+        )
 
 
 def _join(backend: str, ranks: Ranks) -> None:

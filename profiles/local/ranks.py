@@ -2,16 +2,19 @@
 
 torchrun itself wraps a failure in a traceback and a report of its own and always returns 1, so that
 one could tell neither a user's mistake (2) nor a run that saved and stopped (75) from a crash. It
-passes SIGTERM on; ranks have ten minutes then to save, not half of one, and 75 is what it ends with
-where that is what they say.
+passes SIGTERM and Ctrl-C on; ranks have ten minutes then to save, not half of one, and 75 is what
+it ends with where that is what they say. A second Ctrl-C ends them at once.
 """
 
 import logging
 import os
+import signal
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
+from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import (
@@ -23,6 +26,7 @@ STOPPED = 75
 """Of a run that is saved, but not finished."""
 
 popen, started = SubprocessHandler._popen, []
+terminate, asked = api._terminate_process_handler, []
 
 
 def noted(*arguments):
@@ -32,6 +36,20 @@ def noted(*arguments):
 
 
 SubprocessHandler._popen = noted
+
+
+def end(number, frame):
+    """Have torchrun end its ranks at a first signal; kill them at a Ctrl-C after it."""
+    if not asked:
+        asked.append(time.monotonic())
+        terminate(number, frame)
+    elif number == signal.SIGINT and time.monotonic() - asked[0] >= 1:  # not the same one twice
+        for rank in started:
+            rank.kill()
+        os._exit(128 + number)
+
+
+api._terminate_process_handler = end
 
 
 def end_ranks(number: int) -> set[int]:

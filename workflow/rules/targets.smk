@@ -1,8 +1,10 @@
-# The name of a rule as a target means all runs.
+# The name of a rule as a target means all runs; what nothing makes is told in a line.
 #
 # Snakemake itself takes no rule with wildcards for a target. It hands over what a user asks for once
 # the rules are read, and here each such rule becomes the files that it makes.
 
+
+from difflib import get_close_matches
 
 from snakemake.io import strip_wildcard_constraints
 
@@ -25,10 +27,39 @@ def made_for_all(name):
     return expand(map(strip_wildcard_constraints, made_by.output), run=RUNS, segment="")
 
 
+def is_made(path):
+    """Whether some rule makes a file."""
+    return any(rule.is_producer(path) for rule in workflow.rules)
+
+
+def check_target(target):
+    """See that something makes what a user asks for, before Snakemake looks for it."""
+    path = os.path.relpath(target)
+    top, _, rest = path.partition("/")
+    name, _, rest = rest.partition("/")
+    if found := re.fullmatch(r"(train|evaluate)\.(\d+)\.json", rest) if name in RUNS else None:
+        last = RUNS[name].train.num_steps
+        if last is not None and int(found[2]) >= last:
+            sys.exit(
+                f"tokamake: {target}: run {name} ends at step {last:,}; what its last job makes is "
+                f"results/{name}/{found[1]}.json, and segments end at steps before"
+            )
+    if is_made(path) or os.path.exists(path):
+        return
+    if top == "results" and any(is_made(f"{RUN.format(run=run)}/{rest}") for run in RUNS):
+        sys.exit(f"tokamake: {target}: no run is called {name}; there is {', '.join(RUNS)}")
+    names = [rule.name for rule in workflow.rules]
+    close = get_close_matches(target, names, n=1)
+    advice = f"did you mean {close[0]}?" if close else "`snakemake --list` lists the rules"
+    sys.exit(f"tokamake: {target}: no rule is called so, or makes it; {advice}")
+
+
 def spread(targets):
     """Targets, with each rule that makes something for a run as what it makes for all of them."""
     found = set()
     for target in targets:
+        if workflow.is_main_process and not workflow.is_rule(target):
+            check_target(target)
         found |= set(workflow.is_rule(target) and made_for_all(target) or [target])
     return found
 

@@ -5,7 +5,6 @@ train.json go to disk. Every decision is taken alike on all ranks.
 """
 
 import math
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -25,7 +24,13 @@ from tokamake.errors import UserError
 from tokamake.runtime import STOPPED, Ranks, ahead, heard, same_fate
 from tokamake.schedules import Schedule
 from tokamake.train import metrics, restart
-from tokamake.train.deadline import Deadline, end_of_job
+from tokamake.train.deadline import (
+    DURATIONS,
+    Deadline,
+    end_of_job,
+    read_durations,
+    write_durations,
+)
 from tokamake.train.metrics import Metrics, console_line
 from tokamake.train.numerics import check_repeatable, decided, repeatable
 from tokamake.train.opening import opening
@@ -33,6 +38,7 @@ from tokamake.train.resolve import check_backend, check_layout, check_lengths, c
 from tokamake.train.restart import State
 from tokamake.train.start import check_begun
 from tokamake.train.step import Saving, StepResult
+from tokamake.train.stopping import StopRequest, on_signals
 from tokamake.train.summary import write_summary
 
 if TYPE_CHECKING:
@@ -85,7 +91,10 @@ def train_run(
             resumed = run.output / f"global_step{state.step}" if state else None
             with same_fate():
                 _say(ranks, opening(run, ranks, device, resumed=resumed))
-            deadline = Deadline(None if ranks.rank else end_of_job(minutes))
+            deadline = Deadline(
+                None if ranks.rank else end_of_job(minutes),
+                earlier=read_durations(run.output / DURATIONS, ranks.world_size),
+            )
             if deadline.end:
                 _say(ranks, f"this job ends at {time.ctime(deadline.end)}; training saves before")
             loop = Loop(run, ranks, device, digest=digest, state=state)
@@ -153,7 +162,7 @@ class Loop:
         self._state = state or State(digest, run.step, run.consumed_samples, 0.0, ranks.world_size)
         self._last_checkpoint = f"{run.checkpoint} (the start)"
         self._last, self._deadline = run.train.train_steps, Deadline(None)
-        self._stop = False
+        self._stop = StopRequest(tells=ranks.rank == 0)
         self._sizes = run.train.batch_sizes
         self._schedule = Schedule(run.train)
         family = plugins.load("models", run.architecture.family)
@@ -180,20 +189,16 @@ class Loop:
     def run(self, last: int, deadline: Deadline) -> State:
         """Do the steps that are left until `last`; the last one done is saved.
 
-        They are fewer if SIGTERM comes, or the end of the job.
+        They are fewer if SIGTERM or Ctrl-C comes, or the end of the job.
         """
         self._last, self._deadline = last, deadline
-        before = signal.signal(signal.SIGTERM, self._request_stop)
         try:
-            self._do_steps()
+            with on_signals(self._stop.note):
+                self._do_steps()
         finally:
-            signal.signal(signal.SIGTERM, before)
             if self._metrics:
                 self._metrics.close()
         return self._state
-
-    def _request_stop(self, *_: Any) -> None:
-        self._stop = True
 
     def _do_steps(self) -> None:
         if self._state.step == 0:
@@ -224,7 +229,7 @@ class Loop:
                 self._save()
         self._finish_saving()
         if self._state.step < self._last:
-            why = "by SIGTERM" if self._stop else "before the end of the job"
+            why = f"by {self._stop.by}" if self._stop.by else "before the end of the job"
             self._say(f"stopped {why} at step {self._state.step}, which is saved")
 
     def _train_step(self, step: "Step", learning_rate: float) -> StepResult:
@@ -233,7 +238,7 @@ class Loop:
                 step.micro_batches,
                 learning_rate=learning_rate,
                 weight_decay=self._weight_decay(),
-                stop=self._stop or self._deadline.near(),
+                stop=bool(self._stop.by) or self._deadline.near(),
                 saved=self._saving is not None and self._saving[0].done,
             )
         except UserError:  # of all ranks: a loss scale that can fall no more
@@ -359,8 +364,10 @@ class Loop:
                 name = f"global_step{state.step}"
                 write_run(self._run.output / restart.SAVING / name / "run.yaml", self._run)
                 restart.commit(self._run.output, state)
+                self._deadline.end_saving()
+                note = self._run.output / DURATIONS
+                write_durations(note, self._ranks.world_size, self._deadline.measured)
         self._last_checkpoint = str(self._run.output / f"global_step{state.step}")
-        self._deadline.end_saving()
         self._say(f"saved {self._last_checkpoint}")
 
 

@@ -19,9 +19,10 @@ def train(*, config: Path, until_step: int | None = None, minutes: float | None 
 
     Start it alone or on several ranks: `torchrun --nproc-per-node 2 -m tokamake train --config
     run.yaml`, or through mpiexec or srun. The same command continues after any interruption, at the
-    last checkpoint and with the same result. Asked to stop by SIGTERM, or when the time of its job
-    runs out, a run saves a checkpoint and exits with code 75 (EX_TEMPFAIL; torchrun makes it 1),
-    for it is not finished; train.json is written at the end only.
+    last checkpoint and with the same result. Asked to stop by SIGTERM or Ctrl-C, or when the time
+    of its job runs out, a run saves a checkpoint and exits with code 75 (EX_TEMPFAIL; torchrun
+    makes it 1), for it is not finished; train.json is written at the end only. A second Ctrl-C
+    ends it at once.
 
     Args:
         config: The run, as `tokamake resolve` writes it.
@@ -51,20 +52,19 @@ def train(*, config: Path, until_step: int | None = None, minutes: float | None 
 
 @contextmanager
 def _stopped_between_steps(ranks: "Ranks") -> Iterator[None]:
-    """End at once at SIGTERM, with `STOPPED`, where there is nothing to save.
+    """End at once, with `STOPPED`, at SIGTERM or Ctrl-C where there is nothing to save.
 
-    That is before the first step and after the last; between them the loop takes SIGTERM over.
+    That is before the first step and after the last; between them the loop takes the signals over.
     """
     from tokamake.runtime import STOPPED
+    from tokamake.train.stopping import on_signals
 
-    def stop(*_: Any) -> NoReturn:
+    def stop(number: int, _: Any) -> NoReturn:
         if ranks.rank == 0:
             # A signal may come amid a print, which would not have another one inside.
-            os.write(1, b"stopped by SIGTERM; there was nothing to save\n")
+            name = signal.Signals(number).name
+            os.write(1, f"stopped by {name}; there was nothing to save\n".encode())
         os._exit(STOPPED)
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
+    with on_signals(stop):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
