@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from tokamake import files
-from tokamake.doctor.environment import RECIPE, judge_limit
+from tokamake.doctor.environment import LOCKED_BYTES, RECIPE, judge_limit
 from tokamake.doctor.result import Result, ok, warning, wrong
 from tokamake.runtime import Ranks, counted
 
-_LOCKED_BYTES = 2**26
 _SAME = {
     "python": "Python on hosts",
     "torch": "torch on hosts",
@@ -83,7 +82,7 @@ def judge_hosts(facts: Sequence[Facts]) -> list[Result]:
     if len(counts) > 1:
         title = f"locked memory, on {least.host}"
         results.append(
-            judge_limit(title, least.locked, _LOCKED_BYTES, command="ulimit -l", unit=1024)
+            judge_limit(title, least.locked, LOCKED_BYTES, command="ulimit -l", unit=1024)
         )
     return results
 

@@ -175,8 +175,9 @@ def judge_partition_account(
     queue = queues.get(partition)
     if queue is None:
         return None
-    shut_out = queue.allowed is not None and account not in queue.allowed
-    if not shut_out and account not in queue.denied:
+    named = account.lower()  # Slurm's accounts have no capital letters
+    shut_out = queue.allowed is not None and named not in map(str.lower, queue.allowed)
+    if not shut_out and named not in map(str.lower, queue.denied):
         return None
     taken = f"it takes {', '.join(queue.allowed)}" if queue.allowed else "name another"
     return wrong("account is valid", f"{account}: not taken by partition {partition}", taken)
