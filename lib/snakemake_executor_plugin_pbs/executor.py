@@ -63,9 +63,9 @@ class Executor(RemoteExecutor):
         self.user = read_user_file(path, self.personal)
         self.required = tuple(settings.required.replace(",", " ").split())
         folder = Path(self.workflow.persistence.path).absolute() / self.dialect.label
-        if ":" in str(folder) and self.dialect is PBS:
+        if ":" in str(folder) and not self.dialect.takes_colons:
             raise WorkflowError(
-                f"{folder}: has a colon, which PBS takes for the end of a host name"
+                f"{folder}: has a colon, before which {self.dialect.system} expects a host"
             )
         interval = self.workflow.remote_execution_settings.seconds_between_status_checks
         limits = Limits(

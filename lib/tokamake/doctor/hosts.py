@@ -5,7 +5,6 @@ Facts come from the ranks through their store; what is made of them needs no tor
 
 import os
 import platform
-import re
 import resource
 import socket
 import statistics
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tokamake import files
+from tokamake.batch_systems import hosts_of
 from tokamake.doctor.environment import LOCKED_BYTES, RECIPE, judge_limit
 from tokamake.doctor.result import Result, ok, warning, wrong
 from tokamake.runtime import Ranks, counted
@@ -134,24 +134,7 @@ def expected_hosts(environment: Mapping[str, str] = os.environ) -> list[str]:
     if listed.is_file():
         return list(dict.fromkeys(listed.read_text().split()))
     nodes = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", ""))
-    return expand(nodes)
-
-
-def expand(nodes: str) -> list[str]:
-    """Hosts of a Slurm node list: `ip-10-0-0-1,n[03-05,7]-x`."""
-    found: list[str] = []
-    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodes):
-        match = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", part)
-        if not match:
-            found.append(part)
-            continue
-        before, numbers, after = match.groups()
-        for number in numbers.split(","):
-            first, _, last = number.partition("-")
-            width = len(first)
-            every = range(int(first), int(last or first) + 1)
-            found += [host for n in every for host in expand(f"{before}{n:0{width}}{after}")]
-    return found
+    return hosts_of(nodes)
 
 
 def slow_hosts(seconds: Sequence[tuple[str, float]], factor: float) -> dict[str, float]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from getpass import getuser
 from typing import Any
 
+from tokamake.batch_systems import seconds_of
 from tokamake.doctor.profile import Profile, Request
 from tokamake.doctor.programs import ask
 from tokamake.doctor.result import Result, ok, warning, wrong
@@ -142,11 +143,8 @@ def minutes(text: Any) -> float | None:
     """A time, 01:00:00 or 2-00:00:00, inf for an unlimited one, None for what is no time."""
     if str(text) in _UNLIMITED:
         return float("inf")
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", str(text))
-    if not match:
-        return None
-    days, hours, mins, seconds = (int(part or 0) for part in match.groups())
-    return days * 1440 + hours * 60 + mins + seconds / 60
+    seconds = seconds_of(str(text))
+    return None if seconds is None else seconds / 60
 
 
 def _account(profile: Profile, queues: Mapping[str, Queue]) -> Result:
