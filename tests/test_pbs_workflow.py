@@ -76,7 +76,7 @@ def test_the_same_bytes_on_two_nodes_of_pbs_as_here(tmp_path: Path) -> None:
     python = make_environment(tmp_path / "environment", server.folder)
     try:
         run = subprocess.run(
-            [python, "-m", "snakemake", *aurora], cwd=there, timeout=900, capture_output=True,
+            [python, "-m", "snakemake", *aurora], cwd=there, timeout=1800, capture_output=True,
             text=True, env={**server.environment, "HOME": str(there)}, check=False,
         )  # fmt: skip
         submitted = {job["name"].rpartition(".")[0]: job["asked"] for job in server.jobs()}
