@@ -195,13 +195,14 @@ def execute(server, job):
     spool = server.folder / "jobs" / f"{job['number']}.out"
     script = server.folder / "jobs" / f"{job['number']}.SC"
     script.write_text(job["script"])
+    nodes = server.folder / "jobs" / f"{job['number']}.nodes"
+    nodes.write_text("localhost\n" * int(job["asked"]["select"].split(":")[0]))
     environment = {
         "HOME": str(Path.home()), "PATH": "/usr/bin:/bin", "SHELL": "/bin/bash",
         "LANG": "C.UTF-8", "PBS_JOBID": f"{job['number']}.{HOST}", "PBS_JOBNAME": job["name"],
         "PBS_O_WORKDIR": job["workdir"], "PBS_QUEUE": job["queue"],
-        "PBS_NODEFILE": str(server.folder / "nodes"), "PBS_ENVIRONMENT": "PBS_BATCH",
+        "PBS_NODEFILE": str(nodes), "PBS_ENVIRONMENT": "PBS_BATCH",
     }  # fmt: skip
-    (server.folder / "nodes").write_text("localhost\n" * int(job["asked"]["select"].split(":")[0]))
     with spool.open("wb") as file:
         process = subprocess.Popen(
             ["/bin/bash", script], stdin=subprocess.DEVNULL, stdout=file, stderr=file,

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from pbses import wait_for
 
+from snakemake_executor_plugin_pbs import request as pbs_request
+from snakemake_executor_plugin_sbatch import request as sbatch_request
 from tokamake.doctor import disk, environment, profile, programs, scheduler
 from tokamake.doctor.doctor import doctor
 from tokamake.doctor.profile import Profile, Request
@@ -221,6 +223,28 @@ def test_rules_of_the_users_file_come_before_what_is_for_all(site: Path) -> None
     assert [request.queue for request in read(site).requests] == ["prod", "q"]
 
 
+def test_a_profile_is_read_as_the_executors_read_it(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert profile.PERSONAL == {"pbs": pbs_request.PERSONAL, "sbatch": sbatch_request.PERSONAL}
+    monkeypatch.setenv("MINE", str(site))
+    path = site / "site/profile.yaml"
+    text = path.read_text().replace(f"pbs-user-file: {site}", "pbs-user-file: $MINE")
+    path.write_text(text.replace("account queue", "account,queue"))
+    assert [one.line for one in profile.check_personal(read(site))] == [
+        "ok       account: proj",
+        "ok       queue: debug",
+    ]
+
+
+def test_a_group_of_rules_asks_for_the_time_of_all(site: Path) -> None:
+    path = site / "site/profile.yaml"
+    text = path.read_text().replace("set-resources:", "set-resources:\n  weigh: {runtime: 10}")
+    path.write_text(text + "groups: {describe: prepare, weigh: prepare}\n")
+    (site / "mine.yaml").write_text("account: a\nqueue: q\nrules: {prepare: {queue: prod}}\n")
+    assert read(site).requests[1:] == [Request("", 1, 60, "q"), Request("prepare", 1, 70, "prod")]
+
+
 def test_what_is_wrong_in_a_profile(site: Path) -> None:
     path, script = site / "site/profile.yaml", site / "site/launch.sh"
     path.write_text(path.read_text() + "latency-wiat: 5\n")
@@ -349,6 +373,7 @@ def test_partitions_of_slurm() -> None:
     here = scheduler.judge_request(Request("train", 9, 30, ""), found)
     assert here.value == "9 nodes, 30 min in short; any number of nodes, at most 60 min"
     assert scheduler.judge_partition_account("physics", "long", found) is None
+    assert scheduler.judge_partition_account("Physics", "long", found) is None
     refused = scheduler.judge_partition_account("arts", "long", found)
     assert refused is not None
     assert refused.remedy == "it takes physics, biology"

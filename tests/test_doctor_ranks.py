@@ -77,20 +77,6 @@ def test_hosts_of_a_job(tmp_path: Path) -> None:
     assert hosts.expected_hosts({}) == []
 
 
-@pytest.mark.parametrize(
-    ("nodes", "expected"),
-    [
-        ("ip-10-0-0-1,ip-10-0-0-2", ["ip-10-0-0-1", "ip-10-0-0-2"]),
-        ("node[03-05,7],other", ["node03", "node04", "node05", "node7", "other"]),
-        ("x[1,3]-hsn0", ["x1-hsn0", "x3-hsn0"]),
-        ("r[1-2]n[09-10]", ["r1n09", "r1n10", "r2n09", "r2n10"]),
-        ("", []),
-    ],
-)
-def test_node_lists(nodes: str, expected: list[str]) -> None:
-    assert hosts.expand(nodes) == expected
-
-
 def test_slow_hosts() -> None:
     times = [("n1", 1.0), ("n1", 9.0), ("n1", 1.1), ("n2", 1.0), ("n3", 3.0), ("n3", 3.0)]
     # One slow rank is a neighbour of a slow host, perhaps; the host's own are all slow.

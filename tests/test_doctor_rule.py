@@ -29,13 +29,15 @@ rule train:
 
 LAUNCH = """\
 #!/bin/sh
-[ "$1 $2 $3 $4" = "2 8 tokamake doctor" ] || exit 9
+[ "$1 $2 $3 $4" = "2 8 tokamake doctor" ] || [ "$1 $2" = "4 16" ] || exit 9
 [ ! -e ill ] || { echo once >> tries; echo "wrong    ranks: rank 3 did not come (look)"; exit 1; }
 while [ "$1" != --output ]; do shift; done
 echo {} > "$2"
 """
 
 CLUSTER = ("--set-resources", "doctor:nodes=2", "doctor:tasks=8", "doctor:runtime=10")
+REPORT = "results/doctor/2-nodes-8-ranks.json"
+LARGER = ("--set-resources", "doctor:nodes=4", "doctor:tasks=16", "doctor:runtime=10")
 
 
 @pytest.fixture
@@ -92,7 +94,7 @@ def test_an_ill_cluster_stops_the_run_before_training(folder: Path) -> None:
     (folder / "ill").unlink()
     done, told = run(folder, *CLUSTER)
     assert done.returncode == 0, told
-    assert (folder / "results/a/train.json").read_text() == "results/doctor.json\n"
+    assert (folder / "results/a/train.json").read_text() == f"{REPORT}\n"
 
 
 @pytest.mark.slow
@@ -101,7 +103,7 @@ def test_what_was_trained_after_the_doctor_stays(folder: Path) -> None:
     trained = (folder / "results/a/train.json").stat().st_mtime_ns
     for arguments in (CLUSTER, ()):  # the second is a profile without a doctor
         assert "Nothing to be done" in run(folder, *arguments)[1]
-    (folder / "results/doctor.json").unlink()
+    (folder / REPORT).unlink()
     done, told = run(folder, *CLUSTER)
     assert done.returncode == 0, told
     assert (folder / "results/a/train.json").stat().st_mtime_ns == trained
@@ -116,7 +118,7 @@ def test_what_was_trained_without_the_doctor_stays(folder: Path) -> None:
     # Another run on the cluster brings a report, which is none of this one's inputs.
     done, told = run(folder, *CLUSTER, "--", "results/b/train.json")
     assert done.returncode == 0, told
-    assert (folder / "results/doctor.json").exists()
+    assert (folder / REPORT).exists()
     assert "Nothing to be done" in run(folder, *CLUSTER)[1]
 
 
@@ -136,6 +138,22 @@ def test_a_new_doctor_does_not_train_again(folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_doctor_sees_each_number_of_nodes_and_trains_nothing_again(folder: Path) -> None:
+    run(folder, *CLUSTER)
+    assert "Nothing to be done" in run(folder, *LARGER)[1]
+    done, told = run(folder, *LARGER, "--", "results/b/train.json")
+    assert done.returncode == 0, told
+    assert told.count("rule doctor:") == 1
+    assert (folder / "results/b/train.json").read_text() == (
+        "results/doctor/4-nodes-16-ranks.json\n"
+    )
+    assert (folder / REPORT).exists()
+    for arguments in (CLUSTER, LARGER, ()):
+        told = run(folder, *arguments, "--", "results/a/train.json", "results/b/train.json")[1]
+        assert "Nothing to be done" in told
+
+
+@pytest.mark.slow
 def test_jobs_elsewhere_have_the_inputs_that_their_controller_saw_to(folder: Path) -> None:
     server = stand_in(folder / "server")
     pbs = ("--executor", "pbs", "--jobs", "2", "--seconds-between-status-checks", "1")
@@ -145,6 +163,6 @@ def test_jobs_elsewhere_have_the_inputs_that_their_controller_saw_to(folder: Pat
         assert [job["name"].split(".")[0] for job in server.jobs()] == ["doctor", "train-a"]
     finally:
         server.stop()
-    assert (folder / "results/a/train.json").read_text() == "results/doctor.json\n"
+    assert (folder / "results/a/train.json").read_text() == f"{REPORT}\n"
     for arguments in (CLUSTER, ()):
         assert "Nothing to be done" in run(folder, *arguments)[1]

@@ -13,6 +13,7 @@ from runs import launch, losses, make_run, prepare, summary, weights
 
 from tokamake import cli, files
 from tokamake.config import read_run
+from tokamake.runtime import _free_port
 
 MODULE = ("--module", "tokamake")
 ROOT = Path(__file__).parent.parent
@@ -33,6 +34,38 @@ def test_deepspeed_starts_the_same_run_as_torchrun(tmp_path: Path) -> None:
         assert losses(found, key) == losses(expected, key)
     assert hashes(found) == hashes(expected)
     assert weights(found)
+
+
+@pytest.mark.ranks
+def test_deepspeed_starts_each_host_of_a_hostfile_without_ssh(tmp_path: Path) -> None:
+    """The names are two, the machine is one; each launcher starts the rank of its host alone."""
+    root = prepare(tmp_path)
+    found, expected = (make_run(root, name, zero_stage=2) for name in ("hosts", "torchrun"))
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text("# comments and empty lines\n\nip-10-0-0-1 slots=1\nip-10-0-0-2 slots=1\n")
+    line = [
+        str(Path(sys.executable).with_name("deepspeed")), "--hostfile", str(hostfile), "--no_ssh",
+        "--master_addr", "localhost", "--master_port", str(_free_port()),
+    ]  # fmt: skip
+    train = [*MODULE, "train", "--config", str(found)]
+    started = [
+        subprocess.Popen(
+            [*line, "--node_rank", str(number), *train], env={**os.environ, "OMP_NUM_THREADS": "1"},
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    try:
+        printed = [process.communicate(timeout=240)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0], printed
+    assert "layout    2 ranks = data 2 on cpu" in printed[0]
+    launch(expected, ranks=2)
+    assert summary(found)["world_size"] == 2
+    assert losses(found) == losses(expected)
+    assert hashes(found) == hashes(expected)
 
 
 def hashes(config: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ import pytest
 
 from tokamake import runtime
 from tokamake.errors import UserError
-from tokamake.runtime import Ranks, check_devices, first_host, num_threads, one_voice, progress
+from tokamake.runtime import Ranks, check_devices, num_threads, one_voice, progress
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 DEEPSPEED = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
@@ -50,23 +50,6 @@ def test_mpiexec_inside_a_slurm_step_counts_its_own_ranks() -> None:
 def test_broken_variables_are_refused(name: str, value: str) -> None:
     with pytest.raises(UserError, match=f"{name}={value}"):
         Ranks.find({**TORCHRUN, name: value})
-
-
-@pytest.mark.parametrize(
-    ("nodes", "host"),
-    [
-        ("ip-10-0-0-1,ip-10-0-0-2", "ip-10-0-0-1"),
-        ("node[03-05,7],other", "node03"),
-        ("x[1,3]-hsn0", "x1-hsn0"),
-        ("single", "single"),
-        ("node[01-04,07]", "node01"),
-        ("ip-10-0-0-1", "ip-10-0-0-1"),
-        ("ip-10-0-0-[9-10],ip-10-0-1-1", "ip-10-0-0-9"),
-        ("x[3000-3001]c0s[1-2]b0n0,y", "x3000c0s1b0n0"),
-    ],
-)
-def test_first_host(nodes: str, host: str) -> None:
-    assert first_host(nodes) == host
 
 
 def test_slurm_meets_at_the_first_host(monkeypatch: pytest.MonkeyPatch) -> None:

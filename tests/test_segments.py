@@ -18,7 +18,6 @@ from tokamake.train.deadline import (
     Durations,
     end_of_job,
     read_durations,
-    seconds_left,
     write_durations,
 )
 
@@ -188,14 +187,6 @@ def test_the_end_is_what_the_scheduler_says(
     monkeypatch.setenv("SLURM_JOB_END_TIME", "4000000000")
     assert end_of_job() == 4_000_000_000
     assert end_of_job(1) != 4_000_000_000
-
-
-@pytest.mark.parametrize(
-    ("told", "seconds"),
-    [("59", 59), ("1:00", 60), ("2:03:04", 7384), ("3-00:00:01", 259_201), ("UNLIMITED", None)],
-)
-def test_times_of_squeue_are_read(told: str, seconds: float | None) -> None:
-    assert seconds_left(told) == seconds
 
 
 def test_segments_end_at_multiples_of_their_steps() -> None:

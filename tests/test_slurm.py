@@ -22,7 +22,7 @@ from tokamake import files
 from tokamake.config import read_run, write_run
 from tokamake.doctor.profile import Profile
 from tokamake.doctor.scheduler import check_scheduler
-from tokamake.train.deadline import seconds_left
+from tokamake.batch_systems import seconds_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -298,7 +298,7 @@ def _runs_out_of_time(site: Site) -> None:
 
     def left() -> float:
         told = site.slurm.run("squeue", "--noheader", f"--jobs={job}", "--format=%L")
-        return seconds_left(told.strip()) or 0
+        return seconds_of(told.strip()) or 0
 
     at_first = left()
     wait_for(lambda: left() <= 0.75 * at_first, "time to pass")

@@ -56,11 +56,17 @@ class Done:
 
 
 class Commands:
-    """The server, through its commands.
+    """The server, through its commands; a subclass has those of another batch system.
 
     Args:
         timeout: seconds after which a command is ended.
     """
+
+    submitting: tuple[str, ...] = ("qsub",)
+    deleting: tuple[str, ...] = ("qdel",)
+    later: tuple[str, ...] = _LATER
+    unsure: tuple[str, ...] = _UNSURE
+    no_job: tuple[str, ...] = _NO_JOB
 
     def __init__(self, timeout: float = 60) -> None:
         self.timeout = timeout
@@ -74,18 +80,23 @@ class Commands:
             Refused, Later, Unsure: as their names say.
         """
         try:
-            done = self._run(["qsub", *arguments, str(script)])
+            done = self._run([*self.submitting, *arguments, str(script)])
         except subprocess.TimeoutExpired:
             raise Unsure(f"no answer in {self.timeout:g} s") from None
-        lines = done.output.split()
-        if done.code == 0 and lines and lines[-1].partition(".")[0].isdigit():
-            return lines[-1]
+        job_id = self.submitted(done.output)
+        if done.code == 0 and job_id:
+            return job_id
         message = done.message.lower()
-        if any(text in message for text in _LATER):
+        if any(text in message for text in self.later):
             raise Later(done.message)
-        if done.code <= 0 or any(text in message for text in _UNSURE):
+        if done.code <= 0 or any(text in message for text in self.unsure):
             raise Unsure(done.message)
         raise Refused(f"{done.message} (exit status {done.code})")
+
+    def submitted(self, output: str) -> str:
+        """Id of the job in what the submitting command printed; empty where there is none."""
+        last = (output.split() or [""])[-1]
+        return last if last.partition(".")[0].isdigit() else ""
 
     def status(self, ids: Sequence[str]) -> Answer:
         """Ask once about all these jobs; an answer with a fault where it cannot be used."""
@@ -102,12 +113,16 @@ class Commands:
             Unreachable: there was no answer.
         """
         try:
-            done = self._run(["qselect", "-N", name])
+            done = self._run(self.finding(name))
         except subprocess.TimeoutExpired:
             raise Unreachable(f"no answer in {self.timeout:g} s") from None
         if done.code:
             raise Unreachable(done.message)
         return done.output.split()
+
+    def finding(self, name: str) -> list[str]:
+        """The command that prints ids of jobs of a name."""
+        return ["qselect", "-N", name]
 
     def delete(self, ids: Sequence[str]) -> str:
         """Delete jobs, waiting or running; returns what went wrong, or nothing.
@@ -115,13 +130,13 @@ class Commands:
         That one of them has ended already is as good.
         """
         try:
-            done = self._run(["qdel", *ids])
+            done = self._run([*self.deleting, *ids])
         except subprocess.TimeoutExpired:
             return f"no answer in {self.timeout:g} s"
         wrong = [
             line
             for line in done.errors.splitlines()
-            if line.strip() and not any(text in line.lower() for text in _NO_JOB)
+            if line.strip() and not any(text in line.lower() for text in self.no_job)
         ]
         if done.code and not done.errors.strip():
             return f"exit status {done.code}"

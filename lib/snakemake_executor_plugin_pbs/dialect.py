@@ -22,6 +22,8 @@ class Dialect:
         id_variable: the environment variable that tells a job its id.
         read: puts what the system says of a job into words.
         options: of the submitting command, from the job's name and the file for what it prints.
+        takes_colons: whether that file's path may have a colon; PBS takes what precedes one for a
+            host.
     """
 
     label: str
@@ -33,10 +35,13 @@ class Dialect:
     id_variable: str
     read: Callable[[Mapping[str, Any]], Reading | None]
     options: Callable[[str, Path], tuple[str, ...]]
+    takes_colons: bool = True
 
 
 def _options(name: str, printed: Path) -> tuple[str, ...]:
     return "-N", name, "-S", "/bin/bash", "-j", "oe", "-o", str(printed)
 
 
-PBS = Dialect("pbs", "PBS", "qsub", "qstat", "qdel", "qrls", "PBS_JOBID", read, _options)
+PBS = Dialect(
+    "pbs", "PBS", "qsub", "qstat", "qdel", "qrls", "PBS_JOBID", read, _options, takes_colons=False
+)

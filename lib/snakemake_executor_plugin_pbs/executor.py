@@ -9,7 +9,7 @@ import shlex
 import shutil
 import signal
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Executor(RemoteExecutor):
     settings: type[ExecutorSettings] = ExecutorSettings
     commands_class: type[Commands] = Commands
     personal: tuple[str, ...] = PERSONAL
+    build_request: Callable[..., Request] = staticmethod(build_request)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # The thread of status checks begins before __post_init__.
@@ -62,9 +63,9 @@ class Executor(RemoteExecutor):
         self.user = read_user_file(path, self.personal)
         self.required = tuple(settings.required.replace(",", " ").split())
         folder = Path(self.workflow.persistence.path).absolute() / self.dialect.label
-        if ":" in str(folder) and self.dialect is PBS:
+        if ":" in str(folder) and not self.dialect.takes_colons:
             raise WorkflowError(
-                f"{folder}: has a colon, which PBS takes for the end of a host name"
+                f"{folder}: has a colon, before which {self.dialect.system} expects a host"
             )
         interval = self.workflow.remote_execution_settings.seconds_between_status_checks
         limits = Limits(
@@ -106,7 +107,7 @@ class Executor(RemoteExecutor):
         )
         task = Task(
             key=identity.key(job),
-            rule=str(job.resources.get("job_name") or job.name),
+            rule=str(job.resources.get("job_name") or identity.name(job)),
             wildcards=wildcards,
             request=self.request(job),
             body=f"{body}\n",
@@ -123,8 +124,8 @@ class Executor(RemoteExecutor):
         Raises:
             WorkflowError: it cannot be asked for.
         """
-        return build_request(
-            job.name, job.threads, job.resources, self.user, required=self.required
+        return self.build_request(
+            identity.name(job), job.threads, job.resources, self.user, required=self.required
         )
 
     def get_job_exec_prefix(self, job: JobExecutorInterface) -> str:  # noqa: ARG002
@@ -213,14 +214,14 @@ class Executor(RemoteExecutor):
         if event.what is What.SUBMITTED:
             note = event.message or "submitted"
             self.logger.info(
-                f"Job {job.jobid} (rule {job.name}) is {event.job_id} in "
+                f"Job {job.jobid} ({identity.title(job)}) is {event.job_id} in "
                 f"{self.dialect.system}: {note}."
             )
             # Our own list of jobs replaces the base class's.
             super(RemoteExecutor, self).report_job_submission(info)
         elif event.what is What.SUCCEEDED:
             if "its own" in event.message:
-                self._tell(f"job {event.job_id} of rule {job.name} {event.message}")
+                self._tell(f"job {event.job_id} of {identity.title(job)} {event.message}")
             self.report_job_success(info)
         else:
             message = f"{self.dialect.system} job {event.job_id} {event.message}. "

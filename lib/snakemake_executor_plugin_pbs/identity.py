@@ -1,11 +1,21 @@
 """What tells Snakemake's jobs apart, and whether a running one would make the same thing again."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
 from .records import key_of
+
+
+def name(job: Any) -> str:
+    """What a person calls a job: its rule's name, or that of its group."""
+    return str(job.groupid if job.is_group() else job.name)
+
+
+def title(job: Any) -> str:
+    """The same in a sentence."""
+    return f"{'group' if job.is_group() else 'rule'} {name(job)}"
 
 
 def outputs(job: Any) -> tuple[str, ...]:
@@ -32,22 +42,23 @@ def fingerprint(job: Any) -> str:
     """Hash of what a job makes its files from: its rule's text, parameters and input files.
 
     Sizes and times of input files count, resources do not: a job that was given more memory makes
-    the same files.
+    the same files. Nor do files count that a group hands on within, which come and go with it.
     """
-    digest = hashlib.sha256()
+    digest, made = hashlib.sha256(), set(outputs(job))
     for one in sorted(_jobs(job), key=lambda one: (one.rule.name, str(one.output))):
         rule = one.rule
         texts = [rule.name, rule.shellcmd, rule.script, rule.notebook, rule.wrapper]
         texts += [sorted(one.wildcards_dict.items()), *map(str, one.output), *map(str, one.params)]
-        for text in map(str, [*texts, *_states(one.input)]):
+        for text in map(str, [*texts, *_states(one.input, made)]):
             digest.update(text.encode() + b"\0")
     return digest.hexdigest()
 
 
-def _states(inputs: Iterable[Any]) -> Iterable[str]:
+def _states(inputs: Iterable[Any], made: Container[str]) -> Iterable[str]:
     for path in inputs:
         ancient = bool(getattr(path, "flags", {}).get("ancient"))
-        if ancient or not Path(str(path)).is_file():
+        inside = str(Path(str(path)).absolute()) in made
+        if ancient or inside or not Path(str(path)).is_file():
             yield str(path)
             continue
         found = Path(str(path)).stat()

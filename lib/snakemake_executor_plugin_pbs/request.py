@@ -146,7 +146,7 @@ def walltime(rule: str, minutes: Any) -> int:
 
 def job_name(rule: str, wildcards: Mapping[str, str], token: str) -> str:
     """Name of a submission in PBS: readable, and its own."""
-    words = "-".join((rule, *map(str, wildcards.values())))
+    words = "-".join(filter(None, (rule, *map(str, wildcards.values()))))
     clean = re.sub(r"[^A-Za-z0-9_.-]+", "_", words)
     start = clean if clean[:1].isalpha() else f"j{clean}"
     return f"{start[: NAME_LENGTH - len(token) - 1]}.{token}"

@@ -1,4 +1,4 @@
-"""Slurm's commands: sbatch, squeue, scancel, each with a time limit and its errors sorted."""
+"""Slurm's commands, sbatch, squeue and scancel, and what they say."""
 
 import os
 import re
@@ -6,14 +6,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from snakemake_executor_plugin_pbs.commands import (
-    Commands,
-    Done,
-    Later,
-    Refused,
-    Unreachable,
-    Unsure,
-)
+from snakemake_executor_plugin_pbs.commands import Commands, Done
 from snakemake_executor_plugin_pbs.dialect import Dialect
 from snakemake_executor_plugin_pbs.replies import Answer
 
@@ -64,29 +57,18 @@ def outside(environment: Mapping[str, str]) -> dict[str, str]:
 class SlurmCommands(Commands):
     """The controller, through its commands."""
 
+    submitting = ("sbatch",)
+    deleting = ("scancel",)
+    later, unsure, no_job = _LATER, _UNSURE, _NO_JOB
+
     def environment(self) -> dict[str, str]:
         """What the commands are run in, and jobs in turn."""
         return outside(os.environ)
 
-    def submit(self, arguments: Sequence[str], script: Path) -> str:
-        """Submit a job; returns its id.
-
-        Raises:
-            Refused, Later, Unsure: as their names say.
-        """
-        try:
-            done = self._run(["sbatch", *arguments, str(script)])
-        except subprocess.TimeoutExpired:
-            raise Unsure(f"no answer in {self.timeout:g} s") from None
-        job_id = done.output.strip().rpartition("\n")[2].partition(";")[0]
-        if done.code == 0 and job_id.isdigit():
-            return job_id
-        message = done.message.lower()
-        if any(text in message for text in _LATER):
-            raise Later(done.message)
-        if done.code <= 0 or any(text in message for text in _UNSURE):
-            raise Unsure(done.message)
-        raise Refused(f"{done.message} (exit status {done.code})")
+    def submitted(self, output: str) -> str:
+        """Id of the job in what sbatch printed, which may name the cluster, too."""
+        job_id = output.strip().rpartition("\n")[2].partition(";")[0]
+        return job_id if job_id.isdigit() else ""
 
     def status(self, ids: Sequence[str]) -> Answer:
         """Ask once about all these jobs; an answer with a fault where it cannot be used."""
@@ -97,37 +79,9 @@ class SlurmCommands(Commands):
             return Answer(fault=f"no answer in {self.timeout:g} s")
         return parse(done, ids)
 
-    def find(self, name: str) -> list[str]:
-        """Ids of the jobs of this name that have not ended.
-
-        Raises:
-            Unreachable: there was no answer.
-        """
-        try:
-            done = self._run(["squeue", "--noheader", f"--name={name}", "--format=%i"])
-        except subprocess.TimeoutExpired:
-            raise Unreachable(f"no answer in {self.timeout:g} s") from None
-        if done.code:
-            raise Unreachable(done.message)
-        return done.output.split()
-
-    def delete(self, ids: Sequence[str]) -> str:
-        """Cancel jobs, waiting or running; returns what went wrong, or nothing.
-
-        That one of them has ended already is as good.
-        """
-        try:
-            done = self._run(["scancel", *ids])
-        except subprocess.TimeoutExpired:
-            return f"no answer in {self.timeout:g} s"
-        wrong = [
-            line
-            for line in done.errors.splitlines()
-            if line.strip() and not any(text in line.lower() for text in _NO_JOB)
-        ]
-        if done.code and not done.errors.strip():
-            return f"exit status {done.code}"
-        return wrong[0] if done.code and wrong else ""
+    def finding(self, name: str) -> list[str]:
+        """The command that prints ids of jobs of a name."""
+        return ["squeue", "--noheader", f"--name={name}", "--format=%i"]
 
 
 def parse(done: Done, ids: Sequence[str]) -> Answer:

@@ -2,10 +2,7 @@
 
 from dataclasses import replace
 
-from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
-
 from snakemake_executor_plugin_pbs import Executor as PbsExecutor
-from snakemake_executor_plugin_pbs.request import Request
 
 from .commands import SLURM, SlurmCommands
 from .request import PERSONAL, build_request, read_defaults
@@ -19,19 +16,10 @@ class Executor(PbsExecutor):
     settings = ExecutorSettings
     commands_class = SlurmCommands
     personal = PERSONAL
+    build_request = staticmethod(build_request)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         settings = self.workflow.executor_settings or self.settings()
         given = read_defaults(settings.defaults)
         self.user = replace(self.user, common={**given, **self.user.common})
-
-    def request(self, job: JobExecutorInterface) -> Request:
-        """What a job asks for.
-
-        Raises:
-            WorkflowError: it cannot be asked for.
-        """
-        return build_request(
-            job.name, job.threads, job.resources, self.user, required=self.required
-        )

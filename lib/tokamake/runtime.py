@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
+from tokamake.batch_systems import hosts_of
 from tokamake.errors import UserError, of_system
 
 if TYPE_CHECKING:
@@ -112,17 +113,6 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
     if not digits:
         raise UserError(f"{name}={value}: not a number; unset it or start through a launcher")
     return int(digits[1])
-
-
-def first_host(nodes: str) -> str:
-    """First host of a Slurm node list.
-
-    Args:
-        nodes: such as `ip-10-0-0-1,b`, `node[03-05,7]-x` or `x[3000-3001]c0s[1-2]b0n0`.
-    """
-    first = re.match(r"(?:\[[^\]]*\]|[^\[,])+", nodes)
-    assert first
-    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0])
 
 
 def choose_device(ranks: Ranks) -> "torch.device":
@@ -224,7 +214,10 @@ def _rendezvous(ranks: Ranks) -> None:
     if tasks == ranks.world_size and "SLURM_STEP_NODELIST" in os.environ:
         # No message can agree on a free port here, so each job and step has its own.
         job, step = (_number(os.environ, f"SLURM_{name}_ID") or 0 for name in ("JOB", "STEP"))
-        host, port = first_host(os.environ["SLURM_STEP_NODELIST"]), 15000 + (job * 7 + step) % 15000
+        host, port = (
+            hosts_of(os.environ["SLURM_STEP_NODELIST"])[0],
+            15000 + (job * 7 + step) % 15000,
+        )
     else:
         host, port = _agree_through_mpi(ranks)
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)

@@ -1,14 +1,14 @@
-# Whether ranks can work where a profile sends them, asked once before the first training.
+# Whether ranks can work where a profile sends them, asked before the first training there.
 
 
 rule doctor:
     "Have all ranks meet, compare their hosts and measure how they talk to each other."
     output:
-        DOCTOR,
+        f"{DOCTOR}/{{place}}.json",
     log:
-        "logs/doctor.log",
+        "logs/doctor/{place}.log",
     benchmark:
-        "results/benchmarks/doctor.tsv"
+        "results/benchmarks/doctor/{place}.tsv"
     priority: 100
     retries: 0  # whatever the profile has for others: its words are wanted at once
     conda:

@@ -27,7 +27,7 @@ SECONDS = 120.0
 RECIPE = "see `An environment of your own` in the README of the profiles"
 
 _OPEN_FILES = 1024
-_LOCKED_BYTES = 2**26
+LOCKED_BYTES = 2**26
 
 _TORCH = """
 import json, sys
@@ -178,7 +178,7 @@ def check_limits(*, cluster: bool) -> list[Result]:
     results = [judge_limit("open files", files, _OPEN_FILES, command="ulimit -n")]
     if not cluster:
         return results
-    kibibytes = judge_limit("locked memory", locked, _LOCKED_BYTES, command="ulimit -l", unit=1024)
+    kibibytes = judge_limit("locked memory", locked, LOCKED_BYTES, command="ulimit -l", unit=1024)
     return [*results, kibibytes]
 
 

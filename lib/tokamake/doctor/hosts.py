@@ -5,7 +5,6 @@ Facts come from the ranks through their store; what is made of them needs no tor
 
 import os
 import platform
-import re
 import resource
 import socket
 import statistics
@@ -16,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from tokamake import files
-from tokamake.doctor.environment import RECIPE, judge_limit
+from tokamake.batch_systems import hosts_of
+from tokamake.doctor.environment import LOCKED_BYTES, RECIPE, judge_limit
 from tokamake.doctor.result import Result, ok, warning, wrong
 from tokamake.runtime import Ranks, counted
 
-_LOCKED_BYTES = 2**26
 _SAME = {
     "python": "Python on hosts",
     "torch": "torch on hosts",
@@ -83,7 +82,7 @@ def judge_hosts(facts: Sequence[Facts]) -> list[Result]:
     if len(counts) > 1:
         title = f"locked memory, on {least.host}"
         results.append(
-            judge_limit(title, least.locked, _LOCKED_BYTES, command="ulimit -l", unit=1024)
+            judge_limit(title, least.locked, LOCKED_BYTES, command="ulimit -l", unit=1024)
         )
     return results
 
@@ -135,24 +134,7 @@ def expected_hosts(environment: Mapping[str, str] = os.environ) -> list[str]:
     if listed.is_file():
         return list(dict.fromkeys(listed.read_text().split()))
     nodes = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", ""))
-    return expand(nodes)
-
-
-def expand(nodes: str) -> list[str]:
-    """Hosts of a Slurm node list: `ip-10-0-0-1,n[03-05,7]-x`."""
-    found: list[str] = []
-    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodes):
-        match = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", part)
-        if not match:
-            found.append(part)
-            continue
-        before, numbers, after = match.groups()
-        for number in numbers.split(","):
-            first, _, last = number.partition("-")
-            width = len(first)
-            every = range(int(first), int(last or first) + 1)
-            found += [host for n in every for host in expand(f"{before}{n:0{width}}{after}")]
-    return found
+    return hosts_of(nodes)
 
 
 def slow_hosts(seconds: Sequence[tuple[str, float]], factor: float) -> dict[str, float]:

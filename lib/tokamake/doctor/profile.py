@@ -7,7 +7,7 @@ import ast
 import difflib
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ class Request:
     """What a rule asks of the scheduler."""
 
     rule: str
-    """Its name; empty: all others."""
+    """Its name, or that of a group; empty: all others."""
     nodes: int
     minutes: float | None
     """None: it is not told, or in words that Snakemake alone reads."""
@@ -95,15 +95,28 @@ class Profile:
 
     @property
     def requests(self) -> list[Request]:
-        """What each rule of the section set-resources asks for, and all others."""
-        section = _section(self.values, "set-resources")
+        """What each rule of the section set-resources asks for, each group, and all others."""
+        section, groups = _section(self.values, "set-resources"), _section(self.values, "groups")
         rules = [rule for rule in section if isinstance(section[rule], dict)]
-        return [self._request(rule) for rule in [*rules, ""]]
+        alone = [rule for rule in rules if rule not in groups]
+        found = [self._request(rule) for rule in [*alone, ""]]
+        for name in dict.fromkeys(groups.values()):
+            members = [self._request(rule) for rule in groups if groups[rule] == name]
+            found.append(self._group(name, members))
+        return found
+
+    def _group(self, name: str, members: Sequence[Request]) -> Request:
+        """What a group of rules asks for that follow each other."""
+        times = [one.minutes for one in members if one.minutes is not None]
+        minutes = sum(times) if len(times) == len(members) else None
+        return Request(name, max(one.nodes for one in members), minutes, self._queue(name))
 
     def _request(self, rule: str) -> Request:
         nodes, minutes = self.resource("nodes", rule), self.resource("runtime", rule)
-        queue = self.personal("partition" if self.scheduler == "slurm" else "queue", rule)
-        return Request(rule, int(_number(nodes) or 1), _number(minutes), queue)
+        return Request(rule, int(_number(nodes) or 1), _number(minutes), self._queue(rule))
+
+    def _queue(self, rule: str) -> str:
+        return self.personal("partition" if self.scheduler == "slurm" else "queue", rule)
 
 
 def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -146,7 +159,7 @@ def read_profile(folder: Path, directory: Path) -> Profile:
         raise UserError(f"{folder}: no {NAMES[0]} in it; name the folder of a profile")
     values = _mapping(path)
     own = values.get("pbs-user-file") or values.get("sbatch-user-file")
-    mine_path = Path(own).expanduser() if own else None
+    mine_path = Path(os.path.expandvars(own)).expanduser() if own else None
     mine = _mapping(mine_path) if mine_path and mine_path.is_file() else {}
     launch = _value(_section(values, "default-resources").get("launch"))
     script = directory / str(launch) if launch else None
@@ -216,7 +229,8 @@ def check_personal(profile: Profile) -> list[Result]:
     if strange:
         remedy = f"known are {', '.join(known)}, rules"
         results.append(wrong("your file", f"{profile.mine_path}: {strange[0]}: unknown", remedy))
-    required = str(profile.values.get(f"{profile.executor}-required", "")).split()
+    wanted = str(profile.values.get(f"{profile.executor}-required", ""))
+    required = wanted.replace(",", " ").split()
     of_slurm = _SLURM if profile.scheduler == "slurm" else ()
     for name in dict.fromkeys([*required, *of_slurm]):
         value = profile.personal(name, "train")

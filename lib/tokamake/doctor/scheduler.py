@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from getpass import getuser
 from typing import Any
 
+from tokamake.batch_systems import seconds_of
 from tokamake.doctor.profile import Profile, Request
 from tokamake.doctor.programs import ask
 from tokamake.doctor.result import Result, ok, warning, wrong
@@ -142,11 +143,8 @@ def minutes(text: Any) -> float | None:
     """A time, 01:00:00 or 2-00:00:00, inf for an unlimited one, None for what is no time."""
     if str(text) in _UNLIMITED:
         return float("inf")
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", str(text))
-    if not match:
-        return None
-    days, hours, mins, seconds = (int(part or 0) for part in match.groups())
-    return days * 1440 + hours * 60 + mins + seconds / 60
+    seconds = seconds_of(str(text))
+    return None if seconds is None else seconds / 60
 
 
 def _account(profile: Profile, queues: Mapping[str, Queue]) -> Result:
@@ -175,8 +173,9 @@ def judge_partition_account(
     queue = queues.get(partition)
     if queue is None:
         return None
-    shut_out = queue.allowed is not None and account not in queue.allowed
-    if not shut_out and account not in queue.denied:
+    named = account.lower()  # Slurm's accounts have no capital letters
+    shut_out = queue.allowed is not None and named not in map(str.lower, queue.allowed)
+    if not shut_out and named not in map(str.lower, queue.denied):
         return None
     taken = f"it takes {', '.join(queue.allowed)}" if queue.allowed else "name another"
     return wrong("account is valid", f"{account}: not taken by partition {partition}", taken)

@@ -42,7 +42,6 @@ class Job(NamedTuple):
 _BEFORE = (
     Stage("sample_corpus", "results/raw", "logs/sample_corpus.log", usual=False),
     Stage("train_tokenizer", "results/tokenizer/tokenizer.json", "logs/train_tokenizer.log", False),
-    Stage("doctor", "results/doctor.json", "logs/doctor.log", usual=False),
 )
 _DESCRIBE = Stage("describe", "results/data/metadata.json", "logs/describe.log")
 _OF_A_RUN = (
@@ -74,6 +73,7 @@ def stages(folder: Path) -> dict[str, list[Stage]]:
     """Stages in the order of the data's way: the data's, each run's by its name, the report's."""
     data = [
         *_BEFORE,
+        *_begun(folder, "doctor", "logs/doctor", "results/doctor/{}.json"),
         *_begun(folder, "hash_documents", "logs/hash_documents", "results/data/hashes/{}.rows"),
         *_begun(
             folder, "find_duplicates", "logs/find_duplicates", "results/data/duplicates/{}.rows"

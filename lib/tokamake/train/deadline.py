@@ -5,7 +5,6 @@ and by the one before it in the same output folder.
 """
 
 import os
-import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -14,6 +13,8 @@ from typing import NamedTuple
 
 from tokamake import files
 from tokamake.errors import UserError
+
+from tokamake.batch_systems import seconds_of
 
 _WORST_MARGIN = 300.0
 _MARGIN = 0.1
@@ -133,13 +134,4 @@ def _slurm_seconds_left(job: str) -> float | None:
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return seconds_left(answer.strip())
-
-
-def seconds_left(told: str) -> float | None:
-    """A time as squeue writes it, [DAYS-][[HOURS:]MINUTES:]SECONDS; None: another word, or none."""
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", told)
-    if not found:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    return seconds_of(answer.strip())

@@ -1,0 +1,102 @@
+"""The whole workflow through profiles/aurora: real jobs and ranks, stand-ins of PBS and PALS."""
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from pbses import stand_in
+from workflows import CONFIG, MINE, jobs, make_workspace, snakemake
+
+from tokamake import files
+
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+
+PALS = Path(__file__).with_name("pals_standin.py")
+RANKS = ("nodes=2", "tasks=2", "runtime=10")
+LOCAL = ("--set-resources", "train:tasks=2", "--set-threads", "tokenize=1", "train=2")
+AURORA = (
+    "--seconds-between-status-checks", "1", "--latency-wait", "10", "--set-threads", "tokenize=1",
+    "--set-resources", *(f"{rule}:{one}" for rule in ("train", "doctor") for one in RANKS),
+)  # fmt: skip
+
+
+def make_environment(folder: Path, calls: Path) -> Path:
+    """This Python's environment once more, with PALS's mpiexec; its Python is returned."""
+    programs, own = folder / "bin", Path(sys.prefix)
+    programs.mkdir(parents=True)
+    (folder / "lib").symlink_to(own / "lib")
+    shutil.copy(own / "pyvenv.cfg", folder)
+    (programs / "python").symlink_to(sys.executable)
+    for name in ("tokamake", "snakemake"):
+        (programs / name).symlink_to(own / "bin" / name)
+    command = [sys.executable, "-IS", str(PALS), str(own / "bin/mpiexec"), str(calls)]
+    (programs / "mpiexec").write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    (programs / "mpiexec").chmod(0o755)
+    return programs / "python"
+
+
+def built(folder: Path) -> dict[str, str]:
+    """What must be the same wherever it was made, with its hash."""
+    results = folder / "results"
+    kinds = (
+        "data/**/*.bin", "data/**/*.idx", "data/metadata.json", "data/*.txt", "smoke/index/*.npy",
+        "smoke/export/*.safetensors", "smoke/samples.json", "smoke/evaluate.json",
+    )  # fmt: skip
+    return {
+        str(path.relative_to(results)): files.sha256(path)
+        for kind in kinds
+        for path in sorted(results.glob(kind))
+    }
+
+
+def make_folder(folder: Path) -> Path:
+    folder.mkdir()
+    make_workspace(folder)
+    train = {**CONFIG["train"], "train_steps": 8, "evaluation_interval": 8}
+    (folder / "my.yaml").write_text(yaml.safe_dump({**CONFIG, "train": train}))
+    mine = folder / ".config/tokamake/aurora.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("account: proj\nqueue: debug\nfilesystems: home:flare\n")
+    return folder
+
+
+def test_the_same_bytes_on_two_nodes_of_pbs_as_here(tmp_path: Path) -> None:
+    here, there = make_folder(tmp_path / "here"), make_folder(tmp_path / "there")
+    done = snakemake(here, *LOCAL, *MINE, "all")
+    assert done.returncode == 0, done.stdout + done.stderr
+    aurora = ("--profile", "profiles/aurora", *AURORA, *MINE, "all")
+    planned = jobs(snakemake(there, "-n", *aurora))
+
+    server = stand_in(tmp_path / "server")
+    python = make_environment(tmp_path / "environment", server.folder)
+    try:
+        run = subprocess.run(
+            [python, "-m", "snakemake", *aurora], cwd=there, timeout=1800, capture_output=True,
+            text=True, env={**server.environment, "HOME": str(there)}, check=False,
+        )  # fmt: skip
+        submitted = {job["name"].rpartition(".")[0]: job["asked"] for job in server.jobs()}
+    finally:
+        server.stop()
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert built(there) == built(here)
+    assert {Path(name).name for name in built(here)} >= {"model.safetensors", "evaluate.json"}
+
+    # Eleven quick rules in a row, of which `compare` is for several runs, are four jobs.
+    batches = {name for name in submitted if name.startswith(("tokenize", "merge"))}
+    doctor, train = "doctor-aurora-2-nodes-2-ranks", "train-smoke"
+    assert submitted.keys() - batches == {
+        doctor, "text", "start", "prepare", train, "export_hf-smoke", "evaluate-smoke",
+        "generate-smoke", "figures",
+    }  # fmt: skip
+    assert len(submitted) == sum(planned.values()) - 1 - 6  # `all` does nothing
+    several = {name for name, asked in submitted.items() if asked["select"] != "1"}
+    assert several == {doctor, train}
+    assert submitted[train]["select"] == "2"
+    calls = [json.loads(line) for line in (server.folder / "mpiexec.calls").open()]
+    assert [call["command"][1] for call in calls] == ["doctor", "train"]
+    assert all((call["np"], call["ppn"]) == (2, 1) for call in calls)
