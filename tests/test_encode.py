@@ -16,6 +16,7 @@ from tokamake import _csrc
 from tokamake.data.shards import encode
 from tokamake.data.shards.encode import Encoded, Encoder, Mismatch
 from tokamake.data.tokenizers import Tokenizer, _gigatoken, open_tokenizer
+from tokamake.data.tokenizers._byte_level import ByteLevelEncoder
 
 GUARDED = "a\u088fb \U000323b0"
 
@@ -40,8 +41,14 @@ def texts(sampled: Path) -> list[str]:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use gigatoken from the first text on."""
+    """Use more than the tokenizer's own package from the first text on."""
     monkeypatch.setattr(encode, "_ENOUGH", 1)
+
+
+@pytest.fixture
+def by_gigatoken(at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use gigatoken from the first text on, as for the tokenizers that ours does not take."""
+    monkeypatch.setattr(encode.byte_level, "refusal", lambda _: "it is turned off")
 
 
 def rows(encoded: Encoded) -> list[list[int]]:
@@ -54,21 +61,29 @@ def blocks(texts: list[str], size: int) -> list[list[str]]:
     return [texts[start : start + size] for start in range(0, len(texts), size)]
 
 
+@pytest.fixture(params=["tokamake", "gigatoken"])
+def package(request: pytest.FixtureRequest, at_once: None) -> str:
+    """The fast encoders in turn."""
+    if request.param == "gigatoken":
+        request.getfixturevalue("by_gigatoken")
+    return request.param
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_same_tokens_whatever_the_blocks(
-    opened: Tokenizer, texts: list[str], at_once: None, workers: int, size: int
+    opened: Tokenizer, texts: list[str], package: str, workers: int, size: int
 ) -> None:
     some = texts if size > 1 else texts[:60]
     wanted = opened.encode_batch(some)
     for fast in (True, False):
         encoder = Encoder(opened, workers=workers, fast=fast)
         assert [row for block in blocks(some, size) for row in rows(encoder(block))] == wanted
-        assert encoder.name.split()[0] == ("gigatoken" if fast else "tokenizers")
+        assert encoder.name.split()[0] == (package if fast else "tokenizers")
         assert encoder.reason == ("" if fast else "it is turned off")
 
 
-def test_no_text(opened: Tokenizer, at_once: None) -> None:
+def test_no_text(opened: Tokenizer, package: str) -> None:
     encoder = Encoder(opened, workers=2)
     assert rows(encoder([])) == []
     assert rows(encoder(["", ""])) == [[], []]
@@ -101,7 +116,7 @@ def test_little_text_loads_nothing(sampled: Path, opened: Tokenizer, texts: list
 
 
 def test_guarded_texts_go_to_the_package(
-    opened: Tokenizer, at_once: None, monkeypatch: pytest.MonkeyPatch
+    opened: Tokenizer, by_gigatoken: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     got: list[str] = []
     plain = _gigatoken.Gigatoken.encode
@@ -143,7 +158,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch, which: str) -> None:
 
 
 def test_a_wrong_gigatoken_is_noticed_at_the_first_texts(
-    opened: Tokenizer, at_once: None, monkeypatch: pytest.MonkeyPatch
+    opened: Tokenizer, by_gigatoken: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong(monkeypatch, "fox")
     given = ["good"] * 40 + ["the quick brown fox"]
@@ -152,8 +167,22 @@ def test_a_wrong_gigatoken_is_noticed_at_the_first_texts(
     assert rows(Encoder(opened, workers=1, fast=False)(given)) == opened.encode_batch(given)
 
 
-def test_a_wrong_gigatoken_is_noticed_later(
+def test_a_wrong_encoder_of_ours_is_noticed(
     opened: Tokenizer, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = ByteLevelEncoder.encode
+
+    def changed(self: ByteLevelEncoder, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        ids, lengths = plain(self, texts)
+        return ids ^ 1, lengths
+
+    monkeypatch.setattr(ByteLevelEncoder, "encode", changed)
+    with pytest.raises(Mismatch, match=r"tokamake .* differs on .* 'good'"):
+        Encoder(opened, workers=1)(["good"] * 40)
+
+
+def test_a_wrong_gigatoken_is_noticed_later(
+    opened: Tokenizer, by_gigatoken: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encode, "_FIRST", 1000)
     monkeypatch.setattr(encode, "_STEP", 5000)
@@ -168,7 +197,7 @@ def test_a_wrong_gigatoken_is_noticed_later(
 
 
 def test_a_failing_gigatoken(
-    opened: Tokenizer, at_once: None, monkeypatch: pytest.MonkeyPatch
+    opened: Tokenizer, by_gigatoken: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class PanicException(BaseException):
         """What packages in Rust raise when they have a bug."""
@@ -217,7 +246,7 @@ def test_windows_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_several_threads_ask_at_once(
-    opened: Tokenizer, texts: list[str], at_once: None, monkeypatch: pytest.MonkeyPatch
+    opened: Tokenizer, texts: list[str], package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encode, "_STEP", 5000)
     wanted = Encoder(opened, workers=1, fast=False)(texts)
@@ -240,7 +269,7 @@ def test_several_threads_ask_at_once(
 
 
 def test_caches_are_thrown_away_together(
-    opened: Tokenizer, texts: list[str], at_once: None, monkeypatch: pytest.MonkeyPatch
+    opened: Tokenizer, texts: list[str], by_gigatoken: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encode, "_RENEWAL", sum(map(len, texts)) // 5)
     wanted = Encoder(opened, workers=1, fast=False)(texts)
@@ -260,7 +289,7 @@ def test_caches_are_thrown_away_together(
     assert np.array_equal(np.concatenate([one.ids for one in encoded]), wanted.ids)
 
 
-def test_other_threads_run_meanwhile(opened: Tokenizer, at_once: None) -> None:
+def test_other_threads_run_meanwhile(opened: Tokenizer, package: str) -> None:
     encoder = Encoder(opened, workers=1)
     encoder(["start"])
     text = "".join(f"word{number} " for number in range(300_000))

@@ -1,5 +1,7 @@
-// Python bindings: the only file here that knows pybind11. NumPy arrays come in by reference and
-// new ones go out; the work between runs without Python's global lock.
+// Python bindings; those of the byte-level tokenizer are in a file of their own. NumPy arrays come
+// in by reference and new ones go out; the work between runs without Python's global lock.
+#include "bindings.hpp"
+
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -375,4 +377,5 @@ PYBIND11_MODULE(_csrc, module) {
            "Split texts; the words whose tokens are not known yet.")
       .def("finish", &finish_words, py::arg("ids").noconvert(), py::arg("lengths").noconvert(),
            "Take the tokens of the missing words; the tokens of all texts and how many of each.");
+  bind_byte_level(module);
 }

@@ -264,3 +264,39 @@ class Words:
         Raises:
             ValueError: these are not the tokens of as many words.
         """
+
+class ByteLevel:
+    """Byte-level BPE with the words of GPT-2's expression. Not for several threads at once."""
+
+    def __init__(
+        self,
+        classes: npt.NDArray[np.uint8],
+        bytes: npt.NDArray[np.uint32],
+        merges: npt.NDArray[np.uint32],
+        *,
+        added: list[tuple[str, int]],
+        add_prefix_space: bool,
+    ) -> None:
+        """Make one that knows no word.
+
+        Args:
+            classes: (0x110000,) of each code point: 1 a letter, 2 a digit, 3 white space, 0 else.
+            bytes: (256,) tokens of single bytes.
+            merges: (merges, 3) tokens of each pair, and what it becomes; the first rank lowest.
+            added: texts that are a token each, found before anything else, and their tokens.
+            add_prefix_space: put a space before what stands between added tokens and has none.
+
+        Raises:
+            ValueError: an array has another shape, ASCII is classified in another way, two merges
+                are of the same pair, a number has more than 21 bits, or an added text is empty.
+        """
+
+    def encode(self, texts: list[str]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+        """Encode texts.
+
+        Returns:
+            (tokens,) of all texts one after the other, and (texts,) tokens of each.
+
+        Raises:
+            UnicodeEncodeError: a text has a lone surrogate.
+        """

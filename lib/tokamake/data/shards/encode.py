@@ -1,7 +1,7 @@
-"""Texts to token ids, as fast as can be: by gigatoken where it is exact, else by their own package.
+"""Texts to token ids, as fast as can be, with the tokens of the tokenizer's own package.
 
-`tokenize` makes one Encoder a run and feeds it blocks of texts; which package did the work changes
-no token.
+By lib/csrc where it is exact, else by gigatoken where that is, else by their own package.
+`tokenize` makes one Encoder a run and feeds it blocks of texts; what did the work changes no token.
 """
 
 import os
@@ -17,9 +17,12 @@ from numpy.typing import NDArray
 
 from tokamake._csrc import Words
 from tokamake.data.tokenizers import Tokenizer, failure
-from tokamake.data.tokenizers._gigatoken import Gigatoken, in_parts, refusal, reuse_memory
+from tokamake.data.tokenizers import _byte_level as byte_level
+from tokamake.data.tokenizers import _gigatoken as gigatoken
+from tokamake.data.tokenizers._byte_level import ByteLevelEncoder
+from tokamake.data.tokenizers._gigatoken import Gigatoken, in_parts, reuse_memory
 
-_ENOUGH = 2_000_000  # characters from which on loading gigatoken pays: it takes 0.1 to 0.5 s
+_ENOUGH = 2_000_000  # characters from which on loading pays: it takes 0.1 to 0.5 s
 _CHUNK = 4_000_000  # characters that a tokenizer's own package gets at once: it needs much memory
 _THREADS = 4  # at once, at most: reading and writing, one thread more, keep up with no more
 _RENEWAL = 192_000_000  # characters a thread after which gigatoken's caches are thrown away
@@ -44,7 +47,7 @@ class Encoded(NamedTuple):
 
 
 class Mismatch(Exception):
-    """gigatoken gave other tokens than the tokenizer's own package: encode anew with fast=False."""
+    """Other tokens came than from the tokenizer's own package: encode anew with fast=False."""
 
 
 class Encoder:
@@ -56,12 +59,13 @@ class Encoder:
         Args:
             tokenizer: an opened tokenizer.
             workers: threads; what is encoded does not depend on it.
-            fast: use gigatoken where it is exact.
+            fast: use more than the tokenizer's own package, where it is exact.
         """
         os.environ["RAYON_NUM_THREADS"] = str(workers)  # `tokenizers` reads it once, at first use
         self._tokenizer = tokenizer
         self._workers = workers
-        self._free: list[Gigatoken] = []
+        self._fast: type[ByteLevelEncoder | Gigatoken] = Gigatoken
+        self._free: list[ByteLevelEncoder | Gigatoken] = []
         self._loaded = False
         self._lent = 0
         self._remembered = 0  # characters since gigatoken's caches were empty
@@ -83,7 +87,7 @@ class Encoder:
     @property
     def name(self) -> str:
         """Package and version that most texts so far were encoded by."""
-        package = "gigatoken" if self._loaded else self._tokenizer.package
+        package = self._fast.package if self._loaded else self._tokenizer.package
         return f"{package} {version(package)}"
 
     @property
@@ -93,12 +97,16 @@ class Encoder:
 
     @property
     def reason(self) -> str:
-        """Why gigatoken cannot be used, in one clause; empty: it can, for enough text."""
+        """Why only the tokenizer's own package can be used, in one clause; empty: more can."""
         with self._lock:
             if self._reason is None:
-                self._reason = refusal(self._tokenizer)
-                if not self._reason:
+                if not byte_level.refusal(self._tokenizer):
+                    self._fast, reason = ByteLevelEncoder, ""
+                else:
+                    reason = gigatoken.refusal(self._tokenizer)
+                if not reason:
                     reuse_memory()
+                self._reason = reason
             return self._reason
 
     def place(self, texts: list[str]) -> range:
@@ -118,7 +126,7 @@ class Encoder:
                 be asked in its stead; without it, they come next. It decides which are samples.
 
         Raises:
-            Mismatch: gigatoken failed, or differs from the tokenizer's own package on a sample.
+            Mismatch: the fast one failed, or differs from the tokenizer's own package on a sample.
         """
         place = self.place(texts) if place is None else place
         if place.stop < _ENOUGH or self.reason:
@@ -132,10 +140,10 @@ class Encoder:
             return self._by_both(fast, texts)
 
     @contextmanager
-    def _borrowed(self, characters: int) -> Iterator[Gigatoken | None]:
-        """A gigatoken for this thread and this many characters; None if it cannot be loaded."""
+    def _borrowed(self, characters: int) -> Iterator[ByteLevelEncoder | Gigatoken | None]:
+        """One for this thread and this many characters; None if it cannot be loaded."""
         with self._turn:
-            self._remembered += characters
+            self._remembered += characters if self._fast is Gigatoken else 0
             # Thrown away together, for while others are full is the worst time to load one.
             while self._remembered > _RENEWAL * self.threads and self._lent:
                 self._turn.wait()
@@ -154,12 +162,12 @@ class Encoder:
                     self._free.append(fast)
                 self._turn.notify_all()
 
-    def _load(self) -> Gigatoken | None:
+    def _load(self) -> ByteLevelEncoder | Gigatoken | None:
         try:
             with self._lock:  # one at a time, for it takes much memory for a moment
-                fast = Gigatoken(self._tokenizer)
+                fast = self._fast(self._tokenizer)
         except BaseException as error:
-            self._reason = f"gigatoken cannot load it ({failure(error)})"
+            self._reason = f"{self._fast.package} cannot load it ({failure(error)})"
             if self._loaded:  # what it has encoded is encoded anew, for a shard has one encoder
                 raise Mismatch(self._reason) from None
             return None
@@ -186,24 +194,24 @@ class Encoder:
             del rows, flat  # else they stay while the next part is encoded
         return Encoded(np.concatenate(ids), np.concatenate(lengths))
 
-    def _by_gigatoken(self, fast: Gigatoken, texts: list[str]) -> Encoded:
+    def _by_fast(self, fast: ByteLevelEncoder | Gigatoken, texts: list[str]) -> Encoded:
         try:
             return Encoded(*fast.encode(texts))
         except BaseException as error:
             raise Mismatch(f"{self.name} failed ({failure(error)})") from None
 
-    def _by_both(self, fast: Gigatoken, texts: list[str]) -> Encoded:
-        """By gigatoken, but for the texts that it may encode differently."""
+    def _by_both(self, fast: ByteLevelEncoder | Gigatoken, texts: list[str]) -> Encoded:
+        """By the fast one, but for the texts that it may encode differently."""
         unsafe = fast.unsafe(texts)
         if not len(unsafe):
-            return self._by_gigatoken(fast, texts)
+            return self._by_fast(fast, texts)
         rest = texts.copy()
         for number in unsafe:
             rest[number] = ""
         aside = self._by_package([texts[number] for number in unsafe])
-        return _replaced(self._by_gigatoken(fast, rest), unsafe, aside)
+        return _replaced(self._by_fast(fast, rest), unsafe, aside)
 
-    def _check(self, fast: Gigatoken, samples: list[str]) -> None:
+    def _check(self, fast: ByteLevelEncoder | Gigatoken, samples: list[str]) -> None:
         """Compare both packages on some texts.
 
         Raises:
@@ -211,7 +219,7 @@ class Encoder:
         """
         unsafe = set(fast.unsafe(samples).tolist())
         samples = [text for number, text in enumerate(samples) if number not in unsafe]
-        ours, theirs = self._by_gigatoken(fast, samples), self._by_package(samples)
+        ours, theirs = self._by_fast(fast, samples), self._by_package(samples)
         for number, text in enumerate(samples):
             if not np.array_equal(ours.of(number), theirs.of(number)):
                 raise Mismatch(f"{self.name} differs on the text that begins {text[:80]!r}")

@@ -65,13 +65,13 @@ def revealing(regex: str) -> str:
 
     Any two bytes that may meet at the border of a character of several bytes are a token.
     """
-    alphabet = _alphabet()
-    near = [alphabet[byte] for byte in b"aA1! \n'"]
-    leads = [alphabet[byte] for byte in range(0xC2, 0xF5)]
-    tails = [alphabet[byte] for byte in range(0x80, 0xC0)]
+    characters = alphabet()
+    near = [characters[byte] for byte in b"aA1! \n'"]
+    leads = [characters[byte] for byte in range(0xC2, 0xF5)]
+    tails = [characters[byte] for byte in range(0x80, 0xC0)]
     pairs = [*product(near, leads), *product(tails, near), *product(tails, leads)]
     pairs += product(near, near)
-    vocabulary = {alphabet[byte]: byte for byte in range(256)}
+    vocabulary = {characters[byte]: byte for byte in range(256)}
     vocabulary |= {a + b: 256 + number for number, (a, b) in enumerate(pairs)}
     split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
     last = {
@@ -90,7 +90,7 @@ def revealing(regex: str) -> str:
     )
 
 
-def _alphabet() -> dict[int, str]:
+def alphabet() -> dict[int, str]:
     """The character that stands for each byte in byte-level vocabularies since GPT-2's."""
     itself = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [byte for byte in range(256) if byte not in itself]

@@ -1,7 +1,7 @@
-"""The tokenizers that gigatoken encodes exactly as their own package does: a list of what is known.
+"""The tokenizers that ours or gigatoken encodes exactly as their own package does.
 
 Takes the text of a tokenizer.json or a SentencePiece model and says what speaks against it; what is
-not known to be exact is refused. tests/test_gigatoken.py holds the evidence.
+not known to be exact is refused. Evidence: tests/test_byte_level.py and tests/test_gigatoken.py.
 """
 
 import json
@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any
 
 from tokamake.data.tokenizers import _sentencepiece_model as sentencepiece_model
+from tokamake.data.tokenizers._code_points import alphabet
 
 Json = dict[str, Any]
 
@@ -40,6 +41,7 @@ _MODEL_KEYS = {
     "continuing_subword_prefix": (None, ""),
     "end_of_word_suffix": (None, ""),
 }
+_MOST_ADDED = 100  # each is compared wherever one of them may begin
 _SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 _SPACE_NORMALIZERS: tuple[Json, ...] = (
     _SPACES,
@@ -54,20 +56,55 @@ def json_refusal(text: bytes) -> str:
     Truncation and padding are no matter: documents are encoded without either.
     """
     tokenizer = json.loads(text)
+    model, normalizer = tokenizer["model"], tokenizer.get("normalizer")
+    reason = _model_refusal(model)
+    if not reason and model.get("byte_fallback"):
+        reason = _pieces_refusal(normalizer, tokenizer.get("pre_tokenizer"), model)
+    elif not reason:
+        reason = f"it normalizes text ({normalizer['type']})" if normalizer else ""
+        reason = reason or _split_refusal(tokenizer.get("pre_tokenizer"))
+    return reason or _added_refusal(tokenizer)
+
+
+def byte_level_refusal(text: bytes) -> str:
+    """What keeps our own encoder from being exact for a tokenizer.json; empty: nothing."""
+    tokenizer = json.loads(text)
     model, added = tokenizer["model"], tokenizer.get("added_tokens") or []
+    if reason := _model_refusal(model):
+        return reason
+    checks = {
+        "it normalizes text": tokenizer.get("normalizer"),
+        "it takes unknown characters apart": model.get("byte_fallback"),
+        "it takes words of its vocabulary as they are": model.get("ignore_merges"),
+        "it does not split words as GPT-2": not _splits_as_gpt2(tokenizer.get("pre_tokenizer")),
+        "a byte is not in its vocabulary": not {*alphabet().values()} <= {*model["vocab"]},
+        "it has many added tokens": len(added) > _MOST_ADDED,
+    }
+    return next((reason for reason, holds in checks.items() if holds), "") or _added_refusal(
+        tokenizer
+    )
+
+
+def _model_refusal(model: Json) -> str:
     for key, allowed in _MODEL_KEYS.items():
         if model.get(key) not in allowed:
             return f"the model's {key} is {model.get(key)!r}"
-    normalizer = tokenizer.get("normalizer")
-    if model.get("byte_fallback"):
-        reason = _pieces_refusal(normalizer, tokenizer.get("pre_tokenizer"), model)
-    else:
-        reason = f"it normalizes text ({normalizer['type']})" if normalizer else ""
-        reason = reason or _split_refusal(tokenizer.get("pre_tokenizer"))
-    numbers = model["vocab"]
-    if any(numbers.get(token["content"], token["id"]) != token["id"] for token in added):
-        reason = reason or "an added token has another number in the vocabulary"
-    return reason or _added_refusal(added, normalizes=normalizer is not None)
+    return ""
+
+
+def _splits_as_gpt2(pre_tokenizer: Json | None) -> bool:
+    match pre_tokenizer:
+        case {"type": "ByteLevel", **rest}:
+            return bool(rest.get("use_regex", True))
+        case {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"pattern": {"Regex": regex}, "behavior": "Isolated"},
+                {"type": "ByteLevel"},
+            ],
+        }:
+            return regex == REGEXES["GPT-2"] and not _split_refusal(pre_tokenizer)
+    return False
 
 
 def _pieces_refusal(normalizer: Json | None, pre_tokenizer: Json | None, model: Json) -> str:
@@ -104,7 +141,11 @@ def _split_refusal(pre_tokenizer: Json | None) -> str:
     return "its pre_tokenizer is not known to be exact"
 
 
-def _added_refusal(added: list[Json], *, normalizes: bool) -> str:
+def _added_refusal(tokenizer: Json) -> str:
+    added = tokenizer.get("added_tokens") or []
+    numbers, normalizes = tokenizer["model"]["vocab"], tokenizer.get("normalizer") is not None
+    if any(numbers.get(token["content"], token["id"]) != token["id"] for token in added):
+        return "an added token has another number in the vocabulary"
     for token in added:
         for flag in ("single_word", "lstrip", "rstrip"):
             if token.get(flag):

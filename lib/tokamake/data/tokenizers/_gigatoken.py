@@ -57,6 +57,8 @@ def _version_refusal(package: str, wanted: str) -> str:
 class Gigatoken:
     """A tokenizer loaded by gigatoken, for one thread."""
 
+    package = "gigatoken"
+
     def __init__(self, tokenizer: Tokenizer, *, budget: int = _BUDGET) -> None:
         """Load it; any exception means that gigatoken does not know such a tokenizer.
 

@@ -1,0 +1,6 @@
+// Python bindings that bindings.cpp does not hold itself.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+void bind_byte_level(pybind11::module_& module);

@@ -1,0 +1,237 @@
+#include "byte_level.hpp"
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <utility>
+
+namespace tokamake {
+
+namespace {
+
+constexpr uint64_t kFactor = 0x9E3779B97F4A7C15;  // 2^64 / golden ratio
+constexpr size_t kHugePage = size_t{1} << 21;
+constexpr int kLineBits = 17;
+constexpr size_t kLines = size_t{1} << kLineBits;  // 8 MiB of short words
+constexpr size_t kSlots = size_t{1} << 16;         // 1 MiB of longer words,
+constexpr size_t kTextBytes = size_t{1} << 21;     // their text,
+constexpr size_t kIds = size_t{1} << 20;           // and tokens
+constexpr size_t kLongest = 1024;                  // bytes of a word worth remembering
+
+uint32_t hash_of(std::string_view word) {
+  uint64_t hash = word.size() * kFactor;
+  uint64_t part = 0;
+  for (; word.size() >= sizeof part; word.remove_prefix(sizeof part)) {
+    std::memcpy(&part, word.data(), sizeof part);
+    hash = (hash ^ part) * kFactor;
+    hash ^= hash >> 32;
+  }
+  part = 0;
+  std::memcpy(&part, word.data(), word.size());
+  hash = (hash ^ part) * kFactor;
+  return static_cast<uint32_t>(hash >> 32);
+}
+
+// The key of a word of 1 to 15 bytes; up to `end` all may be read.
+inline WordCache::Key key_of(std::string_view word, const char* end) {
+  const size_t size = word.size();
+  const char* from = word.data();
+  std::array<char, 16> copy{};
+  if (end - from < 16) {
+    std::memcpy(copy.data(), from, size);
+    from = copy.data();
+  }
+  const uint64_t mark = uint64_t{size} << 56;
+  if (size <= 8) return {load_bytes(from) & ~uint64_t{0} >> (64 - 8 * size), mark};
+  return {load_bytes(from), (load_bytes(from + 8) & ~uint64_t{0} >> (128 - 8 * size)) | mark};
+}
+
+}  // namespace
+
+WordCache::WordCache() : slots_(kSlots) {
+  void* memory = std::aligned_alloc(kHugePage, kLines * sizeof(Line));
+  if (memory == nullptr) throw std::bad_alloc();
+#ifdef __linux__
+  madvise(memory, kLines * sizeof(Line), MADV_HUGEPAGE);  // else most look-ups miss the TLB, too
+#endif
+  lines_.reset(static_cast<Line*>(memory));
+  std::uninitialized_fill_n(lines_.get(), kLines, Line{});
+}
+
+void WordCache::Free::operator()(Line* lines) const { std::free(lines); }
+
+void WordCache::clear() {
+  std::fill_n(lines_.get(), kLines, Line{});
+  std::fill(slots_.begin(), slots_.end(), Long{});
+  used_ = 0;
+  texts_.clear();
+  ids_.clear();
+}
+
+WordCache::Line& WordCache::line_of(Key key) {
+  uint64_t hash = (key.first ^ (key.rest * kFactor)) * kFactor;
+  hash ^= hash >> 32;
+  return lines_[hash * kFactor >> (64 - kLineBits)];
+}
+
+uint32_t* WordCache::write(uint32_t id, uint32_t count, uint32_t* out) const {
+  return std::copy_n(ids_.data() + id, count, out);
+}
+
+uint32_t* WordCache::write(Key key, Line& line, uint32_t* out) const {
+  const auto same = [&](const Key& other) {
+    return ((other.first ^ key.first) | (other.rest ^ key.rest)) == 0;
+  };
+  if (!same(line.latest.key)) {
+    if (!same(line.earlier.key)) return nullptr;
+    std::swap(line.latest, line.earlier);
+  }
+  const Short& word = line.latest;
+  if (word.count > kFew) return write(word.ids[0], word.count, out);
+  std::memcpy(out, word.ids, sizeof word.ids);  // faster than as many as there are
+  return out + word.count;
+}
+
+void WordCache::add(Key key, Line& line, const std::vector<uint32_t>& ids) {
+  if (ids_.size() + ids.size() > kIds) clear();
+  Short word;
+  word.key = key;
+  word.count = static_cast<uint32_t>(ids.size());
+  if (ids.size() <= kFew) {
+    std::copy(ids.begin(), ids.end(), word.ids);
+  } else {
+    word.ids[0] = static_cast<uint32_t>(ids_.size());
+    ids_.insert(ids_.end(), ids.begin(), ids.end());
+  }
+  line.earlier = line.latest;
+  line.latest = word;
+}
+
+uint32_t* WordCache::write(std::string_view word, uint32_t* out) const {
+  const uint32_t hash = hash_of(word);
+  for (size_t at = hash & (kSlots - 1); slots_[at].size != 0; at = (at + 1) & (kSlots - 1)) {
+    const Long& known = slots_[at];
+    if (known.hash == hash && word == std::string_view(texts_.data() + known.text, known.size))
+      return write(known.id, known.count, out);
+  }
+  return nullptr;
+}
+
+void WordCache::add(std::string_view word, const std::vector<uint32_t>& ids) {
+  if (word.size() > kLongest) return;
+  if (2 * used_ >= kSlots || texts_.size() + word.size() > kTextBytes ||
+      ids_.size() + ids.size() > kIds)
+    clear();
+  const uint32_t hash = hash_of(word);
+  size_t at = hash & (kSlots - 1);
+  while (slots_[at].size != 0) at = (at + 1) & (kSlots - 1);
+  slots_[at] = {hash, static_cast<uint32_t>(texts_.size()), static_cast<uint32_t>(word.size()),
+                static_cast<uint32_t>(ids_.size()), static_cast<uint32_t>(ids.size())};
+  ++used_;
+  texts_.append(word);
+  ids_.insert(ids_.end(), ids.begin(), ids.end());
+}
+
+ByteLevel::ByteLevel(PreTokenizer words, Merges merges, std::vector<Added> added,
+                     bool add_prefix_space)
+    : words_(std::move(words)),
+      merges_(std::move(merges)),
+      added_(std::move(added)),
+      add_prefix_space_(add_prefix_space) {
+  std::stable_sort(added_.begin(), added_.end(),
+                   [](const Added& a, const Added& b) { return a.text.size() > b.text.size(); });
+  for (const Added& one : added_) {
+    if (one.text.empty()) throw std::invalid_argument("an added text is not empty");
+    if (beginnings_.find(one.text[0]) == std::string::npos) beginnings_ += one.text[0];
+  }
+}
+
+size_t ByteLevel::encode(const std::vector<std::string_view>& texts, uint32_t* ids,
+                         int64_t* lengths) {
+  uint32_t* at = ids;
+  num_waiting_ = 0;  // of an earlier call that failed
+  for (const auto text : texts) {
+    uint32_t* const after = encode_text(text, at);
+    *lengths++ = after - at;
+    at = after;
+  }
+  return static_cast<size_t>(at - ids);
+}
+
+uint32_t* ByteLevel::encode_text(std::string_view text, uint32_t* ids) {
+  size_t begin = 0;  // of what follows the latest added token
+  const auto next = [&](char beginning, size_t from) { return text.find(beginning, from); };
+  std::vector<size_t> places(beginnings_.size());  // the next place of each of them
+  for (size_t i = 0; i < places.size(); ++i) places[i] = next(beginnings_[i], 0);
+  while (true) {
+    const auto nearest = std::min_element(places.begin(), places.end());
+    if (nearest == places.end() || *nearest == std::string_view::npos) break;
+    const size_t at = *nearest;
+    const std::string_view rest = text.substr(at);
+    const auto found = std::find_if(added_.begin(), added_.end(), [&](const Added& one) {
+      return rest.substr(0, one.text.size()) == one.text;
+    });
+    size_t from = at + 1;
+    if (found != added_.end()) {
+      ids = encode_between(text.substr(begin, at - begin), ids);
+      *ids++ = found->id;
+      begin = from = at + found->text.size();
+    }
+    for (size_t i = 0; i < places.size(); ++i)
+      if (places[i] < from) places[i] = next(beginnings_[i], from);
+  }
+  return encode_between(text.substr(begin), ids);
+}
+
+uint32_t* ByteLevel::encode_between(std::string_view text, uint32_t* ids) {
+  if (add_prefix_space_ && !text.empty() && text[0] != ' ') {
+    prefixed_.assign(1, ' ').append(text);
+    text = prefixed_;
+  }
+  const char* const end = text.data() + text.size();
+  words_.split(text, [&](std::string_view word) {
+    Waiting& last = waiting_[num_waiting_++];
+    last.word = word;
+    last.line = nullptr;
+    if (word.size() <= WordCache::kShort) {
+      const auto key = key_of(word, end);
+      auto& line = cache_.line_of(key);
+      __builtin_prefetch(&line);
+      last.key = key;
+      last.line = &line;
+    }
+    if (num_waiting_ == waiting_.size()) ids = encode_waiting(ids);
+  });
+  return encode_waiting(ids);
+}
+
+uint32_t* ByteLevel::encode_waiting(uint32_t* ids) {
+  for (size_t i = 0; i < num_waiting_; ++i) {
+    const Waiting& one = waiting_[i];
+    const bool is_short = one.line != nullptr;
+    uint32_t* after =
+        is_short ? cache_.write(one.key, *one.line, ids) : cache_.write(one.word, ids);
+    if (after == nullptr) {
+      found_.clear();
+      merges_.encode(one.word, found_);
+      if (is_short) {
+        cache_.add(one.key, *one.line, found_);
+      } else {
+        cache_.add(one.word, found_);
+      }
+      after = std::copy(found_.begin(), found_.end(), ids);
+    }
+    ids = after;
+  }
+  num_waiting_ = 0;
+  return ids;
+}
+
+}  // namespace tokamake

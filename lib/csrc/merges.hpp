@@ -1,0 +1,57 @@
+// Byte pair encoding of single words (Sennrich, Haddow and Birch 2016, arXiv:1508.07909).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace tokamake {
+
+class Merges {
+ public:
+  struct Merge {
+    uint32_t left, right, merged;
+  };
+
+  // `bytes` are the tokens of single bytes; of the merges the first has the lowest rank. Throws
+  // std::invalid_argument if two merges are of the same pair, or a number has more than 21 bits.
+  Merges(const std::array<uint32_t, 256>& bytes, const std::vector<Merge>& merges);
+
+  // Replaces again and again the leftmost of the pairs of lowest rank by its token, until no two
+  // neighbours are a pair. Appends the tokens of the word to `ids`.
+  void encode(std::string_view word, std::vector<uint32_t>& ids) const;
+
+ private:
+  static constexpr int kBits = 21;  // of a token, and of a rank: three fit a word of 64 bits
+  static constexpr uint32_t kNone = UINT32_MAX;  // rank of what is no pair
+
+  uint32_t rank_of(uint32_t left, uint32_t right) const {
+    const uint64_t pair = uint64_t{left} << kBits | right;
+    const uint64_t hash = hash_of(pair);
+    if (!may_merge_[hash & (may_merge_.size() - 1)]) return kNone;
+    for (size_t at = hash;; ++at) {
+      const uint64_t slot = slots_[at & (slots_.size() - 1)];
+      if (slot == 0) return kNone;
+      if (slot >> (kBits + 1) == pair) return (slot & ((uint64_t{1} << (kBits + 1)) - 1)) - 1;
+    }
+  }
+  static uint64_t hash_of(uint64_t pair) {
+    pair *= 0x9E3779B97F4A7C15;  // 2^64 / golden ratio
+    return pair ^ pair >> 32;
+  }
+  uint32_t rank_of_bytes(char left, char right) const {
+    return byte_ranks_[size_t{static_cast<uint8_t>(left)} << 8 | static_cast<uint8_t>(right)];
+  }
+  void encode_short(std::string_view word, std::vector<uint32_t>& ids) const;
+  void encode_long(std::string_view word, std::vector<uint32_t>& ids) const;
+
+  std::array<uint32_t, 256> bytes_;
+  std::vector<uint32_t> merged_;      // by rank
+  std::vector<bool> may_merge_;       // by hash, 8 a slot: what is no pair mostly ends here,
+  std::vector<uint64_t> slots_;       // and not in this larger hash table of pair and rank + 1
+  std::vector<uint32_t> byte_ranks_;  // of each pair of bytes: half of all that is looked up
+};
+
+}  // namespace tokamake

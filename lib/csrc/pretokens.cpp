@@ -1,0 +1,181 @@
+#include "pretokens.hpp"
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+namespace tokamake {
+
+namespace {
+
+CharacterClass ascii_class(unsigned byte) {
+  if ((byte | 0x20) >= 'a' && (byte | 0x20) <= 'z') return kLetter;
+  if (byte >= '0' && byte <= '9') return kDigit;
+  return byte == ' ' || (byte >= '\t' && byte <= '\r') ? kWhiteSpace : kSign;
+}
+
+// Kinds of 64 bytes, a bit each.
+struct Masks {
+  uint64_t letter = 0, digit = 0, white = 0, space = 0, beyond_ascii = 0;
+};
+
+#ifdef __SSE2__
+// The bytes in [first, first + size), all bits of each.
+__m128i within(__m128i bytes, char first, char size) {  // signed: the range is moved to the lowest
+  const auto moved = _mm_add_epi8(bytes, _mm_set1_epi8(static_cast<char>(0x80 - first)));
+  return _mm_cmplt_epi8(moved, _mm_set1_epi8(static_cast<char>(0x80 + size)));
+}
+
+Masks masks_of(const char* block) {
+  Masks masks;
+  for (int i = 0; i < 64; i += 16) {
+    const auto bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + i));
+    const auto space = _mm_cmpeq_epi8(bytes, _mm_set1_epi8(' '));
+    const auto bits = [&](__m128i mask) {
+      return uint64_t{static_cast<uint16_t>(_mm_movemask_epi8(mask))} << i;
+    };
+    masks.letter |= bits(within(_mm_or_si128(bytes, _mm_set1_epi8(0x20)), 'a', 26));
+    masks.digit |= bits(within(bytes, '0', 10));
+    masks.white |= bits(_mm_or_si128(within(bytes, '\t', 5), space));
+    masks.space |= bits(space);
+    masks.beyond_ascii |= bits(bytes);
+  }
+  return masks;
+}
+#else
+constexpr uint64_t kEach = 0x0101010101010101;  // 1 in each of 8 bytes
+constexpr uint64_t kHigh = 0x80 * kEach;
+
+// The highest bit of each byte that is in [first, last]; all bytes are below 0x80.
+uint64_t within(uint64_t bytes, uint64_t first, uint64_t last) {
+  return (bytes + (0x80 - first) * kEach) & ~(bytes + (0x7F - last) * kEach);
+}
+
+// The highest bits of 8 bytes, side by side: each bit moves to its place by one of the factors.
+uint64_t gathered(uint64_t bytes) { return ((bytes & kHigh) >> 7) * 0x0102040810204080 >> 56; }
+
+Masks masks_of(const char* block) {
+  Masks masks;
+  for (int i = 0; i < 64; i += 8) {
+    const uint64_t bytes = load_bytes(block + i);
+    const uint64_t below = bytes & ~kHigh;
+    const uint64_t space = within(below, ' ', ' ');
+    masks.letter |= gathered(within(below | 0x20 * kEach, 'a', 'z')) << i;
+    masks.digit |= gathered(within(below, '0', '9')) << i;
+    masks.white |= gathered(within(below, '\t', '\r') | space) << i;
+    masks.space |= gathered(space) << i;
+    masks.beyond_ascii |= bytes & kHigh;
+  }
+  return masks;
+}
+#endif
+
+}  // namespace
+
+PreTokenizer::PreTokenizer(std::vector<uint8_t> classes) : classes_(std::move(classes)) {
+  if (classes_.size() != 0x110000)
+    throw std::invalid_argument("the table has an entry for each of 0x110000 code points");
+  for (unsigned byte = 0; byte < 0x80; ++byte)
+    if (classes_[byte] != ascii_class(byte))
+      throw std::invalid_argument("ASCII is classified in another way");
+  if (*std::max_element(classes_.begin(), classes_.end()) > kWhiteSpace)
+    throw std::invalid_argument("a class is 0 to 3");
+}
+
+uint64_t PreTokenizer::starts_in_block(std::string_view text, size_t at, Before& before) const {
+  std::array<char, kBlock> last;
+  const char* block = text.data() + at;
+  const size_t left = text.size() - at;
+  if (left < kBlock) {  // what follows the end is like white space to a stretch of it
+    last.fill(' ');
+    std::memcpy(last.data(), block, left);
+    block = last.data();
+  }
+  const Masks is = masks_of(block);
+  if (is.beyond_ascii) return starts_one_by_one(text, at, before);
+  const uint64_t sign = ~(is.letter | is.digit | is.white);
+  const uint64_t others = (is.letter & ~(is.letter << 1 | before.letter)) |
+                          (is.digit & ~(is.digit << 1 | before.digit)) |
+                          (sign & ~(sign << 1 | before.sign));
+  uint64_t white_follows = is.white >> 1;
+  if (is.white >> 63 && (left <= kBlock || is_white_at(text, at + kBlock)))
+    white_follows |= uint64_t{1} << 63;
+  uint64_t starts = (others & ~(is.space << 1 | before.space)) |
+                    (is.white & (~(is.white << 1 | before.white) | ~white_follows));
+  if (left < kBlock) starts &= (uint64_t{1} << left) - 1;
+  before = {is.letter >> 63, is.digit >> 63, sign >> 63, is.white >> 63, is.space >> 63};
+  return starts;
+}
+
+uint64_t PreTokenizer::starts_one_by_one(std::string_view text, size_t at, Before& before) const {
+  const size_t end = std::min(text.size(), at + kBlock);
+  uint64_t starts = 0;
+  size_t size = 0;
+  for (size_t here = at; here < end; here += size) {
+    if ((static_cast<uint8_t>(text[here]) & 0xC0) == 0x80) {  // of a character before this block
+      size = 1;
+      continue;
+    }
+    const CharacterClass kind = class_at(text, here, size);
+    bool is_start = false;
+    switch (kind) {
+      case kLetter:
+        is_start = !before.letter && !before.space;
+        break;
+      case kDigit:
+        is_start = !before.digit && !before.space;
+        break;
+      case kSign:
+        is_start = !before.sign && !before.space;
+        break;
+      case kWhiteSpace:
+        is_start = !before.white || !is_white_at(text, here + size);
+        break;
+    }
+    starts |= uint64_t{is_start} << (here - at);
+    before = {kind == kLetter, kind == kDigit, kind == kSign, kind == kWhiteSpace,
+              text[here] == ' '};
+  }
+  return starts;
+}
+
+bool PreTokenizer::is_white_at(std::string_view text, size_t at) const {
+  size_t size = 0;
+  return at >= text.size() || class_at(text, at, size) == kWhiteSpace;
+}
+
+CharacterClass PreTokenizer::class_at(std::string_view text, size_t at, size_t& size) const {
+  const auto byte = [&](size_t i) {
+    return static_cast<uint32_t>(static_cast<uint8_t>(text[at + i]));
+  };
+  const auto low = [&](size_t i) { return byte(i) & 0x3F; };
+  const uint32_t first = byte(0);
+  uint32_t code_point = first;
+  size = 1;
+  if (first >= 0xF0) {
+    code_point = (first & 0x07) << 18 | low(1) << 12 | low(2) << 6 | low(3);
+    size = 4;
+  } else if (first >= 0xE0) {
+    code_point = (first & 0x0F) << 12 | low(1) << 6 | low(2);
+    size = 3;
+  } else if (first >= 0x80) {
+    code_point = (first & 0x1F) << 6 | low(1);
+    size = 2;
+  }
+  return static_cast<CharacterClass>(classes_[code_point]);
+}
+
+size_t PreTokenizer::contraction_size(std::string_view text, size_t begin) {
+  const std::string_view after = text.substr(begin + 1, 2);
+  if (after == "re" || after == "ve" || after == "ll") return 3;
+  const char next = after.empty() ? '\0' : after[0];
+  return next == 's' || next == 't' || next == 'm' || next == 'd' ? 2 : 1;
+}
+
+}  // namespace tokamake
