@@ -19,10 +19,10 @@ from slurms import MISSING, PATIENCE, Slurm, slurm
 from workflows import CONFIG, make_workspace
 
 from tokamake import files
+from tokamake.batch_systems import seconds_of
 from tokamake.config import read_run, write_run
 from tokamake.doctor.profile import Profile
 from tokamake.doctor.scheduler import check_scheduler
-from tokamake.batch_systems import seconds_of
 
 ROOT = Path(__file__).parent.parent
 

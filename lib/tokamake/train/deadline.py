@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tokamake import files
-from tokamake.errors import UserError
-
 from tokamake.batch_systems import seconds_of
+from tokamake.errors import UserError
 
 _WORST_MARGIN = 300.0
 _MARGIN = 0.1

@@ -1,5 +1,6 @@
 """Files of torch.save without their tensors: where to find and how to lay them out."""
 
+import functools
 import os
 import struct
 import zipfile
