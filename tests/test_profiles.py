@@ -165,7 +165,7 @@ def test_a_pbs_profile_runs_a_rule_of_the_workflow(tmp_path: Path, pbs: Pbs, pro
     assert (job["account"], job["queue"]) == ("proj", "debug")
     system = ":system=polaris" if profile == "polaris" else ""
     assert job["asked"] == {
-        "select": f"1{system}", "place": "scatter", "walltime": "01:00:00",
+        "select": f"1{system}", "place": "scatter", "walltime": "00:10:00",
         "filesystems": "home:flare",
     }  # fmt: skip
 
