@@ -7,6 +7,8 @@ STAMP := .venv/installed
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export DS_BUILD_OPS := 0
+# Images of containers often set it; each start would then compile our modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install train test check format clean
 

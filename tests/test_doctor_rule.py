@@ -160,7 +160,8 @@ def test_jobs_elsewhere_have_the_inputs_that_their_controller_saw_to(folder: Pat
     try:
         done, told = run(folder, *CLUSTER, *pbs, **server.environment)
         assert done.returncode == 0, told
-        assert [job["name"].split(".")[0] for job in server.jobs()] == ["doctor", "train-a"]
+        names = [job["name"].split(".")[0] for job in server.jobs()]
+        assert names == ["doctor-2-nodes-8-ranks", "train-a"]
     finally:
         server.stop()
     assert (folder / "results/a/train.json").read_text() == f"{REPORT}\n"

@@ -116,6 +116,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("world_size", PROVED)
+@pytest.mark.parametrize(
+    "world_size", [pytest.param(n, marks=pytest.mark.long) if n == 4 else n for n in PROVED]
+)
 def test_layouts_equal_one_process(world_size: int, runs: dict[str, Path]) -> None:
     check(world_size, PROVED[world_size], runs)

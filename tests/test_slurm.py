@@ -240,6 +240,7 @@ TRAINING = (
 )
 
 
+@pytest.mark.long
 def test_a_chain_of_jobs_ends_whatever_meets_them(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
