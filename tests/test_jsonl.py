@@ -101,7 +101,9 @@ def test_documents_and_blank_lines_account_for_every_line(
             for block in opened.blocks(("text",)):
                 assert block.raw is not None
                 found += zip(block.records, block.raw, strict=True)
-                for raw, number, offset in zip(*block[3:], *block[1:3], strict=True):
+                for raw, number, offset in zip(
+                    block.raw, block.numbers, block.offsets, strict=True
+                ):
                     if packing:
                         assert offset == -1
                     else:

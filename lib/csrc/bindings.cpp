@@ -377,5 +377,5 @@ PYBIND11_MODULE(_csrc, module) {
            "Split texts; the words whose tokens are not known yet.")
       .def("finish", &finish_words, py::arg("ids").noconvert(), py::arg("lengths").noconvert(),
            "Take the tokens of the missing words; the tokens of all texts and how many of each.");
-  bind_byte_level(module);
+  bind_texts(module);
 }

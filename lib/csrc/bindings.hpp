@@ -3,4 +3,4 @@
 
 #include <pybind11/pybind11.h>
 
-void bind_byte_level(pybind11::module_& module);
+void bind_texts(pybind11::module_& module);

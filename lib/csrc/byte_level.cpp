@@ -63,6 +63,10 @@ WordCache::WordCache() : slots_(kSlots) {
 #endif
   lines_.reset(static_cast<Line*>(memory));
   std::uninitialized_fill_n(lines_.get(), kLines, Line{});
+  texts_.assign(kTextBytes, '\0');  // all memory is taken now, once for all
+  ids_.assign(kIds, 0);
+  texts_.clear();
+  ids_.clear();
 }
 
 void WordCache::Free::operator()(Line* lines) const { std::free(lines); }

@@ -265,6 +265,23 @@ class Words:
             ValueError: these are not the tokens of as many words.
         """
 
+def json_texts(
+    lines: bytes | memoryview, key: str
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+    """Read the texts that lines of JSON have under a key, by RFC 8259 and no more.
+
+    Args:
+        lines: whole lines, whose line feeds are not in a string.
+        key: has no quotes, backslashes or control characters in it, or no line is plain.
+
+    Returns:
+        (bytes,) the texts one after the other in UTF-8, (lines,) where each of them ends, and
+        (lines,) where each line ends, at its line feed or at the end of all. None if a line is not
+        one object in valid UTF-8 with a single such key and text under it, is blank, or has
+        something that parsers differ on: lone surrogates, numbers of many digits or with exponents,
+        keys with escapes, more than 64 levels.
+    """
+
 class ByteLevel:
     """Byte-level BPE with the words of GPT-2's expression. Not for several threads at once."""
 
@@ -299,4 +316,17 @@ class ByteLevel:
 
         Raises:
             UnicodeEncodeError: a text has a lone surrogate.
+        """
+
+    def encode_utf8(
+        self, utf8: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+        """The same of texts that stand one after the other.
+
+        Args:
+            utf8: (bytes,) valid UTF-8 in each text.
+            ends: (texts,) where each ends, ascending.
+
+        Raises:
+            ValueError: the ends do not fit the bytes.
         """

@@ -7,7 +7,7 @@ files have byte ranges), `accepts(head, path)` and `read(input, keys)`.
 import re
 from pathlib import Path
 
-from tokamake.data.readers._block import Bad, Block
+from tokamake.data.readers._block import Bad, Block, Utf8
 from tokamake.data.readers._expand import expand, natural_key
 from tokamake.data.readers._input import Input, readers, reading
 from tokamake.data.readers._sniff import look, sniff
@@ -18,6 +18,7 @@ __all__ = [
     "Block",
     "ByteRange",
     "Input",
+    "Utf8",
     "expand",
     "natural_key",
     "open_input",

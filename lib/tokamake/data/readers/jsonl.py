@@ -1,16 +1,17 @@
 """Reads jsonl, plain or compressed: one JSON object a line; blank lines are no documents."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from tokamake.data.readers._block import LONGEST_BYTES, Bad, Block, Lines
+from tokamake._csrc import json_texts
+from tokamake.data.readers._block import LONGEST_BYTES, Bad, Block, Lines, Utf8
 from tokamake.data.readers._input import CHUNK_BYTES, reading
 from tokamake.data.readers._sniff import first_line, kind_of_name
 from tokamake.data.readers.text import NAMES as TEXT_NAMES
@@ -45,19 +46,61 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[Block]:
     position, end = _whole_lines(raw)
     raw.first_byte = position
     number = 1
-    for lines in _lines(raw.chunks(position, end), raw.path):
-        ends = position + np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)) + 1)
-        offsets = np.concatenate(([position], ends[:-1]))
-        numbers = np.arange(number, number + len(lines), dtype=np.int64)
-        number, position = number + len(lines), int(ends[-1])
-        if raw.compression:
-            offsets.fill(-1)
-        for first in range(0, len(lines), _MOST_LINES):
+    for lines in _whole(raw.chunks(position, end), raw.path):
+        plain = json_texts(lines, keys[0]) if len(keys) == 1 else None
+        each = [] if plain else _cut(lines)
+        ends = plain[2] if plain else np.cumsum([len(line) + 1 for line in each]) - 1
+        starts = np.concatenate(([0], ends[:-1] + 1))
+        offsets = np.full(len(ends), -1) if raw.compression else starts + position
+        numbers = np.arange(number, number + len(ends), dtype=np.int64)
+        number, position = number + len(ends), position + len(lines)
+        if plain:
+            views = _Views(lines, starts, ends)
+            yield Block(_Records(views), numbers, offsets, Lines(views), Utf8(*plain[:2]))
+        for first in range(0, len(each), _MOST_LINES):
             part = slice(first, first + _MOST_LINES)
-            block = _block(lines[part], numbers[part], offsets[part])
-            raw.blank_lines += len(lines[part]) - len(block.records)
+            block = _block(each[part], numbers[part], offsets[part])
+            raw.blank_lines += len(each[part]) - len(block.records)
             if block.records:
                 yield block
+
+
+class _Views(Sequence[memoryview]):
+    """Lines, each a view of all when it is asked for: nearly none of them is."""
+
+    def __init__(self, lines: Line, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        self._lines, self._starts, self._ends = memoryview(lines), starts, ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> memoryview: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[memoryview]: ...
+    def __getitem__(self, index: int | slice) -> memoryview | list[memoryview]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        return self._lines[self._starts[index] : self._ends[index]]
+
+
+class _Records(Sequence[dict[str, Any] | Bad]):
+    """Records of lines whose texts are read already, parsed when they are asked for."""
+
+    def __init__(self, lines: _Views) -> None:
+        self._lines = lines
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any] | Bad: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any] | Bad]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return _parse(list(self._lines[index]))
+        return (_parse([self._lines[index]]) or [])[0]
 
 
 def _refuse_spread(raw: "Input") -> None:
@@ -109,37 +152,40 @@ def _line_start(path: Path, position: int) -> int:
     return found
 
 
-def _lines(chunks: Iterable[bytes], path: Path) -> Iterator[list[Line]]:
-    """Lines without line feeds, as they come; only what is new is searched for the end of one."""
+def _whole(chunks: Iterable[bytes], path: Path) -> Iterator[Line]:
+    """Whole lines, some at a time, with their line feeds; only what is new is searched for them."""
     waiting: list[bytes] = []
     size = 0
     for chunk in chunks:
-        lines = _cut(chunk)
-        if len(lines) > 1:
-            lines[0] = b"".join([*waiting, lines[0]])
+        begin, end = 0, chunk.rfind(b"\n") + 1
+        if end and waiting:
+            begin = chunk.find(b"\n") + 1
+            yield b"".join([*waiting, chunk[:begin]])
             waiting, size = [], 0
-        waiting.append(bytes(lines.pop()))
-        size += len(waiting[-1])
+        if begin < end:
+            yield memoryview(chunk)[begin:end]
+        if end < len(chunk):
+            waiting.append(chunk[end:])
+            size += len(waiting[-1])
         if size > LONGEST_BYTES:
             raise UserError(
                 f"{path}: a line is longer than {LONGEST_BYTES} bytes; "
                 "is it jsonl, with line feeds as line ends?"
             )
-        if lines:
-            yield lines
-    if size:
-        yield [b"".join(waiting)]
+    if waiting:
+        yield b"".join(waiting)
 
 
-def _cut(chunk: bytes) -> list[Line]:
-    """A chunk cut at its line feeds: long lines as views, which takes a sixth of the time."""
-    if chunk.count(b"\n", 0, _FIRST_STEP) * _SHORT_BYTES > _FIRST_STEP:
-        return list(chunk.split(b"\n"))
-    view, lines, start = memoryview(chunk), [], 0
-    while (end := chunk.find(b"\n", start)) >= 0:
-        lines.append(view[start:end])
+def _cut(lines: Line) -> list[Line]:
+    """Whole lines, one by one: long lines as views, which takes a sixth of the time."""
+    whole = bytes(lines).removesuffix(b"\n")
+    if whole.count(b"\n", 0, _FIRST_STEP) * _SHORT_BYTES > _FIRST_STEP:
+        return list(whole.split(b"\n"))
+    view, each, start = memoryview(whole), [], 0
+    while (end := whole.find(b"\n", start)) >= 0:
+        each.append(view[start:end])
         start = end + 1
-    return [*lines, view[start:]]
+    return [*each, view[start:]]
 
 
 def _block(lines: list[Line], numbers: NDArray[np.int64], offsets: NDArray[np.int64]) -> Block:

@@ -6,7 +6,7 @@ By lib/csrc where it is exact, else by gigatoken where that is, else by their ow
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import chain
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokamake._csrc import Words
+from tokamake.data.readers import Utf8
 from tokamake.data.tokenizers import Tokenizer, failure
 from tokamake.data.tokenizers import _byte_level as byte_level
 from tokamake.data.tokenizers import _gigatoken as gigatoken
@@ -109,15 +110,15 @@ class Encoder:
                 self._reason = reason
             return self._reason
 
-    def place(self, texts: list[str]) -> range:
-        """Where these texts, in characters, stand in the stream of all: they come next."""
+    def place(self, texts: Sequence[str]) -> range:
+        """Where these texts, by their `extent`, stand in the stream of all: they come next."""
         before = self._characters
-        self._characters += sum(map(len, texts))
+        self._characters += extent(texts)
         if self._reason is None and self._characters >= _ENOUGH:
             _ = self.reason  # before there are threads to encode, for it turns to their memory
         return range(before, self._characters)
 
-    def __call__(self, texts: list[str], place: range | None = None) -> Encoded:
+    def __call__(self, texts: Sequence[str], place: range | None = None) -> Encoded:
         """Encode texts, in order; special tokens written in them become what their package makes.
 
         Args:
@@ -134,6 +135,8 @@ class Encoder:
         with self._borrowed(len(place)) as fast:
             if fast is None:
                 return self._by_package(texts)
+            if not isinstance(fast, ByteLevelEncoder):
+                texts = list(texts)
             if place.start < _ENOUGH:
                 self._check(fast, _beginning(texts))
             self._check(fast, _windows(texts, place))
@@ -174,7 +177,8 @@ class Encoder:
         self._loaded = True
         return fast
 
-    def _by_package(self, texts: list[str]) -> Encoded:
+    def _by_package(self, texts: Sequence[str]) -> Encoded:
+        texts = list(texts)
         with self._package_lock:  # what it needs of memory does not grow with the threads here
             if self._words is None:
                 rules = self._tokenizer.word_rules()
@@ -194,18 +198,20 @@ class Encoder:
             del rows, flat  # else they stay while the next part is encoded
         return Encoded(np.concatenate(ids), np.concatenate(lengths))
 
-    def _by_fast(self, fast: ByteLevelEncoder | Gigatoken, texts: list[str]) -> Encoded:
+    def _by_fast(self, fast: ByteLevelEncoder | Gigatoken, texts: Sequence[str]) -> Encoded:
         try:
-            return Encoded(*fast.encode(texts))
+            if isinstance(fast, ByteLevelEncoder) and isinstance(texts, Utf8):
+                return Encoded(*fast.encode_utf8(texts.data, texts.ends))
+            return Encoded(*fast.encode(list(texts)))
         except BaseException as error:
             raise Mismatch(f"{self.name} failed ({failure(error)})") from None
 
-    def _by_both(self, fast: ByteLevelEncoder | Gigatoken, texts: list[str]) -> Encoded:
+    def _by_both(self, fast: ByteLevelEncoder | Gigatoken, texts: Sequence[str]) -> Encoded:
         """By the fast one, but for the texts that it may encode differently."""
         unsafe = fast.unsafe(texts)
         if not len(unsafe):
             return self._by_fast(fast, texts)
-        rest = texts.copy()
+        rest = list(texts)
         for number in unsafe:
             rest[number] = ""
         aside = self._by_package([texts[number] for number in unsafe])
@@ -241,7 +247,12 @@ def _replaced(all_of: Encoded, numbers: NDArray[np.int64], by: Encoded) -> Encod
     return Encoded(np.concatenate(parts), lengths)
 
 
-def _beginning(texts: list[str]) -> list[str]:
+def extent(texts: Sequence[str]) -> int:
+    """Characters of texts; of those at hand in UTF-8, their bytes."""
+    return texts.data.size if isinstance(texts, Utf8) else sum(map(len, texts))
+
+
+def _beginning(texts: Sequence[str]) -> list[str]:
     """The first texts, _FIRST characters of them."""
     samples = []
     room = _FIRST
@@ -253,14 +264,16 @@ def _beginning(texts: list[str]) -> list[str]:
     return samples
 
 
-def _windows(texts: list[str], place: range) -> list[str]:
+def _windows(texts: Sequence[str], place: range) -> list[str]:
     """Text around every _STEP-th character of the whole stream, wherever blocks begin and end."""
-    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+    utf8 = texts if isinstance(texts, Utf8) else None
+    sizes = np.fromiter(map(len, texts), np.int64, len(texts)) if utf8 is None else utf8.sizes
     ends = np.cumsum(sizes) + place.start
     points = np.arange((place.start // _STEP + 1) * _STEP, ends[-1] if len(ends) else 0, _STEP)
     samples = []
     for point, number in zip(points, np.searchsorted(ends, points, side="right"), strict=True):
         inside = int(point - (ends[number] - sizes[number]))
         first = max(0, inside - _WINDOW // 2)
-        samples.append(texts[number][first : first + _WINDOW])
+        window = slice(first, first + _WINDOW)
+        samples.append(texts[number][window] if utf8 is None else utf8.window(number, window))
     return samples

@@ -7,7 +7,7 @@ tokens go to `indexed.Writer`. Memory holds a batch a thread and two more, howev
 import re
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
@@ -22,8 +22,8 @@ from tokamake._csrc import pack
 from tokamake.data import pairs
 from tokamake.data.pairs.indexed import Writer, token_dtype
 from tokamake.data.pairs.sources import SourcesWriter, sources_path
-from tokamake.data.readers import Block, Input
-from tokamake.data.shards.encode import Encoder
+from tokamake.data.readers import Block, Input, Utf8
+from tokamake.data.shards.encode import Encoder, extent
 from tokamake.data.text import documents, sentences
 from tokamake.data.text.quarantine import Quarantine
 from tokamake.data.tokenizers import Tokenizer
@@ -60,8 +60,8 @@ class Options:
 class Batch(NamedTuple):
     """Documents on their way to the encoder, and where they come from."""
 
-    columns: tuple[list[str], ...]
-    """Texts, one list for each output."""
+    columns: tuple[Sequence[str], ...]
+    """Texts for each output."""
     inputs: npt.NDArray[np.int64]
     """(documents,) index of the raw file."""
     numbers: npt.NDArray[np.int64]
@@ -210,7 +210,7 @@ class Shard:
                 chosen = texts.kept[kept]
                 columns = texts.columns
                 if len(chosen) != len(texts.kept):
-                    columns = tuple([c[i] for i in kept.nonzero()[0]] for c in columns)
+                    columns = tuple([c[i] for i in kept.nonzero()[0].tolist()] for c in columns)
                 yield Batch(
                     columns,
                     np.full(len(chosen), index, np.int64),
@@ -262,17 +262,16 @@ class Shard:
         finally:  # whoever interrupts waits for the batches that are being encoded, and no others
             pool.shutdown(cancel_futures=True)
 
-    def _encode(self, texts: list[str], place: range) -> Tokens:
+    def _encode(self, texts: Sequence[str], place: range) -> Tokens:
         """Encode documents, in a thread: nothing here changes the shard."""
         parts, counts = texts, np.ones(len(texts), np.int64)
         if self._options.split_sentences:
-            parts, counts = sentences.split(texts, self._options.language)
+            parts, counts = sentences.split(list(texts), self._options.language)
         ids, lengths = self._encoder(parts, place)
         # Sequences without a token are none; documents keep those that have some.
         owner = np.repeat(np.arange(len(texts)), counts)[lengths > 0]
         counts = np.bincount(owner, minlength=len(texts))
-        size = sum(len(t) if t.isascii() else len(t.encode()) for t in texts)
-        return Tokens(ids, lengths[lengths > 0], counts, size)
+        return Tokens(ids, lengths[lengths > 0], counts, _utf8_bytes(texts))
 
     def _manifest(self, quarantine: Quarantine, request: str) -> dict[str, Any]:
         options = asdict(self._options)
@@ -381,7 +380,7 @@ def _gather(batches: Iterable[Batch]) -> Iterator[Batch]:
     characters = 0
     for batch in batches:
         waiting.append(batch)
-        characters += sum(sum(map(len, column)) for column in batch.columns)
+        characters += sum(map(extent, batch.columns))
         characters += _DOCUMENT_CHARACTERS * len(batch.inputs)
         if characters >= _BATCH_CHARACTERS:
             yield _join(waiting)
@@ -395,6 +394,19 @@ def _join(batches: list[Batch]) -> Batch:
         return batches[0]
     columns = zip(*(batch.columns for batch in batches), strict=True)
     return Batch(
-        tuple([text for part in column for text in part] for column in columns),
+        tuple(map(_chained, columns)),
         *(np.concatenate([batch[field] for batch in batches]) for field in (1, 2, 3)),
     )
+
+
+def _chained(parts: tuple[Sequence[str], ...]) -> Sequence[str]:
+    utf8 = [part for part in parts if isinstance(part, Utf8)]
+    if len(utf8) == len(parts):
+        return Utf8.joined(utf8)
+    return [text for part in parts for text in part]
+
+
+def _utf8_bytes(texts: Sequence[str]) -> int:
+    if isinstance(texts, Utf8):
+        return texts.data.size
+    return sum(len(text) if text.isascii() else len(text.encode()) for text in texts)

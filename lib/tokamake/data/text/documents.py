@@ -4,7 +4,7 @@ Blocks come from `readers`; lists of texts go to `encode`, bad documents to the 
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from string import Formatter
 from typing import Any, NamedTuple
@@ -65,8 +65,8 @@ class Fields(NamedTuple):
 class Texts(NamedTuple):
     """Texts of the good documents of a block, and what is wrong with the others."""
 
-    columns: tuple[list[str], ...]
-    """A list for each of `Fields.names`, all of the same length."""
+    columns: tuple[Sequence[str], ...]
+    """Texts for each of `Fields.names`, all of the same number."""
     kept: NDArray[np.int64]
     """(documents,) index in the block of each text, ascending."""
     bad: list[tuple[int, str]]
@@ -84,17 +84,19 @@ def keys_of(text_key: Iterable[str]) -> tuple[str, ...]:
 def texts(block: Block, fields: Fields) -> Texts:
     """Take the texts out of a block; a document that is bad for one key is bad for all."""
     keys = fields.read_keys
-    records: list[Any] = block.records
+    records = block.records
     bad: list[tuple[int, str]] = []
     kept = np.arange(len(records), dtype=np.int64)
-    columns = _columns(records, keys)
+    columns: list[Sequence[str]] | None = [block.texts] if block.texts is not None else None
+    columns = columns or _columns(records, keys)
     if columns is None:
         reasons = [
             _reason(record, keys, "row" if block.raw is None else "line") for record in records
         ]
         bad = [(index, reason) for index, reason in enumerate(reasons) if reason]
         kept = np.array([i for i, reason in enumerate(reasons) if not reason], np.int64)
-        columns = [[records[index][key] for index in kept] for key in keys]
+        good: list[Any] = [records[index] for index in kept.tolist()]
+        columns = [[record[key] for record in good] for key in keys]
     if fields.template:
         columns = [_join(columns, keys, fields.template)]
     return Texts(tuple(columns), kept, bad)
@@ -130,10 +132,10 @@ def place(source: Input, block: Block, index: int) -> str:
     return source.place(int(block.numbers[index]), int(block.offsets[index]))
 
 
-def _columns(records: list[Any], keys: tuple[str, ...]) -> list[list[str]] | None:
+def _columns(records: Sequence[Any], keys: tuple[str, ...]) -> list[Sequence[str]] | None:
     """The values of each key, or None if any is missing or no text."""
     try:
-        columns = [[record[key] for record in records] for key in keys]
+        columns: list[Sequence[str]] = [[record[key] for record in records] for key in keys]
     except (KeyError, TypeError):  # TypeError: a `Bad`
         return None
     return columns if all(set(map(type, column)) <= {str} for column in columns) else None
@@ -180,7 +182,7 @@ def _wrong(template: str, what: str) -> UserError:
     )
 
 
-def _join(columns: list[list[str]], keys: tuple[str, ...], template: str) -> list[str]:
+def _join(columns: list[Sequence[str]], keys: tuple[str, ...], template: str) -> list[str]:
     pattern, used = _parse(template)
     each = [columns[keys.index(key)] for key in used]
     return [pattern % row for row in zip(*each, strict=True)]

@@ -5,6 +5,7 @@ memory is bounded. `encode.Encoder` is the only caller; tests/test_byte_level.py
 """
 
 import json
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -44,13 +45,19 @@ class ByteLevelEncoder:
             add_prefix_space=_prefixed(stated["pre_tokenizer"]),
         )
 
-    def unsafe(self, _: list[str]) -> NDArray[np.int64]:
+    def unsafe(self, _: Sequence[str]) -> NDArray[np.int64]:
         """Numbers of the texts that it may encode differently: none."""
         return np.empty(0, np.int64)
 
     def encode(self, texts: list[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Token ids of all texts one after the other, and how many each has."""
         return self._loaded.encode(texts)
+
+    def encode_utf8(
+        self, data: NDArray[np.uint8], ends: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """The same of texts in UTF-8 one after the other, and where each ends."""
+        return self._loaded.encode_utf8(data, ends)
 
 
 def _merges(model: dict[str, Any]) -> NDArray[np.uint32]:

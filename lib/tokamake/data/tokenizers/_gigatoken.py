@@ -6,7 +6,7 @@
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
@@ -79,9 +79,9 @@ class Gigatoken:
         self._loaded = _open(self._package, self._definition)
         self._latest = _resident_bytes()
 
-    def unsafe(self, texts: list[str]) -> NDArray[np.int64]:
+    def unsafe(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """Numbers of the texts that gigatoken may encode differently, ascending."""
-        return find_marked(texts, self._table)
+        return find_marked(list(texts), self._table)
 
     def encode(self, texts: list[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Token ids of all texts one after the other, and how many each has."""
