@@ -1,5 +1,6 @@
 """Fixtures that several test files share: a little real text and a tokenizer trained on it."""
 
+import gc
 import json
 import os
 import shutil
@@ -33,6 +34,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_collection_finish() -> None:
+    """Leave out of garbage collection what was imported: to look through it takes long."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

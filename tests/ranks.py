@@ -8,6 +8,7 @@ def sums(number: int) -> float:
 assert spawn(sums, 2, 1) == [3.0, 3.0]
 """
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -134,6 +135,7 @@ def _rank(
 ) -> None:
     """A process's life. It never leaves through Python's own exit, where gloo's threads abort."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
+    gc.freeze()  # what was imported stays: to look through it takes long
     code = 1
     os.environ.clear()  # that of the process which all ranks are forks of
     os.environ.update(environment)
