@@ -179,8 +179,8 @@ def _notes(file: Path, saved: Mapping[str, Any], entries: Sequence[_Entry]) -> d
     """Settings of the optimizer, and the scale of the loss."""
     decaying = next((each for each in entries if each.parameter.decays), entries[0])
     notes = settings_of([decaying.group])
-    scaler = saved.get(SCALER) or {}
-    if isinstance(scale := scaler.get(SCALE), Located):
+    scaler = saved.get(SCALER)
+    if isinstance(scaler, Mapping) and isinstance(scale := scaler.get(SCALE), Located):
         where = torch_files.region(file, f"{SCALER}.{SCALE}", scale, (Block(SCALE, ()),))
         number = Source([where], {SCALE: ()}).number(SCALE)
         since = scaler.get(SINCE)
