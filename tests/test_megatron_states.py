@@ -31,6 +31,7 @@ from tokamake.checkpoint import written
 from tokamake.checkpoint.any_format import open_any
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.files import torch_files
+from tokamake.checkpoint.inspect import inspect as tell
 from tokamake.checkpoint.opened import Layout, Target
 from tokamake.checkpoint.zero.folder import SCHEDULE
 from tokamake.checkpoint.zero.shards import SETTINGS
@@ -127,6 +128,18 @@ def test_whole_runs_go_from_megatron_to_other_formats(
     layout = Layout(2, 1, 1, 3, 1) if format == "mds" else Layout()
     written.write(tmp_path / "a", open_any(sources[0]), format, Target(layout))
     assert_trained(open_any(tmp_path / "a"), FAMILIES[family])
+
+
+def test_values_of_whole_runs_are_looked_at(
+    ways: tuple[str, list[Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps, too, which have no dimensions."""
+    _, sources = ways
+    for source in sources:
+        tell(source, values=True)
+        printed = capsys.readouterr().out
+        assert "exp_avg, exp_avg_sq, step" in printed
+        assert "values        all finite" in printed
 
 
 def test_a_given_vocabulary_leaves_the_padding_of_states_behind(
