@@ -149,6 +149,23 @@ def _start(meeting: Path, rank: int, size: int) -> None:
     torch.cuda.current_device = lambda: "cpu"  # type: ignore
 
 
+def _stepped(model: Any) -> dict[str, Any]:
+    """State of an Adam whose gradients were the weights; its first moments are half of these."""
+    import torch
+
+    parameters = [parameter for _, parameter in model.named_parameters()]
+    groups = [
+        [each for each in parameters if (each.dim() > 1) == decays] for decays in (True, False)
+    ]
+    optimizer = torch.optim.AdamW(
+        [{"params": group} for group in groups], lr=0.0, betas=(0.5, 0.75)
+    )
+    for each in parameters:
+        each.grad = each.detach().clone()
+    optimizer.step()
+    return optimizer.state_dict()
+
+
 def write(folder: Path, name: str, rank: int, size: int) -> None:
     """A rank's part of the checkpoint of a case."""
     import torch
@@ -166,7 +183,7 @@ def write(folder: Path, name: str, rank: int, size: int) -> None:
     weights = model.state_dict_for_save_checkpoint()
     weights["decoder.layers.0.self_attention.linear_qkv._extra_state"] = io.BytesIO(b"scales")
     state = {"args": args, "checkpoint_version": 3.0, "iteration": 7, "model": weights}
-    torch.save(state, file)
+    torch.save({**state, "optimizer": _stepped(model)}, file)
     if rank == 0:
         (folder / "latest_checkpointed_iteration.txt").write_text("7")
         torch.save(logits, folder / "logits.pt")

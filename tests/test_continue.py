@@ -300,9 +300,13 @@ def test_fp16_begins_with_a_scale_of_its_own_after_another_precision() -> None:
             {"format": "mds", "tensor_parallel_size": 2, "data_parallel_size": 3, "zero_stage": 2},
             "Megatron-DeepSpeed, without pipeline",
         ),
+        (
+            {"format": "megatron", "tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+            "Megatron-LM, classic",
+        ),
     ],
 )
-def test_a_run_continues_after_a_way_through_deepspeeds_formats(
+def test_a_run_continues_after_a_way_through_megatrons_formats(
     way: Settings, title: str, root: Path, first: Path, tmp_path: Path
 ) -> None:
     """Every loss is the same, so that step, samples, schedule and states have come along."""

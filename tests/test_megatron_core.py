@@ -18,7 +18,7 @@ from tokamake.checkpoint import tensors
 from tokamake.checkpoint.any_format import open_any
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.copies import check_copies
-from tokamake.checkpoint.opened import Layout
+from tokamake.checkpoint.opened import Layout, Opened
 from tokamake.errors import UserError
 
 FILE = Path("iter_0000007/mp_rank_00/model_optim_rng.pt")
@@ -62,7 +62,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def logits(folder: Path) -> Tensor:
     """Of the model that training would start from."""
     found = open_any(folder)
-    read = {key.removeprefix("model."): found.source.read(key) for key in found.source}
+    weights = [key for key in found.source if key.startswith("model.")]
+    read = {key.removeprefix("model."): found.source.read(key) for key in weights}
     rows, length = cores.TOKENS
     with torch.no_grad():
         model = tensors.to_model(found.architecture, read).eval()
@@ -93,6 +94,30 @@ def test_logits_of_two_ranks_are_megatron_cores(name: str, shared: Path) -> None
     check_copies(found.source)
     expected, own = torch.load(shared / name / "logits.pt"), logits(shared / name)
     torch.testing.assert_close(own, expected[..., : own.shape[-1]], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", cores.CASES)
+def test_states_are_those_of_megatron_cores_parameters(name: str, folder: Path) -> None:
+    assert_stepped(open_any(folder / name))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", ["llama", "gpt"])
+def test_states_of_two_ranks_are_those_of_their_parameters(name: str, shared: Path) -> None:
+    assert_stepped(open_any(shared / name))
+
+
+def assert_stepped(found: Opened) -> None:
+    """See that moments are what `cores` has made them."""
+    check_copies(found.source)
+    weights = [key for key in found.source if key.startswith("model.")]
+    for key in weights:
+        name, whole = key.removeprefix("model."), found.source.read(key)
+        assert torch.equal(found.source.read(f"optimizer.exp_avg.{name}"), whole / 2), name
+        second = found.source.read(f"optimizer.exp_avg_sq.{name}")
+        assert torch.equal(second, whole * whole / 4), name
+        assert found.source.number(f"optimizer.step.{name}") == 1
+    assert len([*found.source]) == 4 * len(weights)
 
 
 @pytest.mark.parametrize("name", ["llama3", "llama-tied"])

@@ -151,7 +151,9 @@ class Boxes:
                     found = numbers.converted(
                         np.ascontiguousarray(found).reshape(size(common)), region.dtype, self._dtype
                     )
-                _copy(whole[_within(common, box)], found)
+                within = _within(common, box)
+                # Indexed, what has no dimensions would be a copy.
+                _copy(whole[within] if within else whole, found)
         return made
 
     def _view(self, number: int, box: Box) -> Array:

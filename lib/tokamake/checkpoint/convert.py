@@ -43,9 +43,9 @@ def convert(
     Formats: hf (Hugging Face), mds and mds-pipeline (Megatron-DeepSpeed without and with pipeline),
     universal (DeepSpeed's, for any ZeRO stage and ranks), megatron (Megatron-LM, classic), native
     (tokamake's own, which any number of ranks reads). What it is converted from, its files tell.
-    Optimizer states go along into universal and native, and with --zero-stage into mds and
-    mds-pipeline; a tokenizer beside Hugging Face's weights into hf. Cut off, the same command goes
-    on.
+    Optimizer states go along into universal and native, those of Adam into megatron, too, and with
+    --zero-stage into mds and mds-pipeline; a tokenizer beside Hugging Face's weights into hf. Cut
+    off, the same command goes on.
 
     Args:
         source: Folder of the checkpoint, or one whose file `latest` names it.
@@ -75,6 +75,7 @@ def convert(
 
     from tokamake.checkpoint.any_format import offering_another, open_any, title
     from tokamake.checkpoint.checksums import check_checksums
+    from tokamake.checkpoint.classic.new_states import left_states
     from tokamake.checkpoint.copies import check_copies
     from tokamake.checkpoint.megatron.arguments import warnings
     from tokamake.checkpoint.opened import Layout, Target
@@ -111,7 +112,9 @@ def convert(
     found = write(target, checkpoint, name, wanted, workers=workers)
     print(f"{target}: {title(name)}, {_told(checkpoint, wanted)}, from {_at(source, checkpoint)}")
     _tell_rest(checkpoint, wanted, format, found.left)
-    for line in (unknown, *warnings(checkpoint.architecture, format), _unsound(found.unsound)):
+    states = left_states(checkpoint) if format == "megatron" else None
+    told = warnings(checkpoint.architecture, format)
+    for line in (unknown, states, *told, _unsound(found.unsound)):
         if line:
             print(line, file=sys.stderr)
 

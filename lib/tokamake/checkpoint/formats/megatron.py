@@ -1,16 +1,19 @@
 """Megatron-LM's classic checkpoint: a folder a model-parallel rank, its weights by stages.
 
 iter_<N>/mp_rank_<T>[_<P>]/model_optim_rng.pt has in `model` what the rank's pipeline stage has, in
-model0, model1 ... where it has several. Layers are counted from 0 in each stage.
+model0, model1 ... where it has several. Layers are counted from 0 in each stage. In `optimizer` is
+what the optimizer has of them (`megatron.states`).
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from tokamake import files
+from tokamake.checkpoint.classic import new_states
+from tokamake.checkpoint.classic.states import Parameter, Reader
 from tokamake.checkpoint.files import torch_files
 from tokamake.checkpoint.megatron import module as megatron_module
 from tokamake.checkpoint.megatron.arguments import (
@@ -25,7 +28,7 @@ from tokamake.checkpoint.megatron.arguments import (
 )
 from tokamake.checkpoint.megatron.parts import Part, Rank, padded
 from tokamake.checkpoint.opened import Layout, Opened, Target
-from tokamake.checkpoint.regions import Region, Source
+from tokamake.checkpoint.regions import Region
 from tokamake.checkpoint.zero import folder as deepspeed_folder
 from tokamake.checkpoint.zero.folder import REMEDY
 from tokamake.config import Architecture
@@ -74,7 +77,7 @@ def opened(folder: Path) -> Opened:
     architecture = architecture_of(args, first, padded_vocab_size=rows, is_core=is_core)
     check_sizes(args, folder, tensor=tensor, pipeline=pipeline)
     virtual = sum(1 for name in state if re.fullmatch(r"model\d+", str(name))) or 1
-    layout, regions = Layout(tensor, pipeline, virtual), list[Region]()
+    layout, regions, states = Layout(tensor, pipeline, virtual), list[Region](), Reader()
     known = {first: of_first}
     for file in (_file(folder, 0, stage, pipeline) for stage in range(pipeline)):
         known[file] = known.get(file) or deepspeed_folder.read(file)
@@ -86,25 +89,42 @@ def opened(folder: Path) -> Opened:
             deepspeed_folder.check_step(file, state, first, of_first)
             version = version_of(state, file, missing=0.0)  # the first ones had none
             rank = Rank(architecture, Axis(number, tensor), rows, version)
+            parameters: list[Parameter] = []
             for name, tree in _stages(rank, layout, stage, layers):
-                regions += megatron_module.found(file, state.get(name), tree)
+                weights = [*megatron_module.found(file, state.get(name), tree)]
+                regions += weights
+                parameters += _parameters(state.get(name), tree, weights)
+            states.add(file, state, parameters)
     return Opened(
         "megatron",
         folder,
         architecture,
-        Source(regions, megatron_module.shapes_of(architecture)),
+        states.found.source(regions, megatron_module.shapes_of(architecture)),
         layout,
         progress_of(state, file),
         rows,
-        _unread(first.parent, state),
-        {"checkpoint_version": version, **notes_of(args)},
+        states.unread,
+        {
+            "checkpoint_version": version,
+            **notes_of(args),
+            **states.found.notes,
+            **deepspeed_folder.schedule_of(of_first),
+        },
         is_padding_unknown=is_padding_unknown(args, first, padded_vocab_size=rows),
     )
 
 
-def _unread(folder: Path, state: dict[str, Any]) -> tuple[str, ...]:
-    has_states = state.get("optimizer") is not None or (folder / "distrib_optim.pt").is_file()
-    return ("optimizer states of Megatron-LM",) if has_states else ()
+def _parameters(module: Any, tree: Any, weights: Iterable[Region]) -> Iterator[Parameter]:
+    """Parameters of a stage in the order of its file.
+
+    Args:
+        module: what is in the file.
+        tree: of the stage.
+        weights: where it lies.
+    """
+    dtypes = {region.name: region.dtype for region in weights}
+    for name, part in megatron_module.in_order(module, tree).items():
+        yield Parameter(name, part, dtypes[name])
 
 
 def _file(folder: Path, tensor: int, stage: int, stages: int) -> Path:
@@ -184,7 +204,7 @@ def _even_layers(architecture: Architecture, stages: int) -> list[range]:
 
 
 def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
-    """Write the files without their tensors, in version 3.0.
+    """Write the files without their tensors, in version 3.0; with Adam's states if there are some.
 
     Args:
         folder: to write, empty.
@@ -206,6 +226,7 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
         "iteration": step,
     }
     regions: list[Region] = []
+    with_states = new_states.has_states(checkpoint)
     layers = _even_layers(checkpoint.architecture, pipeline * layout.virtual_pipeline_size)
     for stage in range(pipeline):
         for number in range(tensor):
@@ -216,6 +237,11 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
                 name: megatron_module.planned(tree, checkpoint, target)
                 for name, tree in _stages(rank, layout, stage, layers)
             }
-            regions += torch_files.lay_out(file, {**model, **rest})
+            if with_states:
+                model = new_states.exact(model, checkpoint.source)
+            states = new_states.planned(checkpoint, model) if with_states else {}
+            own = torch_files.lay_out(file, {**model, **rest, **states})
+            new_states.write_scale(checkpoint, own)
+            regions += own
     files.write_text(folder / _POINTER, f"{step}")
     return regions

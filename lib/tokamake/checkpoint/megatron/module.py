@@ -4,7 +4,7 @@ Formats of its kin say which file has which stage; `parts` what is in the tensor
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,9 +101,8 @@ def found(file: Path, module: Any, tree: Any) -> Iterator[Region]:
     Raises:
         UserError: a tensor is missing, unknown or has another shape.
     """
-    tensors, wanted = _by_name(module), dict(named(tree))
-    if _TIED_HEAD in wanted and _HEAD not in wanted and _HEAD in tensors:
-        tensors[_TIED_HEAD] = tensors.pop(_HEAD)  # as megatron.core calls it
+    wanted = dict(named(tree))
+    tensors = _by_name(module, wanted)
     unknown = [
         name
         for name, value in tensors.items()
@@ -137,8 +136,23 @@ def found(file: Path, module: Any, tree: Any) -> Iterator[Region]:
         yield replace(where, is_copy=part.is_copy)
 
 
-def _by_name(module: Any) -> dict[str, Any]:
-    return {newer(name): value for name, value in torch_files.leaves(module)}
+def in_order(module: Any, tree: Any) -> dict[str, Part]:
+    """Parts of a tree in the order in which a file has their tensors, which is that of parameters.
+
+    Args:
+        module: what `torch_pickles.read` has found in the file.
+        tree: see `found`, which has seen that all are there.
+    """
+    wanted = dict(named(tree))
+    return {name: wanted[name] for name in _by_name(module, wanted) if name in wanted}
+
+
+def _by_name(module: Any, wanted: Container[str] = ()) -> dict[str, Any]:
+    """Values by our names."""
+    found = {newer(name): value for name, value in torch_files.leaves(module)}
+    if _TIED_HEAD in wanted and _HEAD not in wanted and _HEAD in found:
+        found[_TIED_HEAD] = found.pop(_HEAD)  # as megatron.core calls it, and has it last
+    return found
 
 
 def layers(module: Any) -> set[int]:

@@ -17,7 +17,9 @@ from tokamake.errors import UserError
 
 REMEDY = "fetch or write the checkpoint again"
 SCHEDULE = "lr_scheduler"
-"""Note of the scheduler's state in a file of DeepSpeed's."""
+"""Note of the state of Megatron's scheduler, which files of DeepSpeed's call so."""
+LATER_SCHEDULE = "opt_param_scheduler"
+"""What Megatron-LM's own files call it since it has weight decay, too."""
 VERSION = "0.14.0"
 """DeepSpeed asks which of its versions has written a checkpoint; from this one on it is alike."""
 _SLICED = "zero_pp_rank_0_"
@@ -164,21 +166,21 @@ def client_state(checkpoint: Opened, layout: Layout, padded_vocab_size: int) -> 
         "global_steps": progress.iteration,
         "global_samples": progress.consumed_samples,
         "skipped_steps": 0,
-        "lr_scheduler": _schedule(checkpoint),
+        "lr_scheduler": new_schedule(checkpoint),
         "sparse_tensor_module_names": set(),
     }
 
 
 def schedule_of(state: dict[str, Any]) -> dict[str, Any]:
     """Note of the state of Megatron's scheduler, where a rank's file has it."""
-    known = state.get(SCHEDULE)
+    known = state.get(SCHEDULE, state.get(LATER_SCHEDULE))
     if not isinstance(known, dict):
         return {}
     plain = (int, float, str, type(None))
     return {SCHEDULE: {key: value for key, value in known.items() if isinstance(value, plain)}}
 
 
-def _schedule(checkpoint: Opened) -> dict[str, Any]:
+def new_schedule(checkpoint: Opened) -> dict[str, Any]:
     """State of Megatron's scheduler: where it stands; its settings are those of the new run.
 
     They are there for --override-opt_param-scheduler, with which Megatron leaves them.

@@ -19,13 +19,12 @@ from tokamake.checkpoint.files.pickles import Call, Global, Made
 from tokamake.checkpoint.megatron.parts import Part
 from tokamake.checkpoint.opened import Opened, Target
 from tokamake.checkpoint.regions import Block, Planned, Region
+from tokamake.checkpoint.zero.adam import MOMENTS, unfit
 from tokamake.checkpoint.zero.flat import Piece, cut, partition, share, slice_of
 from tokamake.checkpoint.zero.folder import VERSION
 from tokamake.checkpoint.zero.shards import MASTER, MODEL, SETTINGS, parameter
-from tokamake.config.model import ADAMS
 from tokamake.errors import UserError
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 _ALIGNMENT = 2
 """Elements of which DeepSpeed makes a rank's part a multiple."""
 _SCALER = {
@@ -159,7 +158,7 @@ class Partitions:
         }
 
     def _moments(self, group: _Group, own: _Cut) -> dict[str, Planned]:
-        found = {kind: self._planned(group, own, own.size, kind) for kind in _MOMENTS}
+        found = {kind: self._planned(group, own, own.size, kind) for kind in MOMENTS}
         steps = (
             Block(f"optimizer.step.{parameter(block.key)}", ())
             for part in group.values()
@@ -231,32 +230,15 @@ def _check(checkpoint: Opened, stage: int) -> None:
         UserError: there is not.
     """
     source, path = checkpoint.source, checkpoint.path
-    universal = "convert to universal, which DeepSpeed loads at any stage"
-    states = {key for key in source if key.startswith("optimizer.")}
-    kinds = {key.split(".")[1] for key in states}
-    if not kinds:
+    if not any(key.startswith("optimizer.") for key in source):
         raise UserError(
             f"{path}: has no optimizer states for --zero-stage {stage}; leave it out, or choose "
             "another checkpoint"
         )
-    names = [key.removeprefix(MODEL) for key in source if key.startswith(MODEL)]
-    wanted = {f"optimizer.{kind}.{name}" for kind in ("step", *_MOMENTS) for name in names}
-    name = checkpoint.notes.get("optimizer", "adamw")
-    if states != wanted or name not in ADAMS:
+    if why := unfit(checkpoint):
         raise UserError(
-            f"{path}: has states {', '.join(sorted(kinds))} of {name}; as shards, those of Adam "
-            f"are written, which each parameter has; {universal}"
-        )
-    steps = {source.number(f"optimizer.step.{name}") for name in names}
-    if len(steps) > 1:
-        raise UserError(
-            f"{path}: parameters were updated {min(steps):,.0f} to {max(steps):,.0f} times, shards "
-            f"have one number for all; {universal}"
-        )
-    if not {"lr", "betas", "eps", "weight_decay"} <= checkpoint.notes.get(SETTINGS, {}).keys():
-        raise UserError(
-            f"{path}: does not tell learning rate, betas, epsilon and weight decay, which "
-            "DeepSpeed takes from shards; convert to universal, with which it keeps its own"
+            f"{path}: {why}, so that DeepSpeed could not continue with shards; convert to "
+            "universal, which it loads at any stage"
         )
 
 

@@ -1,0 +1,1 @@
+"""Optimizer states of Megatron-LM, classic: read, and made."""
