@@ -84,7 +84,9 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", [Path.unlink, flip], ids=["deleted", "damaged"])
+@pytest.mark.parametrize(
+    "damage", [pytest.param(Path.unlink, marks=pytest.mark.long), flip], ids=["deleted", "damaged"]
+)
 def test_a_broken_shard_is_redone_with_what_depends_on_it(finished: Path, damage) -> None:  # type: ignore[no-untyped-def]
     shard = finished / "results/data/shards/docs/00001.bin"
     whole = shard.read_bytes()

@@ -2,7 +2,7 @@
 
 iter_<N>/mp_rank_<T>[_<P>]/model_optim_rng.pt has in `model` what the rank's pipeline stage has, in
 model0, model1 ... where it has several. Layers are counted from 0 in each stage. In `optimizer` is
-what the optimizer has of them (`megatron.states`).
+what the optimizer has of them (`classic.states`).
 """
 
 import re
