@@ -236,7 +236,8 @@ def write_start(folder: Path) -> None:
 def tokamake_step(precision: str, folder: Path, stack: ExitStack) -> Step:
     """The trainer's engine, whose passes and optimizer are timed apart."""
     from tokamake.config import Architecture, Run
-    from tokamake.runtime import Ranks, process_group
+    from tokamake.runtime.group import process_group
+    from tokamake.runtime.ranks import Ranks
     from tokamake.train.backends.native import Engine
 
     train = {"sequence_length": LENGTH, "micro_batch_size": ROWS, "global_batch_size": ROWS}

@@ -15,7 +15,8 @@ from tokamake.data.pairs.merge import merge
 from tokamake.data.shards.tokenize import tokenize
 from tokamake.data.text.sample_corpus import sample_corpus
 from tokamake.data.text.train_tokenizer import train_tokenizer
-from tokamake.runtime import Ranks, process_group
+from tokamake.runtime.group import process_group
+from tokamake.runtime.ranks import Ranks
 
 # A slow moment of the machine is no failure.
 settings.register_profile("untimed", deadline=None)

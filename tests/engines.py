@@ -11,7 +11,7 @@ from tokamake import plugins
 from tokamake.config import Run
 from tokamake.data.samples.loader import Samples, Step, steps
 from tokamake.parallel.shards import Held
-from tokamake.runtime import Ranks
+from tokamake.runtime.ranks import Ranks
 
 RATES = {"learning_rate": 0.01, "weight_decay": 0.1}
 

@@ -23,7 +23,7 @@ from faulty import dying
 from torch.distributed.checkpoint import FileSystemWriter
 
 from tokamake.cli import main
-from tokamake.runtime import STOPPED
+from tokamake.runtime.voice import STOPPED
 from tokamake.train import restart
 from tokamake.train.loop import Loop
 from tokamake.train.stopping import StopRequest

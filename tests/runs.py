@@ -22,7 +22,8 @@ from tokamake.config import Architecture, read_run
 from tokamake.data import pairs
 from tokamake.data.pairs.indexed import Writer
 from tokamake.data.samples.index import index
-from tokamake.runtime import Ranks, _free_port, process_group
+from tokamake.runtime.group import free_port, process_group
+from tokamake.runtime.ranks import Ranks
 from tokamake.train.loop import train_run
 from tokamake.train.metrics import Record, read
 from tokamake.train.resolve import resolve
@@ -150,7 +151,7 @@ def launch_line(launcher: str, ranks: int) -> list[str]:
     if launcher == "mpiexec":
         return [str(folder / "mpiexec"), "-n", str(ranks), sys.executable]
     if launcher == "deepspeed":
-        place = ["--master_port", str(_free_port()), "--num_gpus", str(ranks)]
+        place = ["--master_port", str(free_port()), "--num_gpus", str(ranks)]
         return [str(folder / "deepspeed"), *place]
     return [str(folder / "torchrun"), "--standalone", f"--nproc-per-node={ranks}"]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pbses import wait_for
 
-from tokamake.runtime import _free_port
+from tokamake.runtime.group import free_port
 
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "srun", "sbatch", "sinfo", "setpriv")
 MISSING = [
@@ -183,9 +183,9 @@ def slurm() -> Iterator[Slurm]:
 def _write_config(folder: Path) -> None:
     host = socket.gethostname().partition(".")[0]
     text = _CONFIG.format(
-        host=host, port=_free_port(), user=getuser(), folder=folder, timeout=PATIENCE
+        host=host, port=free_port(), user=getuser(), folder=folder, timeout=PATIENCE
     )
-    nodes = [_NODE.format(name=name, host=host, port=_free_port()) for name in NODES]
+    nodes = [_NODE.format(name=name, host=host, port=free_port()) for name in NODES]
     partition = "PartitionName=all Nodes=ALL Default=YES State=UP\n"
     (folder / "slurm.conf").write_text("".join([text, *nodes, partition]))
     for name in ("state", *(f"spool-{node}" for node in NODES)):

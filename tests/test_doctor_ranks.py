@@ -14,7 +14,7 @@ from tokamake.doctor import communication, hosts
 from tokamake.doctor.communication import Measured
 from tokamake.doctor.hosts import Facts
 from tokamake.doctor.result import Result
-from tokamake.runtime import _free_port
+from tokamake.runtime.group import free_port
 
 ROOT = Path(__file__).parent.parent
 GB = 2**30
@@ -122,7 +122,7 @@ def environment(number: int, port: int) -> dict[str, str]:
 
 def two(folder: Path, script: str = "") -> list[tuple[int, str, str]]:
     """Exit code, stdout and stderr of either rank; the script changes rank 1."""
-    port, pipe = _free_port(), subprocess.PIPE
+    port, pipe = free_port(), subprocess.PIPE
     started = [
         subprocess.Popen(
             rank(script * number, "--timeout", "60", "--output", "report.json"),
@@ -184,7 +184,7 @@ def test_a_rank_that_differs_is_named(tmp_path: Path, script: str, told: str) ->
 @pytest.mark.ranks
 def test_a_rank_that_never_comes_is_told(tmp_path: Path) -> None:
     def alone(number: int, **more: str) -> subprocess.CompletedProcess[str]:
-        port = _free_port()
+        port = free_port()
         return subprocess.run(
             rank("", "--timeout", "2"), cwd=tmp_path, capture_output=True,
             env={**environment(number, port), **more}, text=True, check=False, timeout=300,

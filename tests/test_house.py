@@ -166,7 +166,7 @@ def test_some_packages_are_imported_in_one_place() -> None:
     of_deepspeed = users.pop("deepspeed")
     assert of_deepspeed
     assert all(path.startswith("train/backends/") for path in of_deepspeed)
-    assert users == {"mpi4py": {"runtime.py"}, "snakemake": set()}
+    assert users == {"mpi4py": {"runtime/ranks.py"}, "snakemake": set()}
 
 
 def test_the_executor_is_a_package_of_its_own() -> None:

@@ -13,7 +13,7 @@ from runs import launch, losses, make_run, prepare, summary, weights
 
 from tokamake import cli, files
 from tokamake.config import read_run
-from tokamake.runtime import _free_port
+from tokamake.runtime.group import free_port
 
 MODULE = ("--module", "tokamake")
 ROOT = Path(__file__).parent.parent
@@ -45,7 +45,7 @@ def test_deepspeed_starts_each_host_of_a_hostfile_without_ssh(tmp_path: Path) ->
     hostfile.write_text("# comments and empty lines\n\nip-10-0-0-1 slots=1\nip-10-0-0-2 slots=1\n")
     line = [
         str(Path(sys.executable).with_name("deepspeed")), "--hostfile", str(hostfile), "--no_ssh",
-        "--master_addr", "localhost", "--master_port", str(_free_port()),
+        "--master_addr", "localhost", "--master_port", str(free_port()),
     ]  # fmt: skip
     train = [*MODULE, "train", "--config", str(found)]
     started = [

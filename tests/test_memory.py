@@ -18,7 +18,7 @@ from tokamake import plugins
 from tokamake.checkpoint import tensors
 from tokamake.config import Architecture, Run, read_run
 from tokamake.models._positions import rotary
-from tokamake.runtime import Ranks
+from tokamake.runtime.ranks import Ranks
 from tokamake.train.backends.native import Engine
 from tokamake.train.memory import _limits, estimate
 from tokamake.train.opening import chosen, opening

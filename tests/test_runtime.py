@@ -1,15 +1,21 @@
 """Ranks under every launcher, meeting places, threads, progress lines."""
 
 import errno
+import os
 import socket
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from tokamake import runtime
 from tokamake.errors import UserError
-from tokamake.runtime import Ranks, check_devices, num_threads, one_voice, progress
+from tokamake.runtime import group
+from tokamake.runtime.console import progress
+from tokamake.runtime.cores import num_threads
+from tokamake.runtime.group import check_devices, meeting, process_group
+from tokamake.runtime.ranks import Ranks
+from tokamake.runtime.voice import heard, one_voice, same_fate
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 DEEPSPEED = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
@@ -58,9 +64,9 @@ def test_slurm_meets_at_the_first_host(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     for name, value in {**SRUN, "SLURM_STEP_NODELIST": "n[07-08]", "SLURM_JOB_ID": "12"}.items():
         monkeypatch.setenv(name, value)
-    runtime._rendezvous(Ranks(3, 4, 1, 2))
-    assert runtime.os.environ["MASTER_ADDR"] == "n07"
-    assert 1024 < int(runtime.os.environ["MASTER_PORT"]) < 32768
+    group._rendezvous(Ranks(3, 4, 1, 2))
+    assert os.environ["MASTER_ADDR"] == "n07"
+    assert 1024 < int(os.environ["MASTER_PORT"]) < 32768
 
 
 def test_a_port_that_is_taken_is_left_to_whom_it_belongs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +79,7 @@ def test_a_port_that_is_taken_is_left_to_whom_it_belongs(monkeypatch: pytest.Mon
         monkeypatch.setenv("MASTER_ADDR", "localhost")
         monkeypatch.setenv("MASTER_PORT", str(port))
         match = rf"cannot meet at localhost:{port}: .*; set MASTER_ADDR"
-        with pytest.raises(UserError, match=match), runtime.process_group(Ranks(0, 2, 0, 2)):
+        with pytest.raises(UserError, match=match), process_group(Ranks(0, 2, 0, 2)):
             pass
         socket.create_connection(("localhost", port)).close()
 
@@ -85,13 +91,13 @@ def test_a_port_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch, port: str)
     monkeypatch.setenv("MASTER_PORT", port)
     ranks = Ranks(0, 2, 0, 2)
     with pytest.raises(UserError, match=f"MASTER_PORT={port}: not a port, which is a number"):
-        runtime.meeting(ranks, 1)
-    with pytest.raises(UserError, match="not a port"), runtime.process_group(ranks):
+        meeting(ranks, 1)
+    with pytest.raises(UserError, match="not a port"), process_group(ranks):
         pass
 
 
 def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime.os, "sched_getaffinity", lambda _: set(range(12)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
     assert num_threads(4, {}) == 3
     assert num_threads(4, {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x"}) == 3
     assert num_threads(4, {"OMP_NUM_THREADS": "1"}) is None
@@ -109,11 +115,11 @@ def test_bound_ranks_share_with_those_of_the_same_cores(monkeypatch: pytest.Monk
 
     given: list[int] = []
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(runtime.os, "sched_getaffinity", lambda _: set(range(12)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
     monkeypatch.setattr(dist, "get_world_size", lambda: 4)
     monkeypatch.setattr(dist, "all_gather_object", gather)
     monkeypatch.setattr(torch, "set_num_threads", given.append)
-    runtime._share_cores()
+    group._share_cores()
     assert given == [6]
 
 
@@ -122,7 +128,7 @@ def test_process_group_of_one_opens_again_and_again() -> None:
     import torch.distributed as dist
 
     for _ in range(2):
-        with runtime.process_group(Ranks(0, 1, 0, 1)) as device:
+        with process_group(Ranks(0, 1, 0, 1)) as device:
             values = torch.ones(1, device=device)
             dist.all_reduce(values)
             assert values.item() == 1
@@ -131,7 +137,7 @@ def test_process_group_of_one_opens_again_and_again() -> None:
 
 def test_one_voice(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(runtime.time, "sleep", waited.append)
+    monkeypatch.setattr(time, "sleep", waited.append)
     with pytest.raises(UserError, match=r"^broken$"), one_voice(Ranks(0, 2, 0, 2)):
         raise UserError("broken")
     assert not waited
@@ -143,15 +149,15 @@ def test_one_voice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_same_fate_passes_an_error_on() -> None:
     ranks = Ranks(0, 1, 0, 1)
-    with runtime.process_group(ranks):
-        with pytest.raises(UserError, match=r"^broken$"), runtime.same_fate():
+    with process_group(ranks):
+        with pytest.raises(UserError, match=r"^broken$"), same_fate():
             raise UserError("broken")
         told = "^file: No space left on device; mend it and run again$"
-        with pytest.raises(UserError, match=told), runtime.same_fate():
+        with pytest.raises(UserError, match=told), same_fate():
             raise OSError(errno.ENOSPC, "No space left on device", "file")
-        with pytest.raises(UserError, match=r"^TimeoutError; mend it"), runtime.same_fate():
+        with pytest.raises(UserError, match=r"^TimeoutError; mend it"), same_fate():
             raise TimeoutError
-        with runtime.same_fate():
+        with same_fate():
             pass
 
 
@@ -162,7 +168,7 @@ def damaged() -> Iterator[int]:
 
 def test_what_one_rank_alone_meets_is_heard(capsys: pytest.CaptureFixture[str]) -> None:
     for rank in range(2):
-        items = runtime.heard(damaged(), Ranks(rank, 2, rank, 2))
+        items = heard(damaged(), Ranks(rank, 2, rank, 2))
         assert next(items) == 1
         with pytest.raises(UserError):
             next(items)
@@ -173,7 +179,7 @@ def test_progress_in_a_log(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter(range(0, 1000, 20))
-    monkeypatch.setattr(runtime.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     assert list(progress([5, 6, 7, 8], label="reading", unit="files")) == [5, 6, 7, 8]
     assert capsys.readouterr().err.splitlines() == [
         "reading: 2/4 (50%) files",

@@ -12,7 +12,7 @@ from runs import make_run, prepare, records, summary, train_here, weights
 from tokamake import files
 from tokamake.config import TrainSettings
 from tokamake.errors import UserError
-from tokamake.runtime import STOPPED
+from tokamake.runtime.voice import STOPPED
 from tokamake.train.deadline import (
     Deadline,
     Durations,

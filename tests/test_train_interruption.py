@@ -22,7 +22,7 @@ from runs import losses, make_run, prepare
 
 from tokamake import files
 from tokamake.config import read_run
-from tokamake.runtime import STOPPED
+from tokamake.runtime.voice import STOPPED
 
 Settings = dict[str, Any]
 

@@ -60,7 +60,7 @@ def main() -> None:
         del arguments[0]  # from launchers such as deepspeed; LOCAL_RANK says it, too
     stage = arguments[0] if arguments and arguments[0] in STAGES | TOOLS else ""
     # A batch system ends jobs so; as an exception it lets half-written files be removed.
-    from tokamake.runtime import STOPPED
+    from tokamake.runtime.voice import STOPPED
 
     if stage == "train":  # it is asked to stop alike by a person
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
@@ -105,7 +105,7 @@ def _run(stage: str, arguments: list[str]) -> None:
     except UserError as error:
         if not error.among_ranks:
             _fail(stage, str(error), EXIT_USER_ERROR)
-        from tokamake.runtime import exit_now
+        from tokamake.runtime.voice import exit_now
 
         _say(stage, str(error))
         exit_now(EXIT_USER_ERROR)

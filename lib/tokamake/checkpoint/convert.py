@@ -82,7 +82,7 @@ def convert(
     from tokamake.checkpoint.vocabulary import unknown_size, with_vocab_size
     from tokamake.checkpoint.written import refuse_other, write
     from tokamake.files import allow_open_files
-    from tokamake.runtime import file_workers
+    from tokamake.runtime.cores import file_workers
 
     sizes = {
         "tensor_parallel_size": tensor_parallel_size,

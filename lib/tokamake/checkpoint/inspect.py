@@ -113,7 +113,8 @@ def _check_values(found: "Opened") -> None:
     from tokamake.checkpoint.checksums import check_checksums
     from tokamake.checkpoint.copies import check_copies
     from tokamake.errors import UserError
-    from tokamake.runtime import file_workers, progress
+    from tokamake.runtime.console import progress
+    from tokamake.runtime.cores import file_workers
 
     workers, keys = file_workers(), [*found.source]
     check_checksums(found.source, workers=workers)

@@ -28,7 +28,7 @@ from tokamake.config import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.shards import Held
-from tokamake.runtime import same_fate
+from tokamake.runtime.voice import same_fate
 
 Tensors = dict[str, Any]
 

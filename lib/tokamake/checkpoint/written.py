@@ -25,7 +25,7 @@ from tokamake.checkpoint.moving import fill
 from tokamake.checkpoint.opened import Opened, Target
 from tokamake.checkpoint.regions import Block, Region
 from tokamake.errors import UserError
-from tokamake.runtime import progress
+from tokamake.runtime.console import progress
 
 _PLAN, _DONE = "plan.json", "done.txt"
 _UNSOUND = "unsound "

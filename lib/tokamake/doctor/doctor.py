@@ -92,14 +92,15 @@ def _at_once(checks: "Sequence[Check]") -> "list[Result]":
 
 
 def _on_ranks(directory: Path, timeout: float, output: Path | None) -> None:
-    from tokamake import runtime
     from tokamake.doctor.watch import watched
+    from tokamake.runtime.ranks import Ranks
+    from tokamake.runtime.voice import leave
 
     # Of what goes wrong, c10d would tell its own stack.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     told = f"tokamake doctor: {socket.gethostname()}: ranks did not meet within {timeout:g} s"
     with watched(2 * timeout + _GRACE, told) as watch:
-        among = runtime.Ranks.find()
+        among = Ranks.find()
         from tokamake.doctor import communication, disk, environment, torch_facts
 
         results = communication.check_ranks(among, directory, watch, timeout)
@@ -113,7 +114,7 @@ def _on_ranks(directory: Path, timeout: float, output: Path | None) -> None:
                 *results,
             ]
     bad = among.rank == 0 and _tell(results, output)
-    runtime.leave(among, int(bad))
+    leave(among, int(bad))
 
 
 def _tell(results: "Sequence[Result]", output: Path | None) -> bool:

@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 
 from tokamake.doctor.programs import ask_python
 from tokamake.doctor.result import Result, ok, warning, wrong
-from tokamake.runtime import BACKENDS
+from tokamake.runtime.group import BACKENDS
 
 SECONDS = 120.0
 """For imports, which from a shared disk can take long."""

@@ -18,7 +18,8 @@ from tokamake import files
 from tokamake.batch_systems import hosts_of
 from tokamake.doctor.environment import LOCKED_BYTES, RECIPE, judge_limit
 from tokamake.doctor.result import Result, ok, warning, wrong
-from tokamake.runtime import Ranks, counted
+from tokamake.runtime.console import counted
+from tokamake.runtime.ranks import Ranks
 
 _SAME = {
     "python": "Python on hosts",

@@ -15,7 +15,7 @@ from tokamake.batch_systems import seconds_of
 from tokamake.doctor.profile import Profile, Request
 from tokamake.doctor.programs import ask
 from tokamake.doctor.result import Result, ok, warning, wrong
-from tokamake.runtime import counted
+from tokamake.runtime.console import counted
 
 SECONDS = 20.0
 

@@ -95,7 +95,8 @@ def _score(
     from tokamake.checkpoint.description import is_native
     from tokamake.evaluate.held_out import text_bytes
     from tokamake.evaluate.perplexity import total_loss
-    from tokamake.runtime import Ranks, choose_device
+    from tokamake.runtime.group import choose_device
+    from tokamake.runtime.ranks import Ranks
 
     if is_native(checkpoint):
         architecture, weights, _ = latest.read(checkpoint)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tokamake.runtime import progress
+from tokamake.runtime.console import progress
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 """Tokens (B, L) int64 to logits (B, L, V)."""

@@ -40,7 +40,8 @@ def generate(
     from tokamake.data.tokenizers import open_tokenizer
     from tokamake.files import write_json
     from tokamake.generate.decoding import Sampling, continue_tokens
-    from tokamake.runtime import Ranks, choose_device
+    from tokamake.runtime.group import choose_device
+    from tokamake.runtime.ranks import Ranks
 
     _check(prompts, max_new_tokens, temperature, top_k)
     sampling = Sampling(max_new_tokens, temperature, top_k)

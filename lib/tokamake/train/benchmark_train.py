@@ -30,13 +30,16 @@ def benchmark_train(
     Raises:
         UserError: the run cannot start, or has too few samples.
     """
-    from tokamake import files, runtime
+    from tokamake import files
     from tokamake.config import read_run
     from tokamake.errors import UserError
+    from tokamake.runtime.group import process_group
+    from tokamake.runtime.ranks import Ranks
+    from tokamake.runtime.voice import leave, one_voice, same_fate
 
-    ranks = runtime.Ranks.find()
-    with runtime.one_voice(ranks), runtime.process_group(ranks) as device:
-        with runtime.same_fate():
+    ranks = Ranks.find()
+    with one_voice(ranks), process_group(ranks) as device:
+        with same_fate():
             run = read_run(config)
             if steps < 1 or warmup_steps < 0:
                 raise UserError(
@@ -55,4 +58,4 @@ def benchmark_train(
             print(speed.report(found))
             if output:
                 files.write_json(output, found)
-    runtime.leave(ranks, 0)
+    leave(ranks, 0)

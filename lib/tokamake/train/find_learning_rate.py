@@ -37,14 +37,17 @@ def find_learning_rate(
     Raises:
         UserError: the run cannot start, the rates do not grow, or no rate lowers the loss.
     """
-    from tokamake import files, runtime
+    from tokamake import files
     from tokamake.config import read_run
     from tokamake.errors import UserError
+    from tokamake.runtime.group import process_group
+    from tokamake.runtime.ranks import Ranks
+    from tokamake.runtime.voice import leave, one_voice, same_fate
     from tokamake.schedules._finder import FEWEST, suggest, sweep
 
-    ranks = runtime.Ranks.find()
-    with runtime.one_voice(ranks), runtime.process_group(ranks) as device:
-        with runtime.same_fate():
+    ranks = Ranks.find()
+    with one_voice(ranks), process_group(ranks) as device:
+        with same_fate():
             run = read_run(config)
             if not 0 < start < end:
                 raise UserError(f"--from {start:g} --to {end:g}: give 0 < from < to")
@@ -64,7 +67,7 @@ def find_learning_rate(
             if output:
                 value = {"suggestion": found, "rates": rates[: len(losses)], "losses": losses}
                 files.write_json(output, value)
-    runtime.leave(ranks, 0)
+    leave(ranks, 0)
 
 
 def measure(trial: "Trial", rates: list[float]) -> list[float]:

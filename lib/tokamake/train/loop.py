@@ -21,7 +21,9 @@ from tokamake.data.samples.fim import training_samples
 from tokamake.data.samples.folder import read_index
 from tokamake.data.samples.loader import Rows, Samples, batches, steps
 from tokamake.errors import UserError
-from tokamake.runtime import STOPPED, Ranks, ahead, heard, same_fate
+from tokamake.runtime.cores import ahead
+from tokamake.runtime.ranks import Ranks
+from tokamake.runtime.voice import STOPPED, heard, same_fate
 from tokamake.schedules import Schedule
 from tokamake.train import metrics, restart
 from tokamake.train.deadline import (

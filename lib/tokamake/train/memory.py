@@ -17,7 +17,7 @@ from tokamake.config.parallel import SPLIT_BACKWARD
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.pipeline import stages_of_rank
-from tokamake.runtime import Ranks
+from tokamake.runtime.ranks import Ranks
 from tokamake.train.numerics import precision_of
 
 FP32 = 4

@@ -10,7 +10,8 @@ from pydantic import BaseModel
 
 from tokamake.checkpoint import tensors
 from tokamake.config import Run, TrainSettings
-from tokamake.runtime import Ranks, counted
+from tokamake.runtime.console import counted
+from tokamake.runtime.ranks import Ranks
 from tokamake.train.memory import device_memory, estimate
 from tokamake.train.numerics import precision_of
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from tokamake import plugins
 from tokamake.config import Run
-from tokamake.runtime import Ranks
+from tokamake.runtime.ranks import Ranks
 from tokamake.train.numerics import precision_of
 from tokamake.train.stages import DTYPES
 from tokamake.train.trial import Trial

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from tokamake.runtime import Ranks
+    from tokamake.runtime.ranks import Ranks
 
 
 def train(*, config: Path, until_step: int | None = None, minutes: float | None = None) -> None:
@@ -33,21 +33,23 @@ def train(*, config: Path, until_step: int | None = None, minutes: float | None 
     Raises:
         UserError: the run cannot start or its loss is not finite.
     """
-    from tokamake import runtime
     from tokamake.config import read_run
+    from tokamake.runtime.group import process_group
+    from tokamake.runtime.ranks import Ranks
+    from tokamake.runtime.voice import leave, one_voice, same_fate
 
-    ranks = runtime.Ranks.find()
+    ranks = Ranks.find()
     with (
-        runtime.one_voice(ranks),
+        one_voice(ranks),
         _stopped_between_steps(ranks),
-        runtime.process_group(ranks) as device,
+        process_group(ranks) as device,
     ):
-        with runtime.same_fate():
+        with same_fate():
             run = read_run(config)
         from tokamake.train.loop import train_run
 
         code = train_run(run, ranks, device, until_step=until_step, minutes=minutes)
-    runtime.leave(ranks, code)
+    leave(ranks, code)
 
 
 @contextmanager
@@ -56,7 +58,7 @@ def _stopped_between_steps(ranks: "Ranks") -> Iterator[None]:
 
     That is before the first step and after the last; between them the loop takes the signals over.
     """
-    from tokamake.runtime import STOPPED
+    from tokamake.runtime.voice import STOPPED
     from tokamake.train.stopping import on_signals
 
     def stop(number: int, _: Any) -> NoReturn:

@@ -14,7 +14,9 @@ from tokamake.data.samples.fim import training_samples
 from tokamake.data.samples.folder import read_index
 from tokamake.data.samples.loader import steps
 from tokamake.errors import UserError
-from tokamake.runtime import Ranks, ahead, heard, same_fate
+from tokamake.runtime.cores import ahead
+from tokamake.runtime.ranks import Ranks
+from tokamake.runtime.voice import heard, same_fate
 from tokamake.train.numerics import check_repeatable, decided
 from tokamake.train.opening import opening
 from tokamake.train.resolve import check_backend, check_layout, check_lengths, check_precision

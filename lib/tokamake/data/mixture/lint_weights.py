@@ -62,7 +62,7 @@ def lint_weights(
     """
     from tokamake.data.mixture.weigh import check_options
     from tokamake.data.text.corpora import read_corpora
-    from tokamake.runtime import counted
+    from tokamake.runtime.console import counted
 
     check_options(train_tokens, temperature)
     rows = read_corpora(corpora, temperature=temperature) if corpora else []

@@ -55,7 +55,7 @@ def mix(
             corpus or the part of a prefix; or a part cannot stand in two columns.
     """
     from tokamake.data.mixture.weights import Weighted, find_root, read_weights, write_weights
-    from tokamake.runtime import counted
+    from tokamake.runtime.console import counted
 
     lists = [(weight, path, read_weights(path)) for weight, path in _lists(parts)]
     whole = sum((weight for weight, _, _ in lists), Fraction())

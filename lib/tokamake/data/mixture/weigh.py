@@ -64,7 +64,7 @@ def weigh(
     from tokamake.data.mixture.weights import write_weights
     from tokamake.data.text.corpora import read_corpora
     from tokamake.files import read_json
-    from tokamake.runtime import counted
+    from tokamake.runtime.console import counted
 
     check_options(train_tokens, temperature)
     if not max_epochs > 0:

@@ -21,7 +21,7 @@ from tokamake.data.pairs.floats import as_integers
 from tokamake.data.pairs.kernel_copy import copy
 from tokamake.data.pairs.parts import Part
 from tokamake.errors import UserError
-from tokamake.runtime import progress
+from tokamake.runtime.console import progress
 
 _BUFFER = 1 << 18
 _FLUSH = 256 << 20

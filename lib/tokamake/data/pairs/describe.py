@@ -113,7 +113,7 @@ def _check(prefixes: list[Path], *, read_tokens: bool) -> "list[Checked]":
     from functools import partial
 
     from tokamake.data.pairs.check_pair import check_pair
-    from tokamake.runtime import progress
+    from tokamake.runtime.console import progress
 
     check = partial(check_pair, read_tokens=read_tokens)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -122,7 +122,7 @@ def _check(prefixes: list[Path], *, read_tokens: bool) -> "list[Checked]":
 
 
 def _print_table(checked: "list[Checked]") -> None:
-    from tokamake.runtime import counted
+    from tokamake.runtime.console import counted
 
     rows = [
         ("pair", "documents", "sequences", "tokens", "bytes", "dtype", "tokenizer", "verdict"),
@@ -138,7 +138,7 @@ def _print_table(checked: "list[Checked]") -> None:
 
 
 def _row(pair: "Checked") -> tuple[str, ...]:
-    from tokamake.runtime import counted
+    from tokamake.runtime.console import counted
 
     numbers: list[int | None] = [None] * 3
     if pair.layout is not None:
@@ -154,7 +154,7 @@ def _write(output: Path, checked: "list[Checked]") -> None:
     import os
 
     from tokamake.files import write_json
-    from tokamake.runtime import counted
+    from tokamake.runtime.console import counted
 
     described = [_metadata(pair, os.path.relpath(pair.prefix, output.parent)) for pair in checked]
     for pair, told in zip(checked, described, strict=True):

@@ -138,7 +138,7 @@ def _merge(
     from tokamake.data.pairs.concatenate import concatenate
     from tokamake.data.pairs.sources import sources_path
     from tokamake.files import atomic
-    from tokamake.runtime import counted
+    from tokamake.runtime.console import counted
 
     _refuse_loss(output, parts)
     sources = sources_path(output)

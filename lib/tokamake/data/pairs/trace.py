@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokamake.errors import UserError
-from tokamake.runtime import counted
+from tokamake.runtime.console import counted
 
 if TYPE_CHECKING:
     from tokamake.data.pairs.indexed import IndexedDataset

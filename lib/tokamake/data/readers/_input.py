@@ -11,7 +11,7 @@ from tokamake import plugins
 from tokamake.data.readers._block import Block
 from tokamake.data.readers._compression import unpack
 from tokamake.errors import UserError
-from tokamake.runtime import ahead
+from tokamake.runtime.cores import ahead
 
 Bytes = bytes  # `Input.bytes` is a number
 

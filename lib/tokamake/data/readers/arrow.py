@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokamake.data.readers._block import Block
 from tokamake.data.readers._table import blocks, check_columns, damaged, opening
-from tokamake.runtime import ahead
+from tokamake.runtime.cores import ahead
 
 if TYPE_CHECKING:
     from tokamake.data.readers import Input

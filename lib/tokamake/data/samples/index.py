@@ -16,7 +16,7 @@ from tokamake.data.samples.folder import VERSION, identity, is_whole, made_sets,
 from tokamake.data.samples.one_set import Settings, find_sources, write_set
 from tokamake.data.text.splits import Rule
 from tokamake.errors import UserError
-from tokamake.runtime import counted
+from tokamake.runtime.console import counted
 
 
 def index(

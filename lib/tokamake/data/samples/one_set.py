@@ -17,7 +17,7 @@ from tokamake.data.pairs.indexed import IndexedDataset
 from tokamake.data.samples import arrays, draw, epochs, file_index
 from tokamake.data.samples.file_index import FileIndex
 from tokamake.errors import UserError
-from tokamake.runtime import progress
+from tokamake.runtime.console import progress
 
 _MOST_FILES = {"weighted": 32_766, "exact": 2**31 - 1, "corpora": 2**31 - 1}
 """Megatron numbers the files of a blend in 16 bits."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokamake.errors import UserError
-from tokamake.runtime import counted
+from tokamake.runtime.console import counted
 
 if TYPE_CHECKING:
     from tokamake.data.samples.fim import FimSamples, Traced

@@ -23,7 +23,7 @@ def trace_steps(run: Path, prefix: str, document: int, /) -> None:
     from tokamake.data.pairs.indexed import IndexedDataset
     from tokamake.data.samples.folder import read_index
     from tokamake.data.samples.loader import Samples
-    from tokamake.runtime import counted
+    from tokamake.runtime.console import counted
 
     settings = read_run(run)
     known = read_index(settings.index)["pairs"]

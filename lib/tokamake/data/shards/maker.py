@@ -21,7 +21,7 @@ from tokamake.data.text.duplicates import read_duplicates
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 from tokamake.files import digest
-from tokamake.runtime import counted
+from tokamake.runtime.console import counted
 
 
 @dataclass(frozen=True)

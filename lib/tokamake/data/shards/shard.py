@@ -184,7 +184,7 @@ class Shard:
         )
 
     def _write(self, outputs: "list[_Output]", quarantine: Quarantine) -> None:
-        from tokamake.runtime import progress
+        from tokamake.runtime.console import progress
 
         keep = self._options.empty_documents == "keep"
         with closing(self._encoded(_gather(self._documents(quarantine)))) as done:

@@ -42,7 +42,7 @@ def hash_documents(
     from tokamake.data.text.duplicates import RowsWriter
     from tokamake.data.text.planned import batch_shards
     from tokamake.files import atomic
-    from tokamake.runtime import counted
+    from tokamake.runtime.console import counted
 
     documents = 0
     fields = Fields(keys_of(text_key), template)

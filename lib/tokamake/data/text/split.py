@@ -54,7 +54,7 @@ def split(
     from tokamake.data.text.splits import NAMES, shares
     from tokamake.errors import UserError
     from tokamake.files import atomic
-    from tokamake.runtime import counted
+    from tokamake.runtime.console import counted
 
     if corpora is not None:
         row = tables.named(files, corpora)

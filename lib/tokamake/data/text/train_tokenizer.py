@@ -13,7 +13,7 @@ from tokamake.data.text import corpora as tables
 from tokamake.data.text.documents import Fields, keys_of, read_texts, texts
 from tokamake.data.tokenizers._training import MINIMUM, check_special_tokens, train, write
 from tokamake.errors import UserError
-from tokamake.runtime import counted
+from tokamake.runtime.console import counted
 
 
 class _Raw(NamedTuple):

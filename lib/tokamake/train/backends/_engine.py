@@ -26,7 +26,9 @@ from tokamake.optim._whole import ALONE, Part, Whole
 from tokamake.parallel import mesh
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.shards import Held
-from tokamake.runtime import Ranks, keep_memory, same_fate
+from tokamake.runtime.cores import keep_memory
+from tokamake.runtime.ranks import Ranks
+from tokamake.runtime.voice import same_fate
 from tokamake.train.batch import Batch, TokenRows, leaves_out, to_batch
 from tokamake.train.loss_scale import LossScale
 from tokamake.train.numerics import precision_of

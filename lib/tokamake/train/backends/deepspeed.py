@@ -20,7 +20,8 @@ from tokamake.config import Run
 from tokamake.optim._groups import set_rates
 from tokamake.parallel import collectives, shards
 from tokamake.parallel.shards import Held
-from tokamake.runtime import Ranks, same_fate
+from tokamake.runtime.ranks import Ranks
+from tokamake.runtime.voice import same_fate
 from tokamake.train.backends import _deepspeed_pieces as pieces
 from tokamake.train.backends import _deepspeed_setup as setup
 from tokamake.train.backends._engine import Base

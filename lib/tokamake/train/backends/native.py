@@ -20,7 +20,8 @@ from tokamake.config import Run
 from tokamake.optim._groups import set_rates
 from tokamake.parallel import shards
 from tokamake.parallel.shards import Held
-from tokamake.runtime import Ranks, same_fate
+from tokamake.runtime.ranks import Ranks
+from tokamake.runtime.voice import same_fate
 from tokamake.train.backends._engine import Base
 from tokamake.train.batch import Batch, TokenRows, chances
 from tokamake.train.step import Saving, StepResult

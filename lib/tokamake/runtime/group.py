@@ -1,0 +1,217 @@
+"""The process group of a run: where ranks meet, through what they talk, on which devices."""
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from tokamake.batch_systems import hosts_of
+from tokamake.errors import UserError
+from tokamake.runtime.cores import num_threads
+from tokamake.runtime.ranks import Ranks, mpi, variable
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import Store
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
+"""What ranks talk through, by the kind of device."""
+
+
+def choose_device(ranks: Ranks) -> "torch.device":
+    """Device of this rank: a CUDA or XPU accelerator if there is one, else the CPU."""
+    import torch
+
+    for kind in ("cuda", "xpu"):
+        backend = getattr(torch, kind, None)
+        if backend is not None and backend.is_available():
+            # Some launchers show each rank only its own device.
+            device = torch.device(kind, ranks.local_rank % backend.device_count())
+            backend.set_device(device)
+            return device
+    return torch.device("cpu")
+
+
+@contextmanager
+def process_group(ranks: Ranks, store: "Store | None" = None) -> Iterator["torch.device"]:
+    """Join torch's process group and yield this rank's device; leave the group on exit.
+
+    Inside another `process_group`, that one serves.
+
+    gloo on CPU, nccl on CUDA, xccl on XPU. Peers meet at MASTER_ADDR and MASTER_PORT where they
+    are set, else at a place that Slurm's variables or an MPI broadcast tell. A lone process needs
+    none, nor do peers that have met in a store (`meeting`).
+
+    Raises:
+        UserError: MPI does not see the peers that the launcher started, the port is taken, or two
+            ranks have the same device.
+    """
+    import torch.distributed as dist
+
+    device = choose_device(ranks)
+    if dist.is_initialized():
+        yield device
+        return
+    backend = BACKENDS[device.type]
+    # DeepSpeed reads the device number from here.
+    os.environ["LOCAL_RANK"] = str(ranks.local_rank)
+    if ranks.world_size == 1:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    elif store is not None:
+        dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.world_size)
+    else:
+        _rendezvous(ranks)
+        _join(backend, ranks)
+    try:
+        if device.type == "cpu":
+            _share_cores()
+        elif device.type == "cuda":
+            _compare_devices(device)
+        yield device
+        dist.barrier(device_ids=None if device.type == "cpu" else [device.index])
+    except UserError as error:
+        error.among_ranks = True
+        raise
+    finally:
+        dist.destroy_process_group()
+
+
+def meeting(ranks: Ranks, seconds: float) -> "Store":
+    """Open a store of keys and values that all peers share, at the place where they meet.
+
+    It is rank 0's; others wait for it, it does not wait for them.
+
+    Args:
+        ranks: this process among its peers.
+        seconds: how long to wait for rank 0, and for any key.
+
+    Raises:
+        UserError: rank 0 does not come.
+    """
+    import torch.distributed as dist
+
+    if ranks.world_size == 1:
+        return dist.HashStore()
+    _rendezvous(ranks)
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    # torchrun has a store of its own there.
+    first = ranks.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        return dist.TCPStore(
+            host, port, is_master=first, timeout=timedelta(seconds=seconds), wait_for_workers=False
+        )
+    except dist.DistError as error:
+        reason = str(error).splitlines()[0].rstrip(". ")
+        raise UserError(
+            f"rank {ranks.rank} on {socket.gethostname()}: rank 0 cannot be met at {host}:{port} "
+            f"within {seconds:g} s: {reason}; look at that host, or set MASTER_ADDR and MASTER_PORT"
+        ) from None
+
+
+def _rendezvous(ranks: Ranks) -> None:
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = str(ranks.rank), str(ranks.world_size)
+    if "MASTER_ADDR" in os.environ:
+        _check_port(os.environ.setdefault("MASTER_PORT", "29500"))
+        return
+    tasks = variable(os.environ, "SLURM_STEP_NUM_TASKS")
+    if tasks == ranks.world_size and "SLURM_STEP_NODELIST" in os.environ:
+        # No message can agree on a free port here, so each job and step has its own.
+        job, step = (variable(os.environ, f"SLURM_{name}_ID") or 0 for name in ("JOB", "STEP"))
+        host, port = (
+            hosts_of(os.environ["SLURM_STEP_NODELIST"])[0],
+            15000 + (job * 7 + step) % 15000,
+        )
+    else:
+        host, port = _agree_through_mpi(ranks)
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)
+
+
+def _check_port(told: str) -> None:
+    if not (told.isascii() and told.isdecimal() and 0 < int(told) < 65536):
+        raise UserError(
+            f"MASTER_PORT={told}: not a port, which is a number from 1 to 65535; set it to one "
+            "that is free on the first host, or unset it"
+        )
+
+
+def _join(backend: str, ranks: Ranks) -> None:
+    import torch.distributed as dist
+
+    try:
+        dist.init_process_group(
+            backend, init_method="env://", rank=ranks.rank, world_size=ranks.world_size
+        )
+    except dist.DistNetworkError as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        reason = str(error).split("\n")[0]
+        raise UserError(
+            f"ranks cannot meet at {place}: {reason}; set MASTER_ADDR to the first host and "
+            "MASTER_PORT to a port that is free there"
+        ) from None
+
+
+def _agree_through_mpi(ranks: Ranks) -> tuple[str, int]:
+    world = mpi().COMM_WORLD
+    if world.size != ranks.world_size:
+        raise UserError(
+            f"MPI sees {world.size} processes, the launcher started {ranks.world_size}; "
+            "set MASTER_ADDR and MASTER_PORT, or install the mpi4py of this launcher's MPI"
+        )
+    place: tuple[str, int] = world.bcast(
+        (socket.gethostname(), free_port()) if ranks.rank == 0 else None
+    )
+    return place
+
+
+def free_port() -> int:
+    """A port of this host that nobody listens at."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _share_cores() -> None:
+    """Set this rank's threads; launchers may bind each rank to cores of its own, or all to all."""
+    import torch
+    import torch.distributed as dist
+
+    own = (socket.gethostname(), os.sched_getaffinity(0))
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, own)
+    threads = num_threads(everyone.count(own))
+    if threads:
+        torch.set_num_threads(threads)
+
+
+def _compare_devices(device: "torch.device") -> None:
+    import torch
+    import torch.distributed as dist
+
+    # Ranks of one device could not even tell each other through it.
+    group = dist.new_group(backend="gloo")
+    # Launchers may show each rank one device, which all call 0; tiles of an XPU have no such name.
+    own = (socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid))
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, own, group=group)
+    check_devices(everyone)
+
+
+def check_devices(owners: Sequence[tuple[str, str]]) -> None:
+    """See that each rank has a device of its own.
+
+    Args:
+        owners: host and device of each rank.
+
+    Raises:
+        UserError: two have the same.
+    """
+    first: dict[tuple[str, str], int] = {}
+    for rank, owner in enumerate(owners):
+        if (other := first.setdefault(owner, rank)) != rank:
+            raise UserError(
+                f"ranks {other} and {rank} have the same device of {owner[0]}: start no more ranks "
+                "a host than it has devices, or hide these (CUDA_VISIBLE_DEVICES=) to train on CPUs"
+            )

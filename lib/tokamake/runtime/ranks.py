@@ -1,0 +1,114 @@
+"""Rank and world size, as the launcher tells them.
+
+torchrun, deepspeed, srun and mpiexec (MPICH, Intel MPI, PALS, Open MPI) leave variables in the
+environment; MPI itself is asked where these are not enough. mpi4py is imported only then.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokamake.errors import UserError
+
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # torchrun; deepspeed has LOCAL_SIZE
+    (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    ("PMI_RANK", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),  # HPE PALS
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
+    ("PMIX_RANK", "PMIX_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+)
+"""Variables of rank, world size, local rank and local size; the first complete set counts."""
+
+_SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+"""Only srun sets these for a step; a batch script has SLURM_PROCID and SLURM_NTASKS too."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among its peers."""
+
+    rank: int
+    """Number of this process, 0 to world_size - 1."""
+    world_size: int
+    """Processes of the run."""
+    local_rank: int
+    """Number of this process on its host."""
+    local_size: int
+    """Processes on this host."""
+
+    @classmethod
+    def find(cls, environment: Mapping[str, str] = os.environ) -> "Ranks":
+        """Read the launcher's variables; MPI is asked where they tell the rank only.
+
+        Raises:
+            UserError: a variable is no number, or rank and size do not fit.
+        """
+        found = [
+            names
+            for names in (*_LAUNCHERS, _SLURM)
+            if names[0] in environment and (names[1] in environment or names[0] == "PMIX_RANK")
+        ]
+        if not found:
+            return cls(rank=0, world_size=1, local_rank=0, local_size=1)
+        whole = (names for names in found if names[2] in environment)
+        return cls._read(environment, next(whole, found[0]))
+
+    @classmethod
+    def _read(cls, environment: Mapping[str, str], names: tuple[str, ...]) -> "Ranks":
+        found = [variable(environment, name) for name in names]
+        rank, world_size, local_rank, local_size = found
+        if world_size is None or (world_size > 1 and local_rank is None):
+            return cls._ask_mpi()
+        if rank is None or not 0 <= rank < world_size:
+            raise UserError(
+                f"{names[0]}={rank}, {names[1]}={world_size}: no such rank; "
+                "unset both or start through torchrun, mpiexec or srun"
+            )
+        local_size = local_size or variable(environment, "LOCAL_SIZE")
+        return cls(rank, world_size, local_rank or 0, local_size or 1)
+
+    @classmethod
+    def _ask_mpi(cls) -> "Ranks":
+        module = mpi()
+        world = module.COMM_WORLD
+        local = world.Split_type(module.COMM_TYPE_SHARED)
+        return cls(world.rank, world.size, local.rank, local.size)
+
+
+def variable(environment: Mapping[str, str], name: str) -> int | None:
+    """Value of a launcher's variable; None if it is not set.
+
+    Raises:
+        UserError: it is no number.
+    """
+    value = environment.get(name)
+    if value is None:
+        return None
+    # Slurm writes "4(x2),3" for two hosts of four tasks and one of three.
+    digits = re.fullmatch(r"(\d+)(\(x\d+\))?(,.*)?", value.strip())
+    if not digits:
+        raise UserError(f"{name}={value}: not a number; unset it or start through a launcher")
+    return int(digits[1])
+
+
+def mpi() -> Any:
+    """Load `mpi4py.MPI`.
+
+    Raises:
+        UserError: there is none, or its MPI is not to be found.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).split("\n")[0]
+        raise UserError(
+            f"mpi4py: {reason}; load the MPI of this launcher, or set MASTER_ADDR and MASTER_PORT"
+        ) from None
+    return MPI
