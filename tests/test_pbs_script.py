@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,31 @@ def test_a_polite_end_leaves_an_exit_status(records: Records, tmp_path: Path) ->
     os.killpg(process.pid, signal.SIGTERM)
     assert process.wait(30) == 75
     assert records.exit_status(RECORD) == 75
+
+
+SAVES = """
+import pathlib, signal, sys
+
+def save(*_):
+    (here / "saved").touch()
+    sys.exit(3)
+
+here = pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGTERM, save)
+(here / "begun").touch()
+signal.pause()
+"""
+
+
+def test_a_job_lasts_until_its_work_has_ended(records: Records, tmp_path: Path) -> None:
+    """A system would kill what still saves, or the next job would meet it, were it over before."""
+    (tmp_path / "work.py").write_text(SAVES)
+    path = prepare(records, f"'{sys.executable}' '{tmp_path}/work.py' '{tmp_path}'")
+    process = subprocess.Popen(
+        ["bash", path], env={**os.environ, "PBS_JOBID": "1.server"}, start_new_session=True
+    )
+    wait_for((tmp_path / "begun").exists, "the job to begin")
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(30) == 3
+    assert (tmp_path / "saved").exists()
+    assert records.exit_status(RECORD) == 3

@@ -36,8 +36,10 @@ if [ "$(readlink "$claim")" != "$id" ] ||
     exit {NOT_OURS}
 fi
 rm -f "$result" # of an earlier run, where the system runs the job again
-{end}trap : TERM     # signals reach all processes of a job; this one outlives the others
-/bin/sh {files["job"]} >> {files["log"]} 2>&1
+# Signals reach all processes of a job. Both shells outlive the work: were one to die before, the
+# job would be over, and what still saves or tidies up would be killed or left behind.
+{end}trap : TERM
+/bin/sh -c 'trap : TERM; . "$0"' {files["job"]} >> {files["log"]} 2>&1
 status=$?
 echo "$status" > "$result.part" && sync "$result.part" && mv "$result.part" "$result" ||
     exit {NO_RESULT}
