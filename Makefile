@@ -31,7 +31,7 @@ train: install  ## raw text to trained model (the target train) and results/repo
 	$(SNAKEMAKE) train report
 
 test: install  ## run every test
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 3 --dist worksteal
 
 check: install  ## format, lint, types, import layers, workflow
 	$(BIN)/ruff format --check .

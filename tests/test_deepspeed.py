@@ -12,6 +12,7 @@ from proofs import Changes, Proved, check, make_runs, plain_training
 from ranks import spawn
 
 FULL = {"recompute_granularity": "full"}
+WIDE = {"micro_batch_size": 4}
 GROWING = {"rampup_batch_size": (4, 4, 20), "micro_batch_size": 1}
 
 PROVED: Proved = {
@@ -20,10 +21,10 @@ PROVED: Proved = {
         *[("untied", zero(stage, **GROWING)) for stage in (0, 2, 3)],
         *[("untied", zero(stage, **FULL)) for stage in (1, 3)],
         ("untied", zero(2, recompute_granularity="selective")),
-        ("untied", zero(1) | parallel(tp=2)),
-        *[("tied", zero(stage) | parallel(tp=2, sp=True)) for stage in range(4)],
-        ("mqa", zero(2) | parallel(tp=2, sp=True)),
-        *[("untied", zero(stage) | parallel(cp=2)) for stage in (1, 3)],
+        ("untied", zero(1) | parallel(tp=2) | WIDE),
+        *[("tied", zero(stage) | parallel(tp=2, sp=True) | WIDE) for stage in range(4)],
+        ("mqa", zero(2) | parallel(tp=2, sp=True) | WIDE),
+        *[("untied", zero(stage) | parallel(cp=2) | WIDE) for stage in (1, 3)],
         *[("untied", zero(stage) | parallel(pp=2)) for stage in (0, 1)],
         ("tied", zero(1) | parallel(pp=2, schedule="gpipe")),
         ("tied", zero(1) | parallel(pp=2)),
@@ -39,7 +40,7 @@ PROVED: Proved = {
         *[("untied", zero(stage) | parallel(tp=2)) for stage in (0, 2)],
         *[("tied", zero(stage) | parallel(tp=2, sp=True)) for stage in (1, 3)],
         ("untied", zero(2) | parallel(cp=2, method="ulysses")),
-        ("tied", zero(3) | parallel(tp=2, cp=2, sp=True)),
+        ("tied", zero(3) | parallel(tp=2, cp=2, sp=True) | WIDE),
         ("untied", zero(3) | parallel(cp=2)),
         *[("tied", zero(stage) | parallel(pp=2)) for stage in (0, 1)],
         ("tied", zero(1) | parallel(pp=2, schedule="gpipe")),
@@ -49,7 +50,7 @@ PROVED: Proved = {
     ],
     8: [
         ("tied", zero(1) | parallel(pp=2, tp=2, sp=True)),
-        ("untied", zero(3) | parallel(tp=2, cp=2)),
+        ("untied", zero(3) | parallel(tp=2, cp=2) | WIDE),
     ],
 }
 """Layouts by number of ranks: which start, and which settings."""
@@ -62,9 +63,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    "world_size", [pytest.param(n, marks=pytest.mark.long) if n == 4 else n for n in PROVED]
-)
+@pytest.mark.parametrize("world_size", PROVED)
 def test_layouts_equal_one_process(world_size: int, runs: dict[str, Path]) -> None:
     check(world_size, PROVED[world_size], runs)
 

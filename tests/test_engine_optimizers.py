@@ -32,7 +32,7 @@ LAYOUTS: dict[int, list[dict[str, Any]]] = {
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = prepare(tmp_path_factory.mktemp("optimizers"), train_samples=200)
-    return make_run(root, "run", backend="native", train_steps=20)
+    return make_run(root, "run", backend="native", train_steps=20, micro_batch_size=4)
 
 
 def of_optimizer(name: str) -> dict[str, Any]:

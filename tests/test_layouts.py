@@ -20,6 +20,8 @@ SCHEDULES: dict[str, Changes] = {
 
 FULL = {"recompute_granularity": "full"}
 SELECTIVE = {"recompute_granularity": "selective"}
+WIDE = {"micro_batch_size": 4}
+"""Half as many micro batches, and messages; most layouts have two of them a step still."""
 
 
 def with_schedules(**sizes: Any) -> list[Changes]:
@@ -45,16 +47,16 @@ PROVED: Proved = {
         ("tied", {"zero_stage": 3} | FULL),
         ("untied", {"zero_stage": 2, "recompute_granularity": "full"}),
         ("untied", {"zero_stage": 1, "rampup_batch_size": (4, 4, 20)}),
-        ("untied", parallel(tp=2)),
-        ("tied", parallel(tp=2)),
-        ("mqa", parallel(tp=2)),
-        ("untied", parallel(tp=2, sp=True)),
-        ("tied", parallel(tp=2, sp=True) | FULL),
-        ("mqa", parallel(tp=2, sp=True)),
-        ("untied", parallel(tp=2, sp=True) | SELECTIVE),
-        ("untied", parallel(cp=2)),
-        ("untied", parallel(cp=2, method="ulysses")),
-        ("tied", parallel(cp=2) | FULL),
+        ("untied", parallel(tp=2) | WIDE),
+        ("tied", parallel(tp=2) | WIDE),
+        ("mqa", parallel(tp=2) | WIDE),
+        ("untied", parallel(tp=2, sp=True) | WIDE),
+        ("tied", parallel(tp=2, sp=True) | FULL | WIDE),
+        ("mqa", parallel(tp=2, sp=True) | WIDE),
+        ("untied", parallel(tp=2, sp=True) | SELECTIVE | WIDE),
+        ("untied", parallel(cp=2) | WIDE),
+        ("untied", parallel(cp=2, method="ulysses") | WIDE),
+        ("tied", parallel(cp=2) | FULL | WIDE),
         *[("untied", changes) for changes in with_schedules(pp=2)],
         *[("tied", changes | FULL) for changes in with_schedules(pp=2)],
         *[("untied", changes | SELECTIVE) for changes in with_schedules(pp=2)[:3]],
@@ -62,25 +64,25 @@ PROVED: Proved = {
         ("untied", parallel(pp=2, layers=(1, 3))),
         ("untied", parallel(pp=2) | {"rampup_batch_size": (4, 4, 20)}),
         ("gpt", {"zero_stage": 3} | FULL),
-        ("gpt", parallel(tp=2, sp=True)),
-        ("gpt", parallel(cp=2, method="ulysses")),
+        ("gpt", parallel(tp=2, sp=True) | WIDE),
+        ("gpt", parallel(cp=2, method="ulysses") | WIDE),
         ("gpt", parallel(pp=2)),
     ],
     4: [
         *[("untied", {"zero_stage": stage, "micro_batch_size": 1}) for stage in (0, 3)],
         ("untied", parallel(replicas=2) | {"zero_stage": 3}),
-        ("untied", parallel(tp=4)),
-        ("tied", parallel(tp=4, sp=True)),
+        ("untied", parallel(tp=4) | WIDE),
+        ("tied", parallel(tp=4, sp=True) | WIDE),
         ("untied", parallel(tp=2, sp=True) | {"zero_stage": 0}),
         ("untied", parallel(tp=2, sp=True) | {"zero_stage": 2} | SELECTIVE),
         ("tied", parallel(tp=2, sp=True) | {"zero_stage": 3}),
-        ("untied", parallel(cp=4)),
+        ("untied", parallel(cp=4) | WIDE),
         ("untied", parallel(cp=2) | {"zero_stage": 3}),
         ("untied", parallel(cp=2) | {"zero_stage": 2} | SELECTIVE),
         ("untied", parallel(cp=2, method="ulysses") | {"zero_stage": 0}),
         ("tied", parallel(cp=2, method="ulysses") | {"zero_stage": 3} | FULL),
         ("untied", parallel(cp=2, replicas=2) | {"zero_stage": 1} | FULL),
-        ("untied", parallel(tp=2, cp=2, sp=True, method="ulysses")),
+        ("untied", parallel(tp=2, cp=2, sp=True, method="ulysses") | WIDE),
         *[("untied", changes | {"zero_stage": 2}) for changes in with_schedules(pp=2)],
         ("untied", parallel(pp=2) | {"zero_stage": 3}),
         ("untied", parallel(pp=2, schedule="interleaved_1f1b", vpp=2) | {"zero_stage": 3}),
@@ -97,13 +99,13 @@ PROVED: Proved = {
         *[("untied", changes) for changes in with_schedules(pp=2, tp=2, sp=True)],
         ("tied", parallel(pp=2, tp=2, schedule="zbv", vpp=2)),
         ("gpt", parallel(pp=2, tp=2, sp=True)),
-        ("untied", parallel(tp=2, cp=2, sp=True) | {"zero_stage": 3}),
+        ("untied", parallel(tp=2, cp=2, sp=True) | {"zero_stage": 3} | WIDE),
         ("untied", parallel(pp=2, cp=2, tp=2, sp=True)),
         ("tied", parallel(pp=2, cp=2)),
         ("untied", parallel(pp=2, cp=2, method="ulysses", schedule="zbv", vpp=2)),
         ("untied", parallel(tp=2, replicas=2) | {"zero_stage": 3}),
         ("untied", parallel(pp=2, replicas=2) | {"zero_stage": 1, "micro_batch_size": 1}),
-        ("untied", parallel(tp=2, cp=2, replicas=2, method="ulysses") | {"zero_stage": 2}),
+        ("untied", parallel(tp=2, cp=2, replicas=2, method="ulysses") | {"zero_stage": 2} | WIDE),
     ],
 }
 """Layouts by number of ranks: which start, and which settings."""
@@ -116,8 +118,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    "world_size", [pytest.param(n, marks=pytest.mark.long) if n == 4 else n for n in PROVED]
-)
+@pytest.mark.parametrize("world_size", PROVED)
 def test_layouts_equal_one_process(world_size: int, runs: dict[str, Path]) -> None:
     check(world_size, PROVED[world_size], runs)

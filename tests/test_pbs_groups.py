@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pbses import Controller, Pbs, stand_in, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 SNAKEFILE = """
 rule all:

@@ -14,7 +14,7 @@ from workflows import CONFIG, MINE, jobs, make_workspace, snakemake
 
 from tokamake import files
 
-pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
 PALS = Path(__file__).with_name("pals_standin.py")
 RANKS = ("nodes=2", "tasks=2", "runtime=10")

@@ -6,6 +6,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,13 @@ from tokamake.errors import UserError
 from tokamake.runtime import group
 from tokamake.runtime.console import progress
 from tokamake.runtime.cores import num_threads
-from tokamake.runtime.group import check_devices, meeting, process_group
+from tokamake.runtime.group import (
+    check_devices,
+    free_port,
+    kept_ports,
+    meeting,
+    process_group,
+)
 from tokamake.runtime.ranks import Ranks
 from tokamake.runtime.voice import heard, one_voice, same_fate
 
@@ -94,6 +101,24 @@ def test_a_port_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch, port: str)
         meeting(ranks, 1)
     with pytest.raises(UserError, match="not a port"), process_group(ranks):
         pass
+
+
+def test_a_free_port_is_none_that_others_are_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = tmp_path / "range"
+    given.write_text("20000\t60999\n")
+    assert kept_ports(given) == [*range(15000, 20000), *range(61000, 65536)]
+    assert kept_ports(tmp_path / "none") == [*range(15000, 32768), *range(61000, 65536)]
+    given.write_text("1024 65535\n")
+    assert kept_ports(given) == []
+    assert free_port() in kept_ports()
+    with socket.socket() as other:
+        other.bind(("", 0))
+        taken = other.getsockname()[1]
+        for kept in ([taken], []):
+            monkeypatch.setattr(group, "kept_ports", lambda kept=kept: kept)
+            assert free_port() not in (0, taken)
 
 
 def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,6 @@ if [ -z "${MASTER_ADDR:-}" ] && [ -n "$first" ] && [ "$first" = "${SLURMD_NODENA
     if ! getent hosts "$first" >/dev/null; then
         first=$(scontrol --oneliner show node "$first" | sed 's/.* NodeAddr=\([^ ]*\) .*/\1/')
     fi
-    MASTER_PORT=$(python -c 'import socket as s; p = s.socket(); p.bind(("", 0)); print(p.getsockname()[1])')
+    MASTER_PORT=$(python -c 'from tokamake.runtime.group import free_port as p; print(p())')
     export MASTER_ADDR=$first MASTER_PORT
 fi

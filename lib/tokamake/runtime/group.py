@@ -1,10 +1,12 @@
 """The process group of a run: where ranks meet, through what they talk, on which devices."""
 
 import os
+import secrets
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokamake.batch_systems import hosts_of
@@ -166,11 +168,30 @@ def _agree_through_mpi(ranks: Ranks) -> tuple[str, int]:
 
 
 def free_port() -> int:
-    """A port of this host that nobody listens at."""
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """A port of this host that nobody listens at, nor gets by chance before it is used.
+
+    That is one beside those that the system gives to whoever asks for any, if it leaves some.
+    """
+    kept = kept_ports() or [0]
+    for port in (*(secrets.choice(kept) for _ in range(20)), 0):
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("", port))
+            free: int = listener.getsockname()[1]
+            return free
+    raise UserError(f"no port is free on {socket.gethostname()}; end what holds so many there")
+
+
+def kept_ports(given: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> list[int]:
+    """Ports from 15000 on, less those that Linux gives to connections that ask for any.
+
+    Args:
+        given: file with the first and the last of those.
+    """
+    try:
+        first, last = map(int, given.read_text().split())
+    except (OSError, ValueError):
+        first, last = 32768, 60999  # as Linux has it by itself
+    return [port for port in range(15000, 65536) if not first <= port <= last]
 
 
 def _share_cores() -> None:
