@@ -78,11 +78,17 @@ def documents(*paths: Path) -> list[str]:
     return [json.loads(line)["text"] for path in paths for line in path.open(encoding="utf-8")]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run files of quick tests first, then those that start ranks, then whole workflows.
 
-    Files stay together, for the sake of what their fixtures set up.
+    Files stay together, for the sake of what their fixtures set up. Tests that submit jobs to the
+    machine's own PBS are for whoever asks for them.
     """
+    if "pbs" not in config.option.markexpr:
+        config.hook.pytest_deselected(
+            items=[item for item in items if item.get_closest_marker("pbs")]
+        )
+        items[:] = [item for item in items if not item.get_closest_marker("pbs")]
     weight: dict[Path, int] = {}
     for item in items:
         own = 2 * ("slow" in item.keywords) + ("ranks" in item.keywords)

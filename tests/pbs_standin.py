@@ -1,4 +1,4 @@
-"""A stand-in for PBS: qsub, qstat, qselect, qdel that really run jobs; a folder is the server.
+"""A stand-in for PBS: its commands, which really run jobs; a folder is the server.
 
 It is no PBS: it has no scheduler, nodes, or users. What it prints has the fields and the form of a
 real server's replies (tests/pbs_replies), and it can be told to fail in the ways real ones do
@@ -414,6 +414,12 @@ def qdel(server, arguments, fault):
     return code
 
 
+def qrls(server, arguments, fault):
+    for one in arguments:
+        server.change(int(one.split(".")[0]), held=False)
+    return 0
+
+
 def fail(message, code):
     print(message, file=sys.stderr)
     return code
@@ -426,9 +432,8 @@ def main():
         run(server, int(arguments[0]))
         return 0
     server.note(command, arguments)
-    return {"qsub": qsub, "qstat": qstat, "qselect": qselect, "qdel": qdel}[command](
-        server, arguments, server.fault(command)
-    )
+    commands = {"qsub": qsub, "qstat": qstat, "qselect": qselect, "qdel": qdel, "qrls": qrls}
+    return commands[command](server, arguments, server.fault(command))
 
 
 if __name__ == "__main__":

@@ -2,20 +2,26 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 STAND_IN = Path(__file__).with_name("pbs_standin.py")
-COMMANDS = ("qsub", "qstat", "qselect", "qdel")
+FRONT = Path(__file__).with_name("pbs_front.py")
+COMMANDS = ("qsub", "qstat", "qselect", "qdel", "qrls")
 REAL = shutil.which("qsub")
+OWN_FILE = Path("~/.config/snakemake/pbs.yaml")
+"""The person's own values, for the machine's own PBS."""
 DEADLINE = 60.0
+REAL_DEADLINE = 600.0
+"""Seconds for a real PBS, which schedules and kills in its own time."""
 
 
 @dataclass
@@ -29,6 +35,8 @@ class Pbs:
 
     folder: Path
     environment: dict[str, str]
+    values: str = "queue: prod\naccount: proj\n"
+    """A person's file that it takes jobs with."""
 
     def faults(self, command: str, *names: str) -> None:
         """Let the next calls of a command have these faults, one each; `NAME*` for all of them."""
@@ -49,7 +57,8 @@ class Pbs:
     def jobs(self) -> list[dict[str, Any]]:
         """All jobs that it was ever given."""
         paths = sorted((self.folder / "jobs").glob("*.json"), key=lambda path: int(path.stem))
-        return [json.loads(path.read_text()) for path in paths]
+        jobs = [json.loads(path.read_text()) for path in paths]
+        return [{**job, "id": f"{job['number']}.pbs01"} for job in jobs]
 
     def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Call one of its commands."""
@@ -62,30 +71,68 @@ class Pbs:
         (self.folder / "stopped").touch()
         for job in self.jobs():
             if job["state"] != "F":
-                self.run("qdel", f"{job['number']}.pbs01")
+                self.run("qdel", job["id"])
         wait_for(lambda: all(job["state"] == "F" for job in self.jobs()), "jobs to end")
+
+
+@dataclass
+class RealPbs(Pbs):
+    """The machine's own server behind `pbs_front.py`.
+
+    Args:
+        programs: folder of its commands.
+    """
+
+    programs: Path = Path("/usr/bin")
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """All jobs that the test gave it."""
+        ids = [path.name for path in (self.folder / "jobs").iterdir()]
+        command = [str(self.programs / "qstat"), "-x", "-f", "-F", "json", *ids]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        names = {"state": "job_state", "account": "Account_Name", "name": "Job_Name"}
+        return [
+            {
+                "id": job_id, "number": int(job_id.partition(".")[0]),
+                "substate": job["substate"], "queue": job["queue"],
+                **{name: job.get(key) for name, key in names.items()},
+            }
+            for job_id, job in json.loads(told, strict=False).get("Jobs", {}).items()
+            if ids
+        ]  # fmt: skip
 
 
 def stand_in(folder: Path) -> Pbs:
     """Set a stand-in up in an empty folder."""
+    return Pbs(folder, _commands(folder, STAND_IN, COMMANDS))
+
+
+def real(folder: Path, programs: Path) -> Pbs:
+    """Set a front of a server up in an empty folder, by the folder of its commands."""
+    environment = _commands(folder, FRONT, COMMANDS, str(programs))
+    own = OWN_FILE.expanduser()
+    return RealPbs(folder, environment, own.read_text() if own.exists() else "", programs)
+
+
+def _commands(folder: Path, script: Path, names: Iterable[str], *more: str) -> dict[str, str]:
+    """Write commands that run a script; the environment that they are found in."""
     (folder / "bin").mkdir(parents=True)
     (folder / "jobs").mkdir()
-    for command in COMMANDS:
-        path = folder / "bin" / command
-        path.write_text(
-            f'#!/bin/sh\nexec {sys.executable} -IS {STAND_IN} {command} {folder} "$@"\n'
-        )
+    for command in names:
+        path, words = folder / "bin" / command, [sys.executable, "-IS", str(script), command]
+        path.write_text(f'#!/bin/sh\nexec {shlex.join([*words, str(folder), *more])} "$@"\n')
         path.chmod(0o755)
     path = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return Pbs(folder, {**os.environ, "PATH": path})
+    return {**os.environ, "PATH": path}
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = DEADLINE) -> None:
-    """Wait until something is so.
+def wait_for(condition: Callable[[], object], what: str, seconds: float | None = None) -> None:
+    """Wait until something is so, for so long at most, or for `DEADLINE`.
 
     Raises:
         AssertionError: it is not so in time.
     """
+    seconds = DEADLINE if seconds is None else seconds
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
@@ -117,9 +164,9 @@ class Controller:
         """Send a signal to the controller alone."""
         self.process.send_signal(number)
 
-    def wait(self, seconds: float = DEADLINE) -> int:
-        """Its exit status."""
-        return self.process.wait(seconds)
+    def wait(self, seconds: float | None = None) -> int:
+        """Its exit status; it is waited for so long at most, or for `DEADLINE`."""
+        return self.process.wait(DEADLINE if seconds is None else seconds)
 
     @property
     def text(self) -> str:

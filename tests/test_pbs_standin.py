@@ -4,7 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from pbses import Pbs, stand_in, wait_for
+from pbses import Pbs, real, stand_in, wait_for
+
+from snakemake_executor_plugin_pbs.replies import parse
+from snakemake_executor_plugin_pbs.states import read
 
 REPLIES = Path(__file__).with_name("pbs_replies")
 OPTIONS = ("-j", "oe", "-A", "proj", "-q", "debug", "-l", "filesystems=home:flare")
@@ -100,3 +103,57 @@ def test_jobs_run_in_an_environment_of_their_own(pbs: Pbs) -> None:
     job_id = submit(pbs, 'echo "$PBS_JOBID $VIRTUAL_ENV $PATH"', "-N", "env")
     await_state(pbs, job_id, "F")
     assert (pbs.folder / "out").read_text() == f"{job_id}  /usr/bin:/bin\n"
+
+
+@pytest.fixture
+def front(tmp_path: Path, pbs: Pbs):
+    """What stands before a real PBS, before the stand-in."""
+    yield real(tmp_path / "front", pbs.folder / "bin")
+    pbs.stop()
+
+
+def told(pbs: Pbs, fault: str, *ids: str) -> tuple:
+    """What the executor makes of a reply with a fault."""
+    pbs.faults("qstat", fault)
+    done = pbs.run("qstat", "-x", "-f", "-F", "json", *ids)
+    answer = parse(done.returncode, done.stdout, done.stderr)
+    jobs = {number: read(job) for number, job in answer.jobs.items()}
+    return jobs, answer.unknown, answer.fault, done.returncode
+
+
+def test_a_front_has_a_server_fail_as_the_stand_in_does(front: Pbs, pbs: Pbs) -> None:
+    ids = [make(front, name) for name in ("ok", "running")]
+    assert {job["id"]: job["state"] for job in front.jobs()} == dict(zip(ids, "FR", strict=True))
+    faults = (
+        "", "down", "empty", "forgetful", "lie-failed", "lie-finished", "first", "truncated",
+        "malformed",
+    )  # fmt: skip
+    found = [told(front, fault, *ids) for fault in faults]
+    assert found == [told(pbs, fault, *ids) for fault in faults]
+    assert all(one != found[0] for one in found[1:-1])
+    for server in (front, pbs):
+        server.set(purged=[100])
+    assert told(front, "", *ids) == told(pbs, "", *ids)
+    for command, fault in (
+        ("qsub", "down"),
+        ("qsub", "full"),
+        ("qselect", "down"),
+        ("qdel", "down"),
+    ):
+        for server in (front, pbs):
+            server.faults(command, fault)
+        codes = [server.run(command, "-N", "name").returncode for server in (front, pbs)]
+        assert codes[0] == codes[1] > 0
+    assert (
+        pbs.run("qselect", "-N", "running").stdout == front.run("qselect", "-N", "running").stdout
+    )
+
+
+def test_a_front_holds_what_has_no_room(front: Pbs) -> None:
+    front.set(slots=1)
+    first = submit(front, "sleep 30")
+    second = submit(front, "true")
+    assert await_state(front, first, "R")
+    assert attributes(front, second)["Hold_Types"] == "u"
+    assert front.run("qdel", first).returncode == 0
+    assert await_state(front, second, "F")["Exit_status"] == 0
