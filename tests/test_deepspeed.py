@@ -37,8 +37,8 @@ PROVED: Proved = {
     ],
     4: [
         *[("untied", zero(stage, micro_batch_size=1)) for stage in (1, 3)],
-        *[("untied", zero(stage) | parallel(tp=2)) for stage in (0, 2)],
-        *[("tied", zero(stage) | parallel(tp=2, sp=True)) for stage in (1, 3)],
+        *[("untied", zero(stage) | parallel(tp=2) | WIDE) for stage in (0, 2)],
+        *[("tied", zero(stage) | parallel(tp=2, sp=True) | WIDE) for stage in (1, 3)],
         ("untied", zero(2) | parallel(cp=2, method="ulysses")),
         ("tied", zero(3) | parallel(tp=2, cp=2, sp=True) | WIDE),
         ("untied", zero(3) | parallel(cp=2)),

@@ -404,6 +404,12 @@ def test_a_sites_profile_runs_a_rule(site: Site, profile: str, mine: str, expect
     waits.unlink()
     assert listed.strip() == expected
     assert controller.wait(DEADLINE) == 0, site.text
+    if profile == "perlmutter":  # which has groups: quick rules that follow each other are one job
+        controller = site.start("--", "results/smoke/index/index.json")
+        assert controller.wait(DEADLINE) == 0, site.text
+        (job,) = set(re.findall(r"\(group prepare\) is (\d+) in Slurm: submitted", site.text))
+        stages = [site.begun(stage) for stage in ("describe", "weigh", "index")]
+        assert [jobs for ((jobs, _),) in stages] == [job] * 3
 
 
 def test_the_doctor_asks_slurm_and_its_ranks(
