@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 HOST = "pbs01"
@@ -184,7 +184,8 @@ def run(server, number):
     deleted, late = status == "deleted", status == "walltime"
     time.sleep(server.setting("ending_seconds", 0))
     if job["output"]:
-        Path(job["output"]).write_bytes(output)
+        with suppress(FileNotFoundError):  # its folder is gone: not delivered, no more
+            Path(job["output"]).write_bytes(output)
     exit_status = 0 if deleted else -29 if late else status
     substate = 91 if deleted else 93 if exit_status else 92
     server.change(number, state="F", substate=substate, exit=exit_status, ended=time.time())

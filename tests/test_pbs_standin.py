@@ -99,6 +99,11 @@ def test_refusals(pbs: Pbs, options: tuple[str, ...], code: int) -> None:
     assert done.returncode == code
 
 
+def test_a_job_ends_though_its_output_has_no_place(pbs: Pbs) -> None:
+    job_id = submit(pbs, "echo words", "-o", str(pbs.folder / "gone" / "out"))
+    assert await_state(pbs, job_id, "F")["Exit_status"] == 0
+
+
 def test_jobs_run_in_an_environment_of_their_own(pbs: Pbs) -> None:
     job_id = submit(pbs, 'echo "$PBS_JOBID $VIRTUAL_ENV $PATH"', "-N", "env")
     await_state(pbs, job_id, "F")
