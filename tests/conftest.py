@@ -29,12 +29,14 @@ SAMPLES = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide accelerators, on which results differ from what tests hold them against.
+    """Hide accelerators, on which results differ from what tests hold them against; say one thread.
 
-    `pytest -m gpu` shows them to the tests that are of them.
+    `pytest -m gpu` shows them to the tests that are of them. Several tests run at a time: threads
+    of torch that await each other would cost a fifth of all processor time.
     """
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_finish() -> None:
