@@ -63,7 +63,8 @@ class SimulatedServer:
     purge_after: float = 1e9
     failing: set[str] = field(default_factory=set)  # names' beginnings
     jobs: dict[int, Simulated] = field(default_factory=dict)
-    status_calls: list[float] = field(default_factory=list)
+    status_calls: list[float | None] = field(default_factory=list)
+    submit_calls: list[tuple[str, str]] = field(default_factory=list)  # name, queue
     done: dict[Path, int] = field(default_factory=dict)  # how often the work of a folder was done
     working: dict[Path, int] = field(default_factory=dict)  # folder to the job that does it now
     overlaps: int = 0
@@ -114,19 +115,20 @@ class SimulatedServer:
     # -- what the tracker calls
 
     def submit(self, arguments: Sequence[str], script: Path) -> str:
+        name = arguments[arguments.index("-N") + 1]
+        queue = arguments[arguments.index("-q") + 1] if "-q" in arguments else ""
+        self.submit_calls.append((name.rpartition(".")[0], queue))
         if self.down:
             raise Unsure("Connection refused")
         draw, faults = self.rng.random(), self.faults
         if draw < faults.full:
             raise Later("would exceed queue's limit")
-        name = arguments[arguments.index("-N") + 1]
         if name.startswith("refused"):
             raise Refused("Unauthorized Request (exit status 159)")
         draw = self.rng.random()
         there = self.takes_lost or self.rng.random() < 0.5
         if draw < faults.killed + faults.lost and not there:
             raise Killed if draw < faults.killed else Unsure("no answer in 60 s")
-        queue = arguments[arguments.index("-q") + 1] if "-q" in arguments else ""
         job = Simulated(
             len(self.jobs) + 100, name, queue, script.parent, script.stem,
             begin=self.now + self.rng.random() * 100,

@@ -248,13 +248,18 @@ def qstat(server, arguments, fault):
         server.hang()
     if fault == "empty":
         return 0
-    history = "-x" in arguments
+    history, keeps = "-x" in arguments, server.setting("history", True)
+    if history and not keeps:  # as OpenPBS's server and qstat do, by their source
+        sys.stdout.write(dump({"timestamp": int(time.time()), "pbs_version": "23.06.06"}) + "\n")
+        sys.stderr.write("qstat: PBS is not configured to maintain job history\n")
+        return 0
     ids = [argument for argument in arguments if argument[0].isdigit()]
     numbers = [int(one.split(".")[0]) for one in ids] if ids else server.numbers()
     rows, errors, code = {}, [], 0
     for number in numbers:
         job = server.read(number)
-        if job is None or fault == "forgetful":
+        gone = job is None or (job["state"] == "F" and not keeps)
+        if gone or fault == "forgetful":
             code = 153
             errors.append(f"qstat: Unknown Job Id {number}.{HOST}")
         elif job["state"] == "F" and not history:

@@ -45,7 +45,7 @@ class Pbs:
         part.replace(self.folder / f"{command}.faults")
 
     def set(self, **settings: Any) -> None:
-        """Change how the server works: slots, purged, first, ending_seconds."""
+        """Change how the server works: slots, purged, first, ending_seconds, history."""
         (self.folder / "settings.json").write_text(json.dumps(settings))
 
     def calls(self, command: str) -> list[tuple[float, list[str]]]:

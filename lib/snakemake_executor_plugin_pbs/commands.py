@@ -3,9 +3,12 @@
 They run in sessions of their own, so that Ctrl-C in a terminal reaches the controller alone.
 """
 
+import os
+import signal
 import subprocess
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +26,8 @@ _UNSURE = (
     "communication failure",
 )  # fmt: skip
 _NO_JOB = ("unknown job id", "has finished", "job is finished")
+# What qstat says to -x where the server keeps no history.
+_NO_HISTORY = "not configured to maintain job history"
 
 
 class Refused(Exception):
@@ -71,6 +76,7 @@ class Commands:
     def __init__(self, timeout: float = 60) -> None:
         self.timeout = timeout
         self._status: subprocess.Popen[str] | None = None
+        self._history = ["-x"]
         self._stopped = threading.Event()
 
     def submit(self, arguments: Sequence[str], script: Path) -> str:
@@ -101,9 +107,12 @@ class Commands:
     def status(self, ids: Sequence[str]) -> Answer:
         """Ask once about all these jobs; an answer with a fault where it cannot be used."""
         try:
-            done = self._run(["qstat", "-x", "-f", "-F", "json", *ids], stoppable=True)
+            done = self._run(["qstat", *self._history, "-f", "-F", "json", *ids], stoppable=True)
         except subprocess.TimeoutExpired:
             return Answer(fault=f"no answer in {self.timeout:g} s")
+        if self._history and _NO_HISTORY in done.errors.lower():
+            self._history = []
+            return self.status(ids)
         return parse(done.code, done.output, done.errors)
 
     def find(self, name: str) -> list[str]:
@@ -145,8 +154,8 @@ class Commands:
     def stop_status(self) -> None:
         """End a call of qstat that is under way, and have none begin."""
         self._stopped.set()
-        if self._status is not None:
-            self._status.kill()
+        if (process := self._status) is not None:
+            _end(process)
 
     def environment(self) -> dict[str, str] | None:
         """What the commands are run in; None: what this process has."""
@@ -165,13 +174,21 @@ class Commands:
         if stoppable:
             self._status = process
             if self._stopped.is_set():
-                process.kill()
+                _end(process)
         try:
             output, errors = process.communicate(timeout=self.timeout)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+            _end(process)
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=1)
             raise
         finally:
             self._status = None
         return Done(process.returncode, output, errors)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a command, and what it started: a site's may be a wrapper script."""
+    with suppress(ProcessLookupError, PermissionError):
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)

@@ -22,7 +22,15 @@ from . import identity
 from .commands import Commands
 from .dialect import PBS, Dialect
 from .records import Records
-from .request import PERSONAL, Request, build_request, queue_limits, read_user_file
+from .request import (
+    PERSONAL,
+    Request,
+    build_request,
+    misspelt_rules,
+    queue_limits,
+    read_user_file,
+    required_names,
+)
 from .settings import ExecutorSettings
 from .tasks import Event, Limits, Task, What
 from .tracker import Tracker
@@ -61,7 +69,9 @@ class Executor(RemoteExecutor):
         settings = self.workflow.executor_settings or self.settings()
         path = Path(os.path.expandvars(settings.user_file)).expanduser()
         self.user = read_user_file(path, self.personal)
-        self.required = tuple(settings.required.replace(",", " ").split())
+        for message in misspelt_rules(self.user, identity.names(self.workflow)):
+            self._tell(message)
+        self.required = required_names(settings.required, self.personal)
         folder = Path(self.workflow.persistence.path).absolute() / self.dialect.label
         if ":" in str(folder) and not self.dialect.takes_colons:
             raise WorkflowError(

@@ -18,6 +18,14 @@ def title(job: Any) -> str:
     return f"{'group' if job.is_group() else 'rule'} {name(job)}"
 
 
+def names(workflow: Any) -> set[str]:
+    """All that a person may call a job of a workflow: its rules and groups."""
+    rules = list(getattr(workflow, "rules", ()))
+    found = {str(one) for rule in rules for one in (rule.name, rule.group) if one}
+    settings = getattr(workflow, "group_settings", None)
+    return found | set(map(str, getattr(settings, "overwrite_groups", {}).values()))
+
+
 def outputs(job: Any) -> tuple[str, ...]:
     """Files that a job, or all jobs of a group, make."""
     return tuple(

@@ -99,6 +99,12 @@ class Records:
         if not keep_files:
             shutil.rmtree(folder, ignore_errors=True)
 
+    def discard(self, record: Record) -> None:
+        """Forget a submission that never was; files of others of the same job stay."""
+        self.drop(record, keep_files=True)
+        for kind in ("sh", "job"):
+            self.path(record, kind).unlink(missing_ok=True)
+
     def exit_status(self, record: Record) -> int | None:
         """What the job wrote down as its exit status, if it has ended."""
         try:

@@ -2,8 +2,9 @@
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -50,7 +51,11 @@ def read_user_file(path: Path, known: tuple[str, ...] = PERSONAL) -> UserFile:
     if not path.exists():
         return UserFile(path, {}, {})
     try:
-        found = yaml.safe_load(path.read_text()) or {}
+        found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise WorkflowError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise WorkflowError(f"{path}: is not UTF-8; write it anew") from None
     except yaml.YAMLError as error:
         raise WorkflowError(f"{path}: no YAML: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict):
@@ -193,6 +198,32 @@ def _extra(rule: str, text: str) -> list[str]:
                 f"rule {rule}: pbs_extra: {argument}: the executor sets this itself; leave it out"
             )
     return arguments
+
+
+def required_names(text: str, known: tuple[str, ...] = PERSONAL) -> tuple[str, ...]:
+    """Read `account queue filesystems`: what the site insists on.
+
+    Raises:
+        WorkflowError: one of them is unknown.
+    """
+    names = tuple(text.replace(",", " ").split())
+    for name in names:
+        if name not in known:
+            raise WorkflowError(f"required: {name!r}: unknown; known are {', '.join(known)}")
+    return names
+
+
+def misspelt_rules(user: UserFile, known: Collection[str]) -> list[str]:
+    """What to tell of rules in the user's file that look like others of the workflow, misspelt.
+
+    The file may be for other workflows, too, so that any other name is none of our business.
+    """
+    close = {name: get_close_matches(name, known, n=1) for name in user.rules if name not in known}
+    return [
+        f"{user.path}: rules: {name}: no rule or group is called so; did you mean {found[0]}?"
+        for name, found in close.items()
+        if found
+    ]
 
 
 def queue_limits(text: str) -> dict[str, int]:

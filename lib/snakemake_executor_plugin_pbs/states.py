@@ -39,7 +39,7 @@ STATES = {
     "Q": (Kind.WAITING, "queued"),
     "T": (Kind.WAITING, "being moved to another queue"),
     "W": (Kind.WAITING, "waiting for its start time"),
-    "M": (Kind.WAITING, "moved to another server"),
+    "M": (Kind.RUNNING, "moved to another server"),  # of which no more is told
     "H": (Kind.HELD, "held"),
     "R": (Kind.RUNNING, "running"),
     "B": (Kind.RUNNING, "array begun"),

@@ -50,6 +50,7 @@ class Tracker:
         self.started = clock()
         self.next_poll = self.started
         self.faults = 0  # calls of qstat in a row that gave nothing
+        self._rests: dict[str, float] = {}  # queue to when it is submitted to again; *: any
         self._old = {record.key: record for record in records.load()}
         self._makers = {
             path: record.key for record in self._old.values() for path in record.outputs
@@ -81,8 +82,7 @@ class Tracker:
         events: list[Event] = []
         if self.clock() >= self.next_poll:
             self._poll(events)
-        for task in [task for task in self.tasks.values() if task.phase is Phase.FINDING]:
-            self._find(task)
+        self._find_all()
         self._submit_all(events)
         return events
 
@@ -104,15 +104,17 @@ class Tracker:
         self.next_poll = now + self.limits.interval
         if self.stopping():
             return
-        self._tell_faults(answer)
+        self._tell_faults(answer, chunk)
         for task in chunk:
             self._note(task, answer, now)
             self._advance(task, now, events)
 
-    def _tell_faults(self, answer: Answer) -> None:
-        silent = bool(answer.fault) and not answer.jobs
+    def _tell_faults(self, answer: Answer, asked: Sequence[Task]) -> None:
+        ids = {number(str(task.record.job_id)) for task in asked if task.record}
+        silent = not answer.jobs and (bool(answer.fault) or not ids & answer.unknown)
         if silent and self.faults == 2:
-            self.tell(f"{self.dialect.status}: {answer.fault}; jobs go on, and it is asked again")
+            fault = answer.fault or "its reply has none of the jobs"
+            self.tell(f"{self.dialect.status}: {fault}; jobs go on, and it is asked again")
         if not silent and self.faults > 2:
             self.tell(f"{self.dialect.status} answers again")
         self.faults = self.faults + 1 if silent else 0
@@ -124,7 +126,8 @@ class Tracker:
             evidence.note_denial(now)
         else:
             evidence.note_reading(self.dialect.read(answer.jobs.get(its_number, {})), now)
-        if not evidence.reading or evidence.reading.kind not in (Kind.WAITING, Kind.HELD):
+        queued = evidence.reading and evidence.reading.kind in (Kind.WAITING, Kind.HELD)
+        if not queued or not evidence.answered:
             evidence.note_exit_status(self.records.exit_status(task.record), now)
 
     def _advance(self, task: Task, now: float, events: list[Event]) -> None:
@@ -232,34 +235,48 @@ class Tracker:
         if not task.body:  # a leftover, which only stood in the way
             del self.tasks[task.key]
 
-    def _find(self, task: Task) -> None:
-        """Look for the id of a submission of which none was written down."""
+    def _find_all(self) -> None:
+        """Look for what is to be found, those longest ago first, while the server answers."""
+        finding = [task for task in self.tasks.values() if task.phase is Phase.FINDING]
+        for task in sorted(finding, key=lambda task: task.not_before):
+            if self.stopping() or self.clock() < task.not_before:
+                return
+            if not self._find(task):
+                self._rests["*"] = self.clock() + self.limits.interval
+                return
+
+    def _find(self, task: Task, *, ask: bool = True) -> bool:
+        """Look for the id of a submission of which none was written down; False: no answer."""
         assert task.record
         now, record = self.clock(), task.record
-        if now < task.not_before:
-            return
         task.not_before = now + self.limits.interval
         claimed = self.records.claimed_by(record)
+        known = claimed and claimed != GIVEN_UP
+        if not known and not ask:
+            return False
         try:
-            found = [claimed] if claimed and claimed != GIVEN_UP else self.server.find(record.name)
+            found = [claimed] if known else self.server.find(record.name)
         except Unreachable as error:
             if "unreachable" not in task.told:
                 task.told.add("unreachable")
                 self.tell(f"{record.name}: cannot be looked for yet: {error}")
-            return
+            return False
         if found:
-            task.record = self.records.named(record, found[0])
+            task.record = self.records.named(record, str(found[0]))
             task.phase = Phase.MEETING
-            return
+            return True
         # qsub may have been cut off in the middle, or its request may still be under way.
         if now - record.written >= self.limits.settling and self.records.give_up(record):
             self._renew(task)
+        return True
 
     # -- submitting
 
     def _submit_all(self, events: list[Event]) -> None:
         waiting, submitted = self._waiting(), 0
-        for task in [task for task in self.tasks.values() if task.phase is Phase.READY]:
+        ready = [task for task in self.tasks.values() if task.phase is Phase.READY]
+        # Those that were not taken come after those that were not tried.
+        for task in sorted(ready, key=lambda task: task.not_before):
             now = self.clock()
             if self.stopping() or (submitted and now >= self.next_poll):
                 return
@@ -267,7 +284,8 @@ class Tracker:
             queue = task.request.queue
             limit = self.limits.queued.get(queue, self.limits.queued.get("*"))
             room = limit is None or waiting.get(queue, 0) < limit
-            if not room or task.blockers or now < task.not_before:
+            rests = max(self._rests.get(name, 0.0) for name in (queue, "*"))
+            if not room or task.blockers or now < max(rests, task.not_before):
                 continue
             self._submit(task, events)
             submitted += 1
@@ -300,12 +318,15 @@ class Tracker:
                 task, What.FAILED, f"was refused by {self.dialect.submit}: {error}", events
             )
         except Later as error:
+            # A limit, or no server: another job of this queue would meet the same.
             self._tell_once(task, f"{self.dialect.submit}: {error}: it is tried again")
-            self._renew(task)
-            task.not_before = now + self.limits.interval
+            self.records.discard(record)
+            task.record, task.not_before = None, self.clock() + self.limits.interval
+            self._rests[task.request.queue] = task.not_before
         except Unsure as error:
             self._tell_once(task, f"{self.dialect.submit}: {error}: {name} is looked for")
             task.phase, task.not_before = Phase.FINDING, now + self.limits.interval
+            self._rests["*"] = self.clock() + self.limits.interval
         else:
             task.record = self.records.named(record, job_id)
             task.phase = Phase.WATCHED
@@ -331,16 +352,20 @@ class Tracker:
     def cancel(self, sleep: Callable[[float], object] = time.sleep) -> list[str]:
         """Delete all jobs; returns what went wrong. The next run meets those that run on."""
         own = [task for task in self.tasks.values() if task.record]
+        wrong, answers = [], True
         for task in own:
             if task.phase is Phase.FINDING:
-                self._find_at_last(task)
-            assert task.record
+                answers = self._find(task, ask=answers) and answers
+            if task.record is None:  # it never came to be
+                continue
             record = replace(task.record, cancelled=True)
-            self.records.write(record, lasting=False)  # qdel must not wait for disks
-            # Those that have not begun do nothing from now on, even if PBS cannot be reached.
-            if self.records.give_up(record) and not record.job_id:
-                self.records.drop(record)
-        wrong = []
+            try:
+                self.records.write(record, lasting=False)  # qdel must not wait for disks
+                # Those that have not begun do nothing from now on, even if PBS cannot be reached.
+                if self.records.give_up(record) and not record.job_id:
+                    self.records.drop(record)
+            except OSError as error:
+                wrong.append(f"{error.filename}: {error.strerror}")
         ids = [str(task.record.job_id) for task in own if task.record and task.record.job_id]
         for chunk in chunks(ids, 200):
             for pause in (1, 2, 0):
@@ -350,11 +375,6 @@ class Tracker:
             else:
                 wrong.append(f"{self.dialect.delete} {' '.join(chunk)}: {message}")
         return wrong
-
-    def _find_at_last(self, task: Task) -> None:
-        assert task.record
-        task.not_before = 0.0
-        self._find(task)
 
 
 def chunks(items: Sequence[str], size: int) -> Iterable[Sequence[str]]:

@@ -1,0 +1,127 @@
+"""PBS's commands: their words sorted, and what hangs or hides behind a wrapper is ended."""
+
+import itertools
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_pbs import commands
+from snakemake_executor_plugin_pbs.commands import Commands, Later, Refused, Unreachable, Unsure
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+WORDS = [
+    *((text, Later) for text in commands._LATER),
+    *((text, Unsure) for text in commands._UNSURE),
+    ("Unauthorized Request", Refused),
+    ("Job violates queue and/or server resource limits", Refused),
+]
+
+
+@pytest.mark.parametrize(("text", "kind"), WORDS)
+def test_what_qsub_says_is_sorted(programs: Path, text: str, kind: type[Exception]) -> None:
+    write(programs, "qsub", f"echo 'qsub: {text.capitalize()} (of some sort)' >&2; exit 1")
+    with pytest.raises(kind, match="of some sort"):
+        Commands(60).submit((), Path("job.sh"))
+
+
+def test_a_qsub_that_is_not_there_is_one_that_cannot_be_reached(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(programs))
+    with pytest.raises(Later, match="cannot connect: qsub: No such file"):
+        Commands(60).submit((), Path("job.sh"))
+
+
+def test_what_hangs_is_ended_with_all_that_a_wrapper_started(programs: Path) -> None:
+    pids = programs / "pids"
+    for name in ("qsub", "qstat", "qselect", "qdel"):
+        write(programs, name, f"sh -c 'echo $$ >> {pids}; exec sleep 600'; true")
+    server = Commands(timeout=0.5)
+    with pytest.raises(Unsure, match=r"no answer in 0.5 s"):
+        server.submit((), Path("job.sh"))
+    with pytest.raises(Unreachable, match=r"no answer in 0.5 s"):
+        server.find("name")
+    assert server.status(["1.pbs01"]).fault == server.delete(["1.pbs01"]) == "no answer in 0.5 s"
+    begun = pids.read_text().split()
+    assert 1 <= len(begun) <= 4  # the time may be over before it begins
+    assert not any(alive(pid) for pid in begun)
+
+
+def alive(pid: str) -> bool:
+    """Whether a process runs, which may be gone but for its parent's noticing."""
+    path = Path(f"/proc/{pid}/stat")
+    return path.exists() and path.read_text().rpartition(")")[2].split()[0] not in "ZX"
+
+
+def test_a_status_call_is_ended_at_once_behind_a_wrapper(programs: Path) -> None:
+    fifo = programs / "begun"
+    os.mkfifo(fifo)
+    write(programs, "qstat", f"sh -c 'echo > {fifo}; exec sleep 600'; true")
+    server = Commands(timeout=600)
+    answers: list[str] = []
+    thread = threading.Thread(target=lambda: answers.append(server.status(["1"]).fault))
+    thread.start()
+    fifo.read_text()  # waits until it has begun
+    server.stop_status()
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    assert answers
+    assert server.status(["1"]).fault == "exit status 1: stopped"
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_server_without_history_is_asked_without_it(programs: Path, code: int) -> None:
+    calls = programs / "calls"
+    text = "qstat: PBS is not configured to maintain job history"
+    write(
+        programs, "qstat",
+        f'echo "$*" >> {calls}\n'
+        f'test "$1" = -x && {{ echo \'{{"timestamp": 1}}\'; echo "{text}" >&2; exit {code}; }}\n'
+        'echo \'{"timestamp": 1, "Jobs": {"1.pbs01": {"job_state": "R"}}}\'\n'
+        'echo "qstat: Unknown Job Id 2.pbs01" >&2; exit 153',
+    )  # fmt: skip
+    server = Commands(60)
+    for _ in range(2):
+        answer = server.status(["1.pbs01", "2.pbs01"])
+        assert (answer.jobs, answer.unknown) == ({"1": {"job_state": "R"}}, {"2"})
+    asked = calls.read_text().splitlines()
+    assert asked == ["-x -f -F json 1.pbs01 2.pbs01", *["-f -F json 1.pbs01 2.pbs01"] * 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "wrong"),
+    [
+        ("qdel: Unknown Job Id 1.pbs01", 153, ""),
+        ("qdel: Job has finished 1.pbs01", 35, ""),
+        ("qdel: Unauthorized Request 1.pbs01", 159, "qdel: Unauthorized Request 1.pbs01"),
+        ("qdel: cannot connect to server pbs01 (errno=111)", 111, "cannot connect"),
+        ("", 1, "exit status 1"),
+        ("a word of the site's", 0, ""),
+    ],
+)
+def test_what_qdel_says_is_sorted(programs: Path, text: str, code: int, wrong: str) -> None:
+    write(programs, "qdel", f'test -z "{text}" || echo "{text}" >&2; exit {code}')
+    told = Commands(60).delete(["1.pbs01"])
+    assert (wrong in told) if wrong else not told
+
+
+def test_words_are_sorted_one_way_only() -> None:
+    for one, other in itertools.product(commands._LATER, commands._UNSURE):
+        assert one not in other
+        assert other not in one
