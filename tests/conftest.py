@@ -81,21 +81,23 @@ def documents(*paths: Path) -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run files of quick tests first, then those that start ranks, then whole workflows.
+    """Run files of quick tests first, then those of ranks, of Slurm, and of whole workflows.
 
-    Files stay together, for the sake of what their fixtures set up. Tests that submit jobs to the
-    machine's own PBS are for whoever asks for them.
+    Files stay together, for the sake of what their fixtures set up. Tests on Slurm wait for its
+    clock for minutes, in which others run that must not all have been run before. Tests that
+    submit jobs to the machine's own PBS are for whoever asks for them.
     """
     if "pbs" not in config.option.markexpr:
         config.hook.pytest_deselected(
             items=[item for item in items if item.get_closest_marker("pbs")]
         )
         items[:] = [item for item in items if not item.get_closest_marker("pbs")]
-    weight: dict[Path, int] = {}
+    place: dict[Path, tuple[bool, bool, bool]] = {}
     for item in items:
-        own = 2 * ("slow" in item.keywords) + ("ranks" in item.keywords)
-        weight[item.path] = max(own, weight.get(item.path, 0))
-    items.sort(key=lambda item: weight[item.path])
+        marks = [name in item.keywords for name in ("slow", "slurm", "ranks")]
+        own = (marks[0] and not marks[1], marks[1], marks[2])
+        place[item.path] = max(own, place.get(item.path, own))
+    items.sort(key=lambda item: place[item.path])
 
 
 @pytest.fixture

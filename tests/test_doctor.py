@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pbses import wait_for
@@ -479,6 +480,22 @@ def test_data_may_be_read_only_and_must_be_there(
     monkeypatch.setattr(disk.tempfile, "NamedTemporaryFile", refuse)
     assert disk.check_disk("disk", tmp_path, writes=False)[-1].state == "ok"
     assert disk.check_disk("disk", tmp_path, writes=True)[-1].state == "wrong"
+
+
+def test_a_folder_that_may_not_be_seen_is_no_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.stat
+
+    def refuse(path: object, **options: Any) -> os.stat_result:
+        if str(path).startswith(f"{tmp_path}/theirs/"):
+            raise PermissionError(13, "Permission denied")
+        return real(path, **options)  # type: ignore[arg-type]
+
+    (tmp_path / "theirs").mkdir()
+    monkeypatch.setattr(os, "stat", refuse)
+    found = disk.check_disks(tmp_path, [tmp_path / "theirs/raw"], cluster=False)
+    assert "theirs/raw: no such folder, or not yours to see" in found[-1].line
 
 
 def test_a_home_is_no_place_for_a_clusters_results(tmp_path: Path) -> None:

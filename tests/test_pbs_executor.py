@@ -12,7 +12,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pbses import OWN_FILE, REAL, REAL_DEADLINE, Controller, Pbs, real, stand_in, wait_for
+from pbses import (
+    OWN_FILE,
+    REAL,
+    REAL_DEADLINE,
+    Controller,
+    Pbs,
+    RealPbs,
+    real,
+    stand_in,
+    wait_for,
+)
 from snakemake.common.tests import TestWorkflowsLocalStorageBase
 
 from snakemake_executor_plugin_pbs import ExecutorSettings
@@ -162,6 +172,23 @@ def test_every_fault_of_qstat_on_the_way(folder: Path, pbs: Pbs, start) -> None:
     assert {name: len(ids) for name, ids in begun(folder).items()} == dict.fromkeys("012", 1)
     times = [when for when, _ in pbs.calls("qstat")]
     assert min(later - earlier for earlier, later in itertools.pairwise(times)) > 0.9
+
+
+def test_a_server_without_history_is_asked_without_it(folder: Path, pbs: Pbs, start) -> None:
+    if isinstance(pbs, RealPbs):
+        pytest.skip(
+            "a server's history is its administrators' to switch off; the stand-in has none"
+        )
+    pbs.set(history=False)
+    controller = start("--keep-going", "out/0", "failed", "slow")
+    wait_for(lambda: len(begun(folder)) == 1, "the job to begin")
+    (folder / "go").write_text("go")
+    assert controller.wait() == 1
+    assert "out/0" in {str(path.relative_to(folder)) for path in folder.glob("out/*")}
+    assert "by its own exit-status file (the server has forgotten it)" in controller.text
+    assert "is lost: the server does not know it, and it left no exit status" in controller.text
+    asked = [arguments[0] for _, arguments in pbs.calls("qstat")]
+    assert asked == ["-x", *["-f"] * (len(asked) - 1)]
 
 
 def test_history_that_is_purged_is_no_failure(folder: Path, pbs: Pbs, start) -> None:

@@ -9,8 +9,10 @@ from snakemake_executor_plugin_pbs.request import (
     UserFile,
     build_request,
     job_name,
+    misspelt_rules,
     queue_limits,
     read_user_file,
+    required_names,
 )
 
 NOBODY = UserFile(Path("me.yaml"), {}, {})
@@ -80,6 +82,30 @@ def test_mistakes_in_the_users_file(tmp_path: Path, text: str, match: str) -> No
     path.write_text(text)
     with pytest.raises(WorkflowError, match=match):
         read_user_file(path)
+
+
+def test_a_users_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(WorkflowError, match="cannot be read: Is a directory"):
+        read_user_file(tmp_path)
+    path = tmp_path / "me.yaml"
+    path.write_bytes("account: Münster\n".encode("latin-1"))
+    with pytest.raises(WorkflowError, match=r"me.yaml: is not UTF-8"):
+        read_user_file(path)
+
+
+def test_misspelt_rules_of_the_users_file_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "me.yaml"
+    path.write_text(
+        "rules: {trian: {queue: prod}, elsewhere: {queue: prod}, train: {queue: prod}}\n"
+    )
+    told = misspelt_rules(read_user_file(path), {"train", "tokenize", "prepare"})
+    assert told == [f"{path}: rules: trian: no rule or group is called so; did you mean train?"]
+
+
+def test_what_a_site_insists_on() -> None:
+    assert required_names("account, queue filesystems") == ("account", "queue", "filesystems")
+    with pytest.raises(WorkflowError, match="required: 'acount': unknown; known are account"):
+        required_names("acount queue")
 
 
 def test_no_users_file_says_nothing(tmp_path: Path) -> None:

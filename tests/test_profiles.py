@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from pbses import Pbs, stand_in
 from workflows import make_workspace
 
@@ -103,7 +104,8 @@ def test_ranks_meet_at_a_free_port_of_the_first_node(
     stand_in.chmod(0o755)
     (tmp_path / "getent").write_text('#!/bin/sh\n[ "$2" = localhost ]\n')
     (tmp_path / "srun").write_text('#!/bin/sh\necho "$MASTER_ADDR $MASTER_PORT"\n')
-    for name in ("getent", "srun"):
+    (tmp_path / "python").write_text("#!/bin/sh\necho a module's python; exit 1\n")
+    for name in ("getent", "srun", "python"):
         (tmp_path / name).chmod(0o755)
     path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     variables = {"SLURM_JOB_NODELIST": "a,b", "SLURMD_NODENAME": here, "PATH": path}
@@ -118,6 +120,12 @@ def test_ranks_meet_at_a_free_port_of_the_first_node(
     if port:
         with socket.socket() as listener:
             listener.bind(("", int(port)))
+
+
+@pytest.mark.parametrize("profile", EXPECTED)
+def test_clusters_choose_jobs_greedily(profile: str) -> None:
+    values = yaml.safe_load((ROOT / f"profiles/{profile}/profile.yaml").read_text())
+    assert values["scheduler"] == "greedy"
 
 
 def test_modules_are_loaded_where_there_are_some(tmp_path: Path) -> None:
@@ -177,6 +185,8 @@ def test_aurora_binds_each_rank_to_its_own_cores(tmp_path: Path) -> None:
     cores = [core for part in ranges for core in part]
     assert len(ranges) == 12
     assert len(cores) == len(set(cores)) == 96
+    assert max(cores) < 104  # of two sockets; the first core of each is the system's
+    assert not {0, 52} & set(cores)
 
 
 @pytest.mark.ranks

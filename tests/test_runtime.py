@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tokamake.errors import UserError
-from tokamake.runtime import group
+from tokamake.runtime import group, ranks
 from tokamake.runtime.console import progress
 from tokamake.runtime.cores import num_threads
 from tokamake.runtime.group import (
@@ -47,6 +48,19 @@ SBATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
 @pytest.mark.parametrize("environment", [TORCHRUN, DEEPSPEED, OPEN_MPI, MPICH, PALS, SRUN])
 def test_launchers(environment: dict[str, str]) -> None:
     assert Ranks.find(environment) == Ranks(rank=3, world_size=4, local_rank=1, local_size=2)
+
+
+def test_ranks_that_are_told_their_number_alone_ask_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    class World:
+        rank, size = 3, 4
+
+        def Split_type(self, kind: str) -> SimpleNamespace:
+            assert kind == "shared"
+            return SimpleNamespace(rank=1, size=2)
+
+    mpi = SimpleNamespace(COMM_WORLD=World(), COMM_TYPE_SHARED="shared")
+    monkeypatch.setattr(ranks, "mpi", lambda: mpi)
+    assert Ranks.find({"PMIX_RANK": "3"}) == Ranks(3, 4, 1, 2)
 
 
 @pytest.mark.parametrize("environment", [{}, SBATCH])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from base64 import urlsafe_b64encode
 from pathlib import Path
@@ -12,6 +13,7 @@ from plots import RUN, metric
 
 from tokamake.data.text.planned import Batch, Plan, write_plan
 from tokamake.errors import UserError
+from tokamake.progress.stages import jobs, stages
 from tokamake.progress.status import status
 
 
@@ -74,6 +76,21 @@ def test_shards_are_counted_by_state(folder: Path, capsys: pytest.CaptureFixture
         *(f"  line {n}" for n in range(5, 9)),
         "  tokamake tokenize: a.jsonl:3: bad",
     ]
+
+
+def test_a_folder_that_several_files_make_is_done_when_none_is_under_way(folder: Path) -> None:
+    def state() -> str:
+        wanted = [one for one in stages(folder)["data"] if one.name == "sample_corpus"]
+        return jobs(folder, wanted)[0].state
+
+    write(folder / "logs/sample_corpus.log", "writing\n")
+    (folder / "results/raw/code").mkdir(parents=True)
+    assert state() == "failed"
+    mark(folder, "results/raw/code/code-00.jsonl")
+    assert state() == "running"
+    shutil.rmtree(folder / ".snakemake")
+    write(folder / "results/raw/code/code-00.jsonl", "{}\n")
+    assert state() == "done"
 
 
 def test_training_tells_its_pace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

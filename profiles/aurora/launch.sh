@@ -4,9 +4,9 @@
 set -euo pipefail
 nodes=$1 tasks=$2
 shift 2
-: "${PBS_NODEFILE:?profiles/aurora runs inside a PBS job; see the head of its profile.yaml}"
+: "${PBS_NODEFILE:?launch.sh runs inside a PBS job; see the head of its profile.yaml}"
 if [ $((tasks % nodes)) -ne 0 ]; then
-    echo "profiles/aurora: $tasks tasks do not share out evenly over $nodes nodes; change one" >&2
+    echo "launch.sh: $tasks tasks do not share out evenly over $nodes nodes; change one" >&2
     exit 2
 fi
 ranks_per_node=$((tasks / nodes))

@@ -9,6 +9,9 @@ if [ -z "${MASTER_ADDR:-}" ] && [ -n "$first" ] && [ "$first" = "${SLURMD_NODENA
     if ! getent hosts "$first" >/dev/null; then
         first=$(scontrol --oneliner show node "$first" | sed 's/.* NodeAddr=\([^ ]*\) .*/\1/')
     fi
-    MASTER_PORT=$(python -c 'from tokamake.runtime.group import free_port as p; print(p())')
+    # Modules that were loaded later may have a Python of their own, without tokamake.
+    python=$(dirname "$(command -v tokamake)")/python
+    [ -x "$python" ] || python=python
+    MASTER_PORT=$("$python" -c 'from tokamake.runtime.group import free_port as p; print(p())')
     export MASTER_ADDR=$first MASTER_PORT
 fi

@@ -46,7 +46,9 @@ def check_disks(
     for name, path in [("results", directory / "results"), *(("data", one) for one in data)]:
         folder = existing(path)
         if name == "data" and folder != path:
-            results.append(wrong(f"disk of {path}", "no such folder", "name one that is there"))
+            results.append(
+                wrong(f"disk of {path}", "no such folder, or not yours to see", "name another")
+            )
             continue
         if (place := folder.stat().st_dev) not in seen:
             seen.add(place)
@@ -61,7 +63,8 @@ def check_disks(
 def existing(path: Path) -> Path:
     """The nearest folder above a path, or itself, that is there."""
     path = path.absolute()
-    return next(folder for folder in (path, *path.parents) if folder.is_dir())
+    folders = (folder for folder in (path, *path.parents) if os.path.isdir(folder))  # noqa: PTH112
+    return next(folders)  # unlike Path.is_dir, it bears with folders that may not be read
 
 
 def check_disk(name: str, folder: Path, *, writes: bool) -> list[Result]:

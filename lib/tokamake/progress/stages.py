@@ -49,6 +49,7 @@ _OF_A_RUN = (
     Stage("index", "results/{run}/index/index.json", "logs/{run}/index.log"),
     Stage("init_model", "results/{run}/init/config.json", "logs/{run}/init_model.log", False),
     Stage("resolve", "results/{run}/run.yaml", "logs/{run}/resolve.log"),
+    Stage("plan_segments", "results/{run}/segments.json", "logs/{run}/plan_segments.log", False),
     Stage("train", "results/{run}/train.json", "logs/{run}/train.log"),
     Stage("export_hf", "results/{run}/export", "logs/{run}/export_hf.log"),
     Stage("evaluate", "results/{run}/evaluate.json", "logs/{run}/evaluate.log"),
@@ -131,9 +132,9 @@ def jobs(folder: Path, wanted: Iterable[Stage]) -> list[Job]:
     for stage in wanted:
         log, product = folder / stage.log, folder / stage.product
         silent = time.time() - log.stat().st_mtime if log.is_file() else None
-        if stage.product in running:
+        if any(f"{one}/".startswith(f"{stage.product}/") for one in running):
             state: State = "running"
-        elif product.exists():
+        elif product.is_file() or any(path.is_file() for path in product.rglob("*")):
             state = "done"
         else:
             state = "waiting" if silent is None else "failed"
