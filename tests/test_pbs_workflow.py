@@ -1,6 +1,7 @@
 """The whole workflow through profiles/aurora: real jobs and ranks, stand-ins of PBS and PALS."""
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from pbses import stand_in
-from workflows import CONFIG, MINE, jobs, make_workspace, snakemake
+from workflows import CONFIG, CORPORA, MINE, jobs, make_workspace, snakemake
 
 from tokamake import files
 
@@ -54,19 +55,23 @@ def built(folder: Path) -> dict[str, str]:
     }
 
 
-def make_folder(folder: Path) -> Path:
+def make_folder(folder: Path, segment_steps: int | None = None) -> Path:
+    """A workspace whose run is as long as its epochs: some ten steps."""
     folder.mkdir()
     make_workspace(folder)
-    train = {**CONFIG["train"], "train_steps": 8, "evaluation_interval": 8}
-    (folder / "my.yaml").write_text(yaml.safe_dump({**CONFIG, "train": train}))
+    train = {**CONFIG["train"], "train_steps": None, "evaluation_interval": 8}
+    given = {**CONFIG, "train": {**train, "segment_steps": segment_steps}}
+    (folder / "my.yaml").write_text(yaml.safe_dump(given))
+    table = re.sub(r"\t\d$", "\t0.05", CORPORA.replace("weight", "epochs"), flags=re.MULTILINE)
+    (folder / "corpora.tsv").write_text(table)
     mine = folder / ".config/tokamake/aurora.yaml"
     mine.parent.mkdir(parents=True)
     mine.write_text("account: proj\nqueue: debug\nfilesystems: home:flare\n")
     return folder
 
 
-def test_the_same_bytes_on_two_nodes_of_pbs_as_here(tmp_path: Path) -> None:
-    here, there = make_folder(tmp_path / "here"), make_folder(tmp_path / "there")
+def test_the_same_bytes_on_two_nodes_of_pbs_in_segments_as_here(tmp_path: Path) -> None:
+    here, there = make_folder(tmp_path / "here"), make_folder(tmp_path / "there", segment_steps=6)
     done = snakemake(here, *LOCAL, *MINE, "all")
     assert done.returncode == 0, done.stdout + done.stderr
     aurora = ("--profile", "profiles/aurora", *AURORA, *MINE, "all")
@@ -86,17 +91,20 @@ def test_the_same_bytes_on_two_nodes_of_pbs_as_here(tmp_path: Path) -> None:
     assert built(there) == built(here)
     assert {Path(name).name for name in built(here)} >= {"model.safetensors", "evaluate.json"}
 
-    # Eleven quick rules in a row, of which `compare` is for several runs, are four jobs.
+    # Eleven quick rules in a row, of which `compare` is for several runs, are four jobs. The chain
+    # is planned here, once its data are there.
     batches = {name for name in submitted if name.startswith(("tokenize", "merge"))}
-    doctor, train = "doctor-aurora-2-nodes-2-ranks", "train-smoke"
+    doctor, train, segment = "doctor-aurora-2-nodes-2-ranks", "train-smoke", "train-smoke-.6"
     assert submitted.keys() - batches == {
-        doctor, "text", "start", "prepare", train, "export_hf-smoke", "evaluate-smoke",
-        "generate-smoke", "figures",
+        doctor, "text", "start", "prepare", train, segment, "export_hf-smoke", "evaluate-smoke",
+        "evaluate-smoke-.6", "generate-smoke", "figures",
     }  # fmt: skip
-    assert len(submitted) == sum(planned.values()) - 1 - 6  # `all` does nothing
+    # `all` does nothing, and of the chain a dry run knew one job before.
+    assert planned["plan_segments"] == planned["train"] == 1
+    assert len(submitted) == sum(planned.values()) - 1 - 6 - 1 + 2
     several = {name for name, asked in submitted.items() if asked["select"] != "1"}
-    assert several == {doctor, train}
+    assert several == {doctor, train, segment}
     assert submitted[train]["select"] == "2"
     calls = [json.loads(line) for line in (server.folder / "mpiexec.calls").open()]
-    assert [call["command"][1] for call in calls] == ["doctor", "train"]
+    assert [call["command"][1] for call in calls] == ["doctor", "train", "train"]
     assert all((call["np"], call["ppn"]) == (2, 1) for call in calls)

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from pydantic import ValidationError
 from runs import make_run, prepare, records, summary, train_here, weights
 
 from tokamake import files
-from tokamake.config import TrainSettings
+from tokamake.config import TrainSettings, read_run, write_run
 from tokamake.errors import UserError
 from tokamake.runtime.voice import STOPPED
 from tokamake.train.deadline import (
@@ -20,6 +19,7 @@ from tokamake.train.deadline import (
     read_durations,
     write_durations,
 )
+from tokamake.train.plan_segments import plan_segments
 
 
 @pytest.fixture(scope="module")
@@ -198,5 +198,19 @@ def test_segments_end_at_multiples_of_their_steps() -> None:
         train_tokens=8 * 32 * 10, sequence_length=32, global_batch_size=8, segment_steps=4
     )
     assert tokens.segments() == [4, 8]
-    with pytest.raises(ValidationError, match="how many jobs these are is not known while epochs"):
-        TrainSettings(train_steps=None, segment_steps=4)
+    assert TrainSettings(train_steps=None, segment_steps=4).segments() == []
+
+
+def test_segments_are_planned_once_the_data_say_how_long_a_run_is(
+    root: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends = tmp_path / "segments.json"
+    plan_segments(config=whole, segment_steps=4, output=ends)
+    assert capsys.readouterr().out == f"{ends}: 6 steps in 2 jobs\n"
+    assert files.read_json(ends, "") == {"num_steps": 6, "segments": [4]}
+    continued = read_run(whole).model_copy(update={"step": 4})
+    write_run(tmp_path / "run.yaml", continued)
+    plan_segments(config=tmp_path / "run.yaml", segment_steps=2, output=ends)
+    assert files.read_json(ends, "")["segments"] == []
+    with pytest.raises(UserError, match="--segment-steps 0: give 1 or more"):
+        plan_segments(config=whole, segment_steps=0, output=ends)

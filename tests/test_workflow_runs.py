@@ -1,11 +1,12 @@
 """A table of runs: they share data and conversions; each is built, redone and told by itself."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
-from workflows import CONFIG, MINE, jobs, make_workspace, snakemake
+from workflows import CONFIG, CORPORA, MINE, jobs, make_workspace, snakemake
 
 from tokamake.checkpoint.any_format import open_any
 from tokamake.progress.status import status
@@ -115,6 +116,49 @@ def test_status_finds_all_that_was_built(swept: Path, capsys: pytest.CaptureFixt
     assert told.count(f"  done     {of_chain}") == 1
     assert "  done     import_checkpoint 2 of 2" in told
     assert told[-1] == "  done     compare, report"
+
+
+@pytest.mark.slow
+def test_a_run_as_long_as_its_epochs_becomes_a_chain_when_its_data_are_there(swept: Path) -> None:
+    rows = [line.split("\t") for line in CORPORA.splitlines()]
+    table = [[*row[:-1], "epochs" if row[-1] == "weight" else "0.05"] for row in rows]
+    (swept / "epochs.tsv").write_text("".join("\t".join(row) + "\n" for row in table))
+    train = {**CONFIG["train"], "train_steps": None, "segment_steps": 6}
+    given = {**CONFIG, "run": "epochs", "corpora": "epochs.tsv", "train": train}
+    (swept / "epochs.yaml").write_text(yaml.safe_dump(given))
+    arguments = ("--configfile", "epochs.yaml", "--")
+    planned = jobs(snakemake(swept, "-n", *arguments, "plot"))
+    of_run = (
+        "weigh", "index", "init_model", "import_checkpoint", "resolve", "plan_segments", "train",
+        "export_hf", "evaluate", "generate", "plot",
+    )  # fmt: skip
+    assert planned == dict.fromkeys(of_run, 1)
+    result = snakemake(swept, *arguments, "plot")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+    run = swept / "results/epochs"
+    chain = json.loads((run / "segments.json").read_text())
+    last = yaml.safe_load((run / "run.yaml").read_text())["train"]["train_steps"]
+    assert chain == {"num_steps": last, "segments": [*range(6, last, 6)]}
+    assert chain["segments"]
+    names = ["train.json", *(f"train.{step}.json" for step in chain["segments"])]
+    steps = [json.loads((run / name).read_text())["step"] for name in names]
+    assert steps == [last, *chain["segments"]]
+    page = (run / "plots/evaluation.html").read_text()
+    losses = [
+        json.loads((run / f"evaluate.{step}.json").read_text())["overall"]["loss"]
+        for step in chain["segments"]
+    ]
+    assert all(f"{loss:.4f}" in page for loss in losses)
+    for target in ("plot", "plan_segments", "train"):
+        assert "Nothing to be done" in snakemake(swept, *arguments, target).stderr
+    # A lost record is all that is made again.
+    (run / "train.6.json").unlink()
+    assert jobs(snakemake(swept, "-n", *arguments, "results/epochs/train.6.json")) == {"train": 1}
+    refused = snakemake(swept, "-n", *MINE, "plan_segments")
+    assert "tokamake: plan_segments: there is nothing to plan" in refused.stderr
+    for folder in (run, swept / "logs/epochs"):
+        shutil.rmtree(folder)
 
 
 @pytest.mark.slow

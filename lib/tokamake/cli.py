@@ -25,6 +25,7 @@ STAGES = {
     "init-model": "tokamake.checkpoint.init_model",
     "convert": "tokamake.checkpoint.convert",
     "resolve": "tokamake.train.resolve",
+    "plan-segments": "tokamake.train.plan_segments",
     "doctor": "tokamake.doctor.doctor",
     "train": "tokamake.train.train",
     "evaluate": "tokamake.evaluate.evaluate",

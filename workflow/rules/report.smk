@@ -22,7 +22,7 @@ rule plot:
         train=f"{RUN}/train.json",
         evaluation=f"{RUN}/evaluate.json",
         earlier=lambda wildcards: [
-            f"{RUN}/evaluate.{step}.json" for step in SEGMENTS[wildcards.run]
+            f"{RUN}/evaluate.{step}.json" for step in segments(wildcards.run)
         ],
         samples=f"{RUN}/samples.json",
     output:

@@ -21,6 +21,11 @@ def made_for_all(name):
             "tokamake: import_checkpoint: every run starts from a checkpoint that training reads "
             "as it is; there is nothing to convert"
         )
+    if name == "plan_segments":
+        return expand(rules.plan_segments.output, run=OPEN_ENDED) or sys.exit(
+            "tokamake: plan_segments: there is nothing to plan: no run has train.segment_steps and "
+            "the length of its corpora's epochs"
+        )
     if name == "doctor":
         return [EXAMINED]
     made_by = workflow.get_rule(name)

@@ -224,11 +224,6 @@ class TrainSettings(Settings):
             steps = self.num_steps
         except UserError as error:
             raise ValueError(str(error)) from None
-        if steps is None and self.segment_steps:
-            raise ValueError(
-                f"segment_steps: {self.segment_steps}: how many jobs these are is not known while "
-                f"epochs decide how many steps there are; give one of {', '.join(LENGTHS)}"
-            )
         if steps == 0:
             raise ValueError(
                 f"{given[0]}: {getattr(self, given[0])}: fills no global batch of "
@@ -260,7 +255,7 @@ class TrainSettings(Settings):
         return None if steps is None else self.batch_sizes.samples(steps)
 
     def segments(self, begun: int = 0) -> list[int]:
-        """Steps at which all jobs of the run but the last one end.
+        """Steps at which all jobs of the run but the last one end; none if its length is not known.
 
         Args:
             begun: step that the run starts from.

@@ -1,0 +1,28 @@
+"""Stage `plan-segments`: where the jobs of a chain end, if the data alone say how long it is."""
+
+from pathlib import Path
+
+from tokamake import files
+from tokamake.config import read_run
+from tokamake.errors import UserError
+
+
+def plan_segments(*, config: Path, segment_steps: int, output: Path) -> None:
+    """Write down where the jobs of a run end that is as long as its corpora's epochs.
+
+    Args:
+        config: the run's settings, as `resolve` wrote them.
+        segment_steps: steps of each job; the last has those that are left.
+        output: JSON file; `num_steps` of the whole run, and in `segments` the steps at which its
+            jobs end, but for the last one.
+
+    Raises:
+        UserError: the settings cannot be read, or there are no such segments.
+    """
+    run = read_run(config)
+    if segment_steps < 1:
+        raise UserError(f"--segment-steps {segment_steps}: give 1 or more")
+    train = run.train.model_copy(update={"segment_steps": segment_steps})
+    ends = train.segments(run.step)
+    files.write_json(output, {"num_steps": train.num_steps, "segments": ends})
+    print(f"{output}: {train.num_steps:,} steps in {len(ends) + 1:,} jobs")
