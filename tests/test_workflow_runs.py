@@ -133,7 +133,7 @@ def test_a_run_as_long_as_its_epochs_becomes_a_chain_when_its_data_are_there(swe
         "export_hf", "evaluate", "generate", "plot",
     )  # fmt: skip
     assert planned == dict.fromkeys(of_run, 1)
-    result = snakemake(swept, *arguments, "plot")
+    result = snakemake(swept, *arguments, "train")
     assert result.returncode == 0, result.stdout + result.stderr
 
     run = swept / "results/epochs"
@@ -144,14 +144,10 @@ def test_a_run_as_long_as_its_epochs_becomes_a_chain_when_its_data_are_there(swe
     names = ["train.json", *(f"train.{step}.json" for step in chain["segments"])]
     steps = [json.loads((run / name).read_text())["step"] for name in names]
     assert steps == [last, *chain["segments"]]
-    page = (run / "plots/evaluation.html").read_text()
-    losses = [
-        json.loads((run / f"evaluate.{step}.json").read_text())["overall"]["loss"]
-        for step in chain["segments"]
-    ]
-    assert all(f"{loss:.4f}" in page for loss in losses)
-    for target in ("plot", "plan_segments", "train"):
+    for target in ("plan_segments", "train"):
         assert "Nothing to be done" in snakemake(swept, *arguments, target).stderr
+    left = jobs(snakemake(swept, "-n", *arguments, "plot"))
+    assert left == {**dict.fromkeys(of_run[-4:], 1), "evaluate": len(names)}
     # A lost record is all that is made again.
     (run / "train.6.json").unlink()
     assert jobs(snakemake(swept, "-n", *arguments, "results/epochs/train.6.json")) == {"train": 1}
