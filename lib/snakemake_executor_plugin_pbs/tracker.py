@@ -354,12 +354,12 @@ class Tracker:
         own = [task for task in self.tasks.values() if task.record]
         wrong, answers = [], True
         for task in own:
-            if task.phase is Phase.FINDING:
-                answers = self._find(task, ask=answers) and answers
-            if task.record is None:  # it never came to be
-                continue
-            record = replace(task.record, cancelled=True)
             try:
+                if task.phase is Phase.FINDING:
+                    answers = self._find(task, ask=answers) and answers
+                if task.record is None:  # it never came to be
+                    continue
+                record = replace(task.record, cancelled=True)
                 self.records.write(record, lasting=False)  # qdel must not wait for disks
                 # Those that have not begun do nothing from now on, even if PBS cannot be reached.
                 if self.records.give_up(record) and not record.job_id:
