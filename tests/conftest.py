@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,8 +85,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Run files of quick tests first, then those of ranks, of Slurm, and of whole workflows.
 
     Files stay together, for the sake of what their fixtures set up. Tests on Slurm wait for its
-    clock for minutes, in which others run that must not all have been run before. Tests that
-    submit jobs to the machine's own PBS are for whoever asks for them.
+    clock for minutes, in which others run that must not all have been run before. At the end are
+    files of many tests, which are easily shared out. Tests that submit jobs to the machine's own
+    PBS are for whoever asks for them.
     """
     if "pbs" not in config.option.markexpr:
         config.hook.pytest_deselected(
@@ -97,7 +99,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marks = [name in item.keywords for name in ("slow", "slurm", "ranks")]
         own = (marks[0] and not marks[1], marks[1], marks[2])
         place[item.path] = max(own, place.get(item.path, own))
-    items.sort(key=lambda item: place[item.path])
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: (place[item.path], tests[item.path], item.path))
 
 
 @pytest.fixture
