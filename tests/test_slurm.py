@@ -302,7 +302,7 @@ def _runs_out_of_time(site: Site) -> None:
         return seconds_of(told.strip()) or 0
 
     at_first = left()
-    wait_for(lambda: left() <= 0.75 * at_first, "time to pass")
+    wait_for(lambda: left() <= 0.75 * at_first, "time to pass", DEADLINE)
     (site.shim / "2.hangs").unlink()
     site.await_begun("train", 4)
     assert site.stopped("before the end of the job")
