@@ -44,7 +44,7 @@ CONTEXT.set_forkserver_preload(
 )
 
 Fault = Callable[[], None]
-TIMEOUT = 300.0
+TIMEOUT = 120.0
 """Seconds until ranks that do not end are killed."""
 CALLS = ("mkdir", "rename", "replace", "unlink", "rmdir")
 """Functions of `os` between which a folder looks the same; a killed process loses no page."""

@@ -19,7 +19,7 @@ COMMANDS = ("qsub", "qstat", "qselect", "qdel", "qrls")
 REAL = shutil.which("qsub")
 OWN_FILE = Path("~/.config/snakemake/pbs.yaml")
 """The person's own values, for the machine's own PBS."""
-DEADLINE = 300.0
+DEADLINE = 60.0
 REAL_DEADLINE = 600.0
 """Seconds for a real PBS, which schedules and kills in its own time."""
 

@@ -138,7 +138,7 @@ def launch(
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=900,
+        timeout=300,
         check=False,
     )
     assert process.returncode == code, process.stdout
