@@ -4,6 +4,8 @@ It counts how often a job's work was done, and whether two did it at once.
 """
 
 import random
+import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,11 +25,11 @@ class Simulated:
     number: int
     name: str
     queue: str
-    folder: Path
-    token: str
-    begin: float
-    seconds: float
-    status: int  # with which it will end
+    members: list[tuple[Path, str]]  # folder and token of each submission; a bundle has several
+    begin: float  # of the member that works, or will be first
+    seconds: float  # of each member
+    status: int  # with which each will end
+    at: int = 0  # the member that works
     state: str = "Q"
     held: bool = False
     never: bool = False
@@ -71,6 +73,8 @@ class SimulatedServer:
     down: bool = False
     slow_to_delete: bool = False
     takes_lost: bool = False  # whether jobs of calls that fail are always there
+    most_members: int = 10**9  # for how many members of a bundle there is time
+    progress: list[str] = field(default_factory=list)  # what works note when they begin
     active: set[int] = field(default_factory=set)
 
     def clock(self) -> float:
@@ -86,30 +90,43 @@ class SimulatedServer:
         if job.state == "Q" and not job.held and not job.never and self.now >= job.begin:
             job.state, job.substate = "R", 42
             self._begin(job)
-        if job.state == "R" and (job.idle or self.now >= job.begin + job.seconds):
+        while job.state == "R" and (job.idle or self.now >= job.begin + job.seconds):
+            folder, token = job.members[job.at]
             if not job.idle:
-                (job.folder / f"{job.token}.exit").write_text(f"{job.status}\n")
-                self.done[job.folder] = self.done.get(job.folder, 0) + 1
-                self.working.pop(job.folder, None)
-            self.end(job, 93 if job.status or job.idle else 92, 90 if job.idle else job.status)
+                (folder / f"{token}.exit").write_text(f"{job.status}\n")
+                self.done[folder] = self.done.get(folder, 0) + 1
+                self.working.pop(folder, None)
+                job.begin += job.seconds
+            job.at += 1
+            if job.at < min(len(job.members), self.most_members):
+                self._begin(job)
+            elif len(job.members) > 1:
+                self.end(job, 92, 0)
+            else:
+                self.end(job, 93 if job.status or job.idle else 92, 90 if job.idle else job.status)
 
     def _begin(self, job: Simulated) -> None:
-        claim = job.folder / f"{job.token}.claim"
+        folder, token = job.members[job.at]
+        job.idle = False
         try:
-            claim.symlink_to(f"{job.number}.pbs01")
+            (folder / f"{token}.claim").symlink_to(f"{job.number}.pbs01")
         except OSError:
             job.idle = True
             return
-        record = job.folder / "record.json"
-        if not record.exists() or job.token not in record.read_text():
+        record = folder / "record.json"
+        if not record.exists() or token not in record.read_text():
             job.idle = True
             return
-        self.overlaps += job.folder in self.working
-        self.working[job.folder] = job.number
+        self.overlaps += folder in self.working
+        self.working[folder] = job.number
+        if self.progress:
+            (folder / f"{token}.progress").write_text(f"{self.progress.pop(0)}\n")
 
     def end(self, job: Simulated, substate: int, status: int | None) -> None:
         job.state, job.substate, job.exit, job.ended = "F", substate, status, self.now
-        self.working.pop(job.folder, None)
+        for folder, _ in job.members:
+            if self.working.get(folder) == job.number:
+                del self.working[folder]
         self.active.discard(job.number)
 
     # -- what the tracker calls
@@ -130,7 +147,7 @@ class SimulatedServer:
         if draw < faults.killed + faults.lost and not there:
             raise Killed if draw < faults.killed else Unsure("no answer in 60 s")
         job = Simulated(
-            len(self.jobs) + 100, name, queue, script.parent, script.stem,
+            len(self.jobs) + 100, name, queue, _members(script.read_text()),
             begin=self.now + self.rng.random() * 100,
             seconds=self.seconds * (0.5 + self.rng.random()),
             status=int(any(name.startswith(start) for start in self.failing)),
@@ -182,6 +199,14 @@ class SimulatedServer:
             if job and job.state != "F":
                 self.end(job, 91, 0 if job.state == "R" else None)
         return ""
+
+
+def _members(script: str) -> list[tuple[Path, str]]:
+    """Folder and token of each submission of a script."""
+    found = re.search(r"^(?:set --|work) (['/].*)$", script, re.MULTILINE)
+    assert found
+    words = shlex.split(found[1])
+    return [(Path(folder), token) for folder, token in zip(words[::2], words[1::2], strict=True)]
 
 
 def _row(job: Simulated, lie: str) -> str:

@@ -62,6 +62,11 @@ class Server:
         with (self.folder / "calls").open("a") as file:
             print(json.dumps([time.time(), command, *arguments]), file=file)
 
+    def requested(self, count):
+        """Note how many status requests a qstat sends."""
+        with (self.folder / "requests").open("a") as file:
+            print(count, file=file)
+
     def path(self, number):
         return self.folder / "jobs" / f"{number}.json"
 
@@ -255,6 +260,11 @@ def qstat(server, arguments, fault):
         return 0
     ids = [argument for argument in arguments if argument[0].isdigit()]
     numbers = [int(one.split(".")[0]) for one in ids] if ids else server.numbers()
+    express = "-E" in arguments
+    if express and not server.setting("express", True):  # as a site's wrapper of qstat may
+        return fail("qstat: invalid option -- 'E'\nusage: \nqstat [-f] [-J] [-p] [-t] [-x]", 2)
+    server.requested(1 if express else len(numbers))
+    numbers = sorted(numbers) if express else numbers
     rows, errors, code = {}, [], 0
     for number in numbers:
         job = server.read(number)
@@ -270,8 +280,11 @@ def qstat(server, arguments, fault):
             )
         else:
             rows[f"{number}.{HOST}"] = attributes(lie(job, fault))
-    if fault == "first":  # as OpenPBS does since 2025 where it is asked about several jobs
-        rows = dict(list(rows.items())[:1])
+    if express:  # one request, which fails only if the server knows none of the ids
+        errors = [] if rows else errors[-1:]
+        code = 0 if rows else code
+    if fault == "first" or (server.setting("first_only", False) and not express):
+        rows = dict(list(rows.items())[:1])  # OpenPBS after 23.06.06
     reply = {"timestamp": int(time.time()), "pbs_version": "23.06.06", "pbs_server": HOST}
     text = dump({**reply, **({"Jobs": rows} if rows else {})}) + "\n"
     if fault == "truncated":

@@ -1,15 +1,19 @@
 """PBS's commands: their words sorted, and what hangs or hides behind a wrapper is ended."""
 
 import itertools
+import json
 import os
+import re
 import select
 import threading
 from pathlib import Path
 
 import pytest
+from pbses import Pbs, stand_in
 
 from snakemake_executor_plugin_pbs import commands
 from snakemake_executor_plugin_pbs.commands import Commands, Later, Refused, Unreachable, Unsure
+from snakemake_executor_plugin_pbs.dialect import PBS
 
 
 @pytest.fixture
@@ -93,6 +97,79 @@ def test_a_status_call_is_ended_at_once_behind_a_wrapper(programs: Path) -> None
     assert server.status(["1"]).fault == "exit status 1: stopped"
 
 
+@pytest.fixture
+def pbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pbs:
+    """A stand-in whose jobs all wait."""
+    server = stand_in(tmp_path / "server")
+    monkeypatch.setenv("PATH", server.environment["PATH"])
+    return server
+
+
+def put(pbs: Pbs, count: int) -> list[str]:
+    """Give a server jobs that wait; their ids."""
+    template = {
+        "name": "n", "state": "Q", "substate": 10, "queue": "debug", "account": None,
+        "asked": {"select": "1:ncpus=1", "place": "free", "walltime": "1"}, "output": "",
+        "held": False, "ctime": 1.0, "workdir": "/", "arguments": "", "script": "", "run_count": 0,
+    }  # fmt: skip
+    for number in range(100, 100 + count):
+        job = json.dumps({**template, "number": number})
+        (pbs.folder / "jobs" / f"{number}.json").write_text(job)
+    return [f"{number}.pbs01" for number in range(100, 100 + count)]
+
+
+def requests(pbs: Pbs) -> list[int]:
+    """How many status requests each qstat has sent."""
+    return [int(line) for line in (pbs.folder / "requests").read_text().split()]
+
+
+def test_two_thousand_jobs_are_one_request(pbs: Pbs) -> None:
+    ids = put(pbs, 2000)
+    pbs.set(first_only=True)
+    answer = Commands(600).status(ids)
+    assert (len(answer.jobs), answer.unknown, answer.fault) == (2000, set(), "")
+    assert requests(pbs) == [1]
+
+
+def test_an_id_that_is_left_out_is_unknown_if_the_server_says_so(pbs: Pbs) -> None:
+    ids = put(pbs, 5)
+    pbs.set(first_only=True, purged=[101, 103])
+    server = Commands(60)
+    answer = server.status(ids)
+    assert (set(answer.jobs), answer.unknown) == ({"100", "102", "104"}, {"101", "103"})
+    assert (answer.fault, answer.omitted) == ("", 0)
+    assert requests(pbs) == [1, 1]
+    pbs.set(purged=[100, 101, 102, 103, 104])
+    assert server.status(ids).unknown == {"100", "101", "102", "103", "104"}
+    assert requests(pbs) == [1, 1, 1]
+
+
+def test_a_qstat_without_express_is_asked_without_it(pbs: Pbs) -> None:
+    ids = put(pbs, 3)
+    pbs.set(express=False, purged=[102])
+    server = Commands(60)
+    for _ in range(2):
+        answer = server.status(ids)
+        assert (set(answer.jobs), answer.unknown, answer.fault) == ({"100", "101"}, {"102"}, "")
+    assert [call[0] for _, call in pbs.calls("qstat")] == ["-E", "-x", "-x"]
+
+
+def test_a_qstat_that_prints_the_first_job_only_hides_none(pbs: Pbs) -> None:
+    ids = put(pbs, 3)
+    pbs.set(express=False, first_only=True)
+    answer = Commands(60).status(ids)
+    assert (set(answer.jobs), answer.unknown, answer.omitted) == ({"100", "101"}, set(), 2)
+
+
+def test_a_reply_that_is_cut_off_denies_no_job(pbs: Pbs) -> None:
+    ids = put(pbs, 3)
+    pbs.faults("qstat", "truncated")
+    answer = Commands(60).status(ids)
+    assert answer.fault
+    assert not answer.unknown
+    assert len(pbs.calls("qstat")) == 1
+
+
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_server_without_history_is_asked_without_it(programs: Path, code: int) -> None:
     calls = programs / "calls"
@@ -100,16 +177,18 @@ def test_a_server_without_history_is_asked_without_it(programs: Path, code: int)
     write(
         programs, "qstat",
         f'echo "$*" >> {calls}\n'
-        f'test "$1" = -x && {{ echo \'{{"timestamp": 1}}\'; echo "{text}" >&2; exit {code}; }}\n'
-        'echo \'{"timestamp": 1, "Jobs": {"1.pbs01": {"job_state": "R"}}}\'\n'
-        'echo "qstat: Unknown Job Id 2.pbs01" >&2; exit 153',
+        f'test "$2" = -x && {{ echo \'{{"timestamp": 1}}\'; echo "{text}" >&2; exit {code}; }}\n'
+        'case "$*" in *1.pbs01*) '
+        'echo \'{"timestamp": 1, "Jobs": {"1.pbs01": {"job_state": "R"}}}\'; exit;; esac\n'
+        'echo \'{"timestamp": 1}\'; echo "qstat: Unknown Job Id 2.pbs01" >&2; exit 153',
     )  # fmt: skip
     server = Commands(60)
     for _ in range(2):
         answer = server.status(["1.pbs01", "2.pbs01"])
         assert (answer.jobs, answer.unknown) == ({"1": {"job_state": "R"}}, {"2"})
     asked = calls.read_text().splitlines()
-    assert asked == ["-x -f -F json 1.pbs01 2.pbs01", *["-f -F json 1.pbs01 2.pbs01"] * 2]
+    both, second = "-E -f -F json 1.pbs01 2.pbs01", "-E -f -F json 2.pbs01"
+    assert asked == ["-E -x -f -F json 1.pbs01 2.pbs01", both, second, both, second]
 
 
 @pytest.mark.parametrize(
@@ -133,3 +212,24 @@ def test_words_are_sorted_one_way_only() -> None:
     for one, other in itertools.product(commands._LATER, commands._UNSURE):
         assert one not in other
         assert other not in one
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [
+        ("/lus/flare/A project, 100 % (mine)", ""),
+        ("/home/Münster", "has 'ü', and qsub takes printable ASCII only"),
+        ("/tmp/a\tb", r"has '\\t', and qsub"),
+        ("/tmp/a:b", "has a colon"),
+        ("/tmp/" + "x" * 900, "has 905 characters, and qsub takes about 900"),
+    ],
+)
+def test_folders_that_qsub_refuses_are_known_beforehand(folder: str, words: str) -> None:
+    reason = PBS.refused(Path(folder))
+    assert re.search(words, reason) if words else not reason
+
+
+def test_no_message_repeats_the_name_of_its_command(programs: Path) -> None:
+    write(programs, "qsub", "echo 'qsub: Unknown queue' >&2; exit 170")
+    with pytest.raises(Refused, match=r"^Unknown queue \(exit status 170\)$"):
+        Commands(60).submit((), Path("job.sh"))

@@ -104,3 +104,40 @@ def test_a_group_is_found_again_while_it_works(folder: Path, pbs: Pbs) -> None:
     assert controller.wait() == 0, controller.text
     assert names(pbs) == ["small"]
     assert begun(folder) == ["a", "b", "c"]
+
+
+def test_why_a_group_failed_is_told_without_logs_of_an_earlier_job(folder: Path, pbs: Pbs) -> None:
+    """Snakemake drops the message of a group, and shows whatever lies in the log files."""
+    snakefile = SNAKEFILE.replace('output: "b"', 'output: "b"\n    log: "b.log"')
+    (folder / "Snakefile").write_text(snakefile)
+    (folder / "b.log").write_text("words of an earlier job\n")
+    (folder / "pbs.yaml").write_text("queue: debug\nrules:\n  small: {queue: none}\n")
+    controller = Controller(folder, pbs.environment, *GROUPS, "--show-failed-logs", "--", "c")
+    assert controller.wait() == 1
+    told = controller.text
+    assert "Error in group small:\n    message: PBS job small." in told
+    assert "was refused by qsub: Unknown queue (exit status 170)" in told
+    assert "    rules: a, b, c\n" in told
+    assert "None" not in told
+    assert "earlier job" not in told
+
+
+def test_the_log_of_a_failed_group_is_shown(folder: Path, pbs: Pbs) -> None:
+    snakefile = SNAKEFILE.replace('output: "b"', 'output: "b"\n    log: "b.log"')
+    (folder / "Snakefile").write_text(snakefile.replace(">&2; exit 7", "> b.log; exit 7"))
+    (folder / "mended").unlink()
+    controller = Controller(folder, pbs.environment, *GROUPS, "--show-failed-logs", "--", "c")
+    assert controller.wait() == 1
+    assert "failed with exit status 1" in controller.text
+    assert "The end of b.log:\nhere is why\n" in controller.text
+
+
+def test_a_group_that_a_person_deletes_is_not_tried_again(folder: Path, pbs: Pbs) -> None:
+    (folder / "go").write_text("")
+    arguments = (*GROUPS, "--retries", "2", "--pbs-patience", "2", "--", "c")
+    controller = Controller(folder, pbs.environment, *arguments)
+    wait_for(lambda: (folder / "a").exists(), "the first member's file")
+    pbs.run("qdel", pbs.jobs()[0]["id"])
+    assert controller.wait() == 1
+    assert "was deleted while running" in controller.text
+    assert names(pbs) == ["small"]

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from snakemake_interface_common.exceptions import WorkflowError
 
+from snakemake_executor_plugin_pbs.errors import UserError
 from snakemake_executor_plugin_pbs.request import (
     UserFile,
     build_request,
@@ -18,8 +18,8 @@ from snakemake_executor_plugin_pbs.request import (
 NOBODY = UserFile(Path("me.yaml"), {}, {})
 
 
-def options(resources: dict, user: UserFile = NOBODY, required: tuple[str, ...] = ()) -> str:
-    return " ".join(build_request("train", 4, resources, user, required).arguments)
+def options(resources: dict, user: UserFile = NOBODY) -> str:
+    return " ".join(build_request("train", 4, resources, user).arguments)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_options_of_qsub(resources: dict, expected: str) -> None:
 
 
 def test_the_walltime_is_known_in_seconds() -> None:
-    assert build_request("train", 4, {"runtime": 6000.5}, NOBODY, ()).seconds == 360_030
-    assert build_request("train", 4, {}, NOBODY, ()).seconds is None
+    assert build_request("train", 4, {"runtime": 6000.5}, NOBODY).seconds == 360_030
+    assert build_request("train", 4, {}, NOBODY).seconds is None
 
 
 def test_a_job_comes_before_its_rule_and_a_rule_before_all(tmp_path: Path) -> None:
@@ -55,14 +55,8 @@ def test_a_job_comes_before_its_rule_and_a_rule_before_all(tmp_path: Path) -> No
     user = read_user_file(path)
     assert options({}, user).startswith("-q mine -A A ")
     assert options({"queue": "job"}, user).startswith("-q job -A A ")
-    other = build_request("merge", 1, {}, user, ())
+    other = build_request("merge", 1, {}, user)
     assert other.queue == "all"
-
-
-def test_a_missing_value_names_the_file_and_the_option() -> None:
-    with pytest.raises(WorkflowError, match=r"no account.*me\.yaml.*--set-resources train:account"):
-        options({}, required=("account",))
-    assert options({"account": "P"}, required=("account",))
 
 
 @pytest.mark.parametrize(
@@ -80,16 +74,16 @@ def test_a_missing_value_names_the_file_and_the_option() -> None:
 def test_mistakes_in_the_users_file(tmp_path: Path, text: str, match: str) -> None:
     path = tmp_path / "me.yaml"
     path.write_text(text)
-    with pytest.raises(WorkflowError, match=match):
+    with pytest.raises(UserError, match=match):
         read_user_file(path)
 
 
 def test_a_users_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(WorkflowError, match="cannot be read: Is a directory"):
+    with pytest.raises(UserError, match="cannot be read: Is a directory"):
         read_user_file(tmp_path)
     path = tmp_path / "me.yaml"
     path.write_bytes("account: Münster\n".encode("latin-1"))
-    with pytest.raises(WorkflowError, match=r"me.yaml: is not UTF-8"):
+    with pytest.raises(UserError, match=r"me.yaml: is not UTF-8"):
         read_user_file(path)
 
 
@@ -104,7 +98,7 @@ def test_misspelt_rules_of_the_users_file_are_told(tmp_path: Path) -> None:
 
 def test_what_a_site_insists_on() -> None:
     assert required_names("account, queue filesystems") == ("account", "queue", "filesystems")
-    with pytest.raises(WorkflowError, match="required: 'acount': unknown; known are account"):
+    with pytest.raises(UserError, match="required: 'acount': unknown; known are account"):
         required_names("acount queue")
 
 
@@ -127,7 +121,7 @@ def test_no_users_file_says_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_in_resources(resources: dict, match: str) -> None:
-    with pytest.raises(WorkflowError, match=match):
+    with pytest.raises(UserError, match=match):
         options(resources)
 
 
@@ -144,5 +138,5 @@ def test_limits_of_queues() -> None:
     assert queue_limits("7") == {"*": 7}
     assert queue_limits("") == {}
     for text in ("debug=", "debug=x", "=3", "debug=0", "x"):
-        with pytest.raises(WorkflowError, match="max-queued: "):
+        with pytest.raises(UserError, match="max-queued: "):
             queue_limits(text)

@@ -24,7 +24,7 @@ def records(tmp_path: Path) -> Records:
 
 def prepare(records: Records, body: str) -> Path:
     path = records.path(RECORD, "sh")
-    path.write_text(script(path.parent, RECORD.token, "PBS_JOBID"))
+    path.write_text(script([(path.parent, RECORD.token)], "PBS_JOBID"))
     records.path(RECORD, "job").write_text(f"{body}\n")
     return path
 
@@ -47,7 +47,7 @@ def test_it_writes_down_its_exit_status_and_its_output(records: Records, status:
 
 def test_the_job_is_told_when_its_walltime_ends(records: Records) -> None:
     path = prepare(records, 'echo "$(($PBS_JOB_END_TIME - $(date +%s)))"')
-    path.write_text(script(path.parent, RECORD.token, "PBS_JOBID", 5400))
+    path.write_text(script([(path.parent, RECORD.token)], "PBS_JOBID", 5400))
     subprocess.run(["bash", path], env={**os.environ, "PBS_JOBID": "1.server"}, check=True)
     assert 5380 <= int(records.path(RECORD, "log").read_text()) <= 5400
 
@@ -124,3 +124,53 @@ def test_a_job_lasts_until_its_work_has_ended(records: Records, tmp_path: Path) 
     assert process.wait(30) == 3
     assert (tmp_path / "saved").exists()
     assert records.exit_status(RECORD) == 3
+
+
+def test_work_notes_its_progress(records: Records) -> None:
+    assert records.progress(RECORD) == ""
+    assert run(records, 'echo at step 1 > "$JOB_PROGRESS_FILE"; exit 3') == 3
+    assert records.progress(RECORD) == "at step 1"
+
+
+BUNDLE = [Record(f"tok{n}", "name.tok0", f"key{n}", (f"/out{n}",), "f") for n in range(4)]
+
+
+def run_bundle(records: Records, bodies: list[str], seconds: int | None = None) -> int:
+    """Run the bundle's script with the work of each submission; its exit status."""
+    for record, body in zip(BUNDLE, bodies, strict=False):
+        records.write(record)
+        records.path(record, "job").write_text(f"{body}\n")
+    path = records.path(BUNDLE[0], "sh")
+    submissions = [(records.path(one, "sh").parent, one.token) for one in BUNDLE[: len(bodies)]]
+    path.write_text(script(submissions, "PBS_JOBID", seconds))
+    environment = {**os.environ, "PBS_JOBID": "1.server"}
+    return subprocess.run(["bash", path], env=environment, check=False).returncode
+
+
+def test_a_bundle_does_each_work_and_each_has_its_own_end(records: Records) -> None:
+    records.give_up(BUNDLE[2])
+    assert run_bundle(records, ["echo a", "echo b; exit 7", "echo c", "echo d"], 5400) == 0
+    assert [records.exit_status(one) for one in BUNDLE] == [0, 7, None, 0]
+    assert records.path(BUNDLE[3], "log").read_text() == "d\n"
+
+
+@pytest.mark.parametrize(("third", "last"), [(60, 0), (61, None)])
+def test_a_bundle_begins_nothing_without_time_for_twice_the_longest_work(
+    records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, third: int, last: int | None
+) -> None:
+    """The second work takes 40 s of 141: with 81 s left another one begins, with 80 s none."""
+    clock, now = tmp_path / "bin/date", tmp_path / "now"
+    clock.parent.mkdir()
+    clock.write_text(f"#!/bin/sh\ncat {now}\n")
+    clock.chmod(0o755)
+    now.write_text("0")
+    monkeypatch.setenv("PATH", f"{clock.parent}:{os.environ['PATH']}")
+    works = [f"echo {seconds} > {now}" for seconds in (10, 50, third, 62)]
+    assert run_bundle(records, works, 141) == 0
+    assert [records.exit_status(one) for one in BUNDLE] == [0, 0, 0, last]
+    assert (records.claimed_by(BUNDLE[3]) is None) == (last is None)
+
+
+def test_a_bundle_that_is_told_to_end_begins_nothing_else(records: Records) -> None:
+    assert run_bundle(records, ["kill -TERM $PPID; sleep 60 & wait", "echo b"]) == 0
+    assert records.claimed_by(BUNDLE[1]) is None

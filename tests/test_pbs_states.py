@@ -20,8 +20,8 @@ EXPECTED = {
         Kind.FAILED,
         "used more than was asked for and was killed by PBS: walltime; raise runtime",
     ),
-    "qdel_running": (Kind.FAILED, "was deleted while running by root@pbs01"),
-    "qdel_queued": (Kind.FAILED, "was deleted while in the queue"),
+    "qdel_running": (Kind.DELETED, "was deleted while running by root@pbs01"),
+    "qdel_queued": (Kind.DELETED, "was deleted while in the queue"),
     "held": (Kind.HELD, "held by a user"),
     "never": (
         Kind.NEVER,

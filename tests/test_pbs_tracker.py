@@ -16,7 +16,7 @@ from snakemake_executor_plugin_pbs.replies import Answer
 from snakemake_executor_plugin_pbs.request import Request
 from snakemake_executor_plugin_pbs.states import Kind, Reading
 from snakemake_executor_plugin_pbs.tasks import Event, Limits, Phase, Task, What
-from snakemake_executor_plugin_pbs.tracker import Tracker
+from snakemake_executor_plugin_pbs.tracker import CROWDED_SECONDS, Tracker
 
 INTERVAL = 10.0
 
@@ -51,11 +51,12 @@ class Run:
                 self.ended[name] = Event(What.SUCCEEDED, self.task(name))
 
     def task(self, name: str, outputs: tuple[str, ...] = ()) -> Task:
-        queue = name.partition("@")[2]
+        queue = name.partition("@")[2].partition("#")[0]
         request = Request(("-q", queue) if queue else (), queue)
         outputs = outputs or (f"/out/{name}",)
         print_it = self.fingerprints.get(name, "made so")
-        return Task(f"k-{name}", name, {}, request, "echo\n", outputs, print_it, job=name)
+        rule = name.partition("#")[0]
+        return Task(f"k-{name}", rule, {}, request, "echo\n", outputs, print_it, job=name)
 
     def kill(self) -> None:
         """Kill the controller with -9; a new one starts at once."""
@@ -202,7 +203,10 @@ def test_a_full_queue_is_tried_once_an_interval_and_leaves_nothing(
     assert not list(tmp_path.rglob("*.*"))
     # One of them may be what is too much, so that each has its turn.
     assert len({name for name, _ in server.submit_calls}) == len(names)
-    assert len([text for text in run.told if "would exceed" in text]) == len(names)
+    assert [text for text in run.told if "would exceed" in text] == [
+        f"queue {queue}: qsub: would exceed queue's limit: it is tried again"
+        for queue in ("debug", "prod")
+    ]
     server.faults.full = 0.0
     run.until_all_ended()
     assert set(server.done.values()) == {1}
@@ -455,6 +459,7 @@ def test_qdel_is_a_failure_though_its_exit_status_is_0(
     assert server.jobs[100].exit == 0
     run.until_all_ended()
     assert run.outcome("a") == (What.FAILED, "was deleted while running")
+    assert not run.ended["a"].retry
 
 
 def test_a_lost_job_is_given_up_only_after_patience(
@@ -530,3 +535,180 @@ def test_only_one_can_claim_a_submission(tmp_path: Path) -> None:
     assert records.give_up(other)
     with pytest.raises(FileExistsError):
         records.path(other, "claim").symlink_to("8.pbs01")
+
+
+def test_a_job_that_has_begun_makes_room_before_the_server_is_asked(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    run = Run(tmp_path, server, ["a@debug", "b@debug"], queued={"debug": 1})
+    run.step(0.0)
+    server.jobs[100].begin = server.now + 2 * CROWDED_SECONDS
+    for _ in range(3):
+        assert run.tracker.wait_seconds() == CROWDED_SECONDS
+        assert len(server.jobs) == 1
+        run.step(CROWDED_SECONDS)
+    assert len(server.jobs) == 2
+    assert not server.status_calls
+    run.step(0.0)
+    assert run.tracker.wait_seconds() > CROWDED_SECONDS  # nothing waits for room any more
+
+
+def together(count: int, queue: str = "debug") -> list[str]:
+    """Names of jobs of one rule."""
+    return [f"work@{queue}#{number}" for number in range(count)]
+
+
+def test_in_a_queue_of_one_ready_jobs_of_a_rule_share_a_job(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    names = [*together(120), "other@debug", *together(3, "prod")]
+    run = Run(tmp_path, server, names, queued={"debug": 1})
+    run.until_all_ended(2000)
+    assert {event.what for event in run.ended.values()} == {What.SUCCEEDED}
+    assert set(server.done.values()) == {1}
+    sizes = {(job.queue, job.name.partition(".")[0]): [] for job in server.jobs.values()}
+    for job in server.jobs.values():
+        sizes[job.queue, job.name.partition(".")[0]].append(len(job.members))
+    assert sizes == {
+        ("debug", "work_debug"): [100, 20],
+        ("debug", "other_debug"): [1],
+        ("prod", "work_prod"): [1, 1, 1],
+    }
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_a_bundle_does_not_come_to_is_submitted_again(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.most_members = 4
+    run = Run(tmp_path, server, together(10), queued={"debug": 1})
+    run.until_all_ended()
+    assert {event.what for event in run.ended.values()} == {What.SUCCEEDED}
+    assert set(server.done.values()) == {1}
+    assert [len(job.members) for job in server.jobs.values()] == [10, 6, 2]
+
+
+def test_each_job_of_a_bundle_has_its_own_end(tmp_path: Path, server: SimulatedServer) -> None:
+    server.failing = {"work"}
+    run = Run(tmp_path, server, together(3), queued={"debug": 1})
+    run.until_all_ended()
+    assert {run.outcome(name) for name in together(3)} == {
+        (What.FAILED, "failed with exit status 1")
+    }
+
+
+def test_a_bundle_that_a_person_deletes_fails_but_for_what_was_done(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    run = Run(tmp_path, server, together(5), queued={"debug": 1})
+    run.until(lambda: len(server.done) == 2)
+    server.delete(["100.pbs01"])
+    run.until_all_ended()
+    done = [run.outcome(name)[0] is What.SUCCEEDED for name in together(5)]
+    assert done == [True, True, False, False, False]
+    assert {run.outcome(name)[1] for name in together(5)[2:]} == {"was deleted while running"}
+    assert not any(run.ended[name].retry for name in together(5)[2:])
+    assert len(server.jobs) == 1
+
+
+def test_a_bundle_is_found_again_after_kill_9(tmp_path: Path, server: SimulatedServer) -> None:
+    run = Run(tmp_path, server, together(6), queued={"debug": 1})
+    run.until(lambda: len(run.ended) == 2)
+    run.begin()  # another controller, in place of the first
+    run.until_all_ended()
+    assert {event.what for event in run.ended.values()} == {What.SUCCEEDED}
+    assert set(server.done.values()) == {1}
+    assert len(server.jobs) == 1
+
+
+def test_a_bundle_without_an_answer_is_found(tmp_path: Path, server: SimulatedServer) -> None:
+    server.faults.lost, server.takes_lost = 1.0, True
+    run = Run(tmp_path, server, together(4), queued={"debug": 1})
+    run.step()
+    server.faults.lost = 0.0
+    run.until_all_ended()
+    assert set(server.done.values()) == {1}
+    assert len(server.jobs) == 1
+
+
+def test_a_bundle_passes_over_a_job_whose_inputs_changed(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    run = Run(tmp_path, server, together(4), queued={"debug": 1})
+    run.until(lambda: len(run.ended) == 1)
+    run.fingerprints[together(4)[3]] = "made otherwise"
+    run.begin()
+    run.until_all_ended()
+    assert {event.what for event in run.ended.values()} == {What.SUCCEEDED}
+    assert set(server.done.values()) == {1}
+    assert [len(job.members) for job in server.jobs.values()] == [4, 1]
+    assert server.overlaps == 0
+
+
+def test_a_running_job_of_a_bundle_whose_inputs_changed_ends_the_bundle(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.seconds = 1000.0
+    run = Run(tmp_path, server, together(3), queued={"debug": 1})
+    run.until(lambda: bool(server.working))
+    run.fingerprints[together(3)[0]] = "made otherwise"
+    run.begin()
+    run.until_all_ended(2000)
+    assert {event.what for event in run.ended.values()} == {What.SUCCEEDED}
+    assert set(server.done.values()) == {1}
+    assert server.overlaps == 0
+    assert server.jobs[100].substate == 91
+
+
+def test_cancel_deletes_a_bundle_once(tmp_path: Path, server: SimulatedServer) -> None:
+    run = Run(tmp_path, server, together(3), queued={"debug": 1})
+    run.until(lambda: bool(server.working))
+    deleted: list[Sequence[str]] = []
+    server.delete = lambda ids: deleted.append(ids) or ""  # type: ignore[method-assign]
+    assert run.tracker.cancel() == []
+    assert deleted == [["100.pbs01"]]
+
+
+def test_work_that_moves_forward_goes_on_without_a_failure(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.failing = {"train"}
+    server.progress = ["saved at step 10", "saved at step 20", "saved at step 20"]
+    run = Run(tmp_path, server, ["train"])
+    run.until_all_ended()
+    assert len(server.jobs) == 3
+    assert [text for text in run.told if "a new job goes on" in text] == [
+        f"job {number}.pbs01 of rule train failed with exit status 1; saved at step {step}; "
+        "a new job goes on"
+        for number, step in ((100, 10), (101, 20))
+    ]
+    words = "failed with exit status 1; saved at step 20, run Snakemake again to go on"
+    assert run.outcome("train") == (What.FAILED, words)
+    assert run.ended["train"].retry
+
+
+def test_a_new_controller_knows_how_far_work_had_come(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.failing = {"train"}
+    server.progress = ["saved at step 10", "saved at step 10"]
+    run = Run(tmp_path, server, ["train"])
+    run.until(lambda: len(server.jobs) == 2)
+    run.begin()
+    run.until_all_ended()
+    assert len(server.jobs) == 2
+    assert "saved at step 10, run Snakemake again" in run.outcome("train")[1]
+
+
+def test_a_person_who_deletes_work_that_moved_forward_ends_it(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.seconds, server.progress = 10**6, ["saved at step 10"]
+    run = Run(tmp_path, server, ["train"])
+    run.until(lambda: bool(server.working))
+    server.delete(["100.pbs01"])
+    run.until_all_ended()
+    words = "was deleted while running; saved at step 10, run Snakemake again to go on"
+    assert run.outcome("train") == (What.FAILED, words)
+    assert not run.ended["train"].retry
+    assert len(server.jobs) == 1

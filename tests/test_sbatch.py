@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_pbs.commands import Done, Later, Refused, Unreachable, Unsure
+from snakemake_executor_plugin_pbs.errors import UserError
 from snakemake_executor_plugin_pbs.request import UserFile, read_user_file
 from snakemake_executor_plugin_pbs.script import script
 from snakemake_executor_plugin_pbs.states import Kind
@@ -18,8 +18,8 @@ NOBODY = UserFile(Path("me.yaml"), {}, {})
 ONE = "--nodes=1 --ntasks=1 --cpus-per-task=4"
 
 
-def options(resources: dict, user: UserFile = NOBODY, required: tuple[str, ...] = ()) -> str:
-    return " ".join(build_request("train", 4, resources, user, required).arguments)
+def options(resources: dict, user: UserFile = NOBODY) -> str:
+    return " ".join(build_request("train", 4, resources, user).arguments)
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,7 @@ def test_a_job_comes_before_its_rule_a_rule_before_all_and_a_person_before_the_s
     assert options({"qos": "job"}, user) == f"{ONE} --account=A --qos=job"
     site = {**read_defaults("constraint=gpu account=S"), **user.common}
     assert options({}, UserFile(path, site, {})) == f"{ONE} --account=A --qos=all --constraint=gpu"
-    assert build_request("train", 1, {"slurm_partition": "p"}, user, ()).queue == "p"
-
-
-def test_a_missing_value_names_the_file_and_the_option() -> None:
-    match = r"no account.*`account: \.\.\.` into me\.yaml.*--set-resources train:slurm_account"
-    with pytest.raises(WorkflowError, match=match):
-        options({}, required=("account",))
+    assert build_request("train", 1, {"slurm_partition": "p"}, user).queue == "p"
 
 
 @pytest.mark.parametrize(
@@ -74,13 +68,13 @@ def test_a_missing_value_names_the_file_and_the_option() -> None:
     ],
 )
 def test_mistakes_in_resources(resources: dict, match: str) -> None:
-    with pytest.raises(WorkflowError, match=match):
+    with pytest.raises(UserError, match=match):
         options(resources)
 
 
 @pytest.mark.parametrize("text", ["queue=debug", "qos", "qos="])
 def test_mistakes_in_the_sites_defaults(text: str) -> None:
-    with pytest.raises(WorkflowError, match=r"--sbatch-defaults: .*names are account"):
+    with pytest.raises(UserError, match=r"--sbatch-defaults: .*names are account"):
         read_defaults(text)
 
 
@@ -100,7 +94,7 @@ def test_mistakes_in_the_sites_defaults(text: str) -> None:
         ("TIMEOUT", "TimeLimit", "0", Kind.FAILED, "killed by Slurm: time; raise runtime"),
         ("OUT_OF_MEMORY", "OutOfMemory", "0", Kind.FAILED, "memory; raise mem_mb"),
         ("NODE_FAIL", "NodeDown", "1", Kind.FAILED, "was lost with its node"),
-        ("CANCELLED", "None", "0", Kind.FAILED, "was cancelled"),
+        ("CANCELLED", "None", "0", Kind.DELETED, "was cancelled"),
     ],
 )
 def test_states(state: str, reason: str, code: str, kind: Kind, message: str) -> None:
@@ -174,7 +168,7 @@ def test_a_job_that_has_ended_is_as_good_as_cancelled(command) -> None:
 
 def test_words_of_slurm() -> None:
     assert SLURM.options("name", Path("/a/50%/b"))[-1] == "/a/50%%/b"
-    assert "id=$SLURM_JOB_ID\n" in script(Path("/a"), "token", SLURM.id_variable)
+    assert "id=$SLURM_JOB_ID\n" in script([(Path("/a"), "token")], SLURM.id_variable)
 
 
 def test_jobs_do_not_inherit_what_the_controllers_own_job_has_set(

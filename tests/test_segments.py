@@ -85,7 +85,7 @@ def test_a_job_stops_before_its_end_and_the_next_goes_on(
 ) -> None:
     config = make_run(root, "short", save_interval=100)
     assert train_here(config, minutes=0) == STOPPED
-    assert "stopped before the end of the job at step 1, which is saved" in capsys.readouterr().out
+    assert "stopped before the end of the job: saved at step 1, run" in capsys.readouterr().out
     assert train_here(config, until_step=3, minutes=0) == STOPPED
     assert not config.with_name("train.3.json").exists()
     assert train_here(config, until_step=3, minutes=0) == 0

@@ -249,22 +249,27 @@ def test_a_signal_saves_and_the_run_continues(
             os.kill(os.getpid(), number)
             os.kill(os.getpid(), number)  # by a launcher, once more
 
-    before = signal.getsignal(number)
+    before, progress = signal.getsignal(number), config.with_name("progress")
     with monkeypatch.context() as patch:
         patch.setattr(Metrics, "add", add_and_stop)
+        patch.setenv("JOB_PROGRESS_FILE", str(progress))
         assert train_here(config) == loop.STOPPED
-    assert f"stopped by {number.name} at step 5, which is saved" in capsys.readouterr().out
+    assert f"stopped by {number.name}: saved at step 5, run the same" in capsys.readouterr().out
+    assert progress.read_text() == "saved at step 5\n"
     assert not config.with_name("train.json").exists()
     assert signal.getsignal(number) == before
     assert train_here(config) == 0
     assert_same_run(config, single)
 
 
-def test_divergence_stops_with_the_step(root: Path) -> None:
+def test_divergence_stops_with_the_step(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_run(root, "diverged", optimizer={"learning_rate": 1e30})
+    progress = config.with_name("progress")
+    monkeypatch.setenv("JOB_PROGRESS_FILE", str(progress))
     with pytest.raises(UserError, match=r"step [3-6]: (loss|gradient norm): .*global_step2"):
         train_here(config)
     assert (read_run(config).output / "latest").read_text() == "global_step2"
+    assert not progress.exists()  # another job would diverge likewise
 
 
 def test_missing_weights_are_fatal(root: Path, tmp_path: Path) -> None:

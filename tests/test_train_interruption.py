@@ -115,7 +115,7 @@ def test_sigterm_while_a_checkpoint_is_written(root: Path) -> None:
             process.terminate()
         assert started.ended() == [STOPPED] * 2, started.printed
         stopped = latest(config).removeprefix("global_step")
-        assert f"stopped by SIGTERM at step {stopped}, which is saved" in started.printed
+        assert f"stopped by SIGTERM: saved at step {stopped}, run the same" in started.printed
     assert 2 < int(stopped) < 6
     assert f"continuing at step {stopped}" in train(config, ranks=2)
     assert_same_end(config, expected)

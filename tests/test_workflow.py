@@ -180,8 +180,10 @@ def test_a_signal_to_all_processes_lets_training_save(
         os.killpg(process.pid, number)
         printed = process.stdout.read()  # up to the end of the last process
     log = (finished / f"logs/{name}/train.log").read_text()
-    (step,) = re.findall(rf"^stopped by {number.name} at step (\d+), which is saved$", log, re.M)
+    (step,) = re.findall(rf"^stopped by {number.name}: saved at step (\d+), run", log, re.M)
     assert "Traceback" not in log + printed
+    words = f"tokamake: run {name} is saved at step {step}; run the same command again to go on"
+    assert printed.count(words) == 1
     latest = finished / f"results/{name}/training/latest"
     assert latest.read_text().strip() == f"global_step{step}"
 

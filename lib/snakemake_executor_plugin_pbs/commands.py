@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .replies import Answer, parse
+from .replies import Answer, number, parse
 
 # What qsub says where the request did not reach the server, or met a limit on jobs.
 _LATER = (
@@ -23,11 +23,13 @@ _LATER = (
 # What it says where it lost the server on the way: whether the job is there is unknown.
 _UNSURE = (
     "timeout", "timed out", "connection reset", "end of file", "broken pipe",
-    "communication failure",
+    "communication failure", "failed to recv data",
 )  # fmt: skip
 _NO_JOB = ("unknown job id", "has finished", "job is finished")
-# What qstat says to -x where the server keeps no history.
+# What qstat says to -x if the server keeps no history.
 _NO_HISTORY = "not configured to maintain job history"
+# What a qstat, or a site's wrapper of it, says to -E if it does not know that option.
+_NO_EXPRESS = ("invalid option", "illegal option", "usage:")
 
 
 class Refused(Exception):
@@ -77,6 +79,7 @@ class Commands:
         self.timeout = timeout
         self._status: subprocess.Popen[str] | None = None
         self._history = ["-x"]
+        self._express = ["-E"]
         self._stopped = threading.Event()
 
     def submit(self, arguments: Sequence[str], script: Path) -> str:
@@ -92,12 +95,13 @@ class Commands:
         job_id = self.submitted(done.output)
         if done.code == 0 and job_id:
             return job_id
-        message = done.message.lower()
+        told = done.message.removeprefix(f"{self.submitting[0]}: ")
+        message = told.lower()
         if any(text in message for text in self.later):
-            raise Later(done.message)
+            raise Later(told)
         if done.code <= 0 or any(text in message for text in self.unsure):
-            raise Unsure(done.message)
-        raise Refused(f"{done.message} (exit status {done.code})")
+            raise Unsure(told)
+        raise Refused(f"{told} (exit status {done.code})")
 
     def submitted(self, output: str) -> str:
         """Id of the job in what the submitting command printed; empty where there is none."""
@@ -105,15 +109,42 @@ class Commands:
         return last if last.partition(".")[0].isdigit() else ""
 
     def status(self, ids: Sequence[str]) -> Answer:
-        """Ask once about all these jobs; an answer with a fault where it cannot be used."""
+        """Ask about all these jobs; an answer with a fault if it cannot be used.
+
+        `qstat -E` (PBS 18.1 and later) sends the server one request for all ids, and omits jobs
+        that the server does not know. Without -E, qstat sends one request for each id, and after
+        OpenPBS 23.06 it prints only the first job (issue 2672 of OpenPBS). So ids that a whole
+        reply omits are asked about once more: the server denies them, or the reply was incomplete.
+        """
+        answer = self._ask(ids)
+        omitted = [one for one in ids if number(one) not in answer.jobs.keys() | answer.unknown]
+        if not omitted or answer.fault:
+            return answer
+        second = self._ask(omitted)
+        answer.jobs |= second.jobs
+        answer.unknown |= second.unknown
+        answer.omitted = len(omitted) if second.jobs else 0
+        return answer
+
+    def _ask(self, ids: Sequence[str]) -> Answer:
+        """Call qstat once, with the options that it and the server are known to take."""
+        options = [*self._express, *self._history, "-f", "-F", "json"]
         try:
-            done = self._run(["qstat", *self._history, "-f", "-F", "json", *ids], stoppable=True)
+            done = self._run(["qstat", *options, *ids], stoppable=True)
         except subprocess.TimeoutExpired:
             return Answer(fault=f"no answer in {self.timeout:g} s")
-        if self._history and _NO_HISTORY in done.errors.lower():
+        said = done.errors.lower()
+        if self._express and done.code and any(text in said for text in _NO_EXPRESS):
+            self._express = []
+            return self._ask(ids)
+        if self._history and _NO_HISTORY in said:
             self._history = []
-            return self.status(ids)
-        return parse(done.code, done.output, done.errors)
+            return self._ask(ids)
+        answer = parse(done.code, done.output, done.errors)
+        if self._express and answer.unknown and not answer.jobs and not answer.fault:
+            # One request, one refusal, which names one of the ids.
+            answer.unknown = {number(one) for one in ids}
+        return answer
 
     def find(self, name: str) -> list[str]:
         """Ids of the jobs of this name that have not ended.

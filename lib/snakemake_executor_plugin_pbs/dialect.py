@@ -22,8 +22,7 @@ class Dialect:
         id_variable: the environment variable that tells a job its id.
         read: puts what the system says of a job into words.
         options: of the submitting command, from the job's name and the file for what it prints.
-        takes_colons: whether that file's path may have a colon; PBS takes what precedes one for a
-            host.
+        refused: says why that file cannot lie in a folder; empty: it can.
     """
 
     label: str
@@ -35,13 +34,26 @@ class Dialect:
     id_variable: str
     read: Callable[[Mapping[str, Any]], Reading | None]
     options: Callable[[str, Path], tuple[str, ...]]
-    takes_colons: bool = True
+    refused: Callable[[Path], str] = lambda _: ""
 
 
 def _options(name: str, printed: Path) -> tuple[str, ...]:
     return "-N", name, "-S", "/bin/bash", "-j", "oe", "-o", str(printed)
 
 
-PBS = Dialect(
-    "pbs", "PBS", "qsub", "qstat", "qdel", "qrls", "PBS_JOBID", read, _options, takes_colons=False
-)
+def _refused(folder: Path) -> str:
+    """Why `qsub -o` refuses files in a folder (prepare_path.c of OpenPBS; tried on 23.06)."""
+    name = str(folder)
+    if odd := sorted({char for char in name if not " " <= char <= "~"}):
+        return f"has {', '.join(map(repr, odd))}, and qsub takes printable ASCII only"
+    if ":" in name:
+        return "has a colon, before which PBS older than 22.05 expects a host"
+    if len(name) > _LONGEST:
+        return f"has {len(name)} characters, and qsub takes about {_LONGEST}"
+    return ""
+
+
+_LONGEST = 900
+"""Characters of a folder; qsub takes some 1,000 of a path."""
+
+PBS = Dialect("pbs", "PBS", "qsub", "qstat", "qdel", "qrls", "PBS_JOBID", read, _options, _refused)

@@ -37,12 +37,14 @@ class Evidence:
     exit_status: int | None = None  # what the job itself wrote down
     written_since: float = 0.0  # when that was first seen
     asked: float = -1.0  # when PBS was last asked
+    heard: float = -1.0  # when it last answered
 
     def note_reading(self, reading: Reading | None, now: float) -> None:
         """Take in what a call told of this job; None where it told nothing usable."""
         self.asked, self.answered = now, reading is not None
         if reading is None:
             return
+        self.heard = now
         if reading != self.reading:
             self.reading, self.repeated, self.since = reading, 0, now
         self.repeated += 1
@@ -50,7 +52,7 @@ class Evidence:
 
     def note_denial(self, now: float) -> None:
         """Take in that PBS does not know the job."""
-        self.asked, self.answered = now, True
+        self.asked, self.heard, self.answered = now, now, True
         if not self.denials:
             self.denied_since = now
         self.denials += 1
@@ -72,20 +74,25 @@ class Evidence:
         """Whether PBS has kept to its last answer for long enough to be believed alone."""
         return self.repeated >= REPEATS and now - self.since >= patience * DOUBT
 
-    def belief(self, now: float, patience: float) -> tuple[Belief, str]:
+    def belief(self, now: float, patience: float, *, bundled: bool = False) -> tuple[Belief, str]:
         """Decide, with the message that belongs to it.
 
         Args:
             now: the clock.
             patience: seconds for which a witness alone is not yet believed.
+            bundled: whether PBS speaks of a bundle, so that only the file speaks of this job.
         """
         written = self.exit_status is not None
+        if bundled and self.exit_status is not None:
+            if self.exit_status == 0:
+                return Belief.SUCCEEDED, "finished"
+            return Belief.FAILED, exit_message(self.exit_status)
         if self.denials >= REPEATS:
             return self._forgotten(now, patience)
         if self.reading and self.answered and not self.denials:
             if self.reading.kind is Kind.SUCCEEDED:
                 return self._success(now, patience)
-            if self.reading.kind is Kind.FAILED and (
+            if self.reading.kind in (Kind.FAILED, Kind.DELETED) and (
                 self.exit_status or self.insisted(now, patience)
             ):
                 return Belief.FAILED, self.reading.message

@@ -4,7 +4,6 @@ Snakemake's thread of status checks does all the talking to PBS; the main thread
 deletes them when it is interrupted.
 """
 
-import os
 import shlex
 import shutil
 import signal
@@ -13,24 +12,17 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
-from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 
-from . import identity
+from . import failure, identity
 from .commands import Commands
 from .dialect import PBS, Dialect
+from .errors import UserError
+from .personal import missing_values, read_values
 from .records import Records
-from .request import (
-    PERSONAL,
-    Request,
-    build_request,
-    misspelt_rules,
-    queue_limits,
-    read_user_file,
-    required_names,
-)
+from .request import Request, build_request, misspelt_rules, queue_limits
 from .settings import ExecutorSettings
 from .tasks import Event, Limits, Task, What
 from .tracker import Tracker
@@ -45,7 +37,6 @@ class Executor(RemoteExecutor):
     dialect: Dialect = PBS
     settings: type[ExecutorSettings] = ExecutorSettings
     commands_class: type[Commands] = Commands
-    personal: tuple[str, ...] = PERSONAL
     build_request: Callable[..., Request] = staticmethod(build_request)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -60,23 +51,20 @@ class Executor(RemoteExecutor):
 
     def __post_init__(self) -> None:
         if not self.workflow.storage_settings.assume_common_workdir:
-            raise WorkflowError(f"{self.dialect.label}: needs a file system that all nodes share")
+            raise UserError(f"{self.dialect.label}: needs a file system that all nodes share")
         if shutil.which(self.dialect.submit) is None:
-            raise WorkflowError(
+            raise UserError(
                 f"no {self.dialect.submit} on PATH; run Snakemake where {self.dialect.system}'s "
                 "commands are"
             )
         settings = self.workflow.executor_settings or self.settings()
-        path = Path(os.path.expandvars(settings.user_file)).expanduser()
-        self.user = read_user_file(path, self.personal)
+        self.user = read_values(settings)
         for message in misspelt_rules(self.user, identity.names(self.workflow)):
             self._tell(message)
-        self.required = required_names(settings.required, self.personal)
+        self._check_values(settings)
         folder = Path(self.workflow.persistence.path).absolute() / self.dialect.label
-        if ":" in str(folder) and not self.dialect.takes_colons:
-            raise WorkflowError(
-                f"{folder}: has a colon, before which {self.dialect.system} expects a host"
-            )
+        if reason := self.dialect.refused(folder):
+            raise UserError(f"{folder}: {reason}; run Snakemake in another folder")
         interval = self.workflow.remote_execution_settings.seconds_between_status_checks
         limits = Limits(
             interval=max(float(interval), SHORTEST_INTERVAL),
@@ -92,10 +80,18 @@ class Executor(RemoteExecutor):
                 dialect=self.dialect,
             )  # fmt: skip
         except (ValueError, TypeError, KeyError) as error:
-            raise WorkflowError(
-                f"{folder}: a record.json is damaged ({error}); delete it"
-            ) from None
+            raise UserError(f"{folder}: a record.json is damaged ({error}); delete it") from None
         self._ready.set()
+
+    def _check_values(self, settings: ExecutorSettings) -> None:
+        """Stop before anything is submitted if values are missing, and name all of them."""
+        jobs: dict[str, Any] = {}
+        for job in self.workflow.dag.needrun_jobs() if settings.required else ():
+            name = job.group or job.rule.name
+            if name not in jobs and not job.is_local:
+                jobs[name] = job.resources
+        if message := missing_values(settings, self.user, jobs.items()):
+            raise UserError(message)
 
     # -- the main thread
 
@@ -109,7 +105,7 @@ class Executor(RemoteExecutor):
         """Take one job on.
 
         Raises:
-            WorkflowError: its resources cannot be asked for.
+            UserError: its resources cannot be asked for.
         """
         wildcards = {} if job.is_group() else dict(job.wildcards_dict)
         body = self.jobscript.format(
@@ -132,11 +128,9 @@ class Executor(RemoteExecutor):
         """What a job asks for.
 
         Raises:
-            WorkflowError: it cannot be asked for.
+            UserError: it cannot be asked for.
         """
-        return self.build_request(
-            identity.name(job), job.threads, job.resources, self.user, required=self.required
-        )
+        return self.build_request(identity.name(job), job.threads, job.resources, self.user)
 
     def get_job_exec_prefix(self, job: JobExecutorInterface) -> str:  # noqa: ARG002
         """Go to the folder that Snakemake was started in."""
@@ -234,9 +228,24 @@ class Executor(RemoteExecutor):
                 self._tell(f"job {event.job_id} of {identity.title(job)} {event.message}")
             self.report_job_success(info)
         else:
-            message = f"{self.dialect.system} job {event.job_id} {event.message}. "
-            logs = [str(event.log)] if event.log and event.log.exists() else []
-            self.report_job_error(info, msg=message, aux_logs=logs)
+            if not event.retry:
+                job.attempt = job.restart_times + 1  # Snakemake compares these before it retries
+            self._report_failure(info, event)
+
+    def _report_failure(self, info: SubmittedJobInfo, event: Event) -> None:
+        message = f"{self.dialect.system} job {event.job_id} {event.message}. "
+        log = event.log if event.log and event.log.exists() else None
+        if not failure.needs_own_text(info.job, event.since):
+            self.report_job_error(info, msg=message, aux_logs=[str(log)] if log else [])
+            return
+        shows_logs = self.workflow.output_settings.show_failed_logs
+        self.logger.error(
+            failure.text(
+                info.job, message, log, since=event.since, job_id=event.job_id,
+                shows_logs=shows_logs,
+            )
+        )  # fmt: skip
+        self.workflow.scheduler.error_callback(info.job)
 
     def _tell(self, message: str) -> None:
         self.logger.warning(f"{self.dialect.label}: {message}")

@@ -18,6 +18,11 @@ def title(job: Any) -> str:
     return f"{'group' if job.is_group() else 'rule'} {name(job)}"
 
 
+def rules(job: Any) -> list[str]:
+    """Names of the rules of a job, in alphabetical order."""
+    return sorted({str(one.name) for one in members(job)})
+
+
 def names(workflow: Any) -> set[str]:
     """All that a person may call a job of a workflow: its rules and groups."""
     rules = list(getattr(workflow, "rules", ()))
@@ -29,7 +34,7 @@ def names(workflow: Any) -> set[str]:
 def outputs(job: Any) -> tuple[str, ...]:
     """Files that a job, or all jobs of a group, make."""
     return tuple(
-        sorted({str(Path(str(path)).absolute()) for one in _jobs(job) for path in one.output})
+        sorted({str(Path(str(path)).absolute()) for one in members(job) for path in one.output})
     )
 
 
@@ -41,7 +46,7 @@ def key(job: Any) -> str:
             *sorted(map(str, one.wildcards_dict.items())),
             *sorted(map(str, one.output)),
         )
-        for one in _jobs(job)
+        for one in members(job)
     )
     return key_of(part for name in sorted(names) for part in ("job", *name))
 
@@ -53,7 +58,7 @@ def fingerprint(job: Any) -> str:
     the same files. Nor do files count that a group hands on within, which come and go with it.
     """
     digest, made = hashlib.sha256(), set(outputs(job))
-    for one in sorted(_jobs(job), key=lambda one: (one.rule.name, str(one.output))):
+    for one in sorted(members(job), key=lambda one: (one.rule.name, str(one.output))):
         rule = one.rule
         texts = [rule.name, rule.shellcmd, rule.script, rule.notebook, rule.wrapper]
         texts += [sorted(one.wildcards_dict.items()), *map(str, one.output), *map(str, one.params)]
@@ -73,5 +78,6 @@ def _states(inputs: Iterable[Any], made: Container[str]) -> Iterable[str]:
         yield f"{path} {found.st_size} {found.st_mtime_ns}"
 
 
-def _jobs(job: Any) -> list[Any]:
+def members(job: Any) -> list[Any]:
+    """The jobs of a group, or the job itself."""
     return list(job.jobs) if job.is_group() else [job]

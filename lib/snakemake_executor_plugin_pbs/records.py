@@ -3,7 +3,7 @@
 One folder a job, named by what identifies it. In it, `record.json` is written before qsub runs, and
 files that begin with the token of the submission come from the job itself: `.claim`, a link that
 says which PBS job began (only one can make it: the job, or a controller that gives the submission
-up), `.exit`, its exit status, and `.log`.
+up), `.exit`, its exit status, `.progress`, how far its work has come, and `.log`.
 """
 
 import hashlib
@@ -30,6 +30,8 @@ class Record:
     job_id: str | None = None  # PBS's, once qsub has told it
     written: float = 0.0  # seconds since 1970
     cancelled: bool = False  # whether a controller wanted it deleted
+    bundled: bool = False  # whether its PBS job does the work of other submissions, too
+    progress: str = ""  # how far the submissions of this job had come before
 
     @property
     def active_name(self) -> str:
@@ -59,7 +61,7 @@ class Records:
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, record: Record, kind: str) -> Path:
-        """A file of a submission: `claim`, `exit`, `log`, `sh`, `job` or `pbs`."""
+        """A file of a submission: `claim`, `exit`, `log`, `progress`, `sh`, `job` or `pbs`."""
         return self.folder / record.key / f"{record.token}.{kind}"
 
     def load(self) -> Iterator[Record]:
@@ -111,6 +113,21 @@ class Records:
             return int(self.path(record, "exit").read_text())
         except (OSError, ValueError):
             return None
+
+    def progress(self, record: Record) -> str:
+        """How far the work has come, by its own last line about it; empty: it says nothing."""
+        try:
+            lines = self.path(record, "progress").read_text(errors="replace").split("\n")
+        except OSError:
+            return ""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def submitted(self, record: Record) -> float:
+        """When the submission was prepared, by the file system's clock, to compare files with."""
+        try:
+            return self.path(record, "job").stat().st_mtime
+        except OSError:
+            return record.written
 
     def ended(self, record: Record) -> float:
         """When the job wrote down its exit status, in seconds since 1970; 0 where it has not."""

@@ -22,6 +22,7 @@ class Answer:
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
     fault: str = ""  # why some or all of it could not be used
+    omitted: int = 0  # jobs that the server knows and the first reply lacks
 
 
 def number(job_id: str) -> str:

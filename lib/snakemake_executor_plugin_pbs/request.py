@@ -10,7 +10,8 @@ from string import Formatter
 from typing import Any
 
 import yaml
-from snakemake_interface_common.exceptions import WorkflowError
+
+from .errors import UserError
 
 NAME_LENGTH = 200  # PBS takes 236
 # What differs from person to person; the user's file may say it for all rules, and for each.
@@ -46,33 +47,33 @@ def read_user_file(path: Path, known: tuple[str, ...] = PERSONAL) -> UserFile:
         known: names that it may hold.
 
     Raises:
-        WorkflowError: it is no mapping of known names to texts.
+        UserError: it is no mapping of known names to texts.
     """
     if not path.exists():
         return UserFile(path, {}, {})
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
-        raise WorkflowError(f"{path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise WorkflowError(f"{path}: is not UTF-8; write it anew") from None
+        raise UserError(f"{path}: is not UTF-8; write it anew") from None
     except yaml.YAMLError as error:
-        raise WorkflowError(f"{path}: no YAML: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path}: no YAML: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict):
-        raise WorkflowError(f"{path}: no mapping; write lines like account: PROJECT")
+        raise UserError(f"{path}: no mapping; write lines like account: PROJECT")
     rules = found.pop("rules", None) or {}
     if not isinstance(rules, dict):
-        raise WorkflowError(f"{path}: rules: no mapping of rule names to values")
+        raise UserError(f"{path}: rules: no mapping of rule names to values")
     for where, values in [("", found), *((f"rules: {name}: ", rules[name]) for name in rules)]:
         if not isinstance(values, dict):
-            raise WorkflowError(f"{path}: {where}{values!r}: no mapping of names to values")
+            raise UserError(f"{path}: {where}{values!r}: no mapping of names to values")
         for name, value in values.items():
             if name not in known:
-                raise WorkflowError(
+                raise UserError(
                     f"{path}: {where}{name}: unknown; known are {', '.join(known)}, rules"
                 )
             if not isinstance(value, str | int):
-                raise WorkflowError(f"{path}: {where}{name}: {value!r}: must be a text")
+                raise UserError(f"{path}: {where}{name}: {value!r}: must be a text")
     texts = {name: str(value) for name, value in found.items()}
     return UserFile(
         path, texts, {rule: {k: str(v) for k, v in rules[rule].items()} for rule in rules}
@@ -88,9 +89,25 @@ class Request:
     seconds: int | None = None  # of walltime; None: the queue's default
 
 
-def build_request(
-    rule: str, threads: int, resources: Mapping[str, Any], user: UserFile, required: tuple[str, ...]
-) -> Request:
+def personal_value(
+    name: str, resource: str, rule: str, resources: Mapping[str, Any], user: UserFile
+) -> str:
+    """A value that differs from person to person: a job's own resource, or of the user's file.
+
+    Args:
+        name: in the user's file.
+        resource: what it is called among resources.
+        rule: name of the rule or group.
+        resources: of the job.
+        user: what the person has written down.
+    """
+    value = resources.get(resource)
+    if value is None or value == "":
+        value = user.value(rule, name)
+    return str(value or "")
+
+
+def build_request(rule: str, threads: int, resources: Mapping[str, Any], user: UserFile) -> Request:
     """Turn resources into options of qsub.
 
     Args:
@@ -98,22 +115,13 @@ def build_request(
         threads: cores a node, where the resource ncpus is not given.
         resources: Snakemake's, of the job.
         user: what the person has written down.
-        required: of PERSONAL, those without which the site takes no job.
 
     Raises:
-        WorkflowError: a value is missing or cannot be.
+        UserError: a value cannot be.
     """
 
     def personal(name: str) -> str:
-        value = resources.get(name)
-        if value is None or value == "":
-            value = user.value(rule, name)
-        if not value and name in required:
-            raise WorkflowError(
-                f"rule {rule}: no {name}, which this site asks for; write `{name}: ...` into "
-                f"{user.path}, or give --set-resources {rule}:{name}=..."
-            )
-        return str(value or "")
+        return personal_value(name, name, rule, resources, user)
 
     queue = personal("queue")
     arguments = []
@@ -138,14 +146,14 @@ def walltime(rule: str, minutes: Any) -> int:
     """Minutes as whole seconds.
 
     Raises:
-        WorkflowError: they are no positive number.
+        UserError: they are no positive number.
     """
     try:
         seconds = round(float(minutes) * 60)
     except (TypeError, ValueError):
         seconds = 0
     if seconds <= 0:
-        raise WorkflowError(f"rule {rule}: runtime: {minutes!r}: no positive number of minutes")
+        raise UserError(f"rule {rule}: runtime: {minutes!r}: no positive number of minutes")
     return seconds
 
 
@@ -167,7 +175,7 @@ def _select(rule: str, threads: int, resources: Mapping[str, Any], template: str
     for name, value in values.items():
         lowest = 1 if name in ("nodes", "ncpus") else 0
         if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
-            raise WorkflowError(f"rule {rule}: {name}: {value!r}: no whole number from {lowest}")
+            raise UserError(f"rule {rule}: {name}: {value!r}: no whole number from {lowest}")
     if template:
         try:
             unknown = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
@@ -175,7 +183,7 @@ def _select(rule: str, threads: int, resources: Mapping[str, Any], template: str
                 return template.format(**values)
         except ValueError:
             pass
-        raise WorkflowError(
+        raise UserError(
             f"rule {rule}: select: {template!r}: cannot be filled in; known are "
             f"{', '.join(f'{{{name}}}' for name in values)}"
         )
@@ -191,10 +199,10 @@ def _extra(rule: str, text: str) -> list[str]:
     try:
         arguments = shlex.split(text)
     except ValueError as error:
-        raise WorkflowError(f"rule {rule}: pbs_extra: {text!r}: {error}") from None
+        raise UserError(f"rule {rule}: pbs_extra: {text!r}: {error}") from None
     for argument in arguments:
         if argument[:2] in OWN_OPTIONS:
-            raise WorkflowError(
+            raise UserError(
                 f"rule {rule}: pbs_extra: {argument}: the executor sets this itself; leave it out"
             )
     return arguments
@@ -204,12 +212,12 @@ def required_names(text: str, known: tuple[str, ...] = PERSONAL) -> tuple[str, .
     """Read `account queue filesystems`: what the site insists on.
 
     Raises:
-        WorkflowError: one of them is unknown.
+        UserError: one of them is unknown.
     """
     names = tuple(text.replace(",", " ").split())
     for name in names:
         if name not in known:
-            raise WorkflowError(f"required: {name!r}: unknown; known are {', '.join(known)}")
+            raise UserError(f"required: {name!r}: unknown; known are {', '.join(known)}")
     return names
 
 
@@ -230,12 +238,12 @@ def queue_limits(text: str) -> dict[str, int]:
     """Read `debug=1 prod=20 *=50`: queue to the jobs that may wait in it; * is any other queue.
 
     Raises:
-        WorkflowError: it is written otherwise.
+        UserError: it is written otherwise.
     """
     limits = {}
     for part in text.replace(",", " ").split():
         name, equals, number = part.rpartition("=")
         if not number.isdigit() or int(number) < 1 or bool(equals) != bool(name):
-            raise WorkflowError(f"max-queued: {part!r}: write QUEUE=N, *=N or N, N from 1")
+            raise UserError(f"max-queued: {part!r}: write QUEUE=N, *=N or N, N from 1")
         limits[name or "*"] = int(number)
     return limits

@@ -1,13 +1,25 @@
 """The executor's own options, --pbs-... on the command line or pbs-...: in a profile."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from snakemake_interface_executor_plugins.settings import CommonSettings, ExecutorSettingsBase
+
+from .request import PERSONAL
 
 
 @dataclass
 class ExecutorSettings(ExecutorSettingsBase):
     """Settings of the executor; README.md has them in a table."""
+
+    personal: ClassVar[tuple[str, ...]] = PERSONAL
+    """What the user's file may hold."""
+    resource_names: ClassVar[Mapping[str, str]] = {}
+    """Resources of a rule that have other names than in the user's file."""
+    given: ClassVar["ExecutorSettings | None"] = None
+    """Settings that the command line and the profile of this process gave. A dry run has them, too,
+    although it has no executor, so that a workflow can check them there."""
 
     user_file: str = field(
         default="~/.config/snakemake/pbs.yaml",
@@ -49,6 +61,13 @@ class ExecutorSettings(ExecutorSettingsBase):
             "longest ago come first."
         },
     )
+
+    def __post_init__(self) -> None:
+        ExecutorSettings.given = self
+
+    def site_values(self) -> dict[str, str]:
+        """The site's own values, which those of the user's file replace."""
+        return {}
 
 
 common_settings = CommonSettings(

@@ -20,6 +20,10 @@ class Kind(Enum):
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+    DELETED = "deleted"  # a failure that a person wanted: not to be retried
+
+
+ENDED = (Kind.SUCCEEDED, Kind.FAILED, Kind.DELETED)
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Reading:
     @property
     def active(self) -> bool:
         """Whether the job is still in PBS's hands."""
-        return self.kind not in (Kind.SUCCEEDED, Kind.FAILED)
+        return self.kind not in ENDED
 
 
 STATES = {
@@ -121,7 +125,7 @@ def _ended(job: Mapping[str, Any]) -> Reading | None:
         running = "running" if status is not None else "in the queue"
         comment = job.get("comment", "")
         by = str(comment).rpartition(" terminated by ")[2] if " terminated by " in comment else ""
-        return Reading(Kind.FAILED, f"was deleted while {running}{by and f' by {by}'}")
+        return Reading(Kind.DELETED, f"was deleted while {running}{by and f' by {by}'}")
     if status is None or status == 0:
         return Reading(
             Kind.FAILED, f"ended in an unknown way (substate {substate}, Exit_status {status})"

@@ -85,6 +85,8 @@ class Event:
     job_id: str = ""
     message: str = ""
     log: Path | None = None
+    since: float = 0.0  # when the job was submitted
+    retry: bool = True  # whether a failure may be tried again
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ class Limits:
         patience: how long one witness alone is not believed.
         settling: how long after its writing a submission without an id is still looked for.
         chunk: jobs in one call of qstat; those asked about longest ago come first.
-        queued: queue to the number of jobs that may wait in it; * is any other queue.
+        queued: queue to the number of jobs that may wait in it; * is any other queue. If only
+            one may wait, ready tasks of the same rule and request share a job.
     """
 
     interval: float = 10.0

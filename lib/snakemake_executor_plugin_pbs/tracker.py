@@ -7,17 +7,22 @@ the server (`Commands`, or a simulated one) and to the records on disk, and retu
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
+from itertools import islice
 
 from .commands import Later, Refused, Unreachable, Unsure
 from .dialect import PBS, Dialect
 from .evidence import REPEATS, Belief, Evidence
-from .records import GIVEN_UP, Record, Records, new_token
+from .queues import ANY, Queues
+from .records import GIVEN_UP, Record, Records
 from .replies import Answer, number
-from .request import job_name
-from .script import script
 from .states import Kind, Reading
+from .submission import are_alike, prepare
 from .tasks import Event, Limits, Phase, Server, Task, What
+
+CROWDED_SECONDS = 2.0
+"""How often files are looked at for a job that has begun, while tasks wait for room in a queue."""
+MOST_BUNDLED = 100
+"""Tasks that share one job at the most."""
 
 
 class Tracker:
@@ -50,7 +55,10 @@ class Tracker:
         self.started = clock()
         self.next_poll = self.started
         self.faults = 0  # calls of qstat in a row that gave nothing
-        self._rests: dict[str, float] = {}  # queue to when it is submitted to again; *: any
+        self._omissions_told = False
+        self._queues = Queues(limits, records)
+        self._told_queues: set[str] = set()  # those of which a refusal was told
+        self._progress: dict[str, str] = {}  # key of a task to how far its work had come
         self._old = {record.key: record for record in records.load()}
         self._makers = {
             path: record.key for record in self._old.values() for path in record.outputs
@@ -74,6 +82,7 @@ class Tracker:
 
     def _meet(self, task: Task, record: Record) -> None:
         task.record = record
+        self._progress[task.key] = record.progress
         task.phase = Phase.MEETING if record.job_id else Phase.FINDING
         task.evidence = Evidence()
 
@@ -88,7 +97,8 @@ class Tracker:
 
     def wait_seconds(self) -> float:
         """How long nothing is due, unless a task is added."""
-        return max(self.next_poll - self.clock(), 0.0)
+        seconds = max(self.next_poll - self.clock(), 0.0)
+        return min(seconds, CROWDED_SECONDS) if self._queues.crowded else seconds
 
     # -- watching
 
@@ -97,9 +107,10 @@ class Tracker:
         if not asked:
             self.next_poll = self.clock() + self.limits.interval
             return
-        asked.sort(key=lambda task: task.evidence.asked)
+        asked.sort(key=lambda task: (task.evidence.asked, task.evidence.heard))
         chunk = asked[: self.limits.chunk]
-        answer = self.server.status([str(task.record.job_id) for task in chunk if task.record])
+        ids = [str(task.record.job_id) for task in chunk if task.record]
+        answer = self.server.status([*dict.fromkeys(ids)])
         now = self.clock()
         self.next_poll = now + self.limits.interval
         if self.stopping():
@@ -118,6 +129,12 @@ class Tracker:
         if not silent and self.faults > 2:
             self.tell(f"{self.dialect.status} answers again")
         self.faults = self.faults + 1 if silent else 0
+        if answer.omitted and not self._omissions_told:
+            self._omissions_told = True
+            self.tell(
+                f"{self.dialect.status} left out {answer.omitted} of {len(asked)} jobs that the "
+                "server knows; those that it leaves out are asked about first the next time"
+            )
 
     def _note(self, task: Task, answer: Answer, now: float) -> None:
         assert task.record
@@ -137,17 +154,46 @@ class Tracker:
             self._see_off(task, now)
         if task.phase is not Phase.WATCHED:
             return
-        belief, message = task.evidence.belief(now, self.limits.patience)
-        if belief is Belief.OPEN:
+        assert task.record
+        bundled = task.record.bundled
+        belief, message = task.evidence.belief(now, self.limits.patience, bundled=bundled)
+        if bundled and self._was_left_out(task, now):
+            self._renew(task)
+        elif belief is Belief.OPEN:
             self._tell_held(task)
         elif belief is Belief.SUCCEEDED:
             self._finish(task, What.SUCCEEDED, message, events)
         else:
-            reading = task.evidence.reading
-            if reading and reading.kind is Kind.NEVER and task.record:
-                self.server.delete([str(task.record.job_id)])
-                self.records.give_up(task.record)
-            self._finish(task, What.FAILED, message, events)
+            self._fail(task, message, events)
+
+    def _was_left_out(self, task: Task, now: float) -> bool:
+        """Whether a bundle ended before it came to this task."""
+        assert task.record
+        evidence, reading = task.evidence, task.evidence.reading
+        if reading is None or reading.active or reading.kind is Kind.DELETED:
+            return False
+        insisted = evidence.answered and evidence.insisted(now, self.limits.patience)
+        return insisted and self.records.claimed_by(task.record) is None
+
+    def _fail(self, task: Task, message: str, events: list[Event]) -> None:
+        """End a task that has failed; submit it again if its work moved forward in this job."""
+        assert task.record
+        reading = task.evidence.reading
+        kind = reading.kind if reading else None
+        if kind is Kind.NEVER:
+            self.server.delete([str(task.record.job_id)])
+            self.records.give_up(task.record)
+        progress = self.records.progress(task.record)
+        moved = progress and progress != self._progress.get(task.key)
+        if moved and kind is not Kind.DELETED:
+            name = task.record.active_name
+            self.tell(f"job {name} of rule {task.rule} {message}; {progress}; a new job goes on")
+            self._progress[task.key] = progress
+            return self._renew(task)
+        reached = progress or self._progress.get(task.key)
+        if reached:
+            message = f"{message}; {reached}, run Snakemake again to go on"
+        return self._finish(task, What.FAILED, message, events, retry=kind is not Kind.DELETED)
 
     def _tell_held(self, task: Task) -> None:
         reading = task.evidence.reading
@@ -161,12 +207,15 @@ class Tracker:
                 f"`{self.dialect.delete} {name}` deletes it"
             )
 
-    def _finish(self, task: Task, what: What, message: str, events: list[Event]) -> None:
+    def _finish(
+        self, task: Task, what: What, message: str, events: list[Event], *, retry: bool = True
+    ) -> None:
         assert task.record
-        log = self.records.path(task.record, "log")
+        log, since = self.records.path(task.record, "log"), self.records.submitted(task.record)
         self.records.drop(task.record, keep_files=what is What.FAILED)
         del self.tasks[task.key]
-        events.append(Event(what, task, task.record.active_name, message, log))
+        name = task.record.active_name
+        events.append(Event(what, task, name, message, log, since, retry))
 
     # -- finding again what an earlier controller submitted
 
@@ -206,11 +255,16 @@ class Tracker:
         """Have an earlier submission go, before another one makes the same files."""
         assert task.record
         task.phase = Phase.LEAVING
+        if task.record.bundled and self.records.give_up(task.record):
+            return self._renew(task)  # the bundle had not come to it, and passes over it now
+        for other in self.tasks.values():  # of the same bundle
+            if other.record and other.record.job_id == task.record.job_id:
+                other.phase = Phase.LEAVING
         self.tell(
             f"job {task.record.job_id} of an earlier run would make files of rule {task.rule} from "
             "something else, or was to be deleted: it is deleted, and a new one is submitted then"
         )
-        self._see_off(task, self.clock())
+        return self._see_off(task, self.clock())
 
     def _see_off(self, task: Task, now: float) -> None:
         assert task.record
@@ -242,7 +296,7 @@ class Tracker:
             if self.stopping() or self.clock() < task.not_before:
                 return
             if not self._find(task):
-                self._rests["*"] = self.clock() + self.limits.interval
+                self._queues.rest(ANY, self.clock() + self.limits.interval)
                 return
 
     def _find(self, task: Task, *, ask: bool = True) -> bool:
@@ -273,79 +327,68 @@ class Tracker:
     # -- submitting
 
     def _submit_all(self, events: list[Event]) -> None:
-        waiting, submitted = self._waiting(), 0
+        self._queues.begin_round(self.tasks.values())
+        submitted = 0
         ready = [task for task in self.tasks.values() if task.phase is Phase.READY]
         # Those that were not taken come after those that were not tried.
-        for task in sorted(ready, key=lambda task: task.not_before):
-            now = self.clock()
+        ready.sort(key=lambda task: task.not_before)
+        for task in ready:
+            now, queue = self.clock(), task.request.queue
             if self.stopping() or (submitted and now >= self.next_poll):
                 return
-            task.blockers &= self.tasks.keys()
-            queue = task.request.queue
-            limit = self.limits.queued.get(queue, self.limits.queued.get("*"))
-            room = limit is None or waiting.get(queue, 0) < limit
-            rests = max(self._rests.get(name, 0.0) for name in (queue, "*"))
-            if not room or task.blockers or now < max(rests, task.not_before):
+            if not self._is_due(task, now) or not self._queues.is_open(queue, now):
                 continue
-            self._submit(task, events)
+            together = [task]
+            if self._queues.is_narrow(queue):
+                alike = (each for each in ready if are_alike(each, task))
+                due = (each for each in alike if each is not task and self._is_due(each, now))
+                together += islice(due, MOST_BUNDLED - 1)
+            self._submit(together, events)
             submitted += 1
-            waiting[queue] = waiting.get(queue, 0) + (task.record is not None)
+            if task.record:
+                self._queues.note_submitted(task)
 
-    def _waiting(self) -> dict[str, int]:
-        """How many of our jobs wait in each queue, those not heard of yet among them."""
-        waiting: dict[str, int] = {}
-        for task in self.tasks.values():
-            reading = task.evidence.reading
-            if task.record and (reading is None or reading.kind in (Kind.WAITING, Kind.HELD)):
-                waiting[task.request.queue] = waiting.get(task.request.queue, 0) + 1
-        return waiting
+    def _is_due(self, task: Task, now: float) -> bool:
+        task.blockers &= self.tasks.keys()
+        return task.phase is Phase.READY and not task.blockers and now >= task.not_before
 
-    def _submit(self, task: Task, events: list[Event]) -> None:
-        token, now = new_token(), self.clock()
-        name = job_name(task.rule, task.wildcards, token)
-        record = Record(token, name, task.key, task.outputs, task.fingerprint, written=now)
-        self.records.write(record)
-        path = self._write_script(record, task)
-        arguments = (
-            *self.dialect.options(name, self.records.path(record, self.dialect.label)),
-            *task.request.arguments,
-        )
-        task.record, task.evidence = record, Evidence()
+    def _submit(self, tasks: Sequence[Task], events: list[Event]) -> None:
+        """Submit one job for a task, or for several of the same rule and request."""
+        first, now = tasks[0], self.clock()
+        path, arguments = prepare(tasks, self.records, self.dialect, self._progress, now)
+        queue, submit = first.request.queue, self.dialect.submit
         try:
             job_id = self.server.submit(arguments, path)
         except Refused as error:
-            self._finish(
-                task, What.FAILED, f"was refused by {self.dialect.submit}: {error}", events
-            )
+            for task in tasks:
+                self._finish(task, What.FAILED, f"was refused by {submit}: {error}", events)
         except Later as error:
             # A limit, or no server: another job of this queue would meet the same.
-            self._tell_once(task, f"{self.dialect.submit}: {error}: it is tried again")
-            self.records.discard(record)
-            task.record, task.not_before = None, self.clock() + self.limits.interval
-            self._rests[task.request.queue] = task.not_before
+            self._tell_once(queue, f"{submit}: {error}: it is tried again")
+            for task in tasks:
+                assert task.record
+                self.records.discard(task.record)
+                task.record, task.not_before = None, self.clock() + self.limits.interval
+            self._queues.rest(queue, first.not_before)
         except Unsure as error:
-            self._tell_once(task, f"{self.dialect.submit}: {error}: {name} is looked for")
-            task.phase, task.not_before = Phase.FINDING, now + self.limits.interval
-            self._rests["*"] = self.clock() + self.limits.interval
+            assert first.record
+            self._tell_once(queue, f"{submit}: {error}: {first.record.name} is looked for")
+            for task in tasks:
+                task.phase, task.not_before = Phase.FINDING, now + self.limits.interval
+            self._queues.rest(ANY, self.clock() + self.limits.interval)
         else:
-            task.record = self.records.named(record, job_id)
-            task.phase = Phase.WATCHED
-            events.append(Event(What.SUBMITTED, task, job_id))
+            self._told_queues.discard(queue)
+            for task in tasks:
+                assert task.record
+                task.record = self.records.named(task.record, job_id)
+                task.phase = Phase.WATCHED
+                events.append(Event(What.SUBMITTED, task, job_id))
 
-    def _tell_once(self, task: Task, text: str) -> None:
-        if "submission" not in task.told:
-            task.told.add("submission")
-            self.tell(f"rule {task.rule}: {text}")
-
-    def _write_script(self, record: Record, task: Task) -> Path:
-        path, job = self.records.path(record, "sh"), self.records.path(record, "job")
-        own = script(
-            path.parent, record.token, self.dialect.id_variable, seconds=task.request.seconds
-        )
-        for written, text in ((path, own), (job, task.body)):
-            written.touch(0o700)  # it may hold values of environment variables
-            written.write_text(text)
-        return path
+    def _tell_once(self, queue: str, text: str) -> None:
+        """Tell that a queue takes no jobs; again only after it has taken one."""
+        if queue not in self._told_queues:
+            self._told_queues.add(queue)
+            self.tell(f"queue {queue}: {text}" if queue else text)
 
     # -- deleting
 
@@ -366,7 +409,8 @@ class Tracker:
                     self.records.drop(record)
             except OSError as error:
                 wrong.append(f"{error.filename}: {error.strerror}")
-        ids = [str(task.record.job_id) for task in own if task.record and task.record.job_id]
+        known = (task.record.job_id for task in own if task.record)
+        ids = [*dict.fromkeys(job_id for job_id in known if job_id)]
         for chunk in chunks(ids, 200):
             for pause in (1, 2, 0):
                 if not (message := self.server.delete(chunk)):

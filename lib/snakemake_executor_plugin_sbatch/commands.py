@@ -41,7 +41,7 @@ SLURM = Dialect(
 # What a job or its ranks would take for their own if Snakemake itself runs in a job.
 _OF_A_JOB = re.compile(
     r"(SLURM|SLURMD|MASTER|TORCHELASTIC|PMI|PMIX|PALS|OMPI|MPI)_.*"
-    r"|RANK|WORLD_SIZE|LOCAL_(RANK|SIZE|WORLD_SIZE)|PBS_JOB_END_TIME"
+    r"|RANK|WORLD_SIZE|LOCAL_(RANK|SIZE|WORLD_SIZE)|PBS_JOB_END_TIME|JOB_PROGRESS_FILE"
 )
 
 

@@ -5,9 +5,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from snakemake_interface_common.exceptions import WorkflowError
-
-from snakemake_executor_plugin_pbs.request import Request, UserFile
+from snakemake_executor_plugin_pbs.errors import UserError
+from snakemake_executor_plugin_pbs.request import Request, UserFile, personal_value
 
 # What differs from person to person; the user's file may say it for all rules, and for each.
 PERSONAL = ("account", "partition", "qos", "constraint", "reservation", "slurm_extra")
@@ -24,22 +23,20 @@ def read_defaults(text: str) -> dict[str, str]:
     """Read `constraint=gpu qos=regular`.
 
     Raises:
-        WorkflowError: it is written otherwise.
+        UserError: it is written otherwise.
     """
     found = {}
     for part in text.split():
         name, _, value = part.partition("=")
         if name not in PERSONAL or not value:
-            raise WorkflowError(
+            raise UserError(
                 f"--sbatch-defaults: {part!r}: write NAME=VALUE; names are {', '.join(PERSONAL)}"
             )
         found[name] = value
     return found
 
 
-def build_request(
-    rule: str, threads: int, resources: Mapping[str, Any], user: UserFile, required: tuple[str, ...]
-) -> Request:
+def build_request(rule: str, threads: int, resources: Mapping[str, Any], user: UserFile) -> Request:
     """Turn resources into options of sbatch.
 
     Args:
@@ -47,28 +44,18 @@ def build_request(
         threads: cores a task, where the resource cpus_per_task is not given.
         resources: Snakemake's, of the job.
         user: what the person has written down.
-        required: of PERSONAL, those without which the site takes no job.
 
     Raises:
-        WorkflowError: a value is missing or cannot be.
+        UserError: a value cannot be.
     """
 
     def personal(name: str) -> str:
-        resource = RESOURCES.get(name, name)
-        value = resources.get(resource)
-        if value is None or value == "":
-            value = user.value(rule, name)
-        if not value and name in required:
-            raise WorkflowError(
-                f"rule {rule}: no {name}, which this site asks for; write `{name}: ...` into "
-                f"{user.path}, or give --set-resources {rule}:{resource}=..."
-            )
-        return str(value or "")
+        return personal_value(name, RESOURCES.get(name, name), rule, resources, user)
 
     def number(name: str, default: int) -> int:
         value = resources.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise WorkflowError(f"rule {rule}: {name}: {value!r}: no whole number from 1")
+            raise UserError(f"rule {rule}: {name}: {value!r}: no whole number from 1")
         return value
 
     arguments = [
@@ -94,10 +81,10 @@ def _extra(rule: str, text: str) -> list[str]:
     try:
         arguments = shlex.split(text)
     except ValueError as error:
-        raise WorkflowError(f"rule {rule}: slurm_extra: {text!r}: {error}") from None
+        raise UserError(f"rule {rule}: slurm_extra: {text!r}: {error}") from None
     for argument in arguments:
         if argument.partition("=")[0] in OWN_OPTIONS or re.match(r"-[JoeWaHD]\S", argument):
-            raise WorkflowError(
+            raise UserError(
                 f"rule {rule}: slurm_extra: {argument}: the executor sets this itself; leave it out"
             )
     return arguments

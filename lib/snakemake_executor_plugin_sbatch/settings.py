@@ -1,13 +1,20 @@
 """The executor's own options, --sbatch-... on the command line or sbatch-...: in a profile."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from snakemake_executor_plugin_pbs import ExecutorSettings as PbsSettings
+
+from .request import PERSONAL, RESOURCES, read_defaults
 
 
 @dataclass
 class ExecutorSettings(PbsSettings):
     """Settings of the executor; README.md has them in a table."""
+
+    personal: ClassVar[tuple[str, ...]] = PERSONAL
+    resource_names: ClassVar[Mapping[str, str]] = RESOURCES
 
     user_file: str = field(
         default="~/.config/snakemake/slurm.yaml",
@@ -57,3 +64,11 @@ class ExecutorSettings(PbsSettings):
             "longest ago come first."
         },
     )
+
+    def site_values(self) -> dict[str, str]:
+        """The site's own values, which those of the user's file replace.
+
+        Raises:
+            UserError: they are not written as NAME=VALUE.
+        """
+        return read_defaults(self.defaults)

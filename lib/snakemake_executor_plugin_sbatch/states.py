@@ -25,7 +25,7 @@ STATES = {
     "COMPLETING": (Kind.RUNNING, "ending"),
     "COMPLETED": (Kind.SUCCEEDED, "finished"),
     "FAILED": (Kind.FAILED, "failed"),
-    "CANCELLED": (Kind.FAILED, "was cancelled"),
+    "CANCELLED": (Kind.DELETED, "was cancelled"),
     "TIMEOUT": (
         Kind.FAILED, "used more than was asked for and was killed by Slurm: time; raise runtime",
     ),

@@ -97,3 +97,13 @@ checkpoint plan_segments:
     shell:
         "tokamake plan-segments --config {input} --segment-steps {params.steps} --output {output}"
         " > {log} 2>&1"
+
+
+onerror:
+    # What training did is not lost, whatever Snakemake calls it.
+    for name, before in TRAINED_STEPS.items() if workflow.is_main_process else ():
+        if (step := trained_steps(Path(f"results/{name}/training"))) > before:
+            print(
+                f"tokamake: run {name} is saved at step {step:,}; run the same command again to go on",
+                file=sys.stderr,
+            )

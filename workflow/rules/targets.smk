@@ -8,6 +8,9 @@ from difflib import get_close_matches
 
 from snakemake.io import strip_wildcard_constraints
 
+from snakemake_executor_plugin_pbs.errors import UserError as ExecutorError
+from snakemake_executor_plugin_pbs.personal import missing_in_workflow
+
 
 def made_for_all(name):
     """What the rule of that name makes for all runs; nothing where it makes other things, too."""
@@ -85,3 +88,12 @@ class SpreadWorkflow(type(workflow)):
 
 
 workflow.__class__ = SpreadWorkflow
+
+# Account, queue and the like. In a dry run there is no executor to ask for them.
+if workflow.is_main_process:
+    try:
+        message = missing_in_workflow(workflow, local_rules=["plan_segments"])
+    except ExecutorError as error:  # the user's file is wrong
+        message = str(error)
+    if message:
+        sys.exit(f"tokamake: {message}")

@@ -25,7 +25,7 @@ from tokamake.runtime.cores import ahead
 from tokamake.runtime.ranks import Ranks
 from tokamake.runtime.voice import STOPPED, heard, same_fate
 from tokamake.schedules import Schedule
-from tokamake.train import metrics, restart
+from tokamake.train import job_progress, metrics, restart
 from tokamake.train.deadline import (
     DURATIONS,
     Deadline,
@@ -197,6 +197,10 @@ class Loop:
         try:
             with on_signals(self._stop.note):
                 self._do_steps()
+        except UserError:
+            if self._ranks.rank == 0:
+                job_progress.retract()
+            raise
         finally:
             if self._metrics:
                 self._metrics.close()
@@ -232,7 +236,8 @@ class Loop:
         self._finish_saving()
         if self._state.step < self._last:
             why = f"by {self._stop.by}" if self._stop.by else "before the end of the job"
-            self._say(f"stopped {why} at step {self._state.step}, which is saved")
+            at = f"saved at step {self._state.step}"
+            self._say(f"stopped {why}: {at}, run the same command again to go on")
 
     def _train_step(self, step: "Step", learning_rate: float) -> StepResult:
         try:
@@ -366,6 +371,7 @@ class Loop:
                 name = f"global_step{state.step}"
                 write_run(self._run.output / restart.SAVING / name / "run.yaml", self._run)
                 restart.commit(self._run.output, state)
+                job_progress.note(state.step)
                 self._deadline.end_saving()
                 note = self._run.output / DURATIONS
                 write_durations(note, self._ranks.world_size, self._deadline.measured)
