@@ -464,7 +464,7 @@ def test_a_pickle_leaves_no_traces_in_classes(copied: Path) -> None:
     assert records.Metadata.version is None
 
 
-def test_all_that_dcp_writes_is_read(saved: Path) -> None:
+def test_we_find_what_dcp_finds(saved: Path) -> None:
     found, expected = dcp_reader.Reader(saved).read_metadata(), describe(saved)
     for name in ("state_dict_metadata", "planner_data", "storage_data", "version"):
         assert getattr(found, name) == getattr(expected, name)

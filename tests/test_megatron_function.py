@@ -14,7 +14,7 @@ import torch
 from tokamake.checkpoint import hugging_face
 from tokamake.checkpoint.any_format import open_any
 from tokamake.checkpoint.convert import convert
-from tokamake.checkpoint.files.stand_ins import StandIn
+from tokamake.checkpoint.files.stand_ins import Attribute, StandIn
 from tokamake.checkpoint.megatron.arguments import architecture_of
 from tokamake.checkpoint.tensors import random
 from tokamake.config import Architecture
@@ -56,6 +56,11 @@ class PositionEmbeddingType(StandIn):
     name = "megatron.enums.PositionEmbeddingType"
 
 
+def by_name(member: str) -> Any:
+    """A member of it, as Python 3.11.0 to 3.11.4 pickles it."""
+    return Attribute()(PositionEmbeddingType, member)
+
+
 CARRIED = [
     (LLAMA, {}, {"rope_scaling": None, "rope_theta": 10000.0, "rms_norm_eps": 1e-5}),
     (LLAMA, {"rotary_base": 500000}, {"rope_theta": 500000.0}),
@@ -81,6 +86,8 @@ CARRIED = [
     (GPT, {"position_embedding_type": PositionEmbeddingType(1)}, {"position_embedding": "rotary"}),
     (GPT, {"position_embedding_type": PositionEmbeddingType(2)}, {"position_embedding": "learned"}),
     (GPT, {"position_embedding_type": PositionEmbeddingType(3)}, {"position_embedding": "alibi"}),
+    (GPT, {"position_embedding_type": by_name("absolute")}, {"position_embedding": "learned"}),
+    (GPT, {"position_embedding_type": by_name("alibi")}, {"position_embedding": "alibi"}),
     (GPT, {"embed_layernorm": True}, {"embedding_layernorm": True}),
     (GPT, {"num_experts": [1], "softmax_type": "vanilla", "scaling_recipe": "none"}, {}),
     (GPT, {"apply_query_key_layer_scaling": True, "fp8": "e4m3", "window_size": None}, {}),
@@ -138,6 +145,7 @@ REFUSED = [
     (LLAMA, {"position_embedding_type": "mrope"}),
     (GPT, {"position_embedding_type": "relative"}),
     (GPT, {"position_embedding_type": PositionEmbeddingType(9)}),
+    (GPT, {"position_embedding_type": by_name("sinusoidal")}),
     (LLAMA, {"normalization": "LayerNorm"}),
     (GPT, {"normalization": "RMSNorm"}),
     (GPT, {"kv_channels": 32}),

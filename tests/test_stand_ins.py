@@ -5,6 +5,7 @@ import datetime
 import enum
 import io
 import os
+import pickle
 import signal
 import subprocess
 from argparse import Namespace
@@ -14,9 +15,13 @@ from typing import Any
 
 import pytest
 import torch
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from pythons import PYTHONS, Python
 from test_torch_archives import hostile
 
 from tokamake.checkpoint.files import torch_pickles
+from tokamake.checkpoint.files.stand_ins import value_of
+from tokamake.checkpoint.zero import shards
 from tokamake.errors import UserError
 
 
@@ -24,6 +29,18 @@ class Kind(enum.Enum):
     """A fork's own."""
 
     FIRST = 1
+
+
+class Outer:
+    """Has classes within."""
+
+    class Kind(enum.Enum):
+        """Below protocol 4, pickles look it up in the outer class."""
+
+        FIRST = 1
+
+    class Inner:
+        """The same."""
 
 
 class Program:
@@ -36,8 +53,10 @@ class Program:
         return self.made
 
 
-def saved(tmp_path: Path, state: Any) -> Path:
-    torch.save(state, tmp_path / "a.pt")
+def saved(tmp_path: Path, state: Any, python: Python | None = None, protocol: int = 2) -> Path:
+    """A file of torch.save, as a version of Python writes it; None: that at hand."""
+    module = pickle if python is None else python.module()
+    torch.save(state, tmp_path / "a.pt", pickle_module=module, pickle_protocol=protocol)
     return tmp_path / "a.pt"
 
 
@@ -48,7 +67,6 @@ def read(file: Path) -> Any:
 @pytest.mark.parametrize(
     "value",
     [
-        signal.SIGTERM,
         datetime.timedelta(minutes=10),
         datetime.datetime(2026, 1, 2),
         torch.device("cuda", 1),
@@ -59,27 +77,75 @@ def read(file: Path) -> Any:
         SimpleNamespace(a=1),
         collections.defaultdict(dict, a=1),
         collections.deque([1, 2]),
-        Kind.FIRST,
-        [Kind.FIRST, {"kind": Kind.FIRST}],
-        Namespace(kind=Kind.FIRST),
+        Outer.Inner,
+        Outer.Inner(),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_what_stands_in_arguments_does_not_hinder(tmp_path: Path, value: Any) -> None:
-    state = {"args": Namespace(before=1, odd=value, hidden_size=64), "model": {"a": torch.ones(3)}}
-    found = read(saved(tmp_path, state))
+    check_arguments(saved(tmp_path, arguments(value)), value)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize(
+    "value",
+    [
+        signal.SIGTERM,
+        Kind.FIRST,
+        [Kind.FIRST, {"kind": Kind.FIRST}],
+        Namespace(kind=Kind.FIRST),
+        Outer.Kind.FIRST,
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_enums_of_every_python_do_not_hinder(
+    tmp_path: Path, value: Any, python: str, protocol: int
+) -> None:
+    check_arguments(saved(tmp_path, arguments(value), PYTHONS[python], protocol), value)
+
+
+def arguments(value: Any) -> dict[str, Any]:
+    """What a file of Megatron may hold."""
+    args = Namespace(before=1, odd=value, hidden_size=64)
+    return {"args": args, "model": {"a": torch.ones(3)}}
+
+
+def check_arguments(file: Path, value: Any) -> None:
+    """See that they are read, with stand-ins for what is no plain value."""
+    found = read(file)
     assert (found["args"].before, found["args"].hidden_size) == (1, 64)
-    assert not isinstance(found["args"].odd, type(value)) or isinstance(value, list | Namespace)
+    assert not isinstance(found["args"].odd, type(value)) or isinstance(
+        value, list | Namespace | type
+    )
     assert found["model"]["a"].shape == (3,)
 
 
-def test_a_stand_in_says_what_it_stands_for(tmp_path: Path) -> None:
-    found = read(saved(tmp_path, {"args": Namespace(kind=Kind.FIRST, signal=signal.SIGTERM)}))
-    assert (repr(found["args"].kind), found["args"].kind.name) == (
-        "Kind(1)",
-        f"{Kind.__module__}.Kind",
-    )
-    assert repr(found["args"].signal) == "Signals(15)"
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_stand_in_says_what_it_stands_for(tmp_path: Path, protocol: int) -> None:
+    here, state = Kind.__module__, arguments([Kind.FIRST, signal.SIGTERM, Outer.Kind.FIRST])
+    for python, shown in (
+        ("3.11.2", [("FIRST", f"{here}.Kind.FIRST"), ("SIGTERM", "signal.SIGTERM")]),
+        ("3.11.7", [("Kind(1)", f"{here}.Kind"), ("Signals(15)", "signal.Signals")]),
+    ):
+        found = read(saved(tmp_path, state, PYTHONS[python], protocol))["args"].odd
+        assert [(repr(each), each.name) for each in found[:2]] == shown
+        assert found[2].name == shown[0][1].replace("Kind", "Outer.Kind")
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("python", PYTHONS)
+def test_values_of_enums_are_known_by_value_and_by_name(
+    tmp_path: Path, python: str, protocol: int
+) -> None:
+    for stage in (ZeroStageEnum.optimizer_states, ZeroStageEnum.gradients, ZeroStageEnum.weights):
+        file = saved(tmp_path, {"zero_stage": stage, "plain": 1}, PYTHONS[python], protocol)
+        found = read(file)
+        members = {each.name: each.value for each in ZeroStageEnum}
+        assert value_of(found["zero_stage"], members) == stage.value
+        assert value_of(found["plain"], members) == 1
+        assert shards._stage(found) == stage.value
+    assert {each.name: each.value for each in ZeroStageEnum} == shards._STAGES
 
 
 @pytest.mark.parametrize("value", [io.BytesIO(b"scales"), None, torch.zeros(3).byte()])
@@ -88,11 +154,15 @@ def test_scales_of_transformer_engine_do_not_hinder(tmp_path: Path, value: Any) 
     assert found["model"]["a"].shape == (2,)
 
 
-def test_others_classes_outside_of_arguments_are_refused(tmp_path: Path) -> None:
-    inside, outside = Namespace(kind=Kind.FIRST), {"deep": [(Kind.FIRST,)]}
-    for state in ({"model": outside}, {"args": inside, "model": outside}, {"args": Kind}, Kind):
-        with pytest.raises(UserError, match=rf"a\.pt: holds more .*names {Kind.__module__}\.Kind"):
-            read(saved(tmp_path, state))
+@pytest.mark.parametrize("python", ["3.11.2", "3.11.7"])
+@pytest.mark.parametrize("member", [Kind.FIRST, Outer.Kind.FIRST])
+def test_others_classes_outside_of_arguments_are_refused(
+    tmp_path: Path, member: enum.Enum, python: str
+) -> None:
+    inside, outside, kind = Namespace(kind=member), {"deep": [(member,)]}, type(member)
+    for state in ({"model": outside}, {"args": inside, "model": outside}, {"args": kind}, kind):
+        with pytest.raises(UserError, match=rf"a\.pt: holds more .*names {Kind.__module__}\."):
+            read(saved(tmp_path, state, PYTHONS[python]))
 
 
 PROGRAMS = {
@@ -113,6 +183,61 @@ def test_a_program_is_refused_and_never_run(tmp_path: Path, name: str, place: st
     with pytest.raises(UserError, match="holds more than tensors and plain values") as error:
         read(saved(tmp_path, state))
     assert "\n" not in str(error.value)
+    assert not made.exists()
+
+
+def looked_up(of: bytes, name: bytes, module: bytes = b"builtins") -> bytes:
+    """Codes that call getattr."""
+    return b"c" + module + b"\ngetattr\n(" + of + name + b"tR"
+
+
+STAND_IN = b"cmegatron.enums\nA\n"
+LOOKED_UP = {
+    "class": (looked_up(STAND_IN, b"V__class__\n"), "the attribute '__class__'"),
+    "function": (looked_up(STAND_IN, b"V__init__\n"), "the attribute '__init__'"),
+    "of Python 2": (looked_up(STAND_IN, b"V__init__\n", b"__builtin__"), "'__init__'"),
+    "several lines": (looked_up(STAND_IN, b"X\x03\x00\x00\x00a\nb"), r"'a\\nb'"),
+    "method": (looked_up(b"cpathlib\nPath\n", b"Vtouch\n"), r"names pathlib\.Path\.touch"),
+    "method with dots": (b"\x80\x04Vpathlib\nVPath.touch\n\x93", r"names pathlib\.Path\.touch"),
+    "dots": (looked_up(STAND_IN, b"Va.b\n"), "the attribute 'a.b'"),
+    "nothing": (looked_up(STAND_IN, b"V\n"), "the attribute ''"),
+    "bytes": (looked_up(STAND_IN, b"C\x01a"), "the attribute b'a'"),
+    "stand-in": (looked_up(STAND_IN + b"(tR", b"Va\n"), "of what is no class"),
+    "number format": (looked_up(b"ctorch\nfloat32\n", b"Vtorch\n"), "of what is no class"),
+    "rebuilding": (looked_up(b"ctorch._utils\n_rebuild_tensor_v2\n", b"Va\n"), "no class"),
+    "dictionary": (looked_up(b"ccollections\nOrderedDict\n", b"Vmro\n"), "of what is no class"),
+    "set": (looked_up(b"cbuiltins\nset\n", b"V__subclasses__\n"), "of what is no class"),
+    "namespace": (looked_up(b"cargparse\nNamespace\n", b"Vmro\n"), "of what is no class"),
+    "text": (looked_up(b"Va\n", b"Vformat\n"), "of what is no class"),
+    "itself": (looked_up(b"cbuiltins\ngetattr\n", b"V__call__\n"), "of what is no class"),
+    "module": (looked_up(b"cbuiltins\n__import__\n", b"V__self__\n"), "names builtins.__import"),
+    "program": (looked_up(b"cos\nsystem\n", b"V__call__\n"), r"names os\.system"),
+    "signals": (b"csignal\nalarm\n", r"names signal\.alarm"),
+    "more of signals": (b"csignal\nSIGTERM.kill\n", r"names signal\.SIGTERM\.kill"),
+    "handlers": (b"csignal\nsignal\n", r"names signal\.signal"),
+    "setattr": (b"cbuiltins\nsetattr\n", r"names builtins\.setattr"),
+    "default": (b"cbuiltins\ngetattr\n(" + STAND_IN + b"Va\nNtR", "damaged"),
+}
+
+
+@pytest.mark.parametrize("name", LOOKED_UP)
+def test_getattr_reaches_nothing(tmp_path: Path, name: str) -> None:
+    content, message = LOOKED_UP[name]
+    for pickled in (content + b".", b"(lp0\ncargparse\nNamespace\n)\x81}Va\n" + content + b"sba."):
+        hostile(tmp_path / "a.pt", pickled)
+        with pytest.raises(UserError, match=message) as error:
+            read(tmp_path / "a.pt")
+        assert str(tmp_path / "a.pt") in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_what_getattr_gives_runs_nothing(tmp_path: Path) -> None:
+    # Names of Megatron's modules may be anything; what stands for them keeps what it is given.
+    system = looked_up(looked_up(STAND_IN, b"Vos\n"), b"Vsystem\n")
+    made = tmp_path / "made"
+    hostile(tmp_path / "a.pt", system + f"(Vtouch {made}\ntR.".encode())
+    found = read(tmp_path / "a.pt")
+    assert (found.name, found.arguments) == ("megatron.enums.A.os.system", (f"touch {made}",))
     assert not made.exists()
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
@@ -23,6 +24,7 @@ from tokamake.checkpoint.description import VERSION, describe, describe_model
 from tokamake.checkpoint.files import dcp_metadata
 from tokamake.checkpoint.files.dcp_metadata import Whole
 from tokamake.checkpoint.files.dcp_reader import Reader
+from tokamake.checkpoint.files.dcp_writer import Writer
 from tokamake.checkpoint.start_files import DESCRIPTION
 from tokamake.config import Architecture
 from tokamake.errors import UserError
@@ -121,8 +123,13 @@ def save(
             known = {"version": VERSION, "world_size": dist.get_world_size(), **description}
             files.write_json(folder / DESCRIPTION, known)
     state = {**tensors, f"rank.{rank}": _to_bytes(rank_state)}
-    found = dcp.async_save(state, checkpoint_id=str(folder), process_group=group)
+    # As DCP takes where it makes the writer, too: a copy at once, neither pinned nor shared.
+    stager = DefaultStager(StagingOptions(False, False, False, False))
+    found = dcp.async_save(
+        state, storage_writer=Writer(folder), async_stager=stager, process_group=group
+    )
     assert isinstance(found, Future)
+    found.add_done_callback(lambda _: stager.close())
     return found
 
 

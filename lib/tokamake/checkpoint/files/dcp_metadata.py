@@ -1,17 +1,19 @@
 """What torch's distributed checkpoint (DCP) has in which file: `.metadata`, a pickle.
 
-It is read without running anything: only DCP's own records and plain values can come of it. Neither
-reading nor writing needs torch.
+Reading runs nothing of it: only DCP's own records and plain values can come of it. What is written
+has the same bytes on every Python. Neither needs torch.
 """
 
 import math
 import pickle
+import reprlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tokamake import files
 from tokamake.checkpoint import dtypes
 from tokamake.checkpoint.dtypes import Dtype
 from tokamake.checkpoint.files import pickles
@@ -41,6 +43,12 @@ _RECORDS = {
     "_StorageInfo": _OF_FILES,
 }
 """DCP's classes, and where they are."""
+_MEMORY_FORMATS = (
+    "TORCH_CONTIGUOUS_FORMAT",
+    "TORCH_CHANNELS_LAST",
+    "TORCH_PRESERVE_FORMAT",
+)
+"""Members of DCP's enum _MEM_FORMAT_ENCODING."""
 _PATHS = {
     (module, name)
     for module in ("pathlib", "pathlib._local")
@@ -89,15 +97,35 @@ class _Properties(_Record):
         self.dtype = values[0]
 
 
+class _MemoryFormat(_Record):
+    """Stands for DCP's _MEM_FORMAT_ENCODING, which does not count."""
+
+
 class _Refused(Exception):
     """A pickle asks for what could be a program."""
+
+
+class _Member:
+    """Stands for getattr, and gives members of one enum alone.
+
+    It has no attributes, so that no file can change it.
+    """
+
+    __slots__ = ()
+
+    def __call__(self, kind: Any, name: Any) -> _MemoryFormat:
+        if not (isinstance(kind, type) and issubclass(kind, _MemoryFormat)):
+            raise _Refused("an attribute of what is no enum")
+        if name not in _MEMORY_FORMATS:
+            raise _Refused(f"{reprlib.repr(name)} of _MEM_FORMAT_ENCODING")
+        return kind()
 
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
         # A pickle can set attributes of the classes that it names: they are of this file alone.
-        bases = {"TensorProperties": _Properties}
+        bases = {"TensorProperties": _Properties, "_MEM_FORMAT_ENCODING": _MemoryFormat}
         self.kinds = {
             name: type(name, (bases.get(name, _Record),), {}) for name in (*_RECORDS, "path")
         }
@@ -106,6 +134,8 @@ class _Unpickler(pickle.Unpickler):
         """Look up what a pickle names."""
         if _RECORDS.get(name) == module:
             return self.kinds[name]
+        if (module, name) in pickles.GETATTR:
+            return _Member()
         if (module, name) == ("torch", "Size"):
             return tuple
         if (module, name) == ("torch.serialization", "_get_layout"):
@@ -131,13 +161,17 @@ def read(folder: Path) -> dict[str, Whole]:
             return _tensors(unpickler.load(), unpickler.kinds)
     except _Refused as error:
         raise UserError(
-            f"{file}: asks for {error}, which no checkpoint of tokamake does, so it is not read; "
-            "name a checkpoint of a source that you trust"
+            f"{file}: asks for {_line(error)}, which no checkpoint of tokamake does, so it is not "
+            "read; name a checkpoint of a source that you trust"
         ) from None
     # What a damaged pickle asks for can fail in any way.
     except Exception as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
+        reason = _line(error) or type(error).__name__
         raise UserError(f"{folder}: no whole checkpoint ({reason}); name another one") from None
+
+
+def _line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def archives(folder: Path) -> dict[Path, list[tuple[int, int]]]:
@@ -255,7 +289,8 @@ def write(folder: Path, tensors: Mapping[str, Whole]) -> None:
         ),
         version=VERSION,
     )
-    (folder / FILE).write_bytes(pickles.dumps(content))
+    with files.atomic(folder / FILE) as (temporary,):
+        temporary.write_bytes(pickles.dumps(content, references=True))
 
 
 def _made(name: str, **values: Any) -> Made:

@@ -46,54 +46,100 @@ class Persistent:
     name: tuple[Any, ...]
 
 
+GETATTR = {("builtins", "getattr"), ("__builtin__", "getattr")}
+"""What pickles call for the member of an enum (Python 3.11.0 to 3.11.4; others call the enum with
+the member's value), and below protocol 4 for a class within a class."""
+
+
 def _unknown(value: Any) -> Any:
     raise TypeError(f"no way to write a {type(value).__name__}")
 
 
-def dumps(value: Any, translate: Callable[[Any], Any] = _unknown) -> bytes:
-    """A pickle of protocol 2, as torch writes.
+def dumps(
+    value: Any, translate: Callable[[Any], Any] = _unknown, *, references: bool = False
+) -> bytes:
+    """A pickle of protocol 2, as torch writes. Its bytes do not depend on the version of Python.
 
     Args:
         value: of plain types, `argparse.Namespace` and those above, nested in any way.
         translate: says what stands for values of other types.
+        references: whether each name and text is written once, and referred to later.
     """
-    return pickle.PROTO + b"\x02" + _codes(value, translate) + pickle.STOP
+    writer = _Writer(translate, references=references)
+    writer.write(value)
+    return bytes(writer.codes + pickle.STOP)
 
 
-def _codes(value: Any, translate: Callable[[Any], Any]) -> bytes:
-    def every(*values: Any) -> bytes:
-        return b"".join(_codes(each, translate) for each in values)
+class _Writer:
+    """Writes the codes of values; see `dumps`."""
 
-    match value:
-        case None | bool() | int() | float() | str():
-            return _plain(value)
-        case Global():
-            return pickle.GLOBAL + f"{value.module}\n{value.name}\n".encode()
-        case Call():
-            return every(value.function, value.arguments) + pickle.REDUCE
-        case Made():
-            new = every(value.kind) + pickle.EMPTY_TUPLE + pickle.NEWOBJ
-            return new + every(value.state) + pickle.BUILD
-        case Persistent():
-            return every(value.name) + pickle.BINPERSID
-        case tuple():
-            return pickle.MARK + every(*value) + pickle.TUPLE
-        case list():
-            return pickle.EMPTY_LIST + pickle.MARK + every(*value) + pickle.APPENDS
-        case Mapping():
-            return every(Items(value.items()))
-        case Items():
-            each = (one for pair in value.pairs for one in pair)
-            return pickle.EMPTY_DICT + pickle.MARK + every(*each) + pickle.SETITEMS
-        case set():
-            return every(Call(Global("__builtin__", "set"), ([*value],)))
-        case argparse.Namespace():
-            return every(Made(Global("argparse", "Namespace"), vars(value)))
-        case _:
-            return every(translate(value))
+    def __init__(self, translate: Callable[[Any], Any], *, references: bool) -> None:
+        self.codes = bytearray(pickle.PROTO + b"\x02")
+        self._translate = translate
+        self._references: dict[Any, bytes] | None = {} if references else None
+
+    def write(self, value: Any) -> None:
+        """Add the codes that make a value."""
+        match value:
+            case str() | Global():
+                self._write_text(value)
+            case None | bool() | int() | float():
+                self.codes += _number(value)
+            case tuple():
+                self._write_all(pickle.MARK, value, pickle.TUPLE)
+            case Call():
+                self._write_all(b"", (value.function, value.arguments), pickle.REDUCE)
+            case Made():
+                self._write_all(b"", (value.kind,), pickle.EMPTY_TUPLE + pickle.NEWOBJ)
+                self._write_all(b"", (value.state,), pickle.BUILD)
+            case list():
+                self._write_all(pickle.EMPTY_LIST + pickle.MARK, value, pickle.APPENDS)
+            case Mapping():
+                self.write(Items(value.items()))
+            case Items():
+                each = (one for pair in value.pairs for one in pair)
+                self._write_all(pickle.EMPTY_DICT + pickle.MARK, each, pickle.SETITEMS)
+            case Persistent():
+                self._write_all(b"", (value.name,), pickle.BINPERSID)
+            case set():
+                self.write(Call(Global("__builtin__", "set"), ([*value],)))
+            case argparse.Namespace():
+                self.write(Made(Global("argparse", "Namespace"), vars(value)))
+            case _:
+                self.write(self._translate(value))
+
+    def _write_all(self, before: bytes, values: Iterable[Any], after: bytes) -> None:
+        self.codes += before
+        for value in values:
+            self.write(value)
+        self.codes += after
+
+    def _write_text(self, value: str | Global) -> None:
+        known = self._references
+        if known is not None and (reference := known.get(value)):
+            self.codes += reference
+            return
+        self.codes += _name(value) if isinstance(value, Global) else _text(value)
+        if known is not None:
+            number = len(known)
+            if number < 256:
+                put, get, packed = pickle.BINPUT, pickle.BINGET, struct.pack("<B", number)
+            else:
+                put, get, packed = pickle.LONG_BINPUT, pickle.LONG_BINGET, struct.pack("<I", number)
+            known[value] = get + packed
+            self.codes += put + packed
 
 
-def _plain(value: Any) -> bytes:
+def _name(value: Global) -> bytes:
+    return pickle.GLOBAL + f"{value.module}\n{value.name}\n".encode()
+
+
+def _text(value: str) -> bytes:
+    encoded = value.encode("utf-8", "surrogatepass")
+    return pickle.BINUNICODE + struct.pack("<I", len(encoded)) + encoded
+
+
+def _number(value: float | None) -> bytes:
     match value:
         case None:
             return pickle.NONE
@@ -104,7 +150,4 @@ def _plain(value: Any) -> bytes:
         case int():
             encoded = pickle.encode_long(value)
             return pickle.LONG1 + bytes([len(encoded)]) + encoded
-        case float():
-            return pickle.BINFLOAT + struct.pack(">d", value)
-    encoded = value.encode("utf-8", "surrogatepass")
-    return pickle.BINUNICODE + struct.pack("<I", len(encoded)) + encoded
+    return pickle.BINFLOAT + struct.pack(">d", value)

@@ -6,6 +6,8 @@ of others' classes may stand in an `argparse.Namespace` alone, as Megatron keeps
 
 import argparse
 import pickle
+import re
+import reprlib
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,11 +26,26 @@ _HARMLESS = {
     *(("__builtin__", name) for name in ("bool", "bytes", "dict", "list", "str", "tuple")),
 }
 """Others that do."""
+_SIGNAL = re.compile("signal[.]SIG[A-Z0-9]+")
+"""Signals, which Python before 3.11.5 pickles by their global names."""
 _OWN = {*sys.stdlib_module_names, "__builtin__", "commands", "copy_reg"}
 """Python's own modules, of today and of version 2, with all that can start a program."""
 
 
-class StandIn:
+def _is_own(name: str) -> bool:
+    return name.partition(".")[0] in _OWN
+
+
+class _Kind(type):
+    """Shows a stand-in for a class as its name, and for a member of an enum too."""
+
+    name: str
+
+    def __repr__(cls) -> str:
+        return cls.name.rpartition(".")[2]
+
+
+class StandIn(metaclass=_Kind):
     """Stands for what a file names; does nothing but keep what it is made of.
 
     Attributes:
@@ -47,8 +64,7 @@ class StandIn:
 
     def __repr__(self) -> str:
         """As what it stands for might be made: AttnBackend(5)."""
-        shown = ", ".join(map(repr, self.arguments))
-        return f"{self.name.rpartition('.')[2]}({shown})"
+        return f"{type(self)!r}({', '.join(map(repr, self.arguments))})"
 
     def __setstate__(self, state: Any) -> None:
         """Take attributes, as objects without rules of their own are stored."""
@@ -76,6 +92,52 @@ class StandIn:
         return (*self.arguments, self._state, *vars(self).get("_kept", ()))
 
 
+def _new(name: str, base: Any = StandIn) -> type[StandIn]:
+    made: Any = _Kind("StandIn", (base,), {"name": name})
+    return made
+
+
+class Attribute:
+    """Stands for getattr: gives what stands for a class within a class, or for an enum's member.
+
+    It looks nothing up, and has no attributes, so that no file can change it.
+    """
+
+    __slots__ = ()
+
+    def __call__(self, kind: Any, name: Any) -> type[StandIn]:
+        """What stands for `name` of what a stand-in stands for.
+
+        Raises:
+            pickle.UnpicklingError: of anything else, of Python's own classes, or no plain name.
+        """
+        if not isinstance(kind, _Kind):
+            raise pickle.UnpicklingError("asks for an attribute of what is no class")
+        if type(name) is not str or not name.isidentifier() or name.startswith("__"):
+            raise pickle.UnpicklingError(f"asks for the attribute {reprlib.repr(name)}")
+        if _is_own(kind.name):
+            raise pickle.UnpicklingError(f"names {kind.name}.{name}")
+        # Its base says what it was taken from, which `Names.check` judges.
+        return _new(f"{kind.name}.{name}", kind)
+
+
+def value_of(found: Any, members: Mapping[str, Any]) -> Any:
+    """Value of an enum's member, which a file has by value or by name (see `pickles.GETATTR`).
+
+    Args:
+        found: what stands for it, or the plain value.
+        members: values by name.
+
+    Returns:
+        The value; None: it is not known.
+    """
+    if isinstance(found, _Kind):
+        return members.get(found.name.rpartition(".")[2])
+    if isinstance(found, StandIn):
+        return found.arguments[0] if found.arguments else None
+    return found
+
+
 class Names:
     """Stand-ins of one file, by what they stand for.
 
@@ -97,11 +159,13 @@ class Names:
             pickle.UnpicklingError: it could run something.
         """
         full = f"{module}.{name}"
-        if not full.startswith(_KNOWN) and (module, name) not in _HARMLESS:
-            if module.partition(".")[0] in _OWN:
-                raise pickle.UnpicklingError(f"names {full}")
+        known = full.startswith(_KNOWN) or (module, name) in _HARMLESS or _SIGNAL.fullmatch(full)
+        # Of Python's own classes no methods, as Path.touch.
+        if _is_own(full) and (not known or "." in name):
+            raise pickle.UnpicklingError(f"names {full}")
+        if not known:
             self._foreign.add(full)
-        return self._made.setdefault(full, type("StandIn", (StandIn,), {"name": full}))
+        return self._made.setdefault(full, _new(full))
 
     def check(self, found: Any) -> None:
         """See that others' classes stand in arguments only.
@@ -129,8 +193,8 @@ def _places(found: Any) -> Iterator[tuple[str, bool]]:
             continue
         seen.add((id(value), within))
         inside: Any = ()
-        if isinstance(value, type) and issubclass(value, StandIn):
-            yield value.name, within
+        if isinstance(value, _Kind):
+            yield from ((kind.name, within) for kind in value.__mro__ if isinstance(kind, _Kind))
         elif isinstance(value, StandIn):
             inside = (type(value), *value.inside())
         elif isinstance(value, argparse.Namespace):

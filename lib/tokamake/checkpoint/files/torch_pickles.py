@@ -16,7 +16,8 @@ from typing import IO, Any, NamedTuple
 
 from tokamake.checkpoint import dtypes
 from tokamake.checkpoint.dtypes import Dtype
-from tokamake.checkpoint.files.stand_ins import Names
+from tokamake.checkpoint.files.pickles import GETATTR
+from tokamake.checkpoint.files.stand_ins import Attribute, Names
 from tokamake.errors import UserError
 
 _STORAGES = {dtype.storage: dtype for dtype in dtypes.ALL if dtype.storage}
@@ -157,6 +158,8 @@ class _Unpickler(pickle.Unpickler):
             return found
         if module in ("builtins", "__builtin__") and name in _PLAIN:
             return _PLAIN[name]
+        if (module, name) in GETATTR:
+            return Attribute()
         if (module, name) == ("argparse", "Namespace"):
             return self._names.namespace
         if (module, name) == ("torch.storage", "UntypedStorage"):
@@ -241,8 +244,9 @@ def read(file: Path, remedy: str) -> Any:
     except FileNotFoundError:
         raise UserError(f"{file}: no such file; {remedy}") from None
     except pickle.UnpicklingError as error:
+        reason = str(error).split("\n")[0]
         raise UserError(
-            f"{file}: holds more than tensors and plain values, so it is not read ({error}); "
+            f"{file}: holds more than tensors and plain values, so it is not read ({reason}); "
             f"{remedy}"
         ) from None
     except zipfile.BadZipFile as error:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tokamake.checkpoint.dtypes import FLOAT32
 from tokamake.checkpoint.files import torch_files
-from tokamake.checkpoint.files.stand_ins import StandIn
+from tokamake.checkpoint.files.stand_ins import StandIn, value_of
 from tokamake.checkpoint.files.torch_pickles import Located
 from tokamake.checkpoint.megatron.module import newer
 from tokamake.checkpoint.megatron.parts import Part
@@ -27,6 +27,8 @@ from tokamake.errors import UserError
 
 _FLAT = "single_partition_of_fp32_groups"
 _FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+_STAGES = {"disabled": 0, "optimizer_states": 1, "gradients": 2, "weights": 3}
+"""DeepSpeed's ZeroStageEnum."""
 MODEL, MASTER = "model.", "master."
 """Keys of fp32 weights begin so: where there are no others, and where they stand beside rounded
 ones."""
@@ -182,9 +184,7 @@ def _groups(folder: Path, model: int, shards: Sequence[_Shard]) -> list[_Group]:
 def _stage(state: Mapping[str, Any]) -> int:
     if "fp32_flat_groups" in state:
         return 3
-    stage = state.get("zero_stage", 1)
-    number = stage.arguments[0] if isinstance(stage, StandIn) else stage
-    return int(number)
+    return int(value_of(state.get("zero_stage", 1), _STAGES))
 
 
 def _loss_scale(state: Mapping[str, Any]) -> tuple[float, int]:
