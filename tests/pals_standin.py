@@ -1,9 +1,9 @@
 """A stand-in for the mpiexec of PALS, which Aurora, Polaris and Sunspot have: takes its options.
 
-All nodes of the host file are this machine. Ranks are started by the MPI that Python has, and told
-of nodes by PALS's variables; each has a core. Called as
-`pals_standin.py MPIEXEC FOLDER OPTION... COMMAND...` with that MPI's own; writes into the folder
-what it was called with.
+All nodes of the host file are this machine. Ranks are started by MPICH, whose library mpi4py is
+told of, and told of nodes by PALS's variables; each has a core. Called as
+`pals_standin.py MPICH FOLDER OPTION... COMMAND...` with the folder of MPICH; writes into the other
+folder what it was called with.
 """
 
 import argparse
@@ -16,8 +16,9 @@ from pathlib import Path
 def main():
     if sys.argv[1] == "rank":
         become(int(sys.argv[2]), sys.argv[3:])
-    real, folder, *arguments = sys.argv[1:]
-    parser = argparse.ArgumentParser()
+    mpich, folder, *arguments = sys.argv[1:]
+    parser = argparse.ArgumentParser(prog="mpiexec")
+    parser.add_argument("--version", action="version", version="mpiexec version 1.8.0 revision 0")
     for name in ("--np", "--ppn", "--depth"):
         parser.add_argument(name, type=int)
     for name in ("--hostfile", "--cpu-bind"):
@@ -32,6 +33,8 @@ def main():
     with Path(folder, "mpiexec.calls").open("a") as file:
         print(json.dumps(vars(options)), file=file)
     rank = [sys.executable, "-IS", __file__, "rank", str(options.ppn), *options.command]
+    os.environ["MPI4PY_LIBMPI"] = f"{mpich}/lib/libmpi.so.12"
+    real = f"{mpich}/bin/mpiexec"
     os.execv(real, [real, "-launcher", "fork", "-rmk", "user", "-n", str(options.np), *rank])
 
 

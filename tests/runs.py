@@ -28,6 +28,11 @@ from tokamake.train.loop import train_run
 from tokamake.train.metrics import Record, read
 from tokamake.train.resolve import resolve
 
+MPICH = Path(sys.prefix) / "mpich"
+"""Where `make install` puts MPICH, for tests alone: off PATH, and not where mpi4py searches."""
+MPI = str(MPICH / "lib/libmpi.so.12")
+"""Its library, for mpi4py's variable MPI4PY_LIBMPI."""
+
 ARCHITECTURE = Architecture(
     vocab_size=120,  # not a multiple of Megatron's padding
     hidden_size=32,
@@ -132,9 +137,10 @@ def launch(
 ) -> str:
     """Train in processes of their own, check the exit code, return what was printed."""
     start = launch_line(launcher, ranks) if ranks > 1 else [sys.executable]
+    mpi = {"MPI4PY_LIBMPI": MPI} if launcher == "mpiexec" else {}  # the others need none
     process = subprocess.run(
         [*start, *program, "train", "--config", str(config)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **mpi, "OMP_NUM_THREADS": "1"},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -149,7 +155,7 @@ def launch_line(launcher: str, ranks: int) -> list[str]:
     """What starts Python on several ranks of this machine; for deepspeed, a program of Python."""
     folder = Path(sys.executable).parent
     if launcher == "mpiexec":
-        return [str(folder / "mpiexec"), "-n", str(ranks), sys.executable]
+        return [str(MPICH / "bin/mpiexec"), "-n", str(ranks), sys.executable]
     if launcher == "deepspeed":
         place = ["--master_port", str(free_port()), "--num_gpus", str(ranks)]
         return [str(folder / "deepspeed"), *place]

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from pbses import wait_for
+from runs import MPI
 
 from snakemake_executor_plugin_pbs import request as pbs_request
 from snakemake_executor_plugin_sbatch import request as sbatch_request
 from tokamake.doctor import disk, environment, profile, programs, scheduler
 from tokamake.doctor.doctor import doctor
+from tokamake.doctor.launcher import Launcher
 from tokamake.doctor.profile import Profile, Request
 from tokamake.doctor.result import Result, ok, report, warning, wrong
 from tokamake.doctor.scheduler import Queue
@@ -81,7 +83,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (tmp_path / "mine.yaml").write_text("account: proj\nqueue: debug\n")
     (folder / "profile.yaml").write_text(SITE.format(mine=tmp_path / "mine.yaml"))
-    (folder / "launch.sh").write_text("#!/bin/sh\n# no srun here\nexec mpiexec -n $2\n")
+    (folder / "environment.sh").write_text(f"export MPI4PY_LIBMPI={MPI}\n")
+    modules = '. "$(dirname "$0")/environment.sh"'
+    text = f"#!/bin/sh\n{modules}\n# no srun here\nexec mpiexec -n $2\n"
+    (folder / "launch.sh").write_text(text)
     (folder / "launch.sh").chmod(0o755)
     for name in ("qsub", "qselect", "qdel"):
         program(tmp_path, name, "")
@@ -162,18 +167,29 @@ def test_deepspeed() -> None:
         assert "pip install 'deepspeed" in found.remedy
 
 
-def test_the_environment_of_these_tests_is_well() -> None:
-    found = [*environment.check_torch(), *environment.check_mpi("mpiexec")]
+def test_the_environment_of_these_tests_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPI4PY_LIBMPI", MPI)
+    found = [*environment.check_torch(), *environment.check_mpi(Launcher("mpiexec"))]
     assert {"torch", "bf16", "DeepSpeed", "MPI"} <= set(states(found))
     assert set(states(found).values()) == {"ok"}
 
 
 def test_mpi_is_needed_for_mpiexec_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_MPI", "raise ImportError('libmpi.so.12: not found')")
-    assert environment.check_mpi("srun") == []
-    (found,) = environment.check_mpi("mpiexec")
+    assert environment.check_mpi(Launcher("srun")) == []
+    (found,) = environment.check_mpi(Launcher("mpiexec"))
     assert found.state == "wrong"
     assert "libmpi.so.12" in found.value
+
+
+def test_mpi_is_that_of_the_modules_that_the_launch_script_loads(site: Path) -> None:
+    for library, state in ((site / "none.so", "wrong"), (MPI, "ok")):
+        text = f"echo loading\nexport MPI4PY_LIBMPI={library}\nmpiexec=\n"
+        (site / "site/environment.sh").write_text(text)
+        (found,) = environment.check_mpi(read(site).launcher)
+        assert found.state == state
+    assert found.value.startswith("mpi4py 4")
+    assert "MPICH" in found.value
 
 
 def test_compiler_and_extension(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +226,7 @@ def test_limits_of_the_system() -> None:
 
 def test_a_profile_that_is_well(site: Path) -> None:
     found = read(site)
-    assert found.launcher == "mpiexec"
+    assert found.launcher.name == "mpiexec"
     assert set(states(profile.check_profile(found)).values()) == {"ok"}
     assert [one.line for one in profile.check_personal(found)] == [
         "ok       account: proj",
@@ -284,22 +300,6 @@ def test_personal_values_that_are_missing(site: Path) -> None:
     found = profile.check_personal(read(site))
     assert states(found) == {"your file": "wrong", "account": "wrong", "queue": "ok"}
     assert f"write `account: ...` into {site}/mine.yaml" in found[1].remedy
-
-
-@pytest.mark.parametrize(
-    ("text", "launcher"),
-    [
-        ("exec mpiexec --np=1 \\\n", "mpiexec"),
-        ("# exec mpiexec\nexec srun --nodes 1\n", "srun"),
-        ('exec "$(dirname "$0")/../other/launch.sh" "$@"\n', "srun"),
-        ("exec python ranks.py\n", ""),
-    ],
-)
-def test_what_a_launch_script_starts(tmp_path: Path, text: str, launcher: str) -> None:
-    for name, lines in (("one", text), ("other", "exec srun\n")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "launch.sh").write_text(lines)
-    assert profile.find_launcher(tmp_path / "one/launch.sh") == launcher
 
 
 def test_pbs_is_asked_once(site: Path) -> None:
@@ -499,11 +499,25 @@ def test_a_folder_that_may_not_be_seen_is_no_crash(
 
 
 def test_a_home_is_no_place_for_a_clusters_results(tmp_path: Path) -> None:
-    found = disk.check_disks(tmp_path, [], cluster=True, home=tmp_path)
-    assert found[-1].name == "place"
-    assert found[-1].state == "warning"
-    elsewhere = disk.check_disks(tmp_path, [], cluster=True, home=Path("/proc"))
-    assert "place" not in states(elsewhere)
+    home, project = tmp_path / "home/me", tmp_path / "project"
+    (home / "work").mkdir(parents=True)
+    project.mkdir()
+    (project / "link").symlink_to(home)
+    (tmp_path / "homes").symlink_to(tmp_path / "home")
+
+    def judge(directory: Path, own: Path = home) -> Result | None:
+        found = disk.check_disks(directory, [], cluster=True, home=own)[-1]
+        return found if found.name == "place" else None
+
+    for inside in (home, home / "work", home / "new/folder", project / "link/work"):
+        assert (found := judge(inside)) is not None
+        assert (found.state, found.value) == ("warning", f"{inside.resolve()} is in your home")
+    assert judge(home / "work", tmp_path / "homes/me")
+    # All of these lie on one file system, as on a machine with one disk.
+    for elsewhere in (project, home.parent, tmp_path / "home/me2"):
+        assert judge(elsewhere) is None
+    assert judge(project, tmp_path / "no-home") is None
+    assert "place" not in states(disk.check_disks(home, [], cluster=False, home=home))
 
 
 def test_the_command_tells_what_is_wrong_and_exits_with_1(site: Path) -> None:

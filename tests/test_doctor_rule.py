@@ -66,8 +66,16 @@ def run(
 
 
 @pytest.mark.parametrize("profile", ["local", *CLUSTERS])
-def test_clusters_see_a_doctor_first_and_this_machine_none(tmp_path: Path, profile: str) -> None:
+def test_clusters_see_a_doctor_first_and_this_machine_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str
+) -> None:
     folder = make_workspace(tmp_path)
+    values = yaml.safe_load((ROOT / "profiles" / profile / "profile.yaml").read_text())
+    required = values.get(f"{values.get('executor')}-required", "").split()
+    mine = tmp_path / f".config/tokamake/{profile}.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text(yaml.safe_dump(dict.fromkeys(required, "mine")))
+    monkeypatch.setenv("HOME", str(tmp_path))
     planned = jobs(snakemake(folder, "-n", "--profile", f"profiles/{profile}", *MINE, "train"))
     assert planned["train"] == 1
     assert planned.get("doctor", 0) == (profile != "local")

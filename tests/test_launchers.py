@@ -1,15 +1,17 @@
-"""DeepSpeed's launcher starts the same command as torchrun and mpiexec (`test_train.py`) do."""
+"""DeepSpeed's launcher, that of profiles/local, and which mpiexec the launch scripts run."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from pbses import wait_for
-from runs import launch, losses, make_run, prepare, summary, weights
+from runs import MPICH, launch, losses, make_run, prepare, summary, weights
 
 from tokamake import cli, files
 from tokamake.config import read_run
@@ -162,3 +164,106 @@ def test_a_second_ctrl_c_kills_ranks_that_hang() -> None:
     assert (out, process.returncode) == ("", 130)
     assert "Traceback" not in err
     wait_for(lambda: not any(Path("/proc", str(rank)).exists() for rank in ranks), "no rank")
+
+
+SITE = ["site", "--envall", "--line-buffer", "--np=2", "--ppn=2"]
+
+
+def mpiexec(folder: Path, says: str) -> Path:
+    """An mpiexec that prints a word and its arguments; its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "mpiexec").write_text(f'#!/bin/sh\nprintf "%s\\n" {says} "$@"\n')
+    (folder / "mpiexec").chmod(0o755)
+    return folder
+
+
+def rank(profile: str, *path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a launch script with folders on PATH, beside the tools that it needs."""
+    tools = path[0].parent / "tools"
+    tools.mkdir(exist_ok=True)
+    for name in ("bash", "dirname", "readlink"):
+        (tools / name).unlink(missing_ok=True)
+        (tools / name).symlink_to(shutil.which(name) or name)
+    return subprocess.run(
+        [ROOT / f"profiles/{profile}/launch.sh", "1", "2", "true"],
+        env={"PATH": ":".join(map(str, (*path, tools))), "PBS_NODEFILE": "hosts", **variables},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """Programs of a Python environment, tokamake and an mpiexec among them."""
+    folder = mpiexec(tmp_path / "environment/bin", "environment")
+    shutil.copy(folder / "mpiexec", folder / "tokamake")
+    return folder
+
+
+@pytest.mark.parametrize("profile", ["aurora", "polaris", "sunspot"])
+def test_ranks_are_started_by_the_sites_mpiexec(
+    tmp_path: Path, environment: Path, profile: str
+) -> None:
+    """As in jobs, tokamake's environment is first on PATH."""
+    site, other = mpiexec(tmp_path / "the site", "site"), mpiexec(tmp_path / "other", "other")
+    done = rank(profile, environment, site, other)
+    assert (done.stdout.splitlines()[: len(SITE)], done.stderr) == (SITE, "")
+
+
+def test_other_paths_to_the_environments_mpiexec(tmp_path: Path, environment: Path) -> None:
+    site = mpiexec(tmp_path / "site", "site")
+    (tmp_path / "folder").symlink_to(environment)
+    for name in ("links", "tokamake"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "links/mpiexec").symlink_to(environment / "mpiexec")
+    (tmp_path / "tokamake/tokamake").symlink_to(environment / "tokamake")
+    for path in (
+        [tmp_path / "folder"],  # a link to its folder
+        [tmp_path / "tokamake", tmp_path / "links"],  # links to its programs
+        [tmp_path / "tokamake", environment],
+        [mpiexec(tmp_path / "tokamake", "beside the link")],
+    ):
+        assert rank("aurora", *path, site).stdout.splitlines()[0] == "site"
+
+
+def test_the_mpiexec_of_the_active_environment_is_passed_over_too(
+    tmp_path: Path, environment: Path
+) -> None:
+    site, active = mpiexec(tmp_path / "site", "site"), mpiexec(tmp_path / "active/bin", "active")
+    path = (active, environment, site)
+    assert rank("aurora", *path).stdout.splitlines()[0] == "active"
+    (tmp_path / "link").symlink_to(active.parent)
+    for name in (active.parent, tmp_path / "link"):
+        done = rank("aurora", *path, VIRTUAL_ENV=str(name))
+        assert done.stdout.splitlines()[0] == "site"
+
+
+def test_an_mpiexec_that_the_environment_has_a_link_to_is_passed_over(
+    tmp_path: Path, environment: Path
+) -> None:
+    site, other = mpiexec(tmp_path / "site", "site"), mpiexec(tmp_path / "other", "other")
+    (environment / "mpiexec").unlink()
+    (environment / "mpiexec").symlink_to(other / "mpiexec")
+    assert rank("aurora", environment, site).stdout.splitlines()[0] == "site"
+
+
+def test_without_tokamake_on_path_the_first_mpiexec_is_taken(tmp_path: Path) -> None:
+    assert rank("aurora", mpiexec(tmp_path / "site", "site")).stdout.splitlines()[0] == "site"
+
+
+@pytest.mark.parametrize("profile", ["aurora", "polaris"])
+@pytest.mark.parametrize("own", [True, False])
+def test_no_mpiexec_of_the_site_is_one_line(environment: Path, profile: str, own: bool) -> None:
+    if not own:
+        (environment / "mpiexec").unlink()
+    done = rank(profile, environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"{ROOT}/profiles/{profile}/launch.sh: no mpiexec on PATH outside tokamake's Python "
+        "environment; load the module of the site's MPI in environment.sh beside this script\n"
+    )
+
+
+def test_mpich_is_beside_the_environment_not_in_it() -> None:
+    """Else jobs would find its mpiexec, and mpi4py its library, before the site's."""
+    assert not list(metadata.distributions(name="mpich")), "run .venv/bin/pip uninstall mpich"
+    assert (MPICH / "bin/mpiexec").exists(), "run make install"

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 from pbses import stand_in
+from runs import MPICH
 from workflows import CONFIG, CORPORA, MINE, jobs, make_workspace, snakemake
 
 from tokamake import files
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
+ROOT = Path(__file__).parent.parent
 PALS = Path(__file__).with_name("pals_standin.py")
 RANKS = ("nodes=2", "tasks=2", "runtime=10")
 LOCAL = ("--set-resources", "train:tasks=2", "--set-threads", "tokenize=1", "train=2")
@@ -26,8 +28,8 @@ AURORA = (
 )  # fmt: skip
 
 
-def make_environment(folder: Path, calls: Path) -> Path:
-    """This Python's environment once more, with PALS's mpiexec; its Python is returned."""
+def make_environment(folder: Path) -> Path:
+    """This Python's environment once more, with an mpiexec that is not the site's; its Python."""
     programs, own = folder / "bin", Path(sys.prefix)
     programs.mkdir(parents=True)
     (folder / "lib").symlink_to(own / "lib")
@@ -35,10 +37,19 @@ def make_environment(folder: Path, calls: Path) -> Path:
     (programs / "python").symlink_to(sys.executable)
     for name in ("tokamake", "snakemake"):
         (programs / name).symlink_to(own / "bin" / name)
-    command = [sys.executable, "-IS", str(PALS), str(own / "bin/mpiexec"), str(calls)]
-    (programs / "mpiexec").write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
-    (programs / "mpiexec").chmod(0o755)
+    (programs / "mpiexec").symlink_to("/bin/false")
     return programs / "python"
+
+
+def make_site(folder: Path, profiles: Path, calls: Path) -> None:
+    """Give the profiles of a workspace modules that bring PALS's mpiexec."""
+    (folder / "bin").mkdir(parents=True)
+    command = shlex.join([sys.executable, "-IS", str(PALS), str(MPICH), str(calls)])
+    (folder / "bin/mpiexec").write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    (folder / "bin/mpiexec").chmod(0o755)
+    profiles.unlink()
+    shutil.copytree(ROOT / "profiles", profiles)
+    (profiles / "aurora/environment.sh").write_text(f"PATH=$PATH:{folder}/bin\n")
 
 
 def built(folder: Path) -> dict[str, str]:
@@ -70,19 +81,23 @@ def make_folder(folder: Path, segment_steps: int | None = None) -> Path:
     return folder
 
 
-def test_the_same_bytes_on_two_nodes_of_pbs_in_segments_as_here(tmp_path: Path) -> None:
+def test_the_same_bytes_on_two_nodes_of_pbs_in_segments_as_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, there = make_folder(tmp_path / "here"), make_folder(tmp_path / "there", segment_steps=6)
     done = snakemake(here, *LOCAL, *MINE, "all")
     assert done.returncode == 0, done.stdout + done.stderr
     aurora = ("--profile", "profiles/aurora", *AURORA, *MINE, "all")
+    monkeypatch.setenv("HOME", str(there))  # of the person's own values
     planned = jobs(snakemake(there, "-n", *aurora))
 
     server = stand_in(tmp_path / "server")
-    python = make_environment(tmp_path / "environment", server.folder)
+    python = make_environment(tmp_path / "environment")
+    make_site(tmp_path / "site", there / "profiles", server.folder)
     try:
         run = subprocess.run(
             [python, "-m", "snakemake", *aurora], cwd=there, timeout=1800, capture_output=True,
-            text=True, env={**server.environment, "HOME": str(there)}, check=False,
+            text=True, env=server.environment, check=False,
         )  # fmt: skip
         submitted = {job["name"].rpartition(".")[0]: job["asked"] for job in server.jobs()}
     finally:
@@ -101,7 +116,8 @@ def test_the_same_bytes_on_two_nodes_of_pbs_in_segments_as_here(tmp_path: Path) 
     }  # fmt: skip
     # `all` does nothing, and of the chain a dry run knew one job before.
     assert planned["plan_segments"] == planned["train"] == 1
-    assert len(submitted) == sum(planned.values()) - 1 - 6 - 1 + 2
+    # In the queue debug one job may wait, so that batches that are ready share jobs.
+    assert len(batches) <= planned["tokenize"] + planned["merge"]
     several = {name for name, asked in submitted.items() if asked["select"] != "1"}
     assert several == {doctor, train, segment}
     assert submitted[train]["select"] == "2"

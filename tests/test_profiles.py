@@ -161,10 +161,9 @@ def test_a_pbs_profile_runs_a_rule_of_the_workflow(tmp_path: Path, pbs: Pbs, pro
 
     result = run()
     assert result.returncode == 1
-    assert f"no queue, which this site asks for; write `queue: ...` into {tmp_path}" in (
-        result.stdout + result.stderr
-    )
     mine = tmp_path / f".config/tokamake/{profile}.yaml"
+    words = f"tokamake: {mine}: no account, queue, filesystems, which this site requires; write"
+    assert words in result.stdout + result.stderr
     mine.parent.mkdir(parents=True)
     mine.write_text("account: proj\nqueue: debug\nfilesystems: home:flare\n")
     result = run()

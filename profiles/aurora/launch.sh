@@ -10,6 +10,7 @@ if [ $((tasks % nodes)) -ne 0 ]; then
     exit 2
 fi
 ranks_per_node=$((tasks / nodes))
+. "$(dirname "$0")/mpiexec.sh"
 
 # Each GPU tile is a device of its own: 12 a node (saforem2/ezpz, bin/utils.sh).
 export ZE_FLAT_DEVICE_HIERARCHY=FLAT
@@ -26,5 +27,5 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-8}
 # (saforem2/ezpz, src/ezpz/pbs.py).
 bind=list:1-8:9-16:17-24:25-32:33-40:41-48:53-60:61-68:69-76:77-84:85-92:93-100
 
-exec mpiexec --envall --line-buffer --np="$tasks" --ppn="$ranks_per_node" \
+exec "$mpiexec" --envall --line-buffer --np="$tasks" --ppn="$ranks_per_node" \
     --hostfile="$PBS_NODEFILE" --cpu-bind="$bind" "$@"

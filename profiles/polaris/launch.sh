@@ -10,6 +10,7 @@ if [ $((tasks % nodes)) -ne 0 ]; then
     exit 2
 fi
 ranks_per_node=$((tasks / nodes))
+. "$(dirname "$0")/../aurora/mpiexec.sh"
 
 # NCCL over Slingshot goes through libfabric by a plug-in of the site (ALCF user guide, Polaris,
 # NCCL). Without the plug-in NCCL would take TCP; with NCCL_NET it would rather stop.
@@ -29,5 +30,5 @@ export FI_CXI_DEFAULT_CQ_SIZE=131072   # events in flight of many ranks
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-8}
 
 # 8 of 32 cores a rank (saforem2/ezpz, src/ezpz/pbs.py).
-exec mpiexec --envall --line-buffer --np="$tasks" --ppn="$ranks_per_node" \
+exec "$mpiexec" --envall --line-buffer --np="$tasks" --ppn="$ranks_per_node" \
     --hostfile="$PBS_NODEFILE" --cpu-bind=depth --depth=8 "$@"

@@ -54,7 +54,7 @@ def check_disks(
             seen.add(place)
             results += check_disk(f"disk of {path}", folder, writes=name == "results")
     home = Path.home() if home is None else home
-    if cluster and home.exists() and existing(directory).stat().st_dev == home.stat().st_dev:
+    if cluster and home.exists() and is_within(existing(directory), home):
         remedy = "homes are small and slow on most clusters; work in your project's space"
         results.append(warning("place", f"{directory.resolve()} is in your home", remedy))
     return results
@@ -65,6 +65,12 @@ def existing(path: Path) -> Path:
     path = path.absolute()
     folders = (folder for folder in (path, *path.parents) if os.path.isdir(folder))  # noqa: PTH112
     return next(folders)  # unlike Path.is_dir, it bears with folders that may not be read
+
+
+def is_within(folder: Path, other: Path) -> bool:
+    """Whether a folder is another or lies in it, also through links and mounts; both exist."""
+    place = folder.resolve()
+    return any(other.samefile(one) for one in (place, *place.parents))
 
 
 def check_disk(name: str, folder: Path, *, writes: bool) -> list[Result]:

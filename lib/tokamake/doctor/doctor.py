@@ -60,7 +60,7 @@ def doctor(
 
 def _checks(given: Path | None, directory: Path, data: Iterable[Path]) -> "list[Check]":
     """Checks of one process, in the order of the report."""
-    from tokamake.doctor import disk, environment, profile, result, scheduler
+    from tokamake.doctor import disk, environment, launcher, profile, result, scheduler
     from tokamake.errors import UserError
 
     faults: list[Result] = []
@@ -79,6 +79,7 @@ def _checks(given: Path | None, directory: Path, data: Iterable[Path]) -> "list[
         lambda: environment.check_limits(cluster=found.cluster),
         lambda: faults,
         *of_profile,
+        lambda: launcher.check_launcher(found.launcher),
         lambda: profile.check_personal(found),
         lambda: scheduler.check_scheduler(found),
         lambda: disk.check_disks(directory, data, cluster=found.cluster),

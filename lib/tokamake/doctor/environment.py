@@ -18,12 +18,11 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from tokamake.doctor.launcher import SECONDS, Launcher, ask_in_job
 from tokamake.doctor.programs import ask_python
 from tokamake.doctor.result import Result, ok, warning, wrong
 from tokamake.runtime.group import BACKENDS
 
-SECONDS = 120.0
-"""For imports, which from a shared disk can take long."""
 RECIPE = "see `An environment of your own` in the README of the profiles"
 
 _OPEN_FILES = 1024
@@ -127,15 +126,16 @@ def judge_deepspeed(version: str, fault: str) -> Result:
     return ok("DeepSpeed", version)
 
 
-def check_mpi(launcher: str) -> list[Result]:
-    """Whether mpi4py can be imported, and on which library, where ranks are started by mpiexec."""
-    if launcher != "mpiexec":
+def check_mpi(launcher: Launcher) -> list[Result]:
+    """Whether ranks of mpiexec can import mpi4py, and on which library, with the site's modules."""
+    if launcher.name != "mpiexec":
         return []
-    answer = ask_python(_MPI, seconds=SECONDS)
+    run = 'exec "$1" -c "$2"'
+    answer = ask_in_job(launcher, run, sys.executable, _MPI, seconds=SECONDS)
     if answer.fault:
         remedy = "load the MPI of the launcher, then pip install --no-binary=mpi4py mpi4py"
         return [wrong("MPI", f"mpi4py: {answer.fault}", remedy)]
-    return [ok("MPI", f"mpi4py {answer.output.strip()}")]
+    return [ok("MPI", f"mpi4py {answer.output.strip().splitlines()[-1]}")]
 
 
 def check_compiler() -> list[Result]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tokamake.doctor.launcher import Launcher, read_launcher
 from tokamake.doctor.programs import ask_python
 from tokamake.doctor.result import Result, ok, warning, wrong
 from tokamake.errors import UserError
@@ -57,8 +58,8 @@ class Profile:
     """Where that is, or would be."""
     launch: Path | None = None
     """The script that starts ranks, from the folder that the workflow runs in."""
-    launcher: str = ""
-    """What the script starts them with: mpiexec, srun, or nothing known."""
+    launcher: Launcher = field(default_factory=Launcher)
+    """What the script starts them with."""
 
     @property
     def executor(self) -> str:
@@ -163,7 +164,7 @@ def read_profile(folder: Path, directory: Path) -> Profile:
     mine = _mapping(mine_path) if mine_path and mine_path.is_file() else {}
     launch = _value(_section(values, "default-resources").get("launch"))
     script = directory / str(launch) if launch else None
-    launcher = find_launcher(script) if script and script.is_file() else ""
+    launcher = read_launcher(script) if script and script.is_file() else Launcher()
     return Profile(path, values, mine, mine_path, script, launcher)
 
 
@@ -172,15 +173,6 @@ def _mapping(path: Path) -> dict[str, Any]:
     if not isinstance(found or {}, dict):
         raise UserError(f"{path}: no mapping of keys to values; mend it")
     return found or {}
-
-
-def find_launcher(script: Path) -> str:
-    """Which of mpiexec and srun a launch script ends with; nothing where it is neither."""
-    text = re.sub(r"(^|\s)#.*", "", script.read_text(encoding="utf-8", errors="replace"))
-    if other := re.search(r'exec "\$\(dirname "\$0"\)/([\w./-]+\.sh)"', text):
-        return find_launcher(script.parent / other[1])
-    found = re.search(r"^\s*exec\s+(mpiexec|srun)\b", text, re.M)
-    return found[1] if found else ""
 
 
 def check_profile(profile: Profile) -> list[Result]:
@@ -195,7 +187,7 @@ def check_profile(profile: Profile) -> list[Result]:
 
 def judge_launch(profile: Profile) -> Result:
     """Whether ranks can be started at all."""
-    name, script = "launch script", profile.launch
+    name, script, launcher = "launch script", profile.launch, profile.launcher.name
     if script is None:
         remedy = f"add `launch: \"'FOLDER/launch.sh'\"` to default-resources in {profile.path}"
         return wrong(name, "none", remedy)
@@ -204,7 +196,7 @@ def judge_launch(profile: Profile) -> Result:
         return wrong(name, f"{script}: no such file", remedy)
     if not os.access(script, os.X_OK):
         return wrong(name, f"{script}: not executable", f"chmod +x {script}")
-    return ok(name, f"{script}{f', {profile.launcher}' * bool(profile.launcher)}")
+    return ok(name, f"{script}{f', {launcher}' * bool(launcher)}")
 
 
 def judge_keys(profile: Profile, known: Collection[str]) -> Result:
