@@ -30,7 +30,7 @@ class Front:
 
     def attributes(self, ids):
         """What the server tells of jobs, by their ids."""
-        found = self.call("qstat", "-x", "-f", "-F", "json", *ids) if ids else None
+        found = self.call("qstat", "-E", "-x", "-f", "-F", "json", *ids) if ids else None
         return json.loads(found.stdout, strict=False).get("Jobs", {}) if found else {}
 
     def room(self):
@@ -76,19 +76,26 @@ def qstat(front, arguments, fault):
         front.server.hang()
     if fault == "empty":
         return 0
+    express = "-E" in arguments
+    if express and not front.server.setting("express", True):
+        return fail("qstat: invalid option -- 'E'\nusage: \nqstat [-f] [-J] [-p] [-t] [-x]", 2)
     front.release()
     done = front.call("qstat", *arguments)
     reply = json.loads(done.stdout, strict=False)
-    rows, errors, code = {}, done.stderr, done.returncode
+    rows, unknown, errors, code = {}, [], done.stderr, done.returncode
     for job_id, job in reply.pop("Jobs", {}).items():
         if fault == "forgetful" or number(job_id) in front.server.setting("purged", []):
-            errors, code = f"{errors}qstat: Unknown Job Id {job_id}\n", 153
+            unknown.append(job_id)
         elif fault in ("lie-failed", "lie-finished"):
             failed = fault == "lie-failed"
             ending = {"job_state": "F", "substate": 92 + failed, "Exit_status": int(failed)}
             rows[job_id] = {**job, **ending}
         else:
             rows[job_id] = job
+    if express:  # one request, which fails only if the server knows none of the ids
+        unknown = [] if rows else unknown[-1:]
+    for job_id in unknown:
+        errors, code = f"{errors}qstat: Unknown Job Id {job_id}\n", 153
     if fault == "first":
         rows = dict([*rows.items()][:1])
     text = dump({**reply, **({"Jobs": rows} if rows else {})}) + "\n"

@@ -37,6 +37,8 @@ class Pbs:
     environment: dict[str, str]
     values: str = "queue: prod\naccount: proj\n"
     """A person's file that it takes jobs with."""
+    patience: int = 5
+    """Seconds that it may take to tell of a job's end after the job wrote its exit status."""
 
     def faults(self, command: str, *names: str) -> None:
         """Let the next calls of a command have these faults, one each; `NAME*` for all of them."""
@@ -84,11 +86,13 @@ class RealPbs(Pbs):
     """
 
     programs: Path = Path("/usr/bin")
+    patience: int = 60
+    """A job that is killed may be over 25 s after it has written its exit status."""
 
     def jobs(self) -> list[dict[str, Any]]:
         """All jobs that the test gave it."""
         ids = [path.name for path in (self.folder / "jobs").iterdir()]
-        command = [str(self.programs / "qstat"), "-x", "-f", "-F", "json", *ids]
+        command = [str(self.programs / "qstat"), "-E", "-x", "-f", "-F", "json", *ids]
         told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         names = {"state": "job_state", "account": "Account_Name", "name": "Job_Name"}
         return [
@@ -111,7 +115,8 @@ def real(folder: Path, programs: Path) -> Pbs:
     """Set a front of a server up in an empty folder, by the folder of its commands."""
     environment = _commands(folder, FRONT, COMMANDS, str(programs))
     own = OWN_FILE.expanduser()
-    return RealPbs(folder, environment, own.read_text() if own.exists() else "", programs)
+    values = own.read_text() if own.exists() else ""
+    return RealPbs(folder, environment, values, programs=programs)
 
 
 def _commands(folder: Path, script: Path, names: Iterable[str], *more: str) -> dict[str, str]:
