@@ -1,6 +1,10 @@
 # One file for people and for CI: `make train`, `make test`, `make check`.
 PYTHON ?= python3
 PROFILE ?= profiles/local
+# For a short training: make train SNAKEMAKE_ARGS='--config "train={train_steps: 30}"'
+SNAKEMAKE_ARGS ?=
+# For the quick tests: make test PYTEST_ARGS='-m "not slow and not ranks"'
+PYTEST_ARGS ?=
 BIN := .venv/bin
 SNAKEMAKE := $(BIN)/snakemake --profile $(PROFILE)
 STAMP := .venv/installed
@@ -10,10 +14,10 @@ export DS_BUILD_OPS := 0
 # Images of containers often set it; each start would then compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install train test check format clean
+.PHONY: help install train test test-fresh check format clean
 
 help:  ## list the commands
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
 
 install: $(STAMP)  ## make .venv with tokamake, everything it needs and the developer tools
 
@@ -25,13 +29,19 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard lib/csrc/*)
 		|| { echo "no Python.h, which compiling the extension needs; apt-get install python3-dev"; exit 2; }
 	$(BIN)/pip install --quiet torch
 	$(BIN)/pip install --quiet --editable '.[dev]'
+	@# MPICH is for tests alone. In the environment it would hide the site's mpiexec and libmpi from jobs.
+	$(BIN)/pip uninstall -qq --yes mpich
+	$(BIN)/pip install --quiet --prefix .venv/mpich mpich
 	touch $@
 
 train: install  ## raw text to trained model (the target train) and results/report.html (report)
-	$(SNAKEMAKE) train report
+	$(SNAKEMAKE) train report $(SNAKEMAKE_ARGS)
 
 test: install  ## run every test
-	$(BIN)/pytest -n 3 --dist worksteal
+	$(BIN)/pytest -n 3 --dist worksteal $(PYTEST_ARGS)
+
+test-fresh:  ## make train and the quick tests on fresh Debians, each with its own Python; as root
+	.ci/fresh
 
 check: install  ## format, lint, types, import layers, workflow
 	$(BIN)/ruff format --check .
