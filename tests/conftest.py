@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from oracle import PARTS, megatron_pair
 
 from tokamake.data.pairs.merge import merge
@@ -19,9 +19,12 @@ from tokamake.data.text.train_tokenizer import train_tokenizer
 from tokamake.runtime.group import process_group
 from tokamake.runtime.ranks import Ranks
 
-# A slow moment of the machine is no failure.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# A slow moment of the machine is no failure, and each run tries the same examples;
+# `--hypothesis-profile=random` looks for more.
+UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("random", UNTIMED)
+settings.register_profile("fixed", UNTIMED, derandomize=True)
+settings.load_profile("fixed")
 
 SAMPLES = {
     "code": {"num_files": 2, "file_bytes": 60_000},
