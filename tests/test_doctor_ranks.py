@@ -125,7 +125,7 @@ def two(folder: Path, script: str = "") -> list[tuple[int, str, str]]:
     port, pipe = free_port(), subprocess.PIPE
     started = [
         subprocess.Popen(
-            rank(script * number, "--timeout", "60", "--output", "report.json"),
+            rank(script * number, "--timeout", "240", "--output", "report.json"),
             cwd=folder, env=environment(number, port), stdout=pipe, stderr=pipe, text=True,
         )
         for number in range(2)
@@ -204,33 +204,56 @@ def test_a_rank_that_never_comes_is_told(tmp_path: Path) -> None:
 
 
 HANGING = """
-import os, sys, time
+import sys
 from tokamake.doctor.watch import watched
 with watched(float(sys.argv[1]), "the first step hangs") as watch:
-    print("ready", flush=True)
+    print("first", flush=True)
     sys.stdin.readline()
     watch.begin("the second step hangs")
+    print("second", flush=True)
     sys.stdin.readline()
 print("done")
 """
+CLOCK = """
+import os, sys
+from select import select
+from tokamake.doctor import watch
+class Clock:
+    def select(pipes, _, __, seconds):
+        assert seconds == float(sys.argv[1])
+        while True:
+            late = os.path.exists("late")
+            ready = select(pipes, [], [], 0.02)
+            if ready[0] or late:
+                return ready
+watch.select = Clock
+"""
+"""For a step, time is up when there is a file `late`."""
 
 
-def test_what_hangs_is_ended_with_its_own_words() -> None:
-    def run(seconds: str, given: str) -> subprocess.CompletedProcess[str]:
+def test_what_hangs_is_ended_with_its_own_words(tmp_path: Path) -> None:
+    def run(script: str, seconds: str, *told: str) -> tuple[int, str, str]:
+        """Go on when it tells each of these; after the last one, it is late."""
         with subprocess.Popen(
-            [sys.executable, "-c", HANGING, seconds], stdin=subprocess.PIPE, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [sys.executable, "-c", script, seconds], stdin=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path,
         ) as process:  # fmt: skip
             assert process.stdin is not None
-            process.stdin.write(given)
-            process.stdin.flush()
             assert process.stdout is not None
-            out = process.stdout.read()
             assert process.stderr is not None
-            return subprocess.CompletedProcess([], process.wait(), out, process.stderr.read())
+            for number, line in enumerate(told, 1):
+                assert process.stdout.readline() == line
+                if number < len(told):
+                    process.stdin.write("\n")
+                    process.stdin.flush()
+            (tmp_path / "late").touch()
+            out, errors = process.stdout.read(), process.stderr.read()
+            return process.wait(), out, errors
 
-    for given, told in (("", "the first step hangs\n"), ("\n", "the second step hangs\n")):
-        result = run("1", given)
-        assert (result.returncode, result.stderr) == (-9, told)
-    result = run("600", "\n\n")
-    assert (result.returncode, result.stdout, result.stderr) == (0, "ready\ndone\n", "")
+    assert run(CLOCK + HANGING, "5", "first\n") == (-9, "", "the first step hangs\n")
+    (tmp_path / "late").unlink()
+    told = (-9, "", "the second step hangs\n")
+    assert run(CLOCK + HANGING, "5", "first\n", "second\n") == told
+    assert run(HANGING, "600", "first\n", "second\n", "done\n") == (0, "", "")
+    code, _, errors = run(HANGING, "0.2")  # it may be too late for its first word
+    assert (code, errors) == (-9, "the first step hangs\n")
