@@ -3,9 +3,9 @@
 import json
 import os
 import shutil
-import time
 from base64 import urlsafe_b64encode
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -16,10 +16,14 @@ from tokamake.errors import UserError
 from tokamake.progress.stages import jobs, stages
 from tokamake.progress.status import status
 
+NOW = 1_700_000_000.0  # when all of this is asked
+
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A workflow whose second shard is being tokenized, and whose third has failed."""
+    monkeypatch.setattr("tokamake.progress.stages.time", SimpleNamespace(time=lambda: NOW))
+    monkeypatch.setattr("tokamake.progress.status.time", SimpleNamespace(time=lambda: NOW))
     batches = tuple(Batch(f"web-0000{n}", (f"web/0000{n}",)) for n in range(4))
     merged = (Batch("web-00000", ("web-0000_text_document",)),)
     (tmp_path / "results/data").mkdir(parents=True)
@@ -36,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 def write(path: Path, text: str, *, age: float = 0) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-    os.utime(path, (time.time() - age,) * 2)
+    os.utime(path, (NOW - age,) * 2)
 
 
 def mark(folder: Path, product: str) -> None:

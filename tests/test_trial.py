@@ -1,10 +1,12 @@
 """`benchmark-train` and `find-learning-rate`: real steps of a run that leave nothing behind."""
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from runs import make_run, prepare
 
 from tokamake.errors import UserError
+from tokamake.train import speed
 from tokamake.train.benchmark_train import benchmark_train
 from tokamake.train.find_learning_rate import curve, find_learning_rate
 from tokamake.train.speed import gemm_tflops, known_peak
@@ -32,7 +35,8 @@ def check(found: dict[str, Any], *, ranks: int) -> None:
     assert found["tokens_per_step"] == 8 * 16
     times, parts = found["step_seconds"], found["split_seconds"]
     assert 0 < times["p10"] <= times["median"] <= times["p90"]
-    assert found["tokens_per_second"] == pytest.approx(128 / times["median"], rel=0.9)
+    # Half of all steps take the median or longer; one may take as long as it likes.
+    assert 0 < found["tokens_per_second"] <= 2.0001 * 128 / times["median"]
     assert found["tokens_per_second_per_rank"] * ranks == pytest.approx(found["tokens_per_second"])
     assert set(parts) == {"forward_backward", "optimizer", "rest"}
     assert all(seconds > 0 for seconds in parts.values())
@@ -43,8 +47,11 @@ def check(found: dict[str, Any], *, ranks: int) -> None:
 
 
 def test_a_benchmark_measures_and_leaves_nothing(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A clock on which half a second passes until it is asked again.
+    clock = itertools.count(0, 0.5).__next__
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=clock))
     config, output = make_run(root, "measured"), tmp_path / "speed.json"
     before = files_in(root)
     benchmark_train(config=config, steps=6, warmup_steps=1, output=output)
@@ -52,6 +59,9 @@ def test_a_benchmark_measures_and_leaves_nothing(
     found = json.loads(output.read_text())
     check(found, ranks=1)
     assert (found["steps"], found["peak_source"]) == (6, "matrix product")
+    assert found["step_seconds"] == {"median": 0.5, "p10": 0.5, "p90": 0.5}
+    assert found["tokens_per_second"] == pytest.approx(6 * 128 / 3.5)
+    assert found["split_seconds"] == {"forward_backward": 0.5, "optimizer": 0.5, "rest": 1.5}
     printed = capsys.readouterr().out
     assert f"{found['tokens_per_second']:,.0f} tokens/s" in printed
     assert "forward and backward" in printed
