@@ -90,7 +90,10 @@ def test_a_start_is_read_once_to_tell_it(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(files, "sha256", refuse)
         assert weights_digest(tmp_path / "a", note) == before
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*")}
     imitate(tmp_path / "a", "others.")
+    for path, written in times.items():
+        os.utime(path, ns=(written, written + 1))  # within the same tick, they would be the same
     assert weights_digest(tmp_path / "a", note) == weights_digest(tmp_path / "a") != before
 
 
