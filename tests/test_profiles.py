@@ -203,7 +203,9 @@ def test_local_ranks_share_no_gpu(tmp_path: Path, gpus: int, seen: str) -> None:
 @pytest.mark.ranks
 def test_local_ranks_and_their_exit_status(tmp_path: Path) -> None:
     script = (
-        'echo "rank $RANK of $WORLD_SIZE"; [ "$RANK" = 0 ] || exit 0; echo mistake >&2; exit 75'
+        f'echo "rank $RANK of $WORLD_SIZE"; cd {tmp_path}; touch told.$RANK; '
+        '[ "$RANK" = 0 ] || exit 0; until [ -e told.1 ] && [ -e told.2 ]; do sleep 0.02; done; '
+        "echo mistake >&2; exit 75"
     )
     result = launch("local", tmp_path, "1", "3", "bash", "-c", script)
     assert result.returncode == 75
