@@ -108,12 +108,27 @@ def test_results_as_lines_and_for_programs() -> None:
     assert found["checks"][0] == {"name": "a", "state": "wrong", "value": "1", "remedy": "c"}
 
 
-def test_programs_answer_fail_hang_or_are_missing(tmp_path: Path) -> None:
+def late(monkeypatch: pytest.MonkeyPatch, begun: Path) -> None:
+    """Have the time of all programs be up as soon as one has written to that file."""
+
+    def communicate(process: subprocess.Popen[str], *, timeout: float) -> None:
+        wait_for(lambda: begun.exists() and begun.read_text().endswith("\n"), "it to begin")
+        raise subprocess.TimeoutExpired(process.args, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
+
+
+def test_programs_answer_fail_hang_or_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert programs.ask(["echo", "yes"], seconds=60).output == "yes\n"
     failed = programs.ask(["sh", "-c", "echo no such server >&2; exit 3"], seconds=60)
     assert failed.fault == "no such server (exit status 3)"
+    assert programs.ask(["sleep", "600"], seconds=0.1).fault == "no answer within 0.1 s"
     script = f"sleep 600 & echo $! > {tmp_path}/pid; wait"
-    hanging = programs.ask(["sh", "-c", script], seconds=2)
+    with monkeypatch.context() as patch:
+        late(patch, tmp_path / "pid")
+        hanging = programs.ask(["sh", "-c", script], seconds=2)
     assert hanging.fault == "no answer within 2 s"
     state = Path("/proc") / (tmp_path / "pid").read_text().strip() / "stat"
     wait_for(lambda: not state.exists() or " Z " in state.read_text(), "what it started to end")
@@ -318,13 +333,17 @@ def test_pbs_is_asked_once(site: Path) -> None:
     ("text", "told"),
     [
         ("echo cannot connect >&2; exit 111", "qstat: cannot connect (exit status 111)"),
-        ("sleep 600", "qstat: no answer within 0.5 s"),
+        ("sleep 600", "qstat: no answer within 240 s"),
         ("echo '{\"Queue\":'", "qstat: an answer that names no queue"),
     ],
 )
-def test_a_scheduler_that_does_not_answer(site: Path, text: str, told: str) -> None:
+def test_a_scheduler_that_does_not_answer(
+    site: Path, text: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program(site, "qstat", text)
-    (found,) = scheduler.check_scheduler(read(site), seconds=0.5)
+    if "sleep" in text:
+        late(monkeypatch, site / "qstat.calls")
+    (found,) = scheduler.check_scheduler(read(site), seconds=240)
     assert (found.state, found.value) == ("wrong", told)
     assert len((site / "qstat.calls").read_text().splitlines()) == 1
 
