@@ -32,7 +32,7 @@ def test_number_formats_that_are_mixed_are_kept_or_widened(tmp_path: Path) -> No
     file = tmp_path / "hf" / "model.safetensors"
     mixed = load_file(file)
     key = "model.layers.0.self_attn.k_proj.weight"
-    mixed[key] = torch.randn(64, 64)
+    mixed[key] = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     save_file(mixed, file, metadata={"format": "pt"})
     convert(source=tmp_path / "hf", target=tmp_path / "a", format="mds")
     found = open_any(tmp_path / "a").source
