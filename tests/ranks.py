@@ -40,7 +40,7 @@ class RanksFailed(Exception):
     """Some rank failed; the message holds what each of them met, the first one first."""
 
 
-def spawn(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 240) -> list:
+def spawn(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 600) -> list:
     """Call a function on each rank of a new default process group.
 
     A failure of any rank ends them all. The first launch of a test session imports what ranks need,

@@ -144,7 +144,7 @@ def launch(
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert process.returncode == code, process.stdout

@@ -14,7 +14,7 @@ COMMANDS = cli.STAGES | cli.TOOLS
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tokamake", *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, cwd=cwd, timeout=120, check=False
+        command, capture_output=True, text=True, cwd=cwd, timeout=600, check=False
     )
 
 
@@ -40,7 +40,7 @@ def test_every_stage_has_help_for_every_option_without_heavy_imports(stage: str)
         "assert not heavy, heavy\n"
     )
     command = [sys.executable, "-c", script]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert result.returncode == 0, result.stderr
     assert f"Usage: tokamake {stage}" in result.stdout
     for line in result.stdout.splitlines():

@@ -465,7 +465,7 @@ def test_ctrl_c_is_one_line_and_the_same_command_goes_on(folder: Path, tmp_path:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             check=False,
         )
 

@@ -130,7 +130,7 @@ def two(folder: Path, script: str = "") -> list[tuple[int, str, str]]:
         )
         for number in range(2)
     ]  # fmt: skip
-    said = [process.communicate(timeout=300) for process in started]
+    said = [process.communicate(timeout=600) for process in started]
     return [(process.returncode, *words) for process, words in zip(started, said, strict=True)]
 
 
@@ -141,7 +141,7 @@ def test_two_ranks_agree_and_one_reports(tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     result = subprocess.run(
         command, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True,
-        check=False, timeout=300,
+        check=False, timeout=600,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("sums of the all-reduce: right on 2 ranks, cpu\n") == 1
@@ -187,7 +187,7 @@ def test_a_rank_that_never_comes_is_told(tmp_path: Path) -> None:
         port = free_port()
         return subprocess.run(
             rank("", "--timeout", "2"), cwd=tmp_path, capture_output=True,
-            env={**environment(number, port), **more}, text=True, check=False, timeout=300,
+            env={**environment(number, port), **more}, text=True, check=False, timeout=600,
         )  # fmt: skip
 
     (tmp_path / "nodes").write_text("n7\nn8\n")

@@ -42,7 +42,7 @@ class Meeting:
 
     def __init__(self, size: int) -> None:
         self._shown: list[Any] = [None] * size
-        self._barrier = threading.Barrier(size, timeout=30)
+        self._barrier = threading.Barrier(size, timeout=300)
 
     def show(self, rank: int, value: Any) -> list[Any]:
         self._shown[rank] = value

@@ -131,7 +131,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         path.write_text(f"#!/bin/sh\nprintf '{output}'; printf '{errors}' >&2; exit {code}\n")
         path.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-        return SlurmCommands(timeout=20)
+        return SlurmCommands(timeout=300)
 
     return make
 
@@ -181,7 +181,7 @@ def test_jobs_do_not_inherit_what_the_controllers_own_job_has_set(
     leaking = ("MASTER_ADDR", "SLURM_NTASKS", "SLURMD_NODENAME", "RANK", "LOCAL_RANK", "PMI_RANK")
     for name in (*leaking, "SLURM_CONF", "SBATCH_ACCOUNT", "HF_HOME"):
         monkeypatch.setenv(name, "here")
-    assert SlurmCommands(10).submit((), tmp_path / "job.sh") == "17"
+    assert SlurmCommands(300).submit((), tmp_path / "job.sh") == "17"
     seen = {line.partition("=")[0] for line in (tmp_path / "seen").read_text().splitlines()}
     assert not seen & set(leaking)
     assert {"SLURM_CONF", "SBATCH_ACCOUNT", "HF_HOME"} <= seen
@@ -203,4 +203,4 @@ def test_limits_on_numbers_of_jobs_are_waited_for(
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(Later):
-        SlurmCommands(10).submit((), tmp_path / "job.sh")
+        SlurmCommands(300).submit((), tmp_path / "job.sh")

@@ -99,7 +99,7 @@ def test_several_ranks_are_measured(root: Path, tmp_path: Path, changes: dict[st
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         text=True,
         capture_output=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert process.returncode == 0, process.stdout + process.stderr

@@ -82,7 +82,7 @@ def test_two_hosts_meet_by_name_and_train_as_one(hosts: list[list[str]], tmp_pat
         for enter in hosts
     ]  # fmt: skip
     try:
-        printed = [process.communicate(timeout=240)[0] for process in started]
+        printed = [process.communicate(timeout=600)[0] for process in started]
     finally:
         for process in started:
             process.kill()
