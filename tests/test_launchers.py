@@ -132,7 +132,7 @@ def test_the_local_launcher_passes_signals_on_without_a_trace(
         assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
         if not early:
             process.send_signal(number)
-        out, err = process.communicate("signal\n" if early else None, timeout=600)
+        out, err = process.communicate("signal\n" if early else None, timeout=300)
     assert out == "signal\n" * early + "saved\n" * 2
     assert "Traceback" not in err
     assert process.returncode == 75
@@ -148,19 +148,28 @@ while True:
 
 
 @pytest.mark.ranks
-def test_a_second_ctrl_c_kills_ranks_that_hang() -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_a_second_ctrl_c_kills_ranks_that_hang(early: bool) -> None:
     launcher = [str(ROOT / "profiles/local/ranks.py"), "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *launcher, "--no-python", sys.executable, "-c", HANGING]
+    before = ["-c", EARLY.replace("SIGTERM", "SIGINT")] if early else []
+    command = [sys.executable, *before, *launcher, "--no-python", sys.executable, "-c", HANGING]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None
+        assert process.stdin is not None
         ranks = [int(process.stdout.readline()) for _ in range(2)]
-        process.send_signal(signal.SIGINT)
+        if early:
+            process.stdin.write("signal\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "signal\n"
+        else:
+            process.send_signal(signal.SIGINT)
         assert [process.stdout.readline() for _ in range(2)] == ["asked\n"] * 2
         first = time.monotonic()  # the launcher has heard it
         wait_for(lambda: time.monotonic() - first > 1, "another Ctrl-C to be one")
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=600)
+        # Less than the ten minutes after which torchrun would kill them itself.
+        out, err = process.communicate(timeout=300)
     assert (out, process.returncode) == ("", 130)
     assert "Traceback" not in err
     wait_for(lambda: not any(Path("/proc", str(rank)).exists() for rank in ranks), "no rank")

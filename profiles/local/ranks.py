@@ -46,19 +46,19 @@ def end(number, frame):
     elif number == signal.SIGINT and time.monotonic() - asked[0] >= 1:  # not the same one twice
         for rank in started:
             rank.kill()
+        send(signal.SIGKILL)
         os._exit(128 + number)
 
 
 api._terminate_process_handler = end
 
 
-def end_ranks(number: int) -> set[int]:
-    """Pass a signal on to ranks that torchrun was just starting, and forgot.
+def send(number: int) -> list[int]:
+    """Send a signal to all ranks, and to those that torchrun was just starting, and forgot.
 
     Returns:
-        Exit codes of all ranks.
+        Processes that it was sent to.
     """
-    known = {rank.pid for rank in started}
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     pids = map(int, children.read_text().split()) if children.exists() else ()
     # Ranks have sessions of their own, unlike other helpers of Python's.
@@ -66,6 +66,17 @@ def end_ranks(number: int) -> set[int]:
     for pid in ranks:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
+    return ranks
+
+
+def end_ranks(number: int) -> set[int]:
+    """Pass a signal on to all ranks, and await their ends.
+
+    Returns:
+        Their exit codes.
+    """
+    known = {rank.pid for rank in started}
+    ranks = send(number)
     codes = {rank.wait() for rank in started}
     for pid in ranks:
         if pid not in known:
