@@ -4,7 +4,6 @@ import errno
 import os
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from tokamake.errors import UserError
-from tokamake.runtime import group, ranks
+from tokamake.runtime import console, group, ranks, voice
 from tokamake.runtime.console import progress
 from tokamake.runtime.cores import num_threads
 from tokamake.runtime.group import (
@@ -176,7 +175,7 @@ def test_process_group_of_one_opens_again_and_again() -> None:
 
 def test_one_voice(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(time, "sleep", waited.append)
+    monkeypatch.setattr(voice, "time", SimpleNamespace(sleep=waited.append))
     with pytest.raises(UserError, match=r"^broken$"), one_voice(Ranks(0, 2, 0, 2)):
         raise UserError("broken")
     assert not waited
@@ -218,7 +217,7 @@ def test_progress_in_a_log(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter(range(0, 1000, 20))
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=clock.__next__))
     assert list(progress([5, 6, 7, 8], label="reading", unit="files")) == [5, 6, 7, 8]
     assert capsys.readouterr().err.splitlines() == [
         "reading: 2/4 (50%) files",
