@@ -238,8 +238,8 @@ TRAINING = (
     "train:nodes=2",
     "train:tasks=2",
     # The first segment's jobs have little time, and what they need to begin on a busy machine.
-    "train:runtime=4 if '10' in wildcards.segment else 10",
-    "train:signal='TERM@60'",
+    "train:runtime=6 if '10' in wildcards.segment else 10",
+    "train:signal='TERM@120'",
 )
 
 
@@ -318,7 +318,7 @@ def _is_warned(site: Site) -> None:
     job = site.await_hang(6)
     step = site.stopped("before the end of the job")
     assert f"continuing at step {step}" in site.log(".10")
-    site.slurm.run("scontrol", "update", f"JobId={job}", "EndTime=now+75")
+    site.slurm.run("scontrol", "update", f"JobId={job}", "EndTime=now+135")
     site.await_begun("train", 6)
     assert site.stopped("by SIGTERM")
 
