@@ -173,7 +173,7 @@ class Tracker:
         if reading is None or reading.active or reading.kind is Kind.DELETED:
             return False
         insisted = evidence.answered and evidence.insisted(now, self.limits.patience)
-        return insisted and self.records.claimed_by(task.record) is None
+        return insisted and self.records.give_up(task.record)
 
     def _fail(self, task: Task, message: str, events: list[Event]) -> None:
         """End a task that has failed; submit it again if its work moved forward in this job."""
