@@ -54,6 +54,8 @@ def test_a_failed_rank_ends_them_all(
 
     def awaited(running: Iterable[int], seconds: float) -> list:
         limits.append(seconds)
+        if len(limits) == 2:
+            return []  # rank 0 has not ended meanwhile
         if how != "hang":
             return wait(running, seconds)
         for rank in "01":
