@@ -5,7 +5,6 @@ person of ~/.config/snakemake/pbs.yaml; without -m pbs these are left out.
 """
 
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -255,15 +254,13 @@ def test_signals_delete_all_jobs_at_once(
     folder: Path, pbs: Pbs, start, number: signal.Signals
 ) -> None:
     pbs.set(slots=2)
-    controller = start()
+    controller = start("--pbs-command-timeout", "600")
     wait_for(lambda: len(begun(folder)) == 2 and len(pbs.jobs()) == 3, "two jobs to begin")
-    pbs.faults("qstat", "hang")  # nor does a hanging qstat keep it
+    pbs.faults("qstat", "hang")  # for ten minutes, which it does not wait for
     calls = len(pbs.calls("qstat"))
     wait_for(lambda: len(pbs.calls("qstat")) > calls, "qstat to hang")
-    begin = time.monotonic()
     controller.signal(number)
     assert controller.wait() == 1
-    assert time.monotonic() - begin < 5
     wait_for(lambda: all(job["state"] == "F" for job in pbs.jobs()), "jobs to end")
     assert {job["substate"] for job in pbs.jobs()} == {91}
     assert "Error in rule" not in controller.text

@@ -85,7 +85,7 @@ def test_a_dry_run_knows_rules_groups_and_resources(tmp_path: Path) -> None:
     # The group may hold any rule, for all that the dry run knows.
     text = "account: A\nfilesystems: home\nrules:\n  prepare: {queue: q}\n"
     assert dry_run(tmp_path, text).returncode == 0
-    text = "account: A\nfilesystems: home\nrules:\n  train: {queue: q}\n"
-    assert "no queue for" in dry_run(tmp_path, text).stderr
+    text = "account: A\nfilesystems: home\n"
+    assert "me.yaml: no queue, which this site requires" in dry_run(tmp_path, text).stderr
     resources = ["launch='profiles/aurora/launch.sh'", "queue=q"]
     assert dry_run(tmp_path, text, "--default-resources", *resources).returncode == 0

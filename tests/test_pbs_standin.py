@@ -45,7 +45,7 @@ def make(pbs: Pbs, name: str) -> str:
     short = ("-l", "walltime=00:00:01") if name == "walltime" else ()
     hold = ("-h",) if name in ("held", "qdel_queued") else ()
     large = ("-l", "select=9:ncpus=208") if name == "never" else ("-l", "select=1:ncpus=1")
-    job_id = submit(pbs, scripts.get(name, "sleep 30"), "-N", name, *short, *hold, *large)
+    job_id = submit(pbs, scripts.get(name, "sleep 600"), "-N", name, *short, *hold, *large)
     if name in ("running", "qdel_running"):
         await_state(pbs, job_id, "R")
     if name in ("held", "qdel_queued"):
@@ -156,7 +156,7 @@ def test_a_front_has_a_server_fail_as_the_stand_in_does(front: Pbs, pbs: Pbs) ->
 
 def test_a_front_holds_what_has_no_room(front: Pbs) -> None:
     front.set(slots=1)
-    first = submit(front, "sleep 30")
+    first = submit(front, "sleep 600")
     second = submit(front, "true")
     assert await_state(front, first, "R")
     assert attributes(front, second)["Hold_Types"] == "u"

@@ -11,6 +11,7 @@ import pytest
 from pbs_simulated import Faults, Killed, SimulatedServer
 
 from snakemake_executor_plugin_pbs.commands import Unreachable, Unsure
+from snakemake_executor_plugin_pbs.evidence import Belief, Evidence
 from snakemake_executor_plugin_pbs.records import Record, Records
 from snakemake_executor_plugin_pbs.replies import Answer
 from snakemake_executor_plugin_pbs.request import Request
@@ -712,3 +713,115 @@ def test_a_person_who_deletes_work_that_moved_forward_ends_it(
     assert run.outcome("train") == (What.FAILED, words)
     assert not run.ended["train"].retry
     assert len(server.jobs) == 1
+
+
+def test_a_bundle_that_has_begun_makes_room(tmp_path: Path, server: SimulatedServer) -> None:
+    run = Run(tmp_path, server, [*together(3), "other@debug"], queued={"debug": 1})
+    run.step(0.0)
+    server.jobs[100].begin = server.now + CROWDED_SECONDS
+    run.step(CROWDED_SECONDS)
+    assert len(server.jobs) == 1
+    run.step(0.0)
+    assert [len(job.members) for job in server.jobs.values()] == [3, 1]
+    assert not server.status_calls
+
+
+def test_a_full_queue_is_looked_at_once_a_round(
+    tmp_path: Path, server: SimulatedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, server, [f"j{n}@prod" for n in range(500)], queued={"prod": 20})
+    run.step(0.0)
+    looked: list[Record] = []
+    monkeypatch.setattr(run.records, "claimed_by", lambda record: looked.append(record))
+    run.step(0.0)
+    assert len(looked) == 20
+
+
+def test_without_history_what_a_bundle_does_not_come_to_is_submitted_again(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.most_members, server.purge_after = 2, 0.0
+    run = Run(tmp_path, server, together(4), queued={"debug": 1})
+    run.until_all_ended()
+    assert {event.what for event in run.ended.values()} == {What.SUCCEEDED}
+    assert set(server.done.values()) == {1}
+
+
+def test_a_job_that_failed_in_a_bundle_is_tried_again_alone(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.failing = {"work"}
+    run = Run(tmp_path, server, together(3), queued={"debug": 1})
+    run.until_all_ended()
+    server.failing = set()
+    again = together(2)
+    for name in again:  # as Snakemake's retries do
+        del run.ended[name]
+        run.tracker.add(run.task(name))
+    run.names.append("work@debug#new")
+    run.tracker.add(run.task("work@debug#new"))
+    run.until_all_ended()
+    assert [len(job.members) for job in server.jobs.values()] == [3, 1, 1, 1]
+
+
+def test_a_new_controller_does_not_take_an_old_failure_in_a_bundle_for_a_new_one(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    run = Run(tmp_path, server, together(3), queued={"debug": 1})
+    run.until(lambda: bool(server.working))
+    record = run.tracker.tasks[f"k-{together(3)[0]}"].record
+    assert record
+    exit_file = run.records.path(record, "exit")
+    run.until(exit_file.exists)
+    exit_file.write_text("1\n")
+    os.utime(exit_file, (server.now - 1, server.now - 1))
+    run.begin()  # the person mended the cause and starts Snakemake again
+    run.until_all_ended()
+    assert {event.what for event in run.ended.values()} == {What.SUCCEEDED}
+    assert server.overlaps == 0
+
+
+@pytest.mark.parametrize(
+    ("reading", "words"),
+    [
+        (Reading(Kind.DELETED, "was deleted while running"), "was deleted while running"),
+        (Reading(Kind.FAILED, "used more than was asked for: walltime"), "walltime"),
+        (Reading(Kind.SUCCEEDED, "finished"), "failed with exit status 75"),
+    ],
+)
+def test_the_end_of_a_bundle_explains_how_the_job_that_it_was_at_ended(
+    reading: Reading, words: str
+) -> None:
+    evidence = Evidence()
+    evidence.note_reading(Reading(Kind.RUNNING, "ending"), 0.0)
+    evidence.note_exit_status(75, 0.0)
+    assert evidence.belief(10.0, 300.0, bundled=True)[0] is Belief.OPEN
+    evidence.note_reading(reading, 20.0)
+    belief, message = evidence.belief(20.0, 300.0, bundled=True)
+    assert belief is Belief.FAILED
+    assert words in message
+
+
+def test_a_failure_in_a_bundle_that_goes_on_is_believed_after_a_while() -> None:
+    evidence = Evidence()
+    evidence.note_reading(Reading(Kind.RUNNING, "running"), 0.0)
+    evidence.note_exit_status(7, 0.0)
+    told = [evidence.belief(now, 300.0, bundled=True) for now in (59.0, 61.0)]
+    assert told == [(Belief.OPEN, ""), (Belief.FAILED, "failed with exit status 7")]
+
+
+def test_a_job_that_is_queued_again_has_no_exit_status(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.seconds = 10**6
+    run = Run(tmp_path, server, ["a"])
+    run.until(lambda: bool(server.working))
+    task = run.tracker.tasks["k-a"]
+    assert task.record
+    run.records.path(task.record, "exit").write_text("143\n")
+    run.step()
+    assert task.evidence.exit_status == 143
+    job = server.jobs[100]
+    job.state, job.substate, job.begin = "Q", 10, server.now + 10**6
+    run.step()
+    assert task.evidence.exit_status is None

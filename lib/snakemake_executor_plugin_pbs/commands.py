@@ -124,6 +124,8 @@ class Commands:
         answer.jobs |= second.jobs
         answer.unknown |= second.unknown
         answer.omitted = len(omitted) if second.jobs else 0
+        if not answer.jobs:
+            answer.fault = second.fault
         return answer
 
     def _ask(self, ids: Sequence[str]) -> Answer:

@@ -80,13 +80,11 @@ class Evidence:
         Args:
             now: the clock.
             patience: seconds for which a witness alone is not yet believed.
-            bundled: whether PBS speaks of a bundle, so that only the file speaks of this job.
+            bundled: whether PBS's answer is about a bundle, of which this job is a part.
         """
         written = self.exit_status is not None
         if bundled and self.exit_status is not None:
-            if self.exit_status == 0:
-                return Belief.SUCCEEDED, "finished"
-            return Belief.FAILED, exit_message(self.exit_status)
+            return self._in_bundle(self.exit_status, now, patience)
         if self.denials >= REPEATS:
             return self._forgotten(now, patience)
         if self.reading and self.answered and not self.denials:
@@ -101,6 +99,22 @@ class Evidence:
         if written and now - self.written_since >= patience:
             return self._own_word("the server has not said so")
         return OPEN
+
+    def _in_bundle(self, status: int, now: float, patience: float) -> tuple[Belief, str]:
+        """Decide by the file alone, unless the end of the bundle explains a failure."""
+        if status == 0:
+            return Belief.SUCCEEDED, "finished"
+        # What ends a bundle also ends the job that it is at: wait for PBS to say so.
+        if self.reading and not self.reading.active and self.reading.kind is not Kind.SUCCEEDED:
+            return Belief.FAILED, self.reading.message
+        over = self.reading is not None and not self.reading.active
+        if over or now - self.written_since >= patience * DOUBT:
+            return Belief.FAILED, exit_message(status)
+        return OPEN
+
+    def is_denied(self, now: float, patience: float) -> bool:
+        """Whether PBS has said for long enough that it does not know the job."""
+        return self.denials >= REPEATS and now - self.denied_since >= patience * DOUBT
 
     def _success(self, now: float, patience: float) -> tuple[Belief, str]:
         if self.exit_status == 0:

@@ -1,7 +1,7 @@
 """Values that differ from person to person: all that are missing, in one message."""
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,14 +54,14 @@ def missing_values(
     )
 
 
-def missing_in_workflow(workflow: Any, local_rules: Collection[str] = ()) -> str:
-    """The same for the rules of a workflow that is being read, in a dry run as well.
+def missing_in_workflow(workflow: Any) -> str:
+    """What nobody has given for any rule of a workflow that is being read, in a dry run as well.
 
-    Groups are not known yet, so names under `rules:` that are no rules count for any rule.
+    Which rules will run, and in which groups, is not known yet. So a value that is given for one of
+    them counts for all; the executor itself checks the jobs of a real run.
 
     Args:
         workflow: Snakemake's, at the end of its Snakefile.
-        local_rules: rules that are never submitted.
 
     Raises:
         UserError: the user's file or a setting is wrong.
@@ -69,8 +69,7 @@ def missing_in_workflow(workflow: Any, local_rules: Collection[str] = ()) -> str
     if (settings := ExecutorSettings.given) is None:
         return ""
     user = read_values(settings)
-    groups = user.rules.keys() - {rule.name for rule in workflow.rules}
-    of_groups = {key: value for name in groups for key, value in user.rules[name].items()}
-    user = replace(user, common={**of_groups, **user.common})
-    rules = [rule for rule in workflow.rules if not rule.norun and rule.name not in local_rules]
-    return missing_values(settings, user, [(rule.name, dict(rule.resources)) for rule in rules])
+    given = {name: value for values in user.rules.values() for name, value in values.items()}
+    user = replace(user, common={**given, **user.common})
+    resources = {name: value for rule in workflow.rules for name, value in rule.resources.items()}
+    return missing_values(settings, user, [("", resources)])

@@ -26,10 +26,11 @@ class Queues:
         self.crowded = False
         self._rests: dict[str, float] = {}
         self._waiting: dict[str, list[Task]] = {}
+        self._full: set[str] = set()  # those found full in this round
 
     def begin_round(self, tasks: Iterable[Task]) -> None:
         """Count the jobs that wait in each queue, those not heard of yet among them."""
-        self.crowded, self._waiting = False, {}
+        self.crowded, self._waiting, self._full = False, {}, set()
         for task in tasks:
             reading = task.evidence.reading
             if task.record and (reading is None or reading.kind in (Kind.WAITING, Kind.HELD)):
@@ -51,10 +52,14 @@ class Queues:
         if limit is None or _num_jobs(waiting) < limit:
             return True
         # The server was asked some time ago. A job's claim shows at once that it has begun.
-        waiting[:] = [task for task in waiting if not self._has_begun(task)]
-        full = _num_jobs(waiting) >= limit
-        self.crowded |= full
-        return not full
+        if queue not in self._full:
+            begun = {task.record.name for task in waiting if task.record and self._has_begun(task)}
+            waiting[:] = [task for task in waiting if task.record and task.record.name not in begun]
+        if _num_jobs(waiting) < limit:
+            return True
+        self._full.add(queue)
+        self.crowded = True
+        return False
 
     def is_narrow(self, queue: str) -> bool:
         """Whether only one job may wait in a queue."""

@@ -5,7 +5,7 @@ the server (`Commands`, or a simulated one) and to the records on disk, and retu
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -57,8 +57,9 @@ class Tracker:
         self.faults = 0  # calls of qstat in a row that gave nothing
         self._omissions_told = False
         self._queues = Queues(limits, records)
-        self._told_queues: set[str] = set()  # those of which a refusal was told
+        self._told_queues: set[str] = set()  # queues whose refusal was reported
         self._progress: dict[str, str] = {}  # key of a task to how far its work had come
+        self._alone: set[str] = set()  # keys of tasks that failed in a bundle
         self._old = {record.key: record for record in records.load()}
         self._makers = {
             path: record.key for record in self._old.values() for path in record.outputs
@@ -144,8 +145,10 @@ class Tracker:
         else:
             evidence.note_reading(self.dialect.read(answer.jobs.get(its_number, {})), now)
         queued = evidence.reading and evidence.reading.kind in (Kind.WAITING, Kind.HELD)
-        if not queued or not evidence.answered:
-            evidence.note_exit_status(self.records.exit_status(task.record), now)
+        # A job that waits has no exit status; an old one is of a run before it was queued again.
+        known = not queued or not evidence.answered
+        status = self.records.exit_status(task.record) if known else None
+        evidence.note_exit_status(status, now)
 
     def _advance(self, task: Task, now: float, events: list[Event]) -> None:
         if task.phase is Phase.MEETING:
@@ -169,11 +172,12 @@ class Tracker:
     def _was_left_out(self, task: Task, now: float) -> bool:
         """Whether a bundle ended before it came to this task."""
         assert task.record
-        evidence, reading = task.evidence, task.evidence.reading
-        if reading is None or reading.active or reading.kind is Kind.DELETED:
-            return False
-        insisted = evidence.answered and evidence.insisted(now, self.limits.patience)
-        return insisted and self.records.give_up(task.record)
+        evidence, reading, patience = task.evidence, task.evidence.reading, self.limits.patience
+        if reading and not reading.active and reading.kind is not Kind.DELETED:
+            over = evidence.answered and evidence.insisted(now, patience)
+        else:  # a server without history has forgotten it
+            over = evidence.is_denied(now, patience)
+        return over and self.records.give_up(task.record)
 
     def _fail(self, task: Task, message: str, events: list[Event]) -> None:
         """End a task that has failed; submit it again if its work moved forward in this job."""
@@ -183,6 +187,8 @@ class Tracker:
         if kind is Kind.NEVER:
             self.server.delete([str(task.record.job_id)])
             self.records.give_up(task.record)
+        if task.record.bundled:
+            self._alone.add(task.key)
         progress = self.records.progress(task.record)
         moved = progress and progress != self._progress.get(task.key)
         if moved and kind is not Kind.DELETED:
@@ -225,6 +231,12 @@ class Tracker:
         evidence, record = task.evidence, task.record
         ours = record.fingerprint == task.fingerprint and not record.cancelled and bool(task.body)
         reading = evidence.reading if evidence.answered else None
+        fresh = self.records.ended(record) >= self.started
+        if record.bundled and evidence.exit_status is not None:
+            # It has ended, whatever the rest of the bundle does.
+            if ours and (evidence.exit_status == 0 or fresh):
+                return self._take_over(task, reading, events)
+            return self._renew(task)
         if reading and reading.active:
             if ours:
                 return self._take_over(task, reading, events)
@@ -235,7 +247,6 @@ class Tracker:
         if reading is None and evidence.denials < REPEATS:
             return None
         succeeded = reading is None or reading.kind is Kind.SUCCEEDED
-        fresh = self.records.ended(record) >= self.started
         if ours and succeeded and (fresh if written else reading is not None):
             # It ended after Snakemake had looked at its files.
             return self._take_over(task, reading, events)
@@ -256,7 +267,7 @@ class Tracker:
         assert task.record
         task.phase = Phase.LEAVING
         if task.record.bundled and self.records.give_up(task.record):
-            return self._renew(task)  # the bundle had not come to it, and passes over it now
+            return self._renew(task)  # it has not begun, and the bundle will skip it
         for other in self.tasks.values():  # of the same bundle
             if other.record and other.record.job_id == task.record.job_id:
                 other.phase = Phase.LEAVING
@@ -300,28 +311,34 @@ class Tracker:
                 return
 
     def _find(self, task: Task, *, ask: bool = True) -> bool:
-        """Look for the id of a submission of which none was written down; False: no answer."""
+        """Look for the id of a submission that has none, and of its bundle; False: no answer."""
         assert task.record
-        now, record = self.clock(), task.record
-        task.not_before = now + self.limits.interval
-        claimed = self.records.claimed_by(record)
-        known = claimed and claimed != GIVEN_UP
+        now, name = self.clock(), task.record.name
+        together = [
+            (each, each.record)
+            for each in self.tasks.values()
+            if each.phase is Phase.FINDING and each.record and each.record.name == name
+        ]
+        for each, _ in together:
+            each.not_before = now + self.limits.interval
+        claims = (self.records.claimed_by(record) for _, record in together)
+        known = next((claim for claim in claims if claim and claim != GIVEN_UP), "")
         if not known and not ask:
             return False
         try:
-            found = [claimed] if known else self.server.find(record.name)
+            found = [known] if known else self.server.find(name)
         except Unreachable as error:
             if "unreachable" not in task.told:
                 task.told.add("unreachable")
-                self.tell(f"{record.name}: cannot be looked for yet: {error}")
+                self.tell(f"{name}: cannot be looked for yet: {error}")
             return False
-        if found:
-            task.record = self.records.named(record, str(found[0]))
-            task.phase = Phase.MEETING
-            return True
-        # qsub may have been cut off in the middle, or its request may still be under way.
-        if now - record.written >= self.limits.settling and self.records.give_up(record):
-            self._renew(task)
+        for each, record in together:
+            if found:
+                each.record = self.records.named(record, str(found[0]))
+                each.phase = Phase.MEETING
+            # qsub may have been cut off in the middle, or its request may still be under way.
+            elif now - record.written >= self.limits.settling and self.records.give_up(record):
+                self._renew(each)
         return True
 
     # -- submitting
@@ -339,10 +356,8 @@ class Tracker:
             if not self._is_due(task, now) or not self._queues.is_open(queue, now):
                 continue
             together = [task]
-            if self._queues.is_narrow(queue):
-                alike = (each for each in ready if are_alike(each, task))
-                due = (each for each in alike if each is not task and self._is_due(each, now))
-                together += islice(due, MOST_BUNDLED - 1)
+            if self._queues.is_narrow(queue) and task.key not in self._alone:
+                together += islice(self._companions(task, ready, now), MOST_BUNDLED - 1)
             self._submit(together, events)
             submitted += 1
             if task.record:
@@ -350,7 +365,15 @@ class Tracker:
 
     def _is_due(self, task: Task, now: float) -> bool:
         task.blockers &= self.tasks.keys()
-        return task.phase is Phase.READY and not task.blockers and now >= task.not_before
+        waits = task.phase is Phase.READY and self.tasks.get(task.key) is task
+        return waits and not task.blockers and now >= task.not_before
+
+    def _companions(self, task: Task, ready: Sequence[Task], now: float) -> Iterator[Task]:
+        """Ready tasks that may share a job with a task."""
+        for other in ready:
+            alike = other is not task and are_alike(other, task) and other.key not in self._alone
+            if alike and self._is_due(other, now):
+                yield other
 
     def _submit(self, tasks: Sequence[Task], events: list[Event]) -> None:
         """Submit one job for a task, or for several of the same rule and request."""

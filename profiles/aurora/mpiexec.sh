@@ -19,7 +19,7 @@ while read -r program; do
     fi
 done < <(type -aP mpiexec)
 if [ -z "$mpiexec" ]; then
-    echo "$0: no mpiexec on PATH outside tokamake's Python environment;" \
+    echo "$0: no mpiexec on PATH outside tokamake's Python environment (${tokamake%/*});" \
         "load the module of the site's MPI in environment.sh beside this script" >&2
-    return 2 # which ends the script that sources this
+    return 2 # ends the launch script
 fi

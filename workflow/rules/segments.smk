@@ -100,9 +100,10 @@ checkpoint plan_segments:
 
 
 onerror:
-    # What training did is not lost, whatever Snakemake calls it.
+    # The last words: what training did is not lost.
     for name, before in TRAINED_STEPS.items() if workflow.is_main_process else ():
-        if (step := trained_steps(Path(f"results/{name}/training"))) > before:
+        step = trained_steps(Path(f"results/{name}/training"))
+        if step > before and step != RUNS[name].train.num_steps:
             print(
                 f"tokamake: run {name} is saved at step {step:,}; run the same command again to go on",
                 file=sys.stderr,

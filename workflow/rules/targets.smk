@@ -92,7 +92,7 @@ workflow.__class__ = SpreadWorkflow
 # Account, queue and the like. In a dry run there is no executor to ask for them.
 if workflow.is_main_process:
     try:
-        message = missing_in_workflow(workflow, local_rules=["plan_segments"])
+        message = missing_in_workflow(workflow)
     except ExecutorError as error:  # the user's file is wrong
         message = str(error)
     if message:

@@ -184,7 +184,10 @@ def _groups(folder: Path, model: int, shards: Sequence[_Shard]) -> list[_Group]:
 def _stage(state: Mapping[str, Any]) -> int:
     if "fp32_flat_groups" in state:
         return 3
-    return int(value_of(state.get("zero_stage", 1), _STAGES))
+    found = state.get("zero_stage", 1)
+    if (stage := value_of(found, _STAGES)) is None:
+        raise UserError(f"zero_stage: {found!r}: not a stage of DeepSpeed's that is known")
+    return int(stage)
 
 
 def _loss_scale(state: Mapping[str, Any]) -> tuple[float, int]:
