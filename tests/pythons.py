@@ -16,11 +16,13 @@ class Python(NamedTuple):
     Attributes:
         by_name: whether enum members are looked up by name (3.11.0 to 3.11.4), not by value.
         paths: module of the classes of paths.
+        in_parts: whether paths are stored in parts, not as they were given.
         protocol: used where none is given.
     """
 
     by_name: bool
     paths: str
+    in_parts: bool
     protocol: int
 
     def reduced(self, value: Any) -> Any:
@@ -32,7 +34,8 @@ class Python(NamedTuple):
             of_module = type(value).__module__ == "signal"
             return value.name if of_module else (getattr, (type(value), value.name))
         if isinstance(value, pathlib.PurePath):
-            return getattr(sys.modules[self.paths], type(value).__name__), value.parts
+            kind = getattr(sys.modules[self.paths], type(value).__name__)
+            return kind, value.parts if self.in_parts else (str(value),)
         return NotImplemented
 
     def dumps(self, value: Any, protocol: int | None = None) -> bytes:
@@ -63,12 +66,12 @@ def _paths(name: str) -> types.ModuleType:
 
 
 PYTHONS = {
-    "3.10": Python(False, "pathlib", 4),
-    "3.11.2": Python(True, "pathlib", 4),
-    "3.11.7": Python(False, "pathlib", 4),
-    "3.12": Python(False, "pathlib", 4),
-    "3.13": Python(False, "pathlib._local", 4),
-    "3.14": Python(False, "pathlib", 5),
+    "3.10": Python(False, "pathlib", True, 4),
+    "3.11.2": Python(True, "pathlib", True, 4),
+    "3.11.7": Python(False, "pathlib", True, 4),
+    "3.12": Python(False, "pathlib", True, 4),
+    "3.13": Python(False, "pathlib._local", False, 4),
+    "3.14": Python(False, "pathlib", False, 5),
 }
 
 

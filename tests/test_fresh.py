@@ -1,7 +1,9 @@
 """The test on fresh Debian machines: when it is skipped, and that it does what the README says."""
 
+import fcntl
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -18,6 +20,20 @@ def test_scripts_are_programs_of_bash(script: Path) -> None:
     assert (found.returncode, found.stderr) == (0, "")
 
 
+def run(folder: Path, user: int, *programs: str) -> subprocess.CompletedProcess[str]:
+    """Run it as a user who has these programs alone, of which it must get no further than those."""
+    for name in ("bash", "dirname", "realpath", "mkdir", "flock"):
+        found = shutil.which(name)
+        assert found
+        (folder / name).symlink_to(found)
+    for name, does in (("id", f"echo {user}"), *((each, "exit 1") for each in programs)):
+        (folder / name).write_text(f"#!/bin/sh\n{does}\n")
+        (folder / name).chmod(0o755)
+    environment = {"PATH": str(folder), "FRESH": str(folder / "fresh"), "FRESH_MOUNTS": "own"}
+    command = [str(FRESH), "bookworm"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize(
     ("user", "message"),
     [
@@ -26,17 +42,28 @@ def test_scripts_are_programs_of_bash(script: Path) -> None:
     ],
 )
 def test_it_is_skipped_with_a_reason(tmp_path: Path, user: int, message: str) -> None:
-    # Of all programs, those alone that it needs to find out.
-    for name in ("bash", "dirname", "realpath"):
-        (found,) = subprocess.check_output(["which", name], text=True).splitlines()[:1]
-        (tmp_path / name).symlink_to(found)
-    (tmp_path / "id").write_text(f"#!/bin/sh\necho {user}\n")
-    (tmp_path / "id").chmod(0o755)
-    environment = {"PATH": str(tmp_path), "FRESH": str(tmp_path / "fresh")}
-    found = subprocess.run([FRESH], env=environment, capture_output=True, text=True)
+    found = run(tmp_path, user)
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout == f"test-fresh: skipped: {message}\n"
     assert not (tmp_path / "fresh").exists()
+
+
+def test_two_runs_do_not_share_a_machine(tmp_path: Path) -> None:
+    lock = tmp_path / "fresh/bookworm.lock"
+    lock.parent.mkdir()
+    with lock.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        found = run(tmp_path, 0, "debootstrap")
+    assert found.returncode == 1
+    assert found.stderr.startswith(
+        f"test-fresh: {tmp_path}/fresh/bookworm: another run is using it"
+    )
+
+
+def test_what_fails_is_told(tmp_path: Path) -> None:
+    found = run(tmp_path, 0, "debootstrap", "cat", "rm", "apt-get", "sed", "sort")
+    assert found.returncode == 1
+    assert found.stderr.splitlines()[-1] == "test-fresh: bookworm: failed after 0 minutes"
 
 
 def test_it_installs_what_the_readme_asks_for() -> None:
