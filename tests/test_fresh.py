@@ -21,7 +21,7 @@ def test_scripts_are_programs_of_bash(script: Path) -> None:
 
 
 def run(folder: Path, user: int, *programs: str) -> subprocess.CompletedProcess[str]:
-    """Run it as a user who has these programs alone, of which it must get no further than those."""
+    """Run it as a user who has no programs but these and those that it begins with."""
     for name in ("bash", "dirname", "realpath", "mkdir", "flock"):
         found = shutil.which(name)
         assert found

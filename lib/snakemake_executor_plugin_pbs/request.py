@@ -56,7 +56,7 @@ def read_user_file(path: Path, known: tuple[str, ...] = PERSONAL) -> UserFile:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UserError(f"{path}: is not UTF-8; write it anew") from None
+        raise UserError(f"{path}: is not UTF-8; save it as UTF-8") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path}: no YAML: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict):

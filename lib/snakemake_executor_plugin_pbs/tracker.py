@@ -20,7 +20,7 @@ from .submission import are_alike, prepare
 from .tasks import Event, Limits, Phase, Server, Task, What
 
 CROWDED_SECONDS = 2.0
-"""How often files are looked at for a job that has begun, while tasks wait for room in a queue."""
+"""Seconds between checks whether a job has begun, while tasks wait for room in its queue."""
 MOST_BUNDLED = 100
 """Tasks that share one job at the most."""
 
