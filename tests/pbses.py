@@ -92,6 +92,8 @@ class RealPbs(Pbs):
     def jobs(self) -> list[dict[str, Any]]:
         """All jobs that the test gave it."""
         ids = [path.name for path in (self.folder / "jobs").iterdir()]
+        if not ids:  # qstat without ids is about everybody's jobs
+            return []
         command = [str(self.programs / "qstat"), "-E", "-x", "-f", "-F", "json", *ids]
         told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         names = {"state": "job_state", "account": "Account_Name", "name": "Job_Name"}
@@ -102,7 +104,6 @@ class RealPbs(Pbs):
                 **{name: job.get(key) for name, key in names.items()},
             }
             for job_id, job in json.loads(told, strict=False).get("Jobs", {}).items()
-            if ids
         ]  # fmt: skip
 
 

@@ -19,7 +19,7 @@ while read -r program; do
     fi
 done < <(type -aP mpiexec)
 if [ -z "$mpiexec" ]; then
-    echo "$0: no mpiexec on PATH outside tokamake's Python environment (${tokamake%/*});" \
+    echo "$0: no mpiexec on PATH outside tokamake's Python environment;" \
         "load the module of the site's MPI in environment.sh beside this script" >&2
     return 2 # ends the launch script
 fi
