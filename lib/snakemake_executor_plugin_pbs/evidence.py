@@ -80,7 +80,7 @@ class Evidence:
         Args:
             now: the clock.
             patience: seconds for which a witness alone is not yet believed.
-            bundled: whether PBS's answer is about a bundle, of which this job is a part.
+            bundled: whether PBS's answer is about a bundle that includes this job.
         """
         written = self.exit_status is not None
         if bundled and self.exit_status is not None:
