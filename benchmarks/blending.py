@@ -21,8 +21,8 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.utils import Split
 
 from tokamake import _csrc
-from tokamake.data.pairs import indexed
-from tokamake.data.samples import file_index, mappings
+from tokamake.data.indexed import dataset
+from tokamake.data.samples import dataset_index, sentence_mappings
 
 _ALL = 2**63 - 1
 _LENGTH = 2048
@@ -112,14 +112,14 @@ def sentence_data() -> list[Contest]:
     bounds = np.cumsum(np.append(0, random.integers(0, 40, 500_000)))
     lengths = np.minimum(random.geometric(0.04, bounds[-1]), 512).astype(np.int32)
     titles = random.integers(1, 20, len(bounds) - 1).astype(np.int32)
-    data = mappings.Sentences(bounds, lengths)
+    data = sentence_mappings.Sentences(bounds, lengths)
     options: dict[str, Any] = {"max_seq_length": 509, "seed": _SEED}
     return [
         (
             f"sentence mapping, {len(lengths):,} sentences",
             len(lengths),
             lambda: (helpers.build_mapping(*data, 1, _ALL, 509, 0.1, _SEED, False, 1),),
-            lambda: (mappings.sentence_mapping(data, **options),),
+            lambda: (sentence_mappings.sentence_mapping(data, **options),),
         ),
         (
             f"block mapping, {len(lengths):,} sentences",
@@ -127,7 +127,7 @@ def sentence_data() -> list[Contest]:
             lambda: (
                 helpers.build_blocks_mapping(*data, titles, 1, _ALL, 509, _SEED, False, False),
             ),
-            lambda: (mappings.block_mapping(data, titles, **options),),
+            lambda: (sentence_mappings.block_mapping(data, titles, **options),),
         ),
     ]
 
@@ -136,7 +136,7 @@ def whole_index(documents: int, work: Path) -> Contest:
     """Document, sample and shuffle index of one file: from its .idx file to three .npy files."""
     prefix = work / "documents"
     lengths = np.random.default_rng(0).integers(20, 200, documents).astype(np.int32)
-    with indexed.IndexWriter(prefix.with_suffix(".idx"), np.uint16) as writer:
+    with dataset.IndexWriter(prefix.with_suffix(".idx"), np.uint16) as writer:
         writer.add(lengths, np.ones(documents, np.int32))
         writer.finish()
     with prefix.with_suffix(".bin").open("wb") as stream:
@@ -176,8 +176,8 @@ def our_index(prefix: Path, num_samples: int, folder: Path) -> Arrays:
     """Build and write the same with tokamake."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    opened = indexed.IndexedDataset(prefix)
-    made = file_index.build(
+    opened = dataset.IndexedDataset(prefix)
+    made = dataset_index.build(
         opened.lengths,
         range(len(opened)),
         num_samples=num_samples,

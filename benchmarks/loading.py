@@ -23,7 +23,7 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from torch.utils.data import DataLoader
 
-from tokamake.data.pairs.indexed import Writer
+from tokamake.data.indexed.dataset import Writer
 from tokamake.data.samples.index import index
 from tokamake.data.samples.loader import Samples, batches
 

@@ -23,8 +23,9 @@ import measure
 import numpy as np
 from corpus import in_bytes
 
-from tokamake.data import pairs
-from tokamake.data.pairs.indexed import Writer
+from tokamake.data.indexed.dataset import Writer
+from tokamake.data.indexed.manifest import sizes_and_hashes, write_manifest
+from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path
 
 _MEGATRON = """
 import gc, numpy, os, sys
@@ -80,13 +81,13 @@ def make_parts(options: argparse.Namespace) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     for prefix in prefixes:
-        if not pairs.manifest_path(prefix).exists():
+        if not manifest_path(prefix).exists():
             _make_part(prefix, options.bytes // options.parts // 2, options.mean_tokens, rng)
     return prefixes
 
 
 def _make_part(prefix: Path, tokens: int, mean: int, rng: np.random.Generator) -> None:
-    paths = pairs.bin_path(prefix), pairs.idx_path(prefix)
+    paths = bin_path(prefix), idx_path(prefix)
     with Writer(*paths, np.uint16) as writer:
         while writer.index.tokens < tokens:
             lengths = rng.integers(1, 2 * mean, 10_000_000 // mean).astype(np.int32)
@@ -95,8 +96,8 @@ def _make_part(prefix: Path, tokens: int, mean: int, rng: np.random.Generator) -
             writer.add(rng.integers(0, 50_000, lengths.sum()).astype(np.uint16), lengths)
     index = writer.index
     counts = {"documents": index.documents, "sequences": index.sequences, "tokens": index.tokens}
-    manifest = {"inputs": [], "dtype": "uint16", **counts, **pairs.hashes(*paths)}
-    pairs.write_manifest(pairs.manifest_path(prefix), manifest)
+    manifest = {"inputs": [], "dtype": "uint16", **counts, **sizes_and_hashes(*paths)}
+    write_manifest(manifest_path(prefix), manifest)
 
 
 def contestants(parts: list[Path], folder: Path) -> dict[str, list[str]]:
@@ -121,7 +122,7 @@ def _without_manifests(parts: list[Path], folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for part in parts:
-        for path in (pairs.bin_path(part), pairs.idx_path(part)):
+        for path in (bin_path(part), idx_path(part)):
             (folder / path.name).hardlink_to(path)
 
 
@@ -132,7 +133,7 @@ def run(command: list[str], parts: list[Path], work: Path) -> dict[str, Any]:
     folder.mkdir()
     os.sync()  # what the run before left to write is not this one's
     for part in parts:
-        for path in (pairs.bin_path(part), pairs.idx_path(part)):
+        for path in (bin_path(part), idx_path(part)):
             with path.open("rb") as stream:
                 while stream.read(1 << 24):
                     pass

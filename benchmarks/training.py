@@ -224,19 +224,20 @@ def plain_step(model: Any, precision: str) -> Step:
 
 def write_start(folder: Path) -> None:
     """Write the checkpoint that the trainer starts from."""
-    from tokamake.checkpoint import hugging_face, tensors
+    from tokamake.checkpoint import model_tensors
     from tokamake.checkpoint.convert import convert
+    from tokamake.checkpoint.hf import hf_folder
     from tokamake.config import Architecture
 
     architecture = Architecture.model_validate(SHAPE)
-    hugging_face.write(folder / "hf", architecture, tensors.random(architecture, 0))
+    hf_folder.write(folder / "hf", architecture, model_tensors.random(architecture, 0))
     convert(source=folder / "hf", target=folder / "start", format="native")
 
 
 def tokamake_step(precision: str, folder: Path, stack: ExitStack) -> Step:
     """The trainer's engine, whose passes and optimizer are timed apart."""
     from tokamake.config import Architecture, Run
-    from tokamake.runtime.group import process_group
+    from tokamake.runtime.process_group import process_group
     from tokamake.runtime.ranks import Ranks
     from tokamake.train.backends.native import Engine
 

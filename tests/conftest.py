@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from oracle import PARTS, megatron_pair
 
-from tokamake.data.pairs.merge import merge
-from tokamake.data.shards.tokenize import tokenize
-from tokamake.data.text.sample_corpus import sample_corpus
-from tokamake.data.text.train_tokenizer import train_tokenizer
-from tokamake.runtime.group import process_group
+from tests.support.megatron_datasets import PARTS, megatron_pair
+from tokamake.data.corpus.sample_corpus import sample_corpus
+from tokamake.data.corpus.train_tokenizer import train_tokenizer
+from tokamake.data.indexed.merge import merge
+from tokamake.data.tokenize.tokenize import tokenize
+from tokamake.runtime.process_group import process_group
 from tokamake.runtime.ranks import Ranks
 
 # A slow moment of the machine is no failure, and each run tries the same examples;

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from megatron.core.datasets import helpers
-from oracle import assert_identical
 
+from tests.support.megatron_datasets import assert_identical
 from tokamake import _csrc
 from tokamake.data.samples.shuffle import shuffle
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from tokamake import cli, plugins
 from tokamake.config import INDEX_SETTINGS, TokenizeSettings, TrainSettings
 from tokamake.data.samples.index import index
-from tokamake.data.shards.tokenize import tokenize
+from tokamake.data.tokenize.tokenize import tokenize
 
-ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lib/tokamake"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 EXECUTOR = sorted((ROOT / "lib").glob("snakemake_executor_plugin_*/*.py"))
@@ -185,10 +185,11 @@ def test_the_library_knows_no_place() -> None:
 
 def test_every_plug_in_has_its_functions() -> None:
     for folder, names in {
-        "models/stored": ["shapes"],
+        "models/*/hf": ["shapes"],
+        "checkpoint/**/format": ["find", "opened", "lay_out"],
         "optim": ["build"],
         "schedules": ["factor"],
-        "models": [
+        "models/*/model": [
             "Model",
             "hugging_face_name",
             "kept_per_token",
@@ -201,7 +202,7 @@ def test_every_plug_in_has_its_functions() -> None:
         for name in plugins.names(folder):
             module = plugins.load(folder, name)
             assert all(callable(getattr(module, wanted, None)) for wanted in names), (folder, name)
-    assert plugins.names("models") == plugins.names("models/stored")
+    assert plugins.names("models/*/model") == plugins.names("models/*/hf")
 
 
 def test_profiles_have_a_launch_script() -> None:

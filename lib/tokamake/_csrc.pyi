@@ -155,7 +155,8 @@ def build_mapping(
 
     Returns:
         (samples, 3): first sentence, end of sentences, tokens aimed at; uint64 if there are more
-        sentences than uint32 counts. See `tokamake.data.samples.mappings` for the arguments.
+        sentences than uint32 counts. `tokamake.data.samples.sentence_mappings` describes the
+        arguments.
 
     Raises:
         TypeError: an array is not contiguous or of another type.

@@ -13,13 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 STAGES = {
-    "sample-corpus": "tokamake.data.text.sample_corpus",
-    "train-tokenizer": "tokamake.data.text.train_tokenizer",
-    "hash-documents": "tokamake.data.text.hash_documents",
-    "find-duplicates": "tokamake.data.text.find_duplicates",
-    "tokenize": "tokamake.data.shards.tokenize",
-    "merge": "tokamake.data.pairs.merge",
-    "describe": "tokamake.data.pairs.describe",
+    "sample-corpus": "tokamake.data.corpus.sample_corpus",
+    "train-tokenizer": "tokamake.data.corpus.train_tokenizer",
+    "hash-documents": "tokamake.data.corpus.hash_documents",
+    "find-duplicates": "tokamake.data.corpus.find_duplicates",
+    "tokenize": "tokamake.data.tokenize.tokenize",
+    "merge": "tokamake.data.indexed.merge",
+    "describe": "tokamake.data.indexed.describe",
     "weigh": "tokamake.data.mixture.weigh",
     "index": "tokamake.data.samples.index",
     "init-model": "tokamake.checkpoint.init_model",
@@ -30,22 +30,22 @@ STAGES = {
     "train": "tokamake.train.train",
     "evaluate": "tokamake.evaluate.evaluate",
     "generate": "tokamake.generate.generate",
-    "plot": "tokamake.plot.plot",
-    "compare": "tokamake.plot.compare",
+    "plot": "tokamake.report.plot",
+    "compare": "tokamake.report.compare",
 }
 """Subcommand to module, in the order of the data's way; the function has the subcommand's name."""
 
 TOOLS = {
-    "plan": "tokamake.data.text.plan",
-    "trace": "tokamake.data.pairs.trace",
+    "plan": "tokamake.data.corpus.plan",
+    "trace": "tokamake.data.indexed.trace",
     "trace-sample": "tokamake.data.samples.trace_sample",
     "trace-steps": "tokamake.data.samples.trace_steps",
-    "split": "tokamake.data.text.split",
-    "repair": "tokamake.data.pairs.repair",
+    "split": "tokamake.data.corpus.split",
+    "repair": "tokamake.data.indexed.repair",
     "lint-weights": "tokamake.data.mixture.lint_weights",
     "mix": "tokamake.data.mixture.mix",
     "inspect": "tokamake.checkpoint.inspect",
-    "status": "tokamake.progress.status",
+    "status": "tokamake.status.status",
     "benchmark-train": "tokamake.train.benchmark_train",
     "find-learning-rate": "tokamake.train.find_learning_rate",
 }
@@ -61,7 +61,7 @@ def main() -> None:
         del arguments[0]  # from launchers such as deepspeed; LOCAL_RANK says it, too
     stage = arguments[0] if arguments and arguments[0] in STAGES | TOOLS else ""
     # A batch system ends jobs so; as an exception it lets half-written files be removed.
-    from tokamake.runtime.voice import STOPPED
+    from tokamake.runtime.rank_errors import STOPPED
 
     if stage == "train":  # it is asked to stop alike by a person
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
@@ -106,7 +106,7 @@ def _run(stage: str, arguments: list[str]) -> None:
     except UserError as error:
         if not error.among_ranks:
             _fail(stage, str(error), EXIT_USER_ERROR)
-        from tokamake.runtime.voice import exit_now
+        from tokamake.runtime.rank_errors import exit_now
 
         _say(stage, str(error))
         exit_now(EXIT_USER_ERROR)

@@ -1,6 +1,8 @@
-"""A plug-in is a file: its name in the folder is its name in the config.
+"""A plug-in is a file or a folder: its name in the library is its name in the config.
 
-Names are checked against the folder listing, so a config is validated without importing torch.
+A kind of plug-in is a folder of files (`optim`), or the folders that hold a module of a fixed name
+(`models/*/model`, `checkpoint/**/format`). Names are checked against the folder listing, so that a
+config is validated without importing torch.
 """
 
 import ast
@@ -15,31 +17,35 @@ from tokamake.errors import UserError
 _ROOT = Path(__file__).parent
 
 
-def names(folder: str) -> list[str]:
-    """Plug-ins in a folder of the package, e.g. `names("optim")`; modules named `_x` are none."""
-    return sorted(
-        path.stem for path in (_ROOT / folder).glob("*.py") if not path.stem.startswith("_")
-    )
+def names(kind: str) -> list[str]:
+    """Names of all plug-ins of a kind, e.g. `names("optim")`; files named `_x.py` are none."""
+    return sorted(_paths(kind))
 
 
-def check(folder: str, name: str) -> str:
-    """Return `name` if the folder has such a plug-in, else raise `UserError` with the choices."""
-    if name not in names(folder):
+def check(kind: str, name: str) -> str:
+    """Return `name` if there is such a plug-in.
+
+    Raises:
+        UserError: there is none; the message lists the choices.
+    """
+    if name not in names(kind):
         raise UserError(
-            f"no {folder} plug-in is called {name!r}; choose one of {', '.join(names(folder))}"
+            f"no {kind.partition('/*')[0]} plug-in is called {name!r}; choose one of "
+            f"{', '.join(names(kind))}"
         )
     return name
 
 
-def load(folder: str, name: str) -> ModuleType:
+def load(kind: str, name: str) -> ModuleType:
     """Import a plug-in."""
-    return import_module(f"tokamake.{folder.replace('/', '.')}.{check(folder, name)}")
+    path = _paths(kind)[check(kind, name)].relative_to(_ROOT).with_suffix("")
+    return import_module(".".join(("tokamake", *path.parts)))
 
 
 @functools.cache
-def constant(folder: str, name: str, constant: str) -> Any:
+def constant(kind: str, name: str, constant: str) -> Any:
     """Value of a constant of a plug-in, a literal, read without importing what the plug-in does."""
-    path = _ROOT / folder / f"{check(folder, name)}.py"
+    path = _paths(kind)[check(kind, name)]
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         target = node.targets[0] if isinstance(node, ast.Assign) else None
         if isinstance(node, ast.AnnAssign):
@@ -49,3 +55,11 @@ def constant(folder: str, name: str, constant: str) -> Any:
             assert node.value is not None
             return ast.literal_eval(node.value)
     raise UserError(f"{path}: has no constant {constant}; add it, as the other plug-ins have")
+
+
+def _paths(kind: str) -> dict[str, Path]:
+    """File of each plug-in of a kind, by name."""
+    if "*" in kind:
+        return {path.parent.name: path for path in _ROOT.glob(f"{kind}.py")}
+    paths = (_ROOT / kind).glob("*.py")
+    return {path.stem: path for path in paths if not path.stem.startswith("_")}

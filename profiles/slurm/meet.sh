@@ -12,6 +12,6 @@ if [ -z "${MASTER_ADDR:-}" ] && [ -n "$first" ] && [ "$first" = "${SLURMD_NODENA
     # Modules that were loaded later may have a Python of their own, without tokamake.
     python=$(dirname "$(command -v tokamake)")/python
     [ -x "$python" ] || python=python
-    MASTER_PORT=$("$python" -c 'from tokamake.runtime.group import free_port as p; print(p())')
+    MASTER_PORT=$("$python" -c 'from tokamake.runtime.process_group import free_port as p; print(p())')
     export MASTER_ADDR=$first MASTER_PORT
 fi

@@ -10,18 +10,18 @@ from operator import attrgetter
 from pathlib import Path
 
 from tokamake import files
-from tokamake.checkpoint.any_format import open_any
-from tokamake.checkpoint.start_files import is_native, start_files
+from tokamake.checkpoint.detect import open_any
+from tokamake.checkpoint.format_files import is_native, start_files
 from tokamake.config import INDEX_SETTINGS, check_form, parse_form, read_architecture, read_runs
 from tokamake.data.mixture.weigh import set_path
-from tokamake.data.pairs import batches
-from tokamake.data.text.corpora import merge_tables, read_corpora
-from tokamake.data.text.plan import make_plan
-from tokamake.data.text.planned import read_plan, write_plan
-from tokamake.data.text.sample_corpus import sample_names
+from tokamake.data.indexed import job_batch
+from tokamake.data.corpus.corpora import merge_tables, read_corpora
+from tokamake.data.corpus.plan import make_plan
+from tokamake.data.corpus.plan_file import read_plan, write_plan
+from tokamake.data.corpus.sample_corpus import sample_names
 from tokamake.data.tokenizers import open_tokenizer, tokenizer_files
 from tokamake.errors import UserError
-from tokamake.train.start import open_start
+from tokamake.train.initial_checkpoint import open_start
 from tokamake.validation import read_yaml
 
 DATA = "results/data"
@@ -251,7 +251,7 @@ def redo_if_broken(path, folder, product):
     """
     if not workflow.is_main_process or not (Path(path).exists() or Path(product).exists()):
         return
-    if fault := batches.broken(Path(path), folder):
+    if fault := job_batch.broken(Path(path), folder):
         if Path(path).exists():  # else it may be a new one
             print(f"tokamake: {fault}: it is made again", file=sys.stderr)
         workflow.dag.forcefiles.add(path)

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tokamake.checkpoint.files import dcp_metadata
-from tokamake.checkpoint.files.torch_files import checksum
-from tokamake.checkpoint.files.torch_pickles import View, data_offset
-from tokamake.checkpoint.regions import Source
+from tokamake.checkpoint.native import dcp_metadata
+from tokamake.checkpoint.tensors.extents import Source
+from tokamake.checkpoint.torch_files.pickle_reader import View, data_offset
+from tokamake.checkpoint.torch_files.torch_archive import checksum
 from tokamake.errors import UserError
 
 

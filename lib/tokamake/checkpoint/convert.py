@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from tokamake.config import FORMAT_SIZES
 
 if TYPE_CHECKING:
-    from tokamake.checkpoint.opened import Opened, Target
+    from tokamake.checkpoint.tensors.checkpoint import Opened, Target
 
 _NAMED = 5
 """Tensors that a message names."""
@@ -73,14 +73,14 @@ def convert(
     """
     from dataclasses import replace
 
-    from tokamake.checkpoint.any_format import offering_another, open_any, title
     from tokamake.checkpoint.checksums import check_checksums
-    from tokamake.checkpoint.classic.new_states import left_states
-    from tokamake.checkpoint.copies import check_copies
-    from tokamake.checkpoint.megatron.arguments import warnings
-    from tokamake.checkpoint.opened import Layout, Target
-    from tokamake.checkpoint.vocabulary import unknown_size, with_vocab_size
-    from tokamake.checkpoint.written import refuse_other, write
+    from tokamake.checkpoint.detect import offering_another, open_any, title
+    from tokamake.checkpoint.megatron.optimizer_writer import left_states
+    from tokamake.checkpoint.megatron_model.arguments import warnings
+    from tokamake.checkpoint.megatron_model.vocabulary import unknown_size, with_vocab_size
+    from tokamake.checkpoint.tensors.checkpoint import Layout, Target
+    from tokamake.checkpoint.tensors.replicas import check_copies
+    from tokamake.checkpoint.writer import refuse_other, write
     from tokamake.files import allow_open_files
     from tokamake.runtime.cores import file_workers
 

@@ -17,7 +17,8 @@ def init_model(*, architecture: Path, tokenizer: Path, seed: int, output: Path) 
         UserError: the file is not a valid architecture, its vocabulary is too small, or there is no
             such tokenizer.
     """
-    from tokamake.checkpoint import hugging_face, tensors
+    from tokamake.checkpoint import model_tensors
+    from tokamake.checkpoint.hf import hf_folder
     from tokamake.config import read_architecture
     from tokamake.data.tokenizers import open_tokenizer
     from tokamake.errors import UserError
@@ -31,6 +32,6 @@ def init_model(*, architecture: Path, tokenizer: Path, seed: int, output: Path) 
             f"{architecture}: vocab_size: {shape.vocab_size} is less than the tokenizer's "
             f"{tokenizer_vocab_size} entries; raise it or leave it out"
         )
-    made = tensors.random(shape, seed)
-    hugging_face.write(output, shape, made)
-    print(f"{output}: {tensors.summary(made)}, random with seed {seed}, from {architecture}")
+    made = model_tensors.random(shape, seed)
+    hf_folder.write(output, shape, made)
+    print(f"{output}: {model_tensors.summary(made)}, random with seed {seed}, from {architecture}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tokamake.checkpoint.opened import Opened
+    from tokamake.checkpoint.tensors.checkpoint import Opened
 
 
 def inspect(path: Path, *, tensors: bool = False, values: bool = False) -> None:
@@ -24,7 +24,7 @@ def inspect(path: Path, *, tensors: bool = False, values: bool = False) -> None:
     Raises:
         UserError: there is none, it is damaged, or its values are.
     """
-    from tokamake.checkpoint.any_format import offering_another, open_any
+    from tokamake.checkpoint.detect import offering_another, open_any
 
     found = open_any(path)
     for title, text in _lines(found):
@@ -41,8 +41,8 @@ def inspect(path: Path, *, tensors: bool = False, values: bool = False) -> None:
 def _lines(found: "Opened") -> "Iterator[tuple[str, str]]":
     from math import prod
 
-    from tokamake.checkpoint.any_format import title
-    from tokamake.checkpoint.opened import Progress
+    from tokamake.checkpoint.detect import title
+    from tokamake.checkpoint.tensors.checkpoint import Progress
 
     shape, progress = found.architecture, found.progress
     yield "format", f"{title(found.format)} ({found.path})"
@@ -109,9 +109,9 @@ def _check_values(found: "Opened") -> None:
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    from tokamake.checkpoint.boxes import num_not_finite
     from tokamake.checkpoint.checksums import check_checksums
-    from tokamake.checkpoint.copies import check_copies
+    from tokamake.checkpoint.tensors.chunks import num_not_finite
+    from tokamake.checkpoint.tensors.replicas import check_copies
     from tokamake.errors import UserError
     from tokamake.runtime.console import progress
     from tokamake.runtime.cores import file_workers

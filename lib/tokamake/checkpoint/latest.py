@@ -1,30 +1,14 @@
-"""The checkpoint of tokamake's own that a path is, or that the file `latest` in a folder names."""
+"""Files such as `latest`, which name the folder of a checkpoint beside them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
-from tokamake.checkpoint.description import describe_model, is_native
-from tokamake.config import Architecture
 from tokamake.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 REMEDY = (
     "give the folder of a training run, or make one of any other checkpoint with "
     "`tokamake convert --format native`"
 )
-
-
-class Description(NamedTuple):
-    """What is known of a checkpoint of which no tensor is read."""
-
-    path: Path
-    """The folder that `latest` names."""
-    architecture: Architecture
-    """Shape of the model."""
-    iteration: int
-    """Steps trained."""
+_MEGATRON = "latest_checkpointed_iteration.txt"
 
 
 def latest(folder: Path) -> Path:
@@ -50,33 +34,17 @@ def latest(folder: Path) -> Path:
     return folder / name
 
 
-def folder_of(path: Path) -> Path:
-    """The checkpoint that a path is, if it is one of tokamake's own, or that its `latest` names.
+def pointed(path: Path) -> tuple[Path | None, Path]:
+    """The file that names a checkpoint's folder, if there is one, and that folder.
 
-    Raises:
-        UserError: it is neither.
+    Args:
+        path: folder of the checkpoint, or one with such a file.
     """
-    return path if is_native(path) else latest(path)
-
-
-def describe(folder: Path) -> Description:
-    """Open a checkpoint of tokamake's own, or the one that a folder's `latest` names.
-
-    Raises:
-        UserError: it is missing, of another format, or damaged as far as that can be seen.
-    """
-    path = folder_of(folder)
-    if not is_native(path):
-        raise UserError(f"checkpoint {folder}: not of tokamake's own format; {REMEDY}")
-    return Description(path, *describe_model(path))
-
-
-def read(folder: Path) -> "tuple[Architecture, dict[str, Tensor], int]":
-    """Architecture, whole tensors by Hugging Face's names, and step of a checkpoint.
-
-    Raises:
-        UserError: it is missing, of another format, or damaged.
-    """
-    from tokamake.checkpoint import native
-
-    return native.read(describe(folder).path)
+    for name in ("latest", "latest_universal", _MEGATRON):
+        pointer = path / name
+        if pointer.is_file():
+            named = pointer.read_text(encoding="utf-8", errors="replace").strip()
+            if name == _MEGATRON:
+                named = f"iter_{int(named):07d}" if named.isdecimal() else named
+            return pointer, path / named
+    return None, path

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from tokamake.config.model import FORMAT_SIZES, Form, ModelSettings, check_form, parse_form
     from tokamake.config.optimization import OptimizerSettings
     from tokamake.config.parallel import ParallelSettings
-    from tokamake.config.run import (
+    from tokamake.config.resolved_run import (
         ROOT_VARIABLE,
         ResolvedTrainSettings,
         Run,
         read_run,
         write_run,
     )
+    from tokamake.config.root import Config, EvaluateSettings, GenerateSettings, schema
     from tokamake.config.runs import NamedRun, read_runs
     from tokamake.config.schedule import ScheduleSettings
     from tokamake.config.training import (
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
         FimSettings,
         TrainSettings,
     )
-    from tokamake.config.whole import Config, EvaluateSettings, GenerateSettings, schema
 
 __all__ = [
     "FORMAT_SIZES",
@@ -79,7 +79,7 @@ _SECTIONS = (
         "schedule",
         "training",
     ),
-    *("run", "whole", "runs"),
+    *("resolved_run", "root", "runs"),
 )
 
 

@@ -75,7 +75,7 @@ class RopeScaling(Settings):
 class Architecture(Settings):
     """Shape of a model, in Hugging Face's terms."""
 
-    family: Annotated[str, plug_in("models")] = "llama"
+    family: Annotated[str, plug_in("models/*/model")] = "llama"
     """A file name in lib/tokamake/models."""
     vocab_size: Annotated[int, Field(ge=1)] | None = None
     """Rows of the embedding; empty: the tokenizer's vocabulary size."""
@@ -120,7 +120,7 @@ class Architecture(Settings):
     def _as_family(cls, values: Any) -> Any:
         """Fill in what the family has unless told otherwise."""
         if not isinstance(values, dict) or values.get("family", "llama") not in plugins.names(
-            "models"
+            "models/*/model"
         ):
             return values
         usual = {name: options[0] for name, options in _choices(values).items()}
@@ -176,7 +176,7 @@ class Architecture(Settings):
 def _choices(values: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
     """What a family has of settings that families differ in, the usual value first."""
     choices: dict[str, tuple[Any, ...]] = plugins.constant(
-        "models", values.get("family", "llama"), "CHOICES"
+        "models/*/model", values.get("family", "llama"), "CHOICES"
     )
     return choices
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from tokamake.config.fields import Settings, plug_in
-from tokamake.config.plugged import fill_in
+from tokamake.config.plugin_settings import fill_in
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from tokamake.config.batching import BatchSizes
 from tokamake.config.fields import Settings, plug_in
 from tokamake.config.optimization import OptimizerSettings
-from tokamake.config.plugged import fill_in
+from tokamake.config.plugin_settings import fill_in
 
 Count = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]

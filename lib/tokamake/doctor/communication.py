@@ -27,7 +27,7 @@ from tokamake.doctor.result import Result, ok, wrong
 from tokamake.doctor.torch_facts import torch_facts
 from tokamake.doctor.watch import Watch
 from tokamake.errors import UserError
-from tokamake.runtime.group import meeting, process_group
+from tokamake.runtime.process_group import meeting, process_group
 from tokamake.runtime.ranks import Ranks
 
 _REPEATS = 5

@@ -94,8 +94,8 @@ def _at_once(checks: "Sequence[Check]") -> "list[Result]":
 
 def _on_ranks(directory: Path, timeout: float, output: Path | None) -> None:
     from tokamake.doctor.watch import watched
+    from tokamake.runtime.rank_errors import leave
     from tokamake.runtime.ranks import Ranks
-    from tokamake.runtime.voice import leave
 
     # Of what goes wrong, c10d would tell its own stack.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokamake.data.text.splits import Rule
+from tokamake.data.corpus.splits import Rule
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def evaluate(
         UserError: a value is out of range, no corpus has a test document, or files do not fit
             together.
     """
-    from tokamake.data.mixture.sets import Sets, parse_held_out
+    from tokamake.data.mixture.split_prefixes import Sets, parse_held_out
     from tokamake.data.tokenizers import open_tokenizer
     from tokamake.evaluate.held_out import read_held_out
     from tokamake.files import write_json
@@ -91,20 +91,22 @@ def _score(
     sequence_length: int,
     batch_size: int,
 ) -> dict[str, Any]:
-    from tokamake.checkpoint import hugging_face, latest, tensors
-    from tokamake.checkpoint.description import is_native
+    from tokamake.checkpoint import model_tensors
+    from tokamake.checkpoint.hf import hf_folder
+    from tokamake.checkpoint.native import latest
+    from tokamake.checkpoint.native.description import is_native
     from tokamake.evaluate.held_out import text_bytes
     from tokamake.evaluate.perplexity import total_loss
-    from tokamake.runtime.group import choose_device
+    from tokamake.runtime.process_group import choose_device
     from tokamake.runtime.ranks import Ranks
 
     if is_native(checkpoint):
         architecture, weights, _ = latest.read(checkpoint)
     else:
-        architecture, weights = hugging_face.read(checkpoint)
+        architecture, weights = hf_folder.read(checkpoint)
     _check_fit(checkpoint, architecture, corpora, sequence_length)
     device = choose_device(Ranks(rank=0, world_size=1, local_rank=0, local_size=1))
-    model = tensors.to_model(architecture, weights).float().to(device).eval()
+    model = model_tensors.to_model(architecture, weights).float().to(device).eval()
     counts: dict[str, dict[str, Any]] = {
         corpus: {
             "documents": len(held_out.lengths),

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokamake.data.mixture.sets import Sets
-from tokamake.data.pairs.indexed import IndexedDataset
-from tokamake.data.pairs.made_with import check_tokenizer
+from tokamake.data.indexed.dataset import IndexedDataset
+from tokamake.data.indexed.tokenizer_check import check_tokenizer
+from tokamake.data.mixture.split_prefixes import Sets
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 

@@ -36,17 +36,18 @@ def generate(
     Raises:
         UserError: a value is out of range, a prompt is too long, or files do not fit together.
     """
-    from tokamake.checkpoint import hugging_face, tensors
+    from tokamake.checkpoint import model_tensors
+    from tokamake.checkpoint.hf import hf_folder
     from tokamake.data.tokenizers import open_tokenizer
     from tokamake.files import write_json
     from tokamake.generate.decoding import Sampling, continue_tokens
-    from tokamake.runtime.group import choose_device
+    from tokamake.runtime.process_group import choose_device
     from tokamake.runtime.ranks import Ranks
 
     _check(prompts, max_new_tokens, temperature, top_k)
     sampling = Sampling(max_new_tokens, temperature, top_k)
     opened = open_tokenizer(tokenizer)
-    architecture, weights = hugging_face.read(checkpoint)
+    architecture, weights = hf_folder.read(checkpoint)
     context_length = architecture.max_position_embeddings
     if (architecture.vocab_size or 0) < opened.vocab_size:
         raise UserError(
@@ -54,7 +55,7 @@ def generate(
             f"{tokenizer} {opened.vocab_size}; give the tokenizer that the model was trained with"
         )
     device = choose_device(Ranks(rank=0, world_size=1, local_rank=0, local_size=1))
-    model = tensors.to_model(architecture, weights).float().to(device).eval()
+    model = model_tensors.to_model(architecture, weights).float().to(device).eval()
     samples = []
     for number, prompt in enumerate(prompts):
         tokens = opened.encode_batch([prompt])[0] or [opened.eod]

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.context import Documents, Method, Packed, by_rank, check_heads, in_order
-from tokamake.parallel.packed import by_document
+from tokamake.parallel.document_attention import by_document
 from tokamake.parallel.ring import ring
 
 Seen = Tensor | Packed | Documents | None

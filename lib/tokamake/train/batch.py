@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tokamake.config import PACKING_SETTINGS, Run
-from tokamake.data.samples.packed import packed
+from tokamake.data.samples.packing import packed
 from tokamake.parallel.context import share
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.mesh import ALONE, Mesh

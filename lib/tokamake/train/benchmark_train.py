@@ -33,9 +33,9 @@ def benchmark_train(
     from tokamake import files
     from tokamake.config import read_run
     from tokamake.errors import UserError
-    from tokamake.runtime.group import process_group
+    from tokamake.runtime.process_group import process_group
+    from tokamake.runtime.rank_errors import leave, one_voice, same_fate
     from tokamake.runtime.ranks import Ranks
-    from tokamake.runtime.voice import leave, one_voice, same_fate
 
     ranks = Ranks.find()
     with one_voice(ranks), process_group(ranks) as device:
@@ -47,7 +47,7 @@ def benchmark_train(
                 )
         from tokamake.train import speed
         from tokamake.train.numerics import repeatable
-        from tokamake.train.trial import Trial
+        from tokamake.train.trial_steps import Trial
 
         with repeatable(run.train.deterministic):
             total = warmup_steps + steps + speed.split_steps(steps)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from tokamake.train.trial import Trial
+    from tokamake.train.trial_steps import Trial
 
 _ROWS = 20
 """Lines of the printed curve, at most."""
@@ -40,9 +40,9 @@ def find_learning_rate(
     from tokamake import files
     from tokamake.config import read_run
     from tokamake.errors import UserError
-    from tokamake.runtime.group import process_group
+    from tokamake.runtime.process_group import process_group
+    from tokamake.runtime.rank_errors import leave, one_voice, same_fate
     from tokamake.runtime.ranks import Ranks
-    from tokamake.runtime.voice import leave, one_voice, same_fate
     from tokamake.schedules._finder import FEWEST, suggest, sweep
 
     ranks = Ranks.find()
@@ -54,7 +54,7 @@ def find_learning_rate(
             if steps < FEWEST:
                 raise UserError(f"--steps {steps}: give {FEWEST} or more")
         from tokamake.train.numerics import repeatable
-        from tokamake.train.trial import Trial
+        from tokamake.train.trial_steps import Trial
 
         with repeatable(run.train.deterministic):
             trial = Trial(run, ranks, device, num_steps=steps)

@@ -151,7 +151,7 @@ def _modules(run: Run, rank: int) -> list[Any]:
         ranks=parallel.pipeline_parallel_size,
         num_stages=parallel.num_stages,
     )
-    family = plugins.load("models", architecture.family)
+    family = plugins.load("models/*/model", architecture.family)
     with torch.device("meta"):
         return [family.Model(architecture, mesh, ranges[number]) for number in numbers]
 
@@ -204,7 +204,7 @@ def _of_layers(run: Run, shape: _Shape, count: int) -> float:
     architecture, train = run.architecture, run.train
     tensor = train.parallel.tensor_parallel_size
     sequence = tensor if train.parallel.sequence_parallel else 1
-    family = plugins.load("models", architecture.family)
+    family = plugins.load("models/*/model", architecture.family)
     kept = family.kept_per_token(
         architecture, size=shape.size, fused_norm=shape.device_type != "cpu"
     )

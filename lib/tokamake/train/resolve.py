@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from tokamake.checkpoint.opened import Opened
+    from tokamake.checkpoint.tensors.checkpoint import Opened
     from tokamake.config import Architecture, FimSettings, Run, TrainSettings
 
 
@@ -45,8 +45,8 @@ def resolve(
         UserError: settings, checkpoint, index and tokenizer do not fit together.
     """
     from tokamake.config import Run, TrainSettings, write_run
-    from tokamake.data.samples.folder import read_index
-    from tokamake.train.start import open_start
+    from tokamake.data.samples.index_folder import read_index
+    from tokamake.train.initial_checkpoint import open_start
     from tokamake.validation import parse_json, validate
 
     train = parse_json(TrainSettings, settings, "train")
@@ -88,7 +88,7 @@ def begin(checkpoint: Path, start: "Opened", train: "TrainSettings") -> dict[str
             that goes on.
     """
     from tokamake.errors import UserError
-    from tokamake.train.start import check_native
+    from tokamake.train.initial_checkpoint import check_native
 
     check_native(checkpoint, start)
     if train.finetune is None and start.progress.iteration:
@@ -206,7 +206,7 @@ def check_vocabulary(
 ) -> None:
     """Refuse tokens that have no row in the embedding, as far as the pairs' manifests tell."""
     from tokamake import files
-    from tokamake.data.pairs import manifest_path
+    from tokamake.data.indexed.paths import manifest_path
     from tokamake.errors import UserError
 
     assert architecture.vocab_size is not None
@@ -244,7 +244,7 @@ def find_eod(train: "TrainSettings", tokenizer: Path | None) -> int | None:
 
 def check_fim(fim: "FimSettings", architecture: "Architecture", tokenizer: Path | None) -> None:
     """Refuse fill-in-the-middle without its special tokens, or rows of the embedding for them."""
-    from tokamake.data.samples.fim_tokens import Fim, find_tokens
+    from tokamake.data.samples.fim.tokens import Fim, find_tokens
     from tokamake.data.tokenizers import open_tokenizer
     from tokamake.errors import UserError
 

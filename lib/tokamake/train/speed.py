@@ -17,8 +17,8 @@ from tokamake import plugins
 from tokamake.config import Run
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.numerics import precision_of
-from tokamake.train.stages import DTYPES
-from tokamake.train.trial import Trial
+from tokamake.train.pipeline_stages import DTYPES
+from tokamake.train.trial_steps import Trial
 
 KNOWN_PEAKS = {
     "H100 PCIe": 756.0,
@@ -154,7 +154,7 @@ def utilization(
         device: of this rank.
         peak_tflops: of a rank's device; None: look it up or measure it.
     """
-    family = plugins.load("models", run.architecture.family)
+    family = plugins.load("models/*/model", run.architecture.family)
     per_token = family.num_flops_per_token(run.architecture, run.train.sequence_length)
     tflops = found["tokens_per_second_per_rank"] * per_token / 1e12
     precision, source = precision_of(run.train, device), "stated"

@@ -7,7 +7,7 @@ from pathlib import Path
 from tokamake import files
 from tokamake.config import Run
 from tokamake.train import metrics
-from tokamake.train.restart import State
+from tokamake.train.resume import State
 
 
 def summary_path(run: Run, step: int) -> Path:

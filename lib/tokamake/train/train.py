@@ -34,9 +34,9 @@ def train(*, config: Path, until_step: int | None = None, minutes: float | None 
         UserError: the run cannot start or its loss is not finite.
     """
     from tokamake.config import read_run
-    from tokamake.runtime.group import process_group
+    from tokamake.runtime.process_group import process_group
+    from tokamake.runtime.rank_errors import leave, one_voice, same_fate
     from tokamake.runtime.ranks import Ranks
-    from tokamake.runtime.voice import leave, one_voice, same_fate
 
     ranks = Ranks.find()
     with (
@@ -46,7 +46,7 @@ def train(*, config: Path, until_step: int | None = None, minutes: float | None 
     ):
         with same_fate():
             run = read_run(config)
-        from tokamake.train.loop import train_run
+        from tokamake.train.trainer import train_run
 
         code = train_run(run, ranks, device, until_step=until_step, minutes=minutes)
     leave(ranks, code)
@@ -58,8 +58,8 @@ def _stopped_between_steps(ranks: "Ranks") -> Iterator[None]:
 
     That is before the first step and after the last; between them the loop takes the signals over.
     """
-    from tokamake.runtime.voice import STOPPED
-    from tokamake.train.stopping import on_signals
+    from tokamake.runtime.rank_errors import STOPPED
+    from tokamake.train.stop_signals import on_signals
 
     def stop(number: int, _: Any) -> NoReturn:
         if ranks.rank == 0:

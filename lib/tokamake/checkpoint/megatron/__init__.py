@@ -1,1 +1,1 @@
-"""How Megatron names, nests, fuses, pads and describes a model, in all formats of its kin."""
+"""The format `megatron`: Megatron-LM's classic checkpoint."""

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from tokamake.data.corpus import splits
 from tokamake.data.mixture.weights import Line, Problem, find_root, place, scan
-from tokamake.data.text import splits
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
-    from tokamake.data.text.corpora import Corpus
+    from tokamake.data.corpus.corpora import Corpus
 
 _SUM_TOLERANCE = 1e-9
 
@@ -60,8 +60,8 @@ def lint_weights(
     Raises:
         UserError: there is an error in the file, or it cannot be read.
     """
+    from tokamake.data.corpus.corpora import read_corpora
     from tokamake.data.mixture.weigh import check_options
-    from tokamake.data.text.corpora import read_corpora
     from tokamake.runtime.console import counted
 
     check_options(train_tokens, temperature)
@@ -101,7 +101,7 @@ def _tokens(
     lines: list[Line], root: Path, split: str | None
 ) -> tuple[list[int | None], list[Problem]]:
     """Tokens of every line's part of its pair, None where the pair cannot be read."""
-    from tokamake.data.pairs.count_tokens import count_documents_tokens, count_tokens
+    from tokamake.data.indexed.token_counts import count_documents_tokens, count_tokens
 
     tokens: list[int | None] = []
     faults = []

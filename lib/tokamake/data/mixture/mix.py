@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from tokamake.data.text.splits import Part
+from tokamake.data.corpus.splits import Part
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:

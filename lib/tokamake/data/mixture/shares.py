@@ -8,8 +8,8 @@ from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from fractions import Fraction
 from pathlib import Path
 
-from tokamake.data.text import splits
-from tokamake.data.text.corpora import Corpus
+from tokamake.data.corpus import splits
+from tokamake.data.corpus.corpora import Corpus
 from tokamake.errors import UserError
 
 # Decimals are powers to the same digits on every machine, and know no overflow here.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
+    from tokamake.data.corpus.corpora import Corpus
     from tokamake.data.mixture.weights import Weighted
-    from tokamake.data.text.corpora import Corpus
 
 _log = logging.getLogger(__name__)
 
@@ -60,9 +60,9 @@ def weigh(
         UserError: a corpus has no pair or no token, or a pair belongs to no corpus of the table; or
             the epochs do not fit into the training.
     """
+    from tokamake.data.corpus.corpora import read_corpora
     from tokamake.data.mixture.shares import seen_tokens, shares
     from tokamake.data.mixture.weights import write_weights
-    from tokamake.data.text.corpora import read_corpora
     from tokamake.files import read_json
     from tokamake.runtime.console import counted
 

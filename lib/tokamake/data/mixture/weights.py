@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from tokamake.config import ROOT_VARIABLE
-from tokamake.data.pairs import corpus_of
-from tokamake.data.text.splits import Part, parse_part
+from tokamake.data.corpus.splits import Part, parse_part
+from tokamake.data.indexed.paths import corpus_of
 from tokamake.errors import UserError
 from tokamake.files import write_text
 

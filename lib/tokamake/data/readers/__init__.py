@@ -7,10 +7,10 @@ files have byte ranges), `accepts(head, path)` and `read(input, keys)`.
 import re
 from pathlib import Path
 
-from tokamake.data.readers._block import Bad, Block, Utf8
-from tokamake.data.readers._expand import expand, natural_key
+from tokamake.data.readers._detect import look, sniff
+from tokamake.data.readers._file_names import expand, natural_key
 from tokamake.data.readers._input import Input, readers, reading
-from tokamake.data.readers._sniff import look, sniff
+from tokamake.data.readers._records import Bad, Block, Utf8
 from tokamake.errors import UserError
 
 __all__ = [

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 from tokamake import plugins
-from tokamake.data.readers._block import Block
 from tokamake.data.readers._compression import unpack
+from tokamake.data.readers._records import Block
 from tokamake.errors import UserError
 from tokamake.runtime.cores import ahead
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokamake.data.readers._block import Bad, Block
+from tokamake.data.readers._records import Bad, Block
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:

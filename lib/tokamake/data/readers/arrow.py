@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokamake.data.readers._block import Block
+from tokamake.data.readers._records import Block
 from tokamake.data.readers._table import blocks, check_columns, damaged, opening
 from tokamake.runtime.cores import ahead
 

@@ -11,9 +11,9 @@ import orjson
 from numpy.typing import NDArray
 
 from tokamake._csrc import json_texts
-from tokamake.data.readers._block import LONGEST_BYTES, Bad, Block, Lines, Utf8
+from tokamake.data.readers._detect import first_line, kind_of_name
 from tokamake.data.readers._input import CHUNK_BYTES, reading
-from tokamake.data.readers._sniff import first_line, kind_of_name
+from tokamake.data.readers._records import LONGEST_BYTES, Bad, Block, Lines, Utf8
 from tokamake.data.readers.text import NAMES as TEXT_NAMES
 from tokamake.errors import UserError
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokamake.data.readers._block import Block
+from tokamake.data.readers._records import Block
 from tokamake.data.readers._table import BLOCK_BYTES, blocks, check_columns, damaged, opening
 from tokamake.runtime.cores import ahead
 

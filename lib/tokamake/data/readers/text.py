@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokamake.data.readers._block import LONGEST_BYTES, Bad, Block
-from tokamake.data.readers._sniff import kind_of_name
+from tokamake.data.readers._detect import kind_of_name
+from tokamake.data.readers._records import LONGEST_BYTES, Bad, Block
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:

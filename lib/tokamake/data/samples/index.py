@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from tokamake import files
-from tokamake.data.mixture.sets import Sets, parse_held_out
+from tokamake.data.corpus.splits import Rule
+from tokamake.data.mixture.split_prefixes import Sets, parse_held_out
 from tokamake.data.mixture.weights import find_root
 from tokamake.data.samples.draw import Blend, Within
 from tokamake.data.samples.epochs import parse_epochs
-from tokamake.data.samples.folder import VERSION, identity, is_whole, made_sets, sizes
-from tokamake.data.samples.one_set import Settings, find_sources, write_set
-from tokamake.data.text.splits import Rule
+from tokamake.data.samples.index_folder import VERSION, identity, is_whole, made_sets, sizes
+from tokamake.data.samples.split_index import Settings, find_sources, write_set
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake.config.batching import BatchSizes
-from tokamake.data.pairs.indexed import IndexedDataset
-from tokamake.data.samples.arrays import Arrays
-from tokamake.data.samples.file_index import FileIndex
-from tokamake.data.samples.folder import REMEDY, identity, is_pair, read_index
+from tokamake.data.indexed.dataset import IndexedDataset
+from tokamake.data.samples.array_file import Arrays
+from tokamake.data.samples.dataset_index import FileIndex
+from tokamake.data.samples.index_folder import REMEDY, identity, is_pair, read_index
 from tokamake.errors import UserError
 
 PAD = -1

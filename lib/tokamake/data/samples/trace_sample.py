@@ -10,7 +10,7 @@ from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 
 if TYPE_CHECKING:
-    from tokamake.data.samples.fim import FimSamples, Traced
+    from tokamake.data.samples.fim.samples import FimSamples, Traced
     from tokamake.data.samples.loader import Piece, Samples
 
 
@@ -31,7 +31,7 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
             where documents are rearranged.
     """
     from tokamake.config import read_run
-    from tokamake.data.samples.fim import training_samples
+    from tokamake.data.samples.fim.samples import training_samples
 
     settings = read_run(run)
     train = settings.train
@@ -59,7 +59,7 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
 def _traced(samples: "Samples | FimSamples", sample: int) -> "Traced":
     import numpy as np
 
-    from tokamake.data.samples.fim import FimSamples, Traced
+    from tokamake.data.samples.fim.samples import FimSamples, Traced
 
     if isinstance(samples, FimSamples):
         return samples.traced(sample)
@@ -109,8 +109,8 @@ def _source(
 
 def _where(data_root: Path, piece: "Piece") -> str:
     """Sequence, document and raw line of a piece; no line where its pair has no map."""
-    from tokamake.data.pairs.indexed import IndexedDataset
-    from tokamake.data.pairs.trace import document_of, origin
+    from tokamake.data.indexed.dataset import IndexedDataset
+    from tokamake.data.indexed.trace import document_of, origin
 
     document = document_of(IndexedDataset(data_root / piece.prefix), piece.sequence)
     named = f"sequence {piece.sequence}, document {document}"

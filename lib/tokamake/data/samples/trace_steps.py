@@ -20,8 +20,8 @@ def trace_steps(run: Path, prefix: str, document: int, /) -> None:
     import numpy as np
 
     from tokamake.config import read_run
-    from tokamake.data.pairs.indexed import IndexedDataset
-    from tokamake.data.samples.folder import read_index
+    from tokamake.data.indexed.dataset import IndexedDataset
+    from tokamake.data.samples.index_folder import read_index
     from tokamake.data.samples.loader import Samples
     from tokamake.runtime.console import counted
 

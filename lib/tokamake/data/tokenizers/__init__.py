@@ -14,7 +14,7 @@ from tokamake.errors import UserError
 from tokamake.files import read_json
 
 if TYPE_CHECKING:
-    from tokamake.data.tokenizers._words import WordRules
+    from tokamake.data.tokenizers._word_rules import WordRules
 
 CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
 """Files beside a Hugging Face tokenizer that name its special tokens."""

@@ -1,7 +1,8 @@
 """Byte-level BPE with GPT-2's words by lib/csrc: which tokenizers it takes, and what it is made of.
 
 It needs no guard, for its classes of characters are those of the `tokenizers` package, and its
-memory is bounded. `encode.Encoder` is the only caller; tests/test_byte_level.py holds the evidence.
+memory is bounded. `tokenize.encoder` is the only caller. Evidence:
+tests/data/tokenizers/test_byte_level.py.
 """
 
 import json
@@ -13,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokamake._csrc import ByteLevel
-from tokamake.data.tokenizers import Tokenizer, _classes
-from tokamake.data.tokenizers._code_points import alphabet
-from tokamake.data.tokenizers._exact import byte_level_refusal
+from tokamake.data.tokenizers import Tokenizer, _character_classes
+from tokamake.data.tokenizers._exactness import byte_level_refusal
+from tokamake.data.tokenizers._unicode_differences import alphabet
 
 
 def refusal(tokenizer: Tokenizer) -> str:
     """Why ours cannot stand in for a tokenizer's own package, in one clause; empty: it can."""
     if tokenizer.package != "tokenizers":
         return "it is of another kind"
-    if version("tokenizers") != _classes.VERSION:
+    if version("tokenizers") != _character_classes.VERSION:
         return f"tokenizers {version('tokenizers')} may classify characters in another way"
     return byte_level_refusal(tokenizer.definition())
 
@@ -36,7 +37,7 @@ class ByteLevelEncoder:
         stated = json.loads(tokenizer.definition())
         numbers = stated["model"]["vocab"]
         self._loaded = ByteLevel(
-            _classes.table(),
+            _character_classes.table(),
             np.array(
                 [numbers[character] for _, character in sorted(alphabet().items())], np.uint32
             ),

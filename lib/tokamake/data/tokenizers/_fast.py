@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokamake.data.tokenizers import Tokenizer
-from tokamake.data.tokenizers._words import word_rules
+from tokamake.data.tokenizers._word_rules import word_rules
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:

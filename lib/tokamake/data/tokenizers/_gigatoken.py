@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from tokamake._csrc import find_marked
 from tokamake.data.tokenizers import Tokenizer
-from tokamake.data.tokenizers import _code_points as code_points
-from tokamake.data.tokenizers._exact import json_refusal, sentencepiece_refusal
+from tokamake.data.tokenizers import _unicode_differences as code_points
+from tokamake.data.tokenizers._exactness import json_refusal, sentencepiece_refusal
 from tokamake.data.tokenizers._sentencepiece_model import without_control_pieces
 
 _PART = 16_000_000  # characters encoded between two looks at the memory, at most about

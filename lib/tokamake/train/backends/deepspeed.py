@@ -14,21 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokamake.checkpoint import native
-from tokamake.checkpoint.fragments import Fragments
+from tokamake.checkpoint.native import training_state
+from tokamake.checkpoint.native.flat_chunks import Fragments
 from tokamake.config import Run
 from tokamake.optim._groups import set_rates
-from tokamake.parallel import collectives, shards
-from tokamake.parallel.shards import Held
+from tokamake.parallel import collectives, sharding
+from tokamake.parallel.sharding import Held
+from tokamake.runtime.rank_errors import same_fate
 from tokamake.runtime.ranks import Ranks
-from tokamake.runtime.voice import same_fate
-from tokamake.train.backends import _deepspeed_pieces as pieces
+from tokamake.train.backends import _deepspeed_partitions as pieces
 from tokamake.train.backends import _deepspeed_setup as setup
-from tokamake.train.backends._engine import Base
+from tokamake.train.backends._base import Base
 from tokamake.train.batch import Batch, TokenRows
 from tokamake.train.numerics import decided
-from tokamake.train.stages import Stages
-from tokamake.train.step import Saving, StepResult
+from tokamake.train.pipeline_stages import Stages
+from tokamake.train.step_result import Saving, StepResult
 
 
 class _Parts(nn.Module):
@@ -118,7 +118,7 @@ class Engine(Base):
         squares = torch.zeros_like(total)
         if self._stage == 0:
             # Data-parallel ranks all have the same gradients.
-            squares = shards.squares(self._held, self._device) / averaged
+            squares = sharding.squares(self._held, self._device) / averaged
         agreed = self._agree(total / averaged, squares, stop=stop, saved=saved)
         loss, norm, stopped, all_saved = agreed
         set_rates(self._optimizer, learning_rate=learning_rate, weight_decay=weight_decay)
@@ -130,10 +130,10 @@ class Engine(Base):
         """Add up the gradients of a step here, then let DeepSpeed reduce them."""
         value = self._loss_scale.value
         total = self._stages.forward_backward(batches, scale * value) / value
-        shards.add_up_partial(self._held, self.mesh.tensor, self._gradient)
+        sharding.add_up_partial(self._held, self.mesh.tensor, self._gradient)
         if self._run.architecture.tie_word_embeddings:
             name = self._stages.embedding_name
-            shards.add_up_copies(self._held, self.mesh.pipeline, name, self._gradient)
+            sharding.add_up_copies(self._held, self.mesh.pipeline, name, self._gradient)
         self._engine.set_gradient_accumulation_boundary(True)
         self._engine.allreduce_gradients()
         return total
@@ -166,7 +166,7 @@ class Engine(Base):
         if math.isfinite(norm):
             most = self._run.train.gradient_clipping
             # The same small number as in torch.nn.utils.clip_grad_norm_.
-            shards.scale(self._held, min(1.0, most / (norm + 1e-6)) if most else 1.0)
+            sharding.scale(self._held, min(1.0, most / (norm + 1e-6)) if most else 1.0)
             self._engine.step()
         return norm
 
@@ -189,7 +189,7 @@ class Engine(Base):
         """Begin to write a checkpoint; see `native.Engine.save`."""
         self._set_mode("eval")
         counted = [piece for piece in self._pieces if piece.held.counts]
-        written = native.save(
+        written = training_state.save(
             folder,
             pieces.tensors_of(counted, self._optimizer.state),
             description=self._description(progress),
@@ -207,8 +207,8 @@ class Engine(Base):
             with same_fate():
                 pieces.make_state(folder, some, self._optimizer, self._state_kinds)
                 tensors = pieces.tensors_of(some, self._optimizer.state)
-                native.check(folder, tensors)
-            state = native.load(folder, tensors) or state
+                training_state.check(folder, tensors)
+            state = training_state.load(folder, tensors) or state
             with same_fate():
                 pieces.take_shared(folder, some, self._optimizer.state, tensors)
         pieces.publish(self._engine.optimizer, self._stage)

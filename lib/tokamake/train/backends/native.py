@@ -14,17 +14,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tokamake import plugins
-from tokamake.checkpoint import native
-from tokamake.checkpoint.fragments import Fragments, box
+from tokamake.checkpoint.native import training_state
+from tokamake.checkpoint.native.flat_chunks import Fragments, box
 from tokamake.config import Run
 from tokamake.optim._groups import set_rates
-from tokamake.parallel import shards
-from tokamake.parallel.shards import Held
+from tokamake.parallel import sharding
+from tokamake.parallel.sharding import Held
+from tokamake.runtime.rank_errors import same_fate
 from tokamake.runtime.ranks import Ranks
-from tokamake.runtime.voice import same_fate
-from tokamake.train.backends._engine import Base
+from tokamake.train.backends._base import Base
 from tokamake.train.batch import Batch, TokenRows, chances
-from tokamake.train.step import Saving, StepResult
+from tokamake.train.step_result import Saving, StepResult
 
 
 class Engine(Base):
@@ -47,7 +47,7 @@ class Engine(Base):
         self._optimizer = self._build_optimizer(whole=True)
         plug_in = plugins.load("optim", run.train.optimizer.name)
         self._needs_hessian = getattr(plug_in, "needs_hessian", None)
-        self._layout = native.Layout(self.mesh, device)
+        self._layout = training_state.Layout(self.mesh, device)
         if not continues:
             self._take_start()
 
@@ -79,14 +79,14 @@ class Engine(Base):
         self._update_hessian(rows, batches)
         total = self._stages.forward_backward(batches, scale * self._loss_scale.value)
         self._add_up_gradients()
-        squares = shards.squares(self._held, self._device)
+        squares = sharding.squares(self._held, self._device)
         own = total / self._stages.num_averaged
         loss, norm, stopped, all_saved = self._agree(own, squares, stop=stop, saved=saved)
         loss, norm = loss / self._loss_scale.value, norm / self._loss_scale.value
         stepped = math.isfinite(loss) and self._loss_scale.update(norm)
         if stepped and math.isfinite(norm):
             set_rates(self._optimizer, learning_rate=learning_rate, weight_decay=weight_decay)
-            shards.scale(self._held, self._share(norm))
+            sharding.scale(self._held, self._share(norm))
             self._optimizer.step()
         self._forget_gradients()
         return StepResult(loss, norm, stop=stopped, saved=all_saved, skipped=not stepped)
@@ -108,12 +108,12 @@ class Engine(Base):
         scale = self._stages.num_averaged / count * loss_scale
         self._stages.forward_backward(batches, scale, drawing)
         self._add_up_gradients()
-        squares = shards.squares(self._held, self._device)
+        squares = sharding.squares(self._held, self._device)
         dist.all_reduce(squares)
         # In fp16 they may overflow; then so do those of the step, most likely, and both are done
         # again at a lower scale.
         if math.isfinite(squares.item()):
-            shards.scale(self._held, 1 / loss_scale)
+            sharding.scale(self._held, 1 / loss_scale)
             optimizer: Any = self._optimizer
             optimizer.update_hessian(count)
         self._forget_gradients()
@@ -125,9 +125,9 @@ class Engine(Base):
     def _add_up_gradients(self) -> None:
         for held in self._held:
             held.take_gradient()
-        shards.add_up_partial(self._held, self.mesh.tensor)
+        sharding.add_up_partial(self._held, self.mesh.tensor)
         if self._run.architecture.tie_word_embeddings:
-            shards.add_up_copies(self._held, self.mesh.pipeline, self._stages.embedding_name)
+            sharding.add_up_copies(self._held, self.mesh.pipeline, self._stages.embedding_name)
 
     def _share(self, norm: float) -> float:
         """What gradients are multiplied with: clipped, and without the loss scale."""
@@ -156,7 +156,7 @@ class Engine(Base):
         """
         self._set_mode("eval")
         tensors = self._tensors(self._of_own())
-        written = native.save(
+        written = training_state.save(
             folder,
             tensors,
             description=self._description(progress),
@@ -165,7 +165,7 @@ class Engine(Base):
         )
         return Saving(folder, written, lambda: self._to_disk(folder))
 
-    def _tensors(self, held: list[Held]) -> native.Tensors:
+    def _tensors(self, held: list[Held]) -> training_state.Tensors:
         states: dict[Any, dict[str, Any]] = self._optimizer.state
         plain = getattr(self._optimizer, "plain", None)
         if plain:
@@ -173,7 +173,7 @@ class Engine(Base):
                 key: {kind: plain(value) for kind, value in state.items()}
                 for key, state in states.items()
             }
-        return native.tensors_of(held, states, self._layout, self._state_kinds)
+        return training_state.tensors_of(held, states, self._layout, self._state_kinds)
 
     def _pack_states(self, held: list[Held]) -> None:
         """Let an optimizer that keeps states in a format of its own have them so."""
@@ -195,9 +195,9 @@ class Engine(Base):
         state = None
         for some in (self._of_own(), copies):
             with same_fate():
-                native.make_state(folder, some, self._optimizer, self._state_kinds)
+                training_state.make_state(folder, some, self._optimizer, self._state_kinds)
                 tensors = self._tensors(some)
-                native.check(folder, tensors)
-            state = native.load(folder, tensors) or state
+                training_state.check(folder, tensors)
+            state = training_state.load(folder, tensors) or state
             self._pack_states(some)
         self._take_rest(folder, state)

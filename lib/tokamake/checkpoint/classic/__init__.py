@@ -1,1 +1,0 @@
-"""Optimizer states of Megatron-LM, classic: read, and made."""

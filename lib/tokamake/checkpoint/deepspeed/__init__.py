@@ -1,0 +1,1 @@
+"""DeepSpeed's checkpoints: its formats, and the optimizer states that ZeRO partitions."""

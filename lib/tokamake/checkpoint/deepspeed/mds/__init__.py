@@ -1,0 +1,1 @@
+"""The format `mds`: Megatron-DeepSpeed without pipeline parallelism."""

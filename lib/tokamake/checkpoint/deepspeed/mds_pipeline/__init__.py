@@ -1,0 +1,1 @@
+"""The format `mds-pipeline`: Megatron-DeepSpeed with pipeline parallelism."""

@@ -1,0 +1,1 @@
+"""The format `universal`: DeepSpeed's checkpoint for any number of ranks."""

@@ -1,1 +1,0 @@
-"""What is in which file: those of torch.save, safetensors and torch's distributed checkpoint."""

@@ -1,0 +1,1 @@
+"""The format `hf`: Hugging Face's folder of config.json and weights."""

@@ -1,0 +1,1 @@
+"""How Megatron names, nests, slices and pads the tensors of a model."""

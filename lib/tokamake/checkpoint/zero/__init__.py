@@ -1,1 +1,0 @@
-"""DeepSpeed's folders of checkpoints and the optimizer states that ZeRO cuts."""

@@ -1,0 +1,1 @@
+"""Megatron's indexed dataset (.bin/.idx): write, merge, describe, verify, repair, trace."""

@@ -1,0 +1,251 @@
+"""Megatron's indexed dataset: a .bin file of raw tokens and an .idx file of sequence bounds.
+
+Tokens come from `tokenize` and `merge`; the sample indexes and the loader read them memory-mapped.
+Format (little-endian): magic `MMIDIDX\\0\\0`, u64 version 1, u8 dtype code, u64 sequences n,
+u64 m = documents + 1, i32[n] lengths, i64[n] byte pointers, i64[m] document bounds.
+"""
+
+import hashlib
+import os
+import struct
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+
+from tokamake import _csrc
+from tokamake.data.indexed.paths import bin_path, idx_path
+from tokamake.errors import UserError
+
+MAGIC = b"MMIDIDX\0\0"
+HEADER = struct.Struct("<9sQBQQ")
+DTYPES: dict[int, type[np.integer]] = {
+    1: np.uint8,
+    2: np.int8,
+    3: np.int16,
+    4: np.int32,
+    5: np.int64,
+    8: np.uint16,
+}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+_CHUNK = 1 << 20
+_FLUSHED_BYTES = 32 << 20  # so often the system is asked to begin to write to the disk
+
+
+def token_dtype(vocab_size: int) -> type[np.integer]:
+    """Megatron's choice of token type: uint16 below 65,500 entries, else int32."""
+    return np.uint16 if vocab_size < 65_500 else np.int32
+
+
+class IndexWriter:
+    """Writes an .idx as its sequences come; memory does not grow with their number.
+
+    Lengths go to their final place at once; byte pointers follow from them in a second pass.
+    """
+
+    def __init__(self, path: Path, dtype: type[np.integer]) -> None:
+        self.sequences = self.documents = self.tokens = 0
+        self._dtype = dtype
+        self._stream = path.open("w+b")
+        self._stream.write(bytes(HEADER.size))
+        # Sequences of each document; the file has no name, so a kill leaves nothing of it.
+        self._counts = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115
+
+    def add(self, lengths: npt.NDArray[np.integer], counts: npt.NDArray[np.integer]) -> None:
+        """Append documents.
+
+        Args:
+            lengths: (sequences,) tokens of each sequence.
+            counts: (documents,) sequences of each document; their sum is the number of lengths.
+        """
+        self._stream.write(lengths.astype("<i4", copy=False).data)
+        self._counts.write(counts.astype("<i4", copy=False).data)
+        self.sequences += len(lengths)
+        self.documents += len(counts)
+        self.tokens += int(lengths.sum(dtype=np.int64))
+
+    def finish(self) -> None:
+        """Write pointers, document bounds and the header; the file is complete then."""
+        itemsize = np.dtype(self._dtype).itemsize
+        start = 0
+        for lengths in _chunks(self._stream, HEADER.size, self.sequences):
+            ends = start + lengths.cumsum(dtype=np.int64)
+            self._stream.write(((ends - lengths) * itemsize).astype("<i8", copy=False).data)
+            start = int(ends[-1])
+        assert start == self.tokens
+        bound = np.zeros(1, np.int64)
+        self._stream.write(bound.data)
+        for counts in _chunks(self._counts, 0, self.documents):
+            bounds = bound[-1] + counts.cumsum(dtype=np.int64)
+            self._stream.write(bounds.astype("<i8", copy=False).data)
+            bound = bounds
+        assert bound[-1] == self.sequences
+        code = _CODES[self._dtype]
+        self._stream.seek(0)
+        self._stream.write(HEADER.pack(MAGIC, 1, code, self.sequences, self.documents + 1))
+
+    def __enter__(self) -> "IndexWriter":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stream.close()
+        self._counts.close()
+
+
+def _chunks(stream: IO[bytes], offset: int, count: int) -> Iterator[npt.NDArray[np.int32]]:
+    """Numbers that were written from `offset` on, a million at a time; the position stays."""
+    stream.flush()
+    for first in range(0, count, _CHUNK):
+        size = 4 * min(_CHUNK, count - first)
+        yield np.frombuffer(os.pread(stream.fileno(), size, offset + 4 * first), "<i4")
+
+
+class Writer:
+    """Writes a pair as documents come; memory does not grow with it.
+
+    Use as a context manager over temporary paths: the index is written on leaving without error.
+
+    Attributes:
+        index: counts of what has been written.
+        sha256: hash of the token file so far.
+    """
+
+    def __init__(self, bin_file: Path, idx_file: Path, dtype: type[np.integer]) -> None:
+        self.sha256 = hashlib.sha256()
+        self._stream = bin_file.open("wb", buffering=0)
+        self._dtype = dtype
+        self._flushed = self._written = 0
+        self.index = IndexWriter(idx_file, dtype)
+
+    def add(
+        self,
+        tokens: npt.NDArray[np.integer],
+        lengths: npt.NDArray[np.integer],
+        counts: npt.NDArray[np.integer] | None = None,
+    ) -> None:
+        """Append documents: `tokens` (sum of lengths,), `lengths` (sequences,), and `counts`
+        (documents,), the sequences of each document; without it each has one."""
+        content = np.ascontiguousarray(tokens, self._dtype).data.cast("B")
+        self.sha256.update(content)
+        self._written += len(content)
+        while content:  # an unbuffered stream may take less than it is given
+            content = content[self._stream.write(content) :]
+        if self._written - self._flushed >= _FLUSHED_BYTES:
+            self._flush()
+        self.index.add(lengths, np.ones(len(lengths), np.int32) if counts is None else counts)
+
+    def _flush(self) -> None:
+        """Have the system write what has come, and wait for nothing: the end waits for the rest."""
+        if hasattr(os, "posix_fadvise"):
+            since, size = self._flushed, self._written - self._flushed
+            os.posix_fadvise(self._stream.fileno(), since, size, os.POSIX_FADV_DONTNEED)
+        self._flushed = self._written
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self.index.finish()
+                written = self._stream.tell()
+                assert written == self.index.tokens * np.dtype(self._dtype).itemsize
+        finally:
+            self._stream.close()
+            self.index.__exit__()
+
+
+class IndexedDataset:
+    """A pair opened for reading, memory-mapped.
+
+    Attributes:
+        dtype: token type.
+        lengths: (sequences,) int32, tokens per sequence.
+        pointers: (sequences,) int64, byte offsets into the .bin file.
+        document_bounds: (documents + 1,) int64, first sequence of each document, last = sequences.
+        tokens: (total tokens,) memory map of the .bin file.
+
+    Raises:
+        UserError: a file is missing, not an index, or the two disagree in size.
+    """
+
+    def __init__(self, prefix: Path) -> None:
+        idx, binary = idx_path(prefix), bin_path(prefix)
+        for path in (idx, binary):
+            if not path.is_file():
+                raise UserError(
+                    f"{path}: no such file; make it with `tokamake tokenize` or `merge`"
+                )
+        code, sequences, bounds = read_header(idx)
+        self.dtype = _integers(idx, code)
+        raw = _csrc.map_file(idx)
+        offset = HEADER.size
+        self.lengths = _view(raw, offset, np.int32, sequences)
+        self.pointers = _view(raw, offset + 4 * sequences, np.int64, sequences)
+        self.document_bounds = _view(raw, offset + 12 * sequences, np.int64, bounds)
+        size, itemsize = binary.stat().st_size, np.dtype(self.dtype).itemsize
+        expected = int(self.lengths.sum(dtype=np.int64)) * itemsize
+        if size != expected:
+            raise UserError(
+                f"{binary}: {size} bytes, but its index counts {expected}; make the pair again"
+            )
+        self.tokens: npt.NDArray[np.integer] = _csrc.map_file(binary).view(self.dtype)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, sequence: int) -> npt.NDArray[np.integer]:
+        start = int(self.pointers[sequence]) // np.dtype(self.dtype).itemsize
+        return self.tokens[start : start + int(self.lengths[sequence])]
+
+
+def read_header(path: Path) -> tuple[int, int, int]:
+    """Read the header of an .idx file: its dtype code, sequences n and document bounds m.
+
+    Raises:
+        UserError: it is not an MMIDIDX index, or its size is not what n and m say.
+    """
+    with path.open("rb") as stream:
+        head = stream.read(HEADER.size)
+    if head.startswith(b"TNTIDX"):
+        raise UserError(f"{path}: a cached or lazy index (TNTIDX); `tokamake merge` converts it")
+    if len(head) < HEADER.size or not head.startswith(MAGIC):
+        raise UserError(f"{path}: not a Megatron index (MMIDIDX); {again(path)}")
+    _, version, code, sequences, bounds = HEADER.unpack(head)
+    if version != 1:
+        raise UserError(f"{path}: version {version} is not a known token format")
+    expected = HEADER.size + 12 * sequences + 8 * bounds
+    if path.stat().st_size != expected:
+        raise UserError(
+            f"{path}: {path.stat().st_size} bytes, its header says {expected}; {again(path)}"
+        )
+    return code, sequences, bounds
+
+
+def again(idx: Path) -> str:
+    """What to do about an index that cannot be read."""
+    prefix = idx.with_suffix("")
+    return (
+        "make the pair again, or have documents cut at their EOD token: remove the index and run "
+        f"`tokamake repair {prefix} --eod ID --dtype DTYPE --output NEW`"
+    )
+
+
+def _integers(path: Path, code: int) -> type[np.integer]:
+    if code not in DTYPES:
+        remedy = "; `tokamake merge` converts floating-point tokens" if code in (6, 7) else ""
+        raise UserError(f"{path}: dtype code {code} is not a known token format{remedy}")
+    return DTYPES[code]
+
+
+def _view(raw: npt.NDArray[np.uint8], start: int, dtype: type, count: int) -> npt.NDArray:
+    return raw[start : start + count * np.dtype(dtype).itemsize].view(dtype)

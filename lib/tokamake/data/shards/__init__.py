@@ -1,1 +1,0 @@
-"""Raw files to shards of tokens: `tokenize` and what makes it fast and lossless."""

@@ -1,1 +1,0 @@
-"""Documents before they are tokens: tables of corpora, raw files, the plan, duplicates."""

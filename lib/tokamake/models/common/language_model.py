@@ -1,0 +1,190 @@
+"""What the models of all families share: a stage of the pipeline, random weights, the loss.
+
+A family's `Model` builds its layers here and defines `forward`; the trainer gives it a mesh and the
+layers of its stage, evaluation and generation take it whole.
+Shape suffixes: B batch, L tokens, D hidden size, V vocabulary.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tokamake.config import Architecture
+from tokamake.models.common.layers import KeyValueCache
+from tokamake.models.common.recompute import NONE, Recompute, run
+from tokamake.parallel.context import Documents, Packed, document_mask, zigzag_indices
+from tokamake.parallel.linear import linear
+from tokamake.parallel.loss import NO_LABEL, cross_entropy
+from tokamake.parallel.mesh import ALONE, Mesh
+from tokamake.parallel.tensor import shared_input
+
+
+class LanguageModel(nn.Module):
+    """A causal language model, or a stage of one: some of its layers.
+
+    The first stage has the embedding, the last one the final norm and the output layer. Where these
+    share their weights and lie in different stages, each stage has a copy.
+
+    To load weights without drawing random ones first, construct it under `torch.device("meta")` and
+    call `load_state_dict(..., assign=True)`; see `tokamake.checkpoint.model_tensors.to_model`.
+
+    Attributes:
+        architecture: shape of the whole model.
+        mesh: this rank among those that share the model.
+        layers: blocks of this stage by their number in the whole model.
+        recompute: what the backward pass computes again instead of keeping it.
+        embedding_name: parameter that maps tokens to states.
+        output_name: parameter that maps states to logits, where it is not the embedding.
+        into_residual: ends of the names of weights that add to the residual stream.
+
+    Args:
+        architecture: shape of the model; its vocab_size is filled in.
+        mesh: this rank among its peers.
+        stage: numbers of the layers of this stage; None: all.
+        block: makes a layer.
+    """
+
+    embed_tokens: nn.Embedding
+    norm: nn.Module
+    lm_head: nn.Linear
+    into_residual: tuple[str, ...] = ()
+    embedding_name = "embed_tokens.weight"
+    output_name = "lm_head.weight"
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        mesh: Mesh,
+        stage: range | None,
+        block: Callable[[Architecture, Mesh], nn.Module],
+    ) -> None:
+        super().__init__()
+        assert architecture.vocab_size is not None, "fill in vocab_size before building the model"
+        self.architecture, self.mesh, self.recompute = architecture, mesh, NONE
+        numbers = range(architecture.num_hidden_layers) if stage is None else stage
+        self.is_first = numbers.start == 0
+        self.is_last = numbers.stop == architecture.num_hidden_layers
+        self.layers = nn.ModuleDict({str(n): block(architecture, mesh) for n in numbers})
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether the output layer is a copy of an embedding that lies in another stage."""
+        return self.architecture.tie_word_embeddings and self.is_last and not self.is_first
+
+    def set_recompute(self, recompute: Recompute) -> None:
+        """Choose what the backward pass computes again."""
+        self.recompute = recompute
+
+    def through_layers(
+        self, x_BLD: Tensor, *rest: Any, cache: list[KeyValueCache] | None = None
+    ) -> Tensor:
+        """Pass states through the blocks of this stage, each called with `rest` and its cache."""
+        blocks: Iterable[nn.Module] = self.layers.values()
+        if cache is None:
+            return run([*blocks], self.recompute, x_BLD, *rest)
+        for number, block in enumerate(blocks):
+            x_BLD = block(x_BLD, *rest, cache[number])
+        return x_BLD
+
+    def positions(self, x: Tensor, *, start: int = 0) -> Tensor:
+        """Where this rank's tokens lie in a row, (L,), if `start` tokens went before.
+
+        Args:
+            x: what `forward` got.
+            start: tokens in the cache.
+        """
+        length = x.shape[1]
+        if self.mesh.sequence_parallel and not self.is_first:
+            length *= self.mesh.tensor.size
+        axis = self.mesh.context
+        if axis.size > 1:
+            return zigzag_indices(length * axis.size, axis, x.device)
+        return torch.arange(start, start + length, device=x.device)
+
+    def mask(self, document_ids: Tensor | None) -> Packed | Documents | None:
+        """What keeps documents apart, as `attention` takes it; None where nothing does.
+
+        Args:
+            document_ids: (B, L) of this rank's tokens.
+        """
+        if document_ids is None:
+            return None
+        axis, method = self.mesh.context, self.mesh.context_method
+        return document_mask(document_ids, axis=axis, method=method)
+
+    def logits(self, x_BLD: Tensor) -> Tensor:
+        """(B, L, V) scores of the next token, of this rank's part of the vocabulary; last stage."""
+        x_BLD = shared_input(self.norm(x_BLD), self.mesh)
+        if hasattr(self, "lm_head"):
+            found: Tensor = self.lm_head(x_BLD)
+            return found
+        return linear(x_BLD, self.embed_tokens.weight)
+
+    def new_cache(self) -> list[KeyValueCache]:
+        """An empty cache for `forward`: one per layer."""
+        return [KeyValueCache() for _ in self.layers]
+
+    def loss(
+        self,
+        tokens: Tensor,
+        *,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        loss_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Mean cross entropy in nats, fp32, of tokens 1 … L given those before them.
+
+        Args:
+            tokens: (B, L + 1) int64 token ids; one below 0 is none, and has no part in the mean.
+            position_ids: (B, L) as `forward` takes them.
+            document_ids: (B, L) as `forward` takes them.
+            loss_mask: (B, L) bool, which inputs have a part in the mean; 0 where none has.
+        """
+        inputs, labels = inputs_and_labels(tokens, loss_mask)
+        logits = self(inputs, position_ids=position_ids, document_ids=document_ids)
+        assert self.architecture.vocab_size is not None
+        total = cross_entropy(logits, labels, self.mesh, size=self.architecture.vocab_size)
+        return total / (labels != NO_LABEL).sum().clamp(min=1)
+
+    @torch.no_grad()
+    def initialize(self, seed: int) -> None:
+        """Draw random weights: normal with deviation `initializer_range`, norms 1, biases 0.
+
+        Projections into the residual stream are narrower by √(2 × layers), as in GPT-2's report.
+        Each tensor depends on the seed, its name and its shape alone, and numpy draws it: torch's
+        normal differs with the processor's vector units.
+        """
+        assert self.mesh is ALONE, "random weights are drawn whole"
+        depth = math.sqrt(2 * self.architecture.num_hidden_layers)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+                continue
+            narrower = depth if name.endswith(self.into_residual) else 1.0
+            source = hashlib.sha256(f"{seed} {name}".encode()).digest()
+            generator = np.random.default_rng(int.from_bytes(source, "little"))
+            drawn = generator.standard_normal(parameter.shape, dtype=np.float32)
+            deviation = self.architecture.initializer_range / narrower
+            parameter.copy_(torch.from_numpy(drawn).mul_(deviation))
+
+
+def inputs_and_labels(tokens: Tensor, loss_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Part rows of L + 1 tokens into what goes in and what shall come out.
+
+    Args:
+        tokens: (B, L + 1) int64 token ids; one below 0 is none.
+        loss_mask: (B, L) bool, which inputs have a loss; None: all.
+
+    Returns:
+        Inputs (B, L), 0 in the place of none; labels (B, L), `NO_LABEL` where there is no loss.
+    """
+    labels = tokens[:, 1:]
+    labels = labels.masked_fill(labels < 0, NO_LABEL)
+    if loss_mask is not None:
+        labels = labels.masked_fill(~loss_mask, NO_LABEL)
+    return tokens[:, :-1].clamp(min=0), labels

@@ -1,0 +1,144 @@
+"""Parts that model families are made of: attention, gated MLP, the cache for decoding.
+
+Token states come in as x_BLD and leave as x_BLD; nothing here knows of checkpoints or ranks.
+Shape suffixes: B batch, L tokens, S tokens attended to (cached ones first), D hidden size,
+H query heads, G key and value heads, K width of a head.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tokamake.config import Architecture
+from tokamake.models.common.positions import rotate
+from tokamake.parallel.attention import Seen, attention
+from tokamake.parallel.mesh import ALONE, Mesh
+from tokamake.parallel.tensor import (
+    ColumnParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+    shared_input,
+)
+
+
+class KeyValueCache:
+    """Keys and values of one layer, so that decoding does not repeat the tokens before."""
+
+    def __init__(self) -> None:
+        self._keys_and_values: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens held."""
+        return 0 if self._keys_and_values is None else self._keys_and_values[0].shape[2]
+
+    def extend(self, k_BGLK: Tensor, v_BGLK: Tensor) -> tuple[Tensor, Tensor]:
+        """Append the keys and values of new tokens; return those of all tokens."""
+        if self._keys_and_values is not None:
+            keys_BGSK, values_BGSK = self._keys_and_values
+            k_BGLK = torch.cat((keys_BGSK, k_BGLK), dim=2)
+            v_BGLK = torch.cat((values_BGSK, v_BGLK), dim=2)
+        self._keys_and_values = k_BGLK, v_BGLK
+        return self._keys_and_values
+
+
+class Attention(nn.Module):
+    """Causal self-attention; query heads share key and value heads (GQA, arXiv 2305.13245).
+
+    Tensor-parallel ranks each have some query heads, and the key and value heads that these use.
+    """
+
+    def __init__(self, architecture: Architecture, mesh: Mesh = ALONE) -> None:
+        super().__init__()
+        self._mesh, self._width = mesh, architecture.head_dim
+        hidden, bias = architecture.hidden_size, architecture.attention_bias
+        self.q_proj = ColumnParallelLinear(hidden, hidden, mesh, bias=bias)
+        self.k_proj = key_value_projection(architecture, mesh)
+        self.v_proj = key_value_projection(architecture, mesh)
+        self.o_proj = RowParallelLinear(hidden, hidden, mesh, bias=bias)
+
+    def forward(
+        self,
+        x_BLD: Tensor,
+        cos_LK: Tensor | None,
+        sin_LK: Tensor | None,
+        seen: Seen = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        """Mix tokens: each sees itself and those before it, in the cache too, or of these what
+        `seen`, from `parallel.context.document_mask`, lets it see; or it is a bias of scores.
+        Without angles heads are not turned."""
+        x_BLD = shared_input(x_BLD, self._mesh)
+        q_BHLK, k_BGSK, v_BGSK = (
+            projection(x_BLD).unflatten(-1, (-1, self._width)).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if cos_LK is not None and sin_LK is not None:
+            q_BHLK = rotate(q_BHLK, cos_LK, sin_LK)
+            k_BGSK = rotate(k_BGSK, cos_LK, sin_LK)
+        if cache is not None:
+            k_BGSK, v_BGSK = cache.extend(k_BGSK, v_BGSK)
+        axis, method = self._mesh.context, self._mesh.context_method
+        y_BHLK = attention(q_BHLK, k_BGSK, v_BGSK, axis=axis, method=method, mask=seen)
+        return self.o_proj(y_BHLK.transpose(1, 2).flatten(2))
+
+
+def key_value_projection(architecture: Architecture, mesh: Mesh) -> nn.Linear:
+    """Projection to key or value heads: those of this rank, whole where ranks share a head."""
+    hidden, width = architecture.hidden_size, architecture.head_dim
+    groups, bias = architecture.num_key_value_heads, architecture.attention_bias
+    if groups % mesh.tensor.size == 0:
+        return ColumnParallelLinear(hidden, groups * width, mesh, bias=bias)
+    head = mesh.tensor.rank * groups // mesh.tensor.size
+    rows = range(head * width, (head + 1) * width)
+    return ReplicatedLinear(hidden, groups * width, mesh, rows=rows, bias=bias)
+
+
+class MLP(nn.Module):
+    """Feed-forward layer gated by SiLU, called SwiGLU (arXiv 2002.05202)."""
+
+    def __init__(self, architecture: Architecture, mesh: Mesh = ALONE) -> None:
+        super().__init__()
+        self._mesh = mesh
+        hidden, inner = architecture.hidden_size, architecture.intermediate_size
+        bias = architecture.mlp_bias
+        self.gate_proj = ColumnParallelLinear(hidden, inner, mesh, bias=bias)
+        self.up_proj = ColumnParallelLinear(hidden, inner, mesh, bias=bias)
+        self.down_proj = RowParallelLinear(inner, hidden, mesh, bias=bias)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        """Transform each token by itself."""
+        x_BLD = shared_input(x_BLD, self._mesh)
+        return self.down_proj(F.silu(self.gate_proj(x_BLD)) * self.up_proj(x_BLD))
+
+
+class Block(nn.Module):
+    """One layer: attention, then MLP, each on normed states and added to the residual stream.
+
+    Args:
+        norm: makes a norm.
+        attention: mixes tokens.
+        mlp: transforms each token by itself.
+    """
+
+    def __init__(self, norm: Callable[[], nn.Module], attention: Attention, mlp: nn.Module) -> None:
+        super().__init__()
+        self.input_layernorm = norm()
+        self.self_attn = attention
+        self.post_attention_layernorm = norm()
+        self.mlp = mlp
+
+    def forward(
+        self,
+        x_BLD: Tensor,
+        cos_LK: Tensor | None,
+        sin_LK: Tensor | None,
+        seen: Seen = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        """Transform token states."""
+        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), cos_LK, sin_LK, seen, cache)
+        y_BLD: Tensor = self.mlp(self.post_attention_layernorm(x_BLD))
+        return x_BLD + y_BLD

@@ -1,0 +1,35 @@
+"""How a `llama` is stored: its tensors, and transformers' model type llama."""
+
+from functools import partial
+
+from tokamake.models.common import tensor_shapes
+from tokamake.models.common.hf_format import Format
+
+shapes = partial(tensor_shapes.shapes, gated=True, biased_norms=False)
+"""Shape of every tensor by its name, of an architecture."""
+
+_KEYS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "hidden_act"),
+    *("attention_bias", "mlp_bias", "rms_norm_eps", "tie_word_embeddings", "initializer_range"),
+)
+
+HUGGING_FACE = (
+    Format(
+        model_type="llama",
+        class_name="LlamaForCausalLM",
+        keys={key: (key,) for key in _KEYS},
+        defaults={
+            "max_position_embeddings": 2048,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+            "initializer_range": 0.02,
+        },
+        implied={"position_embedding": "rotary"},
+        ignored=r".*rotary_emb\.inv_freq",
+    ),
+)
+"""transformers' model types that such a model is stored as, the first that fits."""

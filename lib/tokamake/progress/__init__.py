@@ -1,1 +1,0 @@
-"""How far a workflow has come, from its files alone."""

@@ -1,0 +1,1 @@
+"""Figures and tables of runs, for the workflow's report."""

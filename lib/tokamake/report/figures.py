@@ -1,0 +1,107 @@
+"""The figures of a run: loss, learning rate and throughput over steps, and the mixture of corpora.
+
+Arrays come from `history`, rows from `mixture`; figures go to `plot`, which saves them.
+"""
+
+import math
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, PercentFormatter
+
+from tokamake.report import style
+from tokamake.report.metrics_history import History, smooth
+from tokamake.report.mixture import Component, largest
+from tokamake.report.style import BLUE, GREY, INK, MUTED, PALE_BLUE, VALIDATION_COLORS, Label
+
+_MOST_BARS = 30
+
+
+def loss(history: History, vocab_size: int) -> Figure:
+    """Training loss, raw and smoothed, validation loss, and the loss of a uniform guess."""
+    steps, raw = history.training["step"], history.training["loss"]
+    smoothed = smooth(raw)
+    figure, axes = style.over_steps("Loss", height=4.8)
+    axes.set_ylabel("nats per token")
+    axes.plot(steps, raw, color=PALE_BLUE, linewidth=1.0)
+    axes.plot(steps, smoothed, color=BLUE, linewidth=2.0)
+    labels = [Label(smoothed[-1], f"training (mean) {smoothed[-1]:.3f}", BLUE)]
+    for number, (name, (places, measured)) in enumerate(history.validation.items()):
+        color = VALIDATION_COLORS[number % len(VALIDATION_COLORS)]
+        # Sets may lie on each other: the later ones are smaller and of other shapes.
+        marker, size = "osD^v"[number % 5], max(2.5, 6.5 - 2 * number)
+        axes.plot(places, measured, "-", color=color, linewidth=1.0)
+        axes.plot(places, measured, marker, color=color, markersize=size)
+        title = "validation" if name == "valid" else name
+        labels.append(Label(measured[-1], f"{title} {measured[-1]:.3f}", color))
+    uniform = math.log(vocab_size)
+    axes.axhline(uniform, color=MUTED, linewidth=1.2, linestyle=(0, (5, 4)))
+    labels.append(Label(uniform, f"uniform guess\nln {vocab_size:,} = {uniform:.2f}", MUTED))
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, max(high, uniform + 0.04 * (high - low)))
+    style.label_ends(axes, labels)
+    return figure
+
+
+def learning_rate(history: History) -> Figure:
+    """Learning rate over steps, its peak named."""
+    steps, rate = history.training["step"], history.training["learning_rate"]
+    figure, axes = style.over_steps("Learning rate")
+    axes.plot(steps, rate, color=BLUE, linewidth=2.0)
+    axes.set_ylim(0, max(rate.max() * 1.12, 1e-12))
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0), useMathText=True)
+    peak = int(rate.argmax())
+    axes.annotate(
+        f"peak {style.scientific(rate[peak])} at step {steps[peak]:,.0f}",
+        (steps[peak], rate[peak]),
+        xytext=(0, 8),
+        textcoords="offset points",
+        horizontalalignment="left" if peak < len(rate) / 2 else "right",
+        color=BLUE,
+    )
+    style.label_ends(axes, [Label(rate[-1], f"last {style.scientific(rate[-1])}", BLUE)])
+    return figure
+
+
+def throughput(history: History) -> Figure:
+    """Tokens trained on per second, and the median."""
+    steps, speed = history.training["step"], history.training["tokens_per_second"]
+    median = float(np.median(speed))
+    figure, axes = style.over_steps("Throughput")
+    axes.set_ylabel("tokens per second")
+    axes.plot(steps, speed, "-o", color=PALE_BLUE, linewidth=1.0, markersize=2.5)
+    axes.axhline(median, color=BLUE, linewidth=1.6)
+    axes.set_ylim(0, max(speed.max() * 1.1, 1.0))
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    style.label_ends(axes, [Label(median, f"median\n{median:,.0f} tokens/s", BLUE)])
+    return figure
+
+
+def mixture(corpora: list[Component]) -> Figure:
+    """Bars of each corpus: its share of all tokens, and of the samples that the run trains on."""
+    rows = largest(corpora, _MOST_BARS)
+    figure = Figure(figsize=(style.WIDTH_INCHES, 1.5 + 0.62 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title("Mixture", loc="left", fontsize=13, fontweight="bold", pad=12)
+    _bars(axes, rows)
+    axes.set_yticks(range(len(rows)), [row.name for row in rows], color=INK)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+    axes.spines["left"].set_visible(False)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_xlim(0, 1.12 * max(max(row.share_of_tokens, row.share_of_samples) for row in rows))
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False)
+    return figure
+
+
+def _bars(axes: Axes, rows: list[Component]) -> None:
+    for offset, colour, name, shares in (
+        (-0.18, GREY, "share of tokens", [row.share_of_tokens for row in rows]),
+        (0.18, BLUE, "share of training samples", [row.share_of_samples for row in rows]),
+    ):
+        places = [place + offset for place in range(len(rows))]
+        bars = axes.barh(places, shares, height=0.32, color=colour, label=name)
+        axes.bar_label(
+            bars, [f"{share:.1%}" for share in shares], padding=4, fontsize=10, color=MUTED
+        )

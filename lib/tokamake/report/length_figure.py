@@ -1,0 +1,100 @@
+"""The figure of document lengths: for each corpus, how many documents and tokens lie in each bin.
+
+Histograms come with the corpora from `mixture`; the figure goes to `plot`, which saves it.
+"""
+
+import math
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from tokamake.data.indexed import length_histogram
+from tokamake.report import style
+from tokamake.report.mixture import Component, largest
+from tokamake.report.style import BLUE, GREY, INK, MUTED
+
+_MOST_ROWS = 12
+_MOST_TICKS = 18
+_ROW_INCHES, _HEAD_INCHES = 1.25, 0.5
+
+
+def lengths(corpora: list[Component], sequence_length: int) -> Figure:
+    """Bars of each corpus: the shares of its documents and of its tokens by length.
+
+    Args:
+        corpora: those with documents are drawn.
+        sequence_length: tokens of a training sample, drawn as a line.
+    """
+    rows = largest([corpus for corpus in corpora if corpus.lengths], _MOST_ROWS)
+    figure = _titled("Document lengths", _ROW_INCHES * max(2, len(rows)) + 0.6)
+    if not rows:
+        return figure
+    panels = figure.subplots(len(rows), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    line = math.log2(sequence_length)
+    for axes, corpus in zip(panels, rows, strict=True):
+        _bars(axes, corpus)
+        dashes = axes.axvline(line, color=MUTED, linewidth=1.2, linestyle=(0, (5, 4)))
+        dashes.set_label(f"sequence length {sequence_length:,}")
+    all_bins = length_histogram.add(corpus.lengths for corpus in rows)
+    first, last = (_place(all_bins[end]["longest"]) for end in (0, -1))
+    panels[-1].set_xlim(min(first, line) - 0.4, max(last + 1, line) + 0.4)
+    _label(panels[-1], range(first, last + 2))
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="upper right", ncols=3, frameon=False)
+    return figure
+
+
+def _titled(title: str, height: float) -> Figure:
+    """A figure with room above its panels for a title and a legend; `height` in inches is below."""
+    whole = height + _HEAD_INCHES
+    figure = Figure(figsize=(style.WIDTH_INCHES, whole), layout="constrained")
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(rect=(0, 0, 1, height / whole))
+    top = 1 - 0.12 / whole
+    figure.text(0.008, top, title, va="top", fontsize=13, fontweight="bold")
+    return figure
+
+
+def _place(longest: int) -> int:
+    """Horizontal place of a bin: the power of two of its shortest length, -1 for length 0."""
+    return longest.bit_length() - 1
+
+
+def _bars(axes: Axes, corpus: Component) -> None:
+    places = [_place(one["longest"]) for one in corpus.lengths]
+    for offset, colour, name, counts in (
+        (0.29, BLUE, "share of documents", [one["documents"] for one in corpus.lengths]),
+        (0.71, GREY, "share of tokens", [one["tokens"] for one in corpus.lengths]),
+    ):
+        shares = [count / max(1, sum(counts)) for count in counts]
+        axes.bar([place + offset for place in places], shares, 0.4, color=colour, label=name)
+    axes.set_title(corpus.name, loc="left", fontsize=11, color=INK)
+    mean = corpus.tokens / corpus.documents if corpus.documents else 0.0
+    axes.set_title(
+        f"{corpus.documents:,} documents, {mean:,.0f} tokens each on average",
+        loc="right",
+        fontsize=10,
+        color=MUTED,
+    )
+    axes.yaxis.set_major_locator(MaxNLocator(2))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.grid(axis="x", visible=False)
+    axes.spines["left"].set_visible(False)
+
+
+def _label(axes: Axes, places: range) -> None:
+    every = 1 if len(places) <= _MOST_TICKS else 2
+    shown = [place for place in places if place < 0 or place % every == 0]
+    axes.set_xticks(shown, [_power(place) for place in shown])
+    axes.set_xlabel("tokens of a document")
+
+
+def _power(place: int) -> str:
+    """Write a power of two: 512, 1k for 1,024, 1M for 1,048,576."""
+    if place < 0:
+        return "0"
+    thousands, rest = divmod(place, 10)
+    return f"{2**rest}{('', 'k', 'M', 'G', 'T')[thousands]}"

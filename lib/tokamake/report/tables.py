@@ -1,0 +1,167 @@
+"""The tables of the report: corpora, evaluation, samples and the run in short, each an HTML page.
+
+Rows come from `mixture` and from the JSON files of `evaluate`, `generate` and `train`.
+"""
+
+from typing import Any
+
+from tokamake.config import Run
+from tokamake.data.indexed.length_histogram import median_bin
+from tokamake.report import html_pages
+from tokamake.report.mixture import Component, total
+from tokamake.units import duration, in_bytes
+
+_STOPPED = {
+    "eod": "ended the document",
+    "max_new_tokens": "stopped at the wanted length",
+    "context": "reached the model's longest input",
+}
+_PLACES = {"loss": 4, "perplexity": 2, "bits_per_byte": 4}
+"""Measures of a model, and how many digits of each are shown."""
+
+
+def corpora(rows: list[Component]) -> str:
+    """What was tokenized, how often the run goes through it, and what the documents are like."""
+    header = ["corpus", "files", "documents", "tokens", "text", "weight", "epochs"]
+    used = html_pages.table(header, [_corpus(row) for row in rows], _corpus(total(rows)))
+    header = ["corpus", "read", "empty", "duplicate", "quarantined"]
+    header += ["bytes per token", "mean length", "median length"]
+    like = html_pages.table(header, [_documents(row) for row in rows], _documents(total(rows)))
+    return html_pages.page("Corpora", html_pages.sections([("", used), ("Documents", like)]))
+
+
+def _corpus(row: Component) -> list[str]:
+    return [
+        row.name,
+        f"{row.files:,}",
+        f"{row.documents:,}",
+        f"{row.tokens:,}",
+        "–" if row.text_bytes is None else in_bytes(row.text_bytes),
+        f"{row.share_of_samples:.1%}" if row.trained_tokens else "held out",
+        f"{row.epochs:.2f}" if row.trained_tokens else "–",
+    ]
+
+
+def _documents(row: Component) -> list[str]:
+    middle = median_bin(row.lengths)
+    counts = (
+        row.documents_in,
+        row.empty_documents,
+        row.duplicate_documents,
+        row.quarantined_documents,
+    )
+    return [
+        row.name,
+        *("–" if count is None else f"{count:,}" for count in counts),
+        f"{row.text_bytes / row.tokens:.2f}" if row.text_bytes is not None and row.tokens else "–",
+        f"{row.tokens / row.documents:,.0f}" if row.documents else "–",
+        "–" if middle is None else _range(middle["shortest"], middle["longest"]),
+    ]
+
+
+def _range(first: int, last: int) -> str:
+    return f"{first:,}" if first == last else f"{first:,}–{last:,}"
+
+
+def evaluation(scored: dict[str, Any], earlier: dict[int, dict[str, Any]]) -> str:
+    """Held-out loss by corpus and overall, and overall after earlier segments, by their steps."""
+    header = ("corpus", "documents", "tokens", "bytes", "loss", "perplexity", "bits per byte")
+    rows = [_scores(name, scores) for name, scores in scored["corpora"].items()]
+    last = html_pages.table(header, rows, _scores("overall", scored["overall"]))
+    sections = [("", last)]
+    if earlier:
+        measures = ["step", *header[-len(_PLACES) :]]
+        of_step = [_scores(f"{step:,}", value["overall"]) for step, value in earlier.items()]
+        of_step.append(_scores("last", scored["overall"]))
+        kept = [[row[0], *row[-len(_PLACES) :]] for row in of_step]
+        sections.append(("After each segment", html_pages.table(measures, kept)))
+    return html_pages.page("Held-out evaluation", html_pages.sections(sections))
+
+
+def _scores(name: str, scores: dict[str, Any]) -> list[str]:
+    counts = [f"{scores[key]:,}" for key in ("documents", "tokens", "bytes")]
+    measures = [
+        "–" if scores[key] is None else f"{scores[key]:,.{digits}f}"
+        for key, digits in _PLACES.items()
+    ]
+    return [name, *counts, *measures]
+
+
+def samples(drawn: list[dict[str, Any]]) -> str:
+    """Prompts and what the model made of them."""
+    body = "\n".join(
+        html_pages.sample(
+            sample["prompt"],
+            sample["text"],
+            f"{sample['num_new_tokens']} tokens; {_STOPPED[sample['stopped']]}",
+        )
+        for sample in drawn
+    )
+    return html_pages.page("Samples", body)
+
+
+def summary(run: Run, trained: dict[str, Any], num_parameters: int) -> str:
+    """The run in short: model, training, result, and what it ran with."""
+    versions = ", ".join(f"{name} {number}" for name, number in trained["versions"].items())
+    values = [
+        ("model", _shape(run)),
+        ("parameters", f"{num_parameters:,}"),
+        ("recipe", _training(run)),
+        *_start(run),
+        ("trained", f"{trained['consumed_tokens']:,} tokens in {trained['step']:,} steps"),
+        *_losses(trained),
+        ("time", f"{duration(trained['seconds'])} on {_ranks(trained['world_size'])}"),
+        ("mean speed", f"{trained['tokens_per_second']:,.0f} tokens/s"),
+        ("checkpoint", trained["checkpoint"]),
+        ("versions", versions),
+    ]
+    return html_pages.page(f"Run {run.run}", html_pages.definitions(values))
+
+
+def _shape(run: Run) -> str:
+    shape = run.architecture
+    return (
+        f"{shape.family}: {shape.num_hidden_layers} layers, width {shape.hidden_size:,}, "
+        f"MLP {shape.intermediate_size:,}, {shape.num_attention_heads} query and "
+        f"{shape.num_key_value_heads} key-value heads, vocabulary {shape.vocab_size:,}"
+        f"{', tied embeddings' if shape.tie_word_embeddings else ''}"
+    )
+
+
+def _training(run: Run) -> str:
+    train = run.train
+    ramp = train.rampup_batch_size
+    batch = f"{f'{ramp[0]:,} to ' if ramp else ''}{train.global_batch_size:,}"
+    return (
+        f"{train.train_steps:,} steps of {batch} × {train.sequence_length:,} "
+        f"tokens, {train.optimizer.name}, {train.schedule.name} schedule, "
+        f"{train.precision or 'precision of the device'}, ZeRO stage {train.zero_stage}"
+    )
+
+
+def _start(run: Run) -> list[tuple[str, str]]:
+    """What the weights were before, if they were not random."""
+    finetune = run.train.finetune
+    if finetune is None:
+        return []
+    how = "weights alone" if finetune else f"continued at step {run.step:,}"
+    return [("start", f"{run.checkpoint}, {how}")]
+
+
+def _losses(trained: dict[str, Any]) -> list[tuple[str, str]]:
+    first, last, measured = (
+        trained[key] for key in ("first_loss", "last_loss", "validation_losses")
+    )
+    losses = []
+    if last is not None:
+        losses.append(("training loss", f"{last:.4f} nats per token, at first {first:.4f}"))
+    for key, loss in measured[-1].items() if measured else ():
+        if key != "step":
+            kind, _, name = key.replace("_", " ", 1).partition("/")
+            title = f"{kind} ({name})" if name else kind
+            losses.append((title, f"{loss:.4f} nats per token"))
+    return losses
+
+
+def _ranks(number: int) -> str:
+    return "1 rank" if number == 1 else f"{number:,} ranks"

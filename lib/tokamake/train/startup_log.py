@@ -1,0 +1,115 @@
+"""What the trainer says once as it starts: model, layout, settings that were chosen, memory."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel
+
+from tokamake.checkpoint import model_tensors
+from tokamake.config import Run, TrainSettings
+from tokamake.runtime.console import counted
+from tokamake.runtime.ranks import Ranks
+from tokamake.train.memory import device_memory, estimate
+from tokamake.train.numerics import precision_of
+
+
+def opening(run: Run, ranks: Ranks, device: torch.device, *, resumed: Path | None = None) -> str:
+    """Lines for people about a run that starts on some ranks.
+
+    Args:
+        run: the run as `resolve` wrote it.
+        ranks: this process among its peers.
+        device: of this rank.
+        resumed: checkpoint of its own that it goes on from.
+    """
+    # Other lines tell these.
+    usual = TrainSettings(precision=run.train.precision, finetune=run.train.finetune)
+    return "\n".join(
+        f"{title:9} {text}"
+        for title, text in (
+            ("model", _model(run)),
+            ("start", f"{resumed}, where this run goes on" if resumed else _start(run)),
+            ("layout", _layout(run, ranks, device)),
+            ("settings", ", ".join(chosen(run.train, usual)) or "all as by default"),
+            *_memory(run, ranks, device),
+        )
+    )
+
+
+def num_parameters(run: Run) -> int:
+    """Parameters of the whole model."""
+    return sum(map(math.prod, model_tensors.shapes(run.architecture).values()))
+
+
+def _model(run: Run) -> str:
+    train = run.train
+    tokens = train.global_batch_size * train.sequence_length
+    return (
+        f"{run.run}: {run.architecture.family}, {num_parameters(run):,} parameters; "
+        f"{counted(train.train_steps, 'step')} of {tokens:,} tokens"
+    )
+
+
+def _start(run: Run) -> str:
+    if run.train.finetune is False:
+        return (
+            f"{run.checkpoint}, continued at step {run.step:,}: weights, optimizer states, loss "
+            f"scale, {run.consumed_samples:,} samples"
+        )
+    how = "finetuned: " if run.train.finetune else ""
+    return f"{run.checkpoint}, {how}weights alone, at step 0"
+
+
+def _layout(run: Run, ranks: Ranks, device: torch.device) -> str:
+    train, parallel = run.train, run.train.parallel
+    sizes = {
+        "data": parallel.data_parallel_size(ranks.world_size),
+        "context": parallel.context_parallel_size,
+        "tensor": parallel.tensor_parallel_size,
+        "pipeline": parallel.pipeline_parallel_size,
+    }
+    product = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+    return (
+        f"{counted(ranks.world_size, 'rank')}{f' = {product}' * bool(product)} on {device.type}, "
+        f"{precision_of(train, device)}, {train.backend}, ZeRO stage {train.zero_stage}"
+    )
+
+
+def chosen(value: BaseModel, default: BaseModel, prefix: str = "") -> Iterator[str]:
+    """Settings that differ from their defaults, as `name value`; of a plug-in, from its own."""
+    if (kind := getattr(value, "name", None)) != getattr(default, "name", None):
+        yield f"{prefix}name {kind}"
+        default = type(value).model_validate({"name": kind})
+    for name in type(default).model_fields:
+        own, usual = getattr(value, name), getattr(default, name)
+        if isinstance(own, BaseModel) and isinstance(usual, BaseModel):
+            yield from chosen(own, usual, f"{prefix}{name}.")
+        elif own != usual:
+            yield f"{prefix}{name} {_shown(own)}"
+
+
+def _shown(value: Any) -> str:
+    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _memory(run: Run, ranks: Ranks, device: torch.device) -> Iterator[tuple[str, str]]:
+    needed, there = estimate(run, ranks.world_size, device), device_memory(device, ranks)
+    parts = ", ".join(f"{name} {_size(getattr(needed, name))}" for name in needed._fields[:4])
+    yield (
+        "memory",
+        f"about {_size(needed.total)} a rank ({parts}); the device has {_size(there)} for it",
+    )
+    if needed.total > there:
+        yield (
+            "warning",
+            "that is more than there is: lower train.micro_batch_size, raise train.zero_stage, "
+            "share the model over more ranks (train.parallel), or set "
+            "train.recompute_granularity",
+        )
+
+
+def _size(number: float) -> str:
+    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"

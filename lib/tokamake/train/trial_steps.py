@@ -1,0 +1,111 @@
+"""Training steps of a run that leave nothing behind: for measurements of speed or of rates.
+
+The run's own engine and data, or random tokens; no validation, checkpoints or output folder.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tokamake import plugins
+from tokamake.config import Run
+from tokamake.data.samples.fim.samples import training_samples
+from tokamake.data.samples.index_folder import read_index
+from tokamake.data.samples.loader import steps
+from tokamake.errors import UserError
+from tokamake.runtime.cores import ahead
+from tokamake.runtime.rank_errors import heard, same_fate
+from tokamake.runtime.ranks import Ranks
+from tokamake.train.numerics import check_repeatable, decided
+from tokamake.train.resolve import check_backend, check_layout, check_lengths, check_precision
+from tokamake.train.startup_log import opening
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokamake.train.batch import TokenRows
+
+
+class Trial:
+    """A run that is tried, and told as `train` tells it; all batches have their full size.
+
+    Attributes:
+        run: the run, with what it leaves to the device written down.
+        engine: of the run's back end.
+
+    Args:
+        run: the resolved run.
+        ranks: this process among its peers.
+        device: where the model lives.
+        num_steps: steps that are wanted.
+        synthetic: whether to train on random tokens; else the index is read.
+
+    Raises:
+        UserError: the run cannot start, or has too few samples.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        ranks: Ranks,
+        device: "torch.device",
+        *,
+        num_steps: int,
+        synthetic: bool = False,
+    ) -> None:
+        # A trial has the run's first weights alone, and a fresh optimizer.
+        finetune = None if run.train.finetune is None else True
+        train = run.train.model_copy(update={"rampup_batch_size": None, "finetune": finetune})
+        self.run = decided(run.model_copy(update={"train": train}), device)
+        self._ranks, self._num_steps, self._synthetic = ranks, num_steps, synthetic
+        with same_fate():
+            check_layout(self.run, ranks.world_size)
+            check_precision(self.run.train)
+            check_backend(self.run, device)
+            check_repeatable(self.run, device)
+            if not synthetic:
+                self._check_samples()
+                self._samples = training_samples(self.run, verify=False)
+            said = opening(self.run, ranks, device)
+        if ranks.rank == 0:
+            print(said, flush=True)
+        self.engine: Any = plugins.load("train/backends", train.backend).Engine(
+            self.run, ranks, device
+        )
+
+    def _check_samples(self) -> None:
+        run, described = self.run, read_index(self.run.index)
+        check_lengths(run.train, run.architecture, described, run.index)
+        found = described["splits"]["train"]["samples"]
+        needed = self._num_steps * run.train.global_batch_size
+        if found < needed:
+            raise UserError(
+                f"{run.index}: has {found} training samples, {self._num_steps} steps take "
+                f"{needed}; lower --steps"
+            )
+
+    def batches(self) -> "Iterator[list[TokenRows]]":
+        """This rank's micro batches of each step."""
+        if self._synthetic:
+            return self._random()
+        mesh = self.engine.mesh
+        found = steps(
+            self._samples,
+            self.run.train.batch_sizes,
+            consumed_samples=0,
+            micro_batch_size=self.run.train.micro_batch_size,
+            data_parallel_rank=mesh.data.rank,
+            data_parallel_size=mesh.data.size,
+        )
+        return heard(ahead([*step.micro_batches] for step in found), self._ranks)
+
+    def _random(self) -> "Iterator[list[TokenRows]]":
+        train, data = self.run.train, self.engine.mesh.data
+        vocabulary = self.run.architecture.vocab_size
+        assert vocabulary is not None
+        generator = np.random.default_rng((self.run.seed, data.rank))
+        shape = train.micro_batch_size, train.sequence_length + 1
+        count = train.global_batch_size // (train.micro_batch_size * data.size)
+        for _ in range(self._num_steps):
+            yield [generator.integers(vocabulary, size=shape) for _ in range(count)]

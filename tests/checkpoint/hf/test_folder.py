@@ -1,0 +1,242 @@
+"""Hugging Face folders: what transformers writes we read, what we write transformers loads."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.llamas import ARCHITECTURES, BIASED, label, reference, tensors_of
+from tokamake.checkpoint.hf import hf_folder
+from tokamake.checkpoint.model_tensors import random
+from tokamake.errors import UserError
+
+PLAIN, TIED = ARCHITECTURES[5], ARCHITECTURES[7]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that transformers wrote."""
+    reference(PLAIN).save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+def _edit(path: Path, **values: Any) -> None:
+    config = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({key: value for key, value in config.items() if value != "absent"}))
+
+
+@pytest.mark.parametrize("shard_bytes", [None, 20_000], ids=["single", "sharded"])
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, BIASED], ids=label)
+def test_reads_what_transformers_writes(
+    tmp_path: Path, architecture: Any, shard_bytes: int | None
+) -> None:
+    model = reference(architecture)
+    sizes = {"max_shard_size": shard_bytes} if shard_bytes else {}
+    model.save_pretrained(tmp_path, **sizes)
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1 or shard_bytes
+    found, tensors = hf_folder.read(tmp_path)
+    assert found == architecture
+    expected = tensors_of(model, architecture)
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[key]) for key, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("architecture", [PLAIN, TIED], ids=label)
+def test_transformers_loads_what_we_write(
+    tmp_path: Path, architecture: Any, dtype: torch.dtype
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = reference(architecture, dtype)
+    hf_folder.write(tmp_path / "a", architecture, tensors_of(model, architecture))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "a", dtype="auto").eval()
+    tokens = torch.arange(24).view(2, 12)
+    with torch.no_grad():
+        assert loaded.dtype == dtype
+        assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+    assert loaded.config.eos_token_id is loaded.generation_config.eos_token_id is None
+    assert loaded.config.bos_token_id is None
+    assert loaded.config.rope_parameters["rope_theta"] == 5000.0
+    again, tensors = hf_folder.read(tmp_path / "a")
+    assert again == architecture
+    assert {tensor.dtype for tensor in tensors.values()} == {dtype}
+
+
+def test_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
+    for copy in ("a", "b"):
+        hf_folder.write(tmp_path / copy, PLAIN, random(PLAIN, 1))
+    for file in (tmp_path / "a").iterdir():
+        assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
+        assert file.stat().st_mode == (tmp_path / "a" / "config.json").stat().st_mode
+
+
+def test_a_failed_write_leaves_the_old_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hf_folder.write(tmp_path / "a", PLAIN, random(PLAIN, 1))
+    before = (tmp_path / "a" / "model.safetensors").read_bytes()
+    monkeypatch.setattr(safetensors.torch, "save_file", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        hf_folder.write(tmp_path / "a", PLAIN, random(PLAIN, 2))
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_reads_the_config_of_transformers_4(folder: Path) -> None:
+    _edit(folder / "config.json", rope_parameters="absent", rope_scaling=None, rope_theta=77.0)
+    assert hf_folder.read_config(folder)[0].rope_theta == 77.0
+    _edit(folder / "config.json", rope_theta="absent", num_key_value_heads="absent")
+    architecture = hf_folder.read_config(folder)[0]
+    assert architecture.rope_theta == 10000.0
+    assert architecture.num_key_value_heads == architecture.num_attention_heads
+
+
+def test_rotary_buffers_of_old_checkpoints_are_left_out(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+    save_file(load_file(file) | extra, file)
+    assert hf_folder.read(folder)[1].keys() == random(PLAIN, 0).keys()
+
+
+def test_a_stored_copy_of_the_tied_output_layer_is_left_out(tmp_path: Path) -> None:
+    hf_folder.write(tmp_path, TIED, random(TIED, 1))
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, file)
+    assert "lm_head.weight" not in hf_folder.read(tmp_path)[1]
+    save_file(tensors | {"lm_head.weight": torch.ones(131, 64)}, file)
+    with pytest.raises(UserError, match=r"lm_head\.weight differs .* set it to false"):
+        hf_folder.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"model_type": "mistral"},
+            "model_type: 'mistral' is not known; choose a model of",
+        ),
+        ({"model_type": "absent"}, "model_type: None is not known"),
+        ({"attention_bias": "some"}, "attention_bias: 'some': input should be a valid boolean"),
+        ({"hidden_act": "gelu"}, "hidden_act: 'gelu': llama has silu only"),
+        ({"hidden_act": "mish"}, "hidden_act: 'mish': input should be 'silu', 'gelu'"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: .* is not supported"),
+        ({"head_dim": 32}, r"head_dim: 32 is not hidden_size / num_attention_heads \(16\)"),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 2}},
+            "rope_scaling: .*dynamic.* is not .* one of default, linear, llama3, yarn$",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "factor": 2.0}},
+            "rope_scaling.rope_type llama3 needs high_freq_factor, low_freq_factor; add it",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 0.5}},
+            r"rope_scaling\.factor: 0\.5: input should be greater than or equal to 1",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 2, "beta_fast": 3}},
+            "rope_type linear has no use for beta_fast; leave it out",
+        ),
+        ({"partial_rotary_factor": 0.5}, "rope_parameters: .* that turns whole heads"),
+        (
+            {"rope_parameters": {"partial_rotary_factor": 0.5}},
+            "rope_parameters: .* is not",
+        ),
+        ({"rope_parameters": {"rope_theta": "high"}}, "rope_theta: 'high'"),
+        ({"vocab_size": "absent"}, "vocab_size: missing"),
+        ({"hidden_size": "absent"}, "hidden_size: missing"),
+        ({"num_attention_heads": 3}, "hidden_size is not a multiple of num_attention_heads"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_configs_beyond_the_family_are_refused(
+    folder: Path, values: dict[str, Any], message: str
+) -> None:
+    _edit(folder / "config.json", **values)
+    with pytest.raises(UserError, match=message) as error:
+        hf_folder.read(folder)
+    assert str(error.value).startswith(f"{folder / 'config.json'}: ")
+    assert "\n" not in str(error.value)
+
+
+def _save(edit: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        edit(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return change
+
+
+def _truncate(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def _index(content: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / "model.safetensors").rename(folder / "a.safetensors")
+        (folder / "model.safetensors.index.json").write_text(content)
+
+    return change
+
+
+NORM = "model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (shutil.rmtree, r"config\.json: no such file; fix model\.checkpoint"),
+        (lambda f: (f / "config.json").write_text("{"), r"config\.json: not valid JSON"),
+        (lambda f: (f / "config.json").write_text("[]"), r"config\.json: model_type: None"),
+        (lambda f: (f / "model.safetensors").unlink(), r"no model\.safetensors nor .*; save the"),
+        (_truncate, r"model\.safetensors: damaged \(.*\); fix model\.checkpoint"),
+        (_save(lambda t: t.pop(NORM)), r"tensor model\.norm\.weight is missing; fetch"),
+        (_save(lambda t: t.update(x=torch.ones(1))), r"tensor x is not part of the model; fetch"),
+        (
+            _save(lambda t: [t.pop(key) for key in list(t) if "layers.2" in key]),
+            r"tensor model\.layers\.2\.input_layernorm\.weight \(and 8 more\) is missing",
+        ),
+        (
+            _save(lambda t: t.update({NORM: torch.ones(65)})),
+            r"model\.safetensors: tensor model\.norm\.weight has shape \[65\], .* for \[64\]",
+        ),
+        (
+            _save(lambda t: t.update({NORM: torch.ones(64).bfloat16()})),
+            r"model\.norm\.weight is torch\.bfloat16; save all tensors in one of fp32, bf16, fp16",
+        ),
+        (_index("{"), r"index\.json: not valid JSON"),
+        (_index("{}"), r"index\.json: no weight_map"),
+        (_index('{"weight_map": {"x": "b.safetensors"}}'), r"b\.safetensors: no such file"),
+        (_index('{"weight_map": {"x": "a.safetensors"}}'), r"a\.safetensors: tensor x is missing"),
+    ],
+)
+def test_broken_folders_are_refused(
+    folder: Path, change: Callable[[Path], Any], message: str
+) -> None:
+    change(folder)
+    with pytest.raises(UserError, match=message) as error:
+        hf_folder.read(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_truncated_shard_is_refused(folder: Path) -> None:
+    _index('{"weight_map": {"model.norm.weight": "a.safetensors"}}')(folder)
+    (folder / "a.safetensors").write_bytes(b"123")
+    with pytest.raises(UserError, match=r"a\.safetensors: damaged"):
+        hf_folder.read(folder)
+
+
+def test_integer_weights_are_refused(tmp_path: Path) -> None:
+    integers = {key: tensor.int() for key, tensor in random(PLAIN, 0).items()}
+    with pytest.raises(UserError, match=r"torch\.int32; save all tensors in one of"):
+        hf_folder.write(tmp_path / "a", PLAIN, integers)

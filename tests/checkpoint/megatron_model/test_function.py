@@ -1,0 +1,272 @@
+"""Megatron's arguments of a model's function: carried over, or refused; and written so that
+Megatron would compute the same, or said where it cannot."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support import gpts, llamas, megatron_names
+from tokamake.checkpoint.convert import convert
+from tokamake.checkpoint.detect import open_any
+from tokamake.checkpoint.hf import hf_folder
+from tokamake.checkpoint.megatron_model.arguments import architecture_of
+from tokamake.checkpoint.model_tensors import random
+from tokamake.checkpoint.torch_files.allowed_globals import Attribute, StandIn
+from tokamake.config import Architecture
+from tokamake.errors import UserError
+
+SHAPE: dict[str, Any] = {
+    "num_layers": 2,
+    "hidden_size": 64,
+    "ffn_hidden_size": 48,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+}
+GPT = SHAPE | {"normalization": "LayerNorm", "position_embedding_type": "learned_absolute"}
+LLAMA = SHAPE | {
+    "swiglu": True,
+    "normalization": "RMSNorm",
+    "position_embedding_type": "rope",
+    "add_bias_linear": False,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+FILE = Path("somewhere/model_optim_rng.pt")
+
+
+def read(known: dict[str, Any], *, is_core: bool = True, **others: Any) -> Architecture:
+    """What arguments say."""
+    args = Namespace(**{**known, **others})
+    return architecture_of(args, FILE, padded_vocab_size=256, is_core=is_core)
+
+
+class PositionEmbeddingType(StandIn):
+    """BigScience's, as it is read from a checkpoint."""
+
+    name = "megatron.enums.PositionEmbeddingType"
+
+
+def by_name(member: str) -> Any:
+    """A member of it, as Python 3.11.0 to 3.11.4 pickles it."""
+    return Attribute()(PositionEmbeddingType, member)
+
+
+CARRIED = [
+    (LLAMA, {}, {"rope_scaling": None, "rope_theta": 10000.0, "rms_norm_eps": 1e-5}),
+    (LLAMA, {"rotary_base": 500000}, {"rope_theta": 500000.0}),
+    (LLAMA, {"rotary_base": 7, "rope_theta": 7.0}, {"rope_theta": 7.0}),
+    (LLAMA, {"norm_epsilon": 1e-3}, {"rms_norm_eps": 1e-3}),
+    (LLAMA, {"add_bias_linear": True}, {"attention_bias": True, "mlp_bias": True}),
+    (LLAMA, {"add_bias_linear": True, "add_qkv_bias": True}, {"attention_bias": True}),
+    (LLAMA, {"use_rope_scaling": True, "rope_scaling_factor": 32.0}, {"factor": 32.0}),
+    (LLAMA, {"use_rope_scaling": True}, LLAMA3),
+    (LLAMA, {"rotary_seq_len_interpolation_factor": 4}, {"rope_type": "linear", "factor": 4.0}),
+    (LLAMA, {"rotary_seq_len_interpolation_factor": 1}, {"rope_scaling": None}),
+    (LLAMA, {"rope_scaling_factor": 8.0}, {"rope_scaling": None}),
+    (GPT, {}, {"hidden_act": "gelu_new", "position_embedding": "learned", "mlp_bias": True}),
+    (GPT, {"layernorm_epsilon": 1e-3}, {"layer_norm_epsilon": 1e-3}),
+    (GPT, {"bias_gelu_fusion": False}, {"hidden_act": "gelu"}),
+    (GPT, {"bias_gelu_fusion": True, "onnx_safe": True}, {"hidden_act": "gelu_new"}),
+    (GPT, {"bias_gelu_fusion": True, "add_bias_linear": False}, {"hidden_act": "gelu"}),
+    (GPT, {"bias_gelu_fusion": False, "openai_gelu": True}, {"hidden_act": "gelu"}),
+    (GPT, {"position_embedding_type": "rope", "rotary_base": 5}, {"rope_theta": 5.0}),
+    (GPT, {"use_rotary_position_embeddings": True}, {"position_embedding": "rotary"}),
+    (GPT, {"rotary_percent": 0.25, "rotary_interleaved": True}, {"position_embedding": "learned"}),
+    (GPT, {"position_embedding_type": "alibi"}, {"position_embedding": "alibi"}),
+    (GPT, {"position_embedding_type": PositionEmbeddingType(1)}, {"position_embedding": "rotary"}),
+    (GPT, {"position_embedding_type": PositionEmbeddingType(2)}, {"position_embedding": "learned"}),
+    (GPT, {"position_embedding_type": PositionEmbeddingType(3)}, {"position_embedding": "alibi"}),
+    (GPT, {"position_embedding_type": by_name("absolute")}, {"position_embedding": "learned"}),
+    (GPT, {"position_embedding_type": by_name("alibi")}, {"position_embedding": "alibi"}),
+    (GPT, {"embed_layernorm": True}, {"embedding_layernorm": True}),
+    (GPT, {"num_experts": [1], "softmax_type": "vanilla", "scaling_recipe": "none"}, {}),
+    (GPT, {"apply_query_key_layer_scaling": True, "fp8": "e4m3", "window_size": None}, {}),
+    (GPT, {"attention_head_type": "multiquery"}, {"num_key_value_heads": 1}),
+    (GPT, {"group_query_attention": True, "num_query_groups": 2}, {"num_key_value_heads": 2}),
+    (GPT, {"num_query_groups": 1}, {"num_key_value_heads": 4}),
+]
+
+
+@pytest.mark.parametrize(("known", "others", "expected"), CARRIED)
+def test_an_argument_of_the_function_is_carried_over(
+    known: dict[str, Any], others: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    found = read(known, **others).model_dump()
+    found |= found["rope_scaling"] or {}
+    assert expected.items() <= found.items()
+
+
+def test_megatron_core_looks_at_norm_epsilon() -> None:
+    both = {"layernorm_epsilon": 1e-5, "norm_epsilon": 1e-6}
+    assert read(LLAMA, **both, is_core=True).rms_norm_eps == 1e-6
+    assert read(LLAMA, **both, is_core=False).rms_norm_eps == 1e-5
+
+
+def test_megatrons_own_models_take_openai_gelu() -> None:
+    known = {**GPT, "bias_gelu_fusion": False}
+    assert read(known, openai_gelu=True, is_core=False).hidden_act == "gelu_new"
+    assert read(known, onnx_safe=True, is_core=False).hidden_act == "gelu"
+    assert read(known, is_core=False).hidden_act == "gelu"
+
+
+REFUSED = [
+    *((GPT, {name: True}) for name in ("apply_layernorm_1p", "squared_relu", "quick_geglu")),
+    *((GPT, {name: True}) for name in ("qk_layernorm", "multi_latent_attention", "use_mup")),
+    (GPT, {"apply_residual_connection_post_layernorm": True}),
+    (GPT, {"layernorm_zero_centered_gamma": True}),
+    (GPT, {"glu_activation": "geglu"}),
+    (GPT, {"window_size": (128, 0)}),
+    (GPT, {"num_experts": 8}),
+    (GPT, {"num_experts": [1, 4]}),
+    (GPT, {"softmax_type": "off-by-one"}),
+    (GPT, {"softmax_scale": 0.1}),
+    (GPT, {"parallel_attn": True}),
+    (GPT, {"mtp_num_layers": 1}),
+    (GPT, {"attention_output_gate": True}),
+    (GPT, {"glu_linear_offset": 1.0}),
+    (GPT, {"hybrid_override_pattern": "M-M*"}),
+    (GPT, {"add_position_embedding": False}),
+    (GPT, {"add_bias_linear": False, "add_qkv_bias": True}),
+    (LLAMA, {"rotary_percent": 0.5}),
+    (LLAMA, {"rotary_interleaved": True}),
+    (LLAMA, {"no_rope_freq": 4}),
+    (LLAMA, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
+    (LLAMA, {"position_embedding_type": "none"}),
+    (LLAMA, {"position_embedding_type": "mrope"}),
+    (GPT, {"position_embedding_type": "relative"}),
+    (GPT, {"position_embedding_type": PositionEmbeddingType(9)}),
+    (GPT, {"position_embedding_type": by_name("sinusoidal")}),
+    (LLAMA, {"normalization": "LayerNorm"}),
+    (GPT, {"normalization": "RMSNorm"}),
+    (GPT, {"kv_channels": 32}),
+    (GPT, {"vocab_size": "many"}),
+    (GPT, {"num_key_value_heads": "few"}),
+]
+
+
+@pytest.mark.parametrize(("known", "others"), REFUSED)
+def test_an_argument_that_no_family_has_is_refused_by_name(
+    known: dict[str, Any], others: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError) as error:
+        read(known, **others)
+    name = [*others][-1]
+    assert str(error.value).startswith(f"{FILE}: args.{name}: ")
+    assert "give " in str(error.value) or "again" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("known", "others", "message"),
+    [
+        (LLAMA, {"rope_theta": 1e4, "rotary_base": 5e5}, "contradict each other"),
+        (LLAMA, {"rope_theta": 1e4, "rotary_base": [1e4]}, "contradict each other"),
+        (
+            LLAMA,
+            {"use_rope_scaling": True, "rotary_seq_len_interpolation_factor": 2},
+            "together with use_rope_scaling",
+        ),
+        (GPT, {"onnx_safe": True}, "Megatrons differ in which gelu"),
+        (LLAMA, {"position_embedding_type": "learned_absolute"}, "llama has rotary only"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused(
+    known: dict[str, Any], others: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        read(known, **others, is_core=False)
+
+
+SCALINGS = {
+    "llama3": (LLAMA3, {"use_rope_scaling": True, "rope_scaling_factor": 8.0}),
+    "linear": (
+        {"rope_type": "linear", "factor": 2.0},
+        {"use_rope_scaling": False, "rotary_seq_len_interpolation_factor": 2.0},
+    ),
+}
+OTHERS = {
+    "llama3.2": {**LLAMA3, "original_max_position_embeddings": 4096},
+    "yarn": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32},
+}
+GQA = llamas.ARCHITECTURES[5]
+
+
+def stretched(scaling: dict[str, Any]) -> Architecture:
+    """A Llama with such positions."""
+    return Architecture(**{**GQA.model_dump(), "rope_scaling": scaling})
+
+
+def converted(tmp_path: Path, shape: Architecture, kind: str) -> Path:
+    """A checkpoint in a format of Megatron's, by way of the command."""
+    hf_folder.write(tmp_path / "hf", shape, random(shape, 1))
+    convert(source=tmp_path / "hf", target=tmp_path / kind, format=kind)  # type: ignore
+    return tmp_path / kind
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_megatron_lm_is_told_the_stretch_of_positions(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scaling, expected = SCALINGS[name]
+    folder = converted(tmp_path, stretched(scaling), "megatron")
+    (file,) = folder.rglob("*.pt")
+    found = vars(torch.load(file, weights_only=False)["args"])
+    assert expected.items() <= found.items()
+    assert type(found["rotary_base"]) is int  # as its option takes it
+    assert "has no argument" not in capsys.readouterr().err
+    megatron_names.as_others_write(folder)
+    assert open_any(folder).architecture == stretched(scaling)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, kind) for name in OTHERS for kind in ("mds", "megatron", "universal")),
+        ("llama3", "mds"),
+        ("linear", "mds-pipeline"),
+    ],
+)
+def test_a_stretch_that_megatron_cannot_be_told_is_said_and_kept(
+    name: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scaling = OTHERS.get(name) or SCALINGS[name][0]
+    folder = converted(tmp_path, stretched(scaling), kind)
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert f"has no argument for rope_scaling {scaling['rope_type']}: it would compute" in line
+    assert open_any(folder).architecture == stretched(scaling)
+
+
+@pytest.mark.parametrize("kind", ["mds", "megatron"])
+@pytest.mark.parametrize("name", gpts.ARCHITECTURES)
+def test_what_is_not_said_of_a_gpt_is_what_megatrons_arguments_lack(
+    name: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = gpts.ARCHITECTURES[name]
+    folder = converted(tmp_path, shape, kind)
+    told = capsys.readouterr().err
+    assert open_any(folder).architecture == shape
+    megatron_names.as_others_write(folder)
+    found = open_any(folder).architecture
+    by_tanh = {"hidden_act": "gelu_new"} if "tanh" in shape.hidden_act else {}
+    if "has no argument" not in told:
+        assert found == shape.model_copy(update=by_tanh)
+    lacking = {"gpt2-relu", "starcoder2-mqa-plain"}
+    lacking |= {"bloom", "bloom-6-heads"} if kind == "megatron" else set()
+    assert ("has no argument" in told) == (name in lacking)
+
+
+@pytest.mark.parametrize("kind", ["mds", "mds-pipeline", "megatron", "universal"])
+def test_every_format_refuses_another_function(kind: str, tmp_path: Path) -> None:
+    folder = converted(tmp_path, GQA, kind)
+    megatron_names.as_others_write(folder, rotary_percent=0.5)
+    with pytest.raises(UserError, match=r"\.pt: args\.rotary_percent: 0\.5: means") as error:
+        open_any(folder)
+    assert str(error.value).startswith(str(folder))

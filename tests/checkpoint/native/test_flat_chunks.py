@@ -1,0 +1,34 @@
+"""Pieces of flattened tensors as boxes of the whole ones."""
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokamake.checkpoint.native.flat_chunks import boxes
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
+def test_boxes_hold_a_run_of_elements(shape: list[int], data: st.DataObject) -> None:
+    size = int(np.prod(shape))
+    start = data.draw(st.integers(0, size))
+    stop = data.draw(st.integers(start, size))
+    corner = [data.draw(st.integers(0, 3)) for _ in shape]
+    place = [slice(at, at + length) for at, length in zip(corner, shape, strict=True)]
+    run = torch.arange(start, stop)
+    found = boxes(run, start, place)
+    assert len(found) <= 2 * len(shape)
+    whole = torch.full([at.stop for at in place], -1)
+    for offset, box in found.items():
+        region = tuple(slice(at, at + n) for at, n in zip(offset, box.shape, strict=True))
+        assert (whole[region] == -1).all()
+        whole[region] = box
+    part = whole[tuple(place)].flatten()
+    assert torch.equal(part[start:stop], run)
+    assert (part[:start] == -1).all()
+    assert (part[stop:] == -1).all()
+    assert (whole >= 0).sum() == stop - start
+    # They are views: what a checkpoint fills is what the optimizer has.
+    for box in found.values():
+        box.fill_(7)
+    assert (run == 7).all()

@@ -1,0 +1,258 @@
+"""Boxes of tensors arrive bit by bit, however they lie in files; and bytes alone need no torch."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from itertools import pairwise, product
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tokamake.checkpoint import model_tensors, writer
+from tokamake.checkpoint.detect import open_any
+from tokamake.checkpoint.hf import hf_folder
+from tokamake.checkpoint.tensors import chunks, copy, dtypes
+from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Opened, Target
+from tokamake.checkpoint.tensors.copy import fill
+from tokamake.checkpoint.tensors.extents import Block, Region, Source
+from tokamake.config import Architecture
+from tokamake.errors import UserError
+
+SHAPE = (150, 70)
+KEY = "model.x"
+SMALL = Architecture(
+    vocab_size=250,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
+CUTS: dict[str, tuple[list[int], list[int]]] = {
+    "whole": ([0, 150], [0, 70]),
+    "rows": ([0, 40, 41, 150], [0, 70]),
+    "columns": ([0, 150], [0, 30, 70]),
+    "boxes": ([0, 101, 150], [0, 7, 70]),
+}
+
+
+def boxes_of(cut: str) -> Iterator[tuple[slice, ...]]:
+    rows, columns = (list(pairwise(each)) for each in CUTS[cut])
+    for row, column in product(rows, columns):
+        yield slice(*row), slice(*column)
+
+
+def laid_out(file: Path, cut: str, *, turned: bool, dtype: dtypes.Dtype) -> list[Region]:
+    """A file of which each tensor is a box, or its transpose, with some bytes before each."""
+    found, end = [], 3
+    for box in boxes_of(cut):
+        size = tuple(at.stop - at.start for at in box)
+        stride = (1, size[0]) if turned else None
+        block = Block(KEY, box, 0, stride)
+        shape = size[::-1] if turned else size
+        found.append(Region(file, "x", end, shape, dtype, (block,)))
+        end += found[-1].num_bytes + 5
+    file.touch()
+    os.truncate(file, end)
+    return found
+
+
+def values(dtype: torch.dtype) -> Tensor:
+    return torch.arange(SHAPE[0] * SHAPE[1]).view(SHAPE).to(dtype)
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["rows to", "columns to"])
+@pytest.mark.parametrize("was_turned", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize(("cut", "was_cut"), product(CUTS, CUTS))
+def test_every_box_arrives(
+    tmp_path: Path, cut: str, was_cut: str, was_turned: bool, turned: bool
+) -> None:
+    for dtype in (dtypes.FLOAT32, dtypes.OF_WEIGHTS["bf16"]):
+        parts = laid_out(tmp_path / "a", was_cut, turned=was_turned, dtype=dtype)
+        whole = values(dtype.torch)
+        for region in parts:
+            (block,) = region.blocks
+            block.view(region.map(writable=True)).copy_(whole[block.place])
+        targets = laid_out(tmp_path / "b", cut, turned=turned, dtype=dtype)
+        begin = (tmp_path / "b").read_bytes()
+        source = Source(parts, {KEY: SHAPE})
+        assert [*fill(targets, source, keys=[KEY])] == [KEY]
+        assert torch.equal(Source(targets, {KEY: SHAPE}).read(KEY), whole)
+        for region in targets:  # what lies between stays as it is
+            end = region.offset + region.num_bytes
+            assert (tmp_path / "b").read_bytes()[end : end + 5] == begin[end : end + 5]
+
+
+def test_small_rows_and_long_runs_give_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for long in (1, 10**9):
+        monkeypatch.setattr(copy, "_LONG", long)
+        monkeypatch.setattr(chunks, "SLAB", 1000)
+        parts = laid_out(tmp_path / "a", "boxes", turned=False, dtype=dtypes.FLOAT32)
+        for region in parts:
+            region.map(writable=True).copy_(torch.rand(region.numel, generator=_generator()))
+        (target,) = laid_out(tmp_path / "b", "whole", turned=False, dtype=dtypes.FLOAT32)
+        assert [*fill([target], Source(parts, {KEY: SHAPE}), keys=[KEY])] == [KEY]
+        found.append((tmp_path / "b").read_bytes())
+        (tmp_path / "b").unlink()
+    assert found[0] == found[1]
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(1)
+
+
+def test_there_is_room_for_the_largest_at_a_time() -> None:
+    room = copy._Room(10)
+    with room.take(4), room.take(6):
+        assert not room._left
+    assert room._left == 10
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+def test_parts_that_overlap_and_leave_a_hole_are_damage(tmp_path: Path, columns: bool) -> None:
+    regions = []
+    for name, start in (("a", 0), ("b", 3)):
+        (tmp_path / name).write_bytes(bytes(400))
+        place = slice(start, start + 4), slice(0, 5)
+        block = Block(KEY, place[::-1] if columns else place)
+        regions.append(Region(tmp_path / name, "x", 0, block.size, dtypes.FLOAT32, (block,)))
+    with pytest.raises(
+        UserError, match=f"/b: damaged: its part of tensor {KEY} overlaps that in .*/a"
+    ):
+        Source(regions, {KEY: (5, 8) if columns else (8, 5)})
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "uint8"]
+)
+def test_a_number_is_read_in_any_format(tmp_path: Path, dtype: str) -> None:
+    kind = dtypes.named(dtype)
+    assert kind is not None
+    held = torch.tensor([3, 96], dtype=kind.torch)
+    (tmp_path / "a").write_bytes(held.view(torch.uint8).numpy().tobytes())
+    region = Region(tmp_path / "a", "x", 0, (2,), kind, (Block(KEY, (), 1),))
+    assert Source([region], {KEY: ()}).number(KEY) == 96.0
+
+
+def test_a_number_in_a_format_of_none_is_refused(tmp_path: Path) -> None:
+    kind = dtypes.named("complex64")
+    assert kind is not None
+    (tmp_path / "a").write_bytes(bytes(8))
+    region = Region(tmp_path / "a", "x", 0, (), kind, (Block(KEY, ()),))
+    with pytest.raises(UserError, match=r"a: tensor x is torch\.complex64, in which no number"):
+        Source([region], {KEY: ()}).number(KEY)
+
+
+FORMATS = ["hf", "mds", "mds-pipeline", "megatron", "universal", "native"]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_bytes_are_moved_without_torch(tmp_path: Path, format: str) -> None:
+    hf_folder.write(tmp_path / "a", SMALL, model_tensors.random(SMALL, 1))
+    assert not packages_of(tmp_path, f"{{'format': {format!r}}}", "{'format': 'hf'}")
+    one, two = (tmp_path / name / "model.safetensors" for name in "ac")
+    assert one.read_bytes() == two.read_bytes()
+
+
+STRIDED = {
+    "transposed": lambda each: each.t().contiguous().t(),
+    "of longer rows": lambda each: torch.cat([each, each], dim=1)[:, : each.shape[1]],
+    "every other": lambda each: torch.stack([each, each], dim=-1)[..., 1],
+    "every other, transposed": lambda each: torch.stack([each, each])[1].t().contiguous().t(),
+    "a row for all": lambda each: each[:1].expand(each.shape),
+}
+
+
+@pytest.mark.parametrize("kind", STRIDED)
+def test_tensors_that_lie_with_strides_are_moved_without_torch(tmp_path: Path, kind: str) -> None:
+    known = model_tensors.random(SMALL, 1)
+    made = {name: STRIDED[kind](each) if each.dim() > 1 else each for name, each in known.items()}
+    assert not any(each.is_contiguous() for each in made.values() if each.dim() > 1)
+    hf_folder.write(tmp_path / "a", SMALL, made)
+    whole = tmp_path / "a/model.safetensors"
+    expected = whole.read_bytes()
+    whole.unlink()
+    torch.save(made, tmp_path / "a/pytorch_model.bin")
+    assert not packages_of(
+        tmp_path, "{'format': 'mds', 'tensor_parallel_size': 2}", "{'format': 'hf'}"
+    )
+    assert (tmp_path / "c/model.safetensors").read_bytes() == expected
+
+
+def test_what_no_strides_tell_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(400))
+    # Rows of 3 in a tensor of rows of 4.
+    block = Block(KEY, (slice(0, 4), slice(0, 3)))
+    region = Region(tmp_path / "a", "x", 0, (3, 4), dtypes.FLOAT32, (block,), stride=(1, 8))
+    with pytest.raises(UserError, match="tensor x lies in an order that is not read; save it aga"):
+        Source([region], {KEY: (4, 3)})
+
+
+@pytest.mark.parametrize("format", [name for name in FORMATS if name != "universal"])
+def test_numbers_are_rounded_without_torch(tmp_path: Path, format: str) -> None:
+    hf_folder.write(tmp_path / "a", SMALL, model_tensors.random(SMALL, 1))
+    rounded = f"{{'format': {format!r}, 'dtype': 'bf16'}}"
+    assert not packages_of(tmp_path, rounded, "{'format': 'hf'}")
+    one, two = (hf_folder.read(tmp_path / name)[1] for name in "ac")
+    assert all(torch.equal(two[name], tensor.bfloat16()) for name, tensor in one.items())
+
+
+def test_states_become_shards_without_torch(tmp_path: Path) -> None:
+    known: dict[str, Tensor | float] = {}
+    for name, tensor in model_tensors.random(SMALL, 1).items():
+        moments = {f"optimizer.{kind}.{name}": tensor + 1 for kind in ("exp_avg", "exp_avg_sq")}
+        known |= {f"model.{name}": tensor, f"optimizer.step.{name}": 7.0, **moments}
+    settings = {"lr": 0.1, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
+    begin = Opened(
+        "test", Path(), SMALL, Source([], {}, known), notes={OPTIMIZER_SETTINGS: settings}
+    )
+    writer.write(tmp_path / "a", begin, "native", Target())
+    shared = "{'format': 'mds', 'data_parallel_size': 3, 'zero_stage': 2}"
+    assert not packages_of(tmp_path, shared, "{'format': 'native'}")
+    for folder in "bc":
+        found = open_any(tmp_path / folder).source
+        assert all(torch.equal(found.read(key), begin.source.read(key)) for key in known)
+
+
+def packages_of(root: Path, *forms: str) -> list[str]:
+    """Large packages that a process has imported which has converted a to b, and that to c."""
+    program = f"""
+import sys
+from pathlib import Path
+from tokamake.checkpoint.convert import convert
+root = Path(sys.argv[1])
+convert(source=root / "a", target=root / "b", **{forms[0]})
+convert(source=root / "b", target=root / "c", **{forms[1]})
+print(*(name for name in ("torch", "transformers", "safetensors") if name in sys.modules))
+"""
+    command = [sys.executable, "-c", program, str(root)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return done.stdout.splitlines()[-1].split()
+
+
+def test_few_files_are_open_however_many_parts_a_tensor_has(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}" for number in range(200)]
+    for number, path in enumerate(paths):
+        path.write_bytes(bytes([number]))
+
+    def open_files() -> int:
+        found = 0
+        for link in Path("/proc/self/fd").iterdir():
+            with suppress(FileNotFoundError):  # what lists them is open itself meanwhile
+                found += link.readlink().is_relative_to(tmp_path)
+        return found
+
+    with ExitStack() as stack:
+        files = chunks.Files(stack)
+        for path in [*paths, *paths]:
+            found = os.pread(files.descriptor(path, os.O_RDONLY), 1, 0)
+            assert found == path.read_bytes()
+            assert 0 < open_files() <= 65
+    assert open_files() == 0

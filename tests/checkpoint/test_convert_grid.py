@@ -1,0 +1,153 @@
+"""From Hugging Face to Megatron's layouts and back: every tensor's sha256, for every family."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from itertools import cycle, product
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from tests.support import gpts, llamas
+from tokamake import plugins
+from tokamake.checkpoint import model_tensors, writer
+from tokamake.checkpoint.detect import open_any
+from tokamake.checkpoint.hf import hf_folder
+from tokamake.checkpoint.tensors.checkpoint import Layout, Target
+from tokamake.config import Architecture
+from tokamake.errors import UserError
+
+KINDS = {
+    **gpts.ARCHITECTURES,
+    **{f"llama-kv{each.num_key_value_heads}": each for each in llamas.ARCHITECTURES},
+    "llama-biased": llamas.BIASED,
+}
+"""A model of each kind that the trainer has, too small for many ranks."""
+VOCABULARIES = (131, 1025, 1024)
+"""Padded on any ranks, padded to twice as many rows on 8, never padded."""
+
+
+def grown(architecture: Architecture, vocab_size: int, *, tied: bool) -> Architecture:
+    """Such a model in a size that 8 tensor-parallel ranks in 4 stages can share."""
+    heads = 16 if architecture.num_attention_heads == 4 else 24  # no power of two, as of ALiBi
+    groups = {1: 1, architecture.num_attention_heads: heads}
+    is_usual = architecture.intermediate_size == 4 * architecture.hidden_size
+    sizes = {
+        "vocab_size": vocab_size,
+        "hidden_size": 4 * heads,
+        "intermediate_size": 16 * heads if is_usual else 48,
+        "num_hidden_layers": 4,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups.get(architecture.num_key_value_heads, 8),
+        "tie_word_embeddings": tied,
+    }
+    return Architecture(**{**architecture.model_dump(), **sizes})
+
+
+def shapes() -> Iterator[tuple[str, Architecture]]:
+    """Each kind, tied and not; vocabularies in turn."""
+    met: list[Architecture] = []
+    sizes = cycle(VOCABULARIES)
+    for (name, kind), tied in product(KINDS.items(), (True, False)):
+        if (plain := grown(kind, 131, tied=tied)) in met:
+            continue  # kinds that differ in the tie alone
+        met.append(plain)
+        shape = plain.model_copy(update={"vocab_size": next(sizes)})
+        yield f"{name}-{'tied' if tied else 'untied'}-{shape.vocab_size}", shape
+
+
+SHAPES = dict(shapes())
+LAYOUTS = {
+    "mds": [(tensor, 1) for tensor in (1, 2, 4, 8)],
+    "mds_pipeline": [*product((1, 2, 4, 8), (1, 2, 4))],
+    "megatron": [*product((1, 2, 4, 8), (1, 2, 4))],
+}
+
+
+def any_bits(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Finite numbers of any bits in bf16: zeros with signs, and those below the normal ones."""
+    bits = torch.randint(-(2**15), 2**15, shape, generator=generator).to(torch.int16)
+    is_none = (bits & 0x7F80) == 0x7F80
+    return torch.where(is_none, bits & ~0x4000, bits).view(torch.bfloat16)
+
+
+def weights(architecture: Architecture) -> dict[str, torch.Tensor]:
+    """By our names, always the same ones."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = model_tensors.shapes(architecture)
+    return {name: any_bits(shape, generator) for name, shape in shapes.items()}
+
+
+def sums(folder: Path) -> dict[str, str]:
+    """Format, shape and sha256 of each tensor of Hugging Face's, read by safetensors itself."""
+    found = {}
+    with safe_open(folder / "model.safetensors", framework="pt") as opened:
+        for name in opened.keys():  # noqa: SIM118, it is no mapping
+            tensor = opened.get_tensor(name)
+            raw = tensor.view(torch.uint8).numpy().tobytes()
+            digest = hashlib.sha256(raw).hexdigest()
+            found[name] = f"{tensor.dtype} {[*tensor.shape]} {digest}"
+    return found
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def start(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face checkpoint; do not write there."""
+    folder = tmp_path_factory.mktemp("start") / request.param
+    hf_folder.write(folder, SHAPES[request.param], weights(SHAPES[request.param]))
+    return folder
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_keeps_the_sha256_of_every_tensor(
+    name: str, start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # thousands of files; no power cut is awaited
+    checkpoint, known = open_any(start), sums(start)
+    assert checkpoint.architecture == SHAPES[start.name]
+    vocab_size = SHAPES[start.name].vocab_size
+    assert vocab_size is not None
+    for key, tensor in weights(checkpoint.architecture).items():
+        assert torch.equal(checkpoint.source.read(f"model.{key}"), tensor), key
+    for size, stages in LAYOUTS[name]:
+        folder, target = tmp_path / f"{size}-{stages}", Target(Layout(size, stages))
+        assert writer.write(folder, checkpoint, name, target) == ([], [])
+        found = open_any(folder)
+        assert (found.format, found.layout) == (name, target.layout)
+        assert found.architecture == checkpoint.architecture
+        each = 128 * size
+        assert found.padded_vocab_size == -(-vocab_size // each) * each
+        writer.write(folder / "back", found, "hf", Target())
+        assert sums(folder / "back") == known, (size, stages)
+        configs = [(each / "config.json").read_text() for each in (start, folder / "back")]
+        assert configs[0] == configs[1]
+
+
+def test_every_model_type_is_there_tied_and_not() -> None:
+    families = plugins.names("models/*/hf")
+    types = {
+        stored.model_type
+        for family in families
+        for stored in plugins.load("models/*/hf", family).HUGGING_FACE
+    }
+    for tied in (True, False):
+        shown = [each for each in SHAPES.values() if each.tie_word_embeddings == tied]
+        assert {hf_folder.format_for(each).model_type for each in shown} == types
+        assert {each.position_embedding for each in shown} == {"learned", "rotary", "alibi"}
+        gpt = {each.num_key_value_heads for each in shown if each.family == "gpt"}
+        llama = {each.num_key_value_heads for each in shown if each.family == "llama"}
+        assert llama == {1, 8, 16}
+        assert gpt >= llama
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_ranks_that_cannot_share_heads_are_refused(name: str, tmp_path: Path) -> None:
+    (shape,) = (SHAPES[each] for each in SHAPES if each.startswith("starcoder2-tied"))
+    architecture = shape.model_copy(update={"num_key_value_heads": 2})
+    hf_folder.write(tmp_path / "hf", architecture, model_tensors.random(architecture, 1))
+    for tensor in (4, 8):
+        with pytest.raises(UserError, match=f"{tensor}: does not divide num_key_value_heads 2"):
+            writer.write(tmp_path / "a", open_any(tmp_path / "hf"), name, Target(Layout(tensor)))
+    assert [each.name for each in tmp_path.iterdir()] == ["hf"]

@@ -1,0 +1,148 @@
+"""A tokenizer goes along into Hugging Face's folder, and what is left of it is said."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checkpoint.test_init_model import words
+from tests.support import llamas
+from tokamake.checkpoint import writer
+from tokamake.checkpoint.convert import convert
+from tokamake.checkpoint.detect import open_any
+from tokamake.checkpoint.hf import hf_folder
+from tokamake.checkpoint.model_tensors import random
+from tokamake.checkpoint.tensors.checkpoint import Target
+from tokamake.errors import UserError
+
+SHAPE = llamas.ARCHITECTURES[5]
+OF_MODEL = ["config.json", "generation_config.json", "model.safetensors"]
+FILES = ["tokenizer.json", "tokenizer_config.json"]
+
+
+@pytest.fixture
+def native(tmp_path: Path) -> Path:
+    """A checkpoint of tokamake's own, of a model of 131 tokens."""
+    hf_folder.write(tmp_path / "start", SHAPE, random(SHAPE, 1))
+    convert(source=tmp_path / "start", target=tmp_path / "native", format="native")
+    shutil.rmtree(tmp_path / "start")
+    return tmp_path / "native"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def end_tokens(folder: Path) -> list[Any]:
+    return [json.loads((folder / name).read_text())["eos_token_id"] for name in OF_MODEL[:2]]
+
+
+def test_a_tokenizer_is_put_beside_the_weights(
+    native: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer, files = words(tmp_path, 120), ["chat_template.jinja", *FILES]
+    (tokenizer / "notes.txt").write_text("not of the tokenizer")
+    (tokenizer / "chat_template.jinja").write_text("{{ messages }}")
+    convert(source=native, target=tmp_path / "a", format="hf", tokenizer=tokenizer)
+    assert names(tmp_path / "a") == sorted(OF_MODEL + files)
+    for name in files:
+        assert (tmp_path / "a" / name).read_bytes() == (tokenizer / name).read_bytes()
+    assert end_tokens(tmp_path / "a") == [119, 119]
+    told = capsys.readouterr().out
+    assert f"tokenizer: {', '.join(files)}, from {tokenizer}\n" in told
+    assert "left behind" not in told
+    assert "no end-of-text token" not in told
+    file = tokenizer / "tokenizer.json"
+    convert(source=native, target=tmp_path / "b", format="hf", tokenizer=file)
+    assert names(tmp_path / "b") == names(tmp_path / "a")
+
+
+def test_transformers_takes_the_tokenizer_with_the_model(tmp_path: Path, sampled: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from tokamake.data.tokenizers import open_tokenizer
+
+    opened = open_tokenizer(sampled / "tokenizer")
+    shape = SHAPE.model_copy(update={"vocab_size": opened.vocab_size})
+    hf_folder.write(tmp_path / "start", shape, random(shape, 1))
+    convert(source=tmp_path / "start", target=tmp_path / "native", format="native")
+    output = tmp_path / "export"
+    convert(source=tmp_path / "native", target=output, format="hf", tokenizer=sampled / "tokenizer")
+    model = AutoModelForCausalLM.from_pretrained(output)
+    assert model.generation_config.eos_token_id == opened.eod
+    encoded = AutoTokenizer.from_pretrained(output)("def f(x):", return_tensors="pt")
+    assert encoded.input_ids[0].tolist() == opened.encode_batch(["def f(x):"])[0]
+    with torch.no_grad():
+        assert model(encoded.input_ids).logits.isfinite().all()
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused(native: Path, tmp_path: Path) -> None:
+    def refused(message: str, **options: Any) -> None:
+        with pytest.raises(UserError, match=message) as error:
+            convert(**{"source": native, "target": tmp_path / "out", "format": "hf", **options})
+        assert "\n" not in str(error.value)
+        assert not [name for name in names(tmp_path) if "out" in name]
+
+    refused(
+        r"words132: has 132 entries, the model of .*global_step0 has 131; give the tokenizer",
+        tokenizer=words(tmp_path, 132),
+    )
+    refused("tokenizer .*none: no such file or folder", tokenizer=tmp_path / "none")
+    for kind in ("native", "mds", "mds-pipeline", "universal", "megatron"):
+        message = f"words120: a checkpoint of format {kind} keeps none; leave it out, or choose hf"
+        refused(message, format=kind, tokenizer=words(tmp_path, 120))
+    convert(source=native, target=tmp_path / "fits", format="hf", tokenizer=words(tmp_path, 131))
+
+
+def test_the_tokenizer_of_a_hugging_face_folder_comes_along(
+    native: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, tokenizer = tmp_path / "a", words(tmp_path, 120)
+    convert(source=native, target=source, format="hf", tokenizer=tokenizer)
+    (source / "chat_template.jinja").write_text("{{ messages }}")
+    (source / "README.md").write_text("not of the tokenizer")
+    capsys.readouterr()
+    convert(source=source, target=tmp_path / "b", format="hf", dtype="bf16")
+    kept = ["chat_template.jinja", *FILES]
+    assert f"tokenizer: {', '.join(kept)}, from {source}\n" in capsys.readouterr().out
+    assert names(tmp_path / "b") == sorted(OF_MODEL + kept)
+    for name in kept:
+        assert (tmp_path / "b" / name).read_bytes() == (source / name).read_bytes()
+    assert end_tokens(tmp_path / "b") == [119, 119]
+    # Another one takes its place.
+    convert(source=source, target=tmp_path / "c", format="hf", tokenizer=words(tmp_path, 100))
+    assert names(tmp_path / "c") == sorted(OF_MODEL + FILES)
+    assert end_tokens(tmp_path / "c") == [99, 99]
+    capsys.readouterr()
+    convert(source=source, target=tmp_path / "d", format="mds")
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        f"left behind: tokenizer ({', '.join(kept)})"
+    ]
+
+
+def test_cut_off_it_does_not_go_on_with_another_tokenizer(
+    native: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = words(tmp_path, 120).rename(tmp_path / "tokenizer")
+    options: dict[str, Any] = {"source": native, "target": tmp_path / "a", "format": "hf"}
+    monkeypatch.setattr(writer, "_sync", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        convert(**options, tokenizer=tokenizer)
+    monkeypatch.undo()
+    assert not (tmp_path / "a").exists()
+    for file in words(tmp_path, 100).iterdir():
+        file.rename(tokenizer / file.name)
+    convert(**options, tokenizer=tokenizer)
+    assert end_tokens(tmp_path / "a") == [99, 99]
+
+
+def test_large_models_have_it_beside_their_shards(native: Path, tmp_path: Path) -> None:
+    files = (*(words(tmp_path, 120) / name for name in FILES),)
+    target = Target(tokenizer=files, max_shard_bytes=50_000)
+    writer.write(tmp_path / "a", open_any(native), "hf", target)
+    assert {*FILES, "model.safetensors.index.json"} <= {*names(tmp_path / "a")}
+    assert len([*(tmp_path / "a").glob("model-*-of-*.safetensors")]) > 1
+    assert open_any(tmp_path / "a").tokenizer == (*(tmp_path / "a" / name for name in FILES),)

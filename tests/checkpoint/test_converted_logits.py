@@ -1,0 +1,127 @@
+"""A model computes the same in every format: transformers' logits are the measure."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from tests.checkpoint.test_convert_grid import SHAPES
+from tests.support.engines import build
+from tests.support.families import FAMILIES, weights
+from tests.support.layouts import laid_out, parallel
+from tests.support.proofs import STARTS
+from tests.support.ranks import spawn
+from tests.support.runs import make_run, prepare
+from tokamake.checkpoint import model_tensors
+from tokamake.checkpoint.convert import convert
+from tokamake.checkpoint.detect import open_any
+from tokamake.checkpoint.hf import hf_folder
+from tokamake.config import read_run
+from tokamake.train import pipeline_stages
+
+FORMS = {
+    "mds": {"tensor_parallel_size": 2},
+    "mds-pipeline": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+    "universal": {"pipeline_parallel_size": 2},
+    "megatron": {
+        "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "virtual_pipeline_size": 2,
+    },
+    "native": {},
+}  # fmt: skip
+
+
+KINDS = ("starcoder2", "starcoder2-mqa-plain", "bloom-6-heads", "llama-biased", "gpt2-relu")
+MODELS = FAMILIES | {
+    name: shape for name, shape in SHAPES.items() if name.rsplit("-", 2)[0] in KINDS
+}
+"""All kinds of attention, positions and biases that the trainer has."""
+SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
+SAMPLES = torch.arange(48).view(2, 24)
+
+
+def of_transformers(folder: Path, tokens: Tensor = SAMPLES) -> Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return model(tokens).logits
+
+
+def of_the_trainer(folder: Path) -> Tensor:
+    """Logits of the model that training would start from, read tensor by tensor."""
+    opened = open_any(folder)
+    read = {key.removeprefix("model."): opened.source.read(key) for key in opened.source}
+    with torch.no_grad():
+        return model_tensors.to_model(opened.architecture, read).eval()(SAMPLES)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_logits_are_those_of_transformers_after_every_conversion(
+    family: str, tmp_path: Path
+) -> None:
+    architecture = MODELS[family]
+    small = {name: 0.1 * each for name, each in weights(architecture, torch.float32).items()}
+    hf_folder.write(tmp_path / "start", architecture, small)
+    expected = of_transformers(tmp_path / "start")
+    assert expected.std() > 0.01
+    for format, sizes in FORMS.items():
+        there, back = tmp_path / format, tmp_path / f"{format}-hf"
+        convert(source=tmp_path / "start", target=there, format=format, **sizes)  # type: ignore
+        torch.testing.assert_close(of_the_trainer(there), expected, rtol=0, atol=1e-5)
+        convert(source=there, target=back, format="hf")
+        assert torch.equal(of_transformers(back), expected)
+
+
+ON_RANKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "untied": ("mds-pipeline", parallel(tp=2, pp=2)),
+    "tied": ("megatron", parallel(tp=2, pp=2)),
+    "gpt": ("mds-pipeline", parallel(tp=2, pp=2, sp=True)),
+    "mqa": ("mds", parallel(tp=4)),
+    "deep": ("megatron", parallel(pp=4)),
+}
+"""Which models go through which format, and how four ranks of the trainer share them."""
+TOKENS = torch.arange(8 * 17).view(8, 17) % 121
+
+
+def of_ranks(configs: dict[str, Path]) -> dict[str, Tensor | None]:
+    """This rank's part of the logits of each model, if it has the last stage."""
+    found: dict[str, Tensor | None] = {}
+    for name, config in configs.items():
+        engine, seen = build(laid_out(read_run(config), ON_RANKS[name][1])), list[Tensor]()
+        loss = pipeline_stages.cross_entropy
+
+        def watched(logits: Tensor, *rest: Any, seen: Any = seen, loss: Any = loss, **size: Any):
+            seen.append(logits)
+            return loss(logits, *rest, **size)
+
+        pipeline_stages.cross_entropy = watched
+        engine.mean_loss(iter(TOKENS.numpy().reshape(4, 2, 17)))
+        pipeline_stages.cross_entropy = loss
+        found[name] = torch.cat(seen) if seen else None
+        dist.barrier()
+    return found
+
+
+@pytest.mark.ranks
+def test_ranks_that_share_a_converted_model_compute_the_same(tmp_path: Path) -> None:
+    """Of tensor parallelism in pipelines, and each alone; fp32."""
+    prepare(tmp_path)
+    configs, expected = {}, {}
+    for name, (format, changes) in ON_RANKS.items():
+        root, sizes = tmp_path / name, changes["parallel"]
+        weights = model_tensors.random(STARTS[name], 6)
+        hf_folder.write(root / "hf", STARTS[name], weights)
+        expected[name] = of_transformers(root / "hf", TOKENS[:, :-1])
+        parts = {key: size for key, size in sizes.items() if key in SIZES}
+        convert(source=root / "hf", target=root / "parts", format=format, **parts)  # type: ignore
+        convert(source=root / "parts", target=root / "native", format="native")
+        configs[name] = make_run(tmp_path, name, start=root / "native", finetune=True)
+    founds = spawn(of_ranks, 4, configs)
+    for name, theirs in expected.items():
+        assert theirs.std() > 0.01
+        # Those of a tensor follow one another; parts of the vocabulary may be filled up.
+        parts = [each[name] for each in founds if each[name] is not None]
+        ours = torch.cat(parts[: ON_RANKS[name][1]["parallel"].get("tensor_parallel_size", 1)], -1)
+        torch.testing.assert_close(ours[..., :121], theirs, rtol=0, atol=1e-5)

@@ -1,0 +1,88 @@
+"""The stages from an architecture file to tokamake's own checkpoints and back to Hugging Face."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers import models
+
+from tokamake.checkpoint.convert import convert
+from tokamake.checkpoint.hf import hf_folder
+from tokamake.checkpoint.init_model import init_model
+from tokamake.errors import UserError
+
+SHAPE = """\
+family: llama
+hidden_size: 32
+intermediate_size: 48
+num_hidden_layers: 2
+num_attention_heads: 4
+num_key_value_heads: 2
+"""
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    return {
+        name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+        for name, tensor in hf_folder.read(folder)[1].items()
+    }
+
+
+def words(folder: Path, entries: int) -> Path:
+    """A tokenizer of so many words."""
+    path = folder / f"words{entries}"
+    path.mkdir(exist_ok=True)
+    vocabulary = {f"w{number}": number for number in range(entries - 1)} | {"</s>": entries - 1}
+    tokenizers.Tokenizer(models.WordLevel(vocabulary, "w0")).save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    return path
+
+
+@pytest.fixture
+def yaml(tmp_path: Path) -> Path:
+    """An architecture file without a vocabulary."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(SHAPE)
+    return path
+
+
+def test_init_import_export_keep_every_bit(
+    yaml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    init, imported, exported = (tmp_path / name for name in ("init", "import", "export"))
+    init_model(architecture=yaml, tokenizer=words(tmp_path, 300), seed=1, output=init)
+    convert(source=init, target=imported, format="native")
+    convert(source=imported, target=exported, format="hf")
+    assert _hashes(init) == _hashes(exported)
+    assert (init / "config.json").read_bytes() == (exported / "config.json").read_bytes()
+    size = "34,720 parameters in 21 tensors"
+    assert capsys.readouterr().out.splitlines() == [
+        f"{init}: {size}, fp32, random with seed 1, from {yaml}",
+        f"{imported}: tokamake (torch distributed checkpoint), {size}, from {init}",
+        f"{exported}: Hugging Face, {size}, from {imported}",
+        "config.json names no end-of-text token, for none is known; set its eos_token_id",
+    ]
+
+
+def test_the_same_seed_gives_the_same_files(yaml: Path, tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        init_model(
+            architecture=yaml, tokenizer=words(tmp_path, 300), seed=seed, output=tmp_path / name
+        )
+        target = tmp_path / f"{name}-import"
+        convert(source=tmp_path / name, target=target, format="native")
+    file = Path("global_step0") / "__0_0.distcp"
+    a, b, c = ((tmp_path / f"{name}-import" / file).read_bytes() for name in "abc")
+    assert a == b != c
+
+
+def test_vocabulary_is_the_tokenizers_unless_given(yaml: Path, tmp_path: Path) -> None:
+    init_model(architecture=yaml, tokenizer=words(tmp_path, 300), seed=1, output=tmp_path / "a")
+    assert hf_folder.read_config(tmp_path / "a")[0].vocab_size == 300
+    yaml.write_text(SHAPE + "vocab_size: 320\n")
+    init_model(architecture=yaml, tokenizer=words(tmp_path, 300), seed=1, output=tmp_path / "a")
+    assert hf_folder.read_config(tmp_path / "a")[0].vocab_size == 320
+    with pytest.raises(UserError, match=r"tiny\.yaml: vocab_size: 320 is less than .* 321 entries"):
+        init_model(architecture=yaml, tokenizer=words(tmp_path, 321), seed=1, output=tmp_path / "b")
+    assert not (tmp_path / "b").exists()

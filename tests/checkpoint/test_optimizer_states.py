@@ -1,0 +1,397 @@
+"""Optimizer states of any ranks become those of any other, bit by bit."""
+
+import math
+import random as chances
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tokamake import plugins
+from tokamake.checkpoint import model_tensors, writer
+from tokamake.checkpoint.convert import convert
+from tokamake.checkpoint.detect import open_any
+from tokamake.checkpoint.tensors.checkpoint import (
+    OPTIMIZER_SETTINGS,
+    Layout,
+    Opened,
+    Progress,
+    Target,
+)
+from tokamake.checkpoint.tensors.extents import Source
+from tokamake.checkpoint.torch_files import torch_archive
+from tokamake.config import Architecture
+from tokamake.errors import UserError
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 13,
+    "hidden_size": 8,
+    "intermediate_size": 6,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 8,
+}
+FAMILIES = {
+    "llama": Architecture(**SHAPE),
+    "llama-tied": Architecture(**{**SHAPE, "tie_word_embeddings": True, "num_hidden_layers": 4}),
+    "gpt2": Architecture(**{**SHAPE, "family": "gpt"}),
+}
+WALKED = {
+    **FAMILIES,
+    "llama-mqa": Architecture(**{**SHAPE, "num_key_value_heads": 1}),
+    "gptbigcode": Architecture(**{**SHAPE, "family": "gpt", "num_key_value_heads": 1}),
+    "bloom": Architecture(
+        **{**SHAPE, "intermediate_size": 32},
+        family="gpt",
+        position_embedding="alibi",
+        embedding_layernorm=True,
+    ),
+}
+TINY = Architecture(**{**SHAPE, "num_hidden_layers": 1})
+KINDS = ("master", "optimizer.exp_avg", "optimizer.exp_avg_sq")
+PADDING = 4
+"""make_vocab_size_divisible_by."""
+STEP = 7.0
+SETTINGS = {"lr": 0.25, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+
+
+def truth(architecture: Architecture) -> dict[str, Tensor]:
+    """A run's tensors by key: rounded weights, fp32 weights, moments, and steps."""
+    generator = torch.Generator().manual_seed(2)
+    found: dict[str, Tensor] = {}
+    for name, shape in model_tensors.shapes(architecture).items():
+        for kind in KINDS:
+            found[f"{kind}.{name}"] = torch.randn(tuple(shape), generator=generator)
+        found[f"model.{name}"] = found[f"master.{name}"].bfloat16()
+        found[f"optimizer.step.{name}"] = torch.tensor(STEP)
+    return found
+
+
+def in_memory(architecture: Architecture, known: dict[str, Tensor]) -> Opened:
+    return Opened(
+        "native",
+        Path(),
+        architecture,
+        Source([], {}, known),
+        progress=Progress(7, 56, 448),
+        notes={"loss_scale": (4.0, 0)},
+    )
+
+
+def of_ranks(folder: Path, architecture: Architecture, kind: str, size: int) -> list[Any]:
+    """Parts of weights or of states that tensor-parallel ranks of Megatron have, by name."""
+    known = {
+        f"model.{key.removeprefix(f'{kind}.')}": tensor
+        for key, tensor in truth(architecture).items()
+        if key.startswith(f"{kind}.")
+    }
+    target = Target(Layout(size), make_vocab_size_divisible_by=PADDING)
+    writer.write(folder, in_memory(architecture, known), "mds", target)
+    files = sorted(folder.glob("*/mp_rank_*"))
+    return [
+        dict(torch_archive.leaves(torch.load(file, weights_only=False)["module"])) for file in files
+    ]
+
+
+def zero(folder: Path, architecture: Architecture, size: int, data: int, stage: int) -> Path:
+    """Write what DeepSpeed's ZeRO would, by its rules alone: two groups, flat, padded, in parts."""
+    per_kind = {kind: of_ranks(folder / kind, architecture, kind, size) for kind in KINDS}
+    of_ranks(folder / "run", architecture, "model", size)
+    (run,) = (folder / "run").glob("global_step*")
+    for model, whole in enumerate(per_kind["master"]):
+        groups = [
+            [name for name, tensor in whole.items() if (tensor.dim() > 1) == decays]
+            for decays in (True, False)
+        ]
+        file = run / f"mp_rank_{model:02d}_model_states.pt"
+        state = torch.load(file, weights_only=False)
+        state["param_shapes"] = [{name: whole[name].shape for name in group} for group in groups]
+        if stage == 3:
+            state["module"] = {}
+            file.unlink()
+            file = run / f"zero_pp_rank_0_{file.name}"
+        torch.save(state, file)
+        own = {kind: ranks[model] for kind, ranks in per_kind.items()}
+        for rank in range(data):
+            make = sliced if stage == 3 else cut
+            state = make(own, groups, rank, data, stage)
+            name = f"bf16_zero_pp_rank_{rank}_mp_rank_{model:02d}_optim_states.pt"
+            torch.save({"optimizer_state_dict": state}, run / name)
+    return folder / "run"
+
+
+def base(moments: dict[str, list[Tensor]]) -> dict[str, Any]:
+    """What torch's Adam saves of groups of one parameter each."""
+    first, second = (moments[kind] for kind in KINDS[1:])
+    state = {
+        number: {"step": torch.tensor(STEP), "exp_avg": a, "exp_avg_sq": b}
+        for number, (a, b) in enumerate(zip(first, second, strict=True))
+    }
+    return {
+        "state": state,
+        "param_groups": [{**SETTINGS, "params": [number]} for number in state],
+    }
+
+
+def cut(
+    own: dict[str, dict[str, Tensor]], groups: list[list[str]], rank: int, data: int, stage: int
+) -> dict[str, Any]:
+    """Stages 1 and 2: each group in one, filled up, in as many parts as ranks."""
+    parts: dict[str, list[Tensor]] = {}
+    for kind, tensors_of in own.items():
+        for group in groups:
+            flat = torch.cat([tensors_of[name].flatten() for name in group])
+            flat = torch.nn.functional.pad(flat, (0, -len(flat) % (2 * data)), value=9.0)
+            parts.setdefault(kind, []).append(flat.view(data, -1)[rank].clone())
+    return {
+        "zero_stage": stage,
+        "partition_count": [data] * len(groups),
+        "single_partition_of_fp32_groups": parts["master"],
+        "base_optimizer_state": base(parts),
+    }
+
+
+def sliced(
+    own: dict[str, dict[str, Tensor]], groups: list[list[str]], rank: int, data: int, stage: int
+) -> dict[str, Any]:
+    """Stage 3: each parameter filled up and in parts, those of a group one after the other."""
+    parts: dict[str, list[Tensor]] = {}
+    for kind, tensors_of in own.items():
+        for group in groups:
+            slices = []
+            for name in group:
+                flat = tensors_of[name].flatten()
+                flat = torch.nn.functional.pad(flat, (0, -len(flat) % data), value=9.0)
+                slices.append(flat.view(data, -1)[rank])
+            parts.setdefault(kind, []).append(torch.cat(slices))
+    return {
+        "zero_stage": stage,
+        "partition_count": data,
+        "fp32_flat_groups": parts["master"],
+        "optimizer_state_dict": base(parts),
+    }
+
+
+def assert_has(found: Opened, architecture: Architecture, *, sliced: bool = False) -> None:
+    """See that every tensor is there, bit by bit."""
+    expected = truth(architecture)
+    if sliced:
+        expected = {key: value for key, value in expected.items() if not key.startswith("model.")}
+        expected = {
+            key.replace("master.", "model.", 1) if key.startswith("master.") else key: value
+            for key, value in expected.items()
+        }
+    assert {*found.source} == {*expected}
+    for key, tensor in expected.items():
+        assert torch.equal(found.source.read(key), tensor), key
+    assert found.architecture == architecture
+    assert found.progress.iteration == STEP
+
+
+RANKS = [(1, 1, 1), (1, 2, 1), (2, 3, 2), (2, 1, 1), (1, 4, 3), (2, 6, 3)]
+"""Tensor-parallel and data-parallel ranks, and ZeRO stage."""
+MANY_RANKS = [(1, 768, 1), (1, 768, 3)]
+"""Most have nothing but padding."""
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks"),
+    [(family, ranks) for family in FAMILIES for ranks in RANKS]
+    + [("tiny", ranks) for ranks in MANY_RANKS],
+)
+def test_shards_of_zero_move_to_any_ranks(
+    family: str, ranks: tuple[int, int, int], tmp_path: Path
+) -> None:
+    architecture, (size, data, stage) = FAMILIES.get(family, TINY), ranks
+    found = open_any(zero(tmp_path, architecture, *ranks))
+    assert (found.layout.zero_stage, found.layout.data_parallel_size) == (stage, data)
+    assert found.layout.tensor_parallel_size == size
+    assert_has(found, architecture, sliced=stage == 3)
+    convert(source=tmp_path / "run", target=tmp_path / "native", format="native")
+    assert_has(open_any(tmp_path / "native"), architecture, sliced=True)
+
+
+def test_walks_of_whole_runs(tmp_path: Path) -> None:
+    """Every step keeps every bit of what its format holds; all begin with ranks of ZeRO."""
+    random, shared = chances.Random(3), Counter[tuple[int, int]]()
+    refused, states = Counter[str](), 0
+    pools: dict[str, list[Path]] = {family: [] for family in WALKED}
+    for number, family in enumerate(WALKED):
+        for ranks in RANKS[number % 3 :: 3]:
+            folder = tmp_path / f"{family}-{'-'.join(map(str, ranks))}"
+            pools[family].append(zero(folder, WALKED[family], *ranks))
+    for number in range(520):
+        pool = pools[random.choice([*WALKED])]
+        begin, kind = open_any(random.choice(pool)), random.choice(HOLD_STATES + HOLD_WEIGHTS)
+        layout, folder = random_layout(random, kind, begin), tmp_path / f"walk-{number}"
+        if why := refusal(kind, layout):
+            refused[why] += 1
+            with pytest.raises(UserError, match=why):
+                writer.write(folder, begin, kind, Target(layout))
+            continue
+        writer.write(folder, begin, kind, Target(layout))
+        holds = holds_states(kind, layout)
+        assert_moved(begin, open_any(folder), kind, layout)
+        states += holds
+        shared[layout.data_parallel_size, layout.zero_stage] += 1
+        # Walks go on from what holds a run; many ranks take their time to be opened.
+        if holds and len(pool) < 20 and layout.data_parallel_size < 7:
+            pool.append(folder)
+        else:
+            shutil.rmtree(folder)
+    assert min(refused.values()) > 10
+    assert {*refused} == {HEADS, PIPELINES}
+    assert {(data, stage) for data in (3, 6, 24) for stage in (1, 2, 3)} <= {*shared}
+    assert states > 200
+
+
+def test_walks_take_every_family_of_the_trainer() -> None:
+    assert {each.family for each in WALKED.values()} == {*plugins.names("models/*/model")}
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_more_ranks_than_elements_are_written_and_read(stage: int, tmp_path: Path) -> None:
+    """On most ranks there is nothing but padding."""
+    begin = open_any(zero(tmp_path / "begin", TINY, 1, 3, 2 if stage == 1 else 1))
+    assert max(math.prod(shape) for shape in begin.source.shapes.values()) < 768
+    layout = Layout(1, 1, 1, 768, stage)
+    writer.write(tmp_path / "walk", begin, "mds", Target(layout))
+    assert_moved(begin, open_any(tmp_path / "walk"), "mds", layout)
+
+
+HEADS = "does not divide num_attention_heads 2"
+PIPELINES = "DeepSpeed itself refuses stages 2 and 3 with pipelines"
+
+
+def refusal(kind: str, layout: Layout) -> str | None:
+    """Why a layout is refused, if it is."""
+    if layout.tensor_parallel_size == 4 and kind in HOLD_PARTS:
+        return HEADS
+    return PIPELINES if kind == "mds_pipeline" and layout.zero_stage > 1 else None
+
+
+HOLD_STATES = ["native", "universal"]
+HOLD_PARTS = ["mds", "mds_pipeline", "megatron"]
+HOLD_WEIGHTS = ["hf", *HOLD_PARTS]
+
+
+def random_layout(random: chances.Random, kind: str, begin: Opened) -> Layout:
+    """Half of those that could share states do; some ranks have nothing but padding then."""
+    tensor, stages = random.choice((1, 2, 4)), random.choice((1, 2))
+    if kind == "megatron":
+        return Layout(
+            tensor, stages, begin.architecture.num_hidden_layers // 2 if stages > 1 else 1
+        )
+    if kind in ("mds", "mds_pipeline"):
+        stages = 1 if kind == "mds" else stages
+        ranks, stage = random.choice((1, 3, 6, 24)), random.choice((1, 2, 3))
+        return Layout(tensor, stages, 1, *random.choice([(1, 0), (ranks, stage)]))
+    return Layout(1, stages if kind == "universal" else 1)
+
+
+def holds_states(kind: str, layout: Layout) -> bool:
+    """Whether what is written in a format has a run's states."""
+    return kind in (*HOLD_STATES, "megatron") or layout.zero_stage > 0
+
+
+def assert_moved(begin: Opened, found: Opened, kind: str, layout: Layout) -> None:
+    """See that all is there that a format holds."""
+    assert found.architecture == begin.architecture
+    assert found.layout == layout or kind == "universal"
+    is_exact = kind in HOLD_STATES or layout.zero_stage == 3
+    for name in model_tensors.shapes(begin.architecture):
+        master = f"master.{name}"
+        exact = master if is_exact and master in begin.source else f"model.{name}"
+        expected = begin.source.read(exact)
+        moved = found.source.read(f"model.{name}")
+        assert torch.equal(moved, expected.to(moved.dtype)), name
+        has_masters_alone = kind == "universal" or layout.zero_stage == 3
+        assert moved.dtype == (torch.float32 if has_masters_alone else expected.dtype)
+    if kind != "hf":
+        assert found.progress.iteration == begin.progress.iteration == STEP
+    if not holds_states(kind, layout):
+        return
+    for key in (key for key in begin.source if key.startswith("optimizer.")):
+        assert torch.equal(found.source.read(key), begin.source.read(key)), key
+    rounded = layout.zero_stage in (1, 2) or kind == "megatron"
+    for key in (key for key in begin.source if rounded and key.startswith("master.")):
+        assert torch.equal(found.source.read(key), begin.source.read(key)), key
+    assert found.notes[OPTIMIZER_SETTINGS] == {**SETTINGS, "betas": [0.9, 0.95]}
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_damaged_shards_are_told(stage: int, tmp_path: Path) -> None:
+    run = zero(tmp_path, FAMILIES["llama"], 1, 3, stage)
+    (folder,) = run.glob("global_step*")
+    files = sorted(folder.glob("*_optim_states.pt"))
+    states = [torch.load(file, weights_only=False) for file in files]
+    kept = files[2].read_bytes()
+    files[2].unlink()
+    with pytest.raises(UserError, match="no optimizer states of data-parallel rank 2 of 3"):
+        open_any(run)
+    files[2].write_bytes(kept[: len(kept) // 2])
+    with pytest.raises(UserError, match=f"{files[2].name}: damaged"):
+        open_any(run)
+    torch.save({"optimizer_state_dict": {"partition_count": 3}}, files[2])
+    with pytest.raises(UserError, match="optimizer states in an order that is not known"):
+        open_any(run)
+    name = {1: "single_partition_of_fp32_groups", 3: "fp32_flat_groups"}[stage]
+    inner = states[2]["optimizer_state_dict"]
+    inner[name] = [tensor[:1].clone() for tensor in inner[name]]
+    torch.save(states[2], files[2])
+    with pytest.raises(UserError, match=r"damaged|elements of tensor|would end at|not known"):
+        open_any(run)
+
+
+def without(known: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
+    return {key: tensor for key, tensor in known.items() if not key.startswith(f"optimizer.{kind}")}
+
+
+NORM = "optimizer.step.model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "notes", "stage", "kind", "message"),
+    [
+        (lambda known: without(known, ""), {}, 1, "mds", "has no optimizer states for --zero-sta"),
+        (lambda known: without(known, "exp_avg_sq"), {}, 1, "mds", "states exp_avg, step of adamw"),
+        (
+            dict,
+            {"optimizer": "adopt"},
+            1,
+            "mds",
+            "exp_avg, exp_avg_sq, step of adopt, not those of Adam",
+        ),
+        (lambda known: {**known, NORM: torch.tensor(6.0)}, {}, 1, "mds", "updated 6 to 7 times"),
+        (
+            dict,
+            {OPTIMIZER_SETTINGS: {"lr": 1.0}},
+            1,
+            "mds",
+            "not tell its optimizer's betas, epsilon",
+        ),
+        (
+            dict,
+            {"optimizer": "adopt"},
+            3,
+            "mds",
+            "exp_avg, exp_avg_sq, step of adopt, not those of Adam",
+        ),
+        (dict, {}, 2, "mds_pipeline", "--zero-stage 2: DeepSpeed itself refuses stages 2 and 3 wi"),
+        (dict, {}, 3, "mds_pipeline", "--zero-stage 3: DeepSpeed itself refuses stages 2 and 3 wi"),
+    ],
+)
+def test_states_that_deepspeed_could_not_go_on_with_are_refused(
+    change: Any, notes: dict[str, Any], stage: int, kind: str, message: str, tmp_path: Path
+) -> None:
+    architecture = FAMILIES["llama"]
+    begin = in_memory(architecture, change(truth(architecture)))
+    begin.notes.update({OPTIMIZER_SETTINGS: {**SETTINGS}, **notes})
+    with pytest.raises(UserError, match=message):
+        writer.write(tmp_path / "a", begin, kind, Target(Layout(zero_stage=stage)))
+    assert not any(tmp_path.iterdir())

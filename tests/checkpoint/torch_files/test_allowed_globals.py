@@ -1,0 +1,270 @@
+"""Classes that a checkpoint names: Megatron's settings are read over, programs are refused."""
+
+import collections
+import datetime
+import enum
+import io
+import os
+import pickle
+import signal
+import subprocess
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from deepspeed.runtime.zero.config import ZeroStageEnum
+
+from tests.checkpoint.torch_files.test_archive_writer import hostile
+from tests.support.python_pickles import PYTHONS, Python
+from tokamake.checkpoint.deepspeed import zero_reader
+from tokamake.checkpoint.torch_files import pickle_reader
+from tokamake.checkpoint.torch_files.allowed_globals import value_of
+from tokamake.errors import UserError
+
+
+class Kind(enum.Enum):
+    """A fork's own."""
+
+    FIRST = 1
+
+
+class Outer:
+    """Has classes within."""
+
+    class Kind(enum.Enum):
+        """Below protocol 4, pickles look it up in the outer class."""
+
+        FIRST = 1
+
+    class Inner:
+        """The same."""
+
+
+class Program:
+    """Runs something where it is unpickled."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.made = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self.made
+
+
+def saved(tmp_path: Path, state: Any, python: Python | None = None, protocol: int = 2) -> Path:
+    """A file of torch.save, as a version of Python writes it; None: that at hand."""
+    module = pickle if python is None else python.module()
+    torch.save(state, tmp_path / "a.pt", pickle_module=module, pickle_protocol=protocol)
+    return tmp_path / "a.pt"
+
+
+def read(file: Path) -> Any:
+    return pickle_reader.read(file, "fetch it again")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        datetime.timedelta(minutes=10),
+        datetime.datetime(2026, 1, 2),
+        torch.device("cuda", 1),
+        torch.float8_e4m3fnuz,
+        torch.bfloat16,
+        torch.nn.functional.silu,
+        Path("a/b"),
+        SimpleNamespace(a=1),
+        collections.defaultdict(dict, a=1),
+        collections.deque([1, 2]),
+        Outer.Inner,
+        Outer.Inner(),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_stands_in_arguments_does_not_hinder(tmp_path: Path, value: Any) -> None:
+    check_arguments(saved(tmp_path, arguments(value)), value)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize(
+    "value",
+    [
+        signal.SIGTERM,
+        Kind.FIRST,
+        [Kind.FIRST, {"kind": Kind.FIRST}],
+        Namespace(kind=Kind.FIRST),
+        Outer.Kind.FIRST,
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_enums_of_every_python_do_not_hinder(
+    tmp_path: Path, value: Any, python: str, protocol: int
+) -> None:
+    check_arguments(saved(tmp_path, arguments(value), PYTHONS[python], protocol), value)
+
+
+def arguments(value: Any) -> dict[str, Any]:
+    """What a file of Megatron may hold."""
+    args = Namespace(before=1, odd=value, hidden_size=64)
+    return {"args": args, "model": {"a": torch.ones(3)}}
+
+
+def check_arguments(file: Path, value: Any) -> None:
+    """See that they are read, with stand-ins for what is no plain value."""
+    found = read(file)
+    assert (found["args"].before, found["args"].hidden_size) == (1, 64)
+    assert not isinstance(found["args"].odd, type(value)) or isinstance(
+        value, list | Namespace | type
+    )
+    assert found["model"]["a"].shape == (3,)
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_stand_in_says_what_it_stands_for(tmp_path: Path, protocol: int) -> None:
+    here, state = Kind.__module__, arguments([Kind.FIRST, signal.SIGTERM, Outer.Kind.FIRST])
+    for python, shown in (
+        ("3.11.2", [("FIRST", f"{here}.Kind.FIRST"), ("SIGTERM", "signal.SIGTERM")]),
+        ("3.11.7", [("Kind(1)", f"{here}.Kind"), ("Signals(15)", "signal.Signals")]),
+    ):
+        found = read(saved(tmp_path, state, PYTHONS[python], protocol))["args"].odd
+        assert [(repr(each), each.name) for each in found[:2]] == shown
+        assert found[2].name == shown[0][1].replace("Kind", "Outer.Kind")
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("python", PYTHONS)
+def test_values_of_enums_are_known_by_value_and_by_name(
+    tmp_path: Path, python: str, protocol: int
+) -> None:
+    for stage in (ZeroStageEnum.optimizer_states, ZeroStageEnum.gradients, ZeroStageEnum.weights):
+        file = saved(tmp_path, {"zero_stage": stage, "plain": 1}, PYTHONS[python], protocol)
+        found = read(file)
+        members = {each.name: each.value for each in ZeroStageEnum}
+        assert value_of(found["zero_stage"], members) == stage.value
+        assert value_of(found["plain"], members) == 1
+        assert zero_reader._stage(found) == stage.value
+    assert {each.name: each.value for each in ZeroStageEnum} == zero_reader._STAGES
+
+
+@pytest.mark.parametrize("value", [io.BytesIO(b"scales"), None, torch.zeros(3).byte()])
+def test_scales_of_transformer_engine_do_not_hinder(tmp_path: Path, value: Any) -> None:
+    found = read(saved(tmp_path, {"model": {"a._extra_state": value, "a": torch.ones(2)}}))
+    assert found["model"]["a"].shape == (2,)
+
+
+@pytest.mark.parametrize("python", ["3.11.2", "3.11.7"])
+@pytest.mark.parametrize("member", [Kind.FIRST, Outer.Kind.FIRST])
+def test_others_classes_outside_of_arguments_are_refused(
+    tmp_path: Path, member: enum.Enum, python: str
+) -> None:
+    inside, outside, kind = Namespace(kind=member), {"deep": [(member,)]}, type(member)
+    for state in ({"model": outside}, {"args": inside, "model": outside}, {"args": kind}, kind):
+        with pytest.raises(UserError, match=rf"a\.pt: holds more .*names {Kind.__module__}\."):
+            read(saved(tmp_path, state, PYTHONS[python]))
+
+
+PROGRAMS = {
+    "system": lambda made: Program(os.system, f"touch {made}"),
+    "shell": lambda made: Program(subprocess.check_call, ["touch", str(made)]),
+    "eval": lambda made: Program(eval, f"open({str(made)!r}, 'w')"),
+    "getattr": lambda _: Program(getattr, Program(__import__, "os"), "system"),
+    "partial": lambda made: __import__("functools").partial(os.system, f"touch {made}"),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("place", ["args", "model"])
+def test_a_program_is_refused_and_never_run(tmp_path: Path, name: str, place: str) -> None:
+    made = tmp_path / "made"
+    program = PROGRAMS[name](made)
+    state = {"args": Namespace(a=program)} if place == "args" else {"model": program}
+    with pytest.raises(UserError, match="holds more than tensors and plain values") as error:
+        read(saved(tmp_path, state))
+    assert "\n" not in str(error.value)
+    assert not made.exists()
+
+
+def looked_up(of: bytes, name: bytes, module: bytes = b"builtins") -> bytes:
+    """Codes that call getattr."""
+    return b"c" + module + b"\ngetattr\n(" + of + name + b"tR"
+
+
+STAND_IN = b"cmegatron.enums\nA\n"
+LOOKED_UP = {
+    "class": (looked_up(STAND_IN, b"V__class__\n"), "the attribute '__class__'"),
+    "function": (looked_up(STAND_IN, b"V__init__\n"), "the attribute '__init__'"),
+    "of Python 2": (looked_up(STAND_IN, b"V__init__\n", b"__builtin__"), "'__init__'"),
+    "several lines": (looked_up(STAND_IN, b"X\x03\x00\x00\x00a\nb"), r"'a\\nb'"),
+    "method": (looked_up(b"cpathlib\nPath\n", b"Vtouch\n"), r"names pathlib\.Path\.touch"),
+    "method with dots": (b"\x80\x04Vpathlib\nVPath.touch\n\x93", r"names pathlib\.Path\.touch"),
+    "dots": (looked_up(STAND_IN, b"Va.b\n"), "the attribute 'a.b'"),
+    "nothing": (looked_up(STAND_IN, b"V\n"), "the attribute ''"),
+    "bytes": (looked_up(STAND_IN, b"C\x01a"), "the attribute b'a'"),
+    "stand-in": (looked_up(STAND_IN + b"(tR", b"Va\n"), "of what is no class"),
+    "number format": (looked_up(b"ctorch\nfloat32\n", b"Vtorch\n"), "of what is no class"),
+    "rebuilding": (looked_up(b"ctorch._utils\n_rebuild_tensor_v2\n", b"Va\n"), "no class"),
+    "dictionary": (looked_up(b"ccollections\nOrderedDict\n", b"Vmro\n"), "of what is no class"),
+    "set": (looked_up(b"cbuiltins\nset\n", b"V__subclasses__\n"), "of what is no class"),
+    "namespace": (looked_up(b"cargparse\nNamespace\n", b"Vmro\n"), "of what is no class"),
+    "text": (looked_up(b"Va\n", b"Vformat\n"), "of what is no class"),
+    "itself": (looked_up(b"cbuiltins\ngetattr\n", b"V__call__\n"), "of what is no class"),
+    "module": (looked_up(b"cbuiltins\n__import__\n", b"V__self__\n"), "names builtins.__import"),
+    "program": (looked_up(b"cos\nsystem\n", b"V__call__\n"), r"names os\.system"),
+    "signals": (b"csignal\nalarm\n", r"names signal\.alarm"),
+    "more of signals": (b"csignal\nSIGTERM.kill\n", r"names signal\.SIGTERM\.kill"),
+    "handlers": (b"csignal\nsignal\n", r"names signal\.signal"),
+    "setattr": (b"cbuiltins\nsetattr\n", r"names builtins\.setattr"),
+    "default": (b"cbuiltins\ngetattr\n(" + STAND_IN + b"Va\nNtR", "damaged"),
+}
+
+
+@pytest.mark.parametrize("name", LOOKED_UP)
+def test_getattr_reaches_nothing(tmp_path: Path, name: str) -> None:
+    content, message = LOOKED_UP[name]
+    for pickled in (content + b".", b"(lp0\ncargparse\nNamespace\n)\x81}Va\n" + content + b"sba."):
+        hostile(tmp_path / "a.pt", pickled)
+        with pytest.raises(UserError, match=message) as error:
+            read(tmp_path / "a.pt")
+        assert str(tmp_path / "a.pt") in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_what_getattr_gives_runs_nothing(tmp_path: Path) -> None:
+    # Names of Megatron's modules may be anything; what stands for them keeps what it is given.
+    system = looked_up(looked_up(STAND_IN, b"Vos\n"), b"Vsystem\n")
+    made = tmp_path / "made"
+    hostile(tmp_path / "a.pt", system + f"(Vtouch {made}\ntR.".encode())
+    found = read(tmp_path / "a.pt")
+    assert (found.name, found.arguments) == ("megatron.enums.A.os.system", (f"touch {made}",))
+    assert not made.exists()
+
+
+def test_what_is_made_and_thrown_away_is_refused(tmp_path: Path) -> None:
+    for content in (b"cfork\nstart\n(tR0}.", b"cargparse\nNamespace\n)\x81cfork\nstart\n(tR0."):
+        hostile(tmp_path / "a.pt", content)
+        with pytest.raises(UserError, match=r"names fork\.start"):
+            read(tmp_path / "a.pt")
+
+
+def test_a_stand_in_is_of_one_file_alone(tmp_path: Path) -> None:
+    # The second file would find what the first has set on a class that both name.
+    setting = b"cmegatron\nX\n(N}S'name'\nS'changed'\nstb."
+    hostile(tmp_path / "a.pt", setting)
+    with pytest.raises(UserError, match="damaged"):
+        read(tmp_path / "a.pt")
+    hostile(tmp_path / "b.pt", b"cmegatron\nX\n(I1\ntR.")
+    found = read(tmp_path / "b.pt")
+    assert (found.name, found.arguments) == ("megatron.X", (1,))
+
+
+def test_numbers_of_8_bit_are_located_as_what_they_are(tmp_path: Path) -> None:
+    whole = torch.arange(12.0).view(3, 4).to(torch.float8_e4m3fn)
+    found = read(saved(tmp_path, {"a": whole[1:]}))["a"]
+    assert (str(found.dtype), found.shape, found.offset - found.begin) == (
+        "torch.float8_e4m3fn",
+        (2, 4),
+        4,
+    )
+    assert found.end - found.begin == 12

@@ -1,0 +1,113 @@
+"""Files that we write as torch.save does: torch and zipfile read them, and no pickle changes us."""
+
+import argparse
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from tokamake.checkpoint.tensors import dtypes
+from tokamake.checkpoint.tensors.dtypes import Dtype
+from tokamake.checkpoint.tensors.extents import Block, Planned
+from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
+from tokamake.errors import UserError
+
+PLAIN = {
+    "none": None,
+    "true": True,
+    "numbers": [0, -1, 255, 2**31, -(2**31) - 1, 10**30, 1.5, float("inf")],
+    "text": "Ünï\n",
+    "nested": ({"a": (1, [2, ()])}, []),
+    "set": {1, 2},
+    "args": argparse.Namespace(a=1, b={"c": None}),
+}
+
+
+@pytest.mark.parametrize("dtype", [each for each in dtypes.ALL if each.storage], ids=str)
+def test_torch_loads_what_we_write(tmp_path: Path, dtype: Dtype) -> None:
+    shapes = {"matrix": (3, 5), "number": (), "empty": (0, 4), "vector": (7,)}
+    tensors = {name: Planned(shape, dtype, ()) for name, shape in shapes.items()}
+    file = tmp_path / "a.pt"
+    regions = {each.name: each for each in torch_archive.lay_out(file, {**tensors, **PLAIN})}
+    assert all(each.offset % 64 == 0 for each in regions.values())
+    for region in regions.values():
+        if region.numel:
+            region.map(writable=True).fill_(1)
+    torch_archive.seal(file)
+    with zipfile.ZipFile(file) as archive:
+        assert archive.testzip() is None
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        for mapped in (False, True):
+            found = torch.load(file, weights_only=True, mmap=mapped)
+            assert {name: found[name] for name in PLAIN} == PLAIN
+            for name, shape in shapes.items():
+                assert torch.equal(found[name], torch.ones(shape, dtype=dtype.torch))
+    again = pickle_reader.read(file, "")
+    for name, shape in shapes.items():
+        assert (again[name].shape, again[name].dtype) == (shape, dtype)
+        assert again[name].offset == regions[name].offset
+
+
+def test_files_beyond_4_gb_are_laid_out(tmp_path: Path) -> None:
+    file, large = tmp_path / "a.pt", Planned((2**30 + 1,), dtypes.FLOAT32, ())
+    small = Planned((2,), dtypes.FLOAT32, ())
+    _, last = torch_archive.lay_out(file, {"large": large, "small": small})
+    assert last.offset > 2**32
+    assert file.stat().st_blocks * 512 < 2**20
+    last.map(writable=True).copy_(torch.tensor([1.0, 2.0]))
+    found = torch.load(file, weights_only=True, mmap=True)
+    assert found["small"].tolist() == [1.0, 2.0]
+    assert found["large"].shape == large.shape
+    again = pickle_reader.read(file, "")
+    assert (again["large"].numel, again["small"].offset) == (large.numel, last.offset)
+
+
+def test_blocks_and_copies_are_kept(tmp_path: Path) -> None:
+    block = Block("model.x", (slice(0, 2),))
+    planned = Planned((2,), dtypes.FLOAT32, (block,), is_copy=True)
+    (region,) = torch_archive.lay_out(tmp_path / "a.pt", [planned])
+    assert (region.blocks, region.is_copy, region.name) == ((block,), True, "0")
+
+
+def hostile(file: Path, content: bytes) -> None:
+    """An archive with a pickle of one's own."""
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", content)
+        archive.writestr("archive/data/0", bytes(8))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"ctorch\nfloat32\n}S'itemsize'\nI1\nsb.",
+        b"ctorch\nfloat32\n(N}S'itemsize'\nI1\nstb.",
+        b"ctorch\nFloatStorage\n}S'name'\nS'int8'\nsb.",
+    ],
+)
+def test_a_pickle_does_not_change_number_formats(tmp_path: Path, content: bytes) -> None:
+    before = [vars(each).copy() for each in dtypes.ALL]
+    hostile(tmp_path / "a.pt", content)
+    with pytest.raises(UserError, match="damaged"):
+        pickle_reader.read(tmp_path / "a.pt", "fetch it again")
+    assert [vars(each) for each in dtypes.ALL] == before
+    assert (dtypes.FLOAT32.itemsize, dtypes.FLOAT32.name) == (4, "float32")
+
+
+@pytest.mark.parametrize("stride", ["(I-1\nt", "(S'a'\nt", "(I1\nI1\nt", "(t"])
+def test_a_tensor_of_nonsense_is_damage(tmp_path: Path, stride: str) -> None:
+    storage = b"(S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nI2\ntQ"
+    content = b"}S'a'\nctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"I0\n(I2\nt"
+    content += stride.encode() + b"I00\n}tRs."
+    hostile(tmp_path / "a.pt", content)
+    with pytest.raises(UserError, match=r"a\.pt: damaged .*a tensor of shape"):
+        pickle_reader.read(tmp_path / "a.pt", "fetch it again")
+
+
+def test_of_several_formats_the_widest_holds_all() -> None:
+    names = dtypes.OF_WEIGHTS
+    assert dtypes.widest([names["bf16"], names["bf16"]]) == names["bf16"]
+    assert dtypes.widest([names["bf16"], names["fp16"]]) == names["fp32"]
+    for each in dtypes.ALL:
+        assert dtypes.of(each.torch) == each
+        assert each.torch.itemsize == each.itemsize

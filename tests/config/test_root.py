@@ -1,0 +1,149 @@
+"""A config is checked whole, and each mistake is one line with place, value and remedy."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.paths import ROOT
+from tokamake import config
+from tokamake.data.corpus.corpora import Corpus, read_corpora
+from tokamake.errors import UserError
+from tokamake.validation import validate
+
+
+def error_of(value: object) -> str:
+    with pytest.raises(UserError) as caught:
+        validate(config.Config, value, "my.yaml")
+    return str(caught.value)
+
+
+MISTAKES = {
+    "my.yaml: trian: unknown key; did you mean train?": {"trian": {}},
+    "my.yaml: train.lr: unknown key; this section knows finetune, ": {"train": {"lr": 1}},
+    "my.yaml: train.optimizer.lr: unknown key; this section knows name, learning_rate": {
+        "train": {"optimizer": {"lr": 1}}
+    },
+    "my.yaml: train.optimizer.name: 'adamww': unknown name; choose one of adafactor": {
+        "train": {"optimizer": {"name": "adamww"}}
+    },
+    "my.yaml: train.schedule.name: 'cosin': unknown name; choose one of": {
+        "train": {"schedule": {"name": "cosin"}}
+    },
+    "my.yaml: train.train_steps: -3: input should be greater": {"train": {"train_steps": -3}},
+    "my.yaml: train.split: '9,1': give three non-negative numbers": {"train": {"split": "9,1"}},
+    "my.yaml: train.global_batch_size 5 is not a multiple of micro_batch_size 2": {
+        "train": {"global_batch_size": 5, "micro_batch_size": 2}
+    },
+    "my.yaml: train.schedule.warmup_steps: 9: more than train_steps 5; the rate would": {
+        "train": {"train_steps": 5, "schedule": {"warmup_steps": 9}}
+    },
+    "my.yaml: train.train_steps and train_tokens both say how long; give one": {
+        "train": {"train_steps": 5, "train_tokens": 5}
+    },
+    "my.yaml: train.train_tokens: 4095: fills no global batch of 8 × 512 tokens; raise it": {
+        "train": {"train_tokens": 4095}
+    },
+    "my.yaml: train.rampup_batch_size: from 3 by 2 it never gets to global_batch_size 8": {
+        "train": {"rampup_batch_size": [3, 2, 9]}
+    },
+    "my.yaml: train.zero_stage: 0: keeps no fp32 weights beside bf16; set it to 1": {
+        "train": {"zero_stage": 0, "precision": "bf16", "backend": "deepspeed"}
+    },
+    "my.yaml: train.split: 'nan,1,1': give three non-negative numbers": {
+        "train": {"split": "nan,1,1"}
+    },
+    "my.yaml: generate.prompts: []": {"generate": {"prompts": []}},
+    "my.yaml: run: 'data': results/data has another use": {"run": "data"},
+    "my.yaml: run: 'a b': string should match": {"run": "a b"},
+    "my.yaml: sample_corpus has no corpus 'web'; choose code or docs": {
+        "sample_corpus": {"web": {}}
+    },
+    "my.yaml: model needs an architecture or a checkpoint": {"model": {"architecture": None}},
+    "my.yaml: model.architecture: from_checkpoint: there is no model.checkpoint; name one, or a": {
+        "model": {"architecture": "from_checkpoint"}
+    },
+    "my.yaml: train.finetune: missing, with model.checkpoint; add true (its weights alone, from": {
+        "model": {"checkpoint": "a"}
+    },
+    "my.yaml: train.finetune: false: there is no model.checkpoint; name one, or leave this out": {
+        "train": {"finetune": False}
+    },
+}
+
+
+@pytest.mark.parametrize("expected", MISTAKES)
+def test_mistakes_are_one_line_each(expected: str) -> None:
+    message = error_of(MISTAKES[expected])
+    assert message.startswith(expected)
+    assert "\n" not in message
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    assert len(error_of({"a": 1, "b": 2, "seed": "x"}).splitlines()) == 3
+
+
+def test_a_checkpoint_tells_the_architecture_unless_a_file_is_named() -> None:
+    for model, expected in (
+        ({}, (Path("config/models/tiny-llama.yaml"),) * 2),
+        ({"checkpoint": "a"}, ("from_checkpoint", None)),
+        ({"checkpoint": "a", "architecture": None}, ("from_checkpoint", None)),
+        ({"checkpoint": "a", "architecture": "b.yaml"}, (Path("b.yaml"),) * 2),
+    ):
+        found = config.ModelSettings.model_validate(model)
+        assert (found.architecture, found.stated) == expected
+
+
+def test_the_default_files_are_valid() -> None:
+    value = yaml.safe_load((ROOT / "config/config.yaml").read_text())
+    checked = validate(config.Config, value, "config.yaml")
+    assert set(value) == set(config.Config.model_fields)
+    assert [c.corpus for c in read_corpora(ROOT / checked.corpora)] == ["code", "docs"]
+    for path in (ROOT / "config/models").glob("*.yaml"):
+        config.read_architecture(path)
+
+
+def test_schema_is_in_step() -> None:
+    assert (ROOT / "config/schema.json").read_text() == config.schema(), (
+        "write it anew: python -c 'from tokamake import config; print(config.schema(), end=\"\")'"
+        " > config/schema.json"
+    )
+
+
+def test_every_field_is_documented() -> None:
+    named = (getattr(config, name) for name in config.__all__)
+    classes = [Corpus, *(value for value in named if isinstance(value, type))]
+    models = [value for value in classes if issubclass(value, config.Settings)]
+    missing = [
+        f"{model.__name__}.{name}"
+        for model in models
+        for name, field in model.model_fields.items()
+        if not field.description
+    ]
+    assert len(models) > 10
+    assert not missing
+
+
+def test_missing_and_broken_files(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.yaml: no such file; fix model\.architecture"):
+        config.read_architecture(tmp_path / "none.yaml")
+    (tmp_path / "a.yaml").write_text("a: [")
+    with pytest.raises(UserError, match=r"a\.yaml: not valid YAML"):
+        config.read_architecture(tmp_path / "a.yaml")
+    (tmp_path / "a.yaml").write_text(
+        "{hidden_size: 10, num_attention_heads: 3, num_key_value_heads: 1, num_hidden_layers: 1,"
+        " intermediate_size: 4}"
+    )
+    with pytest.raises(UserError, match="hidden_size is not a multiple"):
+        config.read_architecture(tmp_path / "a.yaml")
+
+
+def test_runs_survive_writing(tmp_path: Path) -> None:
+    run = config.Run(
+        run="a", seed=1, checkpoint=Path("c"), index=Path("i"), data_root=Path("d"),
+        output=Path("o"),
+        architecture=config.read_architecture(ROOT / "config/models/tiny-llama.yaml"),
+        train=config.ResolvedTrainSettings(train_steps=7),
+    )  # fmt: skip
+    config.write_run(tmp_path / "run.yaml", run)
+    assert config.read_run(tmp_path / "run.yaml") == run

@@ -1,0 +1,165 @@
+"""A table of runs: each row is the config with its settings; mistakes are told with their lines."""
+
+from pathlib import Path
+
+import pytest
+
+from tokamake.config import Architecture, check_form, parse_form, read_runs
+from tokamake.data.corpus.corpora import merge_tables, read_corpora
+from tokamake.errors import UserError
+
+BASE = {"run": "alone", "seed": 5, "train": {"train_steps": 9, "optimizer": {"name": "lion"}}}
+
+
+def table(folder: Path, text: str) -> dict[str, object]:
+    (folder / "runs.tsv").write_text(text)
+    return {**BASE, "runs": str(folder / "runs.tsv")}
+
+
+def test_without_a_table_the_config_is_one_run() -> None:
+    ((name, run),) = read_runs({**BASE, "runs": None}, "my.yaml").items()
+    assert (name, run.config.seed, run.where) == ("alone", 5, "my.yaml")
+
+
+def test_mistakes_of_the_config_are_told_as_its_own(tmp_path: Path) -> None:
+    values = table(tmp_path, "run\ttrain.optimizer.beta1\na\ttwo\n") | {"sed": 3}
+    with pytest.raises(UserError) as caught:
+        read_runs(values, "my.yaml")
+    first, second = sorted(str(caught.value).splitlines())
+    assert first.startswith(f"{tmp_path}/runs.tsv:2: train.optimizer.beta1: ")
+    assert second.startswith("my.yaml: sed: unknown key; did you mean seed")
+
+
+def test_cells_replace_settings_and_empty_ones_leave_them(tmp_path: Path) -> None:
+    values = table(
+        tmp_path,
+        "# a sweep\n"
+        "run\tseed\ttrain.optimizer.learning_rate\ttrain.parallel.tensor_parallel_size\tconvert\n"
+        "b\t7\t1e-3\t2\t[mds, hf-bf16]\n"
+        "1e5\t\t\t\t\n",
+    )
+    runs = read_runs(values, "my.yaml")
+    assert list(runs) == ["b", "1e5"]
+    first, second = (runs[name].config for name in runs)
+    assert (first.seed, second.seed) == (7, 5)
+    assert first.train.optimizer.learning_rate == 1e-3 != second.train.optimizer.learning_rate
+    assert first.train.optimizer.name == second.train.optimizer.name == "lion"
+    assert first.train.parallel.tensor_parallel_size == 2
+    assert (first.convert, second.convert) == (("mds", "hf-bf16"), ())
+    assert runs["1e5"].where.endswith("runs.tsv:4")
+    assert values["seed"] == 5
+
+
+MISTAKES = {
+    r"runs\.tsv: no run; add a header and one tab-separated row per run": "run\tseed\n",
+    r"runs\.tsv:1: no column run; add one with the runs' names, separated by one tab each": (
+        "run  seed\na  3\n"
+    ),
+    r"runs\.tsv:2: run: missing; give the run a name": "run\tseed\n\t3\n",
+    r"runs\.tsv:3: run 'a' stands in line 2, too": "run\tseed\na\t1\na\t2\n",
+    r"runs\.tsv:1: seed: stands there twice": "run\tseed\tseed\na\t1\t2\n",
+    r"runs\.tsv:1: tokenize.append_eod: the same for all runs, which share their data": (
+        "run\ttokenize.append_eod\na\tfalse\n"
+    ),
+    r"runs\.tsv:1: run  seed: no such setting; columns are run and settings of seed, corpora": (
+        "run  seed\trun\na\ta\n"
+    ),
+    r"runs\.tsv:2: train.train_step: unknown key; did you mean train_steps": (
+        "run\ttrain.train_step\na\t1\n"
+    ),
+    r"runs\.tsv:2: train.train_steps: -1: input should be greater": (
+        "run\ttrain.train_steps\na\t-1\n"
+    ),
+    r"runs\.tsv:2: seed: '\[': not valid YAML": "run\tseed\na\t[\n",
+    r"runs\.tsv:2: run: 'import': results/import has another use": "run\tseed\nimport\t1\n",
+    r"runs\.tsv:2: convert.0: 'mds-pp2': format mds has no pipeline_parallel_size; leave it out": (
+        "run\tconvert\na\t[mds-pp2]\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("expected", MISTAKES)
+def test_mistakes_in_the_table_of_runs(tmp_path: Path, expected: str) -> None:
+    with pytest.raises(UserError, match=expected) as caught:
+        read_runs(table(tmp_path, MISTAKES[expected]), "my.yaml")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_table(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.tsv: no such file; fix runs in the config"):
+        read_runs({"runs": str(tmp_path / "none.tsv")}, "my.yaml")
+
+
+def test_tables_of_corpora_differ_in_their_mixture_alone(tmp_path: Path) -> None:
+    def merged(second: str) -> dict[str, str]:
+        tables = {"a.tsv": "corpus\tfiles\tweight\nx\tx/*\t1\ny\ty/*\t1\n", "b.tsv": second}
+        for name, text in tables.items():
+            (tmp_path / name).write_text(text)
+        found = merge_tables({tmp_path / n: read_corpora(tmp_path / n) for n in tables})
+        return {name: corpus.files for name, corpus in found.items()}
+
+    weighed = merged("corpus\tfiles\tweight\nz\tz/*\t1\nx\tx/*\t9\n")
+    assert weighed == {"x": "x/*", "y": "y/*", "z": "z/*"}
+    with pytest.raises(UserError, match=r'b\.tsv: corpus "x": files is \'w\', and \'x/\*\' in .*a'):
+        merged("corpus\tfiles\tweight\nx\tw\t1\n")
+    with pytest.raises(UserError, match=r"b\.tsv: sets are train, valid, and none in .*a\.tsv"):
+        merged("corpus\tfiles\tweight\tsets\nx\tx/*\t1\ttrain=0:0.9 valid=0.9:1\n")
+
+
+def test_names_of_forms() -> None:
+    sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 4, "virtual_pipeline_size": 3}
+    assert parse_form("megatron-tp2-pp4-vpp3-bf16") == ("megatron", sizes, "bf16")
+    assert parse_form("mds-pipeline-pp16") == ("mds-pipeline", {"pipeline_parallel_size": 16}, None)
+    assert parse_form("hf") == ("hf", {}, None)
+    shared = {"tensor_parallel_size": 2, "data_parallel_size": 6, "zero_stage": 2}
+    assert parse_form("mds-tp2-dp6-zero2-bf16") == ("mds", shared, "bf16")
+    sliced = {"data_parallel_size": 4, "zero_stage": 3}
+    assert parse_form("mds-dp4-zero3-bf16") == ("mds", sliced, "bf16")
+    for wrong in (
+        "mds-pp2",
+        "hf-tp1",
+        "mds-tp0",
+        "mds-tp",
+        "tp2",
+        "hf-fp64",
+        "hf_bf16",
+        "",
+        "megatron-vpp2",
+        "mds-dp2",
+        "mds-zero4",
+        "mds-pipeline-pp2-zero2",
+        "mds-pipeline-pp2-zero3",
+        "megatron-zero1",
+    ):
+        told = (
+            r"leave it out|give a format|give (pp|zero1), too|one of them|DeepSpeed itself refuses"
+        )
+        with pytest.raises(ValueError, match=told):
+            parse_form(wrong)
+
+
+def test_shards_are_of_adam() -> None:
+    lion = {"optimizer": {"name": "lion"}}
+    told = r"convert: mds-dp2-zero1: a zero form holds states of adam and adamw, not of lion"
+    with pytest.raises(UserError, match=told):
+        read_runs({**BASE, "convert": "mds-dp2-zero1", "train": lion}, "my.yaml")
+    read_runs({**BASE, "convert": ["universal", "mds"], "train": lion}, "my.yaml")
+
+
+def test_forms_that_a_model_cannot_be_shared_as() -> None:
+    model = Architecture(
+        vocab_size=9, hidden_size=16, intermediate_size=8, num_hidden_layers=4,
+        num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=8,
+    )  # fmt: skip
+    for good in ("hf", "mds-tp2", "mds-pipeline-tp2-pp3", "megatron-pp2-vpp2", "universal-pp4"):
+        check_form(parse_form(good), model)
+    for wrong, told in {
+        "mds-tp3": "tp3: does not divide num_attention_heads 8; give a divisor",
+        "mds-tp4": "tp4: does not divide num_key_value_heads 2; give a divisor",
+        "mds-pipeline-pp5": "5 stages: the model has 4 layers; give a number that is no larger",
+        "megatron-pp3": "3 stages: the model has 4 layers; give a number that divides them",
+    }.items():
+        with pytest.raises(ValueError, match=told):
+            check_form(parse_form(wrong), model)
+    (run,) = read_runs({**BASE, "convert": "mds"}, "my.yaml").values()
+    assert run.config.convert == ("mds",)

@@ -1,0 +1,135 @@
+"""Of documents with the same text the first in the corpus stays, whatever the shards and parts."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokamake.config import PlanSettings
+from tokamake.data.corpus import find_duplicates as module
+from tokamake.data.corpus.corpora import Corpus
+from tokamake.data.corpus.document_rows import HASH, RowsWriter, read_duplicates, read_table
+from tokamake.data.corpus.find_duplicates import find_duplicates
+from tokamake.data.corpus.hash_documents import hash_documents
+from tokamake.data.corpus.plan import make_plan
+from tokamake.data.corpus.plan_file import Plan, write_plan
+from tokamake.data.indexed.manifest import read_manifest
+from tokamake.data.indexed.trace import trace
+from tokamake.data.tokenize.tokenize import tokenize
+from tokamake.errors import UserError
+
+BAD = ['{"text": 1}', "not JSON", '{"text": ""}', '{"text": ""}']
+
+
+@pytest.fixture
+def planned(workspace: Path) -> Plan:
+    """Shards, cut amid files, of lines many of which are alike, bad, blank or without text."""
+    numbers = random.Random(5)
+    (workspace / "dup").mkdir()
+    for file in range(3):
+        lines = [
+            numbers.choice([json.dumps({"text": f"text {numbers.randrange(40)}"})] * 4 + BAD + [""])
+            for _ in range(60)
+        ]
+        (workspace / f"dup/{file}.jsonl").write_text("\n".join(lines))
+    corpus = Corpus(corpus="dup", files=f"{workspace}/dup/*.jsonl", weight=1)
+    made = make_plan([corpus], PlanSettings(shard_bytes=400, merged_bytes=10**9), {})
+    write_plan(workspace / "plan.json", made)
+    return made
+
+
+def duplicates(workspace: Path, planned: Plan) -> Path:
+    hashes = []
+    for batch in planned.tokenize_batches:
+        hashes.append(workspace / f"hashes/{batch.name}")
+        hash_documents(plan=workspace / "plan.json", batch=batch.name, output=hashes[-1])
+    find_duplicates(hashes, output=workspace / "duplicates")
+    return workspace / "duplicates"
+
+
+def expected_texts(workspace: Path) -> list[str]:
+    """Texts of the corpus, each once, read with nothing of ours."""
+    found: dict[str, None] = {}
+    for path in sorted((workspace / "dup").iterdir()):
+        for line in path.read_text().split("\n"):
+            if line and line not in BAD:
+                found[json.loads(line)["text"]] = None
+    return list(found)
+
+
+@pytest.mark.parametrize("part_rows", [1 << 24, 7])
+def test_the_first_of_each_text_stays(
+    workspace: Path,
+    planned: Plan,
+    part_rows: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(module, "_PART_ROWS", part_rows)
+    path = duplicates(workspace, planned)
+    table = dict(read_table(path))
+    assert list(table) == [shard.name for shard in planned.shards]
+    texts, total = [], 0
+    for batch in planned.tokenize_batches:
+        tokenize(
+            output=workspace / "shards",
+            tokenizer=workspace / "tokenizer",
+            plan=workspace / "plan.json",
+            batch=batch.name,
+            summary=workspace / "summary.json",
+            duplicates=path,
+            on_bad_document="quarantine",
+        )
+        for shard in batch.members:
+            manifest = read_manifest(workspace / "shards" / shard)
+            assert manifest["duplicate_documents"] == table[shard]
+            assert manifest["documents_in"] == sum(
+                manifest[f"{kind}documents"]
+                for kind in ("", "duplicate_", "quarantined_", "empty_")
+            )
+            total += manifest["duplicate_documents"]
+            for document in range(manifest["documents"]):
+                capsys.readouterr()
+                trace(workspace / "shards" / shard, document)
+                line = capsys.readouterr().out.partition("\n")[2]
+                texts.append(json.loads(line)["text"])
+    assert texts == expected_texts(workspace)
+    assert total > 25
+
+
+def test_several_keys_are_compared_together(workspace: Path, tmp_path: Path) -> None:
+    records = [("a", "bc"), ("ab", "c"), ("a", "bc"), ("a", "x"), ("", ""), ("", ""), ("", "y")]
+    records.append(("", "y"))
+    raw = tmp_path / "some.jsonl"
+    raw.write_text("".join(json.dumps({"t": t, "b": b}) + "\n" for t, b in records))
+    corpus = Corpus(corpus="two", files=str(raw), text_key="t,b", weight=1)
+    write_plan(tmp_path / "plan.json", made := make_plan([corpus], PlanSettings(), {}))
+    hash_documents(
+        plan=tmp_path / "plan.json", batch="two-00000", output=tmp_path / "h", text_key=("t,b",)
+    )
+    find_duplicates([tmp_path / "h"], output=tmp_path / "d")
+    assert read_duplicates(tmp_path / "d", made.shards[0].name).tolist() == [2, 7]
+
+
+def test_hashes_are_compared_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHUNK_ROWS", 4)
+    with RowsWriter(tmp_path / "h") as writer:
+        writer.add("a/0", np.array([[1, 2], [1, 3], [4, 3]], HASH))
+        writer.add("a/1", np.array([[4, 2], [1, 2], [4, 3]], HASH))
+    find_duplicates([tmp_path / "h"], output=tmp_path / "d")
+    assert [read_duplicates(tmp_path / "d", f"a/{n}").tolist() for n in (0, 1)] == [[], [1, 2]]
+
+
+def test_damaged_files_are_named(workspace: Path, planned: Plan) -> None:
+    path = duplicates(workspace, planned)
+    with pytest.raises(UserError, match="does not know shard dup/77"):
+        read_duplicates(path, "dup/77")
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(UserError, match="not a file of rows"):
+        read_table(path)
+    with pytest.raises(UserError, match="no such file"):
+        find_duplicates([workspace / "none"], output=workspace / "x")
+    with pytest.raises(UserError, match="no file given"):
+        find_duplicates([], output=workspace / "x")

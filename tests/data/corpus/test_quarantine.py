@@ -1,0 +1,136 @@
+"""Each bad document is set aside as it stands, with its place, or stops the stage; none is lost."""
+
+import base64
+import json
+import random
+from pathlib import Path
+
+import pyarrow as arrow
+import pyarrow.parquet as parquet
+import pytest
+
+from tokamake.data.indexed.manifest import find_fault, read_manifest
+from tokamake.data.indexed.paths import quarantine_path
+from tokamake.data.readers import _input
+from tokamake.data.tokenize.tokenize import tokenize
+from tokamake.errors import UserError
+
+BAD_LINES = [
+    b'{"text": \n',
+    b'{"body": "no text"}\n',
+    b'{"text": 5}\n',
+    b'{"text": "\xff\xfe"}\n',
+    b'{"text": "\\ud800"}\n',
+    b'{"text": "a\0b"}\n',
+    b"[" * 5000 + b"\n",
+]
+
+
+def test_every_document_is_out_or_empty_or_set_aside(workspace: Path) -> None:
+    random_numbers = random.Random(1)
+    lines = []
+    expected = {"documents": 0, "empty_documents": 0, "quarantined_documents": 0}
+    for number in range(400):
+        kind = random_numbers.choice(["documents"] * 3 + list(expected) + ["blank"])
+        if kind == "blank":
+            lines.append(random_numbers.choice([b"\n", b" \r\n"]))
+            continue
+        expected[kind] += 1
+        if kind == "quarantined_documents":
+            lines.append(random_numbers.choice(BAD_LINES))
+        else:
+            text = "" if kind == "empty_documents" else f"document {number}\u2028\x85"
+            lines.append(json.dumps({"text": text}).encode() + b"\r\n")
+    raw = workspace / "some.jsonl"
+    raw.write_bytes(b"".join(lines)[:-1])
+    tokenize(
+        (str(raw),),
+        output=workspace / "pair",
+        tokenizer=workspace / "tokenizer",
+        on_bad_document="quarantine",
+    )
+    manifest = read_manifest(workspace / "pair")
+    assert {key: manifest[key] for key in expected} == expected
+    assert manifest["documents_in"] == sum(expected.values())
+    aside = [
+        json.loads(line) for line in (workspace / "pair.quarantine.jsonl").read_text().splitlines()
+    ]
+    assert len(aside) == expected["quarantined_documents"]
+    for entry in aside:
+        kept = base64.b64decode(entry.get("raw_base64", "")) or entry["raw"].encode()
+        assert kept == lines[entry["line"] - 1].rstrip(b"\n")
+        assert entry["reason"]
+    assert any("raw_base64" in entry for entry in aside)
+    # Once they are mended, nothing is left of the quarantine.
+    raw.write_text('{"text": "good"}\n')
+    tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
+    assert not (workspace / "pair.quarantine.jsonl").exists()
+
+
+def test_very_far_in_a_file_lines_are_counted_from_the_range(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = workspace / "some.jsonl"
+    raw.write_text('{"text": "a"}\n' * 3 + "bad\n")
+    for counted, unit, number in ((1 << 34, "line", 4), (2, "line_in_range", 2)):
+        monkeypatch.setattr(_input, "_COUNTED_BYTES", counted)
+        tokenize(
+            (str(raw),),
+            output=workspace / "pair",
+            tokenizer=workspace / "tokenizer",
+            on_bad_document="quarantine",
+            byte_range="15:",
+        )
+        entry = json.loads((workspace / "pair.quarantine.jsonl").read_text())
+        assert (entry[unit], entry["byte"]) == (number, 42)
+
+
+def test_too_many_bad_documents_stop(workspace: Path) -> None:
+    raw = workspace / "some.jsonl"
+    raw.write_text('{"text": "a"}\n' * 8 + "bad\n" * 2)
+    with pytest.raises(UserError, match=r"2 of 10 documents are bad, more than max_bad_fraction"):
+        tokenize(
+            (str(raw),),
+            output=workspace / "out/pair",
+            tokenizer=workspace / "tokenizer",
+            on_bad_document="quarantine",
+            max_bad_fraction=0.19,
+        )
+    assert not list((workspace / "out").iterdir())
+
+
+def test_a_bad_document_leaves_nothing(workspace: Path) -> None:
+    raw = workspace / "some.jsonl"
+    raw.write_text('{"text": "a"}\n{"text": 1}\n')
+    with pytest.raises(UserError, match=r"some\.jsonl:2"):
+        tokenize((str(raw),), output=workspace / "out/pair", tokenizer=workspace / "tokenizer")
+    assert not list((workspace / "out").iterdir())
+
+
+def test_a_name_that_is_not_utf8(workspace: Path) -> None:
+    raw = workspace / "n\udcff.jsonl"
+    raw.write_text('{"text": "one"}\nbad\n')
+    tokenize(
+        (str(raw),),
+        output=workspace / "pair",
+        tokenizer=workspace / "tokenizer",
+        on_bad_document="quarantine",
+    )
+    assert read_manifest(workspace / "pair")["inputs"][0]["path"] == str(raw)
+    assert find_fault(workspace / "pair") is None
+    quarantine_path(workspace / "pair").unlink()
+    assert "quarantine.jsonl is missing" in (find_fault(workspace / "pair") or "")
+
+
+def test_bad_values_of_tables_are_kept(workspace: Path) -> None:
+    table = arrow.table({"text": arrow.array([b"good", b"\xff\xfe"], arrow.binary())})
+    parquet.write_table(table, workspace / "some.parquet")
+    tokenize(
+        (str(workspace / "some.parquet"),),
+        output=workspace / "pair",
+        tokenizer=workspace / "tokenizer",
+        on_bad_document="quarantine",
+    )
+    (line,) = quarantine_path(workspace / "pair").read_text().splitlines()
+    entry = json.loads(line)
+    assert (entry["row"], base64.b64decode(entry["raw_base64"])) == (1, b"\xff\xfe")

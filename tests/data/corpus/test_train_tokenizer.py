@@ -1,0 +1,210 @@
+"""Each kind of trained tokenizer is what transformers loads, and the same on every machine."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+
+from tests.conftest import documents
+from tokamake.data.corpus.plan_file import Plan, Source, write_plan
+from tokamake.data.corpus.train_tokenizer import train_tokenizer
+from tokamake.data.tokenizers import open_tokenizer
+from tokamake.errors import UserError
+
+KINDS = ["bpe", "wordpiece", "unigram"]
+TEXTS = ["def f(x):\n\treturn x", "naïve ☃ 日本語 \U0001f600", "  A  b\n\n", "<|endoftext|>"]
+
+
+@pytest.fixture(scope="module")
+def trained(sampled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    for kind in KINDS:
+        train_tokenizer(raw(sampled), kind=kind, vocab_size=600, output=folder / kind)
+    return folder
+
+
+def raw(sampled: Path) -> list[Path]:
+    return sorted((sampled / "raw").rglob("*.*"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_loads_it(sampled: Path, trained: Path, kind: str) -> None:
+    oracle = transformers.AutoTokenizer.from_pretrained(trained / kind)
+    ours = open_tokenizer(trained / kind)
+    texts = [*TEXTS, *documents(raw(sampled)[0])[:20]]
+    assert ours.encode_batch(texts) == [oracle.encode(t, add_special_tokens=False) for t in texts]
+    assert (ours.vocab_size, len(oracle)) == (600, 600)
+    assert (ours.eod, ours.bos) == (oracle.eos_token_id, oracle.bos_token_id)
+    end = "[SEP]" if kind == "wordpiece" else "<|endoftext|>"
+    assert (oracle.eos_token, ours.encode_batch([end])) == (end, [[ours.eod]])
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_over_bytes_nothing_is_lost(trained: Path, kind: str) -> None:
+    ours = open_tokenizer(trained / kind)
+    texts = [*TEXTS, "".join(map(chr, [*range(0x500), *range(0x2000, 0x2100), 0x10FFFF]))]
+    assert [ours.decode(ids) for ids in ours.encode_batch(texts)] == texts
+    shorter = len(ours.encode_batch(["the same thing as the other one"])[0])
+    assert shorter < 20  # and words are learned
+
+
+def test_wordpiece_is_bert(trained: Path) -> None:
+    ours = open_tokenizer(trained / "wordpiece")
+    vocabulary = json.loads((trained / "wordpiece/tokenizer.json").read_text())["model"]["vocab"]
+    oracle = transformers.BertTokenizer(vocab=vocabulary)
+    assert ours.encode_batch(TEXTS) == [oracle.encode(t, add_special_tokens=False) for t in TEXTS]
+    assert list(vocabulary)[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert oracle.decode(ours.encode_batch(["Returning the value"])[0]) == "returning the value"
+    assert len(ours.encode_batch(["return the value"])[0]) <= 6
+    whole = transformers.AutoTokenizer.from_pretrained(trained / "wordpiece")("return")["input_ids"]
+    assert (whole[0], whole[-1]) == (2, 3)
+
+
+def test_the_same_bytes_in_every_process(sampled: Path, trained: Path, tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from tokamake.data.corpus.train_tokenizer import train_tokenizer\n"
+        "files = [Path(name) for name in sys.argv[2:]]\n"
+        "for kind in ('bpe', 'wordpiece', 'unigram'):\n"
+        "    train_tokenizer(files, kind=kind, vocab_size=600, output=Path(sys.argv[1]) / kind)\n"
+    )
+    for threads in ("1", "5"):
+        subprocess.run(
+            [sys.executable, "-c", script, str(tmp_path / threads), *map(str, raw(sampled))],
+            env=os.environ | {"RAYON_NUM_THREADS": threads},
+            check=True,
+        )
+        for path in trained.rglob("*.json"):
+            same = tmp_path / threads / path.relative_to(trained)
+            assert same.read_bytes() == path.read_bytes(), path
+
+
+def test_files_of_a_plan(workspace: Path) -> None:
+    """Files of several corpora, each read its own way, are those named one by one."""
+    folder = workspace / "titled"
+    folder.mkdir()
+    texts = documents(*sorted((workspace / "raw").rglob("*.jsonl")))
+    rows = [{"title": "A title", "body": text} for text in texts]
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "b.jsonl").write_text(
+        "".join(json.dumps({"text": f"A title: {text}"}) + "\n" for text in texts)
+    )
+    code = sorted(str(path) for path in (workspace / "raw/code").iterdir())
+    titled = Source("titled", "jsonl", "title,body", "{title}: {body}", (str(folder / "a.jsonl"),))
+    sources = (Source("code", "", "text", "", tuple(code)), titled)
+    write_plan(workspace / "plan.json", Plan({}, "", sources, (), (), (), ()))
+    train_tokenizer(plan=workspace / "plan.json", vocab_size=400, output=workspace / "planned")
+    named = [*map(Path, code), folder / "b.jsonl"]
+    train_tokenizer(named, vocab_size=400, output=workspace / "named")
+    name = "tokenizer.json"
+    assert (workspace / "planned" / name).read_bytes() == (workspace / "named" / name).read_bytes()
+
+
+def test_several_keys_are_all_learned_from(tmp_path: Path) -> None:
+    rows = [{"a": "alpha " * 20, "b": "omega " * 20}] * 20
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train_tokenizer(
+        [tmp_path / "x.jsonl"], text_key=("a,b",), vocab_size=267, output=tmp_path / "t"
+    )
+    ours = open_tokenizer(tmp_path / "t")
+    assert [len(ids) for ids in ours.encode_batch([" alpha", " omega"])] == [1, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bad_document(workspace: Path, kind: str) -> None:
+    good = sorted((workspace / "raw/docs").glob("*.jsonl"))[0]
+    lines = good.read_text().splitlines(keepends=True)
+    bad = workspace / "bad.jsonl"
+    bad.write_text("".join([*lines[:3], "{broken\n", '{"text": 7}\n', *lines[3:]]))
+    with pytest.raises(UserError, match=r"bad\.jsonl:4: "):
+        train_tokenizer([bad], kind=kind, vocab_size=400, output=workspace / "t")
+    assert not (workspace / "t").exists()
+    name = "tokenizer.json"
+    for path in (bad, good):
+        train_tokenizer(
+            [path],
+            kind=kind,
+            vocab_size=400,
+            on_bad_document="quarantine",
+            output=workspace / path.stem,
+        )
+    assert (workspace / "bad" / name).read_bytes() == (workspace / good.stem / name).read_bytes()
+
+
+@pytest.mark.parametrize(("kind", "least"), [("bpe", 257), ("wordpiece", 261), ("unigram", 257)])
+def test_too_large_or_small_a_vocabulary(
+    sampled: Path, tmp_path: Path, kind: str, least: int
+) -> None:
+    with pytest.raises(UserError, match=f"{least - 1}: too small for kind {kind}, .* {least}$"):
+        train_tokenizer(raw(sampled), kind=kind, vocab_size=least - 1, output=tmp_path / "t")
+    train_tokenizer(raw(sampled), kind=kind, vocab_size=least, output=tmp_path / "t")
+    assert open_tokenizer(tmp_path / "t").vocab_size == least
+    few = tmp_path / "few.jsonl"
+    few.write_text('{"text": "few words"}\n')
+    with pytest.raises(UserError, match=r"vocab_size: 5000: the corpora give only \d+ entries"):
+        train_tokenizer([few], kind=kind, vocab_size=5000, output=tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens(sampled: Path, tmp_path: Path, kind: str) -> None:
+    more = ("<fim_prefix>", "<FIM suffix>", "[x]")
+    train_tokenizer(
+        raw(sampled), kind=kind, vocab_size=600, special_tokens=more, output=tmp_path / "t"
+    )
+    ours = open_tokenizer(tmp_path / "t")
+    oracle = transformers.AutoTokenizer.from_pretrained(tmp_path / "t")
+    assert (ours.vocab_size, len(oracle)) == (600, 600)
+    ids = [tokens for (tokens,) in ours.encode_batch(list(more))]
+    assert ids == oracle.convert_tokens_to_ids(list(more))
+    assert set(ids) <= set(oracle.all_special_ids)
+    assert len({*ids, ours.eod}) == 4
+    text = "".join(f"return{token} the value" for token in more)
+    assert ours.encode_batch([text]) == [oracle.encode(text, add_special_tokens=False)]
+    assert [token for token in ours.encode_batch([text])[0] if token in ids] == ids
+    assert oracle.decode(ids + ids[:1], skip_special_tokens=True) == ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_take_entries(sampled: Path, tmp_path: Path, kind: str) -> None:
+    least = {"bpe": 258, "wordpiece": 262, "unigram": 258}[kind]
+    settings = {"kind": kind, "special_tokens": ("<a>",), "output": tmp_path / "t"}
+    with pytest.raises(UserError, match=f"give at least {least}$"):
+        train_tokenizer(raw(sampled), vocab_size=least - 1, **settings)
+    train_tokenizer(raw(sampled), vocab_size=least, **settings)
+    assert open_tokenizer(tmp_path / "t").vocab_size == least
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "message"),
+    [
+        ("bpe", ("<a>", "<a>"), "'<a>': is one already"),
+        ("bpe", ("<|endoftext|>",), "is one already"),
+        ("wordpiece", ("[PAD]",), "is one already"),
+        ("unigram", ("",), "'': give text"),
+        ("bpe", (" <a>",), "' <a>': give text"),
+    ],
+)
+def test_special_tokens_that_are_none(
+    sampled: Path, tmp_path: Path, kind: str, tokens: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        train_tokenizer(
+            raw(sampled), kind=kind, special_tokens=tokens, vocab_size=600, output=tmp_path / "t"
+        )
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no raw files to train on"):
+        train_tokenizer(output=tmp_path / "t")
+    with pytest.raises(UserError, match="no such file"):
+        train_tokenizer(("none",), output=tmp_path / "t")
+    write_plan(tmp_path / "plan.json", Plan({}, "", (), (), (), (), ()))
+    with pytest.raises(UserError, match="lists no files to train on"):
+        train_tokenizer(plan=tmp_path / "plan.json", output=tmp_path / "t")
+    with pytest.raises(UserError, match="lists the files itself"):
+        train_tokenizer([tmp_path / "a"], plan=tmp_path / "plan.json", output=tmp_path / "t")

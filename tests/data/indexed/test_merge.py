@@ -1,0 +1,185 @@
+"""Merging is concatenation, and a damaged shard is named instead of merged."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDataset
+
+from tokamake.data.indexed import kernel_copy
+from tokamake.data.indexed.dataset import IndexWriter
+from tokamake.data.indexed.manifest import find_fault, raw_inputs, read_manifest
+from tokamake.data.indexed.merge import merge
+from tokamake.data.indexed.paths import bin_path
+from tokamake.data.indexed.trace import trace
+from tokamake.data.tokenize.tokenize import tokenize
+from tokamake.errors import UserError
+
+
+def test_merge_equals_concatenation_and_tokenizing_at_once(
+    workspace: Path, shards: list[Path]
+) -> None:
+    merge(shards, output=workspace / "merged", corpus="code")
+    joined = b"".join(bin_path(prefix).read_bytes() for prefix in shards)
+    assert (workspace / "merged.bin").read_bytes() == joined
+    tokenize(
+        tuple(map(str, sorted((workspace / "raw/code").iterdir()))),
+        output=workspace / "whole",
+        tokenizer=workspace / "tokenizer",
+    )
+    for suffix in (".bin", ".idx"):
+        assert (workspace / f"merged{suffix}").read_bytes() == (
+            workspace / f"whole{suffix}"
+        ).read_bytes()
+
+
+def test_megatron_reads_the_same_documents(workspace: Path, shards: list[Path]) -> None:
+    merge(shards, output=workspace / "merged")
+    merged = MegatronDataset(str(workspace / "merged"))
+    parts = [MegatronDataset(str(prefix)) for prefix in shards]
+    expected = [np.array(document) for part in parts for document in part]
+    assert len(merged) == len(expected)
+    assert all(
+        np.array_equal(found, wanted) for found, wanted in zip(merged, expected, strict=True)
+    )
+    assert list(merged.document_indices) == list(range(len(expected) + 1))
+    manifest = read_manifest(workspace / "merged")
+    assert (manifest["documents"], manifest["tokens"]) == (len(expected), sum(map(len, expected)))
+
+
+def overwrite(path: Path, content: bytes) -> None:
+    """Write a file after its manifest, as the clock tells it too, which goes in steps."""
+    written = path.with_suffix(".json").stat().st_mtime_ns
+    path.write_bytes(content)
+    os.utime(path, ns=(written, written + 1))
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    overwrite(path, bytes(content))
+
+
+def shorten(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx", ".json"])
+@pytest.mark.parametrize("damage", [flip_a_byte, shorten, Path.unlink])
+def test_damaged_shards_are_named(workspace: Path, shards: list[Path], suffix: str, damage) -> None:  # type: ignore[no-untyped-def]
+    damage(shards[1].with_name(shards[1].name + suffix))
+    with pytest.raises(UserError, match="shards/code-1"):
+        merge(shards, output=workspace / "merged")
+    assert not list(workspace.glob("merged*"))
+    assert not list(workspace.glob(".merged*"))
+    assert "shards/code-1" in (find_fault(shards[1]) or "")
+    assert find_fault(shards[0]) is None
+
+
+def test_shards_of_another_tokenizer_are_refused(workspace: Path, shards: list[Path]) -> None:
+    raw = sorted((workspace / "raw/code").iterdir())
+    tokenize((str(raw[0]),), output=shards[1], tokenizer=workspace / "tokenizer", append_eod=False)
+    with pytest.raises(UserError, match="append_eod is False, but True"):
+        merge(shards, output=workspace / "merged")
+    with pytest.raises(UserError, match="no pair given"):
+        merge([], output=workspace / "merged")
+    (workspace / "shards/code-0.json").write_text("{}")
+    with pytest.raises(UserError, match="not the manifest"):
+        merge(shards, output=workspace / "merged")
+
+
+def test_a_shortened_pair_is_broken_whatever_its_time(shards: list[Path]) -> None:
+    path = bin_path(shards[0])
+    before = path.stat()
+    path.write_bytes(path.read_bytes()[:-2])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert "bytes, its manifest says" in (find_fault(shards[0]) or "")
+
+
+def test_a_touched_but_whole_pair_is_not_broken(shards: list[Path]) -> None:
+    bin_path(shards[0]).touch()
+    assert find_fault(shards[0]) is None
+
+
+def test_merged_pairs_merge_again_and_keep_their_sources(
+    workspace: Path, shards: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    merge(shards[:1], output=workspace / "one")
+    merge([workspace / "one", *shards[1:]], output=workspace / "all")
+    merge(shards, output=workspace / "at once")
+    for suffix in (".bin", ".idx", ".sources"):
+        assert (workspace / f"all{suffix}").read_bytes() == (
+            workspace / f"at once{suffix}"
+        ).read_bytes()
+    capsys.readouterr()
+    trace(workspace / "all", -1, max_characters=0)
+    assert raw_inputs(read_manifest(shards[-1]))[0]["path"] in capsys.readouterr().out
+
+
+def test_a_pair_is_not_merged_into_itself(shards: list[Path]) -> None:
+    before = bin_path(shards[0]).read_bytes()
+    with pytest.raises(UserError, match="is to be read and written"):
+        merge(shards, output=shards[0])
+    assert bin_path(shards[0]).read_bytes() == before
+
+
+def test_the_proof_of_a_merged_pair_sees_every_byte(workspace: Path, shards: list[Path]) -> None:
+    merge(shards, output=workspace / "two")
+    merge([workspace / "two", shards[0]], output=workspace / "three")
+    merge([*shards, shards[0]], output=workspace / "at once")
+    one, other = (read_manifest(workspace / name) for name in ("three", "at once"))
+    assert one["parts"] == other["parts"]
+    assert one["sha256"]["bin"] == other["sha256"]["bin"]
+    content = (workspace / "three.bin").read_bytes()
+    assert sum(size for size, _ in one["parts"]) == len(content)
+    for place in (0, one["parts"][0][0], len(content) - 1):
+        damaged = bytearray(content)
+        damaged[place] ^= 1
+        overwrite(workspace / "three.bin", bytes(damaged))
+        assert "differs from the hash" in (find_fault(workspace / "three") or "")
+        with pytest.raises(UserError, match=r"three\.bin: damaged"):
+            merge([workspace / "three"], output=workspace / "none")
+    (workspace / "three.bin").write_bytes(content)
+    assert find_fault(workspace / "three") is None
+
+
+def failing(code: int) -> Callable[..., Any]:
+    """What stands for a function that the operating system lets fail."""
+
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value", "message"),
+    [
+        (os, "fdatasync", failing(errno.EIO), "Input/output error"),  # the disk tells it late
+        (
+            kernel_copy,
+            "METHODS",
+            (failing(errno.ENOSPC), *kernel_copy.METHODS),
+            "No space left on device",
+        ),
+        (IndexWriter, "finish", failing(errno.ENOSPC), "No space left on device"),
+    ],
+    ids=["at the end", "copying", "index"],
+)
+def test_a_disk_that_fails_leaves_nothing(
+    tmp_path: Path,
+    others: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    where: object,
+    name: str,
+    value: object,
+    message: str,
+) -> None:
+    monkeypatch.setattr(where, name, value)
+    with pytest.raises(OSError, match=f"{message}, while writing"):
+        merge(others, output=tmp_path / "out/none")
+    assert not list((tmp_path / "out").iterdir())

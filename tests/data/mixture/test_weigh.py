@@ -1,0 +1,316 @@
+"""Metadata counts what Megatron reads; weights share a corpus out by tokens and sum to one."""
+
+import json
+import logging
+import math
+import random
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDataset
+
+from tokamake.data.indexed.describe import describe
+from tokamake.data.indexed.merge import merge
+from tokamake.data.mixture.weigh import weigh
+from tokamake.data.tokenize.tokenize import tokenize
+from tokamake.errors import UserError
+
+
+@pytest.fixture
+def merged(workspace: Path) -> list[Path]:
+    prefixes = []
+    for corpus in ("code", "docs"):
+        for number, raw in enumerate(sorted((workspace / "raw" / corpus).iterdir())):
+            shard = workspace / f"shards/{corpus}{number}"
+            tokenize([raw], output=shard, tokenizer=workspace / "tokenizer")
+            prefixes.append(workspace / f"merged/{corpus}-{number:04d}_text_document")
+            merge([shard], output=prefixes[-1], corpus=corpus)
+    return prefixes
+
+
+def test_metadata_and_weights(workspace: Path, merged: list[Path]) -> None:
+    describe(list(reversed(merged)), output=workspace / "metadata.json")
+    pairs = json.loads((workspace / "metadata.json").read_text())
+    assert [pair["data_prefix"] for pair in pairs] == [f"merged/{prefix.name}" for prefix in merged]
+    for pair, prefix in zip(pairs, merged, strict=True):
+        oracle = MegatronDataset(str(prefix))
+        assert pair["total_num_tokens"] == oracle.sequence_lengths.sum()
+        assert pair["total_num_docs"] == len(oracle.document_indices) - 1
+        assert json.loads((workspace / f"metadata/{prefix.name}.json").read_text()) == pair
+
+    weigh(
+        corpora=workspace / "corpora.tsv",
+        metadata=workspace / "metadata.json",
+        output=workspace / "weights.txt",
+    )
+    lines = [line.split(" ") for line in (workspace / "weights.txt").read_text().splitlines()]
+    assert [(prefix, corpus) for _, prefix, corpus in lines] == [
+        (pair["data_prefix"], pair["corpus"]) for pair in pairs
+    ]
+    assert math.isclose(math.fsum(float(weight) for weight, _, _ in lines), 1, rel_tol=1e-15)
+    code = [pair["total_num_tokens"] for pair in pairs if pair["corpus"] == "code"]
+    assert math.isclose(float(lines[0][0]), Fraction(7, 10) * code[0] / sum(code), rel_tol=1e-15)
+
+
+def test_mistakes(workspace: Path, merged: list[Path]) -> None:
+    with pytest.raises(UserError, match="no pair given"):
+        describe([], output=workspace / "metadata.json")
+    describe(merged[:2], output=workspace / "metadata.json")
+    arguments = {"metadata": workspace / "metadata.json", "output": workspace / "weights.txt"}
+    with pytest.raises(UserError, match='corpus "docs" has no token'):
+        weigh(corpora=workspace / "corpora.tsv", **arguments)
+    table = workspace / "corpora.tsv"
+    table.write_text("corpus\tfiles\tweight\ndocs\tx\t1\n")
+    with pytest.raises(UserError, match='corpus "code" is not in'):
+        weigh(corpora=table, **arguments)
+    merged[0].with_name(merged[0].name + ".bin").write_bytes(b"")
+    with pytest.raises(UserError, match="0 bytes, but its index counts"):
+        describe(merged, output=workspace / "metadata.json")
+
+
+def write_metadata(folder: Path, pairs: list[tuple[str, int]]) -> Path:
+    """Metadata of pairs, as far as `weigh` reads it: corpora and their tokens."""
+    described = [
+        {"data_prefix": f"merged/{corpus}-{number:04d}", "corpus": corpus, "total_num_tokens": size}
+        for number, (corpus, size) in enumerate(pairs)
+    ]
+    path = folder / "metadata.json"
+    path.write_text(json.dumps(described))
+    return path
+
+
+def write_table(folder: Path, rows: dict[str, dict[str, Any]]) -> Path:
+    columns = ("weight", "epochs", "temperature")
+    lines = ["\t".join(("corpus", "files", *columns))]
+    lines += [
+        "\t".join((corpus, "x", *(str(stated.get(column, "")) for column in columns)))
+        for corpus, stated in rows.items()
+    ]
+    path = folder / "corpora.tsv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def weighed(
+    folder: Path, rows: dict[str, dict[str, Any]], pairs: list[tuple[str, int]], **options: Any
+) -> list[tuple[float, str, str]]:
+    """Lines of the weighting file."""
+    weigh(
+        corpora=write_table(folder, rows),
+        metadata=write_metadata(folder, pairs),
+        output=folder / "weights.txt",
+        **options,
+    )
+    lines = [line.split(" ") for line in (folder / "weights.txt").read_text().splitlines()]
+    return [(float(weight), prefix, corpus) for weight, prefix, corpus in lines]
+
+
+def shares_of(lines: list[tuple[float, str, str]]) -> dict[str, float]:
+    names = {corpus for _, _, corpus in lines}
+    return {name: math.fsum(w for w, _, corpus in lines if corpus == name) for name in names}
+
+
+def tokens_of(pairs: list[tuple[str, int]]) -> dict[str, int]:
+    return {name: sum(size for corpus, size in pairs if corpus == name) for name, _ in pairs}
+
+
+def draw_pairs(draw: random.Random) -> list[tuple[str, int]]:
+    """Files of two to seven corpora, from one token to 10 ** 11."""
+    names = [f"c{number}" for number in range(draw.randint(2, 7))]
+    more = [draw.choice(names) for _ in range(draw.randint(0, 60))]
+    return [(name, round(10 ** draw.uniform(0, 11))) for name in [*names, *more]]
+
+
+def assert_near(found: float, expected: Fraction | float, tolerance: float = 4e-15) -> None:
+    assert abs(Fraction(found) / Fraction(expected) - 1) < tolerance
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_table_of_weights_gives_the_bytes_it_always_gave(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    pairs = draw_pairs(draw)
+    tokens = tokens_of(pairs)
+    weights = {name: round(draw.random(), 6) + 1e-6 for name in tokens}
+    for options in ({}, {"train_tokens": 12345}, {"temperature": 3.0}):
+        weighed(tmp_path, {name: {"weight": weights[name]} for name in tokens}, pairs, **options)
+        expected = ""
+        for number, (name, size) in enumerate(pairs):
+            share = weights[name] / sum(weights.values())
+            expected += f"{share * size / tokens[name]!r} merged/{name}-{number:04d} {name}\n"
+        assert (tmp_path / "weights.txt").read_text() == expected
+
+
+def test_the_old_table_without_new_columns(tmp_path: Path) -> None:
+    table = tmp_path / "corpora.tsv"
+    table.write_text("corpus\tfiles\tweight\na\tx\t0.7\nb\ty\t0.2\n")
+    metadata = write_metadata(tmp_path, [("a", 30), ("b", 7), ("a", 11)])
+    weigh(corpora=table, metadata=metadata, output=tmp_path / "weights.txt")
+    assert (tmp_path / "weights.txt").read_text() == (
+        "0.5691056910569106 merged/a-0000 a\n"
+        "0.22222222222222227 merged/b-0001 b\n"
+        "0.2086720867208672 merged/a-0002 a\n"
+    )
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_temperature(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    pairs, temperature = draw_pairs(draw), draw.choice([1, 0.3, 1.5, 10 / 3, 5, 100])
+    tokens = tokens_of(pairs)
+    if seed % 2:
+        lines = weighed(tmp_path, {name: {"temperature": temperature} for name in tokens}, pairs)
+    else:
+        lines = weighed(tmp_path, {name: {} for name in tokens}, pairs, temperature=temperature)
+    # mT5 writes it so: a power of the share of all tokens, normalized.
+    whole = sum(tokens.values())
+    powers = {name: (size / whole) ** (1 / temperature) for name, size in tokens.items()}
+    for name, share in shares_of(lines).items():
+        assert_near(share, powers[name] / math.fsum(powers.values()), 1e-13)
+    for (weight, _, name), (_, size) in zip(lines, pairs, strict=True):
+        assert_near(weight / shares_of(lines)[name], Fraction(size, tokens[name]))
+    assert math.isclose(math.fsum(weight for weight, _, _ in lines), 1, rel_tol=4e-15)
+    if temperature == 1:
+        for (weight, _, _), (_, size) in zip(lines, pairs, strict=True):
+            assert_near(weight, Fraction(size, whole))
+
+
+def test_each_corpus_may_have_its_own_temperature(tmp_path: Path) -> None:
+    rows = {"a": {"temperature": 1}, "b": {"temperature": 2}, "c": {"temperature": 0.5}}
+    lines = weighed(tmp_path, rows, [("a", 60), ("b", 900), ("c", 3), ("a", 1)])
+    assert [w for w, _, _ in lines] == pytest.approx([0.6, 0.3, 0.09, 0.01], rel=4e-15, abs=0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_epochs_of_all_are_in_proportion_to_tokens_drawn(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    pairs = draw_pairs(draw)
+    tokens = tokens_of(pairs)
+    epochs = {name: round(draw.uniform(0.01, 4), 3) for name in tokens}
+    needed = sum(Fraction(epochs[name]) * size for name, size in tokens.items())
+    lines = weighed(tmp_path, {name: {"epochs": epochs[name]} for name in tokens}, pairs)
+    for name, share in shares_of(lines).items():
+        assert_near(share, Fraction(epochs[name]) * tokens[name] / needed)
+    weighed(
+        *(tmp_path, {name: {"epochs": epochs[name]} for name in tokens}, pairs),
+        train_tokens=max(round(needed), 1),
+    )
+    if needed > 1000:
+        assert [(float(w), p, c) for w, p, c in lines] == weighed(
+            *(tmp_path, {name: {"epochs": epochs[name]} for name in tokens}, pairs),
+            train_tokens=math.floor(needed / Fraction(1009, 1000)),
+        )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_others_share_what_epochs_leave(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    pairs = draw_pairs(draw)
+    tokens = tokens_of(pairs)
+    names = list(tokens)
+    with_epochs = names[: draw.randint(1, len(names) - 1)]
+    epochs = {name: round(draw.uniform(0.01, 4), 3) for name in with_epochs}
+    rows: dict[str, dict[str, Any]] = {name: {"epochs": epochs[name]} for name in with_epochs}
+    if seed % 2:
+        parts = {name: Fraction(draw.randint(1, 9)) for name in names[len(rows) :]}
+        rows |= {name: {"weight": float(part)} for name, part in parts.items()}
+    else:
+        parts = {name: Fraction(tokens[name]) for name in names[len(rows) :]}
+        rows |= {name: {"temperature": 1} for name in parts}
+    needed = sum(Fraction(epochs[name]) * tokens[name] for name in with_epochs)
+    train_tokens = math.ceil(needed * Fraction(draw.uniform(1.01, 5))) + 1
+    lines = weighed(tmp_path, rows, pairs, train_tokens=train_tokens, max_epochs=1e300)
+    for name, share in shares_of(lines).items():
+        if name in epochs:
+            assert_near(share * train_tokens / tokens[name], epochs[name])
+        else:
+            rest = (1 - needed / train_tokens) * parts[name] / sum(parts.values())
+            assert_near(share, rest)
+    assert math.isclose(math.fsum(weight for weight, _, _ in lines), 1, rel_tol=4e-15)
+
+
+PAIRS = [("a", 600), ("b", 300), ("b", 100), ("c", 1000)]
+EPOCHS = {"a": {"epochs": 2}, "b": {"epochs": 0.5}, "c": {"epochs": 1}}
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        (EPOCHS | {"a": {}}, {}, r"corpora\.tsv:2: no weight, epochs or temperature; give one"),
+        (
+            EPOCHS | {"b": {"weight": 1, "epochs": 2}},
+            {},
+            r"corpora\.tsv:3: states weight and epochs; leave one of them",
+        ),
+        (
+            {"a": {"weight": 1}, "b": {"epochs": 1}, "c": {"temperature": 3}},
+            {},
+            r"corpora\.tsv:4: temperature 3, but line 2 has a weight; give all rows weights or",
+        ),
+        (
+            {"a": {"weight": 1}, "b": {}, "c": {"weight": 1}},
+            {"temperature": 5.0},
+            r"corpora\.tsv:3: temperature 5, but line 2 has a weight",
+        ),
+        (
+            EPOCHS | {"c": {"weight": 1}},
+            {},
+            r"corpora\.tsv: some corpora state epochs and others do not.* give --train-tokens",
+        ),
+        (
+            EPOCHS | {"c": {"weight": 1}},
+            {"train_tokens": 1399},
+            r"corpora\.tsv: its epochs need 1,400 tokens, the training has 1,399 \(--train-",
+        ),
+        (
+            EPOCHS | {"c": {"temperature": 1}},
+            {"train_tokens": 1400},
+            "its epochs take all 1,400 tokens of the training and leave nothing to c; lower epochs",
+        ),
+        (EPOCHS, {"train_tokens": 2375}, "its epochs need 2,400 tokens, the training has 2,375"),
+        (
+            {name: {"temperature": 0.01} for name in "abd"},
+            {},
+            'corpus "d" gets a share below every number; raise its weight or',
+        ),
+        (EPOCHS, {"train_tokens": 0}, "--train-tokens: 0: give a number of tokens, 1 or more"),
+        (EPOCHS, {"temperature": 0.0}, "--temperature: 0: give a finite number, 0.01 or more"),
+        (EPOCHS, {"temperature": math.inf}, "--temperature: inf: give a finite number"),
+        (EPOCHS, {"max_epochs": 0.0}, "--max-epochs: 0: not above 0; give a number"),
+        (EPOCHS, {"max_epochs": math.nan}, "--max-epochs: nan: not above 0"),
+    ],
+)
+def test_shares_that_cannot_be(
+    tmp_path: Path, rows: dict[str, dict[str, Any]], options: dict[str, Any], message: str
+) -> None:
+    pairs = PAIRS if "d" not in rows else [("a", 10**6), ("b", 10**9), ("d", 10)]
+    with pytest.raises(UserError, match=message) as caught:
+        weighed(tmp_path, rows, pairs, **options)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "weights.txt").exists()
+
+
+def test_many_epochs_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def messages(rows: dict[str, dict[str, Any]], **options: Any) -> list[str]:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            weighed(tmp_path, rows, PAIRS, **options)
+        return [record.getMessage() for record in caplog.records]
+
+    weights = {name: {"weight": 1} for name in "abc"}
+    assert messages(weights) == []
+    assert messages(weights, train_tokens=4800) == []
+    assert messages(weights, train_tokens=4830) == [
+        f'{tmp_path}/corpora.tsv: corpus "b" is seen 4.025 times, more than --max-epochs 4: '
+        "it has 400 tokens, 1,610 are drawn from it; lower its share or add data"
+    ]
+    assert len(messages(weights, train_tokens=4800, max_epochs=2)) == 2
+    # Epochs of all tell the length of the training themselves.
+    assert messages(EPOCHS) == []
+    assert len(messages(EPOCHS | {"b": {"epochs": 5}})) == 1
+    assert messages(EPOCHS, train_tokens=2400) == []
+    assert messages(EPOCHS, train_tokens=4800) == [
+        f"{tmp_path}/corpora.tsv: its epochs make up 2,400 tokens, the training has 4,800; "
+        "every corpus is seen 2 times as often as stated"
+    ]

@@ -1,0 +1,78 @@
+"""The format of a file is told from its content; what cannot be read is refused as a whole."""
+
+import gzip
+import lzma
+from pathlib import Path
+
+import pytest
+
+from tests.support.readings import LINES, read
+from tokamake.data.readers import open_input, sniff
+from tokamake.data.readers._detect import kind_of_name
+from tokamake.errors import UserError
+
+WHOLE = {
+    "array.json": (b'[{"text": "a"},\n{"text": "b"}]', r"jq -c '\.\[\]'"),
+    "array_in_a_line.json": (b'[{"text": "a"},{"text": "b"}]\n', r"jq -c '\.\[\]'"),
+    "array.jsonl.gz": (gzip.compress(b'[\n  {"text": "a"}\n]'), r"jq -c '\.\[\]'"),
+    "long_array.json": (b"[" + LINES.replace(b"\n", b",") * 9000, r"jq -c '\.\[\]'"),
+    "pretty.json": (b'{\n  "text": "a"\n}\n', r"jq -c \. "),
+    "mark.jsonl": ('{"text": "a"}\n'.encode("utf-16"), "iconv -f UTF-16 -t UTF-8"),
+    "le.jsonl": ('{"text": "a"}\n'.encode("utf-16-le"), "iconv -f UTF-16LE"),
+    "be.jsonl": ('{"text": "a"}\n'.encode("utf-16-be"), "iconv -f UTF-16BE"),
+    "mark32.jsonl": ('{"text": "a"}\n'.encode("utf-32"), "iconv -f UTF-32 "),
+    "be32.jsonl": ('{"text": "a"}\n'.encode("utf-32-be"), "iconv -f UTF-32BE"),
+    "wide.txt.xz": (lzma.compress("text".encode("utf-16")), "iconv -f UTF-16 "),
+    "picture.png": (b"\x89PNG\r\n\x1a\n\0\0", "of no known format"),
+    "binary.jsonl": (b"\x80\0\0\1\2\3", "of no known format"),
+    "a.zip": (b"PK\x03\x04...", "a zip archive; unpack it"),
+    "a.tar.gz": (gzip.compress(bytes([65]) * 257 + b"ustar\x0000"), "a tar archive; unpack it"),
+    "words": (b"Once upon a time\n", "of no known format .*name its format"),
+    "empty.gz": (b"", r"is empty, which no \.gz file is"),
+    "empty.parquet": (b"", r"is empty, which no \.parquet file is"),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_files_that_are_refused_as_a_whole(tmp_path: Path, name: str) -> None:
+    content, message = WHOLE[name]
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message) as error:
+        read(path)
+    assert str(path) in str(error.value)
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.jsonl: cannot be read \(No such file"):
+        open_input(tmp_path / "none.jsonl")
+    with pytest.raises(UserError, match="is a folder; name files"):
+        open_input(tmp_path)
+    with pytest.raises(UserError, match=r"loop: cannot be read"):
+        (tmp_path / "loop").symlink_to(tmp_path / "loop")
+        open_input(tmp_path / "loop")
+
+
+def test_a_given_format_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "words"
+    path.write_bytes(b"Once upon a time\n")
+    assert read(path, format="text") == ["Once upon a time\n"]
+    path.write_bytes(LINES)
+    assert read(path, format="text") == [LINES.decode()]
+    assert sniff(path) == ("jsonl", "")
+    with pytest.raises(UserError, match="no data/readers plug-in is called 'csv'"):
+        open_input(path, format="csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("a.jsonl", ".jsonl"),
+        ("A.JSONL.GZ", ".jsonl"),
+        ("a.b.txt", ".txt"),
+        ("a.zst", ""),
+        ("a", ""),
+    ],
+)
+def test_kinds_of_names(name: str, kind: str) -> None:
+    assert kind_of_name(Path("x.tar") / name) == kind

@@ -1,0 +1,186 @@
+"""Every line is a document, a bad one with its place and reason, or blank."""
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.readings import LINES, PACK, TEXTS, read, records, small_steps
+from tokamake.data.readers import Bad, jsonl, open_input
+
+BAD = {
+    b'{"text": ': r"not valid JSON \(unexpected end of data at character 9\); mend or remove",
+    b'{"text": "a",}': "not valid JSON .*comma",
+    b"{'text': 'a'}": "not valid JSON",
+    b'{"text": "a"': "not valid JSON",
+    b'{"text": "\0"}': "not valid JSON .*control character",
+    b'{"text": "a"} {"text": "b"}': "more than one JSON value in a line .*jq -c",
+    b'{"text": "a"}\r{"text": "b"}': r"lone CR as line end; .* tr '\\r' '\\n'",
+    b'{"text": "\xff"}': r"not valid UTF-8 \(0xff at byte 10 of the line\)",
+    b'{"text": "\xed\xa0\x80"}': "not valid UTF-8 .0xed at byte 10",
+    b'{"text": "\\ud800"}': "a lone surrogate is no text",
+    b'{"text": "\\udc00\\ud800"}': "a lone surrogate is no text",
+    b'{"text": ' + b"[" * 5000 + b"]" * 5000 + b"}": "nested too deep",
+    b'{"x": NaN, "text": "\\ud800"}': "not valid JSON|lone surrogate",
+    b'["text"]': "not a JSON object",
+    b'"text"': "not a JSON object",
+    b"null": "not a JSON object",
+    "｛": "not valid JSON",
+    b"\x1f\x8b\x08": "not valid UTF-8",
+}
+BAD = {key.encode() if isinstance(key, str) else key: value for key, value in BAD.items()}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_bad_lines_stand_where_they_were(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(LINES[:16] + b"\n" + line + b"\n" + LINES[16:])
+    opened = open_input(path)
+    (block,) = opened.blocks(("text",))
+    assert isinstance(block.records[1], Bad)
+    assert block.raw is not None
+    assert block.raw[1] == line
+    assert [record["text"] for record in block.records if isinstance(record, dict)] == TEXTS
+
+    assert re.search(BAD[line], block.records[1].reason)
+    assert opened.place(int(block.numbers[1])) == f"{path}:3"
+    assert (opened.documents, opened.blank_lines) == (len(TEXTS) + 1, 1)
+
+
+def test_what_orjson_is_too_strict_for(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a", "score": NaN}\n{"text": "b", "score": [-Infinity, NaN]}\n')
+    assert records(open_input(path)) == [
+        {"text": "a", "score": None},
+        {"text": "b", "score": [None, None]},
+    ]
+
+
+kinds = st.one_of(
+    st.text(max_size=12).map(lambda text: orjson.dumps({"text": text})),
+    st.sampled_from(
+        [*(line for line in BAD if len(line) < 40), b"", b" ", b"\t\r", b"\xef\xbb\xbf"]
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(kinds, max_size=12),
+    st.lists(st.integers(0, 1000), max_size=4),
+    st.integers(1, 60),
+    st.booleans(),
+    st.sampled_from(["", *PACK]),
+)
+def test_documents_and_blank_lines_account_for_every_line(
+    tmp_path_factory: pytest.TempPathFactory,
+    lines: list[bytes],
+    cuts: list[int],
+    size: int,
+    final: bool,
+    packing: str,
+) -> None:
+    lines = [b'{"text": "first"}', *lines]
+    content = b"\n".join(lines) + b"\n" * final
+    lines = content.split(b"\n")[: None if content[-1:] != b"\n" else -1]
+    path = tmp_path_factory.mktemp("lines") / "a.jsonl"
+    path.write_bytes(PACK[packing](content) if packing else content)
+    bounds = [0, None]
+    if not packing:
+        bounds = [0, *sorted(cut % (len(content) + 1) for cut in cuts), None]
+    found, documents, blank, raw_bytes = [], 0, 0, 0
+    with small_steps(size):
+        for start, end in pairwise(bounds):
+            opened = open_input(path, byte_range=(start or 0, end))
+            for block in opened.blocks(("text",)):
+                assert block.raw is not None
+                found += zip(block.records, block.raw, strict=True)
+                for raw, number, offset in zip(
+                    block.raw, block.numbers, block.offsets, strict=True
+                ):
+                    if packing:
+                        assert offset == -1
+                    else:
+                        assert (content + b"\n")[offset:].startswith(raw + b"\n")
+                        assert start <= offset < (len(content) if end is None else end)
+                    if not start:
+                        assert lines[number - 1] == raw
+            documents += opened.documents
+            blank += opened.blank_lines
+            raw_bytes += opened.bytes
+    assert raw_bytes == path.stat().st_size
+    assert documents + blank == len(lines)
+    expected = [line for line in lines if line.removeprefix(b"\xef\xbb\xbf").strip()]
+    assert [raw for _, raw in found] == expected
+    for record, raw in found:
+        assert isinstance(record, Bad) == (raw in BAD)
+        if raw not in BAD:
+            assert record == json.loads(raw)
+
+
+class Counted(bytes):
+    """Bytes that note how many of them are searched."""
+
+    searched = 0
+
+    def find(self, *arguments: Any) -> int:
+        Counted.searched += len(self)
+        return super().find(*arguments)
+
+    def rfind(self, *arguments: Any) -> int:
+        Counted.searched += len(self)
+        return super().rfind(*arguments)
+
+
+def test_long_lines_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counted, "searched", 0)
+    content = b"x" * 1_000_000 + b"\n" + b"y" * 500_000 + b"\n" + LINES
+    chunks = [Counted(content[at : at + 1000]) for at in range(0, len(content), 1000)]
+    assert b"".join(jsonl._whole(chunks, Path("a"))) == content
+    assert len(content) <= Counted.searched <= 1.1 * len(content)
+
+
+def test_long_lines_are_parsed_twice_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    word = "ü" * 25_000_000
+    deep = b'{"a":' * 5_000_000
+    path.write_bytes(
+        orjson.dumps({"text": word}) + b"\n" + deep + b"\n" + b"[" * 20_000_000 + b"\n" + LINES
+    )
+    parsed: list[int] = []
+
+    def loads(line: bytes) -> Any:
+        parsed.append(len(line))
+        return orjson.loads(line)
+
+    names = {"loads": loads, "dumps": orjson.dumps, "JSONDecodeError": orjson.JSONDecodeError}
+    monkeypatch.setattr(jsonl, "orjson", SimpleNamespace(**names))
+    with small_steps(1 << 16):
+        found = read(path)
+    assert sum(parsed) < 2.1 * path.stat().st_size
+    assert found[0] == word
+    assert "nested too deep" in found[1].reason
+    assert "nested too deep" in found[2].reason
+    assert found[3:] == TEXTS
+
+
+@pytest.mark.parametrize("length", [1, 200, 300, 5000])
+def test_short_and_long_lines_are_cut_alike(tmp_path: Path, length: int) -> None:
+    lines = [b'{"text": "%s%d"}' % (b"x" * length, number) for number in range(200_000 // length)]
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    with small_steps(70_001):
+        blocks = list(open_input(path).blocks(("text",)))
+    assert [line for block in blocks for line in block.raw or ()] == lines
+    assert [record["text"].encode() for record in records(open_input(path))] == [
+        line[10:-2] for line in lines
+    ]

@@ -1,0 +1,218 @@
+"""The loader against megatron-core's datasets, batches over any number of ranks, refusals."""
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset
+
+from tests.support.megatron_datasets import config, random_lengths, write_pair
+from tests.support.runs import make_index
+from tokamake.config.batching import BatchSizes, Rampup
+from tokamake.data.samples import loader
+from tokamake.data.samples.loader import Samples
+from tokamake.errors import UserError
+
+WEIGHTS = {"web": 0.7, "books": 0.3}
+STRIDE = 100_000
+
+
+def make(root: Path) -> Path:
+    for number, (name, weight) in enumerate(WEIGHTS.items()):
+        write_pair(root / name, random_lengths(number, 90), first_token=STRIDE * number)
+        with (root / "weights.txt").open("a") as stream:
+            stream.write(f"{weight} {name} {name}\n")
+    samples = {"train_samples": 200, "valid_samples": 12}
+    make_index(root, sequence_length=24, split="80,20,0", seed=7, **samples)
+    return root
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make(tmp_path)
+
+
+def open_samples(root: Path, split: str = "train") -> Samples:
+    return Samples(root / "index", split=split, data_root=root)
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Samples:
+    return open_samples(make(tmp_path_factory.mktemp("loader")))
+
+
+def test_samples_equal_megatron(root: Path) -> None:
+    blend = ([str(root / name) for name in WEIGHTS], list(WEIGHTS.values()))
+    settings = config(sequence_length=24, seed=7, split="80,20,0", blend=blend)
+    builder = BlendedMegatronDatasetBuilder(GPTDataset, [200, 12, 0], lambda: True, settings)
+    for split, theirs in zip(("train", "valid"), builder.build(), strict=False):
+        ours = open_samples(root, split)
+        assert len(ours) == len(theirs)
+        for number in range(len(ours)):
+            tokens = ours[number]
+            assert tokens.dtype == np.int64
+            assert tokens[:-1].tolist() == theirs[number]["tokens"].tolist()
+            assert tokens[1:].tolist() == theirs[number]["labels"].tolist()
+            assert ours.source(number) == list(WEIGHTS)[tokens[0] // STRIDE]
+
+
+@pytest.mark.parametrize("sample", [-1, 10**6])
+def test_a_sample_out_of_range_is_an_index_error(train: Samples, sample: int) -> None:
+    with pytest.raises(IndexError):
+        train[sample]
+    with pytest.raises(IndexError):
+        train.source(sample)
+
+
+@given(
+    data_parallel_size=st.integers(1, 4),
+    micro_batch_size=st.integers(1, 4),
+    consumed_samples=st.integers(0, 56),
+)
+def test_global_batches_do_not_depend_on_the_number_of_ranks(
+    train: Samples, data_parallel_size: int, micro_batch_size: int, consumed_samples: int
+) -> None:
+    """144 samples a step are whole blocks for all numbers of ranks and rows up to 4."""
+    global_batch_size = 144
+    micro_steps = global_batch_size // (micro_batch_size * data_parallel_size)
+    seen = []
+    for rank in range(data_parallel_size):
+        iterator = loader.batches(
+            train,
+            consumed_samples=consumed_samples,
+            micro_batch_size=micro_batch_size,
+            data_parallel_rank=rank,
+            data_parallel_size=data_parallel_size,
+        )
+        seen.append([next(iterator) for _ in range(micro_steps)])
+    rows = np.concatenate([ranks[step] for step in range(micro_steps) for ranks in seen])
+    block = range(consumed_samples, consumed_samples + global_batch_size)
+    np.testing.assert_array_equal(rows, np.stack([train[number] for number in block]))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_batches_resume_and_end(train: Samples, rank: int) -> None:
+    settings = {
+        "micro_batch_size": 3,
+        "data_parallel_rank": rank,
+        "data_parallel_size": 2,
+    }
+    whole = list(loader.batches(train, consumed_samples=0, **settings))
+    assert len(whole) == len(train) // 6
+    resumed = list(loader.batches(train, consumed_samples=30, **settings))
+    np.testing.assert_array_equal(whole[5:], resumed)
+    assert not list(loader.batches(train, consumed_samples=len(train), **settings))
+
+
+class Numbered:
+    """Samples that are their own numbers."""
+
+    def __len__(self) -> int:
+        return 7_000
+
+    def __getitem__(self, sample: int) -> np.ndarray:
+        return np.array([sample])
+
+
+@given(
+    layouts=st.lists(
+        st.tuples(st.integers(0, 6), st.integers(0, 2), st.integers(0, 12)), min_size=1, max_size=6
+    ),
+    grows=st.booleans(),
+)
+def test_each_sample_is_seen_once_in_order_whatever_the_layouts(
+    layouts: list[tuple[int, int, int]], grows: bool
+) -> None:
+    """A run goes on with other ranks, 64 at most, and other rows after some steps of each."""
+    sizes = BatchSizes(512, Rampup(256, 256, 2_000) if grows else None)
+    seen: list[int] = []
+    for exponent, rows, number in layouts:
+        ranks, micro_batch_size = 2**exponent, 2**rows
+        of_ranks = [
+            loader.steps(
+                Numbered(),
+                sizes,
+                consumed_samples=len(seen),
+                micro_batch_size=micro_batch_size,
+                data_parallel_rank=rank,
+                data_parallel_size=ranks,
+            )
+            for rank in range(ranks)
+        ]
+        for together in islice(zip(*of_ranks, strict=True), number):
+            (size,) = {step.global_batch_size for step in together}
+            assert {step.consumed_samples for step in together} == {len(seen)}
+            for blocks in zip(*(step.micro_batches for step in together), strict=True):
+                assert {block.shape for block in blocks} == {(micro_batch_size, 1)}
+                seen += np.concatenate(blocks)[:, 0].tolist()
+            assert len(seen) == together[0].consumed_samples + size
+            assert size == (256 if grows and len(seen) - size < 2_000 else 512)
+    assert seen == list(range(len(seen)))
+
+
+def test_steps_end_and_refuse(train: Samples) -> None:
+    settings = {"micro_batch_size": 3, "data_parallel_rank": 1, "data_parallel_size": 2}
+    made = list(loader.steps(train, BatchSizes(12), consumed_samples=0, **settings))
+    assert len(made) == len(train) // 12
+    assert [step.consumed_samples for step in made] == list(range(0, 12 * len(made), 12))
+    np.testing.assert_array_equal(made[1].micro_batches[0], [train[n] for n in (15, 16, 17)])
+    with pytest.raises(UserError, match="multiple of 6"):
+        next(loader.steps(train, BatchSizes(10), consumed_samples=0, **settings))
+
+
+def damage_index_json(root: Path) -> None:
+    described = json.loads((root / "index" / "index.json").read_text())
+    described["seed"] += 1
+    (root / "index" / "index.json").write_text(json.dumps(described))
+
+
+def truncate_array(root: Path) -> None:
+    path = root / "index" / "train" / "arrays.bin"
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def empty_array(root: Path) -> None:
+    (root / "index" / "train" / "arrays.bin").write_bytes(b"")
+
+
+def change_tokens(root: Path) -> None:
+    write_pair(root / "books", [*random_lengths(1, 90), 1])
+
+
+def swap_lengths(root: Path) -> None:
+    write_pair(root / "books", random_lengths(1, 90)[::-1])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda root: (root / "index" / "index.json").unlink(), "index.json: no such file"),
+        (lambda root: (root / "index" / "index.json").write_text("{}"), "not an index"),
+        (damage_index_json, "digest"),
+        (lambda root: (root / "index/train/dataset_index.npy").unlink(), "dataset_index.npy: no"),
+        (lambda root: (root / "index/train/arrays.bin").unlink(), "arrays.bin: no such file"),
+        (truncate_array, "arrays.bin: damaged"),
+        (empty_array, "arrays.bin: damaged"),
+        (change_tokens, "books: changed since"),
+        (swap_lengths, "books: changed since"),
+    ],
+)
+def test_what_no_longer_fits_is_a_user_error(root: Path, damage: Any, message: str) -> None:
+    damage(root)
+    with pytest.raises(UserError, match=message) as caught:
+        open_samples(root)
+    assert "tokamake index" in str(caught.value)
+
+
+def test_a_missing_pair_or_split_is_a_user_error(root: Path) -> None:
+    with pytest.raises(UserError, match="no test split"):
+        open_samples(root, "test")
+    (root / "web.bin").unlink()
+    with pytest.raises(UserError, match=r"web\.bin: no such file"):
+        open_samples(root)

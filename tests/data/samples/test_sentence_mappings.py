@@ -1,0 +1,152 @@
+"""Samples of sentence data against megatron-core's, and their refusal of bad input."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from megatron.core.datasets import helpers
+
+from tests.support.megatron_datasets import assert_identical
+from tokamake.data.samples.sentence_mappings import Sentences, block_mapping, sentence_mapping
+from tokamake.errors import UserError
+
+ALL = 2**63 - 1
+
+
+@st.composite
+def sentences(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
+    counts = draw(st.lists(st.integers(0, 9), min_size=1, max_size=25))
+    bounds = np.cumsum([0, *counts]).astype(np.int64)
+    long = st.sampled_from([512, 513])
+    length = st.one_of(st.integers(0, 60), st.integers(0, 60), st.integers(0, 60), long)
+    lengths = draw(st.lists(length, min_size=int(bounds[-1]), max_size=int(bounds[-1])))
+    return bounds, np.array(lengths, np.int32)
+
+
+@given(
+    sentences(),
+    st.integers(1, 3),
+    st.sampled_from([1, 20, ALL]),
+    st.integers(2, 200),
+    st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    st.integers(1, 2**31 - 2),
+    st.integers(1, 3),
+)
+def test_sentence_mapping_equals_megatron(
+    data: tuple[np.ndarray, np.ndarray],
+    epochs: int,
+    most: int,
+    length: int,
+    short: float,
+    seed: int,
+    least: int,
+) -> None:
+    ours = sentence_mapping(
+        Sentences(*data),
+        max_seq_length=length,
+        seed=seed,
+        num_epochs=epochs,
+        max_num_samples=most,
+        short_seq_prob=short,
+        min_num_sent=least,
+    )
+    arguments = (epochs, most, length, short, seed, False, least)
+    assert_identical(ours, helpers.build_mapping(*data, *arguments))
+
+
+@given(
+    sentences(),
+    st.integers(1, 3),
+    st.sampled_from([1, 20, ALL]),
+    st.integers(2, 200),
+    st.integers(1, 2**31 - 2),
+    st.booleans(),
+)
+def test_block_mapping_equals_megatron(
+    data: tuple[np.ndarray, np.ndarray],
+    epochs: int,
+    most: int,
+    length: int,
+    seed: int,
+    one: bool,
+) -> None:
+    titles = np.random.default_rng(seed).integers(0, 30, len(data[0]) - 1).astype(np.int32)
+    ours = block_mapping(
+        Sentences(*data),
+        titles,
+        max_seq_length=length,
+        seed=seed,
+        num_epochs=epochs,
+        max_num_samples=most,
+        use_one_sent_blocks=one,
+    )
+    arguments = (epochs, most, length, seed, False, one)
+    assert_identical(ours, helpers.build_blocks_mapping(*data, titles, *arguments))
+
+
+def test_large_mappings_equal_megatron() -> None:
+    random = np.random.default_rng(0)
+    bounds = np.cumsum(np.append(0, random.integers(0, 40, 20_000)))
+    lengths = np.minimum(random.geometric(0.04, bounds[-1]), 512).astype(np.int32)
+    ours = sentence_mapping(Sentences(bounds, lengths), max_seq_length=509, seed=5, num_epochs=2)
+    assert len(ours) > 50_000
+    theirs = helpers.build_mapping(bounds, lengths, 2, ALL, 509, 0.1, 5, False, 1)
+    assert_identical(ours, theirs)
+
+
+def test_lengths_need_not_be_aligned() -> None:
+    bounds = np.array([0, 3, 5], np.int64)
+    lengths = np.array([5, 6, 7, 8, 9], np.int32)
+    unaligned = np.frombuffer(b"x" * 34 + lengths.tobytes(), np.int32, offset=34)
+    assert not unaligned.flags.aligned
+    options: dict[str, Any] = {"max_seq_length": 10, "seed": 1}
+    assert_identical(
+        sentence_mapping(Sentences(bounds, unaligned), **options),
+        sentence_mapping(Sentences(bounds, lengths), **options),
+    )
+
+
+BOUNDS = np.array([0, 2, 4], np.int64)
+LENGTHS = np.array([3, 4, 5, 6], np.int32)
+TITLES = np.array([1, 2], np.int32)
+
+
+@pytest.mark.parametrize(
+    ("named", "changed"),
+    [
+        ("max_seq_length", {"max_seq_length": 1}),
+        ("seed", {"seed": 0}),
+        ("seed", {"seed": 2**31 - 1}),
+        ("num_epochs", {"num_epochs": 0}),
+        ("max_num_samples", {"max_num_samples": 0}),
+        ("documents", {"documents": BOUNDS.astype(np.int32)}),
+        ("documents", {"documents": BOUNDS[:0]}),
+        ("documents", {"documents": BOUNDS[::-1].copy()}),
+        ("documents", {"documents": BOUNDS + 1}),
+        ("documents", {"documents": BOUNDS - 1}),
+        ("lengths", {"lengths": LENGTHS[::2]}),
+        ("lengths", {"lengths": LENGTHS.reshape(2, 2)}),
+    ],
+)
+def test_mappings_refuse(named: str, changed: dict[str, Any]) -> None:
+    known = {"documents": BOUNDS, "lengths": LENGTHS, "max_seq_length": 10, "seed": 1, **changed}
+    data = Sentences(known.pop("documents"), known.pop("lengths"))
+    with pytest.raises(UserError, match=f"^{named}: "):
+        sentence_mapping(data, **known)
+    with pytest.raises(UserError, match=f"^{named}: "):
+        block_mapping(data, TITLES, **known)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"short_seq_prob": 1.5}, {"short_seq_prob": 1e-12}, {"min_num_sent": 0}]
+)
+def test_sentence_mapping_refuses(changed: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=f"^{next(iter(changed))}: "):
+        sentence_mapping(Sentences(BOUNDS, LENGTHS), max_seq_length=10, seed=1, **changed)
+
+
+def test_block_mapping_wants_a_title_for_each_document() -> None:
+    with pytest.raises(UserError, match=r"^title_lengths: 1 titles for 2 documents"):
+        block_mapping(Sentences(BOUNDS, LENGTHS), TITLES[:1], max_seq_length=10, seed=1)

@@ -1,0 +1,427 @@
+"""Encoder: the same tokens whichever package makes them, whatever the blocks and threads."""
+
+import queue
+import random
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import documents
+from tokamake import _csrc
+from tokamake.data.tokenize import encoder as tokenize_encoder
+from tokamake.data.tokenize.encoder import Encoded, Encoder, Mismatch
+from tokamake.data.tokenizers import Tokenizer, _gigatoken, open_tokenizer
+from tokamake.data.tokenizers._byte_level import ByteLevelEncoder
+
+HANGS = 300  # seconds after which a thread is taken to hang
+GUARDED = "a\u088fb \U000323b0"
+
+
+@pytest.fixture(scope="module")
+def opened(sampled: Path) -> Tokenizer:
+    return open_tokenizer(sampled / "tokenizer")
+
+
+@pytest.fixture(scope="module")
+def texts(sampled: Path) -> list[str]:
+    """Documents, some of which only the tokenizer's own package may get, and empty ones."""
+    rng = random.Random(0)
+    found = documents(*sorted((sampled / "raw").rglob("*.jsonl")))
+    found += ["", GUARDED, GUARDED * 50, "<|endoftext|>", "日本語 " * 40, "x" * 30_000, " " * 999]
+    found += [
+        f"{word} {rng.random()}\n" for word in ("naïve", "☃", "\U0001f600") for _ in range(50)
+    ]
+    rng.shuffle(found)
+    return found
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use more than the tokenizer's own package from the first text on."""
+    monkeypatch.setattr(tokenize_encoder, "_ENOUGH", 1)
+
+
+@pytest.fixture
+def by_gigatoken(at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use gigatoken from the first text on, as for the tokenizers that ours does not take."""
+    monkeypatch.setattr(tokenize_encoder.byte_level, "refusal", lambda _: "it is turned off")
+
+
+def rows(encoded: Encoded) -> list[list[int]]:
+    assert encoded.ids.dtype == np.uint32
+    assert encoded.lengths.dtype == np.int64
+    return [part.tolist() for part in np.split(encoded.ids, np.cumsum(encoded.lengths))[:-1]]
+
+
+def blocks(texts: list[str], size: int) -> list[list[str]]:
+    return [texts[start : start + size] for start in range(0, len(texts), size)]
+
+
+@pytest.fixture(params=["tokamake", "gigatoken"])
+def package(request: pytest.FixtureRequest, at_once: None) -> str:
+    """The fast encoders in turn."""
+    if request.param == "gigatoken":
+        request.getfixturevalue("by_gigatoken")
+    return request.param
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_same_tokens_whatever_the_blocks(
+    opened: Tokenizer, texts: list[str], package: str, workers: int, size: int
+) -> None:
+    some = texts if size > 1 else texts[:60]
+    wanted = opened.encode_batch(some)
+    for fast in (True, False):
+        encoder = Encoder(opened, workers=workers, fast=fast)
+        assert [row for block in blocks(some, size) for row in rows(encoder(block))] == wanted
+        assert encoder.name.split()[0] == (package if fast else "tokenizers")
+        assert encoder.reason == ("" if fast else "it is turned off")
+
+
+def test_no_text(opened: Tokenizer, package: str) -> None:
+    encoder = Encoder(opened, workers=2)
+    assert rows(encoder([])) == []
+    assert rows(encoder(["", ""])) == [[], []]
+    assert rows(encoder([GUARDED])) == opened.encode_batch([GUARDED])
+    assert rows(Encoder(opened, workers=1, fast=False)([])) == []
+
+
+def test_of(opened: Tokenizer, texts: list[str]) -> None:
+    encoded = Encoder(opened, workers=1)(texts[:20])
+    assert [encoded.of(number).tolist() for number in range(20)] == rows(encoded)
+
+
+def test_little_text_loads_nothing(sampled: Path, opened: Tokenizer, texts: list[str]) -> None:
+    encoder = Encoder(opened, workers=1)
+    assert rows(encoder(texts[:50])) == opened.encode_batch(texts[:50])
+    assert (encoder.name.split()[0], encoder.reason) == ("tokenizers", "")
+    script = (
+        "import sys; from pathlib import Path; from tokamake.data.tokenize.encoder import Encoder;"
+        "from tokamake.data.tokenizers import open_tokenizer;"
+        "Encoder(open_tokenizer(Path(sys.argv[1])), workers=1)(['a'] * 1000);"
+        "print([name for name in ('gigatoken', 'awkward', 'transformers') if name in sys.modules])"
+    )
+    names = subprocess.run(
+        [sys.executable, "-c", script, str(sampled / "tokenizer")],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert names.strip() == "[]"
+
+
+def test_guarded_texts_go_to_the_package(
+    opened: Tokenizer, by_gigatoken: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got: list[str] = []
+    plain = _gigatoken.Gigatoken.encode
+
+    def spy(self: _gigatoken.Gigatoken, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        got.extend(texts)
+        return plain(self, texts)
+
+    monkeypatch.setattr(_gigatoken.Gigatoken, "encode", spy)
+    given = ["one", GUARDED, "two", GUARDED + "é", "three"]
+    assert rows(Encoder(opened, workers=1)(given)) == opened.encode_batch(given)
+    assert {"one", "two", "three"} <= set(got)
+    assert not any("\u088f" in text for text in got)
+
+
+def test_other_tokenizers_use_their_package(tmp_path: Path, at_once: None) -> None:
+    words = ["[UNK]", "[SEP]", "[CLS]", "hello", "##s", "world"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    opened = open_tokenizer(tmp_path)
+    encoder = Encoder(opened, workers=2)
+    assert rows(encoder(["Hellos world", "", "x"])) == [[3, 4, 5], [], [0]]
+    assert encoder.name.split()[0] == "tokenizers"
+    assert encoder.reason == "the model's type is 'WordPiece'"
+
+
+def wrong(monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+    """Let gigatoken encode texts that hold `which` wrongly."""
+    plain = _gigatoken.Gigatoken._encode_part
+
+    def changed(self: _gigatoken.Gigatoken, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        ids, lengths = plain(self, texts)
+        ids = ids.copy()
+        for end, length, text in zip(np.cumsum(lengths), lengths, texts, strict=True):
+            if which in text and length:
+                ids[end - length] ^= 1
+        return ids, lengths
+
+    monkeypatch.setattr(_gigatoken.Gigatoken, "_encode_part", changed)
+
+
+def test_a_wrong_gigatoken_is_noticed_at_the_first_texts(
+    opened: Tokenizer, by_gigatoken: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong(monkeypatch, "fox")
+    given = ["good"] * 40 + ["the quick brown fox"]
+    with pytest.raises(Mismatch, match=r"gigatoken .* differs on .* 'the quick brown fox'"):
+        Encoder(opened, workers=1)(given)
+    assert rows(Encoder(opened, workers=1, fast=False)(given)) == opened.encode_batch(given)
+
+
+def test_a_wrong_encoder_of_ours_is_noticed(
+    opened: Tokenizer, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = ByteLevelEncoder.encode
+
+    def changed(self: ByteLevelEncoder, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        ids, lengths = plain(self, texts)
+        return ids ^ 1, lengths
+
+    monkeypatch.setattr(ByteLevelEncoder, "encode", changed)
+    with pytest.raises(Mismatch, match=r"tokamake .* differs on .* 'good'"):
+        Encoder(opened, workers=1)(["good"] * 40)
+
+
+def test_a_wrong_gigatoken_is_noticed_later(
+    opened: Tokenizer, by_gigatoken: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenize_encoder, "_FIRST", 1000)
+    monkeypatch.setattr(tokenize_encoder, "_STEP", 5000)
+    monkeypatch.setattr(tokenize_encoder, "_WINDOW", 100)
+    wrong(monkeypatch, "fox")
+    for size in (1, 9, 1000):
+        encoder = Encoder(opened, workers=1)
+        given = ["good "] * 1001 + ["the fox"] + ["good "] * 2000
+        with pytest.raises(Mismatch):
+            for block in blocks(["x" * 1200, *given[:759], "fox " * 50, *given[:500]], size):
+                encoder(block)
+
+
+def test_a_failing_gigatoken(
+    opened: Tokenizer, by_gigatoken: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PanicException(BaseException):
+        """What packages in Rust raise when they have a bug."""
+
+    def panic(*_: object) -> None:
+        raise PanicException("index out\nof bounds")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_gigatoken.Gigatoken, "_encode_part", panic)
+        with pytest.raises(Mismatch, match=r"failed \(index out of bounds\)"):
+            Encoder(opened, workers=1)(["a"])
+    with monkeypatch.context() as patch:
+        patch.setattr(_gigatoken, "_open", panic)
+        encoder = Encoder(opened, workers=1)
+        assert rows(encoder(["a b"])) == opened.encode_batch(["a b"])
+        assert encoder.reason == "gigatoken cannot load it (index out of bounds)"
+        assert encoder.name.startswith("tokenizers ")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_gigatoken, "_open", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Encoder(opened, workers=1)(["a"])
+
+
+def test_windows_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenize_encoder, "_STEP", 1000)
+    monkeypatch.setattr(tokenize_encoder, "_WINDOW", 40)
+    rng = random.Random(1)
+    texts = ["".join(rng.choice("abc ") for _ in range(rng.randrange(900))) for _ in range(60)]
+    found = set()
+    for size in (1, 7, 60):
+        windows, before = [], 0
+        for block in blocks(texts, size):
+            after = before + sum(map(len, block))
+            windows += tokenize_encoder._windows(block, range(before, after))
+            before = after
+        found.add(tuple(windows))
+    (windows,) = found
+    stream = "".join(texts)
+    assert len(windows) == (len(stream) - 1) // 1000
+    for number, window in enumerate(windows, 1):
+        assert stream[number * 1000] in window
+        assert window in stream[number * 1000 - 40 : number * 1000 + 40]
+
+
+def test_several_threads_ask_at_once(
+    opened: Tokenizer, texts: list[str], package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenize_encoder, "_STEP", 5000)
+    wanted = Encoder(opened, workers=1, fast=False)(texts)
+    encoder = Encoder(opened, workers=3)
+    assert encoder.threads == 3
+    load, all_here = Encoder._load, threading.Barrier(3, timeout=HANGS)
+
+    def meet(self: Encoder) -> object:  # so that each thread has to load its own
+        all_here.wait()
+        return load(self)
+
+    monkeypatch.setattr(Encoder, "_load", meet)
+    parts = [texts[:20], texts[20:50], texts[50:]]
+    with ThreadPoolExecutor(3) as pool:
+        work = [pool.submit(encoder, part, encoder.place(part)) for part in parts]
+        encoded = [one.result() for one in work]
+    assert len(encoder._free) == 3
+    assert np.array_equal(np.concatenate([one.ids for one in encoded]), wanted.ids)
+    assert np.array_equal(np.concatenate([one.lengths for one in encoded]), wanted.lengths)
+
+
+class Turns(threading.Condition):
+    """A condition that reports each time a thread waits for it."""
+
+    def __init__(self, events: "queue.Queue[str]") -> None:
+        super().__init__()
+        self._events = events
+
+    def wait(self, timeout: float | None = HANGS) -> bool:
+        self._events.put("waits")
+        assert super().wait(timeout)
+        return True
+
+
+def test_caches_are_thrown_away_together(
+    opened: Tokenizer, by_gigatoken: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full caches are dropped when no thread uses one; only then is a new one loaded."""
+    monkeypatch.setattr(tokenize_encoder, "_RENEWAL", 50)
+    encoder = Encoder(opened, workers=2)
+    encoder(["start"])  # 5 of the 100 characters that two threads may remember
+    load, events = Encoder._load, queue.Queue()
+
+    def note(self: Encoder) -> object:
+        events.put("loads")
+        return load(self)
+
+    def borrow(characters: int) -> object:
+        with encoder._borrowed(characters) as fast:
+            return fast
+
+    monkeypatch.setattr(Encoder, "_load", note)
+    encoder._turn = Turns(events)
+    first = borrow(5)
+    assert events.empty()  # what is not full is used again
+    with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
+        assert stack.enter_context(encoder._borrowed(10)) is first
+        with encoder._borrowed(80) as second:
+            assert events.get_nowait() == "loads"
+            renewed = pool.submit(borrow, 1)
+            assert events.get(timeout=HANGS) == "waits"
+        assert events.get(timeout=HANGS) == "waits"  # the first one is still in use
+        stack.close()
+        fresh = renewed.result(timeout=HANGS)
+    assert events.get_nowait() == "loads"
+    assert fresh not in (first, second)
+    assert encoder._free == [fresh]
+    assert borrow(99) is fresh
+    assert events.empty()
+    assert borrow(1) is not fresh
+
+
+def test_the_same_tokens_when_caches_are_thrown_away(
+    opened: Tokenizer, texts: list[str], by_gigatoken: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The longest text fills the caches of both threads.
+    monkeypatch.setattr(tokenize_encoder, "_RENEWAL", max(map(len, texts)) // 2)
+    wanted = Encoder(opened, workers=1, fast=False)(texts)
+    encoder = Encoder(opened, workers=2)
+    load, loads = Encoder._load, []
+
+    def note(self: Encoder) -> object:
+        loads.append(self)
+        return load(self)
+
+    monkeypatch.setattr(Encoder, "_load", note)
+    parts = blocks(texts, 4)
+    with ThreadPoolExecutor(2) as pool:
+        work = [pool.submit(encoder, part, encoder.place(part)) for part in parts]
+        encoded = [one.result() for one in work]
+    assert len(loads) > 2  # more often than by each thread once
+    assert np.array_equal(np.concatenate([one.ids for one in encoded]), wanted.ids)
+
+
+def test_other_threads_run_meanwhile(
+    opened: Tokenizer, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GIL is released while texts are encoded, so that others can take it."""
+    monkeypatch.setattr(_gigatoken, "_resident_bytes", lambda: 0)  # to read it would release it
+    encoder = Encoder(opened, workers=1)
+    encoder(["start"])
+    (fast,) = encoder._free
+    texts = ["".join(f"word{number} " for number in range(100_000))]
+    ready, go, ran = threading.Event(), threading.Event(), threading.Event()
+
+    def other() -> None:
+        ready.set()
+        go.wait()
+        ran.set()
+
+    thread = threading.Thread(target=other)
+    before = sys.getswitchinterval()
+    thread.start()
+    try:
+        ready.wait()
+        sys.setswitchinterval(1e6)  # from here on, no thread is made to give the GIL away
+        go.set()
+        tries = 0
+        while not ran.is_set() and tries < 100:
+            tries += 1
+            fast.encode(texts)
+        assert ran.is_set()
+    finally:
+        sys.setswitchinterval(before)
+        go.set()
+        thread.join()
+
+
+def test_pack() -> None:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(0, 9, 200)
+    lengths[rng.random(200) < 0.3] = 0
+    ids = rng.integers(0, 65536, lengths.sum(), np.uint32)
+    for bos in (-1, 7):
+        for eod in (-1, 65535):
+            for dtype in (np.uint16, np.dtype("uint16"), np.int32, "int32"):
+                wanted: list[int] = []
+                for part in np.split(ids, np.cumsum(lengths))[:-1]:
+                    if len(part):
+                        wanted += [bos] * (bos >= 0) + part.tolist() + [eod] * (eod >= 0)
+                packed = _csrc.pack(ids, lengths, bos=bos, eod=eod, dtype=dtype)
+                assert packed.dtype == dtype
+                assert packed.tolist() == wanted
+
+
+def test_pack_refuses() -> None:
+    ids, lengths = np.array([1, 65536, 3], np.uint32), np.array([2, 0, 1])
+
+    def pack(
+        ids: np.ndarray, lengths: np.ndarray, bos: int = -1, eod: int = -1, to: str = "u2"
+    ) -> None:
+        _csrc.pack(ids, lengths, bos=bos, eod=eod, dtype=to)
+
+    with pytest.raises(IndexError, match="token 65536 is beyond 65535"):
+        pack(ids, lengths)
+    with pytest.raises(IndexError, match="token 65536"):
+        pack(ids[:1], lengths[2:], eod=65536)
+    with pytest.raises(IndexError, match="token 70000"):
+        pack(ids[:1], lengths[2:], bos=70000)
+    with pytest.raises(IndexError, match="token 2147483648 is beyond 2147483647"):
+        pack(np.array([2**31], np.uint32), lengths[2:], to="i4")
+    for wrong in ([2, 2], [2], [-1, 4], [2**62, 2**62], []):
+        with pytest.raises(ValueError, match="length"):
+            pack(ids, np.array(wrong, np.int64), to="i4")
+    with pytest.raises(ValueError, match="uint16 or int32"):
+        pack(ids, lengths, to="i8")
+    with pytest.raises(TypeError):
+        pack(ids.astype(np.int64), lengths)
+    with pytest.raises(TypeError):
+        pack(ids[::2], lengths[1:])
+    assert _csrc.pack(ids, lengths, bos=-1, eod=-1, dtype="i4").tolist() == [1, 65536, 3]
+
+
+def test_parts_end_after_many_texts() -> None:
+    texts = ["a"] * 150_000
+    assert [len(part) for part in _gigatoken.in_parts(texts, 10**9)] == [65536, 65536, 18928]

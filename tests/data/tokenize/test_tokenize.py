@@ -1,0 +1,277 @@
+"""Tokens are what the tokenizer's own package gives, in Megatron's format, whatever the workers."""
+
+import gzip
+import itertools
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDataset
+from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+from tests.conftest import documents
+from tests.support.megatron_datasets import assert_same_pair
+from tokamake.data.indexed.manifest import read_manifest
+from tokamake.data.indexed.merge import merge
+from tokamake.data.indexed.paths import bin_path, idx_path
+from tokamake.data.tokenize.tokenize import tokenize
+from tokamake.errors import UserError
+
+
+def builder(prefix: Path, dtype: type = np.uint16) -> IndexedDatasetBuilder:
+    """What Megatron-LM's preprocess_data.py writes with."""
+    return IndexedDatasetBuilder(str(bin_path(prefix)), dtype=dtype)
+
+
+def read(prefix: Path) -> list[list[int]]:
+    """Sequences as Megatron reads them (its iterator does not know where to stop)."""
+    found = MegatronDataset(str(prefix))
+    return [found[number].tolist() for number in range(len(found))]
+
+
+@pytest.fixture
+def oracle(workspace: Path) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(workspace / "tokenizer/tokenizer.json"))
+
+
+def write_lines(path: Path, records: list[object]) -> tuple[str]:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return (str(path),)
+
+
+def test_the_bytes_of_megatron(workspace: Path, oracle: tokenizers.Tokenizer) -> None:
+    raw = workspace / "raw/docs/docs-00.jsonl"
+    tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
+    eod = oracle.token_to_id("<|endoftext|>")
+    theirs = builder(workspace / "theirs")
+    expected = [[*oracle.encode(text).ids, eod] for text in documents(raw)]
+    for ids in expected:
+        theirs.add_document(torch.tensor(ids), [len(ids)])
+    theirs.finalize(str(workspace / "theirs.idx"))
+    assert_same_pair(workspace / "pair", workspace / "theirs")
+    manifest = read_manifest(workspace / "pair")
+    assert manifest["documents"] == manifest["documents_in"] == len(expected)
+    assert manifest["tokens"] == sum(map(len, expected))
+    assert manifest["vocab_size"] == 400
+    source = manifest["inputs"][0]
+    assert (source["path"], source["bytes"]) == (str(raw), raw.stat().st_size)
+
+
+def test_a_token_that_begins_documents(workspace: Path, oracle: tokenizers.Tokenizer) -> None:
+    raw = workspace / "raw/docs/docs-00.jsonl"
+    tokenize(
+        (str(raw),),
+        output=workspace / "pair",
+        tokenizer=workspace / "tokenizer",
+        prepend_bos=True,
+        append_eod=False,
+    )
+    bos = oracle.token_to_id("<|endoftext|>")
+    expected = [[bos, *oracle.encode(text).ids] for text in documents(raw)]
+    assert read(workspace / "pair") == expected
+
+
+@pytest.mark.parametrize("append_eod", [True, False])
+def test_sentences_become_sequences(
+    workspace: Path, oracle: tokenizers.Tokenizer, append_eod: bool
+) -> None:
+    texts = [
+        "Dr. Smith went home. He slept!  Then?\n\nHe woke up.",
+        "",
+        "One sentence only",
+        "  \n ",
+        "It cost 3.50 dollars. Yes.",
+    ]
+    sentences = [
+        ["Dr. Smith went home.", "He slept!", "Then?", "He woke up."],
+        ["One sentence only"],
+        ["It cost 3.50 dollars.", "Yes."],
+    ]
+    files = write_lines(workspace / "some.jsonl", [{"text": text} for text in texts])
+    tokenize(
+        files,
+        output=workspace / "pair",
+        tokenizer=workspace / "tokenizer",
+        split_sentences=True,
+        append_eod=append_eod,
+    )
+    theirs = builder(workspace / "theirs")
+    for document in sentences:
+        encoded = [oracle.encode(sentence).ids for sentence in document]
+        if append_eod:
+            encoded[-1].append(oracle.token_to_id("<|endoftext|>"))
+        flat = [token for ids in encoded for token in ids]
+        theirs.add_document(torch.tensor(flat), [len(ids) for ids in encoded])
+    theirs.finalize(str(workspace / "theirs.idx"))
+    assert_same_pair(workspace / "pair", workspace / "theirs")
+    manifest = read_manifest(workspace / "pair")
+    counts = ("documents_in", "documents", "empty_documents", "sequences")
+    assert [manifest[key] for key in counts] == [5, 3, 2, 7]
+
+
+def test_empty_documents_are_kept_as_megatron_keeps_them(
+    workspace: Path, oracle: tokenizers.Tokenizer
+) -> None:
+    texts = ["one", "", "three", ""]
+    files = write_lines(workspace / "some.jsonl", [{"text": text} for text in texts])
+    tokenize(
+        files,
+        output=workspace / "pair",
+        tokenizer=workspace / "tokenizer",
+        empty_documents="keep",
+        append_eod=False,
+    )
+    theirs = builder(workspace / "theirs")
+    for text in texts:
+        ids = oracle.encode(text).ids
+        theirs.add_document(torch.tensor(ids), [len(ids)] if ids else [])
+    theirs.finalize(str(workspace / "theirs.idx"))
+    assert_same_pair(workspace / "pair", workspace / "theirs")
+    manifest = read_manifest(workspace / "pair")
+    assert (manifest["documents"], manifest["empty_documents"]) == (2, 2)
+
+
+def test_empty_documents_are_counted_and_left_out(workspace: Path) -> None:
+    records = [{"text": text} for text in ("one", "", "three")]
+    files = write_lines(workspace / "some.jsonl", records)
+    tokenize(files, output=workspace / "pair", tokenizer=workspace / "tokenizer", append_eod=False)
+    manifest = read_manifest(workspace / "pair")
+    assert (manifest["documents"], manifest["empty_documents"]) == (2, 1)
+    assert len(MegatronDataset(str(workspace / "pair"))) == 2
+    Path(files[0]).write_text("")
+    tokenize(files, output=workspace / "pair", tokenizer=workspace / "tokenizer")
+    assert read_manifest(workspace / "pair")["documents"] == 0
+    assert len(MegatronDataset(str(workspace / "pair"), mmap=False)) == 0
+
+
+def test_the_same_bytes_whatever_the_workers_and_the_packing(workspace: Path) -> None:
+    raw = workspace / "raw/docs/docs-00.jsonl"
+    (workspace / "docs.gz").write_bytes(gzip.compress(raw.read_bytes()))
+    written = set()
+    for number, workers in enumerate((1, 2, 3, 7)):
+        for path in (raw, workspace / "docs.gz"):
+            prefix = workspace / f"pair{number}{path.suffix}"
+            tokenize(
+                (str(path),), output=prefix, tokenizer=workspace / "tokenizer", workers=workers
+            )
+            written.add((bin_path(prefix).read_bytes(), idx_path(prefix).read_bytes()))
+    assert len(written) == 1
+
+
+def test_any_cut_into_shards_merges_to_the_whole(workspace: Path) -> None:
+    raw = workspace / "raw/docs/docs-00.jsonl"
+    tokenize((str(raw),), output=workspace / "whole", tokenizer=workspace / "tokenizer")
+    size = raw.stat().st_size
+    random_numbers = random.Random(3)
+    for trial in range(4):
+        cuts = sorted(random_numbers.sample(range(size), trial + 1))
+        bounds = [0, *cuts, ""]
+        shards = []
+        for number, (start, end) in enumerate(itertools.pairwise(bounds)):
+            shards.append(workspace / f"cut{trial}/{number}")
+            tokenize(
+                (str(raw),),
+                output=shards[-1],
+                tokenizer=workspace / "tokenizer",
+                byte_range=f"{start}:{end}",
+            )
+        merge(shards, output=workspace / f"merged{trial}")
+        assert_same_pair(workspace / f"merged{trial}", workspace / "whole")
+        manifests = [read_manifest(shard) for shard in shards]
+        assert sum(m["inputs"][0]["bytes"] for m in manifests) == size
+
+
+def test_several_keys_make_a_pair_each(workspace: Path, oracle: tokenizers.Tokenizer) -> None:
+    records = [{"title": f"t{n}", "body": "words " * n} for n in range(5)]
+    files = write_lines(workspace / "some.jsonl", records)
+    tokenize(
+        files,
+        output=workspace / "pair",
+        tokenizer=workspace / "tokenizer",
+        text_key=("title", "body"),
+        append_eod=False,
+    )
+    titles, bodies = read(workspace / "pair_title"), read(workspace / "pair_body")
+    assert titles == [oracle.encode(record["title"]).ids for record in records]
+    assert bodies == [oracle.encode(record["body"]).ids for record in records[1:]]
+    assert read_manifest(workspace / "pair_body")["empty_documents"] == 1
+
+
+def test_a_template_joins_keys(workspace: Path, oracle: tokenizers.Tokenizer) -> None:
+    files = write_lines(workspace / "some.jsonl", [{"title": "A", "body": "b {x}"}])
+    tokenize(
+        files,
+        output=workspace / "pair",
+        tokenizer=workspace / "tokenizer",
+        template=r"{title}:\n{body}",
+        append_eod=False,
+    )
+    assert read(workspace / "pair") == [oracle.encode("A:\nb {x}").ids]
+
+
+def test_a_corpus_by_its_name(workspace: Path) -> None:
+    write_lines(workspace / "some.jsonl", [{"body": "text"}])
+    table = workspace / "table.tsv"
+    table.write_text(f"corpus\tfiles\ttext_key\tweight\nmine\t{workspace}/*.jsonl\tbody\t1\n")
+    tokenizer = workspace / "tokenizer"
+    tokenize(("mine",), output=workspace / "pair", tokenizer=tokenizer, corpora=table)
+    assert read_manifest(workspace / "pair")["text_key"] == "body"
+    with pytest.raises(UserError, match="'other' is no corpus; name one of mine"):
+        tokenize(("other",), output=workspace / "pair", tokenizer=tokenizer, corpora=table)
+
+
+@pytest.mark.parametrize("byte_range", ["x", "5", "1:b", "-1:4"])
+def test_bad_byte_ranges(workspace: Path, byte_range: str) -> None:
+    with pytest.raises(UserError, match="START:END"):
+        tokenize(
+            (str(workspace / "raw/docs/docs-00.jsonl"),),
+            output=workspace / "p",
+            tokenizer=workspace / "tokenizer",
+            byte_range=byte_range,
+        )
+
+
+def test_large_vocabularies_take_four_bytes_a_token(workspace: Path) -> None:
+    folder = workspace / "large"
+    shutil.copytree(workspace / "tokenizer", folder)
+    large = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    large.add_tokens([f"<extra{n}>" for n in range(65_500 - 400)])
+    large.save(str(folder / "tokenizer.json"))
+    raw = workspace / "raw/docs/docs-00.jsonl"
+    tokenize((str(raw),), output=workspace / "pair", tokenizer=folder)
+    assert read_manifest(workspace / "pair")["dtype"] == "int32"
+    assert MegatronDataset(str(workspace / "pair"))[0].dtype == np.int32
+
+
+@pytest.mark.parametrize("options", [{"text_key": ("a/b", "c")}, {"workers": -1}])
+def test_odd_options(workspace: Path, options: dict) -> None:
+    raw = str(workspace / "raw/docs/docs-00.jsonl")
+    with pytest.raises(UserError, match=r"--text-key|--workers"):
+        tokenize((raw,), output=workspace / "pair", tokenizer=workspace / "tokenizer", **options)
+
+
+def test_memory_is_bounded_for_empty_documents(workspace: Path) -> None:
+    """A batch ends by its number of documents too."""
+    from tokamake.data.tokenize import shard
+
+    raw = workspace / "some.jsonl"
+    raw.write_text('{"text": ""}\n' * 300_000)
+    sizes = []
+    real = shard._join
+
+    def joined(batches: list[shard.Batch]) -> shard.Batch:
+        batch = real(batches)
+        sizes.append(len(batch.inputs))
+        return batch
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(shard, "_join", joined)
+        patched.setattr(shard, "_BATCH_CHARACTERS", 64 * 1000)
+        tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
+    assert sum(sizes) == 300_000
+    assert len(sizes) > 1

@@ -1,0 +1,177 @@
+"""gigatoken with byte-level tokenizer.json files: what it encodes otherwise is refused."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.support.gigatoken_texts import Json, byte_level, changed, made_up, rows, unmarked
+from tokamake.data.tokenizers import open_tokenizer
+from tokamake.data.tokenizers._exactness import REGEXES, json_refusal
+from tokamake.data.tokenizers._gigatoken import Gigatoken, refusal
+from tokamake.data.tokenizers._unicode_differences import encoders
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> Json:
+    return byte_level()
+
+
+def test_an_expression_that_is_not_listed_is_refused(gpt2: Json) -> None:
+    # OpenAI's own spelling for GPT-4: quantifiers that the two packages read differently.
+    regex = (
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|"
+        r"\s++$|\s*[\r\n]|\s+(?!\S)|\s+"
+    )
+    text = json.dumps(byte_level(regex))
+    assert "not known to be exact" in json_refusal(text.encode())
+    reference, fast = encoders(text)
+    assert reference(["4567"]) != fast(["4567"])
+
+
+def added(tokenizer: Json, *tokens: Json) -> Json:
+    plain = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": False,
+    }
+    first = len(tokenizer["model"]["vocab"])
+    more = [{"id": first + n, **plain, **token} for n, token in enumerate(tokens)]
+    return changed(tokenizer, "added_tokens", tokenizer["added_tokens"] + more)
+
+
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+WORDS = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+
+
+def split(
+    behavior: str = "Isolated", invert: bool = False, regex: str = REGEXES["Llama-3"]
+) -> Json:
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": behavior, "invert": invert}
+
+
+def sequence(*parts: Json) -> Json:
+    return {"type": "Sequence", "pretokenizers": list(parts)}
+
+
+WRONG = {
+    "bytes without words": ("pre_tokenizer", BYTES),
+    "no pre-tokenizer": ("pre_tokenizer", None),
+    "digits after the split": (
+        "pre_tokenizer",
+        sequence(split(), {"type": "Digits", "individual_digits": True}, BYTES),
+    ),
+    "words after the split": ("pre_tokenizer", sequence(split(regex=REGEXES["Qwen-2"]), WORDS)),
+    "a space put before": ("pre_tokenizer", sequence(split(), BYTES | {"add_prefix_space": True})),
+    "matches removed": ("pre_tokenizer", sequence(split("Removed"), BYTES)),
+    "matches joined": ("pre_tokenizer", sequence(split("Contiguous"), BYTES)),
+    "split without bytes": ("pre_tokenizer", split()),
+    "dropout": ("model/dropout", 0.5),
+    "end of word": ("model/end_of_word_suffix", "</w>"),
+    "normalizer": ("normalizer", {"type": "NFC"}),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_loads_and_is_wrong_is_refused(gpt2: Json, what: str) -> None:
+    text = json.dumps(changed(gpt2, *WRONG[what]))
+    assert json_refusal(text.encode())
+    reference, fast = encoders(text)
+    texts = [*unmarked(made_up(2000, seed=2)), "ab\u0f71\u0f74\u0f72", "\u1e0a\u0323\u0301"]
+    assert what in ("normalizer", "words after the split") or reference(texts) != fast(texts)
+
+
+NOT_WRONG = {
+    "split": ("pre_tokenizer", sequence(split(), BYTES)),
+    "all else removed": ("pre_tokenizer", sequence(split("Removed", True), BYTES)),
+    "ignore_merges": ("model/ignore_merges", True),
+    "no dropout": ("model/dropout", 0.0),
+    "empty prefix": ("model/continuing_subword_prefix", ""),
+    "unknown token": ("model/unk_token", "<|endoftext|>"),
+    "truncation": (
+        "truncation",
+        {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NOT_WRONG)
+def test_what_changes_nothing_is_taken(gpt2: Json, what: str, tmp_path: Path) -> None:
+    text = json.dumps(changed(gpt2, *NOT_WRONG[what]))
+    assert json_refusal(text.encode()) == ""
+    (tmp_path / "tokenizer.json").write_text(text)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+    opened = open_tokenizer(tmp_path)
+    texts = unmarked(made_up(2000, seed=3))
+    assert opened.encode_batch(texts) == rows(*Gigatoken(opened).encode(texts))
+
+
+def test_order_of_entries_and_merges(gpt2: Json) -> None:
+    rng = random.Random(0)
+    numbers = [7 + 3 * number for number in range(len(gpt2["model"]["vocab"]))]
+    rng.shuffle(numbers)
+    vocabulary = dict(zip(gpt2["model"]["vocab"], numbers, strict=True))
+    shuffled = changed(gpt2, "model/vocab", vocabulary)
+    shuffled["added_tokens"][0]["id"] = vocabulary["<|endoftext|>"]
+    splits = [
+        (word[:cut], word[cut:])
+        for word in vocabulary
+        for cut in range(1, len(word))
+        if word[:cut] in vocabulary and word[cut:] in vocabulary
+    ]
+    rng.shuffle(splits)
+    texts = unmarked(made_up(3000, seed=4))
+    for tokenizer in (shuffled, changed(shuffled, "model/merges", splits)):
+        assert json_refusal(json.dumps(tokenizer).encode()) == ""
+        reference, fast = encoders(json.dumps(tokenizer))
+        assert reference(texts) == fast(texts)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "wrong"),
+    [
+        ([{"content": "<a>"}, {"content": "<b>", "special": True}], False),
+        ([{"content": "<a>", "normalized": True}, {"content": "<b>", "normalized": True}], False),
+        ([{"content": "<a>"}, {"content": "<a>b"}, {"content": "<a"}, {"content": "a>b"}], False),
+        ([{"content": "xyzw"}, {"content": "xyz"}, {"content": "yzwv"}, {"content": "xy"}], False),
+        ([{"content": "  "}, {"content": "   "}, {"content": "\n\n"}, {"content": " a"}], False),
+        ([{"content": "éa"}, {"content": "<日本>"}, {"content": "\u0301x"}], False),
+        ([{"content": "é"}], True),  # in the vocabulary it stands for a byte
+        ([{"content": "<q>", "normalized": True}, {"content": "[w]"}], False),
+        ([{"content": "foo", "single_word": True}], True),
+        ([{"content": "<a>", "lstrip": True}], None),
+        ([{"content": "<a>", "rstrip": True}], None),
+        ([{"content": "ab", "normalized": True}, {"content": "bc"}], True),
+        ([{"content": "abc", "normalized": True}, {"content": "b"}], True),
+    ],
+    ids=lambda value: " ".join(t["content"] for t in value) if isinstance(value, list) else "",
+)
+def test_added_tokens(gpt2: Json, tokens: list[Json], wrong: bool | None) -> None:
+    """`wrong`: gigatoken differs; None: it was not found to, but is refused."""
+    text = json.dumps(added(gpt2, *tokens))
+    contents = [token["content"] for token in tokens]
+    pieces = [part for c in contents for part in (c, c[: len(c) // 2], c[1:])]
+    texts = made_up(3000, seed=6, atoms=[*pieces, "a", " ", "b", "\n", "x", "é"])
+    reference, fast = encoders(text)
+    texts = unmarked(texts)
+    assert bool(json_refusal(text.encode())) == (wrong is not False)
+    assert (reference(texts) != fast(texts)) == bool(wrong)
+
+
+def test_numbers_of_added_tokens(gpt2: Json, tmp_path: Path) -> None:
+    """`tokenizers` numbers them as it likes, whatever tokenizer.json says."""
+    tokens = [{"content": "é"}, {"content": "<a>", "id": 9000}, {"content": "<b>", "id": 8000}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(added(gpt2, *tokens)))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+    opened = open_tokenizer(tmp_path)
+    assert refusal(opened) == ""
+    texts = unmarked(made_up(1000, seed=13, atoms=["é", "<a>", "<b>", "x", " "]))
+    assert opened.encode_batch(texts) == rows(*Gigatoken(opened).encode(texts))
+
+
+def test_other_models_are_refused() -> None:
+    for model in ({"type": "WordPiece"}, {"type": "Unigram"}, {}):
+        assert "type" in json_refusal(json.dumps({"model": model}).encode())

@@ -1,0 +1,259 @@
+"""The doctor among ranks: who is missing, who differs, who is slow, and whether sums are right."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.paths import ROOT
+from tokamake.doctor import communication, hosts
+from tokamake.doctor.communication import Measured
+from tokamake.doctor.hosts import Facts
+from tokamake.doctor.result import Result
+from tokamake.runtime.process_group import free_port
+
+GB = 2**30
+
+FACTS = [
+    Facts(rank, host, "3.11.2", "2.9.0", "0.1.0 (ab)" if rank % 2 == 0 else "", "cpu", (GB, GB))
+    for rank, host in enumerate(["n1", "n1", "n2", "n2"])
+]
+MEASURED = [
+    Measured(one.host, True, latency=1e-4, reduce=1e-2, num_bytes=2**22, link=1e-3, device=1e-3)
+    for one in FACTS
+]
+
+
+def lines(results: list[Result]) -> list[str]:
+    return [result.line for result in results]
+
+
+def test_hosts_that_are_alike() -> None:
+    found = hosts.judge_hosts(FACTS)
+    assert lines(found)[0] == "ok       ranks: 4 on 2 hosts (n1: 2, n2: 2)"
+    assert {one.state for one in found} == {"ok"}
+
+
+@pytest.mark.parametrize("name", ["python", "torch", "tokamake", "device"])
+def test_hosts_that_differ_are_named(name: str) -> None:
+    odd = [replace(one, **{name: "another"}) if one.rank == 2 else one for one in FACTS]
+    if name != "tokamake":
+        odd[3] = replace(odd[3], **{name: "another"})
+    (found,) = (one for one in hosts.judge_hosts(odd) if one.state == "wrong")
+    assert "another on n2" in found.value
+    assert "on n1" in found.value
+
+
+def test_a_host_that_locks_little_memory() -> None:
+    poor = [replace(one, locked=(65536, 65536)) if one.host == "n2" else one for one in FACTS]
+    assert hosts.judge_hosts(poor)[-1].line.startswith("warning  locked memory, on n2: 65,536")
+    endless = [replace(one, locked=(-1, -1)) if one.host == "n2" else one for one in FACTS]
+    assert hosts.judge_hosts(endless)[-1].state == "ok"
+
+
+def test_a_copy_that_is_older_is_another_version(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    before = hosts.sources(tmp_path)
+    assert hosts.sources(tmp_path) == before
+    (tmp_path / "a.py").write_text("x = 2\n")
+    assert hosts.sources(tmp_path) != before
+
+
+def test_ranks_and_hosts_that_are_missing() -> None:
+    found = hosts.judge_missing({0: "n1.site", 2: "n3"}, 4, ["n1", "n2", "n3", "n4"], 120)
+    assert found.value == ("2 of 4 came within 120 s, rank 1, 3 did not; no rank came from n2, n4")
+    assert "no rank came" not in hosts.judge_missing({0: "n1"}, 2, [], 5).value
+
+
+def test_hosts_of_a_job(tmp_path: Path) -> None:
+    (tmp_path / "nodes").write_text("n1\nn1\nn2\n")
+    assert hosts.expected_hosts({"PBS_NODEFILE": str(tmp_path / "nodes")}) == ["n1", "n2"]
+    assert hosts.expected_hosts({"SLURM_STEP_NODELIST": "n[1-2]"}) == ["n1", "n2"]
+    assert hosts.expected_hosts({}) == []
+
+
+def test_slow_hosts() -> None:
+    times = [("n1", 1.0), ("n1", 9.0), ("n1", 1.1), ("n2", 1.0), ("n3", 3.0), ("n3", 3.0)]
+    # One slow rank is a neighbour of a slow host, perhaps; the host's own are all slow.
+    assert hosts.slow_hosts(times, 2.0) == pytest.approx({"n3": 3.0 / 1.1})
+    assert hosts.slow_hosts([("n1", 1.0)], 2.0) == {}
+    found = hosts.judge_slow("links", "1 GB/s", {"n3": 2.7})
+    assert found.line.startswith("warning  links: 1 GB/s; n3 takes 2.7 times as long as others")
+
+
+def test_measurements_that_are_well_slow_or_wrong() -> None:
+    cpu = torch.device("cpu")
+    found = communication.judge_measured(MEASURED, cpu)
+    assert {one.state for one in found} == {"ok"}
+    assert "100 µs for 4 bytes; 0.63 GB/s a rank for 4 MB" in found[1].value
+    slow = [replace(one, link=5e-3, device=2e-3) if one.host == "n2" else one for one in MEASURED]
+    states = {one.name: one.state for one in communication.judge_measured(slow, cpu)}
+    assert states["links"] == states["speed of devices"] == "warning"
+    wrong = [replace(one, right=one.host == "n1") for one in MEASURED]
+    assert lines(communication.judge_measured(wrong, cpu))[0].startswith(
+        "wrong    sums of the all-reduce: wrong on n2"
+    )
+
+
+def test_a_folder_that_a_host_does_not_see(tmp_path: Path) -> None:
+    assert communication.judge_folder(tmp_path, []).state == "ok"
+    found = communication.judge_folder(tmp_path, ["n2"])
+    assert (found.state, f"{tmp_path} is not seen by n2") == ("wrong", found.value)
+
+
+def rank(script: str, *arguments: str) -> list[str]:
+    """A rank that runs the doctor, after a script that changes what it is."""
+    main = "from tokamake.cli import main; main()"
+    command = ["tokamake", "doctor", "--ranks", *arguments]
+    return [sys.executable, "-c", f"import sys; sys.argv = {command!r}\n{script}\n{main}"]
+
+
+def environment(number: int, port: int) -> dict[str, str]:
+    return {
+        **os.environ, "RANK": str(number), "WORLD_SIZE": "2", "LOCAL_RANK": str(number),
+        "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+
+
+def two(folder: Path, script: str = "") -> list[tuple[int, str, str]]:
+    """Exit code, stdout and stderr of either rank; the script changes rank 1."""
+    port, pipe = free_port(), subprocess.PIPE
+    started = [
+        subprocess.Popen(
+            rank(script * number, "--timeout", "240", "--output", "report.json"),
+            cwd=folder, env=environment(number, port), stdout=pipe, stderr=pipe, text=True,
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=600) for process in started]
+    return [(process.returncode, *words) for process, words in zip(started, said, strict=True)]
+
+
+@pytest.mark.ranks
+def test_two_ranks_agree_and_one_reports(tmp_path: Path) -> None:
+    script = ROOT / "profiles/local/launch.sh"
+    command = [script, "1", "2", "tokamake", "doctor", "--ranks", "--output", "report.json"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    result = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True,
+        check=False, timeout=600,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("sums of the all-reduce: right on 2 ranks, cpu\n") == 1
+    assert "ok       ranks: 2 on 1 host" in result.stdout
+    assert json.loads((tmp_path / "report.json").read_text())["state"] != "wrong"
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (
+            "import socket; socket.gethostname = lambda: 'n2'\n"
+            "import platform; platform.python_version = lambda: '3.12.9'",
+            "wrong    Python on hosts: ",
+        ),
+        (
+            "import socket; socket.gethostname = lambda: 'n2'\n"
+            "import torch; torch.__version__ = '2.1.0'",
+            "wrong    torch on hosts: ",
+        ),
+        (
+            "import tokamake.doctor.communication as c, torch; equal = torch.equal\n"
+            "import socket; socket.gethostname = lambda: 'n2'\n"
+            "c.torch.equal = lambda a, b: equal(a + 1, b)",
+            "wrong    sums of the all-reduce: wrong on n2",
+        ),
+    ],
+)
+def test_a_rank_that_differs_is_named(tmp_path: Path, script: str, told: str) -> None:
+    (first, out, err), (second, none, _) = two(tmp_path, script)
+    assert (first, second, none) == (1, 0, ""), err
+    (line,) = (line for line in out.splitlines() if line.startswith("wrong"))
+    assert line.startswith(told)
+    assert " n2" in line
+    assert ("all-reduce" in out) == ("torch on hosts" not in line)
+
+
+@pytest.mark.ranks
+def test_a_rank_that_never_comes_is_told(tmp_path: Path) -> None:
+    def alone(number: int, **more: str) -> subprocess.CompletedProcess[str]:
+        port = free_port()
+        return subprocess.run(
+            rank("", "--timeout", "2"), cwd=tmp_path, capture_output=True,
+            env={**environment(number, port), **more}, text=True, check=False, timeout=600,
+        )  # fmt: skip
+
+    (tmp_path / "nodes").write_text("n7\nn8\n")
+    found = alone(0, PBS_NODEFILE=str(tmp_path / "nodes"))
+    assert found.returncode == 1
+    assert "wrong    ranks: 1 of 2 came within 2 s, rank 1 did not; no rank came from n7, n8" in (
+        found.stdout
+    )
+    found = alone(1)
+    assert found.returncode == 2
+    (line,) = found.stderr.splitlines()
+    assert "rank 1 on " in line
+    assert ": rank 0 cannot be met at localhost:" in line
+
+
+HANGING = """
+import sys
+from tokamake.doctor.watch import watched
+with watched(float(sys.argv[1]), "the first step hangs") as watch:
+    print("first", flush=True)
+    sys.stdin.readline()
+    watch.begin("the second step hangs")
+    print("second", flush=True)
+    sys.stdin.readline()
+print("done")
+"""
+CLOCK = """
+import os, sys
+from select import select
+from tokamake.doctor import watch
+class Clock:
+    def select(pipes, _, __, seconds):
+        assert seconds == float(sys.argv[1])
+        while True:
+            late = os.path.exists("late")
+            ready = select(pipes, [], [], 0.02)
+            if ready[0] or late:
+                return ready
+watch.select = Clock
+"""
+"""For a step, time is up when there is a file `late`."""
+
+
+def test_what_hangs_is_ended_with_its_own_words(tmp_path: Path) -> None:
+    def run(script: str, seconds: str, *told: str) -> tuple[int, str, str]:
+        """Go on when it tells each of these; after the last one, it is late."""
+        with subprocess.Popen(
+            [sys.executable, "-c", script, seconds], stdin=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path,
+        ) as process:  # fmt: skip
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stderr is not None
+            for number, line in enumerate(told, 1):
+                assert process.stdout.readline() == line
+                if number < len(told):
+                    process.stdin.write("\n")
+                    process.stdin.flush()
+            (tmp_path / "late").touch()
+            out, errors = process.stdout.read(), process.stderr.read()
+            return process.wait(), out, errors
+
+    assert run(CLOCK + HANGING, "5", "first\n") == (-9, "", "the first step hangs\n")
+    (tmp_path / "late").unlink()
+    told = (-9, "", "the second step hangs\n")
+    assert run(CLOCK + HANGING, "5", "first\n", "second\n") == told
+    assert run(HANGING, "600", "first\n", "second\n", "done\n") == (0, "", "")
+    code, _, errors = run(HANGING, "0.2")  # it may be too late for its first word
+    assert (code, errors) == (-9, "the first step hangs\n")

@@ -1,0 +1,175 @@
+"""The doctor and the mpiexec of a launch script: which one it is, and what it takes."""
+
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT, SUPPORT
+from tests.support.runs import MPICH
+from tokamake.doctor import launcher
+from tokamake.doctor.launcher import Launcher
+from tokamake.doctor.result import Result
+
+PYTHON = sys.executable
+PALS = SUPPORT / "pals_standin.py"
+OPTIONS = ("--envall", "--line-buffer", "--np", "--ppn", "--hostfile", "--cpu-bind")
+DEPTH = {"polaris": ("--depth",)}
+HELP = """\
+Usage: mpiexec [global_options] [command_options] cmd1
+--envall              Export all env vars (default)
+--cpu-bind            Bind ranks to CPUs
+"""
+
+
+def program(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def check(profile: str) -> Result:
+    (found,) = launcher.check_launcher(
+        launcher.read_launcher(ROOT / f"profiles/{profile}/launch.sh")
+    )
+    return found
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of a site's programs, without an mpiexec; tokamake is in an environment of its own."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "tools").mkdir()
+    for name in ("bash", "dirname", "readlink", "sleep"):
+        (tmp_path / "tools" / name).symlink_to(shutil.which(name) or name)
+    program(tmp_path / "environment/tokamake", "")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "environment/python"))
+    monkeypatch.setenv("PATH", f"{tmp_path}/site:{tmp_path}/tools")
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    return tmp_path / "site"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "options"),
+    [
+        ('exec mpiexec --np=1 \\\n    -n 2 --cpu-bind="$bind" "$@"\n', "mpiexec",
+         ("--np", "-n", "--cpu-bind")),
+        ('exec "$mpiexec" --np "$1" --np=2 "$@" --mine\n', "mpiexec", ("--np",)),
+        ("# exec mpiexec\nexec srun --nodes 1\n", "srun", ("--nodes",)),
+        ('exec "$(dirname "$0")/../other/launch.sh" "$@"\n', "srun", ()),
+        ("exec python ranks.py\n", "", ()),
+    ],
+)  # fmt: skip
+def test_what_a_launch_script_starts(
+    tmp_path: Path, text: str, name: str, options: tuple[str, ...]
+) -> None:
+    for folder, lines in (("one", text), ("other", "exec srun\n")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "launch.sh").write_text(lines)
+    found = launcher.read_launcher(tmp_path / "one/launch.sh")
+    assert (found.name, found.options) == (name, options)
+
+
+def test_scripts_of_a_chain_are_sourced_in_their_order_from_their_own_folders(
+    tmp_path: Path,
+) -> None:
+    for folder, last in (("a b", 'exec "$(dirname "$0")/../c/launch.sh" "$@"'), ("c", "exec srun")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "own.sh").write_text(f"echo {folder}\n")
+        text = f'. "$(dirname "$0")/own.sh" # modules\n[ "$1" ] || . nothing.sh\n{last}\n'
+        (tmp_path / folder / "launch.sh").write_text(text)
+    setup = launcher.read_launcher(tmp_path / "a b/launch.sh").setup
+    done = subprocess.run(["bash", "-c", setup], capture_output=True, text=True, check=True)
+    assert done.stdout == "a b\nc\n"
+
+
+@pytest.mark.parametrize("profile", ["aurora", "polaris", "sunspot"])
+def test_an_mpiexec_of_pals_is_well(site: Path, profile: str) -> None:
+    command = shlex.join([PYTHON, "-IS", str(PALS), str(MPICH), str(site)])
+    program(site / "mpiexec", f'exec {command} "$@"')
+    read = launcher.read_launcher(ROOT / f"profiles/{profile}/launch.sh")
+    assert read.options == (*OPTIONS, *DEPTH.get(profile, ()))
+    assert check(profile).line == (
+        f"ok       mpiexec: {site}/mpiexec, mpiexec version 1.8.0 revision 0; takes the options of "
+        f"{read.script}"
+    )
+    assert not list(site.glob("*.calls"))  # nothing was started
+
+
+@pytest.mark.parametrize("profile", ["aurora", "polaris", "sunspot"])
+def test_a_real_mpich_refuses_options_of_pals(site: Path, profile: str) -> None:
+    (site / "mpiexec").symlink_to(MPICH / "bin/mpiexec")
+    found = check(profile)
+    assert found.state == "wrong"
+    assert f"{site}/mpiexec, HYDRA build details: Version: " in found.value
+    refused = "--line-buffer, --cpu-bind" + ", --depth" * (profile == "polaris")
+    assert f"; refuses {refused} of " in found.value
+    assert "load the module" in found.remedy
+
+
+def test_the_mpiexec_of_tokamakes_environment_is_passed_over(site: Path, tmp_path: Path) -> None:
+    program(tmp_path / "environment/mpiexec", "echo of the environment")
+    found = check("aurora")
+    assert found.state == "warning"
+    assert f"{ROOT}/profiles/aurora/launch.sh: no mpiexec on PATH outside" in found.value
+    program(site / "mpiexec", "echo of the site")
+    assert check("aurora").value.startswith(f"{site}/mpiexec, of the site; not known: whether")
+
+
+def test_a_script_that_takes_the_first_on_path(site: Path, tmp_path: Path) -> None:
+    script = tmp_path / "launch.sh"
+    script.write_text('exec mpiexec -n "$2" "$@"\n')
+    read = launcher.read_launcher(script)
+    (found,) = launcher.check_launcher(read)
+    assert found.value == f"not known: {script}: no mpiexec on PATH (exit status 2)"
+    program(site / "mpiexec", "echo 'takes: -n'; echo more")
+    (found,) = launcher.check_launcher(read)
+    assert found.value == f"{site}/mpiexec, takes: -n; takes the options of {script}"
+    # The job's first, whatever it is; a script can name another.
+    program(tmp_path / "environment/mpiexec", "echo unrecognized argument n")
+    (found,) = launcher.check_launcher(read)
+    assert found.state == "wrong"
+    assert found.value.startswith(f"{tmp_path}/environment/mpiexec, ")
+    script.write_text(f'mpiexec={site}/mpiexec\nexec "$mpiexec" -n "$2" "$@"\n')
+    (found,) = launcher.check_launcher(launcher.read_launcher(script))
+    assert found.value.startswith(f"{site}/mpiexec, takes: -n")
+
+
+def test_an_mpiexec_that_does_not_answer(site: Path) -> None:
+    program(site / "mpiexec", "sleep 600")
+    read = launcher.read_launcher(ROOT / "profiles/aurora/launch.sh")
+    (found,) = launcher.check_launcher(read, seconds=0.5)
+    assert (found.state, found.value) == ("warning", "not known: no answer within 0.5 s")
+
+
+def test_other_launchers_are_not_asked() -> None:
+    assert launcher.check_launcher(Launcher()) == []
+    assert launcher.check_launcher(Launcher("srun", ("--nodes",))) == []
+
+
+@pytest.mark.parametrize(
+    ("listed", "answer", "state", "told"),
+    [
+        (HELP, "mpiexec version 1.8.0", "ok", "takes the options of launch.sh"),
+        (HELP, "mpiexec: unrecognized option '--cpu-bind'", "wrong", "refuses --cpu-bind"),
+        ("", "[mpiexec@n1] match_arg (args.c:166): unrecognized argument cpu-bind\nmain: error",
+         "wrong", "refuses --cpu-bind"),
+        ("", 'mpiexec: Error: unknown option "--cpu-bind"', "wrong", "refuses --cpu-bind"),
+        # None of these is about that option.
+        ("", "mpiexec: unrecognized option '--cpu-bind-to'", "ok", "not known: whether"),
+        ("", "mpiexec: unrecognized option '--version'", "ok", "not known: whether"),
+        ("", "no executable specified", "ok", "not known: whether it takes --envall, --cpu-bind"),
+        ("  -cpu-bind <value>", "", "ok", "not known: whether it takes --envall"),
+        ("--envall --no-cpu-bind", "", "ok", "not known: whether it takes --cpu-bind"),
+    ],
+)  # fmt: skip
+def test_wrong_is_what_an_mpiexec_refuses(listed: str, answer: str, state: str, told: str) -> None:
+    read = Launcher("mpiexec", ("--envall", "--cpu-bind"), Path("launch.sh"))
+    said = {"--envall": "", "--cpu-bind": answer}
+    found = launcher.judge_mpiexec(read, "mpiexec, 1.0", listed, said)
+    assert found.state == state
+    assert f"mpiexec, 1.0; {told}" in found.value

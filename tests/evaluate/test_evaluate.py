@@ -1,0 +1,222 @@
+"""Held-out loss against transformers on the same tokens, and which documents count as held out."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from tests.conftest import documents
+from tokamake.data.tokenize.tokenize import tokenize
+from tokamake.errors import UserError
+from tokamake.evaluate.evaluate import evaluate
+from tokamake.evaluate.perplexity import windows
+
+SPLIT = "60,20,20"
+LENGTH = 24
+
+
+@pytest.fixture(scope="module")
+def built(sampled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with two files of docs, one of talk, a weighting file, and a random Llama."""
+    folder = tmp_path_factory.mktemp("built")
+    prose = documents(*(sampled / "raw/docs").glob("*.jsonl"))
+    texts = {
+        "docs-0000": prose[:25],
+        "docs-0001": prose[25:50],
+        "talk-0000": [f"Grüße, 世界 🙂: document number {n}." for n in range(40)],
+    }
+    for name, some in texts.items():
+        raw = folder / f"{name}.jsonl"
+        raw.write_text("".join(json.dumps({"text": text}) + "\n" for text in some))
+        tokenize([raw], output=folder / "data" / name, tokenizer=sampled / "tokenizer")
+    (folder / "weights.txt").write_text("".join(f"1 {n} {n[:4]}\n" for n in texts))
+    torch.manual_seed(5)
+    config = transformers.LlamaConfig(
+        vocab_size=400,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder / "model")
+    return folder
+
+
+def score(built: Path, sampled: Path, output: Path, **changes: object) -> dict:
+    options = {
+        "checkpoint": built / "model",
+        "weights": built / "weights.txt",
+        "data_root": built / "data",
+        "tokenizer": sampled / "tokenizer",
+        "split": SPLIT,
+        "sequence_length": LENGTH,
+        "max_tokens": 100_000,
+        "batch_size": 4,
+        **changes,
+    }
+    evaluate(output=output, **options)
+    return json.loads(output.read_text(encoding="utf-8"))
+
+
+def held_out_texts(built: Path) -> dict[str, list[str]]:
+    """The last fifth of every file's documents, by corpus."""
+    texts: dict[str, list[str]] = {"docs": [], "talk": []}
+    for name in ("docs-0000", "docs-0001", "talk-0000"):
+        some = documents(built / f"{name}.jsonl")
+        texts[name[:4]] += some[len(some) - len(some) // 5 :]
+    return texts
+
+
+def oracle_nats(built: Path, tokens: list[int]) -> tuple[float, int]:
+    """Sum of transformers' own losses, one window after the other, and tokens predicted."""
+    model = transformers.LlamaForCausalLM.from_pretrained(built / "model").eval()
+    total, count = 0.0, 0
+    for start in range(0, len(tokens) - 1, LENGTH):
+        window = torch.tensor([tokens[start : start + LENGTH + 1]])
+        with torch.no_grad():
+            loss = model(window, labels=window).loss.item()
+        total, count = total + loss * (window.shape[1] - 1), count + window.shape[1] - 1
+    return total, count
+
+
+def test_equals_transformers_on_the_last_documents(
+    built: Path, sampled: Path, tmp_path: Path
+) -> None:
+    found = score(built, sampled, tmp_path / "evaluate.json")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(sampled / "tokenizer")
+    sums = np.zeros(4)
+    for corpus, texts in held_out_texts(built).items():
+        ids = [t for text in texts for t in [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]]
+        nats, count = oracle_nats(built, ids)
+        size = len("".join(texts).encode())
+        sums += (len(texts), count, size, nats)
+        assert count % LENGTH, "the last window must be short, or this test misses it"
+        check(found["corpora"][corpus], len(texts), count, size, nats)
+    assert count == len(ids) - 1
+    check(found["overall"], *sums)
+
+
+def check(found: dict, num_documents: int, num_tokens: int, size: int, nats: float) -> None:
+    assert (found["documents"], found["tokens"], found["bytes"]) == (
+        num_documents,
+        num_tokens,
+        size,
+    )
+    assert found["loss"] == pytest.approx(nats / num_tokens, abs=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(nats / num_tokens), rel=1e-4)
+    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+
+
+def test_batch_size_changes_nothing_but_speed(built: Path, sampled: Path, tmp_path: Path) -> None:
+    one = score(built, sampled, tmp_path / "one.json", batch_size=1)
+    many = score(built, sampled, tmp_path / "many.json", batch_size=50)
+    again = score(built, sampled, tmp_path / "again.json", batch_size=50)
+    assert one["overall"]["loss"] == pytest.approx(many["overall"]["loss"], abs=1e-6)
+    assert many == again
+
+
+def test_max_tokens_cuts_every_corpus(built: Path, sampled: Path, tmp_path: Path) -> None:
+    found = score(built, sampled, tmp_path / "evaluate.json", max_tokens=30)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(sampled / "tokenizer")
+    text = held_out_texts(built)["docs"][0]
+    ids = tokenizer(text)["input_ids"][:30]
+    nats, _ = oracle_nats(built, ids)
+    check(found["corpora"]["docs"], 1, 29, len(tokenizer.decode(ids).encode()), nats)
+    assert found["corpora"]["talk"]["tokens"] == 29
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 9, 10, 11, 40])
+@pytest.mark.parametrize("num_tokens", [0, 1, 2, 10, 11])
+def test_windows_predict_each_token_once(num_tokens: int, length: int) -> None:
+    bounds = windows(num_tokens, length)
+    predicted = [place for start, end in bounds for place in range(start + 1, end)]
+    assert predicted == list(range(1, num_tokens))
+    assert all(end - start <= length + 1 for start, end in bounds)
+
+
+def test_a_corpus_without_test_documents_is_reported_empty(
+    built: Path, sampled: Path, tmp_path: Path
+) -> None:
+    one = tmp_path / "one.jsonl"
+    one.write_text('{"text": "alone"}\n')
+    tokenize([one], output=tmp_path / "one", tokenizer=sampled / "tokenizer")
+    weights = tmp_path / "weights.txt"
+    weights.write_text(f"1 {built}/data/docs-0000 docs\n1 {tmp_path}/one tiny\n")
+    found = score(built, sampled, tmp_path / "evaluate.json", weights=weights)
+    assert found["corpora"]["tiny"] == {
+        "documents": 0,
+        "tokens": 0,
+        "bytes": 0,
+        "loss": None,
+        "perplexity": None,
+        "bits_per_byte": None,
+    }
+    assert found["overall"] == found["corpora"]["docs"]
+
+
+def test_without_any_test_document_says_which_setting(
+    built: Path, sampled: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"train\.split a larger share"):
+        score(built, sampled, tmp_path / "evaluate.json", split="99,1,0")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_tokenizer_is_refused(built: Path, sampled: Path, tmp_path: Path) -> None:
+    other = tmp_path / "tokenizer"
+    other.mkdir()
+    for file in (sampled / "tokenizer").iterdir():
+        (other / file.name).write_bytes(file.read_bytes() + b"\n")
+    with pytest.raises(UserError, match="made with another tokenizer"):
+        score(built, sampled, tmp_path / "evaluate.json", tokenizer=other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sequence_length": 65}, "sees only 64 tokens"),
+        ({"sequence_length": 0}, "sequence_length: 0"),
+        ({"max_tokens": 1}, "max_tokens: 1"),
+        ({"batch_size": 0}, "batch_size: 0"),
+    ],
+)
+def test_mistakes_are_explained(
+    built: Path, sampled: Path, tmp_path: Path, changes: dict, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        score(built, sampled, tmp_path / "evaluate.json", **changes)
+
+
+def test_tokens_beyond_the_vocabulary_are_refused(
+    built: Path, sampled: Path, tmp_path: Path
+) -> None:
+    model = transformers.LlamaForCausalLM.from_pretrained(built / "model")
+    model.resize_token_embeddings(50)
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(UserError, match="has 50 entries"):
+        score(built, sampled, tmp_path / "evaluate.json", checkpoint=tmp_path / "model")
+
+
+def test_prints_a_table(
+    built: Path, sampled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = score(built, sampled, tmp_path / "evaluate.json")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["corpus", "docs", "talk", "overall"]
+    assert f"{found['overall']['perplexity']:,.4f}" in lines[-1]
+
+
+def test_broken_weights_are_named(built: Path, sampled: Path, tmp_path: Path) -> None:
+    model = transformers.LlamaForCausalLM.from_pretrained(built / "model")
+    model.lm_head.weight.data[7] = math.nan
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(UserError, match="loss nan: no finite perplexity"):
+        score(built, sampled, tmp_path / "evaluate.json", checkpoint=tmp_path / "model")
+    assert not (tmp_path / "evaluate.json").exists()

@@ -1,0 +1,124 @@
+"""Positions: rotary frequencies equal transformers' for each kind of scaling, ALiBi the paper's."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.llamas import ARCHITECTURES, reference, tensors_of
+from tokamake.checkpoint.hf import hf_folder
+from tokamake.checkpoint.model_tensors import to_model
+from tokamake.config import Architecture
+from tokamake.models.common.positions import alibi, alibi_slopes, rotary, rotary_frequencies
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+SCALINGS: dict[str, dict[str, Any] | None] = {
+    "default": None,
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": YARN,
+    "yarn-betas": YARN | {"beta_fast": 20.0, "beta_slow": 2.0, "attention_factor": 1.3},
+    "yarn-mscale": YARN | {"mscale": 1.0, "mscale_all_dim": 0.6, "truncate": False},
+    "yarn-step": YARN | {"beta_fast": 2.0, "beta_slow": 2.0, "truncate": False},
+}
+
+
+def _scaled(scaling: dict[str, Any] | None, **values: Any) -> Architecture:
+    shape = ARCHITECTURES[5].model_dump() | {"max_position_embeddings": 128} | values
+    return Architecture(**(shape | {"rope_scaling": scaling}))
+
+
+@pytest.mark.parametrize("width", [16, 64, 128])
+@pytest.mark.parametrize("name", SCALINGS)
+def test_frequencies_and_attention_factor_equal_transformers(name: str, width: int) -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = SCALINGS[name]
+    architecture = _scaled(scaling, hidden_size=4 * width)
+    found, factor = rotary_frequencies(architecture)
+    rope = {"rope_type": "default", "rope_theta": architecture.rope_theta} | (scaling or {})
+    config = LlamaConfig(
+        hidden_size=4 * width,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        rope_parameters=dict(rope),
+    )
+    if scaling is None:
+        expected = architecture.rope_theta ** -(torch.arange(0, width, 2).double() / width)
+        expected, expected_factor = expected.float(), 1.0
+    else:
+        expected, expected_factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config)
+        assert not torch.allclose(
+            found, rotary_frequencies(_scaled(None, hidden_size=4 * width))[0]
+        )
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    assert factor == pytest.approx(expected_factor, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_logits_equal_transformers_and_config_goes_both_ways(name: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    architecture = _scaled(SCALINGS[name])
+    theirs = reference(architecture)
+    tokens = torch.randint(131, (2, 128), generator=torch.Generator().manual_seed(1))
+    ours = to_model(architecture, tensors_of(theirs, architecture))
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+        assert (ours(tokens) - expected).abs().max() <= 1e-5
+    theirs.save_pretrained(tmp_path / "theirs")
+    found, tensors = hf_folder.read(tmp_path / "theirs")
+    assert found == architecture
+    hf_folder.write(tmp_path / "ours", found, tensors)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens).logits, expected)
+    assert hf_folder.read_config(tmp_path / "ours")[0] == architecture
+
+
+def test_positions_may_differ_from_row_to_row() -> None:
+    architecture = _scaled(YARN)
+    positions = torch.tensor([[0, 1, 2], [5, 0, 1]])
+    for by_row, of_one in zip(
+        rotary(positions, architecture), rotary(positions[1], architecture), strict=True
+    ):
+        assert by_row.shape == (2, 1, 3, 16)
+        assert torch.equal(by_row[1, 0], of_one)
+
+
+def test_slopes_are_those_of_the_paper() -> None:
+    assert alibi_slopes(8) == [2.0**-n for n in range(1, 9)]
+    assert alibi_slopes(16) == [2 ** (-n / 2) for n in range(1, 17)]
+    # The paper's code for 12 heads: those of 8, then every other one of 16.
+    assert alibi_slopes(12) == [*alibi_slopes(8), *alibi_slopes(16)[:8:2]]
+    assert alibi_slopes(1) == [2.0**-8]
+
+
+@pytest.mark.parametrize("heads", [range(6), range(3, 6)], ids=str)
+def test_bias_falls_with_distance_within_what_is_seen(heads: range) -> None:
+    like, length, total = torch.zeros(1), 4, 7
+    bias = alibi(6, heads, length=length, total=total, like=like, seen=None)
+    assert bias.shape == (1, len(heads), length, total)
+    for place, head in enumerate(heads):
+        for query in range(length):
+            for key in range(total):
+                distance = query + total - length - key
+                wanted = -alibi_slopes(6)[head] * distance if distance >= 0 else -math.inf
+                assert bias[0, place, query, key] == pytest.approx(wanted)
+
+
+def test_bias_hides_other_documents() -> None:
+    seen = torch.tensor([[[[True, False], [True, True]]], [[[True, False], [False, True]]]])
+    bias = alibi(2, range(2), length=2, total=2, like=torch.zeros(1).bfloat16(), seen=seen)
+    assert bias.shape == (2, 2, 2, 2)
+    assert bias.dtype == torch.bfloat16
+    assert torch.equal(bias.isinf(), ~seen.expand(-1, 2, -1, -1))

@@ -1,0 +1,16 @@
+"""What is said of a family's tensors without torch is what its models have."""
+
+import pytest
+
+from tests.support import gpts, llamas
+from tokamake.checkpoint import model_tensors
+from tokamake.config import Architecture
+
+MODELS = [*llamas.ARCHITECTURES, llamas.BIASED, *gpts.ARCHITECTURES.values(), gpts.LEARNED]
+
+
+@pytest.mark.parametrize("architecture", MODELS, ids=str)
+def test_shapes_are_those_of_the_model_in_its_order(architecture: Architecture) -> None:
+    model = model_tensors.from_model(architecture, model_tensors._empty_model(architecture))
+    found = model_tensors.shapes(architecture)
+    assert [*found.items()] == [(name, tuple(tensor.shape)) for name, tensor in model.items()]

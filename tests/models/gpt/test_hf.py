@@ -1,0 +1,184 @@
+"""GPTs in Hugging Face's folders: bit by bit, as transformers has them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.checkpoint.test_init_model import words
+from tests.support import runs
+from tests.support.gpts import ALIBI, ARCHITECTURES, LEARNED, MQA, ROTARY, gpt, reference
+from tokamake.checkpoint.convert import convert
+from tokamake.checkpoint.hf import hf_folder
+from tokamake.checkpoint.init_model import init_model
+from tokamake.checkpoint.model_tensors import random, to_model
+from tokamake.config import Architecture
+from tokamake.errors import UserError
+
+
+def _edit(path: Path, **values: Any) -> None:
+    config = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({key: value for key, value in config.items() if value != "absent"}))
+
+
+def test_multi_head_bigcode_models_are_read(tmp_path: Path) -> None:
+    model = reference(LEARNED, multi_query=False)
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "gpt_bigcode"
+    architecture, tensors = hf_folder.read(tmp_path)
+    assert architecture == LEARNED
+    tokens = torch.arange(24).view(2, 12)
+    with torch.no_grad():
+        logits = to_model(architecture, tensors)(tokens)
+        torch.testing.assert_close(logits, model(tokens).logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", [LEARNED, ALIBI], ids=["gpt2", "bloom"])
+def test_names_without_prefix_and_old_buffers_are_read(
+    tmp_path: Path, architecture: Architecture
+) -> None:
+    reference(architecture).save_pretrained(tmp_path)
+    expected = hf_folder.read(tmp_path)[1]
+    file = tmp_path / "model.safetensors"
+    tensors = {n.removeprefix("transformer."): t for n, t in load_file(file).items()}
+    old = {"h.0.attn.bias": torch.ones(1, 1, 8, 8), "h.0.attn.masked_bias": torch.tensor(-1e4)}
+    save_file(tensors | (old if architecture == LEARNED else {}), file)
+    found = hf_folder.read(tmp_path)[1]
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+    save_file({n: t for n, t in tensors.items() if n != "ln_f.bias"}, file)
+    with pytest.raises(UserError, match=r"tensor transformer\.ln_f\.bias is missing"):
+        hf_folder.read(tmp_path)
+
+
+def test_a_stored_copy_of_the_tied_output_layer_is_left_out(tmp_path: Path) -> None:
+    reference(LEARNED).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {"lm_head.weight": tensors["transformer.wte.weight"].clone()}, file)
+    assert "lm_head.weight" not in hf_folder.read(tmp_path)[1]
+    save_file(tensors | {"lm_head.weight": torch.ones(131, 64)}, file)
+    with pytest.raises(UserError, match=r"differs from transformer\.wte\.weight, but config\.json"):
+        hf_folder.read(tmp_path)
+
+
+def test_shapes_are_checked_as_the_file_has_them(tmp_path: Path) -> None:
+    reference(LEARNED).save_pretrained(tmp_path)
+    _edit(tmp_path / "config.json", n_inner=96)
+    wrong = r"h\.0\.mlp\.c_fc\.weight has shape \[64, 256\], the architecture calls for \[64, 96\]"
+    with pytest.raises(UserError, match=wrong):
+        hf_folder.read(tmp_path)
+
+
+def test_missing_keys_mean_what_transformers_takes_them_for(tmp_path: Path) -> None:
+    from transformers import BloomConfig, GPT2Config, GPTBigCodeConfig, Starcoder2Config
+
+    for kind in (GPT2Config, GPTBigCodeConfig, Starcoder2Config, BloomConfig):
+        theirs = kind(hidden_size=64, num_attention_heads=4, num_hidden_layers=2, vocab_size=60000)
+        plain = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+        plain |= {"model_type": kind.model_type, "vocab_size": 60000}
+        if kind is Starcoder2Config:
+            plain["intermediate_size"] = theirs.intermediate_size
+        (tmp_path / "config.json").write_text(json.dumps(plain))
+        few = hf_folder.read_config(tmp_path)[0]
+        theirs.save_pretrained(tmp_path)
+        assert hf_folder.read_config(tmp_path)[0] == few
+
+
+@pytest.mark.parametrize(
+    ("architecture", "values", "message"),
+    [
+        (LEARNED, {"scale_attn_by_inverse_layer_idx": True}, "by_inverse_layer_idx: True is not"),
+        (LEARNED, {"scale_attn_weights": False}, "False is not supported; choose a model with T"),
+        (LEARNED, {"add_cross_attention": True}, "add_cross_attention: True is not supported"),
+        (LEARNED, {"activation_function": "gelu_fast"}, "hidden_act: 'gelu_fast': input should be"),
+        (LEARNED, {"n_head": "absent"}, "num_attention_heads: missing"),
+        (LEARNED, {"n_embd": "absent"}, "hidden_size: missing"),
+        (MQA, {"add_cross_attention": True}, "add_cross_attention: True is not supported"),
+        (
+            ROTARY,
+            {"sliding_window": 8},
+            "sliding_window: 8 is not supported; choose a model with N",
+        ),
+        (ROTARY, {"head_dim": 32}, "head_dim: 32 is not hidden_size / num_attention_heads"),
+        (ALIBI, {"apply_residual_connection_post_layernorm": True}, "post_layernorm: True is not"),
+        (ALIBI, {"quantization_config": {}}, "quantization_config: {} is not supported"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_configs_beyond_the_family_are_refused(
+    tmp_path: Path, architecture: Architecture, values: dict[str, Any], message: str
+) -> None:
+    hf_folder.write(tmp_path / "a", architecture, random(architecture, 1))
+    _edit(tmp_path / "a" / "config.json", **values)
+    with pytest.raises(UserError, match=message) as error:
+        hf_folder.read(tmp_path / "a")
+    for line in str(error.value).splitlines():
+        assert line.startswith(f"{tmp_path / 'a' / 'config.json'}: ")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_key_value_heads": 2}, "num_key_value_heads: 2: .*; gpt2, the nearest, has 4: set"),
+        ({"attention_bias": False}, "attention_bias: False: .* has True: set that"),
+        ({"embedding_layernorm": True}, "embedding_layernorm: True: .*; gpt2, the nearest"),
+        ({"position_embedding": "alibi"}, "embedding_layernorm: False: .*; bloom, .* True: set"),
+        (
+            {"position_embedding": "rotary", "mlp_bias": False},
+            "attention_bias: True: .*; starcoder2, the nearest, has False",
+        ),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_models_that_transformers_has_not_are_refused(
+    tmp_path: Path, values: dict[str, Any], message: str
+) -> None:
+    architecture = gpt(**({"hidden_act": "gelu_new"} | values))
+    with pytest.raises(UserError, match=message) as error:
+        hf_folder.write(tmp_path / "a", architecture, random(architecture, 1))
+    assert str(error.value).startswith("model.architecture: ")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_bigcode", "starcoder2", "bloom"])
+def test_init_import_export_keep_every_bit(tmp_path: Path, name: str) -> None:
+    values = ARCHITECTURES[name].model_dump(exclude_none=True) | {"vocab_size": 300}
+    (tmp_path / "a.yaml").write_text(json.dumps(values))
+    init, imported, exported = (tmp_path / name for name in ("init", "import", "export"))
+    init_model(
+        architecture=tmp_path / "a.yaml", tokenizer=words(tmp_path, 300), seed=1, output=init
+    )
+    convert(source=init, target=imported, format="native")
+    convert(source=imported, target=exported, format="hf")
+    for file in ("config.json", "model.safetensors"):
+        assert (init / file).read_bytes() == (exported / file).read_bytes()
+
+
+@pytest.mark.ranks
+def test_training_goes_from_random_weights_to_transformers(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    architecture = MQA.model_copy(update={"vocab_size": 120})
+    root = runs.prepare(tmp_path)
+    start = random(architecture, 5)
+    runs.write_start(root / "start", architecture, start)
+    trained = []
+    for name, ranks, parallel in (
+        ("one", 1, {}),
+        ("two", 2, {"tensor_parallel_size": 2, "sequence_parallel": True}),
+    ):
+        run = runs.make_run(root, name, train_steps=4, save_interval=4, parallel=parallel)
+        runs.launch(run, ranks=ranks)
+        convert(source=root / name / "training", target=root / name / "hf", format="hf")
+        trained.append(hf_folder.read(root / name / "hf")[1])
+        model = AutoModelForCausalLM.from_pretrained(root / name / "hf")
+        assert type(model).__name__ == "GPTBigCodeForCausalLM"
+    for name, tensor in trained[0].items():
+        if not name.endswith("k_proj.bias"):  # these move no softmax: AdamW steps on rounding
+            torch.testing.assert_close(trained[1][name], tensor, atol=1e-4, rtol=1e-4)
+        assert not torch.equal(tensor, start[name])

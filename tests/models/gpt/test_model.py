@@ -1,0 +1,407 @@
+"""The GPT family: equal to transformers' GPT-2, GPTBigCode, Starcoder2, Bloom, and on any ranks."""
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.support.gpts import (
+    ALIBI,
+    ARCHITECTURES,
+    LEARNED,
+    MQA,
+    ROTARY,
+    gpt,
+    reference,
+    tensors_of,
+)
+from tests.support.paths import ROOT
+from tests.support.ranks import spawn
+from tokamake.checkpoint.hf import hf_folder
+from tokamake.checkpoint.model_tensors import from_model, random, shapes, to_model
+from tokamake.config import Architecture, read_architecture
+from tokamake.errors import UserError
+from tokamake.models.gpt import model as family
+from tokamake.parallel.axis import Axis
+from tokamake.parallel.collectives import all_gather
+from tokamake.parallel.context import share
+from tokamake.parallel.mesh import Mesh
+from tokamake.parallel.tensor import cut, placements
+from tokamake.validation import validate
+
+MODELS = ROOT / "config" / "models"
+
+
+def _tokens(architecture: Architecture, length: int) -> torch.Tensor:
+    assert architecture.vocab_size is not None
+    generator = torch.Generator().manual_seed(7)
+    return torch.randint(architecture.vocab_size, (2, length), generator=generator)
+
+
+def _ours(architecture: Architecture, theirs: Any) -> Any:
+    """Our model with transformers' weights, copied."""
+    stored = hf_folder.format_for(architecture)
+    tensors = stored.to_ours(architecture, tensors_of(theirs), shapes(architecture))
+    return to_model(architecture, {name: tensor.clone() for name, tensor in tensors.items()})
+
+
+def _as_theirs(architecture: Architecture, ours: Any, *, gradients: bool) -> dict[str, Any]:
+    """Weights or gradients of our model, laid out as transformers'."""
+    values = {
+        family.hugging_face_name(name): (p.grad if gradients else p).detach()
+        for name, p in ours.named_parameters()
+    }
+    return hf_folder.format_for(architecture).to_theirs(architecture, values)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_logits_loss_gradients_and_a_step_equal_transformers(name: str) -> None:
+    architecture = ARCHITECTURES[name]
+    theirs = reference(architecture)
+    ours = _ours(architecture, theirs)
+    tokens = _tokens(architecture, 33)
+    with torch.no_grad():
+        assert (ours(tokens) - theirs(tokens).logits).abs().max() <= 1e-5
+    loss, expected = ours.loss(tokens), theirs(tokens, labels=tokens).loss
+    torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
+    # Keys' biases move no softmax: their gradients are rounding, which a small eps would blow up.
+    models = (ours, theirs)
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3) for model in models]
+    loss.backward()
+    expected.backward()
+    gradients = _as_theirs(architecture, ours, gradients=True)
+    wanted = {n: p.grad for n, p in theirs.named_parameters()}
+    assert gradients.keys() == wanted.keys()
+    largest = max(gradient.abs().max() for gradient in wanted.values())
+    for key, gradient in wanted.items():
+        assert gradient.abs().max() > 0
+        torch.testing.assert_close(gradients[key], gradient, atol=1e-5 * largest, rtol=1e-4)
+    for optimizer in optimizers:
+        optimizer.step()
+    stepped = _as_theirs(architecture, ours, gradients=False)
+    for key, parameter in theirs.named_parameters():
+        assert (stepped[key] - parameter).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("steps", [[20], [1] * 20, [5, 1, 1, 7, 6]], ids=len)
+@pytest.mark.parametrize("architecture", [LEARNED, MQA, ROTARY, ALIBI], ids=range(4))
+def test_decoding_with_a_cache_equals_the_full_forward(
+    architecture: Architecture, steps: list[int]
+) -> None:
+    model = to_model(architecture, random(architecture, 1))
+    tokens = _tokens(architecture, 20)
+    cache = model.new_cache()
+    with torch.no_grad():
+        parts = [model(part, cache) for part in tokens.split(steps, dim=1)]
+        expected = model(tokens)
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected, atol=1e-5, rtol=1e-5)
+    assert cache[0].length == 20
+
+
+@pytest.mark.parametrize("architecture", [LEARNED, MQA, ROTARY, ALIBI], ids=range(4))
+def test_documents_of_a_row_are_as_if_alone(architecture: Architecture) -> None:
+    model = to_model(architecture, random(architecture, 1))
+    tokens = _tokens(architecture, 20)
+    documents = (torch.arange(20) >= 8).long().expand(2, -1)
+    positions = torch.cat((torch.arange(8), torch.arange(12))).expand(2, -1)
+    with torch.no_grad():
+        together = model(tokens, position_ids=positions, document_ids=documents)
+        apart = torch.cat([model(part) for part in tokens.split([8, 12], dim=1)], dim=1)
+        assert not torch.allclose(model(tokens), apart, atol=1e-3)
+    torch.testing.assert_close(together, apart, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_bigcode", "starcoder2", "bloom"])
+def test_bf16_is_as_near_to_fp32_as_transformers(name: str) -> None:
+    architecture = ARCHITECTURES[name]
+    tokens = _tokens(architecture, 60)
+    with torch.no_grad():
+        expected = reference(architecture)(tokens).logits
+        theirs = reference(architecture, torch.bfloat16)
+        ours = _ours(architecture, theirs)
+        assert ours(tokens).dtype == torch.bfloat16
+        error = (ours(tokens) - expected).abs().mean()
+        assert 0 < error <= 1.1 * (theirs(tokens).logits - expected).abs().mean()
+    loss = ours.loss(tokens)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert all(p.grad.isfinite().all() for p in ours.parameters())
+
+
+@pytest.mark.parametrize("name", ["full", "selective"])
+def test_recomputing_changes_nothing(name: Any) -> None:
+    from tokamake.models.common.recompute import Recompute
+
+    model = to_model(ALIBI, {n: t.clone() for n, t in random(ALIBI, 1).items()})
+    gradients = []
+    for recompute in (Recompute(), Recompute(name)):
+        model.set_recompute(recompute)
+        model.zero_grad()
+        model.loss(_tokens(ALIBI, 33)).backward()
+        gradients.append({n: p.grad.clone() for n, p in model.named_parameters()})
+    assert all(torch.equal(gradients[1][n], gradient) for n, gradient in gradients[0].items())
+
+
+def test_random_weights_have_the_published_deviations() -> None:
+    wide = gpt(hidden_size=512, intermediate_size=512, initializer_range=0.03)
+    for name, tensor in random(wide, 1).items():
+        if tensor.dim() == 1:
+            assert torch.equal(tensor, torch.full_like(tensor, float(name.endswith("weight"))))
+            continue
+        narrow = name.endswith(("o_proj.weight", "down_proj.weight"))
+        wanted = 0.03 / math.sqrt(2 * 3) if narrow else 0.03
+        assert abs(tensor.std().item() / wanted - 1) < 0.02
+
+
+@pytest.mark.parametrize("architecture", [LEARNED, MQA, ROTARY, ALIBI], ids=range(4))
+def test_names_round_trip_and_flops_equal_those_that_torch_counts(
+    architecture: Architecture,
+) -> None:
+    weights = random(architecture, 0)
+    model = to_model(architecture, weights)
+    back = from_model(architecture, model)
+    assert all(back[name].data_ptr() == tensor.data_ptr() for name, tensor in weights.items())
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model.loss(_tokens(architecture, 33)).backward()
+    assert family.num_flops_per_token(architecture, 32) * 2 * 32 == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("architecture", [LEARNED, MQA, ROTARY, ALIBI], ids=range(4))
+@pytest.mark.parametrize("cuts", [[0, 1, 3], [0, 1, 2, 3]], ids=str)
+def test_stages_of_a_pipeline_are_the_whole(architecture: Architecture, cuts: list[int]) -> None:
+    weights = random(architecture, 1)
+    whole = to_model(architecture, weights)
+    x = tokens = _tokens(architecture, 20)
+    with torch.no_grad():
+        for first, last in pairwise(cuts):
+            stage = family.Model(architecture, stage=range(first, last))
+            for name, parameter in stage.named_parameters():
+                tied = name == "lm_head.weight" and architecture.tie_word_embeddings
+                source = "embed_tokens.weight" if tied else name
+                parameter.copy_(weights[family.hugging_face_name(source)])
+            x = stage(x)
+        assert torch.equal(x, whole(tokens))
+
+
+PUBLISHED = {
+    "bloom-560m": 559_214_592,
+    "gpt2-345m": 354_823_168,
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "llama3.1-8b": 8_030_261_248,
+    "starcoderbase-1b": 1_137_207_296,
+    "starcoder-15b": 15_517_456_384,
+}
+"""Parameters that Hugging Face tells of these models."""
+
+BILLIONS = {
+    "gpt3-1.7b": "1.7",
+    "gpt3-3.6b": "3.6",
+    "gpt3-7.5b": "7.5",
+    "gpt3-18.4b": "18.4",
+    "gpt3-39.1b": "39.1",
+    "gpt3-76.1b": "76.1",
+    "gpt3-145.6b": "145.6",
+    "gpt3-310.1b": "310.1",
+    "gpt3-175b": "175",
+}
+"""Parameters that table 1 of arXiv 2104.04473, and of the last arXiv 2005.14165, tell."""
+
+
+def _size(name: str) -> int:
+    shape = read_architecture(MODELS / f"{name}.yaml")
+    shape = shape.model_copy(update={"vocab_size": shape.vocab_size or 8192})
+    assert hf_folder.format_for(shape)
+    return sum(map(math.prod, shapes(shape).values()))
+
+
+def test_published_sizes_have_the_published_number_of_parameters() -> None:
+    assert {name: _size(name) for name in PUBLISHED} == PUBLISHED
+    for name, billions in BILLIONS.items():
+        decimals = len(billions.partition(".")[2])
+        assert f"{_size(name) / 1e9:.{decimals}f}" == billions
+    assert _size("tiny-gpt") == 3_451_008
+    assert _size("tiny-llama") == 4_769_472
+    sized = {path.stem for path in MODELS.glob("*.yaml")}
+    assert sized == {*PUBLISHED, *BILLIONS, "tiny-gpt", "tiny-llama"}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"family": "llama", "position_embedding": "learned"}, "llama has rotary only"),
+        ({"family": "llama", "hidden_act": "gelu"}, "hidden_act: 'gelu': llama has silu only"),
+        ({"family": "llama", "layer_norm_epsilon": 1e-6}, "layer_norm_epsilon: 1e-06: llama has"),
+        ({"family": "llama", "embedding_layernorm": True}, "embedding_layernorm: True: llama has"),
+        ({"rms_norm_eps": 1e-6}, "rms_norm_eps: 1e-06: gpt has 1e-05 only"),
+        ({"hidden_act": "silu"}, "'silu': gpt has gelu_new or gelu or gelu_pytorch_tanh or relu"),
+        ({"rope_theta": 5e5}, "rope_theta and rope_scaling are of position_embedding rotary, not"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 2}},
+            "are of position_embedding rotary, not learned; leave them out",
+        ),
+        (
+            {"position_embedding": "rotary", "num_attention_heads": 16, "hidden_size": 48},
+            "is odd; rotary needs pairs",
+        ),
+        (
+            {"position_embedding": "rotary", "rope_scaling": {"rope_type": "yarn", "factor": 2}},
+            "rope_type yarn needs original_max_position_embeddings; add it",
+        ),
+        (
+            {
+                "position_embedding": "rotary",
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 2,
+                    "original_max_position_embeddings": 8,
+                    "low_freq_factor": 4,
+                    "high_freq_factor": 4,
+                },
+            },
+            "high_freq_factor is not greater than low_freq_factor",
+        ),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_settings_that_a_family_has_no_use_for_are_refused(
+    values: dict[str, Any], message: str
+) -> None:
+    plain = {
+        "family": "gpt",
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+    }
+    if values.get("num_attention_heads"):
+        plain["num_key_value_heads"] = 16
+    with pytest.raises(UserError, match=message) as error:
+        validate(Architecture, plain | values, "x.yaml")
+    assert str(error.value).startswith("x.yaml: ")
+    assert "\n" not in str(error.value)
+
+
+def test_families_have_their_usual_settings() -> None:
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    shape |= {"num_attention_heads": 2, "num_key_value_heads": 2}
+    llama, ours = Architecture(**shape), Architecture(family="gpt", **shape)
+    for architecture, usual in (
+        (llama, ("rotary", "silu", False, False, False)),
+        (ours, ("learned", "gelu_new", True, True, True)),
+    ):
+        names = ("position_embedding", "hidden_act", "attention_bias", "mlp_bias")
+        names += ("tie_word_embeddings",)
+        assert tuple(getattr(architecture, name) for name in names) == usual
+        assert Architecture(**architecture.model_dump()) == architecture
+
+
+def test_biases_of_attention_do_not_go_over_ranks_that_share_a_sequence() -> None:
+    ALIBI.check_context_parallel(1)
+    LEARNED.check_context_parallel(2)
+    with pytest.raises(UserError, match=r"context_parallel_size: 2: .* set 1"):
+        ALIBI.check_context_parallel(2)
+
+
+def _gradients(architecture: Architecture, mesh: Mesh) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and whole gradients of a model of this mesh."""
+    weights = random(architecture, 1)
+    model = family.Model(architecture, mesh)
+    held = placements(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            own = cut(weights[family.hugging_face_name(name)], held[name], mesh.tensor)
+            parameter.copy_(own)
+    loss = model.loss(_tokens(architecture, 33))
+    loss.backward()
+    whole = {}
+    for name, parameter in model.named_parameters():
+        gradient, placement = parameter.grad, held[name]
+        assert gradient is not None
+        if placement.partial:
+            dist.all_reduce(gradient, group=mesh.tensor.group)
+        if placement.dim is not None:
+            gradient = _gathered(gradient, placement.dim, weights, name, mesh.tensor)
+        whole[name] = gradient
+    return loss.item(), whole
+
+
+def _gathered(
+    gradient: torch.Tensor, dim: int, weights: dict[str, torch.Tensor], name: str, axis: Axis
+) -> torch.Tensor:
+    size = weights[family.hugging_face_name(name)].shape[dim]
+    each = -(-size // axis.size)
+    missing = each - gradient.shape[dim]
+    padding = gradient.new_zeros([missing if d == dim else n for d, n in enumerate(gradient.shape)])
+    return all_gather(torch.cat((gradient, padding), dim), axis, dim=dim).narrow(dim, 0, size)
+
+
+SHARED = {
+    "learned": LEARNED,
+    "untied": gpt(tie_word_embeddings=False),
+    "mqa": MQA,
+    "gqa-rotary": ROTARY,
+    "alibi": ALIBI,
+    "plain": gpt(attention_bias=False, mlp_bias=False, position_embedding="rotary"),
+}
+
+
+def tensor_parallel() -> dict[str, Any]:
+    """Losses and gradients on all ranks, with and without sequence parallelism."""
+    group = dist.group.WORLD
+    axis = Axis(dist.get_rank(), dist.get_world_size(), group)
+    return {
+        f"{name}-{sequence}": _gradients(shape, Mesh(tensor=axis, sequence_parallel=sequence))
+        for name, shape in SHARED.items()
+        for sequence in (False, True)
+    }
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_tensor_parallel_ranks_equal_one_process(world_size: int) -> None:
+    found = spawn(tensor_parallel, world_size)
+    for name, shape in SHARED.items():
+        loss, gradients = _gradients(shape, Mesh())
+        largest = max(gradient.abs().max() for gradient in gradients.values())
+        for of_rank in found:
+            for sequence in (False, True):
+                their_loss, theirs = of_rank[f"{name}-{sequence}"]
+                assert their_loss == pytest.approx(loss, rel=1e-6)
+                for key, gradient in gradients.items():
+                    torch.testing.assert_close(
+                        theirs[key], gradient, atol=1e-6 * largest, rtol=1e-4, msg=f"{name} {key}"
+                    )
+
+
+def context_parallel(method: Any) -> dict[str, Any]:
+    """Logits of this rank's tokens."""
+    axis = Axis(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
+    mesh = Mesh(context=axis, context_method=method)
+    logits = {}
+    for name in ("learned", "mqa", "gqa-rotary"):
+        model = family.Model(SHARED[name], mesh)
+        for key, parameter in model.named_parameters():
+            parameter.data = random(SHARED[name], 1)[family.hugging_face_name(key)]
+        with torch.no_grad():
+            logits[name] = model(share(_tokens(SHARED[name], 32), axis=axis))
+    return logits
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+def test_context_parallel_ranks_equal_one_process(method: str) -> None:
+    for rank, found in enumerate(spawn(context_parallel, 2, method)):
+        for name, logits in found.items():
+            with torch.no_grad():
+                whole = to_model(SHARED[name], random(SHARED[name], 1))(_tokens(SHARED[name], 32))
+            wanted = share(whole, axis=Axis(rank, 2))
+            torch.testing.assert_close(logits, wanted, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,51 @@
+"""AdamW with moments of 8 bits, by torchao."""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.optimizers import make, start, walk, without_torchao
+from tokamake.errors import UserError
+
+
+def test_8bit_stays_near_adamw() -> None:
+    without_torchao("adamw_8bit")
+    torch.manual_seed(0)
+    begun = torch.randn(64, 128)
+    found = []
+    for name in ("adamw", "adamw_8bit"):
+        weight = torch.nn.Parameter(begun.clone())
+        optimizer = make(name, {"weight": weight})
+        for step in range(20):
+            torch.manual_seed(step)
+            gradient = {"weight": weight.detach() + 0.1 * torch.randn(64, 128)}
+            walk(optimizer, {"weight": weight}, gradient, rate=0.01, decay=0.1)
+        found.append(weight.detach() - begun)
+    assert optimizer.state[weight]["exp_avg"].codes.dtype == torch.uint8
+    assert (found[1] - found[0]).norm() < 0.05 * found[0].norm()
+
+
+def test_8bit_without_torchao_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao.optim", None)
+    with pytest.raises(UserError, match=r"adamw_8bit: .*; run `pip install torchao`"):
+        make("adamw_8bit", start())
+
+
+def test_8bit_moments_come_back_from_plain_numbers() -> None:
+    without_torchao("adamw_8bit")
+    parameter = torch.nn.Parameter(torch.linspace(-1, 1, 64 * 128).reshape(64, 128))
+    optimizer: Any = make("adamw_8bit", {"weight": parameter})
+    for number in range(3):
+        gradient = {"weight": torch.sin(parameter.detach() * (number + 2))}
+        walk(optimizer, {"weight": parameter}, gradient, rate=0.01, decay=0.1)
+    for kind in ("exp_avg", "exp_avg_sq"):
+        value = optimizer.state[parameter][kind]
+        assert value.codes.dtype == torch.uint8
+        plain = optimizer.plain(value)
+        assert type(plain) is torch.Tensor
+        again = optimizer.packed(parameter, kind, plain)
+        assert again.codes.dtype == torch.uint8
+        # Rounded once more, by a part of the largest of a block.
+        assert (again.dequantize() - plain).abs().max() <= 0.01 * plain.abs().max()

@@ -1,0 +1,155 @@
+"""Settings of optimizers and schedules: published values, what is refused, resolved runs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.paths import ROOT
+from tokamake import plugins
+from tokamake.config import OptimizerSettings, ScheduleSettings, TrainSettings
+from tokamake.config.optimization import SOME
+from tokamake.errors import UserError
+from tokamake.validation import validate
+
+
+@pytest.mark.parametrize("name", plugins.names("optim"))
+def test_plug_ins_publish_their_settings(name: str) -> None:
+    published = plugins.constant("optim", name, "SETTINGS")
+    assert published == plugins.load("optim", name).SETTINGS
+    settings = OptimizerSettings(name=name)
+    for key in SOME:
+        assert getattr(settings, key) == published.get(key)
+
+
+@pytest.mark.parametrize("name", plugins.names("schedules"))
+def test_schedules_publish_their_settings(name: str) -> None:
+    published = plugins.constant("schedules", name, "SETTINGS")
+    settings = ScheduleSettings(name=name)
+    for key, value in published.items():
+        assert getattr(settings, key) == value
+
+
+def test_the_default_optimizer_is_what_it_was() -> None:
+    settings = OptimizerSettings()
+    assert (settings.name, settings.learning_rate, *settings.betas) == ("adamw", 3e-4, 0.9, 0.95)
+    assert (settings.epsilon, settings.weight_decay) == (1e-8, 0.1)
+
+
+@pytest.mark.parametrize("name", plugins.names("optim"))
+def test_resolved_optimizers_read_back(name: str) -> None:
+    for made in (OptimizerSettings(name=name), OptimizerSettings(name=name, weight_decay=0.3)):
+        assert OptimizerSettings(**made.model_dump()) == made
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        *({"name": name} for name in plugins.names("schedules")),
+        {"warmup_fraction": 0.01}, {"warmup_tokens": 10**6}, {"decay_samples": 500},
+        {"min_learning_rate": 1e-6}, {"name": "wsd", "cooldown_steps": 10},
+        {"name": "wsd", "cooldown_fraction": 0.0}, {"warmup_steps": 0, "unit": "tokens"},
+    ],
+)  # fmt: skip
+def test_resolved_schedules_read_back(values: dict[str, Any]) -> None:
+    made = ScheduleSettings(**values)
+    assert ScheduleSettings(**made.model_dump()) == made
+    for key, value in values.items():
+        assert getattr(made, key) == value
+
+
+def section(**values: Any) -> dict[str, Any]:
+    return {"train_steps": 10, "global_batch_size": 4, "sequence_length": 16, **values}
+
+
+MISTAKES = {
+    "train.optimizer.momentum: 0.9: adamw makes no use of it, but of beta1, beta2, epsilon, "
+    "weight_decay; remove it": {"optimizer": {"momentum": 0.9}},
+    "train.optimizer.beta1: 0.9: sgd makes no use of it": {
+        "optimizer": {"name": "sgd", "beta1": 0.9}
+    },
+    "train.optimizer.beta2: 1.0: input should be less than 1": {"optimizer": {"beta2": 1.0}},
+    "train.optimizer.weight_decay_schedule: linear: give end_weight_decay": {
+        "optimizer": {"weight_decay_schedule": "linear"}
+    },
+    "train.optimizer.end_weight_decay: 0.2: set weight_decay_schedule to linear or cosine": {
+        "optimizer": {"end_weight_decay": 0.2}
+    },
+    "train.schedule.warmup_steps and warmup_tokens state the same; give one of them": {
+        "schedule": {"warmup_steps": 5, "warmup_tokens": 5}
+    },
+    "train.schedule.min_ratio and min_learning_rate state the same": {
+        "schedule": {"min_ratio": 0.1, "min_learning_rate": 1e-5}
+    },
+    "train.schedule.cooldown_steps: 3: cosine makes no use of it": {
+        "schedule": {"cooldown_steps": 3}
+    },
+    "train.schedule.cooldown_shape: 'round': input should be": {
+        "schedule": {"name": "wsd", "cooldown_shape": "round"}
+    },
+    "train: schedule.warmup_steps: 11: more than train_steps 10; the rate would never reach its "
+    "peak, lower it": {"schedule": {"warmup_steps": 11}},
+    "train: schedule.warmup_samples: 41: more than the run's 40 samples; the rate would": {
+        "schedule": {"warmup_samples": 41}
+    },
+    "train: schedule.warmup_tokens: 641: more than the run's 40 samples": {
+        "schedule": {"warmup_tokens": 641}
+    },
+    "train: schedule.decay_steps: 4: ends before schedule.warmup_steps: 5 does; raise it": {
+        "schedule": {"warmup_steps": 5, "decay_steps": 4}
+    },
+    "train: schedule.warmup_steps: 5, schedule.cooldown_fraction: 0.6: more together than "
+    "train_steps 10; lower one of them": {
+        "schedule": {"name": "wsd", "warmup_steps": 5, "cooldown_fraction": 0.6}
+    },
+    "train: schedule.min_learning_rate: 0.001: more than optimizer.learning_rate 0.0003": {
+        "schedule": {"min_learning_rate": 1e-3}
+    },
+    "train: schedule.annealing_shape: exponential: never gets to 0; raise schedule.min_ratio": {
+        "schedule": {"name": "infinite", "min_ratio": 0.0}
+    },
+    "train: schedule.name: cosine: schedule_free_adamw averages weights instead; set it to": {
+        "optimizer": {"name": "schedule_free_adamw"}
+    },
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_mistakes_are_one_line_each(message: str) -> None:
+    with pytest.raises(UserError) as error:
+        validate(TrainSettings, section(**MISTAKES[message]), "train")
+    assert message.removeprefix("train.") in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_phases_may_fill_the_run_exactly() -> None:
+    """0.1 + 0.2 + 0.7 of 10 is not 10 in floating point."""
+    schedule = {"name": "infinite", "warmup_fraction": 0.1, "cooldown_fraction": 0.2}
+    validate(TrainSettings, section(schedule=schedule | {"annealing_fraction": 0.7}), "train")
+
+
+def test_lengths_wait_until_the_run_has_one() -> None:
+    values = section(train_steps=None, schedule={"warmup_steps": 10**6})
+    assert validate(TrainSettings, values, "train").num_steps is None
+
+
+def test_a_plug_in_without_settings_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "optim").mkdir()
+    (tmp_path / "optim/mine.py").write_text("from math import pi\n\nOTHER = 3\n")
+    monkeypatch.setattr(plugins, "_ROOT", tmp_path)
+    plugins.constant.cache_clear()
+    assert plugins.constant("optim", "mine", "OTHER") == 3
+    with pytest.raises(UserError, match=r"mine\.py: has no constant SETTINGS; add it"):
+        plugins.constant("optim", "mine", "SETTINGS")
+    plugins.constant.cache_clear()
+
+
+def test_the_guide_knows_all_plug_ins_and_their_settings() -> None:
+    text = ROOT.joinpath("docs/optimizers.md").read_text()
+    rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
+    assert set(rows) == {*plugins.names("optim"), *plugins.names("schedules")}
+    for name in plugins.names("optim"):
+        told = set(rows[name].split("|")[3].replace("`", "").split())
+        assert told == set(plugins.constant("optim", name, "SETTINGS")) - {"weight_decay"}

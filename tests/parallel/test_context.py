@@ -1,0 +1,255 @@
+"""Attention over context-parallel ranks against torch's own attention on one."""
+
+import itertools
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.support.ranks import spawn
+from tokamake.errors import UserError
+from tokamake.models.common.recompute import NONE, Recompute, run
+from tokamake.parallel import kernels
+from tokamake.parallel.attention import attention
+from tokamake.parallel.axis import Axis
+from tokamake.parallel.context import (
+    Documents,
+    Method,
+    check_heads,
+    check_length,
+    document_mask,
+    share,
+    zigzag_indices,
+)
+from tokamake.parallel.mesh import ALONE
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+# Batch, query heads, key heads, tokens, width of a head. Chunks as short as a token and odd ones.
+SHAPES = [(2, 4, 4, 48, 16), (1, 8, 2, 40, 8), (3, 4, 1, 24, 16), (1, 12, 3, 8, 32)]
+ODD_HEADS = [(2, 3, 3, 24, 16), (1, 9, 3, 16, 24), (2, 5, 1, 40, 8)]
+# Lengths of documents: inside a chunk, over bounds of chunks and ranks, one token, one sample.
+DOCUMENTS = {
+    48: [[3, 1, 7, 20, 17], [48]],
+    40: [[10, 10, 10, 10]],
+    24: [[24], [1, 22, 1], [5, 5, 5, 9]],
+    8: [[2, 5, 1]],
+    16: [[7, 9]],
+}
+
+BANDS = {torch.float32: 3e-6, torch.bfloat16: 1.2e-2, torch.float16: 1.5e-3}
+"""Largest error by dtype, as a part of the largest number; the 16-bit ones are some roundings."""
+
+
+def inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Queries, keys, values and the gradient of the output, alike on all ranks."""
+    batch, heads, groups, length, width = shape
+    generator = torch.Generator().manual_seed(sum(shape))
+    return [
+        torch.randn(batch, number, length, width, generator=generator).to(dtype)
+        for number in (heads, groups, groups, heads)
+    ]
+
+
+def ids_of(shape: tuple[int, ...]) -> Tensor:
+    """Documents of each row; some rows are alike where there are too few."""
+    rows = DOCUMENTS[shape[3]]
+    return torch.stack(
+        [
+            torch.arange(len(row)).repeat_interleave(torch.tensor(row))
+            for row in itertools.islice(itertools.cycle(rows), shape[0])
+        ]
+    )
+
+
+def by_torch(
+    q: Tensor, k: Tensor, v: Tensor, dy: Tensor, ids: Tensor | None = None
+) -> list[Tensor]:
+    """Output and gradients of torch's attention in fp32."""
+    q, k, v, dy = (x.float().detach() for x in (q, k, v, dy))
+    length = q.shape[2]
+    mask = torch.ones(length, length, dtype=torch.bool).tril()
+    if ids is not None:
+        mask = (mask & (ids[:, :, None] == ids[:, None]))[:, None]
+    with torch.enable_grad():
+        q, k, v = (x.requires_grad_() for x in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    return [y.detach(), *torch.autograd.grad(y, (q, k, v), dy)]
+
+
+def error(ours: Tensor, theirs: Tensor, axis: Axis = ALONE.context) -> float:
+    """Largest error of a rank's share, as a part of the largest number of the whole."""
+    return float((ours - share(theirs, axis=axis, dim=2)).abs().max() / theirs.abs().max())
+
+
+def on_this_rank(
+    method: Method,
+    axis: Axis,
+    tensors: list[Tensor],
+    ids: Tensor | None = None,
+    recompute: Recompute = NONE,
+) -> list[Tensor]:
+    """Output and gradients of a rank's share, in the dtype of the inputs."""
+    q, k, v, dy = (share(x, axis=axis, dim=2) for x in tensors)
+    mask = None
+    if ids is not None:
+        mask = document_mask(share(ids, axis=axis), axis=axis, method=method)
+    call: Any = partial(attention, axis=axis, method=method, mask=mask)
+    with torch.enable_grad():
+        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+        y = run([call], recompute, q, k, v)
+    found = [y.detach(), *torch.autograd.grad(y, (q, k, v), dy)]
+    assert all(x.dtype == q.dtype for x in found)
+    return found
+
+
+def errors(method: Method, axis: Axis, shapes: list[tuple[int, ...]]) -> dict[str, float]:
+    """Errors of a rank by case, each as a part of what its dtype is granted."""
+    found = {}
+    for shape, apart, dtype in itertools.product(shapes, (False, True), BANDS):
+        tensors, ids = inputs(shape, dtype), ids_of(shape) if apart else None
+        ours = on_this_rank(method, axis, tensors, ids)
+        case = f"{method} {shape} apart={apart} {dtype}"
+        for name, x, y in zip("yqkv", ours, by_torch(*tensors, ids), strict=True):
+            found[f"{case} {name}"] = error(x, y, axis) / BANDS[dtype]
+        granularity: Any = "full" if dtype == torch.float32 else "selective"
+        again = on_this_rank(method, axis, tensors, ids, Recompute(granularity))
+        differ = [not torch.equal(x, y) for x, y in zip(ours, again, strict=True)]
+        found[f"{case} {granularity}"] = 2.0 * any(differ)
+    return found
+
+
+def all_errors(plain: bool) -> dict[str, float]:
+    """Over all ranks, and on four also over two halves of them at once."""
+    if plain:
+        patch.object(kernels.ForCPU, "serves", return_value=False).start()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    whole = Axis(rank, size, dist.group.WORLD)
+    found = errors("ring", whole, SHAPES + ODD_HEADS) | errors("ulysses", whole, SHAPES)
+    if size == 4:
+        # Not neighbours, so that ranks in the group are not those of the world.
+        halves = [dist.new_group([half, half + 2]) for half in range(2)]
+        half = Axis(rank // 2, 2, halves[rank % 2])
+        for method in ("ring", "ulysses"):
+            for case, value in errors(method, half, SHAPES[:1]).items():
+                found[f"{case} of a half"] = value
+    return found
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("ranks", "plain"), [(2, False), (2, True), (4, False)])
+def test_ranks_equal_one(ranks: int, plain: bool) -> None:
+    for found in spawn(all_errors, ranks, plain):
+        assert len(found) >= 330
+        assert {case: value for case, value in found.items() if not value <= 1} == {}
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("shape", SHAPES + ODD_HEADS)
+def test_one_rank_is_torchs_attention(shape: tuple[int, ...], apart: bool) -> None:
+    tensors, ids = inputs(shape), ids_of(shape) if apart else None
+    for method in ("ring", "ulysses"):
+        for x, y in zip(
+            on_this_rank(method, Axis(), tensors, ids), by_torch(*tensors, ids), strict=True
+        ):
+            assert error(x, y) <= 1e-5
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_fp16_is_fp32_rounded_once(biased: bool) -> None:
+    *halves, dy = inputs((2, 4, 2, 24, 8), torch.float16)
+    wholes = [x.float().requires_grad_() for x in halves]
+    bias = torch.linspace(-3, 0, 24).half().expand(2, 1, 24, 24) if biased else None
+    y = attention(*[x.requires_grad_() for x in halves], axis=Axis(), mask=bias)
+    expected = attention(*wholes, axis=Axis(), mask=bias.float() if bias is not None else None)
+    assert torch.equal(y, expected.half())
+    for ours, exact in zip(
+        torch.autograd.grad(y, halves, dy),
+        torch.autograd.grad(expected, wholes, dy.float()),
+        strict=True,
+    ):
+        assert torch.equal(ours, exact.half())
+
+
+def test_keys_of_earlier_tokens_are_seen() -> None:
+    q, k, v, dy = inputs((2, 4, 2, 24, 8))
+    expected = by_torch(q, k, v, dy)[0]
+    for start in (5, 23):
+        y = attention(q[:, :, start:], k, v, axis=Axis())
+        torch.testing.assert_close(y, expected[:, :, start:])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_shares_are_all_of_a_sequence_and_balanced(size: int) -> None:
+    length = 12 * size
+    found = [zigzag_indices(length, Axis(rank, size)) for rank in range(size)]
+    assert torch.equal(torch.cat(found).sort().values, torch.arange(length))
+    assert len({int(indices.sum()) for indices in found}) == 1
+    rows = torch.randn(2, length, 3)
+    for rank, indices in enumerate(found):
+        assert torch.equal(share(rows, axis=Axis(rank, size)), rows[:, indices])
+        assert torch.equal(share(rows[0], axis=Axis(rank, size), dim=0), rows[0, indices])
+
+
+def test_relations_of_chunks() -> None:
+    ids = torch.tensor([[0, 0, 0, 0, 0, 1, 2, 2], [4, 4, 4, 4, 5, 5, 5, 5]])
+    relations = Documents.of(ids.view(2, 4, 2)).relations
+    assert relations == [
+        ["same", "same", "mixed", "apart"],
+        ["same", "same", "mixed", "apart"],
+        ["mixed", "mixed", "mixed", "mixed"],
+        ["apart", "apart", "mixed", "same"],
+    ]
+
+
+def test_what_cannot_be_shared_is_refused() -> None:
+    check_length(1023, 1)
+    check_length(1024, 4)
+    said = (
+        r"train\.sequence_length: 1023: not a multiple of 2 × context_parallel_size 4, .*"
+        "make it 1024"
+    )
+    with pytest.raises(UserError, match=said):
+        check_length(1023, 4)
+    with pytest.raises(UserError, match=said):
+        share(torch.zeros(1, 1023), axis=Axis(1, 4))
+    check_heads(12, 4)
+    said = (
+        "num_attention_heads / tensor_parallel_size: 6 heads are not a multiple of "
+        "context_parallel_size 4"
+    )
+    with pytest.raises(UserError, match=said):
+        check_heads(6, 4)
+    q, k, v, _ = inputs((1, 6, 2, 16, 8))
+    with pytest.raises(UserError, match=said):
+        attention(q, k, v, axis=Axis(0, 4), method="ulysses")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", BANDS)
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("shape", [(2, 4, 2, 1184, 64), (1, 3, 3, 96, 32)])
+def test_kernels_agree(
+    shape: tuple[int, ...], apart: bool, dtype: torch.dtype, device: str
+) -> None:
+    """Each kernel that serves a causal block, against torch's attention."""
+    tensors = [x.to(device) for x in inputs(shape, dtype)]
+    length = shape[3]
+    ids = torch.arange(length).mul(5).div(length, rounding_mode="floor").repeat(shape[0], 1)
+    bias = Documents.of(ids[:, None].to(device)).bias(0, 0, dtype) if apart else None
+    block = kernels.Block(*tensors[:3], causal=not apart, bias=bias)
+    expected = by_torch(*(x.cpu() for x in tensors), ids if apart else None)
+    every = (kernels.ForCPU, kernels.Flash, kernels.MemoryEfficient, kernels.Plain)
+    serving = [found for found in every if found.serves(block)]
+    assert kernels.kernel(block) is serving[0]
+    assert len(serving) > 1
+    for found in serving:
+        y, lse = found.forward(block)
+        gradients = found.backward(block, tensors[3], y.to(dtype), lse)
+        for name, x, reference in zip("yqkv", (y, *gradients), expected, strict=True):
+            assert error(x.cpu(), reference) <= BANDS[dtype], (found, name)

@@ -1,0 +1,140 @@
+"""Attention of documents that share a sample, by each way that a device may take."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import varlen
+from torch.testing import assert_close
+
+from tokamake.parallel import document_attention
+from tokamake.parallel.context import Packed
+from tokamake.parallel.document_attention import by_document
+
+WIDTH, LENGTH = 16, 96
+LONG = [[40, 56], [96], [1, 95]]
+"""Tokens of the documents of each row."""
+SHORT = [[1] * 96, [3] * 32, [90, 1, 1, 1, 1, 1, 1]]
+
+
+def ids(lengths: list[list[int]]) -> Tensor:
+    """Each token's document."""
+    rows = [[number for number, n in enumerate(row) for _ in range(n)] for row in lengths]
+    return torch.tensor(rows)
+
+
+def heads(groups: int) -> list[Tensor]:
+    torch.manual_seed(groups)
+    shapes = [(3, LENGTH, count, WIDTH) for count in (4, groups, groups)]
+    # Token by token in memory, as projections give them.
+    return [torch.randn(shape).transpose(1, 2).requires_grad_() for shape in shapes]
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor, lengths: list[list[int]]) -> Tensor:
+    """What is wanted, by torch's math in fp64."""
+    of = ids(lengths)
+    seen = (of[:, :, None] == of[:, None]).tril()[:, None]
+    repeats = q.shape[1] // k.shape[1]
+    keys, values = (x.double().repeat_interleave(repeats, 1) for x in (k, v))
+    return F.scaled_dot_product_attention(q.double(), keys, values, attn_mask=seen).float()
+
+
+class FlashAttention:
+    """Stands in for CUDA's, with the same arguments; torch's own checks of them are called."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.signature = inspect.signature(varlen.varlen_attn)
+        self.__signature__ = self.signature
+
+    def __call__(self, *arguments: Any, **named: Any) -> Tensor:
+        """See `varlen.varlen_attn`."""
+        given = self.signature.bind(*arguments, **named)
+        given.apply_defaults()
+        self.calls += 1
+        told = given.arguments
+        bounds = told["cu_seq_q"]
+        assert bounds.dtype == told["cu_seq_k"].dtype == torch.int32
+        assert told["window_size"] == (-1, 0)
+        lengths = bounds.diff().tolist()
+        assert told["max_q"] == told["max_k"] == max(lengths)
+        parts = zip(*(told[name].split(lengths) for name in ("query", "key", "value")), strict=True)
+        found = [
+            F.scaled_dot_product_attention(
+                *(x.transpose(0, 1) for x in part), is_causal=True, enable_gqa=told["enable_gqa"]
+            )
+            for part in parts
+        ]
+        return torch.cat([part.transpose(0, 1) for part in found])
+
+
+def check(lengths: list[list[int]], groups: int) -> None:
+    """Values and gradients equal those of a mask."""
+    ours, theirs = heads(groups), heads(groups)
+    found = by_document(*ours, Packed(ids(lengths)))
+    expected = masked(*theirs, lengths)
+    assert found.shape == expected.shape
+    assert_close(found, expected)
+    upstream = torch.randn_like(expected)
+    pairs = zip(
+        torch.autograd.grad(found, ours, upstream),
+        torch.autograd.grad(expected, theirs, upstream),
+        strict=True,
+    )
+    for own, wanted in pairs:
+        assert_close(own, wanted)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("lengths", [LONG, SHORT])
+def test_tokens_see_their_own_document_alone(lengths: list[list[int]], groups: int) -> None:
+    check(lengths, groups)
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_flash_attention_is_asked_for_all_documents_at_once(
+    monkeypatch: pytest.MonkeyPatch, groups: int
+) -> None:
+    stand_in = FlashAttention()
+    monkeypatch.setattr(document_attention, "_at_once", lambda _: True)
+    monkeypatch.setattr(varlen, "varlen_attn", stand_in)
+    check(LONG, groups)
+    check(SHORT, groups)
+    assert stand_in.calls == 2
+
+
+def test_only_long_documents_are_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def counted(q: Tensor, *rest: Any) -> Tensor:
+        calls.append(len(q))
+        return one_by_one(q, *rest)
+
+    one_by_one = document_attention._one_by_one
+    monkeypatch.setattr(document_attention, "_one_by_one", counted)
+    check(SHORT, 4)
+    assert not calls
+    check(LONG, 4)
+    assert calls == [3 * LENGTH]
+
+
+def test_documents_end_with_their_row() -> None:
+    """A document's number may be that of the row before: it is another one."""
+    documents = Packed(torch.tensor([[0, 0, 1], [1, 1, 1]]))
+    assert documents.lengths == [2, 1, 3]
+    assert documents.bounds.tolist() == [0, 2, 3, 6]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: pytest -m gpu")
+@pytest.mark.parametrize("groups", [2, 4])
+def test_flash_attention_on_a_gpu(groups: int) -> None:
+    on_gpu = [x.detach().cuda().bfloat16().requires_grad_() for x in heads(groups)]
+    assert document_attention._at_once(on_gpu[0])
+    found = by_document(*on_gpu, Packed(ids(LONG).cuda()))
+    assert_close(found.float().cpu(), masked(*heads(groups), LONG), rtol=2e-2, atol=2e-2)
+    found.sum().backward()
+    assert all(x.grad is not None and x.grad.isfinite().all() for x in on_gpu)

@@ -1,0 +1,143 @@
+"""Matrix products of linear layers against torch's own."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from tokamake.models.common import recompute
+from tokamake.models.common.recompute import Recompute
+from tokamake.parallel import linear
+
+needs_onednn = pytest.mark.skipif(
+    linear.ONEDNN is None, reason="needs a torch with MKL and oneDNN: pip install torch on x86"
+)
+
+
+class Counted:
+    """oneDNN's product, counting its calls."""
+
+    def __init__(self) -> None:
+        self.calls, self._operator = 0, linear.ONEDNN
+
+    def __call__(self, *arguments: Any) -> torch.Tensor:
+        """See `linear.ONEDNN`."""
+        self.calls += 1
+        found: torch.Tensor = self._operator(*arguments)
+        return found
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    torch.manual_seed(0)
+    found = Counted()
+    monkeypatch.setattr(linear, "ONEDNN", found)
+    return found
+
+
+@needs_onednn
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+def test_large_products_and_gradients_equal_torchs(
+    counted: Counted, bias: bool, turned: bool
+) -> None:
+    x = torch.randn(4, 128, 256).requires_grad_()
+    weight, offset = torch.randn(192, 256), torch.randn(192) if bias else None
+    leaves = [
+        x,
+        weight.requires_grad_(),
+        *([offset.requires_grad_()] if offset is not None else []),
+    ]
+    # Gradients of transposed states, as attention gives them, are not contiguous.
+    upstream = torch.randn(4, 192, 128).mT if turned else torch.randn(4, 128, 192)
+    expected = F.linear(x, weight, offset)
+    found = linear.linear(x, weight, offset)
+    assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    assert found._base is None  # FSDP2 warns of views
+    pairs = zip(
+        torch.autograd.grad(found, leaves, upstream),
+        torch.autograd.grad(expected, leaves, upstream),
+        strict=True,
+    )
+    for ours, theirs in pairs:
+        assert_close(ours, theirs, rtol=1e-5, atol=1e-3)
+    assert counted.calls == 2
+
+
+@needs_onednn
+def test_only_what_is_asked_for_is_computed(counted: Counted) -> None:
+    x, weight = torch.randn(512, 256), torch.randn(192, 256).requires_grad_()
+    linear.linear(x, weight).sum().backward()
+    assert counted.calls == 1
+    assert weight.grad is not None
+    with torch.no_grad():
+        assert_close(linear.linear(x, weight), F.linear(x, weight), rtol=1e-5, atol=1e-4)
+    assert counted.calls == 2
+
+
+def test_small_products_and_those_of_bf16_are_torchs(counted: Counted) -> None:
+    for x, weight in (
+        (torch.randn(2, 16), torch.randn(8, 16)),
+        (torch.randn(512, 256).bfloat16(), torch.randn(192, 256).bfloat16()),
+    ):
+        assert torch.equal(linear.linear(x, weight), F.linear(x, weight))
+    assert counted.calls == 0
+
+
+@pytest.mark.parametrize("tokens", [2, 512])
+def test_products_of_fp16_are_those_of_fp32_rounded_once(tokens: int) -> None:
+    torch.manual_seed(0)
+    halves = [torch.randn(tokens, 256), torch.randn(192, 256), torch.randn(192)]
+    halves = [tensor.half().requires_grad_() for tensor in halves]
+    wholes = [tensor.detach().double().requires_grad_() for tensor in halves]
+    upstream = torch.randn(tokens, 192).half()
+    found, expected = linear.linear(*halves), F.linear(*wholes)
+    pairs = [
+        (found, expected),
+        *zip(
+            torch.autograd.grad(found, halves, upstream),
+            torch.autograd.grad(expected, wholes, upstream.double()),
+            strict=True,
+        ),
+    ]
+    for ours, exact in pairs:
+        assert ours.dtype == torch.float16
+        assert_close(ours.double(), exact, rtol=2**-10, atol=1e-5)
+
+
+class Products(nn.Module):
+    """Two large products, which are costly, and what is cheap between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(256, 256) / 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply twice."""
+        return linear.linear(F.silu(linear.linear(x, self.weight)), self.weight)
+
+
+@needs_onednn
+def test_selective_recomputation_keeps_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept is told by operators, so that these have to be among them."""
+    operators: dict[str, int] = {}
+
+    class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, _: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            name = str(function)
+            operators[name] = operators.get(name, 0) + 1
+            return function(*args, **(kwargs or {}))
+
+    x = torch.randn(512, 256).requires_grad_()
+    for granularity, products in (("selective", 4), ("full", 6)):
+        torch.manual_seed(0)
+        operators.clear()
+        with Seen():
+            y = recompute.run([Products()], Recompute(granularity), x)  # type: ignore[arg-type]
+            y.sum().backward()
+        assert operators["mkldnn._linear_pointwise.default"] == products

@@ -1,0 +1,235 @@
+"""PBS's commands: their words sorted, and what hangs or hides behind a wrapper is ended."""
+
+import itertools
+import json
+import os
+import re
+import select
+import threading
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_pbs import commands
+from snakemake_executor_plugin_pbs.commands import Commands, Later, Refused, Unreachable, Unsure
+from snakemake_executor_plugin_pbs.dialect import PBS
+from tests.support.pbs_servers import Pbs, stand_in
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+WORDS = [
+    *((text, Later) for text in commands._LATER),
+    *((text, Unsure) for text in commands._UNSURE),
+    ("Unauthorized Request", Refused),
+    ("Job violates queue and/or server resource limits", Refused),
+]
+
+
+@pytest.mark.parametrize(("text", "kind"), WORDS)
+def test_what_qsub_says_is_sorted(programs: Path, text: str, kind: type[Exception]) -> None:
+    write(programs, "qsub", f"echo 'qsub: {text.capitalize()} (of some sort)' >&2; exit 1")
+    with pytest.raises(kind, match="of some sort"):
+        Commands(60).submit((), Path("job.sh"))
+
+
+def test_a_qsub_that_is_not_there_is_one_that_cannot_be_reached(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(programs))
+    with pytest.raises(Later, match="cannot connect: qsub: No such file"):
+        Commands(60).submit((), Path("job.sh"))
+
+
+def test_what_hangs_is_ended_with_all_that_a_wrapper_started(programs: Path) -> None:
+    pids = programs / "pids"
+    for name in ("qsub", "qstat", "qselect", "qdel"):
+        write(programs, name, f"sh -c 'echo $$ >> {pids}; exec sleep 600'; true")
+    server = Commands(timeout=1)
+    with pytest.raises(Unsure, match=r"no answer in 1 s"):
+        server.submit((), Path("job.sh"))
+    with pytest.raises(Unreachable, match=r"no answer in 1 s"):
+        server.find("name")
+    assert server.status(["1.pbs01"]).fault == server.delete(["1.pbs01"]) == "no answer in 1 s"
+    begun = pids.read_text().split()
+    assert 1 <= len(begun) <= 4  # the time may be over before it begins
+    for pid in begun:
+        assert ends(int(pid))
+
+
+def ends(pid: int) -> bool:
+    """Whether a process ends by itself, or has: its kill takes a moment."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([process], [], [], 60)[0])
+    finally:
+        os.close(process)
+
+
+def test_a_status_call_is_ended_at_once_behind_a_wrapper(programs: Path) -> None:
+    fifo = programs / "begun"
+    os.mkfifo(fifo)
+    write(programs, "qstat", f"sh -c 'echo > {fifo}; exec sleep 600'; true")
+    server = Commands(timeout=600)
+    answers: list[str] = []
+    thread = threading.Thread(target=lambda: answers.append(server.status(["1"]).fault))
+    thread.start()
+    fifo.read_text()  # waits until it has begun
+    server.stop_status()
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    assert answers
+    assert server.status(["1"]).fault == "exit status 1: stopped"
+
+
+@pytest.fixture
+def pbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pbs:
+    """A stand-in whose jobs all wait."""
+    server = stand_in(tmp_path / "server")
+    monkeypatch.setenv("PATH", server.environment["PATH"])
+    return server
+
+
+def put(pbs: Pbs, count: int) -> list[str]:
+    """Give a server jobs that wait; their ids."""
+    template = {
+        "name": "n", "state": "Q", "substate": 10, "queue": "debug", "account": None,
+        "asked": {"select": "1:ncpus=1", "place": "free", "walltime": "1"}, "output": "",
+        "held": False, "ctime": 1.0, "workdir": "/", "arguments": "", "script": "", "run_count": 0,
+    }  # fmt: skip
+    for number in range(100, 100 + count):
+        job = json.dumps({**template, "number": number})
+        (pbs.folder / "jobs" / f"{number}.json").write_text(job)
+    return [f"{number}.pbs01" for number in range(100, 100 + count)]
+
+
+def requests(pbs: Pbs) -> list[int]:
+    """How many status requests each qstat has sent."""
+    return [int(line) for line in (pbs.folder / "requests").read_text().split()]
+
+
+def test_two_thousand_jobs_are_one_request(pbs: Pbs) -> None:
+    ids = put(pbs, 2000)
+    pbs.set(first_only=True)
+    answer = Commands(600).status(ids)
+    assert (len(answer.jobs), answer.unknown, answer.fault) == (2000, set(), "")
+    assert requests(pbs) == [1]
+
+
+def test_an_id_that_is_left_out_is_unknown_if_the_server_says_so(pbs: Pbs) -> None:
+    ids = put(pbs, 5)
+    pbs.set(first_only=True, purged=[101, 103])
+    server = Commands(60)
+    answer = server.status(ids)
+    assert (set(answer.jobs), answer.unknown) == ({"100", "102", "104"}, {"101", "103"})
+    assert (answer.fault, answer.omitted) == ("", 0)
+    assert requests(pbs) == [1, 1]
+    pbs.set(purged=[100, 101, 102, 103, 104])
+    assert server.status(ids).unknown == {"100", "101", "102", "103", "104"}
+    assert requests(pbs) == [1, 1, 1]
+
+
+def test_a_qstat_without_express_is_asked_without_it(pbs: Pbs) -> None:
+    ids = put(pbs, 3)
+    pbs.set(express=False, purged=[102])
+    server = Commands(60)
+    for _ in range(2):
+        answer = server.status(ids)
+        assert (set(answer.jobs), answer.unknown, answer.fault) == ({"100", "101"}, {"102"}, "")
+    assert [call[0] for _, call in pbs.calls("qstat")] == ["-E", "-x", "-x"]
+
+
+def test_a_qstat_that_prints_the_first_job_only_hides_none(pbs: Pbs) -> None:
+    ids = put(pbs, 3)
+    pbs.set(express=False, first_only=True)
+    answer = Commands(60).status(ids)
+    assert (set(answer.jobs), answer.unknown, answer.omitted) == ({"100", "101"}, set(), 2)
+
+
+def test_a_reply_that_is_cut_off_denies_no_job(pbs: Pbs) -> None:
+    ids = put(pbs, 3)
+    pbs.faults("qstat", "truncated")
+    answer = Commands(60).status(ids)
+    assert answer.fault
+    assert not answer.unknown
+    assert len(pbs.calls("qstat")) == 1
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_server_without_history_is_asked_without_it(programs: Path, code: int) -> None:
+    calls = programs / "calls"
+    text = "qstat: PBS is not configured to maintain job history"
+    write(
+        programs, "qstat",
+        f'echo "$*" >> {calls}\n'
+        f'test "$2" = -x && {{ echo \'{{"timestamp": 1}}\'; echo "{text}" >&2; exit {code}; }}\n'
+        'case "$*" in *1.pbs01*) '
+        'echo \'{"timestamp": 1, "Jobs": {"1.pbs01": {"job_state": "R"}}}\'; exit;; esac\n'
+        'echo \'{"timestamp": 1}\'; echo "qstat: Unknown Job Id 2.pbs01" >&2; exit 153',
+    )  # fmt: skip
+    server = Commands(60)
+    for _ in range(2):
+        answer = server.status(["1.pbs01", "2.pbs01"])
+        assert (answer.jobs, answer.unknown) == ({"1": {"job_state": "R"}}, {"2"})
+    asked = calls.read_text().splitlines()
+    both, second = "-E -f -F json 1.pbs01 2.pbs01", "-E -f -F json 2.pbs01"
+    assert asked == ["-E -x -f -F json 1.pbs01 2.pbs01", both, second, both, second]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "wrong"),
+    [
+        ("qdel: Unknown Job Id 1.pbs01", 153, ""),
+        ("qdel: Job has finished 1.pbs01", 35, ""),
+        ("qdel: Unauthorized Request 1.pbs01", 159, "qdel: Unauthorized Request 1.pbs01"),
+        ("qdel: cannot connect to server pbs01 (errno=111)", 111, "cannot connect"),
+        ("", 1, "exit status 1"),
+        ("a word of the site's", 0, ""),
+    ],
+)
+def test_what_qdel_says_is_sorted(programs: Path, text: str, code: int, wrong: str) -> None:
+    write(programs, "qdel", f'test -z "{text}" || echo "{text}" >&2; exit {code}')
+    told = Commands(60).delete(["1.pbs01"])
+    assert (wrong in told) if wrong else not told
+
+
+def test_words_are_sorted_one_way_only() -> None:
+    for one, other in itertools.product(commands._LATER, commands._UNSURE):
+        assert one not in other
+        assert other not in one
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [
+        ("/lus/flare/A project, 100 % (mine)", ""),
+        ("/home/Münster", "has 'ü', and qsub takes printable ASCII only"),
+        ("/tmp/a\tb", r"has '\\t', and qsub"),
+        ("/tmp/a:b", "has a colon"),
+        ("/tmp/" + "x" * 900, "has 905 characters, and qsub takes about 900"),
+    ],
+)
+def test_folders_that_qsub_refuses_are_known_beforehand(folder: str, words: str) -> None:
+    reason = PBS.refused(Path(folder))
+    assert re.search(words, reason) if words else not reason
+
+
+def test_no_message_repeats_the_name_of_its_command(programs: Path) -> None:
+    write(programs, "qsub", "echo 'qsub: Unknown queue' >&2; exit 170")
+    with pytest.raises(Refused, match=r"^Unknown queue \(exit status 170\)$"):
+        Commands(60).submit((), Path("job.sh"))

@@ -1,0 +1,302 @@
+"""Snakemake with the PBS executor: real jobs through the stand-in, and through a real PBS if asked.
+
+`pytest -m pbs tests/pbs_executor/test_executor.py` runs the same tests on this machine's PBS, as
+the person of ~/.config/snakemake/pbs.yaml; without -m pbs these are left out.
+"""
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from snakemake.common.tests import TestWorkflowsLocalStorageBase
+
+from snakemake_executor_plugin_pbs import ExecutorSettings
+from tests.support.pbs_servers import (
+    OWN_FILE,
+    REAL,
+    REAL_DEADLINE,
+    Controller,
+    Pbs,
+    RealPbs,
+    real,
+    stand_in,
+    wait_for,
+)
+
+pytestmark = pytest.mark.slow
+
+SERVERS = [
+    "stand-in",
+    pytest.param(
+        "real",
+        marks=[pytest.mark.pbs, pytest.mark.skipif(REAL is None, reason="no qsub on this machine")],
+    ),
+]
+
+SNAKEFILE = """
+rule all:
+    input: expand("out/{n}", n=range(config.get("number", 3)))
+
+rule work:
+    input: "go"
+    output: "out/{n}"
+    log: "logs/{n}"
+    shell:
+        "echo $PBS_JOBID >> begun.{wildcards.n}; "
+        "while [ ! -s go ]; do sleep 0.05; done; "
+        "echo {wildcards.n} > {output}"
+
+rule fail:
+    output: "failed"
+    shell: "echo here is why; exit 7"
+
+rule slow:
+    output: "slow"
+    resources: pbs_extra="-l walltime=00:00:03"
+    shell: "sleep 60; touch {output}"
+
+rule large:
+    output: "large"
+    resources: ncpus=999
+    shell: "touch {output}"
+
+rule flaky:
+    output: "flaky"
+    retries: 2
+    shell: "echo >> tries; [ $(wc -l < tries) -gt 1 ] && touch {output}"
+"""
+
+
+class TestInterface(TestWorkflowsLocalStorageBase):
+    """The interface's own tests."""
+
+    __test__ = True
+
+    @pytest.fixture(autouse=True, params=SERVERS)
+    def commands(self, request, tmp_path_factory: pytest.TempPathFactory, monkeypatch):  # type: ignore[no-untyped-def]
+        self.user_file = str(OWN_FILE)
+        if request.param == "stand-in":
+            server = stand_in(tmp_path_factory.mktemp("pbs") / "server")
+            monkeypatch.setenv("PATH", server.environment["PATH"])
+            self.user_file = "none.yaml"
+        handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        yield
+        signal.signal(signal.SIGINT, handlers[0])
+        signal.signal(signal.SIGTERM, handlers[1])
+
+    def get_executor(self) -> str:
+        return "pbs"
+
+    def get_executor_settings(self) -> ExecutorSettings:
+        return ExecutorSettings(user_file=self.user_file)
+
+
+@pytest.fixture(params=SERVERS)
+def pbs(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch) -> Iterator[Pbs]:
+    if request.param == "real":
+        monkeypatch.setattr("pbses.DEADLINE", REAL_DEADLINE)
+        server = real(tmp_path / "server", Path(str(REAL)).parent)
+    else:
+        server = stand_in(tmp_path / "server")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, pbs: Pbs) -> Path:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "Snakefile").write_text(SNAKEFILE)
+    (work / "go").touch()
+    (work / "pbs.yaml").write_text(pbs.values)
+    return work
+
+
+@pytest.fixture
+def start(folder: Path, pbs: Pbs) -> Iterator[Callable[..., Controller]]:
+    """Start controllers; those that are left are killed."""
+    started = []
+
+    def begin(*arguments: str) -> Controller:
+        patience = ("--pbs-patience", str(pbs.patience), "--pbs-command-timeout", "5")
+        started.append(Controller(folder, pbs.environment, *patience, *arguments))
+        return started[-1]
+
+    yield begin
+    for controller in started:
+        if controller.process.poll() is None:
+            controller.signal(signal.SIGKILL)
+            controller.process.wait()
+
+
+def begun(folder: Path) -> dict[str, list[str]]:
+    """Job number to the ids of the PBS jobs that did it."""
+    return {
+        path.name.partition(".")[2]: path.read_text().split() for path in folder.glob("begun.*")
+    }
+
+
+def test_each_end_has_its_own_message(folder: Path, pbs: Pbs, start) -> None:
+    controller = start("--keep-going", "--show-failed-logs", "failed", "slow", "large")
+    assert controller.wait() == 1
+    for words in (
+        "failed with exit status 1",  # Snakemake's own in the job; the rule's stands in the log
+        "killed by PBS: walltime; raise runtime",
+        "can never run: Insufficient amount of resource: ncpus (R: 999 A: ",
+        "here is why",
+    ):
+        assert words in controller.text, controller.text
+    assert all(job["state"] == "F" for job in pbs.jobs())
+
+
+def test_a_job_that_fails_is_tried_again(folder: Path, pbs: Pbs, start) -> None:
+    controller = start("flaky")
+    assert controller.wait() == 0, controller.text
+    assert (folder / "tries").read_text().count("\n") == 2
+    assert not list((folder / ".snakemake/pbs").iterdir())
+
+
+def test_every_fault_of_qstat_on_the_way(folder: Path, pbs: Pbs, start) -> None:
+    pbs.faults(
+        "qstat", "down", "hang", "empty", "truncated", "malformed", "first", "lie-failed",
+        "forgetful", "lie-finished", "down", "malformed", "lie-failed", "first", "truncated",
+    )  # fmt: skip
+    controller = start("--pbs-command-timeout", "1")
+    wait_for(lambda: len(pbs.calls("qstat")) > 9 and len(begun(folder)) == 3, "calls of qstat")
+    (folder / "go").write_text("go")
+    assert controller.wait() == 0, controller.text
+    assert {name: len(ids) for name, ids in begun(folder).items()} == dict.fromkeys("012", 1)
+    # One call an interval, and a second one about ids that the first one left out.
+    times = [when for when, _ in pbs.calls("qstat")]
+    assert min(later - earlier for earlier, later in zip(times, times[2:], strict=False)) > 0.9
+
+
+def test_a_server_without_history_is_asked_without_it(folder: Path, pbs: Pbs, start) -> None:
+    if isinstance(pbs, RealPbs):
+        pytest.skip(
+            "a server's history is its administrators' to switch off; the stand-in has none"
+        )
+    pbs.set(history=False)
+    controller = start("--keep-going", "out/0", "failed", "slow")
+    wait_for(lambda: len(begun(folder)) == 1, "the job to begin")
+    (folder / "go").write_text("go")
+    assert controller.wait() == 1
+    assert "out/0" in {str(path.relative_to(folder)) for path in folder.glob("out/*")}
+    told = [line for line in controller.text.splitlines() if "its own exit-status file" in line]
+    assert sum("failed with exit status" in line for line in told) == 2, controller.text
+    asked = ["-x" in arguments for _, arguments in pbs.calls("qstat")]
+    assert asked == [True, *[False] * (len(asked) - 1)]
+
+
+def test_a_qstat_without_express_that_prints_one_job_is_enough(
+    folder: Path, pbs: Pbs, start
+) -> None:
+    pbs.set(express=False, first_only=True)
+    (folder / "go").write_text("go")
+    controller = start()
+    assert controller.wait() == 0, controller.text
+    assert len(pbs.jobs()) == 3
+    asked = ["-E" in arguments for _, arguments in pbs.calls("qstat")]
+    assert asked == [True, *[False] * (len(asked) - 1)]
+
+
+def test_history_that_is_purged_is_no_failure(folder: Path, pbs: Pbs, start) -> None:
+    controller = start()
+    wait_for(lambda: len(begun(folder)) == 3, "jobs to begin")
+    numbers = [job["number"] for job in pbs.jobs()]
+    pbs.set(purged=numbers)
+    (folder / "go").write_text("go")
+    assert controller.wait() == 0, controller.text
+    assert "by its own exit-status file (the server has forgotten it)" in controller.text
+
+
+def test_kill_9_and_a_new_controller_submits_nothing_twice(folder: Path, pbs: Pbs, start) -> None:
+    pbs.set(slots=2)  # two run, one waits
+    controller = start()
+    wait_for(lambda: len(begun(folder)) == 2 and len(pbs.jobs()) == 3, "two jobs to begin")
+    for _ in range(2):
+        controller.signal(signal.SIGKILL)
+        controller.process.wait()
+        controller = start("--nolock", "--rerun-incomplete")
+        wait_for(lambda log=controller: log.text.count("found again") == 3, "jobs to be found")
+    (folder / "go").write_text("go")
+    assert controller.wait() == 0, controller.text
+    assert len(pbs.jobs()) == 3
+    assert {name: len(ids) for name, ids in begun(folder).items()} == dict.fromkeys("012", 1)
+
+
+def test_kill_9_between_qsub_and_its_answer(folder: Path, pbs: Pbs, start) -> None:
+    pbs.faults("qsub", "slow")  # the job is there, the answer is not
+    controller = start("--pbs-command-timeout", "600")
+    wait_for(lambda: begun(folder), "the job to begin")
+    controller.signal(signal.SIGKILL)
+    controller.process.wait()
+    # Nor where the job waits, and has left nothing that tells its id.
+    pbs.set(slots=0)
+    pbs.faults("qsub", "slow")
+    controller = start("--nolock", "--pbs-command-timeout", "600")
+    wait_for(lambda: len(pbs.jobs()) == 2, "the second job")
+    controller.signal(signal.SIGKILL)
+    controller.process.wait()
+    pbs.set(slots=8)
+    controller = start("--nolock")
+    wait_for(lambda: controller.text.count("found again") == 2, "jobs to be found")
+    (folder / "go").write_text("go")
+    assert controller.wait() == 0, controller.text
+    assert len(pbs.jobs()) == 3
+    assert {name: len(ids) for name, ids in begun(folder).items()} == dict.fromkeys("012", 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_delete_all_jobs_at_once(
+    folder: Path, pbs: Pbs, start, number: signal.Signals
+) -> None:
+    pbs.set(slots=2)
+    controller = start("--pbs-command-timeout", "600")
+    wait_for(lambda: len(begun(folder)) == 2 and len(pbs.jobs()) == 3, "two jobs to begin")
+    pbs.faults("qstat", "hang")  # for ten minutes, which it does not wait for
+    calls = len(pbs.calls("qstat"))
+    wait_for(lambda: len(pbs.calls("qstat")) > calls, "qstat to hang")
+    controller.signal(number)
+    assert controller.wait() == 1
+    wait_for(lambda: all(job["state"] == "F" for job in pbs.jobs()), "jobs to end")
+    assert {job["substate"] for job in pbs.jobs()} == {91}
+    assert "Error in rule" not in controller.text
+    if number == signal.SIGINT:
+        return
+    # Begun anew at once, nothing stands in the way.
+    (folder / "go").write_text("go")
+    assert start("--rerun-incomplete").wait() == 0
+
+
+def test_a_mistake_is_one_line_before_anything_is_submitted(folder: Path, pbs: Pbs, start) -> None:
+    (folder / "pbs.yaml").unlink()
+    controller = start("--pbs-required", "account queue")
+    assert controller.wait() == 1
+    (told,) = (line for line in controller.text.splitlines() if "which this site requires" in line)
+    assert told.startswith(f"Error: {folder}/pbs.yaml: no account, queue, which this site requires")
+    assert "executor.py" not in controller.text
+    assert not pbs.jobs()
+    mine = yaml.safe_load(pbs.values) or {}
+    (folder / "pbs.yaml").write_text(pbs.values)
+    (folder / "go").write_text("go")
+    assert start("--pbs-required", " ".join({"account", "queue"} & mine.keys())).wait() == 0
+    for job in pbs.jobs():
+        assert {
+            name: job[name] for name in {"account", "queue"} & mine.keys()
+        }.items() <= mine.items()
+
+
+def test_a_refusal_is_told_and_a_full_queue_waited_for(folder: Path, pbs: Pbs, start) -> None:
+    (folder / "pbs.yaml").write_text("queue: none\n")
+    controller = start()
+    assert controller.wait() == 1
+    assert "was refused by qsub: Unknown queue (exit status 170)" in controller.text
+    (folder / "pbs.yaml").write_text(pbs.values)
+    (folder / "go").write_text("go")
+    pbs.faults("qsub", "full", "down", "full")
+    controller = start("--pbs-command-timeout", "1")
+    assert controller.wait() == 0, controller.text
+    assert len(pbs.jobs()) == 3

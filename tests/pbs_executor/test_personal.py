@@ -1,0 +1,91 @@
+"""Account, queue and the like: those that are missing are named in one message, before any job."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_pbs import ExecutorSettings
+from snakemake_executor_plugin_pbs.errors import UserError
+from snakemake_executor_plugin_pbs.personal import missing_values, read_values
+from snakemake_executor_plugin_pbs.request import UserFile
+from snakemake_executor_plugin_sbatch import ExecutorSettings as SlurmSettings
+from tests.support.paths import ROOT
+
+NOBODY = UserFile(Path("me.yaml"), {}, {})
+REQUIRED = ExecutorSettings(required="account queue")
+
+
+def test_all_missing_values_are_one_message_with_the_remedy() -> None:
+    told = missing_values(REQUIRED, NOBODY, [("train", {}), ("merge", {})])
+    assert told == (
+        "me.yaml: no account, queue, which this site requires; write `account: ...` and "
+        "`queue: ...` into that file, at the top for all jobs or below `rules:` and the name of a "
+        "rule or group"
+    )
+
+
+def test_jobs_are_named_if_only_some_lack_a_value() -> None:
+    user = UserFile(Path("me.yaml"), {"account": "A"}, {"prepare": {"queue": "q"}})
+    jobs = [("prepare", {}), ("train", {}), ("merge", {"queue": "m"}), ("index", {})]
+    assert "no queue for index, train, which" in missing_values(REQUIRED, user, jobs)
+    assert missing_values(REQUIRED, user, jobs[::2]) == ""
+
+
+def test_resources_of_slurm_have_names_of_their_own() -> None:
+    settings = SlurmSettings(required="account partition", defaults="partition=gpu")
+    user = read_values(settings)
+    assert missing_values(settings, user, [("train", {"slurm_account": "A"})]) == ""
+    assert "no account, which" in missing_values(settings, user, [("train", {"account": "A"})])
+
+
+def test_a_person_comes_before_the_site(tmp_path: Path) -> None:
+    path = tmp_path / "me.yaml"
+    path.write_text("qos: mine\n")
+    settings = SlurmSettings(user_file=str(path), defaults="qos=site constraint=gpu")
+    assert read_values(settings).common == {"qos": "mine", "constraint": "gpu"}
+
+
+def test_an_unknown_required_value_is_a_mistake() -> None:
+    with pytest.raises(UserError, match="required: 'acount': unknown"):
+        missing_values(ExecutorSettings(required="acount"), NOBODY, [])
+
+
+def dry_run(folder: Path, text: str | None, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the whole workflow dry with Aurora's profile and a person's file."""
+    path = folder / "me.yaml"
+    if text is not None:
+        path.write_text(text)
+    for name in ("workflow", "config", "profiles"):
+        if not (folder / name).exists():
+            (folder / name).symlink_to(ROOT / name)
+    return subprocess.run(
+        [
+            sys.executable, "-m", "snakemake", "--profile", "profiles/aurora", "--dry-run",
+            "--pbs-user-file", str(path), "--quiet", *arguments, "--", "data",
+        ],
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_dry_run_names_what_is_missing(tmp_path: Path) -> None:
+    done = dry_run(tmp_path, None)
+    (told,) = (line for line in done.stderr.splitlines() if line.startswith("tokamake: "))
+    assert told.startswith(f"tokamake: {tmp_path}/me.yaml: no account, queue, filesystems, which")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    done = dry_run(tmp_path, "acount: A\n")
+    assert f"tokamake: {tmp_path}/me.yaml: acount: unknown; known are" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_dry_run_knows_rules_groups_and_resources(tmp_path: Path) -> None:
+    # The group may hold any rule, for all that the dry run knows.
+    text = "account: A\nfilesystems: home\nrules:\n  prepare: {queue: q}\n"
+    assert dry_run(tmp_path, text).returncode == 0
+    text = "account: A\nfilesystems: home\n"
+    assert "me.yaml: no queue, which this site requires" in dry_run(tmp_path, text).stderr
+    resources = ["launch='profiles/aurora/launch.sh'", "queue=q"]
+    assert dry_run(tmp_path, text, "--default-resources", *resources).returncode == 0

@@ -1,0 +1,158 @@
+"""What figures of a made-up run show, and the numbers that they are drawn from."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+
+from tests.support.finished_run import make_inputs, metric, write_index
+from tokamake.config import read_run
+from tokamake.data.indexed.length_histogram import histogram
+from tokamake.report import figures, style
+from tokamake.report.length_figure import lengths
+from tokamake.report.metrics_history import read_history, smooth
+from tokamake.report.mixture import Component, largest, read_mixture, total
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> dict[str, Path]:
+    """Arguments of `plot`."""
+    return make_inputs(tmp_path)
+
+
+def test_a_mixture_follows_prefixes_and_keeps_unused_corpora(inputs: dict[str, Path]) -> None:
+    write_index(
+        inputs["index"],
+        {"merged/code-0000": ("code", 3000, 30), "merged/code-0001": ("old", 1000, 10)},
+    )
+    found = read_mixture(
+        metadata=inputs["metadata"], index=inputs["index"], run=read_run(inputs["config"])
+    )
+    shares = {row.name: (row.tokens, row.share_of_tokens, row.share_of_samples) for row in found}
+    assert shares == {
+        "code": (4000, 0.75, 0.75),
+        "old": (2000, 0.25, 0.25),
+        "a&b": (2000, 0.0, 0.0),
+    }
+
+
+def lines_of(axes: object) -> dict[str, tuple[list, list]]:
+    return {line.get_color(): line.get_data() for line in axes.lines}
+
+
+def test_loss_figure_shows_training_validation_and_uniform_guess(inputs: dict[str, Path]) -> None:
+    history = read_history(inputs["metrics"])
+    with style.styled():
+        axes = figures.loss(history, 1000).axes[0]
+    drawn = lines_of(axes)
+    np.testing.assert_array_equal(drawn[style.PALE_BLUE][1], history.training["loss"])
+    np.testing.assert_array_equal(drawn[style.ORANGE], [[25, 50], [3.5, 3.25]])
+    assert drawn[style.MUTED][1] == pytest.approx([np.log(1000)] * 2)
+    texts = [text.get_text() for text in axes.texts]
+    assert "validation 3.250" in texts
+    assert "uniform guess\nln 1,000 = 6.91" in texts
+    low, high = axes.get_ylim()
+    assert low < 3 < np.log(1000) < high
+
+
+def test_end_labels_keep_their_order_and_room() -> None:
+    with style.styled():
+        figure, axes = style.over_steps("t")
+        axes.set_ylim(0, 1)
+        labels = [
+            style.Label(y, text, "k") for y, text in [(0.99, "c\nc"), (0.98, "b"), (0.5, "a")]
+        ]
+        style.label_ends(axes, labels)
+        figure.canvas.draw()
+        boxes = [text.get_window_extent() for text in axes.texts]
+    assert [text.get_text() for text in axes.texts] == ["a", "b", "c\nc"]
+    assert boxes[0].y0 < boxes[0].y1 < boxes[1].y0 < boxes[1].y1 < boxes[2].y0
+    assert axes.texts[0].xy[1] == 0.5
+    assert boxes[2].y1 <= axes.get_window_extent().y1
+
+
+def test_very_many_corpora_share_a_bar() -> None:
+    many = [Component(f"c{n:03d}", 1, 1, 10, 40, 0.01, 0.01, 1.0, 8) for n in range(100)]
+    with style.styled():
+        axes = figures.mixture(many).axes[0]
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert len(names) == 30
+    assert names[-1] == "71 others"
+    assert axes.containers[0][-1].get_width() == pytest.approx(0.71)
+    assert total(many).epochs == pytest.approx(1.0)
+
+
+def test_the_largest_corpora_stay_and_the_others_are_summed() -> None:
+    shares = {"a": 0.1, "b": 0.4, "c": 0.1, "d": 0.4}
+    corpora = [
+        Component(name, 1, 1, 10, 40, 0.25, share, share / 0.25, 8)
+        for name, share in shares.items()
+    ]
+    assert largest(corpora, 4) == corpora
+    *kept, others = largest(corpora, 3)
+    assert [row.name for row in kept] == ["b", "d"]
+    assert (others.name, others.tokens, others.share_of_tokens) == ("2 others", 20, 0.5)
+    assert (others.share_of_samples, others.epochs) == pytest.approx((0.2, 0.4))
+
+
+def bars(axes: Axes, name: str) -> dict[float, float]:
+    """Left edge of the bin and height of the bars that a legend names."""
+    container = next(one for one in axes.containers if one.get_label() == name)
+    return {np.floor(bar.get_x()): bar.get_height() for bar in container}
+
+
+def test_lengths_figure_counts_documents_and_tokens(inputs: dict[str, Path]) -> None:
+    run = read_run(inputs["config"])
+    corpora = read_mixture(metadata=inputs["metadata"], index=inputs["index"], run=run)
+    with style.styled():
+        code, other = lengths(corpora, 64).axes
+    # Nine documents of 125 tokens, nine of 250, one of 875 and one of 1,750.
+    assert bars(code, "share of documents") == {6: 0.45, 7: 0.45, 8: 0, 9: 0.05, 10: 0.05}
+    assert bars(code, "share of tokens") == pytest.approx(
+        {6: 1125 / 6000, 7: 2250 / 6000, 8: 0, 9: 875 / 6000, 10: 1750 / 6000}
+    )
+    assert code.get_title(loc="left") == "code"
+    assert code.get_title(loc="right") == "20 documents, 300 tokens each on average"
+    (line,) = code.lines
+    assert line.get_xdata() == [6, 6]
+    ticks = dict(zip(other.get_xticks(), other.get_xticklabels(), strict=True))
+    assert {place: label.get_text() for place, label in ticks.items()} == {
+        **{6: "64", 7: "128", 8: "256", 9: "512", 10: "1k", 11: "2k"},
+    }
+
+
+def test_lengths_figure_takes_empty_and_very_many_corpora() -> None:
+    short = tuple(histogram([np.array([0, 1, 5])]))
+    many = [Component(f"c{n:03d}", 1, 3, 6, 40, 0.01, 0.01, 1.0, 8, short) for n in range(100)]
+    with style.styled():
+        panels = lengths([*many, Component("none", 0, 0, 0, 0, 0.0, 0.0, 0.0, 0)], 2048).axes
+        assert lengths([], 2048).axes == []
+    assert len(panels) == 12
+    assert panels[-1].get_title(loc="left") == "89 others"
+    assert panels[-1].get_title(loc="right").startswith("267 documents")
+    assert bars(panels[-1], "share of documents") == pytest.approx(
+        {-1: 1 / 3, 0: 1 / 3, 1: 0, 2: 1 / 3}
+    )
+    low, high = panels[0].get_xlim()
+    assert low < -1
+    assert high > 11
+    assert panels[-1].get_xticklabels()[0].get_text() == "0"
+
+
+def test_smoothing_keeps_lines_straight_and_damps_noise() -> None:
+    line = np.linspace(5.0, 3.0, 400)
+    smoothed = smooth(line)
+    np.testing.assert_allclose(smoothed[:-10], line[:-10])
+    noise = np.random.default_rng(0).normal(size=400)
+    assert smooth(noise)[20:].std() < 0.35 * noise.std()
+    assert smooth(np.array([2.0])).tolist() == [2.0]
+
+
+def test_a_step_done_again_counts_once(inputs: dict[str, Path]) -> None:
+    lines = [metric(1, 9.0), metric(2, 8.0), metric(1, 7.0)]
+    inputs["metrics"].write_text("".join(json.dumps(line) + "\n" for line in lines))
+    training = read_history(inputs["metrics"]).training
+    assert training["step"].tolist() == [1, 2]
+    assert training["loss"].tolist() == [7.0, 8.0]

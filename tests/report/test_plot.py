@@ -1,0 +1,141 @@
+"""Pages and figures of a made-up run: whole, reproducible, escaped, and true to the numbers."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.support.finished_run import TRAINED, make_inputs, metric
+from tokamake.errors import UserError
+from tokamake.report.plot import plot
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> dict[str, Path]:
+    """Arguments of `plot`."""
+    return make_inputs(tmp_path)
+
+
+PAGES = {"corpora.html", "evaluation.html", "samples.html", "summary.html"}
+FIGURES = {"loss.svg", "learning_rate.svg", "throughput.svg", "mixture.svg", "lengths.svg"}
+
+
+class Page(HTMLParser):
+    """Collects a page's text by cell, and checks that every tag is closed."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:  # noqa: ARG002
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if data.strip() and self.open[-1] != "style":
+            self.texts.append(data)
+
+
+def rows(page: Page, width: int, section: str = "") -> list[list[str]]:
+    """Cells of the table behind title and heading, or of the one behind a section's title."""
+    texts = page.texts[2:]
+    second = texts.index("Documents") if "Documents" in texts else len(texts)
+    cells = texts[second + 1 :] if section else texts[:second]
+    assert len(cells) % width == 0
+    return [cells[start : start + width] for start in range(0, len(cells), width)]
+
+
+def test_same_inputs_give_the_same_bytes(inputs: dict[str, Path], tmp_path: Path) -> None:
+    plot(**inputs, output=tmp_path / "first")
+    plot(**inputs, output=tmp_path / "second")
+    plot(**inputs, output=tmp_path / "second")
+    for folder in ("first", "second"):
+        assert {path.name for path in (tmp_path / folder).iterdir()} == PAGES | FIGURES
+    for name in PAGES | FIGURES:
+        first, second = (tmp_path / folder / name for folder in ("first", "second"))
+        assert first.read_bytes() == second.read_bytes(), name
+    for name in FIGURES:
+        assert ElementTree.parse(tmp_path / "first" / name).getroot().tag.endswith("svg")
+
+
+def test_tables_tell_the_numbers(inputs: dict[str, Path], tmp_path: Path) -> None:
+    plot(**inputs, output=tmp_path / "plots")
+    # Of 12,800 tokens drawn, code gives a quarter, from 0.8 of its 6,000 tokens.
+    corpora = Page(tmp_path / "plots/corpora.html")
+    assert rows(corpora, 7)[1:] == [
+        ["code", "2", "20", "6,000", "24.0 kB", "25.0%", "0.67"],
+        ["a&b", "1", "10", "2,000", "8.0 kB", "75.0%", "6.00"],
+        ["all", "3", "30", "8,000", "32.0 kB", "100.0%", "2.00"],
+    ]
+    assert rows(corpora, 8, "Documents")[1:] == [
+        ["code", "2,026", "2", "2,000", "4", "4.00", "300", "128–255"],
+        ["a&b", "1,013", "1", "1,000", "2", "4.00", "200", "64–127"],
+        ["all", "3,039", "3", "3,000", "6", "4.00", "267", "64–127"],
+    ]
+    assert rows(Page(tmp_path / "plots/evaluation.html"), 7)[1:] == [
+        ["code", "3", "1,234", "4,936", "2.5000", "2.50", "2.5000"],
+        ["a&b", "3", "1,234", "4,936", "–", "–", "–"],
+        ["overall", "3", "1,234", "4,936", "2.5000", "2.50", "2.5000"],
+    ]
+    values = dict(rows(Page(tmp_path / "plots/summary.html"), 2))
+    # Embedding and output, then layers of 2 × 16² + 2 × 16 × 8 + 3 × 16 × 32 + 2 × 16, then a norm.
+    assert values["parameters"] == f"{32_000 + 2 * (512 + 256 + 1536 + 32) + 16:,}"
+    assert values["time"] == "1 min 05 s on 2 ranks"
+    assert values["training loss"] == "3.1234 nats per token, at first 6.9000"
+    assert values["validation loss"] == "3.2500 nats per token"
+    assert values["versions"] == "tokamake 9.9.9, torch 2.0"
+
+
+def test_samples_are_escaped_and_keep_their_lines(inputs: dict[str, Path], tmp_path: Path) -> None:
+    plot(**inputs, output=tmp_path / "plots")
+    page = Page(tmp_path / "plots/samples.html")
+    assert page.texts[2:] == ["<b>", "x < y\n  & z</div>", "7 tokens; ended the document"]
+
+
+def test_a_run_of_one_step_can_be_drawn(inputs: dict[str, Path], tmp_path: Path) -> None:
+    inputs["metrics"].write_text(json.dumps(metric(1, 6.9)) + "\n")
+    inputs["train"].write_text(json.dumps({**TRAINED, "validation_losses": []}))
+    plot(**inputs, output=tmp_path / "plots")
+    assert "validation loss" not in Page(tmp_path / "plots/summary.html").texts
+
+
+def test_old_metadata_is_explained(inputs: dict[str, Path], tmp_path: Path) -> None:
+    pairs = json.loads(inputs["metadata"].read_text())
+    del pairs[1]["lengths"]
+    inputs["metadata"].write_text(json.dumps(pairs))
+    with pytest.raises(UserError, match="metadata: has no lengths; make it again"):
+        plot(**inputs, output=tmp_path / "plots")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no training step"),
+        ('{"step": 1, "lo', "metrics:1: not valid JSON"),
+        ('{"loss": 1.0}', "metrics:1: no step"),
+        ('{"step": 1, "loss": null}', "metrics:1: loss is None, not a number"),
+    ],
+)
+def test_broken_metrics_are_explained(
+    inputs: dict[str, Path], tmp_path: Path, text: str, message: str
+) -> None:
+    inputs["metrics"].write_text(text)
+    with pytest.raises(UserError, match=message):
+        plot(**inputs, output=tmp_path / "plots")
+    assert not (tmp_path / "plots").exists()
+
+
+@pytest.mark.parametrize("name", ["metadata", "metrics", "train", "evaluation", "samples"])
+def test_a_missing_file_is_named(inputs: dict[str, Path], tmp_path: Path, name: str) -> None:
+    inputs[name].unlink()
+    with pytest.raises(UserError, match=re.escape(str(inputs[name]))):
+        plot(**inputs, output=tmp_path / "plots")

@@ -1,0 +1,172 @@
+"""How far a workflow is, told from its files: done, running, failed, and how training goes."""
+
+import json
+import os
+import shutil
+from base64 import urlsafe_b64encode
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from tests.support.finished_run import RUN, metric
+from tokamake.data.corpus.plan_file import Batch, Plan, write_plan
+from tokamake.errors import UserError
+from tokamake.status.stages import jobs, stages
+from tokamake.status.status import status
+
+NOW = 1_700_000_000.0  # when all of this is asked
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A workflow whose second shard is being tokenized, and whose third has failed."""
+    monkeypatch.setattr("tokamake.status.stages.time", SimpleNamespace(time=lambda: NOW))
+    monkeypatch.setattr("tokamake.status.status.time", SimpleNamespace(time=lambda: NOW))
+    batches = tuple(Batch(f"web-0000{n}", (f"web/0000{n}",)) for n in range(4))
+    merged = (Batch("web-00000", ("web-0000_text_document",)),)
+    (tmp_path / "results/data").mkdir(parents=True)
+    write_plan(tmp_path / "results/data/plan.json", Plan({}, "", (), batches, merged, (), ()))
+    for number in (0, 1, 2):
+        write(tmp_path / f"logs/tokenize/web-0000{number}.log", "reading\n\n")
+    write(tmp_path / "results/data/batches/tokenize/web-00000.json", "{}")
+    mark(tmp_path, "results/data/batches/tokenize/web-00001.json")
+    words = "".join(f"line {n}\n" for n in range(9))
+    write(tmp_path / "logs/tokenize/web-00002.log", f"{words}tokamake tokenize: a.jsonl:3: bad\n")
+    return tmp_path
+
+
+def write(path: Path, text: str, *, age: float = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    os.utime(path, (NOW - age,) * 2)
+
+
+def mark(folder: Path, product: str) -> None:
+    """Count a job among those at work, as Snakemake does; long names become folders."""
+    name = urlsafe_b64encode(product.encode()).decode()
+    path = folder / ".snakemake/incomplete" / f"@{name[:20]}" / name[20:]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+
+
+def train(folder: Path, *, age: float) -> None:
+    for stage in ("weigh", "index", "resolve", "train"):
+        write(folder / f"logs/big/{stage}.log", "words\n", age=age)
+    write(folder / "results/data/big.weights.txt", "1 a a\n")
+    write(folder / "results/big/index/index.json", "{}")
+    write(folder / "results/big/run.yaml", yaml.safe_dump({**RUN, "run": "big"}))
+    mark(folder, "results/big/train.json")
+    lines = [{"step": 0, "validation_loss": 7.0}]
+    lines += [{**metric(step, 4.0), "step_seconds": 90.0} for step in (5, 10)]
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 11, "lo'
+    write(folder / "results/big/training/metrics.jsonl", text, age=age)
+
+
+def test_shards_are_counted_by_state(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status(folder)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:5] == [
+        "data",
+        "  failed   tokenize 1 of 4",
+        "  running  tokenize 1 of 4 (last word 0 s ago)",
+        "  done     tokenize 1 of 4",
+        "  waiting  tokenize 1 of 4, merge, describe",
+    ]
+    assert lines[lines.index("report") + 1] == "  waiting  report"
+    assert lines[-6:] == [
+        "failed: tokenize, logs/tokenize/web-00002.log ends with:",
+        *(f"  line {n}" for n in range(5, 9)),
+        "  tokamake tokenize: a.jsonl:3: bad",
+    ]
+
+
+def test_a_folder_that_several_files_make_is_done_when_none_is_under_way(folder: Path) -> None:
+    def state() -> str:
+        wanted = [one for one in stages(folder)["data"] if one.name == "sample_corpus"]
+        return jobs(folder, wanted)[0].state
+
+    write(folder / "logs/sample_corpus.log", "writing\n")
+    (folder / "results/raw/code").mkdir(parents=True)
+    assert state() == "failed"
+    mark(folder, "results/raw/code/code-00.jsonl")
+    assert state() == "running"
+    shutil.rmtree(folder / ".snakemake")
+    write(folder / "results/raw/code/code-00.jsonl", "{}\n")
+    assert state() == "done"
+
+
+def test_training_tells_its_pace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(folder, age=7500)
+    status(folder)
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index("run big")
+    assert lines[start + 1 : start + 4] == [
+        "  running  train (last word 2 h 05 min ago)",
+        "  done     weigh, index, resolve",
+        "  waiting  export_hf, evaluate, generate, plot",
+    ]
+    assert lines[start + 4] == (
+        "  training step 10 of 50 (20%), loss 4.0000, validation 7.0000, 108 tokens/s, "
+        "1 h 00 min left, last line 2 h 05 min ago"
+    )
+
+
+def test_programs_read_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(folder, age=10)
+    status(folder, json=True)
+    told = json.loads(capsys.readouterr().out)
+    (failed,) = [job for job in told["jobs"] if job["state"] == "failed"]
+    assert failed["last_lines"][-1] == "tokamake tokenize: a.jsonl:3: bad"
+    assert failed["product"] == "results/data/batches/tokenize/web-00002.json"
+    assert told["training"]["big"]["seconds_left"] == 3600
+
+
+def test_what_is_not_a_number_is_null(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(folder, age=10)
+    path = folder / "results/big/training/metrics.jsonl"
+    lost = {**metric(15, float("nan")), "validation_loss": float("inf")}
+    write(path, json.dumps(lost) + "\n")
+    status(folder, json=True)
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    told = json.loads(capsys.readouterr().out, parse_constant=refuse)["training"]["big"]
+    assert (told["step"], told["loss"], told["validation_loss"]) == (15, None, None)
+
+
+def test_named_validation_sets_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(folder, age=0)
+    path = folder / "results/big/training/metrics.jsonl"
+    losses = [
+        {"step": 0, "validation_loss/code": 9.0},
+        {"step": 10, "validation_loss": 3.5, "validation_loss/code": 3.0},
+        {"step": 10, "validation_loss/web": 2.5},
+    ]
+    lines = [*losses, {**metric(10, 4.0), "step_seconds": 90.0}]
+    write(path, "".join(json.dumps(line) + "\n" for line in lines))
+    status(folder)
+    assert "loss 4.0000, validation 3.5000, code 3.0000, web 2.5000, " in capsys.readouterr().out
+    status(folder, json=True)
+    told = json.loads(capsys.readouterr().out)["training"]["big"]
+    assert told["validation_losses"] == {"code": 3.0, "web": 2.5}
+
+
+def test_months_of_metrics_are_not_read_whole(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tokamake.status import training
+
+    train(folder, age=0)
+    path = folder / "results/big/training/metrics.jsonl"
+    monkeypatch.setattr(training, "_TAIL_BYTES", 300)
+    write(path, "no JSON at all\n" * 9 + path.read_text())
+    status(folder)
+    assert "step 10 of 50 (20%), loss 4.0000, 110 tokens/s" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_workflow_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="neither results nor logs in it; give the folder that"):
+        status(tmp_path)

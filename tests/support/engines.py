@@ -1,0 +1,105 @@
+"""Engines by themselves, on the ranks that tests spawn: built, fed, stepped, looked into."""
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tokamake import plugins
+from tokamake.config import Run
+from tokamake.data.samples.loader import Samples, Step, steps
+from tokamake.parallel.sharding import Held
+from tokamake.runtime.ranks import Ranks
+
+RATES = {"learning_rate": 0.01, "weight_decay": 0.1}
+
+Part = tuple[str, torch.Size, Any, torch.Tensor]
+"""Name and shape of a whole tensor, a place in it, and what is there."""
+
+
+def build(run: Run, **options: Any) -> Any:
+    """The engine of a run's back end, of this rank."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    os.environ["LOCAL_RANK"] = str(rank)  # as `runtime.process_group` does
+    engine = plugins.load("train/backends", run.train.backend).Engine
+    return engine(run, Ranks(rank, size, rank, size), torch.device("cpu"), **options)
+
+
+def coming(engine: Any, run: Run, *, done: int = 0) -> Iterator[Step]:
+    """Steps of this rank after so many of full size."""
+    return steps(
+        Samples(run.index, split="train", data_root=run.data_root),
+        run.train.batch_sizes,
+        consumed_samples=done * run.train.global_batch_size,
+        micro_batch_size=run.train.micro_batch_size,
+        data_parallel_rank=engine.mesh.data.rank,
+        data_parallel_size=engine.mesh.data.size,
+    )
+
+
+def go(engine: Any, some: Iterable[Step], number: int, **rates: float) -> list[float]:
+    """Do so many steps; their losses."""
+    pairs = zip(range(number), some, strict=False)
+    found = [engine.train_step(step.micro_batches, **{**RATES, **rates}) for _, step in pairs]
+    assert len(found) == number
+    return [result.loss for result in found]
+
+
+def pieces(engine: Any) -> list[Any]:
+    """What this rank holds: parts of parameters, or pieces of the flat buffers of DeepSpeed."""
+    return list(getattr(engine, "_pieces", engine._held))
+
+
+def buffer(piece: Any) -> torch.Tensor:
+    """What the optimizer sees as the parameter of a piece."""
+    return piece.local if isinstance(piece, Held) else piece.flat
+
+
+def parts(piece: Any, tensor: torch.Tensor, kind: str = "") -> Iterator[Part]:
+    """Copies of the parts of whole tensors that a tensor like a piece's buffer has."""
+    if isinstance(piece, Held):
+        yield kind + piece.saved_name, piece.shape, piece.place, tensor.detach().clone()
+        return
+    held = piece.held
+    for offset, box in piece.place(tensor).boxes.items():
+        sizes = zip(offset, box.shape, strict=True)
+        place = tuple(slice(start, start + size) for start, size in sizes)
+        yield kind + held.saved_name, held.shape, place, box.clone()
+
+
+def whole(founds: Iterable[Iterable[Part]]) -> dict[str, torch.Tensor]:
+    """Put the parts of all ranks together; where ranks have the same, they must agree."""
+    result: dict[str, torch.Tensor] = {}
+    for name, shape, place, part in (part for found in founds for part in found):
+        empty = torch.full(shape, torch.nan, dtype=part.dtype)
+        before = result.setdefault(name, empty)[place]
+        assert torch.equal(before.where(~before.isnan(), part), part), f"{name}: ranks differ"
+        result[name][place] = part
+    missing = [name for name, tensor in result.items() if tensor.isnan().any()]
+    assert not missing, f"no rank has all of {missing}"
+    return result
+
+
+def weights(engine: Any) -> dict[str, torch.Tensor]:
+    """Copies of this rank's parts, of the native back end."""
+    return {held.saved_name: held.local.detach().clone() for held in engine._held}
+
+
+def states(engine: Any) -> dict[str, Any]:
+    """Copies of this rank's parts of what the optimizer of the native back end keeps."""
+    return {
+        f"{held.saved_name} {kind}": value.clone()
+        for held in engine._held
+        for kind, value in engine._optimizer.state.get(held.local, {}).items()
+    }
+
+
+def assert_equal(
+    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], where: Any = ""
+) -> None:
+    """They hold the same bits."""
+    assert found.keys() == expected.keys(), where
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), (name, where)

@@ -1,0 +1,58 @@
+"""Small architectures of every family, and their random weights."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokamake.checkpoint import model_tensors
+from tokamake.checkpoint.tensors.checkpoint import Opened
+from tokamake.config import Architecture
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 32,
+}
+GPT = {**SHAPE, "family": "gpt"}
+FAMILIES = {
+    "llama": Architecture(**SHAPE),
+    "llama-tied": Architecture(**{**SHAPE, "tie_word_embeddings": True, "vocab_size": 128}),
+    "llama-gqa": Architecture(**{**SHAPE, "num_key_value_heads": 2}),
+    "llama-mqa": Architecture(**{**SHAPE, "num_key_value_heads": 1, "vocab_size": 1025}),
+    "gpt2": Architecture(**GPT),
+    "gpt2-untied": Architecture(**{**GPT, "tie_word_embeddings": False}),
+    "gpt_bigcode": Architecture(
+        **{**GPT, "num_key_value_heads": 1, "hidden_act": "gelu_pytorch_tanh"}
+    ),
+    "bloom": Architecture(
+        **{
+            **GPT,
+            "position_embedding": "alibi",
+            "embedding_layernorm": True,
+            "intermediate_size": 256,
+        }
+    ),
+}
+
+
+def weights(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
+    """Random weights of which no two rows are alike, biases and norms neither."""
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: torch.randn(tuple(shape), generator=generator).to(dtype)
+        for name, shape in model_tensors.shapes(architecture).items()
+    }
+
+
+def assert_same(found: Opened, expected: Architecture) -> None:
+    assert found.architecture == expected
+    known = weights(expected)
+    assert {*found.source} == {f"model.{name}" for name in known}
+    for name, tensor in known.items():
+        assert torch.equal(found.source.read(f"model.{name}"), tensor), name
+        assert found.source.dtype(f"model.{name}").torch == tensor.dtype

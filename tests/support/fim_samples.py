@@ -1,0 +1,67 @@
+"""What tests of fill-in-the-middle share: a tokenizer with its special tokens, and samples."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from tests.conftest import documents
+from tests.support.runs import make_index
+from tokamake.data.corpus.train_tokenizer import train_tokenizer
+from tokamake.data.indexed.dataset import Writer
+from tokamake.data.samples.fim.samples import FimSamples
+from tokamake.data.samples.fim.tokens import Fim
+from tokamake.data.samples.loader import Samples
+
+NAMES = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<file_sep>")
+EOD, PREFIX, SUFFIX, MIDDLE, SEPARATOR = range(5)  # as the trainer numbers them
+SLACK = [EOD] * 300
+"""Behind a document, so that it can become longer and nothing of it is cut off."""
+
+
+def is_plain(text: str) -> bool:
+    """Whether a text spells no special token."""
+    return not any(name in text for name in (*NAMES, "<|endoftext|>"))
+
+
+class Given:
+    """Rows as samples."""
+
+    def __init__(self, rows: list[list[int]]) -> None:
+        self.rows = rows
+        self.pairs: list[Path] = []
+        self.digest = "given"
+        self.sequence_length = len(rows[0]) - 1
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, sample: int) -> np.ndarray:
+        return np.array(self.rows[sample], np.int64)
+
+
+def prepare(folder: Path, raw: list[Path]) -> Path:
+    """Make a tokenizer with the special tokens in a folder, a pair of it and an index."""
+    train_tokenizer(raw, vocab_size=600, special_tokens=NAMES, output=folder / "tokenizer")
+    own = tokenizers.Tokenizer.from_file(str(folder / "tokenizer/tokenizer.json"))
+    ids = [[*own.encode(text).ids, EOD] for text in documents(raw[0]) if text.isascii()]
+    with Writer(folder / "code.bin", folder / "code.idx", np.uint16) as writer:
+        writer.add(np.concatenate(ids), np.array([*map(len, ids)], np.int32))
+    (folder / "weights.txt").write_text("1 code code\n")
+    samples = {"train_samples": 150, "valid_samples": 0}
+    make_index(folder, sequence_length=200, split="1,0,0", seed=3, **samples)
+    return folder
+
+
+def plain(folder: Path) -> Samples:
+    return Samples(folder / "index", split="train", data_root=folder)
+
+
+def rearranged(folder: Path, samples: Any, *, seed: int = 11, **settings: Any) -> FimSamples:
+    return FimSamples(samples, Fim(**settings), tokenizer=folder / "tokenizer", seed=seed)
+
+
+def of_rows(folder: Path, rows: list[list[int]], **settings: Any) -> list[list[int]]:
+    found = rearranged(folder, Given(rows), **settings)
+    return [found[number].tolist() for number in range(len(rows))]

@@ -1,0 +1,183 @@
+"""What tests of gigatoken share: texts made up, and tokenizers trained on them."""
+
+import io
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import sentencepiece
+import tokenizers
+
+from tokamake.data.tokenizers import Tokenizer, _unicode_differences
+from tokamake.data.tokenizers._gigatoken import Gigatoken
+
+Json = dict[str, Any]
+MARKED = frozenset(np.flatnonzero(_unicode_differences.table()).tolist())
+ATOMS = [
+    *("a", "b", "the", "Hello", "WORLD", "iPhone", "1", "23", "4567", "12345678"),
+    *(" ", "  ", "    ", "\t", "\n", "\n\n", "\r\n", "\r", "\0", "\x1f", "\x0b", "\x85", "\x7f"),
+    *(
+        "'s",
+        "'S",
+        "'ll",
+        "'LL",
+        "'t",
+        "'ſ",
+        "'re",
+        "'d",
+        "'",
+        "''",
+        ".",
+        ",",
+        "!!",
+        "...",
+        "/",
+        "_",
+    ),
+    *("\u00a0", "\u2003", "\u3000", "\u200b", "\u200d", "\ufeff", "\u2028", "\u1680", "\u180e"),
+    *(
+        "é",
+        "e\u0301",
+        "ß",
+        "İ",
+        "ı",
+        "Ǆ",
+        "ǅ",
+        "ʰ",
+        "ª",
+        "日本",
+        "語",
+        "한국어",
+        "\u1100",
+        "\u1161",
+    ),
+    *("ي", "א", "ॐ", "\u0301", "\u0303\u0301", "\u20dd", "½", "Ⅷ", "٣", "一", "²", "𝟘", "𝐀", "𐐀"),
+    *(
+        "😀",
+        "👩‍👩‍👧",
+        "🇹🇷",
+        "👍🏽",
+        "\ufffd",
+        "\uffff",
+        "\U0010ffff",
+        "\u0378",
+        "…",
+        "—",
+        "“",
+        "℃",
+        "∑",
+    ),
+    *(
+        "<|endoftext|>",
+        "<|endoftext",
+        "|>",
+        "<s>",
+        "</s>",
+        "<unk>",
+        "<0x0A>",
+        "<0x",
+        "0A>",
+        "[INST]",
+    ),
+    *("\u2581", "\u2581\u2581", "\u2581a", "ﬁ", "①", "Å", "ｶﾞ", "<", "s>"),
+]
+
+
+def made_up(count: int, seed: int, atoms: list[str] = ATOMS) -> list[str]:
+    """Texts of mixed scripts, runs of spaces, contractions, emoji, special tokens, odd bytes."""
+    rng = random.Random(seed)
+
+    def character() -> str:
+        return chr(
+            rng.choice(
+                [*map(rng.randrange, (0x80, 0x800, 0xD800)), 0x10000 + rng.randrange(0x20000)]
+            )
+        )
+
+    texts = []
+    for _ in range(count):
+        size, way = rng.choice([0, 1, 3, 8, 20, 60]), rng.random()
+        if way < 0.75:
+            texts.append("".join(rng.choice(atoms) for _ in range(size)))
+        elif way < 0.9:
+            texts.append("".join(character() for _ in range(size)))
+        else:
+            texts.append("".join(rng.choice(" \n\r\t'a1.\u3000\u2581") for _ in range(size)))
+    return texts
+
+
+def unmarked(texts: list[str]) -> list[str]:
+    """Texts that gigatoken may get; told without `find_marked`."""
+    return [text for text in texts if not MARKED & set(map(ord, text))]
+
+
+def byte_level(regex: str = "", **model: Any) -> Json:
+    """tokenizer.json of a byte-level BPE trained on made-up texts."""
+    trained = tokenizers.Tokenizer(tokenizers.models.BPE(**model))
+    trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if regex:
+        trained.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+            [
+                tokenizers.pre_tokenizers.Split(tokenizers.Regex(regex), "isolated"),
+                tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=1500,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    trained.train_from_iterator(made_up(3000, seed=9), trainer)
+    return json.loads(trained.to_str())
+
+
+def sentencepiece_model(**changes: Any) -> bytes:
+    settings = {
+        "vocab_size": 1200,
+        "model_type": "bpe",
+        "byte_fallback": True,
+        "character_coverage": 0.98,
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "allow_whitespace_only_pieces": True,
+        "minloglevel": 2,
+        "num_threads": 1,
+    }
+    rng = random.Random(5)
+    words = [atom for atom in ATOMS if not {"\n", "\0", ">"} & set(atom)]
+    lines = ["".join(rng.choice(words) for _ in range(30)) for _ in range(1500)]
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=model, **(settings | changes)
+    )
+    return model.getvalue()
+
+
+def fast_sentencepiece(model: bytes) -> Callable[[list[str]], list[list[int]]]:
+    """gigatoken as it is used for a SentencePiece model."""
+    tokenizer = Tokenizer(
+        vocab_size=1,
+        eod=0,
+        encode_batch=None,
+        decode=str,
+        package="sentencepiece",
+        definition=lambda: model,
+    )
+    return lambda texts: rows(*Gigatoken(tokenizer).encode(texts))
+
+
+def rows(ids: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
+    return [part.tolist() for part in np.split(ids, np.cumsum(lengths))[:-1]]
+
+
+def changed(tokenizer: Json, path: str, value: Any) -> Json:
+    copy = json.loads(json.dumps(tokenizer))
+    *folders, last = path.split("/")
+    at = copy
+    for folder in folders:
+        at = at[folder]
+    at[last] = value
+    return copy

@@ -1,0 +1,138 @@
+"""Which kinds of parallelism go together: proved in one layout, refused with a reason, or neither.
+
+Proved layouts come from the tests, reasons from the checks that a run's start makes;
+docs/parallelism.md gets a table of them.
+"""
+
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from pydantic import ValidationError
+
+from tests.support.layouts import parallel
+from tests.support.proofs import SHAPE, Changes, Proved
+from tests.support.runs import ARCHITECTURE
+from tokamake.config import Run, TrainSettings
+from tokamake.errors import UserError
+from tokamake.train.backends import _deepspeed_setup
+from tokamake.train.resolve import check_layout, check_precision
+
+
+class Kind(NamedTuple):
+    """A way to share or to save work."""
+
+    short: str
+    """Name in the table's head."""
+    choice: str
+    """What it is one value of; two values of one choice exclude each other."""
+    changes: Changes
+    """Settings that ask for it, on ranks enough."""
+
+
+KINDS = {
+    "data-parallel ranks": Kind("dp", "data", {}),
+    **{f"ZeRO {n}": Kind(f"Z{n}", "zero", {"zero_stage": n}) for n in range(4)},
+    "HSDP": Kind("HSDP", "replicas", parallel(replicas=2)),
+    "tensor": Kind("tp", "tensor", parallel(tp=2)),
+    "sequence": Kind("sp", "sequence", parallel(tp=2, sp=True)),
+    "context, ring": Kind("ring", "context", parallel(cp=2)),
+    "context, ulysses": Kind("uly", "context", parallel(cp=2, method="ulysses")),
+    "pipeline, gpipe": Kind("gp", "pipeline", parallel(pp=2, schedule="gpipe")),
+    "pipeline, 1f1b": Kind("1f", "pipeline", parallel(pp=2)),
+    **{
+        f"pipeline, {name}": Kind(short, "pipeline", parallel(pp=2, schedule=name, vpp=2))
+        for name, short in (
+            ("interleaved_1f1b", "i1f"),
+            ("interleaved_zero_bubble", "izb"),
+            ("zbv", "zbv"),
+        )
+    },
+    "recompute, selective": Kind("sel", "recompute", {"recompute_granularity": "selective"}),
+    "recompute, full": Kind("full", "recompute", {"recompute_granularity": "full"}),
+    "accumulation": Kind("acc", "accumulation", {}),
+}
+
+
+def settings(changes: Changes) -> TrainSettings:
+    """The section `train` of a proof."""
+    usual = {"train_steps": 24, "global_batch_size": 8, "micro_batch_size": 2, "precision": "fp32"}
+    return TrainSettings.model_validate({**usual, **changes})
+
+
+def kinds_of(world_size: int, changes: Changes) -> set[str]:
+    """The kinds that a layout has, least those that have nothing to do in it."""
+    train = settings(changes)
+    parallel = train.parallel
+    data, context = parallel.data_parallel_size(world_size), parallel.context_parallel_size
+    block = train.micro_batch_size * data
+    found = {
+        "data-parallel ranks": data > 1,
+        f"ZeRO {train.zero_stage}": data * context > 1,
+        "HSDP": parallel.data_parallel_replicate_size > 1,
+        "tensor": parallel.tensor_parallel_size > 1,
+        "sequence": parallel.sequence_parallel,
+        f"context, {parallel.context_parallel_method}": context > 1,
+        f"pipeline, {parallel.pipeline_schedule}": parallel.pipeline_parallel_size > 1,
+        f"recompute, {train.recompute_granularity}": train.recompute_granularity != "none",
+        "accumulation": any(size > block for size in train.batch_sizes.all),
+    }
+    return {name for name, is_there in found.items() if is_there}
+
+
+def proved_pairs(proved: Proved) -> set[tuple[str, str]]:
+    """Kinds that some layout has together; each with itself, if any has it."""
+    return {
+        pair
+        for world_size, layouts in proved.items()
+        for _, changes in layouts
+        for pair in product(kinds_of(world_size, changes), repeat=2)
+    }
+
+
+def refusal(backend: str, one: str, other: str) -> str:
+    """Why a run with both kinds, all else being as by default, does not start; empty: it does."""
+    changes = _both(KINDS[one].changes, KINDS[other].changes)
+    sizes = ("tensor", "context", "pipeline")
+    try:
+        # Four data-parallel ranks, of two micro batches each.
+        train = settings({"backend": backend, "micro_batch_size": 1, **changes})
+        world_size = 4
+        for size in sizes:
+            world_size *= getattr(train.parallel, f"{size}_parallel_size")
+        architecture = ARCHITECTURE.model_copy(update=SHAPE)
+        run = Run.model_construct(architecture=architecture, train=train)
+        check_layout(run, world_size)
+        check_precision(train)
+        if backend == "deepspeed":
+            _deepspeed_setup.check(run, torch.device("cpu"))
+    except ValidationError as error:
+        return error.errors()[0]["msg"].removeprefix("Value error, ")
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _both(one: Changes, other: Changes) -> Changes:
+    shared: dict[str, Any] = {**one.get("parallel", {}), **other.get("parallel", {})}
+    return {**one, **other, "parallel": shared}
+
+
+def pairs(backend: str, proved: Proved) -> str:
+    """A Markdown table of all pairs of kinds, and the reasons of those that are refused."""
+    together, reasons = proved_pairs(proved), dict[str, int]()
+
+    def cell(one: str, other: str) -> str:
+        if one != other and KINDS[one].choice == KINDS[other].choice:
+            return ""
+        reason = refusal(backend, one, other)
+        assert not (reason and (one, other) in together), f"proved, but refused: {reason}"
+        if reason:
+            return f"no {reasons.setdefault(reason, len(reasons) + 1)}"
+        return "yes" if (one, other) in together else "–"
+
+    lines = [("", *(kind.short for kind in KINDS.values())), ("---",) * (len(KINDS) + 1)]
+    for one, kind in KINDS.items():
+        lines.append((f"{one} ({kind.short})", *(cell(one, other) for other in KINDS)))
+    rows = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return rows + "\n" + "".join(f"{number}. {reason}\n" for reason, number in reasons.items())

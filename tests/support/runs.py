@@ -1,0 +1,192 @@
+"""Tiny training runs for the trainer's tests: random tokens, index, random Llama, run.yaml."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed.checkpoint as dcp
+
+from tokamake import files
+from tokamake.checkpoint import model_tensors
+from tokamake.checkpoint.format_files import DESCRIPTION
+from tokamake.checkpoint.native import latest
+from tokamake.checkpoint.native.description import VERSION
+from tokamake.config import Architecture, read_run
+from tokamake.data.indexed.dataset import Writer
+from tokamake.data.indexed.manifest import sizes_and_hashes, write_manifest
+from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path
+from tokamake.data.samples.index import index
+from tokamake.runtime.process_group import free_port, process_group
+from tokamake.runtime.ranks import Ranks
+from tokamake.train.metrics import Record, read
+from tokamake.train.resolve import resolve
+from tokamake.train.trainer import train_run
+
+MPICH = Path(sys.prefix) / "mpich"
+"""Where `make install` puts MPICH, for tests alone: off PATH, and not where mpi4py searches."""
+MPI = str(MPICH / "lib/libmpi.so.12")
+"""Its library, for mpi4py's variable MPI4PY_LIBMPI."""
+
+ARCHITECTURE = Architecture(
+    vocab_size=120,  # not a multiple of Megatron's padding
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=32,
+)
+SETTINGS: dict[str, Any] = {
+    "sequence_length": 16,
+    "micro_batch_size": 2,
+    "global_batch_size": 8,
+    "train_steps": 6,
+    "split": "80,20,0",
+    "optimizer": {"learning_rate": 0.01},
+    "schedule": {"warmup_steps": 2},
+    "gradient_clipping": 0.5,
+    "log_interval": 1,
+    "evaluation_interval": 3,
+    "evaluation_steps": 2,
+    "save_interval": 2,
+}
+
+
+def prepare(root: Path, *, train_samples: int = 80) -> Path:
+    """Make data, index and initial checkpoint in a folder."""
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(5, 40, 200)
+    # A token often repeats the one before, so that there is something to learn.
+    tokens = np.repeat(generator.integers(0, 120, lengths.sum()), 3)[: lengths.sum()]
+    with Writer(root / "corpus.bin", root / "corpus.idx", np.uint16) as writer:
+        writer.add(tokens, lengths.astype(np.int32))
+    vouch(root / "corpus", vocab_size=120)
+    (root / "weights.txt").write_text("1.0 corpus corpus\n")
+    samples = {"train_samples": train_samples, "valid_samples": 16}
+    make_index(root, sequence_length=16, split="80,20,0", seed=3, **samples)
+    write_start(root / "start", ARCHITECTURE, model_tensors.random(ARCHITECTURE, 5))
+    return root
+
+
+def write_start(
+    folder: Path, architecture: Architecture, weights: Mapping[str, torch.Tensor]
+) -> None:
+    """Write what a run can start from; one that is there is replaced."""
+    shutil.rmtree(folder, ignore_errors=True)
+    inside = folder / "global_step0"
+    inside.mkdir(parents=True)
+    described = {"architecture": architecture.model_dump(mode="json"), "loss_scale": (1.0, 0)}
+    progress = {"version": VERSION, "world_size": 0, "iteration": 0}
+    files.write_json(inside / DESCRIPTION, progress | described)
+    state = {f"model.{name}": tensor for name, tensor in weights.items()}
+    with warnings.catch_warnings(action="ignore"):  # that there is one process
+        dcp.save(state, checkpoint_id=inside, no_dist=True)
+    (folder / "latest").write_text(inside.name)
+
+
+def vouch(prefix: Path, **known: Any) -> None:
+    """Write a pair's manifest."""
+    paths = bin_path(prefix), idx_path(prefix)
+    write_manifest(manifest_path(prefix), {**known, **sizes_and_hashes(*paths)})
+
+
+def make_index(root: Path, **options: Any) -> None:
+    """Index the pairs that weights.txt in a folder names, beside it."""
+    index(weights=root / "weights.txt", data_root=root, output=root / "index", **options)
+
+
+def make_run(
+    root: Path,
+    name: str,
+    *,
+    tokenizer: Path | None = None,
+    start: Path | None = None,
+    architecture: Path | None = None,
+    **changes: Any,
+) -> Path:
+    """Resolve a run over the prepared folder; returns its run.yaml."""
+    output = root / name / "run.yaml"
+    resolve(
+        settings=json.dumps({**SETTINGS, **changes}),
+        run=name,
+        seed=11,
+        checkpoint=start or root / "start",
+        architecture=architecture,
+        index=root / "index",
+        data_root=root,
+        tokenizer=tokenizer,
+        output_folder=root / name / "training",
+        output=output,
+    )
+    return output
+
+
+def launch(
+    config: Path,
+    *,
+    ranks: int = 1,
+    code: int = 0,
+    launcher: str = "torchrun",
+    program: tuple[str, ...] = ("-m", "tokamake"),
+) -> str:
+    """Train in processes of their own, check the exit code, return what was printed."""
+    start = launch_line(launcher, ranks) if ranks > 1 else [sys.executable]
+    mpi = {"MPI4PY_LIBMPI": MPI} if launcher == "mpiexec" else {}  # the others need none
+    process = subprocess.run(
+        [*start, *program, "train", "--config", str(config)],
+        env={**os.environ, **mpi, "OMP_NUM_THREADS": "1"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=900,
+        check=False,
+    )
+    assert process.returncode == code, process.stdout
+    return process.stdout
+
+
+def launch_line(launcher: str, ranks: int) -> list[str]:
+    """What starts Python on several ranks of this machine; for deepspeed, a program of Python."""
+    folder = Path(sys.executable).parent
+    if launcher == "mpiexec":
+        return [str(MPICH / "bin/mpiexec"), "-n", str(ranks), sys.executable]
+    if launcher == "deepspeed":
+        place = ["--master_port", str(free_port()), "--num_gpus", str(ranks)]
+        return [str(folder / "deepspeed"), *place]
+    return [str(folder / "torchrun"), "--standalone", f"--nproc-per-node={ranks}"]
+
+
+def train_here(config: Path, **options: Any) -> int:
+    """Train in this process, with options of `train_run`; returns the exit code."""
+    ranks = Ranks(0, 1, 0, 1)
+    with process_group(ranks) as device:
+        return train_run(read_run(config), ranks, device, **options)
+
+
+def losses(config: Path, key: str = "loss") -> list[float]:
+    """Training losses of a run, step by step."""
+    return [record[key] for record in records(config) if key in record]
+
+
+def records(config: Path) -> list[Record]:
+    """All records of a run."""
+    return read(read_run(config).output / "metrics.jsonl")
+
+
+def weights(config: Path) -> dict[str, torch.Tensor]:
+    """Weights in a run's latest checkpoint, under Hugging Face's names."""
+    return latest.read(read_run(config).output)[1]
+
+
+def summary(config: Path) -> dict[str, Any]:
+    """A run's train.json."""
+    value: dict[str, Any] = files.read_json(config.with_name("train.json"), "")
+    return value

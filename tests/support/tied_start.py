@@ -1,0 +1,17 @@
+"""A run whose model has a tied embedding, of which pipelines have a copy."""
+
+from pathlib import Path
+
+from tests.support.runs import ARCHITECTURE, prepare, write_start
+from tokamake.checkpoint import model_tensors
+
+SAVED = "global_step2"
+TIED = ARCHITECTURE.model_copy(update={"tie_word_embeddings": True, "num_hidden_layers": 4})
+
+
+def prepare_tied(folder: Path) -> Path:
+    """Fill a folder as `prepare` does; `start` has the tied model, `other` the usual one."""
+    root = prepare(folder)
+    (root / "start").rename(root / "other")
+    write_start(root / "start", TIED, model_tensors.random(TIED, 5))
+    return root

@@ -1,0 +1,73 @@
+"""What DeepSpeed would do wrongly is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.deepspeed_runs import zero
+from tests.support.layouts import laid_out, parallel
+from tests.support.proofs import Changes
+from tests.support.runs import make_run, prepare
+from tokamake.config import read_run
+from tokamake.errors import UserError
+from tokamake.train.backends import _deepspeed_setup as setup
+
+LAMB = {"optimizer": {"name": "lamb", "learning_rate": 0.01}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (zero(2) | parallel(pp=2), "zero_stage: 2: reduces gradients while passes go on"),
+        (zero(3) | parallel(pp=2), "zero_stage: 3: reduces gradients while passes go on"),
+        (zero(3, recompute_granularity="selective"), "recompute_granularity: selective"),
+        (zero(1) | parallel(replicas=2), "data_parallel_replicate_size: 2"),
+        (zero(1) | LAMB, "optimizer.name: lamb: needs whole parameters, of which zero_stage: 1"),
+        *[
+            (
+                zero(0, precision="fp32", optimizer={"name": name}),
+                f"optimizer.name: {name}: cannot use it",
+            )
+            for name in ("muon", "adamw_8bit")
+        ],
+        (zero(0, precision="fp16"), "precision: fp16: has no fp16 on the CPU"),
+    ],
+)
+def test_what_would_be_wrong_is_refused(
+    changes: Changes, message: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = prepare(tmp_path_factory.mktemp("refused"))
+    run = read_run(make_run(root, "run"))
+    precision = {"precision": changes.pop("precision", "fp32")} if "fp16" in message else {}
+    run = laid_out(run, changes)
+    run = run.model_copy(update={"train": run.train.model_copy(update=precision)})
+    with pytest.raises(UserError, match=rf"^train\.backend: deepspeed: with train\..*{message}"):
+        setup.check(run, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (zero(0, offload_optimizer="cpu"), "zero_stage 1 or more"),
+        (zero(2, offload_param="cpu"), "zero_stage 3 or more"),
+        ({"backend": "native", "zero_stage": 3, "offload_param": "cpu"}, "needs backend deepspeed"),
+    ],
+)
+def test_offloading_needs_something_to_offload(
+    changes: Changes, message: str, tmp_path: Path
+) -> None:
+    run = read_run(make_run(prepare(tmp_path), "run"))
+    with pytest.raises(ValueError, match=message):
+        laid_out(run, changes)
+
+
+def test_it_is_refused_before_any_rank_starts(tmp_path: Path) -> None:
+    root = prepare(tmp_path)
+    for changes, message in (
+        (zero(2) | parallel(pp=2), "train.zero_stage: 2: reduces gradients while passes go on"),
+        (zero(1) | LAMB, "optimizer.name: lamb: needs whole parameters"),
+    ):
+        with pytest.raises(UserError, match=message):
+            make_run(root, "run", **changes)
+        assert not (root / "run").exists()

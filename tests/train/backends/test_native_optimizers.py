@@ -1,0 +1,155 @@
+"""Every optimizer in the native engine: the same over ranks, bit for bit from a checkpoint."""
+
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from tests.support.engines import RATES, assert_equal, build, coming, go, states, weights
+from tests.support.layouts import laid_out, parallel
+from tests.support.ranks import spawn
+from tests.support.runs import make_run, prepare
+from tokamake.config import TrainSettings, read_run
+from tokamake.parallel.loss import drawn
+
+LEARNING_RATES = {
+    "adam": 0.01, "adamw": 0.01, "sgd": 0.1, "lion": 1e-3, "adopt": 0.01, "lamb": 0.01,
+    "adafactor": 0.01, "muon": 0.01, "schedule_free_adamw": 0.01, "sophia_g": 1e-3,
+}  # fmt: skip
+MORE = {"sophia_g": {"hessian_interval": 3}}
+ROUNDS = {"muon": 1e-3}
+"""Relative difference of losses that is more than 1e-4: Muon orthogonalizes in bf16."""
+LAYOUTS: dict[int, list[dict[str, Any]]] = {
+    1: [{}],
+    2: [{"zero_stage": 2}, parallel(tp=2, sp=True), parallel(cp=2)],
+}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = prepare(tmp_path_factory.mktemp("optimizers"), train_samples=200)
+    return make_run(root, "run", backend="native", train_steps=20, micro_batch_size=4)
+
+
+def of_optimizer(name: str) -> dict[str, Any]:
+    """Changes of the section `train`."""
+    rate = LEARNING_RATES[name]
+    return {
+        "optimizer": {"name": name, "learning_rate": rate, **MORE.get(name, {})},
+        "schedule": {"name": "constant"},
+    }
+
+
+def train_all(config: Path, layouts: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
+    """Train with each optimizer at each layout, save halfway, and go on from there, too."""
+    return {
+        name: [
+            train(config, name, layout, folder / f"{name}{number}")
+            for number, layout in enumerate(layouts)
+        ]
+        for name in LEARNING_RATES
+    }
+
+
+def train(config: Path, name: str, layout: dict[str, Any], folder: Path) -> dict[str, Any]:
+    run = laid_out(read_run(config), of_optimizer(name) | layout)
+    rate = {"learning_rate": LEARNING_RATES[name]}
+    engine = build(run)
+    some = coming(engine, run)
+    losses = go(engine, some, 4, **rate)
+    engine.save(folder, {"iteration": 4, "consumed_samples": 32, "consumed_tokens": 512}).wait()
+    losses += go(engine, some, 4, **rate)
+    validation = engine.mean_loss(iter(next(coming(engine, run)).micro_batches))
+    other = build(run)
+    other.load(folder)
+    assert go(other, coming(other, run, done=4), 4, **rate) == losses[4:], name
+    assert other.mean_loss(iter(next(coming(other, run)).micro_batches)) == validation
+    assert_equal(weights(other), weights(engine))
+    assert_equal(states(other), states(engine))
+    assert {key.split()[1] for key in states(engine)} <= set(engine._state_kinds)
+    return {"losses": losses, "validation": validation}
+
+
+@pytest.mark.ranks
+def test_optimizers_train_alike_over_ranks(config: Path, tmp_path: Path) -> None:
+    found = {
+        size: spawn(train_all, size, config, layouts, tmp_path / str(size), timeout=500)
+        for size, layouts in LAYOUTS.items()
+    }
+    for name in LEARNING_RATES:
+        ((alone,),) = (of_rank[name] for of_rank in found[1])
+        assert alone["losses"][-1] < alone["losses"][0], name
+        assert alone["validation"] < alone["losses"][0], name
+        for at_layouts in zip(LAYOUTS[2], *(of_rank[name] for of_rank in found[2]), strict=True):
+            for of_rank in at_layouts[1:]:
+                message, rel = f"{name} {at_layouts[0]}", ROUNDS.get(name, 1e-4)
+                for key in ("losses", "validation"):
+                    assert of_rank[key] == pytest.approx(alone[key], rel=rel), message
+
+
+def hessian(config: Path) -> None:
+    """Sophia's Hessian after its first step, against a plain backward pass."""
+    run = laid_out(read_run(config), of_optimizer("sophia_g"))
+    engine = build(run)
+    first, second = (next(coming(engine, run, done=done)) for done in (0, 1))
+    tokens = torch.from_numpy(np.concatenate(first.micro_batches))[:, :-1]
+    (model,) = engine._stages.modules.values()
+    logits = model(tokens).flatten(0, 1)
+    chances = np.random.default_rng((run.seed, 0)).random(tokens.numel(), dtype=np.float32)
+    before = logits.detach().double().softmax(-1).cumsum(-1).numpy()
+    labels = torch.tensor(
+        [int((row < chance).sum()) for row, chance in zip(before, chances, strict=True)]
+    )
+    torch.nn.functional.cross_entropy(logits, labels).backward()
+    expected = {
+        # beta2 of its SETTINGS is 0.99.
+        name: 0.01 * tokens.numel() * parameter.grad.square()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    model.zero_grad()
+    due, update = [], engine._optimizer.update_hessian
+    engine._optimizer.update_hessian = lambda count: (due.append(count), update(count))
+    engine.train_step(first.micro_batches, **RATES)
+    for held in engine._held:
+        found = engine._optimizer.state[held.local]["hessian"]
+        torch.testing.assert_close(found, expected[held.name], rtol=1e-3, atol=1e-12)
+    for step in chain([second], coming(engine, run, done=2)):
+        engine.train_step(step.micro_batches, **RATES)
+        if engine._num_updates() == 7:
+            break
+    assert due == [tokens.numel()] * 3  # before the updates after 0, 3 and 6
+
+
+@pytest.mark.ranks
+def test_the_hessian_is_that_of_drawn_labels(config: Path) -> None:
+    spawn(hessian, 1, config)
+
+
+def test_draws_follow_the_predictions() -> None:
+    logits = torch.tensor([0.0, 2.0, -torch.inf, 1.0, -1.0])
+    number = 100_000
+    chances = torch.from_numpy(np.random.default_rng(3).random(number, dtype=np.float32))
+    labels = drawn(logits.expand(number, -1), chances, size=5)
+    shares = torch.bincount(labels, minlength=5) / number
+    torch.testing.assert_close(shares, logits.softmax(-1), rtol=0, atol=0.01)
+    assert shares[2] == 0
+    ends = torch.tensor([0.0, np.nextafter(np.float32(1), np.float32(0))])
+    assert drawn(logits.expand(2, -1), ends, size=5).tolist() == [0, 4]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (parallel(pp=2), "optimizer.name: sophia_g: .* which one pipeline stage alone has; set"),
+        ({"backend": "deepspeed"}, "optimizer.name: sophia_g: .* set backend to native"),
+    ],
+)
+def test_sophia_is_refused_where_nothing_would_draw(changes: dict[str, Any], message: str) -> None:
+    values = {"train_steps": 9, **of_optimizer("sophia_g"), **changes}
+    with pytest.raises(ValidationError, match=message):
+        TrainSettings.model_validate(values)

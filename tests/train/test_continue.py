@@ -1,0 +1,327 @@
+"""Runs that continue another one, or take its weights alone: what is refused, and what they do."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from tests.support.forked import killed_in_backward, train
+from tests.support.runs import ARCHITECTURE, launch, losses, make_run, prepare, summary, train_here
+from tokamake import files, plugins
+from tokamake.checkpoint import model_tensors
+from tokamake.checkpoint.convert import convert
+from tokamake.checkpoint.hf import hf_folder
+from tokamake.checkpoint.native import training_state
+from tokamake.config import OptimizerSettings, read_run
+from tokamake.errors import UserError
+from tokamake.report.tables import summary as report_of
+from tokamake.train.benchmark_train import benchmark_train
+from tokamake.train.initial_checkpoint import state_keys
+from tokamake.train.loss_scale import LossScale
+
+Settings = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("continue"))
+
+
+@pytest.fixture(scope="module")
+def first(root: Path) -> Path:
+    """Run of one process, with checkpoints at steps 2, 4 and 6; do not write here."""
+    config = make_run(root, "first")
+    train(config)
+    return config
+
+
+def step(config: Path, number: int) -> Path:
+    return read_run(config).output / f"global_step{number}"
+
+
+# What a run may start from.
+
+
+def refused(root: Path, start: Path, **changes: Any) -> str:
+    """What is said of a start; no run.yaml is written."""
+    with pytest.raises(UserError) as error:
+        make_run(root, "refused", start=start, **changes)
+    assert not (root / "refused" / "run.yaml").exists()
+    return str(error.value)
+
+
+MISFITS: dict[str, Settings] = {
+    "global_step4: is at step 4 already, and the run ends at step 4; raise train.train_steps, or "
+    "set train.finetune to true to take its weights alone": {"train_steps": 4},
+    "global_step4: has consumed 32 samples in 4 steps, with train.global_batch_size and "
+    "rampup_batch_size it would be 16; set these as they were, or": {"global_batch_size": 4},
+    "global_step4: has optimizer states of adamw, not of lion; set train.optimizer.name to adamw, "
+    "or set train.finetune to true": {"optimizer": {"name": "lion"}},
+}
+
+
+@pytest.mark.parametrize("expected", MISFITS)
+def test_what_cannot_be_continued_is_said(root: Path, first: Path, expected: str) -> None:
+    told = refused(root, step(first, 4), finetune=False, **MISFITS[expected])
+    assert expected in told
+    assert "\n" not in told
+
+
+def test_states_of_an_unknown_optimizer_are_told_by_their_names(
+    root: Path, first: Path, tmp_path: Path
+) -> None:
+    """As in a universal checkpoint that DeepSpeed has written."""
+    convert(source=step(first, 4), target=tmp_path / "universal", format="universal")
+    file = tmp_path / "universal/global_step4_universal/mp_rank_00_model_states.pt"
+    state = torch.load(file, weights_only=False)
+    assert state.pop("tokamake")["optimizer"] == "adamw"
+    torch.save(state, file)
+    convert(source=tmp_path / "universal", target=tmp_path / "a", format="native")
+    for name, expected in (
+        ("lion", r"lion has no use for its optimizer\.exp_avg_sq\.\S+ and \d+ more"),
+        ("muon", r"has no optimizer\.momentum_buffer\.\S+ and \d+ more, so its optimizer was not"),
+    ):
+        told = refused(root, tmp_path / "a", finetune=False, optimizer={"name": name})
+        assert re.search(expected, told)
+    run = read_run(make_run(root, "converted", start=tmp_path / "a", finetune=False))
+    assert (run.step, run.consumed_samples) == (4, 32)
+
+
+def test_a_universal_checkpoint_tells_its_optimizer(
+    root: Path, first: Path, tmp_path: Path
+) -> None:
+    convert(source=step(first, 4), target=tmp_path / "a", format="universal")
+    told = refused(root, tmp_path / "a", finetune=False, optimizer={"name": "lion"})
+    assert "has optimizer states of adamw, not of lion; set train.optimizer.name to adamw" in told
+
+
+def test_weights_alone_cannot_be_continued(root: Path) -> None:
+    expected = "start/global_step0: has no optimizer states of adamw to continue with; set train.f"
+    assert expected in refused(root, root / "start", finetune=False)
+
+
+def test_whether_to_continue_must_be_said(root: Path, first: Path) -> None:
+    told = refused(root, read_run(first).output)
+    assert "train.finetune: missing: " in told
+    assert "global_step6 is at step 6; add true" in told
+
+
+def test_other_formats_are_to_be_converted_first(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hf_folder.write(tmp_path / "hf", ARCHITECTURE, model_tensors.random(ARCHITECTURE, 5))
+    told = refused(root, tmp_path / "hf", finetune=True)
+    start = f"{tmp_path}/hf: is a checkpoint of Hugging Face, which training does not read; convert"
+    assert told.startswith(start)
+    command = re.search(r"`?(tokamake convert .*)$", told)
+    assert command
+    _, _, _, source, _, target, _, format = shlex.split(command[1])
+    assert format == "native"
+    convert(source=Path(source), target=Path(target), format="native")
+    run = read_run(make_run(root, "converted-hf", start=Path(target), finetune=True))
+    # One checkpoint, wherever `latest` may point to later.
+    assert run.checkpoint == Path(target) / "global_step0"
+    convert(source=root / "start", target=tmp_path / "mds", format="mds", tensor_parallel_size=2)
+    told = refused(root, tmp_path / "mds", finetune=True)
+    assert "is a checkpoint of Megatron-DeepSpeed, without pipeline, which training does" in told
+
+
+def write_yaml(path: Path, **changes: Any) -> Path:
+    value = ARCHITECTURE.model_dump(mode="json", exclude_defaults=True)
+    path.write_text(yaml.safe_dump({**value, **changes}))
+    return path
+
+
+def test_another_architecture_is_told_field_by_field(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_state, "fill", lambda *_, **__: pytest.fail("reads tensors"))
+    path = write_yaml(tmp_path / "a.yaml", hidden_size=64, num_hidden_layers=3)
+    first, *table = refused(root, root / "start", architecture=path).splitlines()
+    assert "start/global_step0: is of another architecture than model.architecture says;" in first
+    assert table == [
+        f"hidden_size: checkpoint 32, config 64 ({path})",
+        f"num_hidden_layers: checkpoint 2, config 3 ({path})",
+    ]
+    for changes in ({}, {"vocab_size": None}, {"initializer_range": 0.5}):
+        path = write_yaml(tmp_path / "a.yaml", **changes)
+        run = read_run(make_run(root, "same-architecture", architecture=path))
+        assert run.architecture == ARCHITECTURE
+
+
+OPTIMIZERS: list[Settings] = [
+    *({"name": name} for name in plugins.names("optim")),
+    {"name": "sgd", "momentum": 0.0},
+]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+def test_states_of_optimizers_are_known_beforehand(root: Path, optimizer: Settings) -> None:
+    if optimizer["name"] == "adamw_8bit":
+        pytest.importorskip("torchao")
+    changes = {"optimizer": optimizer, "train_steps": 2, "schedule": {"name": "constant"}}
+    config = make_run(root, f"states-{len(optimizer)}-{optimizer['name']}", **changes)
+    assert train_here(config) == 0
+    saved = {
+        key for key in training_state.saved_in(step(config, 2)) if key.startswith("optimizer.")
+    }
+    assert state_keys(ARCHITECTURE, OptimizerSettings(**optimizer)) == saved
+    assert bool(saved) == (optimizer.get("momentum") != 0.0)
+
+
+# Runs that continue.
+
+
+def assert_continued(config: Path, whole: Path, *, rel: float = 0.0) -> None:
+    """Compare steps 3 to 6, and the weights at the end."""
+    for key, count in (("loss", 2), ("grad_norm", 2), ("validation_loss", 1)):
+        expected = losses(whole, key)[count:]
+        assert expected
+        assert losses(config, key) == (pytest.approx(expected, rel=rel) if rel else expected)
+    if not rel:
+        assert hashes(config) == hashes(whole)
+
+
+def hashes(config: Path) -> dict[str, str]:
+    """Of the last checkpoint's files: weights, optimizer and ranks' states."""
+    return {path.name: files.sha256(path) for path in step(config, 6).glob("*.distcp")}
+
+
+def plotted(config: Path) -> str:
+    """What the report says of a run."""
+    return report_of(read_run(config), summary(config), num_parameters=1)
+
+
+WAYS: dict[str, Settings] = {
+    "native": {},
+    "deepspeed": {"backend": "deepspeed", "zero_stage": 2},
+}
+LAYOUTS: list[Settings] = [
+    {"parallel": {"tensor_parallel_size": 2}},
+    {"zero_stage": 3},
+    {"backend": "deepspeed", "zero_stage": 1},
+]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_continues_another_bit_by_bit_and_after_a_kill(root: Path, way: str) -> None:
+    whole = make_run(root, f"whole-{way}", **WAYS[way])
+    train(whole, ranks=2)
+    changes = {"finetune": False, "save_interval": 1, **WAYS[way]}
+    config = make_run(root, f"continued-{way}", start=step(whole, 2), **changes)
+    printed = train(config, ranks=2, fault=killed_in_backward, code=-9)
+    expected = f"start     {step(whole, 2)}, continued at step 2: weights, optimizer states, loss"
+    assert expected in printed
+    assert not step(config, 6).exists()
+    printed = train(config, ranks=2)
+    assert re.search(r"start .*/training/global_step[345], where this run goes on", printed)
+    assert_continued(config, whole)
+    assert f"{step(whole, 2)}, continued at step 2" in plotted(config)
+    told, before = summary(config), summary(whole)
+    assert told["consumed_samples"] == before["consumed_samples"] == 48
+    assert told["tokens_per_second"] == pytest.approx(4 * 8 * 16 / told["seconds"])
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_other_layouts_continue(root: Path, first: Path, layout: Settings) -> None:
+    name = f"continued-{LAYOUTS.index(layout)}"
+    config = make_run(root, name, start=step(first, 2), finetune=False, **layout)
+    train(config, ranks=2)
+    assert_continued(config, first, rel=1e-5)
+
+
+def test_one_rank_continues_what_two_have_begun(root: Path, tmp_path: Path) -> None:
+    whole = make_run(root, "whole-two", zero_stage=3)
+    train(whole, ranks=2)
+    # Through a conversion, too.
+    convert(source=step(whole, 2), target=tmp_path / "a", format="native")
+    config = make_run(root, "continued-by-one", start=tmp_path / "a", finetune=False)
+    train(config)
+    assert_continued(config, whole, rel=1e-5)
+
+
+def test_a_finetune_run_begins_anew_and_goes_on_after_a_kill(root: Path, first: Path) -> None:
+    runs = [make_run(root, name, start=step(first, 4), finetune=True) for name in ("a", "b")]
+    printed = train(runs[0])
+    assert f"start     {step(first, 4)}, finetuned: weights alone, at step 0" in printed
+    train(runs[1], fault=killed_in_backward, code=-9)
+    assert "continuing at step 2" in train(runs[1])
+    assert losses(runs[1]) == losses(runs[0])
+    assert hashes(runs[1]) == hashes(runs[0])
+    assert len(losses(runs[0])) == 6
+    # The optimizer is another one than at step 4.
+    assert losses(runs[0])[0] != losses(first)[4]
+    assert losses(runs[0], "validation_loss")[0] != losses(first, "validation_loss")[0]
+
+
+def test_continued_and_finetuned_are_different_runs(root: Path, first: Path) -> None:
+    config = make_run(root, "both", start=step(first, 4), finetune=True, train_steps=6)
+    train(config)
+    make_run(root, "both", start=step(first, 4), finetune=False, train_steps=6)
+    printed = train(config)
+    assert "train.finetune: True there, False here" in printed
+    assert losses(config) == losses(first)[4:]
+
+
+def test_a_start_that_is_another_by_now_is_refused(root: Path, first: Path) -> None:
+    config = make_run(root, "moved", start=step(first, 2), finetune=False)
+    text = config.read_text()
+    config.write_text(text.replace("global_step2", "global_step4"))
+    told = launch(config, code=2)
+    assert "global_step4: is not at the step or of the architecture that the run was" in told
+    config.write_text(text.replace(str(step(first, 2)), str(root / "start")))
+    assert "has no optimizer states of adamw to continue with" in launch(config, code=2)
+
+
+def test_trials_take_the_weights_alone(
+    root: Path, first: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_run(root, "tried", start=step(first, 2), finetune=False)
+    benchmark_train(config=config, steps=1, warmup_steps=0)
+    assert f"{step(first, 2)}, finetuned: weights alone, at step 0" in capsys.readouterr().out
+
+
+def test_fp16_begins_with_a_scale_of_its_own_after_another_precision() -> None:
+    scale = LossScale("fp16")
+    before = scale.state
+    scale.state = LossScale("bf16").state
+    assert scale.state == before
+    scale.state = (8.0, 3)
+    assert scale.state == (8.0, 3)
+
+
+@pytest.mark.parametrize(
+    ("way", "title"),
+    [
+        ({"format": "universal"}, "DeepSpeed universal"),
+        (
+            {"format": "mds", "tensor_parallel_size": 2, "data_parallel_size": 3, "zero_stage": 2},
+            "Megatron-DeepSpeed, without pipeline",
+        ),
+        (
+            {"format": "megatron", "tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+            "Megatron-LM, classic",
+        ),
+    ],
+)
+def test_a_run_continues_after_a_way_through_megatrons_formats(
+    way: Settings, title: str, root: Path, first: Path, tmp_path: Path
+) -> None:
+    """Every loss is the same, so that step, samples, schedule and states have come along."""
+    begin = read_run(make_run(root, "begin", start=step(first, 2), finetune=False))
+    convert(source=step(first, 2), target=tmp_path / "a", **way)
+    told = refused(root, tmp_path / "a", finetune=False)
+    assert f"is a checkpoint of {title}, which training does not read; convert" in told
+    convert(source=tmp_path / "a", target=tmp_path / "b", format="native")
+    config = make_run(root, f"continued-{way['format']}", start=tmp_path / "b", finetune=False)
+    run = read_run(config)
+    assert (run.step, run.consumed_samples) == (begin.step, begin.consumed_samples) == (2, 16)
+    train(config)
+    assert losses(config) == losses(first)[2:]
+    assert hashes(config) == hashes(first)

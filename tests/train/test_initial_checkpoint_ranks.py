@@ -1,0 +1,156 @@
+"""Ranks that share a model read of a run's start what they hold, and nothing when it continues."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import FileSystemReader
+
+from tests.support.deepspeed_runs import BF16, zero
+from tests.support.engines import buffer, build, coming, go, parts, pieces, states, whole
+from tests.support.layouts import laid_out, parallel
+from tests.support.ranks import spawn
+from tests.support.runs import make_run
+from tests.support.tied_start import SAVED, TIED, prepare_tied
+from tokamake.checkpoint import model_tensors
+from tokamake.config import read_run
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare_tied(tmp_path_factory.mktemp("start"))
+
+
+def weights(engine: Any) -> list[Any]:
+    return [part for piece in pieces(engine) for part in parts(piece, buffer(piece))]
+
+
+PIPELINE = parallel(pp=2)
+LAYOUTS = [
+    {"zero_stage": 0},
+    {"zero_stage": 3},
+    BF16,
+    parallel(tp=2, sp=True),
+    PIPELINE,
+    parallel(pp=2, schedule="zbv", vpp=2),
+    *[zero(stage) for stage in range(4)],
+    zero(2, **BF16),
+    zero(3, **BF16) | parallel(tp=2),
+    zero(1) | PIPELINE,
+]
+
+
+class Watch:
+    """Which tensors this rank reads, and how many of their elements."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, int] = {}
+        read = FileSystemReader.read_data
+
+        def read_data(reader: Any, plan: Any, planner: Any) -> Any:
+            for item in plan.items:
+                name = item.dest_index.fqn.removeprefix("model.")
+                self.found[name] = self.found.get(name, 0) + item.lengths.numel()
+            return read(reader, plan, planner)
+
+        FileSystemReader.read_data = read_data  # type: ignore[method-assign]
+
+
+def begin_all(config: Path, folder: Path) -> list[Any]:
+    """Begin at each layout, from one file and from those of ranks: parts, what was read, loss."""
+    run, watch, found = read_run(config), Watch(), []
+    engine = build(laid_out(run, parallel(tp=2)))
+    engine.save(folder / SAVED, {"iteration": 2}).wait()
+    if dist.get_rank() == 0:
+        (folder / "latest").write_text(SAVED)
+    dist.barrier()
+    for changes in LAYOUTS:
+        for start in (run.checkpoint, folder):
+            watch.found.clear()
+            engine = build(laid_out(run.model_copy(update={"checkpoint": start}), changes))
+            first = next(coming(engine, run)).micro_batches
+            found.append((weights(engine), {**watch.found}, engine.mean_loss(iter(first))))
+    return found
+
+
+def of_second_stage(name: str) -> bool:
+    """Whether the second of two pipeline ranks has a tensor, under 1F1B."""
+    return name.startswith(("model.layers.2.", "model.layers.3.", "model.norm.", "model.embed"))
+
+
+@pytest.mark.ranks
+def test_ranks_read_what_they_hold(root: Path, tmp_path: Path) -> None:
+    config = make_run(root, "layouts", micro_batch_size=4)
+    of_ranks = spawn(begin_all, 2, config, tmp_path)
+    expected = model_tensors.random(TIED, 5)
+    for number, founds in enumerate(zip(*of_ranks, strict=True)):
+        changes = LAYOUTS[number // 2]
+        found = whole(parts for parts, _, _ in founds)
+        assert found.keys() == expected.keys(), changes
+        for name, tensor in expected.items():
+            assert torch.equal(found[name], tensor), (name, changes)
+        for rank, (held, read, loss) in enumerate(founds):
+            # Passes have the weights, too.
+            rel = 1e-2 if "precision" in changes else 1e-5
+            assert loss == pytest.approx(of_ranks[0][0][2], rel=rel), changes
+            assert read.keys() == {name for name, *_ in held}, changes
+            if PIPELINE.items() <= changes.items():
+                second = {name for name in expected if of_second_stage(name)}
+                first = expected.keys() - second | {"model.embed_tokens.weight"}
+                assert read.keys() == (second if rank else first), changes
+            sizes = dict.fromkeys(read, 0)
+            for name, _, _, part in held:
+                sizes[name] += part.numel()
+            assert {name: size for name, size in sizes.items() if size} == read, changes
+
+
+CONTINUED: list[dict[str, Any]] = [
+    {},
+    BF16,
+    *[{"optimizer": {"name": n, "learning_rate": 0.01}} for n in ("adafactor", "muon")],
+    {"optimizer": {"name": "schedule_free_adamw", "learning_rate": 0.01}},
+    *[zero(stage) for stage in range(4)],
+    *[zero(stage, **BF16) for stage in (1, 2, 3)],
+    *[
+        zero(stage, optimizer={"name": "schedule_free_adamw", "learning_rate": 0.01})
+        for stage in (1, 3)
+    ],
+]
+PIPELINED = [PIPELINE, {"zero_stage": 3, **BF16}, zero(1, **BF16) | PIPELINE]
+
+
+def continue_all(config: Path, folder: Path, layouts: list[dict[str, Any]]) -> list[Any]:
+    """Losses of steps after saving, and after loading into a model full of NaN."""
+    found = []
+    for number, changes in enumerate(layouts):
+        constant = {"schedule": {"name": "constant"}, **changes}
+        run, saved = laid_out(read_run(config), constant), folder / f"{number}"
+        engine = build(run)
+        steps = coming(engine, run)
+        go(engine, steps, 2)
+        engine.save(saved, {"iteration": 2}).wait()
+        expected = go(engine, steps, 2)
+        missing = run.model_copy(update={"checkpoint": folder / "missing"})
+        # So torch fills memory that nobody has written.
+        torch.use_deterministic_algorithms(True)
+        engine = build(missing, continues=True)
+        torch.use_deterministic_algorithms(False)
+        held = torch.cat([part.flatten().float() for *_, part in weights(engine)])
+        assert held.isnan().all()
+        engine.load(saved)
+        assert not any(value.isnan().any() for value in states(engine).values())
+        found.append((expected, go(engine, coming(engine, run, done=2), 2)))
+    return found
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("world_size", "layouts"), [(1, CONTINUED), (2, PIPELINED)])
+def test_continuing_needs_nothing_of_the_start(
+    root: Path, tmp_path: Path, world_size: int, layouts: list[dict[str, Any]]
+) -> None:
+    config = make_run(root, f"poisoned-{world_size}")
+    for founds in spawn(continue_all, world_size, config, tmp_path, layouts):
+        for changes, (expected, found) in zip(layouts, founds, strict=True):
+            assert found == expected, changes

@@ -1,0 +1,184 @@
+"""The estimate of memory against what layers keep and what torch allocates."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from tests.support.layouts import laid_out, parallel
+from tests.support.ranks import spawn
+from tests.support.runs import ARCHITECTURE, make_run, prepare, write_start
+from tokamake import plugins
+from tokamake.checkpoint import model_tensors
+from tokamake.config import Architecture, Run, read_run
+from tokamake.models.common.positions import rotary
+from tokamake.runtime.ranks import Ranks
+from tokamake.train.backends.native import Engine
+from tokamake.train.memory import _limits, estimate
+from tokamake.train.startup_log import chosen, opening
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+ONE = Ranks(0, 1, 0, 1)
+LARGER = Architecture(
+    vocab_size=2000,
+    hidden_size=256,
+    intermediate_size=768,
+    num_hidden_layers=8,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    max_position_embeddings=256,
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return read_run(make_run(prepare(tmp_path_factory.mktemp("memory")), "estimated"))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_formulas_of_layers_are_what_torch_keeps(family: str, dtype: torch.dtype) -> None:
+    other = {"position_embedding": "learned", "hidden_act": "gelu"} if family == "gpt" else {}
+    architecture = Architecture(**{**LARGER.model_dump(), "family": family, **other})
+    plug_in = plugins.load("models/*/model", family)
+    layer = next(iter(plug_in.Model(architecture).to(dtype).layers.values()))
+    own = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage().data_ptr()
+        if storage not in own:
+            kept[storage] = tensor
+        return tensor
+
+    cos = sin = None
+    if family == "llama":
+        cos, sin = (angle.to(dtype) for angle in rotary(torch.arange(256), architecture))
+    x_BLD = torch.randn(4, 256, 256, dtype=dtype, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        layer(x_BLD, cos, sin)
+    found = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / (4 * 256)
+    told = plug_in.kept_per_token(architecture, size=dtype.itemsize, fused_norm=False)
+    assert told.states + told.gathered + told.cut == pytest.approx(found, rel=0.01)
+
+
+def larger(run: Run, folder: Path, **changes: Any) -> Run:
+    """A run of some million parameters that needs no data."""
+    if not folder.exists():
+        write_start(folder, LARGER, model_tensors.random(LARGER, 1))
+    sizes = {"sequence_length": 256, "micro_batch_size": 8, "global_batch_size": 8}
+    run = run.model_copy(update={"architecture": LARGER, "checkpoint": folder})
+    return laid_out(run, {**sizes, **changes})
+
+
+def train(run: Run) -> None:
+    """Do two steps on random tokens."""
+    engine = Engine(run, ONE, CPU)
+    shape = run.train.micro_batch_size, run.train.sequence_length + 1
+    rows = np.random.default_rng(1).integers(run.architecture.vocab_size or 0, size=shape)
+    for _ in range(2):
+        engine.train_step([rows], learning_rate=1e-3, weight_decay=0.0)
+
+
+def peak(run: Run, folder: Path) -> float:
+    """Most bytes that torch has allocated at one time while it trains."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        train(run)
+    profiled.export_chrome_trace(str(folder / "trace.json"))
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    sizes = [e["args"]["Total Allocated"] for e in events if e["name"] == "[memory]"]
+    return float(max(sizes))
+
+
+@pytest.mark.ranks
+def test_estimates_are_near_what_torch_allocates(run: Run, tmp_path: Path) -> None:
+    runs = {
+        again: larger(run, tmp_path / "larger", recompute_granularity=again)
+        for again in ("none", "selective", "full")
+    }
+    told = {again: estimate(each, 1, CPU) for again, each in runs.items()}
+    found = {again: spawn(peak, 1, each, tmp_path)[0] for again, each in runs.items()}
+    for again in runs:
+        assert found[again] == pytest.approx(told[again].total, rel=0.1)
+    saved = found["none"] - found["full"]
+    assert saved == pytest.approx(told["none"].total - told["full"].total, rel=0.15)
+
+
+def test_each_way_to_share_needs_less(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "larger"
+    alone = estimate(larger(run, folder, micro_batch_size=4), 1, CUDA)
+    stages = {
+        stage: estimate(larger(run, folder, zero_stage=stage, micro_batch_size=2), 2, CUDA)
+        for stage in range(4)
+    }
+    assert stages[0].optimizer == alone.optimizer == 2 * stages[1].optimizer
+    assert stages[2].gradients < stages[1].gradients
+    assert stages[3].weights < stages[2].weights == stages[1].weights < stages[0].weights
+
+    def shared(world_size: int, **sizes: Any) -> Any:
+        return estimate(
+            larger(run, folder, micro_batch_size=4, **parallel(**sizes)), world_size, CUDA
+        )
+
+    tensor, sequence = shared(2, tp=2), shared(2, tp=2, sp=True)
+    context, pipeline = shared(2, cp=2), shared(2, pp=2)
+    assert alone.activations / 2 < sequence.activations < tensor.activations < alone.activations
+    assert context.activations == alone.activations / 2
+    assert pipeline.optimizer < alone.optimizer
+    assert shared(2, pp=2, schedule="gpipe").activations >= pipeline.activations
+
+
+def test_optimizers_have_their_states(run: Run, tmp_path: Path) -> None:
+    states = {
+        name: estimate(larger(run, tmp_path / "larger", optimizer={"name": name}), 1, CPU).optimizer
+        for name in ("sgd", "lion", "adamw", "adamw_8bit")
+    }
+    assert states["adamw"] == 2 * states["lion"] == 2 * states["sgd"]
+    assert states["adamw_8bit"] < 0.26 * states["adamw"]
+
+
+def test_a_start_tells_what_was_chosen(run: Run) -> None:
+    lines = opening(run, ONE, CPU).splitlines()
+    assert [line.split()[0] for line in lines] == ["model", "start", "layout", "settings", "memory"]
+    parameters = sum(math.prod(shape) for shape in model_tensors.shapes(ARCHITECTURE).values())
+    assert f"{parameters:,} parameters; 6 steps of 128 tokens" in lines[0]
+    assert f"{run.checkpoint}, weights alone, at step 0" in lines[1]
+    assert "1 rank on cpu, fp32, native, ZeRO stage 1" in lines[2]
+    assert "sequence_length 16" in lines[3]
+    assert "optimizer.learning_rate 0.01" in lines[3]
+    assert "zero_stage" not in lines[3]
+    assert re.search(r"about \S+ MB a rank \(.*\); the device has \S+ GB for it$", lines[4])
+    shared = laid_out(run, {**parallel(tp=2), "zero_stage": 2})
+    found = opening(shared, Ranks(0, 4, 0, 4), CPU)
+    assert "4 ranks = data 2 × tensor 2 on cpu" in found
+    assert "zero_stage 2" in found
+    assert list(chosen(run.train, run.train)) == []
+    other = laid_out(run, {"optimizer": {"name": "sgd", "momentum": 0.8}, "zero_stage": 1})
+    told = [line for line in chosen(other.train, run.train) if line.startswith("optimizer")]
+    assert told == ["optimizer.name sgd", "optimizer.momentum 0.8"]
+
+
+def test_the_hosts_memory_is_the_jobs_part_of_it(tmp_path: Path) -> None:
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    assert min(_limits(tmp_path)) == math.inf
+    write("proc/self/cgroup", "0::/slurm/job_7\n")
+    write("sys/fs/cgroup/slurm/job_7/memory.max", "max\n")
+    write("sys/fs/cgroup/slurm/memory.max", "16000000000\n")
+    assert min(_limits(tmp_path)) == 16e9
+    write("proc/self/cgroup", "5:cpu:/x\n4:memory:/slurm/job_7\n")
+    write("sys/fs/cgroup/memory/slurm/job_7/memory.limit_in_bytes", "8000000000\n")
+    assert min(_limits(tmp_path)) == 8e9
+
+
+def test_a_run_that_does_not_fit_is_warned_of(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokamake.train.startup_log.device_memory", lambda *_: 1000.0)
+    assert "more than there is: lower train.micro_batch_size" in opening(run, ONE, CPU)

@@ -1,0 +1,106 @@
+"""Precision of the device, deterministic algorithms, compiled layers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.layouts import NUM_STEPS, Layout, parallel, train_all
+from tests.support.ranks import spawn
+from tests.support.runs import make_run, prepare
+from tokamake.config import INDEX_SETTINGS, read_run
+from tokamake.errors import UserError
+from tokamake.train.numerics import check_repeatable, decided, precision_of, repeatable
+from tokamake.train.resume import run_digest
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("numerics"), train_samples=8 * (NUM_STEPS + 1))
+
+
+def test_the_device_decides_precision_where_settings_do_not(root: Path) -> None:
+    run = read_run(make_run(root, "undecided"))
+    assert run.train.precision is None
+    assert precision_of(run.train, torch.device("cpu")) == "fp32"
+    for device in ("cuda", "xpu"):
+        assert precision_of(run.train, torch.device(device)) == "bf16"
+    asked = read_run(make_run(root, "asked", precision="fp16"))
+    assert precision_of(asked.train, torch.device("cpu")) == "fp16"
+
+
+def test_the_digest_is_of_the_decided_precision(root: Path) -> None:
+    run, asked = (
+        read_run(make_run(root, name, **changes))
+        for name, changes in (("left", {}), ("given", {"precision": "bf16"}))
+    )
+    index: dict[str, Any] = {
+        "splits": {"train": {"files": []}},
+        "version": 1,
+        "seed": 1,
+        "pairs": {},
+        **dict.fromkeys(INDEX_SETTINGS),
+    }
+    digests = [
+        run_digest(decided(each, torch.device(device)), index=index, weights="")
+        for each, device in ((run, "cpu"), (run, "cuda"), (asked, "cpu"))
+    ]
+    assert digests[0] != digests[1] == digests[2]
+
+
+def test_deterministic_mode_ends_with_the_run() -> None:
+    with repeatable(False):
+        assert not torch.are_deterministic_algorithms_enabled()
+    with repeatable(True):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        with pytest.raises(RuntimeError, match="deterministic"):
+            torch.nn.functional.max_unpool1d(torch.ones(1, 1, 2), torch.tensor([[[0, 2]]]), 2)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"backend": "deepspeed"},
+        {"recompute_granularity": "selective"},
+        parallel(pp=2, vpp=2, schedule="interleaved_zero_bubble"),
+        parallel(pp=2, vpp=2, schedule="zbv"),
+    ],
+)
+def test_what_compiled_layers_do_not_fit_is_refused(root: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="compile: "):
+        make_run(root, "misfit", compile=True, **changes)
+
+
+def test_draws_are_not_repeatable_on_gpus(root: Path) -> None:
+    config = make_run(root, "drawn", deterministic=True, optimizer={"name": "sophia_g"})
+    run = read_run(config)
+    check_repeatable(run, torch.device("cpu"))
+    with pytest.raises(UserError, match=r"deterministic: labels that sophia_g draws .* on cuda"):
+        check_repeatable(run, torch.device("cuda"))
+
+
+SHARED = parallel(tp=2, sp=True)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"zero_stage": 3, "recompute_granularity": "full"}, SHARED],
+    ids=["alone", "sharded", "sequence"],
+)
+def test_compiled_layers_change_nothing(root: Path, changes: dict[str, Any]) -> None:
+    config = make_run(root, "compiled")
+    ranks = 2 if changes else 1
+    layouts = [Layout(config, {**changes, "compile": on}) for on in (False, True)]
+    for plain, compiled in spawn(train_all, ranks, layouts):
+        assert compiled["losses"] == pytest.approx(plain["losses"], rel=1e-5)
+        assert compiled["norms"] == pytest.approx(plain["norms"], rel=1e-4)
+        assert plain["gradients"][0]
+        for (*_, found), (*_, gradient) in zip(
+            compiled["gradients"][0], plain["gradients"][0], strict=True
+        ):
+            torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,69 @@
+"""`resolve` writes what `train` reads, and refuses what does not fit together."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.runs import ARCHITECTURE, SETTINGS, make_run, prepare, vouch
+from tokamake.config import read_run
+from tokamake.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("resolve"))
+
+
+def test_run_is_complete(root: Path) -> None:
+    run = read_run(make_run(root, "complete"))
+    assert run.architecture == ARCHITECTURE
+    assert (run.run, run.seed, run.output) == ("complete", 11, root / "complete" / "training")
+    assert run.train.model_dump(include=SETTINGS.keys(), exclude={"optimizer", "schedule"}) == {
+        key: value for key, value in SETTINGS.items() if key not in ("optimizer", "schedule")
+    }
+    assert run.train.optimizer.beta2 == 0.95
+
+
+def test_same_inputs_give_the_same_bytes(root: Path) -> None:
+    first = make_run(root, "same").read_bytes()
+    assert make_run(root, "same").read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sequence_length": 33}, r"sequence_length: 33: the model is meant for at most 32"),
+        ({"sequence_length": 32}, r"index: has sequence_length 16, train.sequence_length is 32"),
+        ({"split": "90,10,0"}, r"index: has split 80,20,0, train.split is 90,10,0"),
+        (
+            {"train_steps": 11},
+            r"has 80 training samples, train.train_steps take 88; run",
+        ),
+        (
+            {"precision": "bf16", "zero_stage": 0, "backend": "deepspeed"},
+            r"zero_stage: 0: keeps no fp32 weights",
+        ),
+        ({"schedule": {"warmup_steps": 7}}, r"warmup_steps: 7: more than train_steps 6"),
+        ({"colour": "red"}, r"train: colour: unknown key"),
+        ({"optimizer": {"name": "magic"}}, r"train: optimizer.name: 'magic': unknown name"),
+    ],
+)
+def test_misfits_are_refused(root: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make_run(root, "misfit", **changes)
+    assert not (root / "misfit" / "run.yaml").exists()
+
+
+def test_tokens_without_embedding_are_refused(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    vouch(tmp_path / "corpus", vocab_size=121)
+    with pytest.raises(UserError, match="vocabulary of 121, the model has 120 embeddings"):
+        make_run(tmp_path, "misfit")
+
+
+def test_missing_checkpoint_is_refused(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    (tmp_path / "start" / "latest").unlink()
+    with pytest.raises(UserError, match=r"start: no checkpoint of a format that is known .*; give"):
+        make_run(tmp_path, "misfit")

@@ -1,0 +1,51 @@
+"""How a training is asked to stop, and what a second Ctrl-C does."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tokamake.train import stop_signals
+from tokamake.train.stop_signals import StopRequest
+
+TWICE = """
+import os, signal, time
+from tokamake.train import stop_signals
+stop_signals._REPEAT_SECONDS = {least}
+request = stop_signals.StopRequest(tells=True)
+with stop_signals.on_signals(request.note):
+    os.kill(os.getpid(), signal.{first})
+    os.kill(os.getpid(), signal.{second})
+    os.write(1, request.by.encode())
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "least", "code", "told"),
+    [
+        ("SIGINT", "SIGINT", 0, 130, "ended by a second Ctrl-C; the same command goes on"),
+        ("SIGTERM", "SIGINT", 0, 130, "ended by a second Ctrl-C; the same command goes on"),
+        ("SIGINT", "SIGINT", 1e9, 0, "SIGINT"),
+        ("SIGINT", "SIGTERM", 0, 0, "SIGINT"),
+        ("SIGTERM", "SIGTERM", 0, 0, "SIGTERM"),
+    ],
+)
+def test_a_second_ctrl_c_ends_at_once(
+    first: str, second: str, least: float, code: int, told: str
+) -> None:
+    program = TWICE.format(first=first, second=second, least=least)
+    # A shell's background has SIGINT ignored; on_signals is to take it all the same.
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert done.stdout.startswith(told)
+
+
+def test_signals_are_as_before_when_the_block_has_ended() -> None:
+    before = [signal.getsignal(number) for number in stop_signals.SIGNALS]
+    request = StopRequest(tells=False)
+    with stop_signals.on_signals(request.note):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert request.by == "SIGINT"
+    assert [signal.getsignal(number) for number in stop_signals.SIGNALS] == before

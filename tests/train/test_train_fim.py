@@ -1,0 +1,78 @@
+"""Training with documents rearranged for fill-in-the-middle, from the settings on."""
+
+import json
+import string
+from pathlib import Path
+
+import pytest
+import tokenizers
+
+from tests.support.runs import SETTINGS, launch, losses, make_run, prepare
+from tokamake.config import read_run
+from tokamake.data.samples.fim.samples import FimSamples, training_samples
+from tokamake.data.samples.loader import Samples
+from tokamake.errors import UserError
+
+FIM = {"rate": 0.9}
+SPECIAL = ["<|endoftext|>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared run, and a tokenizer of ASCII with as many entries as its model."""
+    root = prepare(tmp_path_factory.mktemp("fim"))
+    make_tokenizer(root / "tokenizer", 116)
+    make_tokenizer(root / "larger", 117)
+    return root
+
+
+def make_tokenizer(folder: Path, size: int) -> None:
+    from tokenizers import decoders, models, pre_tokenizers
+
+    pairs = [(letter, letter) for letter in string.ascii_lowercase][: size - 97]
+    entries = [*map(chr, range(33, 127)), *"ĠĊĉ", *(a + b for a, b in pairs)]
+    model = models.BPE({entry: number for number, entry in enumerate(entries)}, pairs)
+    made = tokenizers.Tokenizer(model)
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(SPECIAL)
+    folder.mkdir()
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": SPECIAL[0]}))
+
+
+@pytest.mark.ranks
+def test_a_run_learns_of_rearranged_documents(root: Path) -> None:
+    fim = {"fim": FIM, "tokenizer": root / "tokenizer"}
+    plain, rearranged = make_run(root, "plain"), make_run(root, "rearranged", **fim)
+    for config in (plain, rearranged):
+        launch(config)
+    # Before the first step both measure the same: validation samples are left as they are.
+    assert losses(plain, "validation_loss")[0] == losses(rearranged, "validation_loss")[0]
+    assert losses(plain)[0] != losses(rearranged)[0]
+    assert len(losses(rearranged)) == SETTINGS["train_steps"]
+
+
+def test_samples_of_a_run(root: Path) -> None:
+    assert isinstance(training_samples(read_run(make_run(root, "off"))), Samples)
+    run = read_run(make_run(root, "on", fim=FIM, tokenizer=root / "tokenizer"))
+    samples = training_samples(run)
+    assert isinstance(samples, FimSamples)
+    assert 117 in samples[0]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "settings", "message"),
+    [
+        (None, FIM, "needs a tokenizer; give it with --tokenizer"),
+        ("tokenizer", {**FIM, "middle": "<MID>"}, "fim.middle: '<MID>': not a special token"),
+        ("larger", FIM, "has 121 entries, the model 120 embeddings"),
+        ("tokenizer", {"rate": 2}, "train: fim.rate: "),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_training(
+    root: Path, tokenizer: str | None, settings: dict[str, object], message: str
+) -> None:
+    path = root / tokenizer if tokenizer else None
+    with pytest.raises(UserError, match=message):
+        make_run(root, "misfit", fim=settings, tokenizer=path)

@@ -1,0 +1,402 @@
+"""Training against plain PyTorch and transformers, over ranks, ZeRO stages and deaths."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch.distributed.checkpoint import FileSystemWriter
+
+from tests.support.paths import SUPPORT
+from tests.support.proofs import loss_of
+from tests.support.runs import (
+    ARCHITECTURE,
+    launch,
+    losses,
+    make_run,
+    prepare,
+    records,
+    summary,
+    train_here,
+    weights,
+)
+from tokamake.checkpoint.native import latest as start_of
+from tokamake.config import read_run
+from tokamake.data.samples.index import index
+from tokamake.data.samples.loader import Samples, batches
+from tokamake.errors import UserError
+from tokamake.schedules import cosine
+from tokamake.train import trainer
+from tokamake.train.metrics import Metrics, Record
+
+DYING = (str(SUPPORT / "dying.py"),)
+
+
+pytestmark = pytest.mark.usefixtures("lone_rank")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("train"))
+
+
+@pytest.fixture(scope="module")
+def single(root: Path) -> Path:
+    """A finished run of one process; do not write here."""
+    config = make_run(root, "single")
+    assert train_here(config) == 0
+    return config
+
+
+@pytest.fixture(scope="module")
+def double(root: Path) -> Path:
+    """A finished run of two ranks; do not write here."""
+    config = make_run(root, "double")
+    launch(config, ranks=2)
+    return config
+
+
+def copy(config: Path, folder: Path) -> Path:
+    """Copy a finished run so that the same command finds its checkpoint in another place."""
+    shutil.copytree(config.parent, folder)
+    text = (folder / "run.yaml").read_text()
+    (folder / "run.yaml").write_text(text.replace(str(config.parent), str(folder)))
+    return folder / "run.yaml"
+
+
+def assert_same_run(found: Path, expected: Path) -> None:
+    """Compare losses and final weights bit by bit."""
+    for key in ("loss", "grad_norm", "validation_loss"):
+        assert losses(found, key) == losses(expected, key)
+    assert_equal_weights(found, expected, rtol=0, atol=0)
+
+
+def assert_equal_weights(found: Path, expected: Path, *, rtol: float, atol: float) -> None:
+    theirs = weights(expected)
+    assert weights(found).keys() == theirs.keys()
+    for name, tensor in weights(found).items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=rtol, atol=atol, msg=name)
+
+
+def plain_training(
+    root: Path, sizes: tuple[int, ...] = (8,) * 6
+) -> tuple[list[float], list[float], list[float], Any]:
+    """Train transformers' Llama with torch alone; gives losses, norms, validation and the model."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    values = ARCHITECTURE.model_dump(exclude={"family", "rope_theta"})
+    rope = {"rope_type": "default", "rope_theta": ARCHITECTURE.rope_theta}
+    model = LlamaForCausalLM(LlamaConfig(**values, rope_parameters=rope))
+    model.load_state_dict(start_of.read(root / "start")[1])
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    norms = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
+    valid = torch.from_numpy(next(whole_batches(root, "valid", size=16)))
+    found: tuple[list[float], list[float], list[float]] = ([], [], [])
+    rows = (row for (row,) in whole_batches(root, "train", size=1))
+    for step, size in enumerate((*sizes, 0)):
+        if step % 3 == 0:
+            with torch.no_grad():
+                found[2].append(loss_of(model, valid).item())
+        if not size:
+            break
+        loss = loss_of(model, torch.from_numpy(np.stack([*islice(rows, size)])))
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        for group in optimizer.param_groups:
+            share = cosine.factor(step, warmup=2, length=6, decay=6, min_ratio=0.1)
+            group["lr"] = 0.01 * (step / 2 if step < 2 else share)
+        optimizer.step()
+        found[0].append(loss.item())
+        found[1].append(norm.item())
+    return (*found, model)
+
+
+def whole_batches(root: Path, split: str, *, size: int) -> Any:
+    samples = Samples(root / "index", split=split, data_root=root)
+    return batches(
+        samples,
+        consumed_samples=0,
+        micro_batch_size=size,
+        data_parallel_rank=0,
+        data_parallel_size=1,
+    )
+
+
+RAMPED = {"rampup_batch_size": [4, 4, 10], "micro_batch_size": 1}
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_a_growing_batch_equals_torch(root: Path, zero_stage: int) -> None:
+    config = make_run(root, f"ramped-{zero_stage}", zero_stage=zero_stage, **RAMPED)
+    assert train_here(config) == 0
+    expected, norms, validation, _ = plain_training(root, (4, 4, 4, 8, 8, 8))
+    assert losses(config) == pytest.approx(expected, rel=1e-5)
+    assert losses(config, "grad_norm") == pytest.approx(norms, rel=1e-4)
+    assert losses(config, "validation_loss") == pytest.approx(validation, rel=1e-5)
+    assert summary(config)["consumed_samples"] == 36
+    consumed = [record["consumed_samples"] for record in records(config) if "loss" in record]
+    assert consumed == [4, 8, 12, 20, 28, 36]
+
+
+@pytest.mark.ranks
+def test_a_growing_batch_is_the_same_over_ranks(root: Path) -> None:
+    config = make_run(root, "ramped-ranks", zero_stage=2, **RAMPED)
+    launch(config, ranks=2)
+    expected, *_ = plain_training(root, (4, 4, 4, 8, 8, 8))
+    assert losses(config) == pytest.approx(expected, rel=1e-5)
+
+
+def test_training_equals_transformers_and_torch(root: Path, single: Path) -> None:
+    expected, norms, validation, model = plain_training(root)
+    assert losses(single) == pytest.approx(expected, rel=1e-5)
+    assert losses(single, "grad_norm") == pytest.approx(norms, rel=1e-4)
+    assert losses(single, "validation_loss") == pytest.approx(validation, rel=1e-5)
+    assert expected[-1] < expected[0] - 0.1
+    for name, tensor in weights(single).items():
+        torch.testing.assert_close(tensor, model.state_dict()[name], rtol=1e-3, atol=1e-4)
+
+
+def test_what_a_run_leaves(root: Path, single: Path) -> None:
+    written, steps = summary(single), [r["step"] for r in records(single) if "loss" in r]
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert written["step"] == 6
+    assert written["consumed_tokens"] == 6 * 8 * 16
+    assert (written["first_loss"], written["last_loss"]) == tuple(losses(single)[:: len(steps) - 1])
+    assert [entry["step"] for entry in written["validation_losses"]] == [0, 3, 6]
+    assert written["tokens_per_second"] * written["seconds"] == pytest.approx(6 * 8 * 16)
+    output = read_run(single).output
+    assert sorted(path.name for path in output.glob("global_step*")) == [
+        f"global_step{step}" for step in (2, 4, 6)
+    ]
+    assert written["checkpoint"] == str(output / "global_step6")
+
+
+def test_finished_run_has_nothing_to_do(
+    single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = copy(single, tmp_path / "again")
+    config.with_name("train.json").unlink()
+    assert train_here(config) == 0
+    assert "already at step 6, the last; nothing to train" in capsys.readouterr().out
+    checkpoint = {"checkpoint": str(tmp_path / "again" / "training" / "global_step6")}
+    assert summary(config) == {**summary(single), **checkpoint}
+
+
+def test_other_settings_move_the_old_run_aside(
+    root: Path, single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = copy(single, tmp_path / "run")
+    text = config.read_text()
+    config.write_text(text.replace("learning_rate: 0.01", "learning_rate: 0.02"))
+    assert text != config.read_text()
+    assert train_here(config) == 0
+    (aside,) = tmp_path.glob("run/training.*")
+    assert aside.name == f"training.{summary(single)['digest'][:8]}"
+    assert str(aside) in capsys.readouterr().out
+    assert (aside / "global_step6" / "state.json").is_file()
+    assert losses(config)[0] == losses(single)[0]
+    assert losses(config)[5] != losses(single)[5]
+
+
+def test_watching_settings_do_not_begin_anew(single: Path, tmp_path: Path) -> None:
+    config = copy(single, tmp_path / "run")
+    config.write_text(config.read_text().replace("log_interval: 1", "log_interval: 5"))
+    assert train_here(config) == 0
+    assert not list(tmp_path.glob("run/training.*"))
+
+
+def test_other_validation_samples_do_not_begin_anew(
+    root: Path, single: Path, tmp_path: Path
+) -> None:
+    config = copy(single, tmp_path / "run")
+    described = json.loads((root / "index/index.json").read_text())
+    index(
+        weights=root / "weights.txt", data_root=root, output=tmp_path / "index", seed=3,
+        sequence_length=16, split="80,20,0", valid_samples=24,
+        train_samples=described["train_samples"],
+    )  # fmt: skip
+    again = json.loads((tmp_path / "index/index.json").read_text())
+    assert again["digest"] != described["digest"]
+    config.write_text(config.read_text().replace(f"{root}/index", f"{tmp_path}/index"))
+    assert str(tmp_path / "index") in config.read_text()
+    assert train_here(config) == 0
+    assert not list(tmp_path.glob("run/training.*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_run_continues(
+    root: Path,
+    single: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+) -> None:
+    config, add = make_run(root, f"stopped-{number.name}"), Metrics.add
+
+    def add_and_stop(metrics: Metrics, record: Record) -> None:
+        add(metrics, record)
+        if record["step"] == 4:
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)  # by a launcher, once more
+
+    before, progress = signal.getsignal(number), config.with_name("progress")
+    with monkeypatch.context() as patch:
+        patch.setattr(Metrics, "add", add_and_stop)
+        patch.setenv("JOB_PROGRESS_FILE", str(progress))
+        assert train_here(config) == trainer.STOPPED
+    assert f"stopped by {number.name}: saved at step 5, run the same" in capsys.readouterr().out
+    assert progress.read_text() == "saved at step 5\n"
+    assert not config.with_name("train.json").exists()
+    assert signal.getsignal(number) == before
+    assert train_here(config) == 0
+    assert_same_run(config, single)
+
+
+def test_divergence_stops_with_the_step(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_run(root, "diverged", optimizer={"learning_rate": 1e30})
+    progress = config.with_name("progress")
+    monkeypatch.setenv("JOB_PROGRESS_FILE", str(progress))
+    with pytest.raises(UserError, match=r"step [3-6]: (loss|gradient norm): .*global_step2"):
+        train_here(config)
+    assert (read_run(config).output / "latest").read_text() == "global_step2"
+    assert not progress.exists()  # another job would diverge likewise
+
+
+def test_missing_weights_are_fatal(root: Path, tmp_path: Path) -> None:
+    config = make_run(root, "weightless")
+    config.write_text(config.read_text().replace(str(root / "start"), str(tmp_path / "none")))
+    with pytest.raises(UserError, match="none/global_step0: no such folder"):
+        train_here(config)
+
+
+def test_validation_can_be_off(root: Path) -> None:
+    config = make_run(root, "unvalidated", evaluation_steps=0, train_steps=2)
+    assert train_here(config) == 0
+    assert summary(config)["validation_losses"] == []
+
+
+def test_sgd_without_clipping(root: Path) -> None:
+    settings = {"name": "sgd", "learning_rate": 0.5}
+    config = make_run(
+        root, "sgd", optimizer=settings, gradient_clipping=0.0, schedule={"name": "constant"}
+    )
+    assert train_here(config) == 0
+    assert losses(config, "grad_norm")[0] == pytest.approx(1.0846, rel=1e-3)
+    assert losses(config)[-1] < losses(config)[0] - 0.1
+
+
+@pytest.mark.ranks
+def test_two_ranks_equal_one(single: Path, double: Path) -> None:
+    for key in ("loss", "grad_norm", "validation_loss"):
+        assert losses(double, key) == pytest.approx(losses(single, key), rel=1e-5)
+    assert_equal_weights(double, single, rtol=1e-4, atol=1e-5)
+    assert summary(double)["world_size"] == 2
+
+
+@pytest.mark.ranks
+def test_mpiexec_starts_the_same_run(root: Path, double: Path) -> None:
+    config = make_run(root, "mpi")
+    launch(config, ranks=2, launcher="mpiexec")
+    assert summary(config)["world_size"] == 2
+    assert losses(config) == losses(double)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_zero_stages_agree(root: Path, single: Path, stage: int) -> None:
+    config = make_run(root, f"zero{stage}", zero_stage=stage)
+    launch(config, ranks=2)
+    assert losses(config) == pytest.approx(losses(single), rel=1e-5)
+    assert losses(config, "grad_norm") == pytest.approx(losses(single, "grad_norm"), rel=1e-5)
+    assert_equal_weights(config, single, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.ranks
+def test_killed_run_continues_bit_by_bit(root: Path, double: Path) -> None:
+    assert_survives_kill(make_run(root, "killed"), double)
+
+
+@pytest.mark.ranks
+def test_killed_run_in_bf16_and_stage_3(root: Path, single: Path) -> None:
+    settings: dict[str, Any] = {"zero_stage": 3, "precision": "bf16"}
+    expected = make_run(root, "uninterrupted", **settings)
+    launch(expected, ranks=2)
+    assert losses(expected) == pytest.approx(losses(single), rel=1e-3)
+    assert losses(expected) != losses(single)
+    # Checkpoints keep the weights that are updated, whatever the passes are in.
+    assert {tensor.dtype for tensor in weights(expected).values()} == {torch.float32}
+    assert_survives_kill(make_run(root, "killed3", **settings), expected)
+
+
+def assert_survives_kill(config: Path, expected: Path) -> None:
+    """Kill rank 0 while it saves step 4, then continue, and compare with a run left alone."""
+    launch(config, ranks=2, code=1, program=DYING)
+    output = read_run(config).output
+    assert (output / "latest").read_text() == "global_step2"
+    # Training has gone on while the checkpoint was written.
+    done = [record["step"] for record in records(config) if "loss" in record]
+    assert done[:4] == [1, 2, 3, 4]
+    assert "continuing at step 2" in launch(config, ranks=2)
+    assert_same_run(config, expected)
+
+
+@pytest.mark.ranks
+def test_mistakes_are_told_once(root: Path) -> None:
+    config = make_run(root, "indivisible", global_batch_size=6)
+    printed = launch(config, ranks=2, code=1)
+    message = "6 samples cannot be shared by 2 data-parallel ranks in micro batches of 2; make it"
+    assert printed.count(message) == 1
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"zero_stage": 3},
+        {"parallel": {"tensor_parallel_size": 2, "sequence_parallel": True}},
+        {"parallel": {"pipeline_parallel_size": 2}},
+    ],
+    ids=["sharded", "tensor", "pipeline"],
+)
+def test_a_run_moves_to_another_layout_and_back(
+    root: Path, single: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    config = copy(single, tmp_path / "run")
+    latest, alone = read_run(config).output / "latest", config.read_text()
+    latest.write_text("global_step2")
+    train = read_run(config).train.model_dump(mode="json")
+    value = {**yaml.safe_load(alone), "train": {**train, **settings, "micro_batch_size": 1}}
+    config.write_text(yaml.safe_dump(value))
+    assert "continuing at step 2" in launch(config, ranks=2)
+    assert losses(config) == pytest.approx(losses(single), rel=1e-5)
+    assert_equal_weights(config, single, rtol=1e-4, atol=1e-5)
+    latest.write_text("global_step4")
+    config.write_text(alone)
+    assert train_here(config) == 0
+    assert losses(config) == pytest.approx(losses(single), rel=1e-5)
+    assert not list(tmp_path.glob("run/training.*"))
+
+
+def test_a_full_disk_is_told_in_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_run(root, "full", backend="native")
+
+    def fail(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(FileSystemWriter, "write_data", fail)
+    with pytest.raises(UserError, match=r"could not be written \(.*No space left on device.*\)"):
+        train_here(config)
+    assert not (read_run(config).output / "latest").exists()
+    monkeypatch.undo()
+    assert train_here(config) == 0

@@ -1,0 +1,144 @@
+"""`benchmark-train` and `find-learning-rate`: real steps of a run that leave nothing behind."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.runs import make_run, prepare
+from tokamake.errors import UserError
+from tokamake.train import speed
+from tokamake.train.benchmark_train import benchmark_train
+from tokamake.train.find_learning_rate import curve, find_learning_rate
+from tokamake.train.speed import gemm_tflops, known_peak
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("trial"), train_samples=480)
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def check(found: dict[str, Any], *, ranks: int) -> None:
+    """See that numbers of a benchmark fit each other."""
+    assert found["world_size"] == ranks
+    assert found["tokens_per_step"] == 8 * 16
+    times, parts = found["step_seconds"], found["split_seconds"]
+    assert 0 < times["p10"] <= times["median"] <= times["p90"]
+    # Half of all steps take the median or longer; one may take as long as it likes.
+    assert 0 < found["tokens_per_second"] <= 2.0001 * 128 / times["median"]
+    assert found["tokens_per_second_per_rank"] * ranks == pytest.approx(found["tokens_per_second"])
+    assert set(parts) == {"forward_backward", "optimizer", "rest"}
+    assert all(seconds > 0 for seconds in parts.values())
+    flops = found["tokens_per_second_per_rank"] * found["flops_per_token"] / 1e12
+    assert found["model_tflops_per_rank"] == pytest.approx(flops)
+    assert found["mfu"] == pytest.approx(flops / found["peak_tflops"])
+    assert found["peak_memory_bytes"] > 1e7
+
+
+def test_a_benchmark_measures_and_leaves_nothing(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A clock on which half a second passes until it is asked again.
+    clock = itertools.count(0, 0.5).__next__
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=clock))
+    config, output = make_run(root, "measured"), tmp_path / "speed.json"
+    before = files_in(root)
+    benchmark_train(config=config, steps=6, warmup_steps=1, output=output)
+    assert files_in(root) == before
+    found = json.loads(output.read_text())
+    check(found, ranks=1)
+    assert (found["steps"], found["peak_source"]) == (6, "matrix product")
+    assert found["step_seconds"] == {"median": 0.5, "p10": 0.5, "p90": 0.5}
+    assert found["tokens_per_second"] == pytest.approx(6 * 128 / 3.5)
+    assert found["split_seconds"] == {"forward_backward": 0.5, "optimizer": 0.5, "rest": 1.5}
+    printed = capsys.readouterr().out
+    assert f"{found['tokens_per_second']:,.0f} tokens/s" in printed
+    assert "forward and backward" in printed
+
+
+def test_random_tokens_need_no_index(root: Path, tmp_path: Path) -> None:
+    config, output = make_run(root, "synthetic"), tmp_path / "speed.json"
+    config.write_text(config.read_text().replace(f"{root}/index", f"{tmp_path}/none"))
+    arguments: dict[str, Any] = {"config": config, "steps": 2, "warmup_steps": 0}
+    with pytest.raises(UserError, match="none"):
+        benchmark_train(**arguments)
+    benchmark_train(**arguments, synthetic=True, peak_tflops=2.0, output=output)
+    found = json.loads(output.read_text())
+    assert (found["peak_tflops"], found["peak_source"]) == (2.0, "stated")
+
+
+def test_too_few_samples_are_told(root: Path) -> None:
+    with pytest.raises(UserError, match=r"has 480 training samples, 105 steps take 840; lower"):
+        benchmark_train(config=make_run(root, "short"), steps=80, warmup_steps=5)
+    with pytest.raises(UserError, match="give 1 and 0 or more"):
+        benchmark_train(config=make_run(root, "short"), steps=0)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "changes", [{"parallel": {"pipeline_parallel_size": 2}}, {"backend": "deepspeed"}]
+)
+def test_several_ranks_are_measured(root: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    config = make_run(root, "several", **changes)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    tool = ("-m", "tokamake", "benchmark-train", "--config", str(config), "--steps", "4")
+    output = tmp_path / "speed.json"
+    process = subprocess.run(
+        [sys.executable, *launcher, *tool, "--synthetic", "--output", str(output)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        text=True,
+        capture_output=True,
+        timeout=600,
+        check=False,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert process.stdout.count("tokens/s") == 1
+    check(json.loads(output.read_text()), ranks=2)
+
+
+def test_peaks_are_known_by_name() -> None:
+    assert known_peak("NVIDIA H100 80GB HBM3", "bf16") == 989.4
+    assert known_peak("NVIDIA H100 PCIe", "bf16") == 756.0
+    assert known_peak("NVIDIA A100-SXM4-40GB", "fp16") == 312.0
+    assert known_peak("Intel(R) Data Center GPU Max 1550", "bf16") == 419.4
+    assert known_peak("NVIDIA H100 80GB HBM3", "fp32") is None
+    assert known_peak("cpu", "bf16") is None
+    assert 0 < gemm_tflops(torch.float32, torch.device("cpu")) < 100
+
+
+def test_a_learning_rate_is_found(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, output = make_run(root, "swept"), tmp_path / "rates.json"
+    before = files_in(root)
+    find_learning_rate(config=config, steps=60, start=1e-5, end=10.0, output=output)
+    assert files_in(root) == before
+    found = json.loads(output.read_text())
+    assert 1e-3 < found["suggestion"] < 1
+    assert found["suggestion"] in found["rates"]
+    assert len(found["losses"]) == len(found["rates"]) <= 60
+    assert f"{found['suggestion']:.2e}" in capsys.readouterr().out
+
+
+def test_rates_that_do_not_grow_are_refused(root: Path) -> None:
+    with pytest.raises(UserError, match="give 0 < from < to"):
+        find_learning_rate(config=make_run(root, "still"), start=1.0, end=0.1)
+    with pytest.raises(UserError, match="--steps 9: give 10 or more"):
+        find_learning_rate(config=make_run(root, "still"), steps=9)
+
+
+def test_the_printed_curve_is_short() -> None:
+    lines = curve([10.0**-n for n in range(100)], [1.0] * 70).splitlines()
+    assert len(lines) <= 21
+    assert lines[1].split() == ["1.00e+00", "1.0000"]

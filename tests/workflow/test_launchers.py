@@ -1,0 +1,278 @@
+"""DeepSpeed's launcher, that of profiles/local, and which mpiexec the launch scripts run."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.pbs_servers import wait_for
+from tests.support.runs import MPICH, launch, losses, make_run, prepare, summary, weights
+from tokamake import cli, files
+from tokamake.config import read_run
+from tokamake.runtime.process_group import free_port
+
+MODULE = ("--module", "tokamake")
+
+
+@pytest.mark.ranks
+def test_deepspeed_starts_the_same_run_as_torchrun(tmp_path: Path) -> None:
+    root = prepare(tmp_path)
+    found, expected = (
+        make_run(root, name, backend="deepspeed", zero_stage=2)
+        for name in ("deepspeed", "torchrun")
+    )
+    printed = launch(found, ranks=2, launcher="deepspeed", program=MODULE)
+    assert printed.count("layout    2 ranks = data 2 on cpu, fp32, deepspeed, ZeRO stage 2") == 1
+    launch(expected, ranks=2)
+    assert summary(found)["world_size"] == 2
+    for key in ("loss", "grad_norm", "validation_loss"):
+        assert losses(found, key) == losses(expected, key)
+    assert hashes(found) == hashes(expected)
+    assert weights(found)
+
+
+@pytest.mark.ranks
+def test_deepspeed_starts_each_host_of_a_hostfile_without_ssh(tmp_path: Path) -> None:
+    """The names are two, the machine is one; each launcher starts the rank of its host alone."""
+    root = prepare(tmp_path)
+    found, expected = (make_run(root, name, zero_stage=2) for name in ("hosts", "torchrun"))
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text("# comments and empty lines\n\nip-10-0-0-1 slots=1\nip-10-0-0-2 slots=1\n")
+    line = [
+        str(Path(sys.executable).with_name("deepspeed")), "--hostfile", str(hostfile), "--no_ssh",
+        "--master_addr", "localhost", "--master_port", str(free_port()),
+    ]  # fmt: skip
+    train = [*MODULE, "train", "--config", str(found)]
+    started = [
+        subprocess.Popen(
+            [*line, "--node_rank", str(number), *train], env={**os.environ, "OMP_NUM_THREADS": "1"},
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    try:
+        printed = [process.communicate(timeout=600)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0], printed
+    assert "layout    2 ranks = data 2 on cpu" in printed[0]
+    launch(expected, ranks=2)
+    assert summary(found)["world_size"] == 2
+    assert losses(found) == losses(expected)
+    assert hashes(found) == hashes(expected)
+
+
+def hashes(config: Path) -> dict[str, str]:
+    folder = read_run(config).output / "global_step6"
+    return {path.name: files.sha256(path) for path in folder.glob("*.distcp")}
+
+
+@pytest.mark.parametrize("given", ["--local_rank=1", "--local-rank=0"])
+def test_a_launchers_number_is_no_option(given: str) -> None:
+    command = [sys.executable, "-m", "tokamake", given, "train", "--config", "none.yaml"]
+    alone = {key: value for key, value in os.environ.items() if key != "RANK"}
+    result = subprocess.run(command, env=alone, capture_output=True, text=True, check=False)
+    assert result.returncode == cli.EXIT_USER_ERROR
+    assert "tokamake train: none.yaml: no such file" in result.stderr
+
+
+RANK = """
+import os, signal, sys
+# Waited for, not handled: a signal between `ready` and the waiting would never wake it.
+asked = {signal.SIGTERM, signal.SIGINT}
+signal.pthread_sigmask(signal.SIG_BLOCK, asked)
+os.write(1, b"ready\\n")  # in one piece, unlike print's where nothing is buffered
+signal.sigwait(asked)
+os.write(1, b"saved\\n")
+sys.exit(75)
+"""
+
+
+EARLY = """
+import os, runpy, signal, sys
+from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import (
+    SubprocessHandler,
+)
+popen, started = SubprocessHandler._popen, []
+def dying(*arguments):
+    started.append(popen(*arguments))
+    if len(started) == 2:
+        # Both ranks say so before the signal comes, which torchrun meets amid its start.
+        os.write(1, sys.stdin.readline().encode())
+        os.kill(os.getpid(), signal.SIGTERM)
+    return started[-1]
+SubprocessHandler._popen = dying
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("number", "early"),
+    [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGINT, False)],
+)
+def test_the_local_launcher_passes_signals_on_without_a_trace(
+    number: signal.Signals, early: bool
+) -> None:
+    launcher = [str(ROOT / "profiles/local/ranks.py"), "--standalone", "--nproc-per-node", "2"]
+    before = ["-c", EARLY] if early else []
+    command = [sys.executable, *before, *launcher, "--no-python", sys.executable, "-c", RANK]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+        if not early:
+            process.send_signal(number)
+        out, err = process.communicate("signal\n" if early else None, timeout=300)
+    assert out == "signal\n" * early + "saved\n" * 2
+    assert "Traceback" not in err
+    assert process.returncode == 75
+
+
+HANGING = """
+import os, signal, time
+signal.signal(signal.SIGINT, lambda *_: os.write(1, b"asked\\n"))
+os.write(1, f"{os.getpid()}\\n".encode())
+while True:
+    time.sleep(60)
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("early", [False, True])
+def test_a_second_ctrl_c_kills_ranks_that_hang(early: bool) -> None:
+    launcher = [str(ROOT / "profiles/local/ranks.py"), "--standalone", "--nproc-per-node", "2"]
+    before = ["-c", EARLY.replace("SIGTERM", "SIGINT")] if early else []
+    command = [sys.executable, *before, *launcher, "--no-python", sys.executable, "-c", HANGING]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        ranks = [int(process.stdout.readline()) for _ in range(2)]
+        if early:
+            process.stdin.write("signal\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "signal\n"
+        else:
+            process.send_signal(signal.SIGINT)
+        assert [process.stdout.readline() for _ in range(2)] == ["asked\n"] * 2
+        first = time.monotonic()  # the launcher has heard it
+        wait_for(lambda: time.monotonic() - first > 1, "another Ctrl-C to be one")
+        process.send_signal(signal.SIGINT)
+        # Less than the ten minutes after which torchrun would kill them itself.
+        out, err = process.communicate(timeout=300)
+    assert (out, process.returncode) == ("", 130)
+    assert "Traceback" not in err
+    wait_for(lambda: not any(Path("/proc", str(rank)).exists() for rank in ranks), "no rank")
+
+
+SITE = ["site", "--envall", "--line-buffer", "--np=2", "--ppn=2"]
+
+
+def mpiexec(folder: Path, says: str) -> Path:
+    """An mpiexec that prints a word and its arguments; its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "mpiexec").write_text(f'#!/bin/sh\nprintf "%s\\n" {says} "$@"\n')
+    (folder / "mpiexec").chmod(0o755)
+    return folder
+
+
+def rank(profile: str, *path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a launch script with folders on PATH, beside the tools that it needs."""
+    tools = path[0].parent / "tools"
+    tools.mkdir(exist_ok=True)
+    for name in ("bash", "dirname", "readlink"):
+        (tools / name).unlink(missing_ok=True)
+        (tools / name).symlink_to(shutil.which(name) or name)
+    return subprocess.run(
+        [ROOT / f"profiles/{profile}/launch.sh", "1", "2", "true"],
+        env={"PATH": ":".join(map(str, (*path, tools))), "PBS_NODEFILE": "hosts", **variables},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """Programs of a Python environment, tokamake and an mpiexec among them."""
+    folder = mpiexec(tmp_path / "environment/bin", "environment")
+    shutil.copy(folder / "mpiexec", folder / "tokamake")
+    return folder
+
+
+@pytest.mark.parametrize("profile", ["aurora", "polaris", "sunspot"])
+def test_ranks_are_started_by_the_sites_mpiexec(
+    tmp_path: Path, environment: Path, profile: str
+) -> None:
+    """As in jobs, tokamake's environment is first on PATH."""
+    site, other = mpiexec(tmp_path / "the site", "site"), mpiexec(tmp_path / "other", "other")
+    done = rank(profile, environment, site, other)
+    assert (done.stdout.splitlines()[: len(SITE)], done.stderr) == (SITE, "")
+
+
+def test_other_paths_to_the_environments_mpiexec(tmp_path: Path, environment: Path) -> None:
+    site = mpiexec(tmp_path / "site", "site")
+    (tmp_path / "folder").symlink_to(environment)
+    for name in ("links", "tokamake"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "links/mpiexec").symlink_to(environment / "mpiexec")
+    (tmp_path / "tokamake/tokamake").symlink_to(environment / "tokamake")
+    for path in (
+        [tmp_path / "folder"],  # a link to its folder
+        [tmp_path / "tokamake", tmp_path / "links"],  # links to its programs
+        [tmp_path / "tokamake", environment],
+        [mpiexec(tmp_path / "tokamake", "beside the link")],
+    ):
+        assert rank("aurora", *path, site).stdout.splitlines()[0] == "site"
+
+
+def test_the_mpiexec_of_the_active_environment_is_passed_over_too(
+    tmp_path: Path, environment: Path
+) -> None:
+    site, active = mpiexec(tmp_path / "site", "site"), mpiexec(tmp_path / "active/bin", "active")
+    path = (active, environment, site)
+    assert rank("aurora", *path).stdout.splitlines()[0] == "active"
+    (tmp_path / "link").symlink_to(active.parent)
+    for name in (active.parent, tmp_path / "link"):
+        done = rank("aurora", *path, VIRTUAL_ENV=str(name))
+        assert done.stdout.splitlines()[0] == "site"
+
+
+def test_an_mpiexec_that_the_environment_has_a_link_to_is_passed_over(
+    tmp_path: Path, environment: Path
+) -> None:
+    site, other = mpiexec(tmp_path / "site", "site"), mpiexec(tmp_path / "other", "other")
+    (environment / "mpiexec").unlink()
+    (environment / "mpiexec").symlink_to(other / "mpiexec")
+    assert rank("aurora", environment, site).stdout.splitlines()[0] == "site"
+
+
+def test_without_tokamake_on_path_the_first_mpiexec_is_taken(tmp_path: Path) -> None:
+    assert rank("aurora", mpiexec(tmp_path / "site", "site")).stdout.splitlines()[0] == "site"
+
+
+@pytest.mark.parametrize("profile", ["aurora", "polaris"])
+@pytest.mark.parametrize("own", [True, False])
+def test_no_mpiexec_of_the_site_is_one_line(environment: Path, profile: str, own: bool) -> None:
+    if not own:
+        (environment / "mpiexec").unlink()
+    done = rank(profile, environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"{ROOT}/profiles/{profile}/launch.sh: no mpiexec on PATH outside tokamake's Python "
+        "environment; load the module of the site's MPI in environment.sh beside this script\n"
+    )
+
+
+def test_mpich_is_beside_the_environment_not_in_it() -> None:
+    """Else jobs would find its mpiexec, and mpi4py its library, before the site's."""
+    assert not list(metadata.distributions(name="mpich")), "run .venv/bin/pip uninstall mpich"
+    assert (MPICH / "bin/mpiexec").exists(), "run make install"

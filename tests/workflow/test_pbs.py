@@ -1,0 +1,126 @@
+"""The whole workflow through profiles/aurora: real jobs and ranks, stand-ins of PBS and PALS."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.paths import ROOT, SUPPORT
+from tests.support.pbs_servers import stand_in
+from tests.support.runs import MPICH
+from tests.support.workflows import CONFIG, CORPORA, MINE, jobs, make_workspace, snakemake
+from tokamake import files
+
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+
+PALS = SUPPORT / "pals_standin.py"
+RANKS = ("nodes=2", "tasks=2", "runtime=10")
+LOCAL = ("--set-resources", "train:tasks=2", "--set-threads", "tokenize=1", "train=2")
+AURORA = (
+    "--seconds-between-status-checks", "1", "--latency-wait", "10", "--set-threads", "tokenize=1",
+    "--set-resources", *(f"{rule}:{one}" for rule in ("train", "doctor") for one in RANKS),
+)  # fmt: skip
+
+
+def make_environment(folder: Path) -> Path:
+    """This Python's environment once more, with an mpiexec that is not the site's; its Python."""
+    programs, own = folder / "bin", Path(sys.prefix)
+    programs.mkdir(parents=True)
+    (folder / "lib").symlink_to(own / "lib")
+    shutil.copy(own / "pyvenv.cfg", folder)
+    (programs / "python").symlink_to(sys.executable)
+    for name in ("tokamake", "snakemake"):
+        (programs / name).symlink_to(own / "bin" / name)
+    (programs / "mpiexec").symlink_to("/bin/false")
+    return programs / "python"
+
+
+def make_site(folder: Path, profiles: Path, calls: Path) -> None:
+    """Give the profiles of a workspace modules that bring PALS's mpiexec."""
+    (folder / "bin").mkdir(parents=True)
+    command = shlex.join([sys.executable, "-IS", str(PALS), str(MPICH), str(calls)])
+    (folder / "bin/mpiexec").write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    (folder / "bin/mpiexec").chmod(0o755)
+    profiles.unlink()
+    shutil.copytree(ROOT / "profiles", profiles)
+    (profiles / "aurora/environment.sh").write_text(f"PATH=$PATH:{folder}/bin\n")
+
+
+def built(folder: Path) -> dict[str, str]:
+    """What must be the same wherever it was made, with its hash."""
+    results = folder / "results"
+    kinds = (
+        "data/**/*.bin", "data/**/*.idx", "data/metadata.json", "data/*.txt", "smoke/index/*.npy",
+        "smoke/export/*.safetensors", "smoke/samples.json", "smoke/evaluate.json",
+    )  # fmt: skip
+    return {
+        str(path.relative_to(results)): files.sha256(path)
+        for kind in kinds
+        for path in sorted(results.glob(kind))
+    }
+
+
+def make_folder(folder: Path, segment_steps: int | None = None) -> Path:
+    """A workspace whose run is as long as its epochs: some ten steps."""
+    folder.mkdir()
+    make_workspace(folder)
+    train = {**CONFIG["train"], "train_steps": None, "evaluation_interval": 8}
+    given = {**CONFIG, "train": {**train, "segment_steps": segment_steps}}
+    (folder / "my.yaml").write_text(yaml.safe_dump(given))
+    table = re.sub(r"\t\d$", "\t0.05", CORPORA.replace("weight", "epochs"), flags=re.MULTILINE)
+    (folder / "corpora.tsv").write_text(table)
+    mine = folder / ".config/tokamake/aurora.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("account: proj\nqueue: debug\nfilesystems: home:flare\n")
+    return folder
+
+
+def test_the_same_bytes_on_two_nodes_of_pbs_in_segments_as_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = make_folder(tmp_path / "here"), make_folder(tmp_path / "there", segment_steps=6)
+    done = snakemake(here, *LOCAL, *MINE, "all")
+    assert done.returncode == 0, done.stdout + done.stderr
+    aurora = ("--profile", "profiles/aurora", *AURORA, *MINE, "all")
+    monkeypatch.setenv("HOME", str(there))  # of the person's own values
+    planned = jobs(snakemake(there, "-n", *aurora))
+
+    server = stand_in(tmp_path / "server")
+    python = make_environment(tmp_path / "environment")
+    make_site(tmp_path / "site", there / "profiles", server.folder)
+    try:
+        run = subprocess.run(
+            [python, "-m", "snakemake", *aurora], cwd=there, timeout=1800, capture_output=True,
+            text=True, env=server.environment, check=False,
+        )  # fmt: skip
+        submitted = {job["name"].rpartition(".")[0]: job["asked"] for job in server.jobs()}
+    finally:
+        server.stop()
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert built(there) == built(here)
+    assert {Path(name).name for name in built(here)} >= {"model.safetensors", "evaluate.json"}
+
+    # Eleven quick rules in a row, of which `compare` is for several runs, are four jobs. The chain
+    # is planned here, once its data are there.
+    batches = {name for name in submitted if name.startswith(("tokenize", "merge"))}
+    doctor, train, segment = "doctor-aurora-2-nodes-2-ranks", "train-smoke", "train-smoke-.6"
+    assert submitted.keys() - batches == {
+        doctor, "text", "start", "prepare", train, segment, "export_hf-smoke", "evaluate-smoke",
+        "evaluate-smoke-.6", "generate-smoke", "figures",
+    }  # fmt: skip
+    # `all` does nothing, and of the chain a dry run knew one job before.
+    assert planned["plan_segments"] == planned["train"] == 1
+    # In the queue debug one job may wait, so that batches that are ready share jobs.
+    assert len(batches) <= planned["tokenize"] + planned["merge"]
+    several = {name for name, asked in submitted.items() if asked["select"] != "1"}
+    assert several == {doctor, train, segment}
+    assert submitted[train]["select"] == "2"
+    calls = [json.loads(line) for line in (server.folder / "mpiexec.calls").open()]
+    assert [call["command"][1] for call in calls] == ["doctor", "train", "train"]
+    assert all((call["np"], call["ppn"]) == (2, 1) for call in calls)

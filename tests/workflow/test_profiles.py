@@ -1,0 +1,232 @@
+"""What the profiles' launch scripts start, seen through stand-ins that print their arguments."""
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.paths import ROOT
+from tests.support.pbs_servers import Pbs, stand_in
+from tests.support.workflows import make_workspace
+
+MPIEXEC = ["mpiexec", "--envall", "--line-buffer"]
+SRUN = ["srun", "--nodes", "2", "--ntasks", "8", "--kill-on-bad-exit=1"]
+ALLOCATED = {"PBS_NODEFILE": "hosts", "SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "6"}
+EXPECTED = {
+    "slurm": (2, 8, [*SRUN, "--cpus-per-task=6"]),
+    "perlmutter": (2, 8, [*SRUN, "--cpus-per-task=6", "--gpu-bind=none", "--cpu-bind=cores"]),
+    "aws-parallelcluster": (2, 8, [*SRUN, "--cpus-per-task=6"]),
+    "aurora": (2, 24, [*MPIEXEC, "--np=24", "--ppn=12", "--hostfile=hosts"]),
+    "sunspot": (2, 24, [*MPIEXEC, "--np=24", "--ppn=12", "--hostfile=hosts"]),
+    "polaris": (4, 16, [*MPIEXEC, "--np=16", "--ppn=4", "--hostfile=hosts"]),
+}  # fmt: skip
+
+
+def launch(
+    profile: str, folder: Path, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    for name in ("srun", "mpiexec"):
+        stand_in = folder / name
+        stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$(basename "$0")" "$@"\n')
+        stand_in.chmod(stand_in.stat().st_mode | stat.S_IXUSR)
+    path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.run(
+        [ROOT / f"profiles/{profile}/launch.sh", *arguments],
+        env={"PATH": path, **environment}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("profile", EXPECTED)
+def test_launch_lines(tmp_path: Path, profile: str) -> None:
+    nodes, tasks, expected = EXPECTED[profile]
+    command = ["tokamake", "train", "--config", "a b.yaml"]
+    result = launch(profile, tmp_path, str(nodes), str(tasks), *command, **ALLOCATED)
+    assert result.returncode == 0, result.stderr
+    found = result.stdout.splitlines()
+    assert found[: len(expected)] == expected
+    assert found[-len(command) :] == command
+
+
+@pytest.mark.parametrize(
+    ("profile", "expected"),
+    [
+        ("aurora", {"ZE_FLAT_DEVICE_HIERARCHY=FLAT", "CCL_PROCESS_LAUNCHER=pmix",
+                    "CCL_ATL_TRANSPORT=mpi", "CCL_KVS_MODE=mpi", "OMP_NUM_THREADS=8",
+                    "FI_MR_CACHE_MONITOR=userfaultfd"}),
+        ("polaris", {"NCCL_NET_GDR_LEVEL=PHB", "NCCL_CROSS_NIC=1", "OMP_NUM_THREADS=8",
+                     "FI_CXI_DISABLE_HOST_REGISTER=1", "FI_CXI_DEFAULT_CQ_SIZE=131072",
+                     "FI_MR_CACHE_MONITOR=userfaultfd"}),
+        ("perlmutter", {"NCCL_SOCKET_IFNAME=hsn", "NCCL_NET_GDR_LEVEL=PHB", "NCCL_CROSS_NIC=1",
+                        "FI_CXI_DISABLE_HOST_REGISTER=1", "FI_CXI_DEFAULT_CQ_SIZE=131072",
+                        "FI_MR_CACHE_MONITOR=userfaultfd", "OMP_NUM_THREADS=16"}),
+        ("aws-parallelcluster", {"FI_EFA_FORK_SAFE=1", "FI_EFA_USE_HUGE_PAGE=0",
+                                 "NCCL_SOCKET_IFNAME=^docker,lo", "OMP_NUM_THREADS=6"}),
+    ],
+)  # fmt: skip
+def test_ranks_have_the_settings_of_their_network(
+    tmp_path: Path, profile: str, expected: set[str]
+) -> None:
+    seen = tmp_path / "seen"
+    for name in ("mpiexec", "srun"):
+        (tmp_path / name).write_text(f"#!/bin/sh\nenv > {seen}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **ALLOCATED}
+    script = ROOT / f"profiles/{profile}/launch.sh"
+    subprocess.run([script, "1", "4", "true"], env=environment, check=True)
+    assert expected <= set(seen.read_text().splitlines())
+    # The plug-in of the site is asked for where it is, for NCCL stops where it is not.
+    assert not any(line.startswith("NCCL_NET=") for line in seen.read_text().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("first", "here", "place"),
+    [
+        ("localhost", "localhost", "localhost"),
+        ("no-such-host", "no-such-host", "10.0.0.7"),  # a name that Slurm alone knows
+        ("localhost", "login", ""),
+    ],
+)
+@pytest.mark.parametrize("profile", ["slurm", "perlmutter", "aws-parallelcluster"])
+def test_ranks_meet_at_a_free_port_of_the_first_node(
+    tmp_path: Path, profile: str, first: str, here: str, place: str
+) -> None:
+    stand_in = tmp_path / "scontrol"
+    stand_in.write_text(
+        f"#!/bin/sh\n[ $2 = hostnames ] && printf '{first}\\nother\\n' ||"
+        f" echo 'NodeName={first} NodeAddr=10.0.0.7 NodeHostName=x Port=1'\n"
+    )
+    stand_in.chmod(0o755)
+    (tmp_path / "getent").write_text('#!/bin/sh\n[ "$2" = localhost ]\n')
+    (tmp_path / "srun").write_text('#!/bin/sh\necho "$MASTER_ADDR $MASTER_PORT"\n')
+    (tmp_path / "python").write_text("#!/bin/sh\necho a module's python; exit 1\n")
+    for name in ("getent", "srun", "python"):
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    variables = {"SLURM_JOB_NODELIST": "a,b", "SLURMD_NODENAME": here, "PATH": path}
+    script = ROOT / f"profiles/{profile}/launch.sh"
+    done = subprocess.run(
+        [script, "2", "8", "true"], env={**ALLOCATED, **variables}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    address, _, port = done.stdout.strip("\n").partition(" ")
+    assert address == place
+    assert bool(port) == bool(place)
+    if port:
+        with socket.socket() as listener:
+            listener.bind(("", int(port)))
+
+
+@pytest.mark.parametrize("profile", EXPECTED)
+def test_clusters_choose_jobs_greedily(profile: str) -> None:
+    values = yaml.safe_load((ROOT / f"profiles/{profile}/profile.yaml").read_text())
+    assert values["scheduler"] == "greedy"
+
+
+def test_modules_are_loaded_where_there_are_some(tmp_path: Path) -> None:
+    for profile, expected in (
+        ("aurora", "load frameworks"), ("polaris", "load conda"), ("perlmutter", "load pytorch"),
+    ):  # fmt: skip
+        source = f". {ROOT}/profiles/{profile}/environment.sh"
+        script = f'module() {{ echo "$@"; }}; conda() {{ :; }}; {source}'
+        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+        assert expected in done.stdout.splitlines()
+
+
+@pytest.fixture
+def pbs(tmp_path: Path) -> Iterator[Pbs]:
+    server = stand_in(tmp_path / "server")
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize("profile", ["aurora", "polaris", "sunspot"])
+def test_a_pbs_profile_runs_a_rule_of_the_workflow(tmp_path: Path, pbs: Pbs, profile: str) -> None:
+    (tmp_path / "work").mkdir()
+    folder = make_workspace(tmp_path / "work")
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "snakemake", "--profile", f"profiles/{profile}",
+             "--configfile", "my.yaml", "--seconds-between-status-checks", "1",
+             "--", "results/raw/code/code-00.jsonl"],
+            cwd=folder, env={**pbs.environment, "HOME": str(tmp_path)}, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+
+    result = run()
+    assert result.returncode == 1
+    mine = tmp_path / f".config/tokamake/{profile}.yaml"
+    words = f"tokamake: {mine}: no account, queue, filesystems, which this site requires; write"
+    assert words in result.stdout + result.stderr
+    mine.parent.mkdir(parents=True)
+    mine.write_text("account: proj\nqueue: debug\nfilesystems: home:flare\n")
+    result = run()
+    assert result.returncode == 0, result.stdout + result.stderr
+    [job] = pbs.jobs()
+    assert (job["account"], job["queue"]) == ("proj", "debug")
+    system = ":system=polaris" if profile == "polaris" else ""
+    assert job["asked"] == {
+        "select": f"1{system}", "place": "scatter", "walltime": "00:10:00",
+        "filesystems": "home:flare",
+    }  # fmt: skip
+
+
+def test_aurora_binds_each_rank_to_its_own_cores(tmp_path: Path) -> None:
+    result = launch("aurora", tmp_path, "1", "12", "true", PBS_NODEFILE="hosts")
+    binding = next(line for line in result.stdout.splitlines() if line.startswith("--cpu-bind="))
+    ranges = [range(int(a), int(b) + 1) for a, b in (r.split("-") for r in binding.split(":")[1:])]
+    cores = [core for part in ranges for core in part]
+    assert len(ranges) == 12
+    assert len(cores) == len(set(cores)) == 96
+    assert max(cores) < 104  # of two sockets; the first core of each is the system's
+    assert not {0, 52} & set(cores)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("gpus", "seen"), [(1, "hidden"), (2, "seen")])
+def test_local_ranks_share_no_gpu(tmp_path: Path, gpus: int, seen: str) -> None:
+    stand_in = tmp_path / "nvidia-smi"
+    stand_in.write_text("#!/bin/sh\n" + "echo GPU 0: a\n" * gpus)
+    stand_in.chmod(0o755)
+    script = '[ -z "${CUDA_VISIBLE_DEVICES+set}" ] && echo seen || echo hidden'
+    result = launch("local", tmp_path, "1", "2", "bash", "-c", script)
+    assert result.stdout.splitlines() == [seen] * 2
+    assert ("2 ranks, 1 GPU: on CPUs" in result.stderr) == (seen == "hidden")
+
+
+@pytest.mark.ranks
+def test_local_ranks_and_their_exit_status(tmp_path: Path) -> None:
+    script = (
+        f'echo "rank $RANK of $WORLD_SIZE"; cd {tmp_path}; touch told.$RANK; '
+        '[ "$RANK" = 0 ] || exit 0; until [ -e told.1 ] && [ -e told.2 ]; do sleep 0.02; done; '
+        "echo mistake >&2; exit 75"
+    )
+    result = launch("local", tmp_path, "1", "3", "bash", "-c", script)
+    assert result.returncode == 75
+    assert result.stderr.splitlines() == ["mistake"]
+    assert sorted(result.stdout.splitlines()) == [f"rank {rank} of 3" for rank in range(3)]
+    result = launch(
+        "local", tmp_path, "1", "2", "bash", "-c", '[ "$RANK" = 1 ] || exit 0; kill -9 $BASHPID'
+    )
+    assert result.returncode == 128 + 9
+    assert result.stderr.splitlines() == ["rank 1 was ended by signal 9"]
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    result = launch("local", tmp_path, "2", "2", "true")
+    assert (result.returncode, "one machine" in result.stderr) == (2, True)
+    result = launch("polaris", tmp_path, "2", "5", "true", PBS_NODEFILE="hosts")
+    assert (result.returncode, "5 tasks do not share out" in result.stderr) == (2, True)
+    result = launch("aurora", tmp_path, "1", "12", "true")
+    assert result.returncode != 0
+    assert "runs inside a PBS job" in result.stderr
+    for profile in ("perlmutter", "aws-parallelcluster"):
+        result = launch(profile, tmp_path, "1", "4", "true")
+        assert result.returncode != 0
+        assert "runs inside a Slurm job" in result.stderr
