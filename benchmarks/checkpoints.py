@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 import torch
 from tokamake.checkpoint import hugging_face, tensors
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 shape = Architecture(
     vocab_size=32000,
     hidden_size=1024,

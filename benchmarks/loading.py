@@ -23,7 +23,7 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from torch.utils.data import DataLoader
 
-from tokamake.data.indexed.dataset import Writer
+from tokamake.data.indexed.dataset import DatasetWriter
 from tokamake.data.samples.index import index
 from tokamake.data.samples.loader import Samples, batches
 
@@ -109,7 +109,7 @@ def make_pairs(folder: Path, number: int, options: argparse.Namespace) -> Path:
     lines = []
     for file in range(number):
         lengths = rng.integers(1, 1200, options.tokens // number // 600).astype(np.int32)
-        with Writer(folder / f"p{file}.bin", folder / f"p{file}.idx", np.uint16) as writer:
+        with DatasetWriter(folder / f"p{file}.bin", folder / f"p{file}.idx", np.uint16) as writer:
             writer.add(rng.integers(0, 50_000, lengths.sum()).astype(np.uint16), lengths)
         lines.append(f"{rng.random() + 0.5} p{file} corpus\n")
     (folder / "weights.txt").write_text("".join(lines))

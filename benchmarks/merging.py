@@ -23,7 +23,7 @@ import measure
 import numpy as np
 from corpus import in_bytes
 
-from tokamake.data.indexed.dataset import Writer
+from tokamake.data.indexed.dataset import DatasetWriter
 from tokamake.data.indexed.manifest import sizes_and_hashes, write_manifest
 from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path
 
@@ -88,7 +88,7 @@ def make_parts(options: argparse.Namespace) -> list[Path]:
 
 def _make_part(prefix: Path, tokens: int, mean: int, rng: np.random.Generator) -> None:
     paths = bin_path(prefix), idx_path(prefix)
-    with Writer(*paths, np.uint16) as writer:
+    with DatasetWriter(*paths, np.uint16) as writer:
         while writer.index.tokens < tokens:
             lengths = rng.integers(1, 2 * mean, 10_000_000 // mean).astype(np.int32)
             ends = lengths.cumsum()

@@ -227,7 +227,7 @@ def write_start(folder: Path) -> None:
     from tokamake.checkpoint import model_tensors
     from tokamake.checkpoint.convert import convert
     from tokamake.checkpoint.hf import hf_folder
-    from tokamake.config import Architecture
+    from tokamake.config.architecture import Architecture
 
     architecture = Architecture.model_validate(SHAPE)
     hf_folder.write(folder / "hf", architecture, model_tensors.random(architecture, 0))
@@ -236,7 +236,8 @@ def write_start(folder: Path) -> None:
 
 def tokamake_step(precision: str, folder: Path, stack: ExitStack) -> Step:
     """The trainer's engine, whose passes and optimizer are timed apart."""
-    from tokamake.config import Architecture, Run
+    from tokamake.config.architecture import Architecture
+    from tokamake.config.resolved_run import Run
     from tokamake.runtime.process_group import process_group
     from tokamake.runtime.ranks import Ranks
     from tokamake.train.backends.native import Engine

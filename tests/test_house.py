@@ -10,7 +10,8 @@ import pytest
 
 from tests.support.paths import ROOT
 from tokamake import cli, plugins
-from tokamake.config import INDEX_SETTINGS, TokenizeSettings, TrainSettings
+from tokamake.config.data import TokenizeSettings
+from tokamake.config.training import INDEX_SETTINGS, TrainSettings
 from tokamake.data.samples.index import index
 from tokamake.data.tokenize.tokenize import tokenize
 

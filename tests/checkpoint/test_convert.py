@@ -26,10 +26,10 @@ from tokamake.checkpoint.detect import KIND, open_any
 from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.inspect import inspect
 from tokamake.checkpoint.tensors import copy
-from tokamake.checkpoint.tensors.checkpoint import Layout, Opened, Target
-from tokamake.checkpoint.tensors.extents import Source
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout, Target
+from tokamake.checkpoint.tensors.extents import TensorSource
 from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 
@@ -57,7 +57,7 @@ def test_ranks_have_what_chunks_of_the_whole_are(name: str, tmp_path: Path) -> N
     # 256 rows are padding for one rank and for two alike.
     architecture = FAMILIES[name]
     hf_folder.write(tmp_path / "hf", architecture, weights(architecture))
-    writer.write(tmp_path / "mds", open_any(tmp_path / "hf"), "mds", Target(Layout(2)))
+    writer.write(tmp_path / "mds", open_any(tmp_path / "hf"), "mds", Target(ParallelLayout(2)))
     for rank, expected in enumerate(chunked(architecture, 2)):
         file = tmp_path / "mds" / "global_step0" / f"mp_rank_{rank:02d}_model_states.pt"
         state = torch.load(file, weights_only=False)
@@ -134,7 +134,7 @@ def test_virtual_stages_and_their_tied_head(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"pipeline_parallel_size": 2, "virtual_pipeline_size": 2}
     convert(source=tmp_path / "hf", target=tmp_path / "a", format="megatron", **arguments)
     found = open_any(tmp_path / "a")
-    assert found.layout == Layout(1, 2, 2)
+    assert found.layout == ParallelLayout(1, 2, 2)
     assert_same(found, architecture)
     last = torch.load(
         tmp_path / "a/iter_0000000/mp_rank_00_001/model_optim_rng.pt", weights_only=False
@@ -174,17 +174,17 @@ def test_walks_over_formats_and_layouts(tmp_path: Path) -> None:
     assert 0 < refused < 20
 
 
-def random_layout(random: chances.Random, kind: str) -> Layout:
+def random_layout(random: chances.Random, kind: str) -> ParallelLayout:
     tensor, stages = random.choice((1, 2, 4, 8)), random.choice((1, 2, 4))
     if kind == "mds":
-        return Layout(tensor)
+        return ParallelLayout(tensor)
     if kind == "universal":
-        return Layout(1, stages)
+        return ParallelLayout(1, stages)
     if kind == "mds_pipeline":
-        return Layout(tensor, stages)
+        return ParallelLayout(tensor, stages)
     if kind == "megatron":
-        return Layout(tensor, stages, random.choice((1, 2)) if 1 < stages < 4 else 1)
-    return Layout()
+        return ParallelLayout(tensor, stages, random.choice((1, 2)) if 1 < stages < 4 else 1)
+    return ParallelLayout()
 
 
 def test_padding_is_the_mean_and_leaves_again(tmp_path: Path) -> None:
@@ -383,10 +383,10 @@ def test_cut_off_it_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(copy, "_move", moves)
     monkeypatch.setattr(writer, "_NOTED_BYTES", 0)
     with pytest.raises(KeyboardInterrupt):
-        writer.write(tmp_path / "a", source, "megatron", Target(Layout(2)))
+        writer.write(tmp_path / "a", source, "megatron", Target(ParallelLayout(2)))
     assert not (tmp_path / "a").exists()
     before = len(asked)
-    writer.write(tmp_path / "a", source, "megatron", Target(Layout(2)))
+    writer.write(tmp_path / "a", source, "megatron", Target(ParallelLayout(2)))
     # Some of the first were done and noted, and are not moved again.
     assert len(asked) - before < len(weights(architecture)) - 5
     assert_same(open_any(tmp_path / "a"), architecture)
@@ -510,7 +510,7 @@ def test_what_is_left_behind_is_said(
     mds = open_any(folder / "mds")
     known = {key: mds.source.read(key) for key in mds.source}
     states = {key.replace("model.", "optimizer.exp_avg.", 1): known[key] for key in known}
-    begin = replace(mds, source=Source([], {}, {**known, **states}))
+    begin = replace(mds, source=TensorSource([], {}, {**known, **states}))
     writer.write(tmp_path / "native", begin, "native", Target())
     convert(source=tmp_path / "native", target=tmp_path / "a", format="hf")
     assert "left behind: optimizer.exp_avg\n" in capsys.readouterr().out
@@ -522,8 +522,12 @@ def test_universal_keeps_what_a_run_is_continued_with(tmp_path: Path) -> None:
     known = {f"model.{key}": tensor for key, tensor in weights(FAMILIES["llama"]).items()}
     moments = {key.replace("model.", "optimizer.exp_avg.", 1): known[key] for key in known}
     notes = {"optimizer": "lion", "loss_scale": [512.0, 3], "eos_token_id": 5}
-    begin = Opened(
-        "native", tmp_path, FAMILIES["llama"], Source([], {}, {**known, **moments}), notes=notes
+    begin = Checkpoint(
+        "native",
+        tmp_path,
+        FAMILIES["llama"],
+        TensorSource([], {}, {**known, **moments}),
+        notes=notes,
     )
     writer.write(tmp_path / "universal", begin, "universal", Target())
     assert open_any(tmp_path / "universal").notes == notes

@@ -15,8 +15,8 @@ from tokamake import plugins
 from tokamake.checkpoint import model_tensors, writer
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.hf import hf_folder
-from tokamake.checkpoint.tensors.checkpoint import Layout, Target
-from tokamake.config import Architecture
+from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 KINDS = {
@@ -112,7 +112,7 @@ def test_every_layout_keeps_the_sha256_of_every_tensor(
     for key, tensor in weights(checkpoint.architecture).items():
         assert torch.equal(checkpoint.source.read(f"model.{key}"), tensor), key
     for size, stages in LAYOUTS[name]:
-        folder, target = tmp_path / f"{size}-{stages}", Target(Layout(size, stages))
+        folder, target = tmp_path / f"{size}-{stages}", Target(ParallelLayout(size, stages))
         assert writer.write(folder, checkpoint, name, target) == ([], [])
         found = open_any(folder)
         assert (found.format, found.layout) == (name, target.layout)
@@ -149,5 +149,7 @@ def test_ranks_that_cannot_share_heads_are_refused(name: str, tmp_path: Path) ->
     hf_folder.write(tmp_path / "hf", architecture, model_tensors.random(architecture, 1))
     for tensor in (4, 8):
         with pytest.raises(UserError, match=f"{tensor}: does not divide num_key_value_heads 2"):
-            writer.write(tmp_path / "a", open_any(tmp_path / "hf"), name, Target(Layout(tensor)))
+            writer.write(
+                tmp_path / "a", open_any(tmp_path / "hf"), name, Target(ParallelLayout(tensor))
+            )
     assert [each.name for each in tmp_path.iterdir()] == ["hf"]

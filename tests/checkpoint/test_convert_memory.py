@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.hf import hf_folder
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 
 CONSTANT = 64 * 2**20
 """Bytes beyond twice the largest tensor: what is put together at once by two threads."""

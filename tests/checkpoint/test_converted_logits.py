@@ -20,7 +20,7 @@ from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.hf import hf_folder
-from tokamake.config import read_run
+from tokamake.config.resolved_run import read_run
 from tokamake.train import pipeline_stages
 
 FORMS = {

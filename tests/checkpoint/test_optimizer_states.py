@@ -17,14 +17,14 @@ from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.tensors.checkpoint import (
     OPTIMIZER_SETTINGS,
-    Layout,
-    Opened,
+    Checkpoint,
+    ParallelLayout,
     Progress,
     Target,
 )
-from tokamake.checkpoint.tensors.extents import Source
+from tokamake.checkpoint.tensors.extents import TensorSource
 from tokamake.checkpoint.torch_files import torch_archive
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 SHAPE: dict[str, Any] = {
@@ -72,12 +72,12 @@ def truth(architecture: Architecture) -> dict[str, Tensor]:
     return found
 
 
-def in_memory(architecture: Architecture, known: dict[str, Tensor]) -> Opened:
-    return Opened(
+def in_memory(architecture: Architecture, known: dict[str, Tensor]) -> Checkpoint:
+    return Checkpoint(
         "native",
         Path(),
         architecture,
-        Source([], {}, known),
+        TensorSource([], {}, known),
         progress=Progress(7, 56, 448),
         notes={"loss_scale": (4.0, 0)},
     )
@@ -90,7 +90,7 @@ def of_ranks(folder: Path, architecture: Architecture, kind: str, size: int) -> 
         for key, tensor in truth(architecture).items()
         if key.startswith(f"{kind}.")
     }
-    target = Target(Layout(size), make_vocab_size_divisible_by=PADDING)
+    target = Target(ParallelLayout(size), make_vocab_size_divisible_by=PADDING)
     writer.write(folder, in_memory(architecture, known), "mds", target)
     files = sorted(folder.glob("*/mp_rank_*"))
     return [
@@ -177,7 +177,7 @@ def sliced(
     }
 
 
-def assert_has(found: Opened, architecture: Architecture, *, sliced: bool = False) -> None:
+def assert_has(found: Checkpoint, architecture: Architecture, *, sliced: bool = False) -> None:
     """See that every tensor is there, bit by bit."""
     expected = truth(architecture)
     if sliced:
@@ -259,7 +259,7 @@ def test_more_ranks_than_elements_are_written_and_read(stage: int, tmp_path: Pat
     """On most ranks there is nothing but padding."""
     begin = open_any(zero(tmp_path / "begin", TINY, 1, 3, 2 if stage == 1 else 1))
     assert max(math.prod(shape) for shape in begin.source.shapes.values()) < 768
-    layout = Layout(1, 1, 1, 768, stage)
+    layout = ParallelLayout(1, 1, 1, 768, stage)
     writer.write(tmp_path / "walk", begin, "mds", Target(layout))
     assert_moved(begin, open_any(tmp_path / "walk"), "mds", layout)
 
@@ -268,7 +268,7 @@ HEADS = "does not divide num_attention_heads 2"
 PIPELINES = "DeepSpeed itself refuses stages 2 and 3 with pipelines"
 
 
-def refusal(kind: str, layout: Layout) -> str | None:
+def refusal(kind: str, layout: ParallelLayout) -> str | None:
     """Why a layout is refused, if it is."""
     if layout.tensor_parallel_size == 4 and kind in HOLD_PARTS:
         return HEADS
@@ -280,26 +280,26 @@ HOLD_PARTS = ["mds", "mds_pipeline", "megatron"]
 HOLD_WEIGHTS = ["hf", *HOLD_PARTS]
 
 
-def random_layout(random: chances.Random, kind: str, begin: Opened) -> Layout:
+def random_layout(random: chances.Random, kind: str, begin: Checkpoint) -> ParallelLayout:
     """Half of those that could share states do; some ranks have nothing but padding then."""
     tensor, stages = random.choice((1, 2, 4)), random.choice((1, 2))
     if kind == "megatron":
-        return Layout(
+        return ParallelLayout(
             tensor, stages, begin.architecture.num_hidden_layers // 2 if stages > 1 else 1
         )
     if kind in ("mds", "mds_pipeline"):
         stages = 1 if kind == "mds" else stages
         ranks, stage = random.choice((1, 3, 6, 24)), random.choice((1, 2, 3))
-        return Layout(tensor, stages, 1, *random.choice([(1, 0), (ranks, stage)]))
-    return Layout(1, stages if kind == "universal" else 1)
+        return ParallelLayout(tensor, stages, 1, *random.choice([(1, 0), (ranks, stage)]))
+    return ParallelLayout(1, stages if kind == "universal" else 1)
 
 
-def holds_states(kind: str, layout: Layout) -> bool:
+def holds_states(kind: str, layout: ParallelLayout) -> bool:
     """Whether what is written in a format has a run's states."""
     return kind in (*HOLD_STATES, "megatron") or layout.zero_stage > 0
 
 
-def assert_moved(begin: Opened, found: Opened, kind: str, layout: Layout) -> None:
+def assert_moved(begin: Checkpoint, found: Checkpoint, kind: str, layout: ParallelLayout) -> None:
     """See that all is there that a format holds."""
     assert found.architecture == begin.architecture
     assert found.layout == layout or kind == "universal"
@@ -393,5 +393,5 @@ def test_states_that_deepspeed_could_not_go_on_with_are_refused(
     begin = in_memory(architecture, change(truth(architecture)))
     begin.notes.update({OPTIMIZER_SETTINGS: {**SETTINGS}, **notes})
     with pytest.raises(UserError, match=message):
-        writer.write(tmp_path / "a", begin, kind, Target(Layout(zero_stage=stage)))
+        writer.write(tmp_path / "a", begin, kind, Target(ParallelLayout(zero_stage=stage)))
     assert not any(tmp_path.iterdir())

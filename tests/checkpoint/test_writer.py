@@ -21,7 +21,7 @@ from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.tensors import chunks, copy
-from tokamake.checkpoint.tensors.checkpoint import Layout, Target
+from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
 from tokamake.errors import UserError
 
 
@@ -40,7 +40,7 @@ def cut_off(start: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(copy, "_move", stops)
         with pytest.raises(KeyboardInterrupt):
-            writer.write(target, open_any(start), "mds", Target(Layout(2)))
+            writer.write(target, open_any(start), "mds", Target(ParallelLayout(2)))
 
 
 def test_another_description_is_not_gone_on_with(
@@ -51,7 +51,7 @@ def test_another_description_is_not_gone_on_with(
     (start / "config.json").write_text(text.replace('"rms_norm_eps": 1e-05', '"rms_norm_eps": 0.5'))
     opened = open_any(start)
     assert opened.architecture.rms_norm_eps == 0.5
-    writer.write(tmp_path / "a", opened, "mds", Target(Layout(2)))
+    writer.write(tmp_path / "a", opened, "mds", Target(ParallelLayout(2)))
     assert open_any(tmp_path / "a").architecture.rms_norm_eps == 0.5
 
 
@@ -128,7 +128,7 @@ def test_what_is_in_the_way_is_named(
 
 @pytest.mark.parametrize("name", ["mds", "mds_pipeline", "megatron"])
 def test_ranks_of_different_steps_are_refused(name: str, start: Path, tmp_path: Path) -> None:
-    layout = Layout(1 if name == "mds_pipeline" else 2, 2 if name == "mds_pipeline" else 1)
+    layout = ParallelLayout(1 if name == "mds_pipeline" else 2, 2 if name == "mds_pipeline" else 1)
     opened = open_any(start)
     for folder, step in (("early", 10), ("late", 20)):
         at = replace(opened, progress=replace(opened.progress, iteration=step))

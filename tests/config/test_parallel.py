@@ -10,8 +10,10 @@ from pydantic import ValidationError
 
 from tests.support.random_sharding import Plan, plans
 from tests.support.runs import ARCHITECTURE
-from tokamake.config import Architecture, ParallelSettings, TrainSettings
+from tokamake.config.architecture import Architecture
 from tokamake.config.batching import BatchSizes
+from tokamake.config.parallel import ParallelSettings
+from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 from tokamake.parallel import mesh
 from tokamake.parallel.axis import part

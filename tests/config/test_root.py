@@ -1,12 +1,19 @@
 """A config is checked whole, and each mistake is one line with place, value and remedy."""
 
+from importlib import import_module
+from inspect import getmembers, isclass
 from pathlib import Path
 
 import pytest
 import yaml
 
+import tokamake.config
 from tests.support.paths import ROOT
-from tokamake import config
+from tokamake.config.architecture import read_architecture
+from tokamake.config.fields import Settings
+from tokamake.config.model import ModelSettings
+from tokamake.config.resolved_run import ResolvedTrainSettings, Run, read_run, write_run
+from tokamake.config.root import Config, schema
 from tokamake.data.corpus.corpora import Corpus, read_corpora
 from tokamake.errors import UserError
 from tokamake.validation import validate
@@ -14,7 +21,7 @@ from tokamake.validation import validate
 
 def error_of(value: object) -> str:
     with pytest.raises(UserError) as caught:
-        validate(config.Config, value, "my.yaml")
+        validate(Config, value, "my.yaml")
     return str(caught.value)
 
 
@@ -90,30 +97,32 @@ def test_a_checkpoint_tells_the_architecture_unless_a_file_is_named() -> None:
         ({"checkpoint": "a", "architecture": None}, ("from_checkpoint", None)),
         ({"checkpoint": "a", "architecture": "b.yaml"}, (Path("b.yaml"),) * 2),
     ):
-        found = config.ModelSettings.model_validate(model)
+        found = ModelSettings.model_validate(model)
         assert (found.architecture, found.stated) == expected
 
 
 def test_the_default_files_are_valid() -> None:
     value = yaml.safe_load((ROOT / "config/config.yaml").read_text())
-    checked = validate(config.Config, value, "config.yaml")
-    assert set(value) == set(config.Config.model_fields)
+    checked = validate(Config, value, "config.yaml")
+    assert set(value) == set(Config.model_fields)
     assert [c.corpus for c in read_corpora(ROOT / checked.corpora)] == ["code", "docs"]
     for path in (ROOT / "config/models").glob("*.yaml"):
-        config.read_architecture(path)
+        read_architecture(path)
 
 
 def test_schema_is_in_step() -> None:
-    assert (ROOT / "config/schema.json").read_text() == config.schema(), (
-        "write it anew: python -c 'from tokamake import config; print(config.schema(), end=\"\")'"
-        " > config/schema.json"
+    assert (ROOT / "config/schema.json").read_text() == schema(), (
+        "run: python -m tokamake.config.root > config/schema.json"
     )
 
 
 def test_every_field_is_documented() -> None:
-    named = (getattr(config, name) for name in config.__all__)
-    classes = [Corpus, *(value for value in named if isinstance(value, type))]
-    models = [value for value in classes if issubclass(value, config.Settings)]
+    sections = [
+        import_module(f"tokamake.config.{path.stem}")
+        for path in Path(tokamake.config.__file__).parent.glob("*.py")
+    ]
+    classes = {cls for section in sections for _, cls in getmembers(section, isclass)} | {Corpus}
+    models = [cls for cls in classes if issubclass(cls, Settings)]
     missing = [
         f"{model.__name__}.{name}"
         for model in models
@@ -126,24 +135,24 @@ def test_every_field_is_documented() -> None:
 
 def test_missing_and_broken_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.yaml: no such file; fix model\.architecture"):
-        config.read_architecture(tmp_path / "none.yaml")
+        read_architecture(tmp_path / "none.yaml")
     (tmp_path / "a.yaml").write_text("a: [")
     with pytest.raises(UserError, match=r"a\.yaml: not valid YAML"):
-        config.read_architecture(tmp_path / "a.yaml")
+        read_architecture(tmp_path / "a.yaml")
     (tmp_path / "a.yaml").write_text(
         "{hidden_size: 10, num_attention_heads: 3, num_key_value_heads: 1, num_hidden_layers: 1,"
         " intermediate_size: 4}"
     )
     with pytest.raises(UserError, match="hidden_size is not a multiple"):
-        config.read_architecture(tmp_path / "a.yaml")
+        read_architecture(tmp_path / "a.yaml")
 
 
 def test_runs_survive_writing(tmp_path: Path) -> None:
-    run = config.Run(
+    run = Run(
         run="a", seed=1, checkpoint=Path("c"), index=Path("i"), data_root=Path("d"),
         output=Path("o"),
-        architecture=config.read_architecture(ROOT / "config/models/tiny-llama.yaml"),
-        train=config.ResolvedTrainSettings(train_steps=7),
+        architecture=read_architecture(ROOT / "config/models/tiny-llama.yaml"),
+        train=ResolvedTrainSettings(train_steps=7),
     )  # fmt: skip
-    config.write_run(tmp_path / "run.yaml", run)
-    assert config.read_run(tmp_path / "run.yaml") == run
+    write_run(tmp_path / "run.yaml", run)
+    assert read_run(tmp_path / "run.yaml") == run

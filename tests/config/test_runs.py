@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tokamake.config import Architecture, check_form, parse_form, read_runs
+from tokamake.config.architecture import Architecture
+from tokamake.config.model import check_export_format, parse_export_format
+from tokamake.config.runs import read_runs
 from tokamake.data.corpus.corpora import merge_tables, read_corpora
 from tokamake.errors import UserError
 
@@ -108,13 +110,17 @@ def test_tables_of_corpora_differ_in_their_mixture_alone(tmp_path: Path) -> None
 
 def test_names_of_forms() -> None:
     sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 4, "virtual_pipeline_size": 3}
-    assert parse_form("megatron-tp2-pp4-vpp3-bf16") == ("megatron", sizes, "bf16")
-    assert parse_form("mds-pipeline-pp16") == ("mds-pipeline", {"pipeline_parallel_size": 16}, None)
-    assert parse_form("hf") == ("hf", {}, None)
+    assert parse_export_format("megatron-tp2-pp4-vpp3-bf16") == ("megatron", sizes, "bf16")
+    assert parse_export_format("mds-pipeline-pp16") == (
+        "mds-pipeline",
+        {"pipeline_parallel_size": 16},
+        None,
+    )
+    assert parse_export_format("hf") == ("hf", {}, None)
     shared = {"tensor_parallel_size": 2, "data_parallel_size": 6, "zero_stage": 2}
-    assert parse_form("mds-tp2-dp6-zero2-bf16") == ("mds", shared, "bf16")
+    assert parse_export_format("mds-tp2-dp6-zero2-bf16") == ("mds", shared, "bf16")
     sliced = {"data_parallel_size": 4, "zero_stage": 3}
-    assert parse_form("mds-dp4-zero3-bf16") == ("mds", sliced, "bf16")
+    assert parse_export_format("mds-dp4-zero3-bf16") == ("mds", sliced, "bf16")
     for wrong in (
         "mds-pp2",
         "hf-tp1",
@@ -135,7 +141,7 @@ def test_names_of_forms() -> None:
             r"leave it out|give a format|give (pp|zero1), too|one of them|DeepSpeed itself refuses"
         )
         with pytest.raises(ValueError, match=told):
-            parse_form(wrong)
+            parse_export_format(wrong)
 
 
 def test_shards_are_of_adam() -> None:
@@ -152,7 +158,7 @@ def test_forms_that_a_model_cannot_be_shared_as() -> None:
         num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=8,
     )  # fmt: skip
     for good in ("hf", "mds-tp2", "mds-pipeline-tp2-pp3", "megatron-pp2-vpp2", "universal-pp4"):
-        check_form(parse_form(good), model)
+        check_export_format(parse_export_format(good), model)
     for wrong, told in {
         "mds-tp3": "tp3: does not divide num_attention_heads 8; give a divisor",
         "mds-tp4": "tp4: does not divide num_key_value_heads 2; give a divisor",
@@ -160,6 +166,6 @@ def test_forms_that_a_model_cannot_be_shared_as() -> None:
         "megatron-pp3": "3 stages: the model has 4 layers; give a number that divides them",
     }.items():
         with pytest.raises(ValueError, match=told):
-            check_form(parse_form(wrong), model)
+            check_export_format(parse_export_format(wrong), model)
     (run,) = read_runs({**BASE, "convert": "mds"}, "my.yaml").values()
     assert run.config.convert == ("mds",)

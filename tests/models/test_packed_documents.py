@@ -13,7 +13,8 @@ from tests.support.llamas import ARCHITECTURES, label, reference, tensors_of
 from tests.support.runs import ARCHITECTURE, launch, losses, make_run, prepare
 from tokamake.checkpoint.model_tensors import to_model
 from tokamake.checkpoint.native import latest
-from tokamake.config import PACKING_SETTINGS, read_run
+from tokamake.config.resolved_run import read_run
+from tokamake.config.training import PACKING_SETTINGS
 from tokamake.data.samples.loader import Samples, batches
 from tokamake.errors import UserError
 

@@ -10,7 +10,7 @@ import torch
 
 from tests.support.optimizers import NAMES, gradients, make, start, trained, walk, without_torchao
 from tokamake import plugins
-from tokamake.config import OptimizerSettings
+from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim import sophia_g
 from tokamake.optim._groups import parameter_groups, set_rates
 

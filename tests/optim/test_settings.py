@@ -7,8 +7,9 @@ import pytest
 
 from tests.support.paths import ROOT
 from tokamake import plugins
-from tokamake.config import OptimizerSettings, ScheduleSettings, TrainSettings
-from tokamake.config.optimization import SOME
+from tokamake.config.optimization import SOME, OptimizerSettings
+from tokamake.config.schedule import ScheduleSettings
+from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 from tokamake.validation import validate
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from tests.support.optimizers import RATES, Arrays, assert_same, gradients, make, start, walk
-from tokamake.config import OptimizerSettings
+from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim import sophia_g
 
 

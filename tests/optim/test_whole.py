@@ -13,18 +13,18 @@ from torch import Tensor
 from tests.support.optimizers import NAMES, RATES, gradients, make, start, trained, walk
 from tests.support.ranks import spawn
 from tokamake import plugins
-from tokamake.config import OptimizerSettings
+from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._groups import parameter_groups
-from tokamake.optim._whole import ALONE, Part, Whole, part_of
+from tokamake.optim._whole import ALONE, ParameterPart, WholeParameters, part_of
 
 NEEDY = [name for name in NAMES if not plugins.load("optim", name).ELEMENTWISE]
 NEEDY.remove("adamw_8bit")
 
 
-class Threads(Whole):
+class Threads(WholeParameters):
     """Ranks that are threads of one process: sums go through a list."""
 
-    def __init__(self, parts: dict[int, Part], rank: int, meeting: "Meeting") -> None:
+    def __init__(self, parts: dict[int, ParameterPart], rank: int, meeting: "Meeting") -> None:
         super().__init__(lambda parameter: parts[id(parameter)])
         self._rank, self._meeting = rank, meeting
 
@@ -56,17 +56,17 @@ CUT = ("the others",)
 """Stands for process groups."""
 
 
-def quarters(shape: tuple[int, ...]) -> list[Part]:
+def quarters(shape: tuple[int, ...]) -> list[ParameterPart]:
     """A matrix in unequal parts, along both dimensions; a vector in unequal parts, one empty."""
     if len(shape) == 1:
         bounds = [0, 1, 3, 3, shape[0]]
-        return [Part(shape, (slice(a, b),), CUT) for a, b in itertools.pairwise(bounds)]
+        return [ParameterPart(shape, (slice(a, b),), CUT) for a, b in itertools.pairwise(bounds)]
     rows, columns = (slice(0, 2), slice(2, shape[0])), (slice(0, 1), slice(1, shape[1]))
-    return [Part(shape, (row, column), CUT) for row in rows for column in columns]
+    return [ParameterPart(shape, (row, column), CUT) for row in rows for column in columns]
 
 
-def replicated(shape: tuple[int, ...]) -> list[Part]:
-    return [Part(shape, tuple(slice(0, size) for size in shape))] * 4
+def replicated(shape: tuple[int, ...]) -> list[ParameterPart]:
+    return [ParameterPart(shape, tuple(slice(0, size) for size in shape))] * 4
 
 
 def trained_in_threads(name: str) -> dict[str, Tensor]:
@@ -129,7 +129,7 @@ def test_parts_by_themselves_do_not(name: str) -> None:
 
 def test_whole_tensors_pass_through() -> None:
     value = torch.ones(2, 3)
-    assert part_of(value) == Part((2, 3), (slice(0, 2), slice(0, 3)))
+    assert part_of(value) == ParameterPart((2, 3), (slice(0, 2), slice(0, 3)))
     (gathered,) = ALONE.gather([value], [value])
     assert gathered is value
     assert torch.equal(ALONE.part(value, torch.ones(2, 1)), torch.ones(2, 1))

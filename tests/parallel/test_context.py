@@ -242,7 +242,7 @@ def test_kernels_agree(
     length = shape[3]
     ids = torch.arange(length).mul(5).div(length, rounding_mode="floor").repeat(shape[0], 1)
     bias = Documents.of(ids[:, None].to(device)).bias(0, 0, dtype) if apart else None
-    block = kernels.Block(*tensors[:3], causal=not apart, bias=bias)
+    block = kernels.AttentionBlock(*tensors[:3], causal=not apart, bias=bias)
     expected = by_torch(*(x.cpu() for x in tensors), ids if apart else None)
     every = (kernels.ForCPU, kernels.Flash, kernels.MemoryEfficient, kernels.Plain)
     serving = [found for found in every if found.serves(block)]

@@ -11,7 +11,7 @@ from torch.nn.attention import varlen
 from torch.testing import assert_close
 
 from tokamake.parallel import document_attention
-from tokamake.parallel.context import Packed
+from tokamake.parallel.context import PackedDocuments
 from tokamake.parallel.document_attention import by_document
 
 WIDTH, LENGTH = 16, 96
@@ -74,7 +74,7 @@ class FlashAttention:
 def check(lengths: list[list[int]], groups: int) -> None:
     """Values and gradients equal those of a mask."""
     ours, theirs = heads(groups), heads(groups)
-    found = by_document(*ours, Packed(ids(lengths)))
+    found = by_document(*ours, PackedDocuments(ids(lengths)))
     expected = masked(*theirs, lengths)
     assert found.shape == expected.shape
     assert_close(found, expected)
@@ -123,7 +123,7 @@ def test_only_long_documents_are_taken_one_by_one(monkeypatch: pytest.MonkeyPatc
 
 def test_documents_end_with_their_row() -> None:
     """A document's number may be that of the row before: it is another one."""
-    documents = Packed(torch.tensor([[0, 0, 1], [1, 1, 1]]))
+    documents = PackedDocuments(torch.tensor([[0, 0, 1], [1, 1, 1]]))
     assert documents.lengths == [2, 1, 3]
     assert documents.bounds.tolist() == [0, 2, 3, 6]
 
@@ -134,7 +134,7 @@ def test_documents_end_with_their_row() -> None:
 def test_flash_attention_on_a_gpu(groups: int) -> None:
     on_gpu = [x.detach().cuda().bfloat16().requires_grad_() for x in heads(groups)]
     assert document_attention._at_once(on_gpu[0])
-    found = by_document(*on_gpu, Packed(ids(LONG).cuda()))
+    found = by_document(*on_gpu, PackedDocuments(ids(LONG).cuda()))
     assert_close(found.float().cpu(), masked(*heads(groups), LONG), rtol=2e-2, atol=2e-2)
     found.sum().backward()
     assert all(x.grad is not None and x.grad.isfinite().all() for x in on_gpu)

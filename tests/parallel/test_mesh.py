@@ -9,7 +9,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.support.random_sharding import Plan, plans
 from tests.support.ranks import spawn
-from tokamake.config import ParallelSettings
+from tokamake.config.parallel import ParallelSettings
 from tokamake.parallel import mesh
 
 MESHES: list[Plan] = [

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from tests.support.ranks import spawn
-from tokamake.config import ParallelSettings
+from tokamake.config.parallel import ParallelSettings
 from tokamake.parallel import collectives, mesh, sharding, tensor
 from tokamake.parallel import loss as loss_of_parts
 from tokamake.parallel.axis import Axis

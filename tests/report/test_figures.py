@@ -8,7 +8,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from tests.support.finished_run import make_inputs, metric, write_index
-from tokamake.config import read_run
+from tokamake.config.resolved_run import read_run
 from tokamake.data.indexed.length_histogram import histogram
 from tokamake.report import figures, style
 from tokamake.report.length_figure import lengths

@@ -22,7 +22,11 @@ from tokamake.runtime.process_group import (
     meeting,
     process_group,
 )
-from tokamake.runtime.rank_errors import heard, one_voice, same_fate
+from tokamake.runtime.rank_errors import (
+    raise_on_all_ranks,
+    report_from_any_rank,
+    report_from_rank_0,
+)
 from tokamake.runtime.ranks import Ranks
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -177,10 +181,10 @@ def test_process_group_of_one_opens_again_and_again() -> None:
 def test_one_voice(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
     monkeypatch.setattr(rank_errors, "time", SimpleNamespace(sleep=waited.append))
-    with pytest.raises(UserError, match=r"^broken$"), one_voice(Ranks(0, 2, 0, 2)):
+    with pytest.raises(UserError, match=r"^broken$"), report_from_rank_0(Ranks(0, 2, 0, 2)):
         raise UserError("broken")
     assert not waited
-    with pytest.raises(SystemExit) as caught, one_voice(Ranks(1, 2, 1, 2)):
+    with pytest.raises(SystemExit) as caught, report_from_rank_0(Ranks(1, 2, 1, 2)):
         raise UserError("broken")
     assert caught.value.code == 2
     assert waited
@@ -189,14 +193,14 @@ def test_one_voice(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_same_fate_passes_an_error_on() -> None:
     ranks = Ranks(0, 1, 0, 1)
     with process_group(ranks):
-        with pytest.raises(UserError, match=r"^broken$"), same_fate():
+        with pytest.raises(UserError, match=r"^broken$"), raise_on_all_ranks():
             raise UserError("broken")
         told = "^file: No space left on device; mend it and run again$"
-        with pytest.raises(UserError, match=told), same_fate():
+        with pytest.raises(UserError, match=told), raise_on_all_ranks():
             raise OSError(errno.ENOSPC, "No space left on device", "file")
-        with pytest.raises(UserError, match=r"^TimeoutError; mend it"), same_fate():
+        with pytest.raises(UserError, match=r"^TimeoutError; mend it"), raise_on_all_ranks():
             raise TimeoutError
-        with same_fate():
+        with raise_on_all_ranks():
             pass
 
 
@@ -207,7 +211,7 @@ def damaged() -> Iterator[int]:
 
 def test_what_one_rank_alone_meets_is_heard(capsys: pytest.CaptureFixture[str]) -> None:
     for rank in range(2):
-        items = heard(damaged(), Ranks(rank, 2, rank, 2))
+        items = report_from_any_rank(damaged(), Ranks(rank, 2, rank, 2))
         assert next(items) == 1
         with pytest.raises(UserError):
             next(items)

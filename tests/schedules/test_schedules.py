@@ -14,7 +14,9 @@ from transformers import (
 )
 
 from tokamake import plugins
-from tokamake.config import OptimizerSettings, ScheduleSettings, TrainSettings
+from tokamake.config.optimization import OptimizerSettings
+from tokamake.config.schedule import ScheduleSettings
+from tokamake.config.training import TrainSettings
 from tokamake.schedules import Schedule
 
 WARMUP, STEPS = 7, 40

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.support.finished_run import RUN, metric
-from tokamake.data.corpus.plan_file import Batch, Plan, write_plan
+from tokamake.data.corpus.plan_file import JobBatch, Plan, write_plan
 from tokamake.errors import UserError
 from tokamake.status.stages import jobs, stages
 from tokamake.status.status import status
@@ -24,8 +24,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A workflow whose second shard is being tokenized, and whose third has failed."""
     monkeypatch.setattr("tokamake.status.stages.time", SimpleNamespace(time=lambda: NOW))
     monkeypatch.setattr("tokamake.status.status.time", SimpleNamespace(time=lambda: NOW))
-    batches = tuple(Batch(f"web-0000{n}", (f"web/0000{n}",)) for n in range(4))
-    merged = (Batch("web-00000", ("web-0000_text_document",)),)
+    batches = tuple(JobBatch(f"web-0000{n}", (f"web/0000{n}",)) for n in range(4))
+    merged = (JobBatch("web-00000", ("web-0000_text_document",)),)
     (tmp_path / "results/data").mkdir(parents=True)
     write_plan(tmp_path / "results/data/plan.json", Plan({}, "", (), batches, merged, (), ()))
     for number in (0, 1, 2):

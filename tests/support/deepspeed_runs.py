@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from tests.support.engines import Part, buffer, build, coming, parts, pieces
 from tests.support.layouts import Found, laid_out, rates
-from tokamake.config import read_run
+from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.loader import Step
 
 BF16 = {"precision": "bf16"}

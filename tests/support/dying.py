@@ -10,7 +10,7 @@ from tokamake.train import resume
 _commit = resume.commit
 
 
-def commit(output: Path, state: resume.State) -> Path:
+def commit(output: Path, state: resume.ResumeState) -> Path:
     """Put the first checkpoint in place; at the second, die before anything is renamed."""
     if state.step > 2:
         os.kill(os.getpid(), signal.SIGKILL)

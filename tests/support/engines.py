@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from tokamake import plugins
-from tokamake.config import Run
+from tokamake.config.resolved_run import Run
 from tokamake.data.samples.loader import Samples, Step, steps
 from tokamake.parallel.sharding import Held
 from tokamake.runtime.ranks import Ranks

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from tokamake.checkpoint import model_tensors
-from tokamake.checkpoint.tensors.checkpoint import Opened
-from tokamake.config import Architecture
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint
+from tokamake.config.architecture import Architecture
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 131,
@@ -49,7 +49,7 @@ def weights(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) -> 
     }
 
 
-def assert_same(found: Opened, expected: Architecture) -> None:
+def assert_same(found: Checkpoint, expected: Architecture) -> None:
     assert found.architecture == expected
     known = weights(expected)
     assert {*found.source} == {f"model.{name}" for name in known}

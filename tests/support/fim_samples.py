@@ -9,7 +9,7 @@ import tokenizers
 from tests.conftest import documents
 from tests.support.runs import make_index
 from tokamake.data.corpus.train_tokenizer import train_tokenizer
-from tokamake.data.indexed.dataset import Writer
+from tokamake.data.indexed.dataset import DatasetWriter
 from tokamake.data.samples.fim.samples import FimSamples
 from tokamake.data.samples.fim.tokens import Fim
 from tokamake.data.samples.loader import Samples
@@ -46,7 +46,7 @@ def prepare(folder: Path, raw: list[Path]) -> Path:
     train_tokenizer(raw, vocab_size=600, special_tokens=NAMES, output=folder / "tokenizer")
     own = tokenizers.Tokenizer.from_file(str(folder / "tokenizer/tokenizer.json"))
     ids = [[*own.encode(text).ids, EOD] for text in documents(raw[0]) if text.isascii()]
-    with Writer(folder / "code.bin", folder / "code.idx", np.uint16) as writer:
+    with DatasetWriter(folder / "code.bin", folder / "code.idx", np.uint16) as writer:
         writer.add(np.concatenate(ids), np.array([*map(len, ids)], np.int32))
     (folder / "weights.txt").write_text("1 code code\n")
     samples = {"train_samples": 150, "valid_samples": 0}

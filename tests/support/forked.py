@@ -26,7 +26,7 @@ from tokamake.cli import main
 from tokamake.runtime.rank_errors import STOPPED
 from tokamake.train import resume
 from tokamake.train.stop_signals import StopRequest
-from tokamake.train.trainer import Loop
+from tokamake.train.trainer import Trainer
 
 CONTEXT = get_context("forkserver")
 CONTEXT.set_forkserver_preload(
@@ -143,10 +143,10 @@ def _rank(config: Path, environment: dict[str, str], printed: Path, fault: Fault
 
 def killed_in_backward() -> None:
     """Kill the last rank in its first backward pass after a checkpoint has taken its place."""
-    finish, backward = Loop._finish_saving, torch.autograd.backward
+    finish, backward = Trainer._finish_saving, torch.autograd.backward
     saved = False
 
-    def finish_saving(loop: Loop) -> None:
+    def finish_saving(loop: Trainer) -> None:
         nonlocal saved
         saving = loop._saving is not None
         finish(loop)
@@ -157,7 +157,7 @@ def killed_in_backward() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         backward(*arguments, **options)
 
-    Loop._finish_saving = finish_saving
+    Trainer._finish_saving = finish_saving
     torch.autograd.backward = backward_or_die
 
 
@@ -165,7 +165,7 @@ def killed_in_commit(number: int) -> None:
     """Kill the process instead of one of `CALLS` while step 4's checkpoint takes its place."""
     commit = resume.commit
 
-    def dying_commit(output: Path, state: resume.State) -> Path:
+    def dying_commit(output: Path, state: resume.ResumeState) -> Path:
         if state.step != 4:
             return commit(output, state)
         calls = [number]
@@ -189,7 +189,7 @@ def terminated_in_start() -> None:
         while True:
             time.sleep(60)
 
-    Loop.__init__ = begin
+    Trainer.__init__ = begin
 
 
 def writes_until_sigterm(writing: Semaphore) -> None:

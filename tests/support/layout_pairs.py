@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from tests.support.layouts import parallel
 from tests.support.proofs import SHAPE, Changes, Proved
 from tests.support.runs import ARCHITECTURE
-from tokamake.config import Run, TrainSettings
+from tokamake.config.resolved_run import Run
+from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 from tokamake.train.backends import _deepspeed_setup
 from tokamake.train.resolve import check_layout, check_precision

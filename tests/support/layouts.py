@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.engines import Part, buffer, build, coming, parts, pieces
-from tokamake.config import Run, read_run
+from tokamake.config.resolved_run import Run, read_run
 from tokamake.parallel import document_attention, linear
 
 NUM_STEPS = 20

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 
 ARCHITECTURES = [
     Architecture(

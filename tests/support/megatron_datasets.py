@@ -9,7 +9,7 @@ from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from torch import tensor
 
-from tokamake.data.indexed.dataset import Writer
+from tokamake.data.indexed.dataset import DatasetWriter
 from tokamake.data.indexed.paths import bin_path, idx_path
 
 
@@ -17,7 +17,7 @@ def write_pair(prefix: Path, lengths: list[int], *, first_token: int = 0) -> Pat
     """Write documents whose tokens count upwards from `first_token`: each tells its place."""
     tokens = np.arange(first_token, first_token + sum(lengths))
     paths = (prefix.with_name(f"{prefix.name}.{suffix}") for suffix in ("bin", "idx"))
-    with Writer(*paths, np.int32) as writer:
+    with DatasetWriter(*paths, np.int32) as writer:
         writer.add(tokens, np.array(lengths, np.int32))
     return prefix
 

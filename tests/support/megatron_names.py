@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from tokamake.checkpoint import writer
-from tokamake.checkpoint.tensors.checkpoint import Opened, Progress, Target
-from tokamake.checkpoint.tensors.extents import Source
-from tokamake.config import Architecture
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Progress, Target
+from tokamake.checkpoint.tensors.extents import TensorSource
+from tokamake.config.architecture import Architecture
 
 KINDS = ("weight", "bias")
 _MODULES = {
@@ -79,10 +79,10 @@ def _padded(rows: Tensor) -> Tensor:
 
 def opened(
     architecture: Architecture, tensors: Mapping[str, Tensor], progress: Progress | None = None
-) -> Opened:
+) -> Checkpoint:
     """A checkpoint of tensors with our names that lies in no file."""
-    source = Source([], {}, {f"model.{name}": tensor for name, tensor in tensors.items()})
-    return Opened("test", Path("memory"), architecture, source, progress=progress or Progress())
+    source = TensorSource([], {}, {f"model.{name}": tensor for name, tensor in tensors.items()})
+    return Checkpoint("test", Path("memory"), architecture, source, progress=progress or Progress())
 
 
 def write(

@@ -19,15 +19,15 @@ from torch import Tensor
 from tokamake.checkpoint import model_tensors, writer
 from tokamake.checkpoint.tensors.checkpoint import (
     OPTIMIZER_SETTINGS,
-    Layout,
-    Opened,
+    Checkpoint,
+    ParallelLayout,
     Progress,
     Target,
 )
-from tokamake.checkpoint.tensors.extents import Source
+from tokamake.checkpoint.tensors.extents import TensorSource
 from tokamake.checkpoint.tensors.replicas import check_copies
 from tokamake.checkpoint.torch_files import torch_archive
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 250,
@@ -97,9 +97,9 @@ def random(architecture: Architecture) -> dict[str, Tensor]:
     }
 
 
-def in_memory(architecture: Architecture, known: dict[str, Tensor], **notes: Any) -> Opened:
-    return Opened(
-        "native", Path(), architecture, Source([], {}, known), progress=PROGRESS, notes=notes
+def in_memory(architecture: Architecture, known: dict[str, Tensor], **notes: Any) -> Checkpoint:
+    return Checkpoint(
+        "native", Path(), architecture, TensorSource([], {}, known), progress=PROGRESS, notes=notes
     )
 
 
@@ -178,7 +178,7 @@ def trained(
     megatron: Any,
     folder: Path,
     architecture: Architecture,
-    layout: Layout,
+    layout: ParallelLayout,
     dtype: str,
     *,
     grouping: Grouping = decays_first,
@@ -213,7 +213,7 @@ def trained(
     return folder / dtype
 
 
-def assert_trained(found: Opened, architecture: Architecture) -> None:
+def assert_trained(found: Checkpoint, architecture: Architecture) -> None:
     """See that all is there bit by bit, whatever the weights' number format."""
     check_copies(found.source)
     for name, exact in random(architecture).items():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tokamake import plugins
-from tokamake.config import OptimizerSettings
+from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._groups import parameter_groups, set_rates
 
 Arrays = dict[str, npt.NDArray[np.float64]]

@@ -16,7 +16,8 @@ from tests.support.runs import ARCHITECTURE, make_run, prepare, write_start
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.native import latest
-from tokamake.config import Architecture, Run, read_run
+from tokamake.config.architecture import Architecture
+from tokamake.config.resolved_run import Run, read_run
 from tokamake.data.samples.loader import Samples
 
 Changes = dict[str, Any]

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.support.runs import ARCHITECTURE
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 from tokamake.config.parallel import INTERLEAVED
 
 Plan = dict[str, Any]

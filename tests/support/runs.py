@@ -19,8 +19,9 @@ from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.format_files import DESCRIPTION
 from tokamake.checkpoint.native import latest
 from tokamake.checkpoint.native.description import VERSION
-from tokamake.config import Architecture, read_run
-from tokamake.data.indexed.dataset import Writer
+from tokamake.config.architecture import Architecture
+from tokamake.config.resolved_run import read_run
+from tokamake.data.indexed.dataset import DatasetWriter
 from tokamake.data.indexed.manifest import sizes_and_hashes, write_manifest
 from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path
 from tokamake.data.samples.index import index
@@ -66,7 +67,7 @@ def prepare(root: Path, *, train_samples: int = 80) -> Path:
     lengths = generator.integers(5, 40, 200)
     # A token often repeats the one before, so that there is something to learn.
     tokens = np.repeat(generator.integers(0, 120, lengths.sum()), 3)[: lengths.sum()]
-    with Writer(root / "corpus.bin", root / "corpus.idx", np.uint16) as writer:
+    with DatasetWriter(root / "corpus.bin", root / "corpus.idx", np.uint16) as writer:
         writer.add(tokens, lengths.astype(np.int32))
     vouch(root / "corpus", vocab_size=120)
     (root / "weights.txt").write_text("1.0 corpus corpus\n")

@@ -16,7 +16,8 @@ from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.native import training_state
-from tokamake.config import OptimizerSettings, read_run
+from tokamake.config.optimization import OptimizerSettings
+from tokamake.config.resolved_run import read_run
 from tokamake.errors import UserError
 from tokamake.report.tables import summary as report_of
 from tokamake.train.benchmark_train import benchmark_train

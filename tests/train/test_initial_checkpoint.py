@@ -17,7 +17,7 @@ from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.format_files import DESCRIPTION
 from tokamake.checkpoint.native import latest, training_state
-from tokamake.config import read_run
+from tokamake.config.resolved_run import read_run
 from tokamake.errors import UserError
 from tokamake.train.resume import weights_digest
 

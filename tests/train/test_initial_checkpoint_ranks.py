@@ -15,7 +15,7 @@ from tests.support.ranks import spawn
 from tests.support.runs import make_run
 from tests.support.tied_start import SAVED, TIED, prepare_tied
 from tokamake.checkpoint import model_tensors
-from tokamake.config import read_run
+from tokamake.config.resolved_run import read_run
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,13 @@ from tests.support.ranks import spawn
 from tests.support.runs import ARCHITECTURE, make_run, prepare, write_start
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors
-from tokamake.config import Architecture, Run, read_run
+from tokamake.config.architecture import Architecture
+from tokamake.config.resolved_run import Run, read_run
 from tokamake.models.common.positions import rotary
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.backends.native import Engine
 from tokamake.train.memory import _limits, estimate
-from tokamake.train.startup_log import chosen, opening
+from tokamake.train.startup_log import chosen, startup_log
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 ONE = Ranks(0, 1, 0, 1)
@@ -144,7 +145,7 @@ def test_optimizers_have_their_states(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_start_tells_what_was_chosen(run: Run) -> None:
-    lines = opening(run, ONE, CPU).splitlines()
+    lines = startup_log(run, ONE, CPU).splitlines()
     assert [line.split()[0] for line in lines] == ["model", "start", "layout", "settings", "memory"]
     parameters = sum(math.prod(shape) for shape in model_tensors.shapes(ARCHITECTURE).values())
     assert f"{parameters:,} parameters; 6 steps of 128 tokens" in lines[0]
@@ -155,7 +156,7 @@ def test_a_start_tells_what_was_chosen(run: Run) -> None:
     assert "zero_stage" not in lines[3]
     assert re.search(r"about \S+ MB a rank \(.*\); the device has \S+ GB for it$", lines[4])
     shared = laid_out(run, {**parallel(tp=2), "zero_stage": 2})
-    found = opening(shared, Ranks(0, 4, 0, 4), CPU)
+    found = startup_log(shared, Ranks(0, 4, 0, 4), CPU)
     assert "4 ranks = data 2 × tensor 2 on cpu" in found
     assert "zero_stage 2" in found
     assert list(chosen(run.train, run.train)) == []
@@ -181,4 +182,4 @@ def test_the_hosts_memory_is_the_jobs_part_of_it(tmp_path: Path) -> None:
 
 def test_a_run_that_does_not_fit_is_warned_of(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokamake.train.startup_log.device_memory", lambda *_: 1000.0)
-    assert "more than there is: lower train.micro_batch_size" in opening(run, ONE, CPU)
+    assert "more than there is: lower train.micro_batch_size" in startup_log(run, ONE, CPU)

@@ -9,7 +9,8 @@ import torch
 from tests.support.layouts import NUM_STEPS, Layout, parallel, train_all
 from tests.support.ranks import spawn
 from tests.support.runs import make_run, prepare
-from tokamake.config import INDEX_SETTINGS, read_run
+from tokamake.config.resolved_run import read_run
+from tokamake.config.training import INDEX_SETTINGS
 from tokamake.errors import UserError
 from tokamake.train.numerics import check_repeatable, decided, precision_of, repeatable
 from tokamake.train.resume import run_digest

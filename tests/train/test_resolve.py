@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.runs import ARCHITECTURE, SETTINGS, make_run, prepare, vouch
-from tokamake.config import read_run
+from tokamake.config.resolved_run import read_run
 from tokamake.errors import UserError
 
 

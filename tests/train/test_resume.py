@@ -9,14 +9,14 @@ import pytest
 
 from tests.support.runs import make_run, prepare
 from tokamake import files
-from tokamake.config import read_run, write_run
+from tokamake.config.resolved_run import read_run, write_run
 from tokamake.errors import UserError
 from tokamake.train import resume
-from tokamake.train.resume import State, claim, commit, differences, locked
+from tokamake.train.resume import ResumeState, claim, commit, differences, locked
 
 
-def state(step: int, digest: str = "a" * 64) -> State:
-    return State(digest, step, 8 * step, 0.5, 1)
+def state(step: int, digest: str = "a" * 64) -> ResumeState:
+    return ResumeState(digest, step, 8 * step, 0.5, 1)
 
 
 def save(output: Path, step: int, text: str = "weights", digest: str = "a" * 64) -> Path:

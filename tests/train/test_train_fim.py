@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 
 from tests.support.runs import SETTINGS, launch, losses, make_run, prepare
-from tokamake.config import read_run
+from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.fim.samples import FimSamples, training_samples
 from tokamake.data.samples.loader import Samples
 from tokamake.errors import UserError

@@ -21,7 +21,7 @@ from tests.support.forked import (
 )
 from tests.support.runs import losses, make_run, prepare
 from tokamake import files
-from tokamake.config import read_run
+from tokamake.config.resolved_run import read_run
 from tokamake.runtime.rank_errors import STOPPED
 
 Settings = dict[str, Any]

@@ -29,7 +29,7 @@ from tests.support.runs import (
     weights,
 )
 from tokamake.checkpoint.native import latest as start_of
-from tokamake.config import read_run
+from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.index import index
 from tokamake.data.samples.loader import Samples, batches
 from tokamake.errors import UserError

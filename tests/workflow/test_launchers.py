@@ -15,7 +15,7 @@ from tests.support.paths import ROOT
 from tests.support.pbs_servers import wait_for
 from tests.support.runs import MPICH, launch, losses, make_run, prepare, summary, weights
 from tokamake import cli, files
-from tokamake.config import read_run
+from tokamake.config.resolved_run import read_run
 from tokamake.runtime.process_group import free_port
 
 MODULE = ("--module", "tokamake")

@@ -9,7 +9,8 @@ import torch
 
 from tests.support.runs import make_run, prepare, records, summary, train_here, weights
 from tokamake import files
-from tokamake.config import TrainSettings, read_run, write_run
+from tokamake.config.resolved_run import read_run, write_run
+from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 from tokamake.runtime.rank_errors import STOPPED
 from tokamake.train.deadline import (

@@ -21,7 +21,7 @@ from tests.support.slurm_cluster import MISSING, PATIENCE, Slurm, slurm
 from tests.support.workflows import CONFIG, make_workspace
 from tokamake import files
 from tokamake.batch_systems import seconds_of
-from tokamake.config import read_run, write_run
+from tokamake.config.resolved_run import read_run, write_run
 from tokamake.doctor.profile import Profile
 from tokamake.doctor.scheduler import check_scheduler
 

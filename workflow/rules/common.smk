@@ -12,7 +12,10 @@ from pathlib import Path
 from tokamake import files
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.format_files import is_native, start_files
-from tokamake.config import INDEX_SETTINGS, check_form, parse_form, read_architecture, read_runs
+from tokamake.config.architecture import read_architecture
+from tokamake.config.model import check_export_format, parse_export_format
+from tokamake.config.runs import read_runs
+from tokamake.config.training import INDEX_SETTINGS
 from tokamake.data.mixture.weigh import set_path
 from tokamake.data.indexed import job_batch
 from tokamake.data.corpus.corpora import merge_tables, read_corpora
@@ -88,7 +91,7 @@ def check_forms(forms, architecture, where):
     """See that the model can be written in the forms that are asked for."""
     for form in forms:
         try:
-            check_form(parse_form(form), architecture)
+            check_export_format(parse_export_format(form), architecture)
         except ValueError as error:
             raise UserError(f"{where}: convert: {form}: {error}") from None
 
@@ -387,7 +390,7 @@ def stated_architecture(wildcards):
 def form_options(wildcards, input):
     """What the name of a form says, as options of `convert`."""
     try:
-        form = parse_form(wildcards.form)
+        form = parse_export_format(wildcards.form)
     except ValueError as error:
         sys.exit(f"tokamake: {RUN.format(run=wildcards.run)}/convert/{wildcards.form}: {error}")
     sizes = [f"--{size.replace('_', '-')}={number}" for size, number in form.sizes.items()]

@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tokamake.checkpoint.native import dcp_metadata
-from tokamake.checkpoint.tensors.extents import Source
+from tokamake.checkpoint.tensors.extents import TensorSource
 from tokamake.checkpoint.torch_files.pickle_reader import View, data_offset
 from tokamake.checkpoint.torch_files.torch_archive import checksum
 from tokamake.errors import UserError
 
 
-def check_checksums(source: Source, *, workers: int) -> None:
+def check_checksums(source: TensorSource, *, workers: int) -> None:
     """Compare what tensors' files hold with the checksums in them, where they have any.
 
     Files are read once, in whole. Safetensors have no checksums, nor have files of torch before

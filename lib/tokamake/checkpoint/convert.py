@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from tokamake.config import FORMAT_SIZES
+from tokamake.config.model import FORMAT_SIZES
 
 if TYPE_CHECKING:
-    from tokamake.checkpoint.tensors.checkpoint import Opened, Target
+    from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 
 _NAMED = 5
 """Tensors that a message names."""
@@ -78,7 +78,7 @@ def convert(
     from tokamake.checkpoint.megatron.optimizer_writer import left_states
     from tokamake.checkpoint.megatron_model.arguments import warnings
     from tokamake.checkpoint.megatron_model.vocabulary import unknown_size, with_vocab_size
-    from tokamake.checkpoint.tensors.checkpoint import Layout, Target
+    from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
     from tokamake.checkpoint.tensors.replicas import check_copies
     from tokamake.checkpoint.writer import refuse_other, write
     from tokamake.files import allow_open_files
@@ -108,7 +108,7 @@ def convert(
         if not take_first_copy:
             check_copies(checkpoint.source)
     kept = checkpoint.tokenizer if format == "hf" else ()
-    wanted = Target(Layout(**sizes, zero_stage=zero_stage), dtype, tokenizer=kept)
+    wanted = Target(ParallelLayout(**sizes, zero_stage=zero_stage), dtype, tokenizer=kept)
     found = write(target, checkpoint, name, wanted, workers=workers)
     print(f"{target}: {title(name)}, {_told(checkpoint, wanted)}, from {_at(source, checkpoint)}")
     _tell_rest(checkpoint, wanted, format, found.left)
@@ -182,7 +182,7 @@ def _check_zero(format: str, ranks: int, stage: int) -> None:
         )
 
 
-def _end_and_files(tokenizer: Path, checkpoint: "Opened") -> tuple[int, tuple[Path, ...]]:
+def _end_and_files(tokenizer: Path, checkpoint: "Checkpoint") -> tuple[int, tuple[Path, ...]]:
     """A tokenizer's end-of-document token, its files, and those that tell transformers its use.
 
     Raises:
@@ -203,7 +203,7 @@ def _end_and_files(tokenizer: Path, checkpoint: "Opened") -> tuple[int, tuple[Pa
     return opened.eod, (*sorted({*with_configs(own), *filter(Path.is_file, others)}),)
 
 
-def _told(checkpoint: "Opened", target: "Target") -> str:
+def _told(checkpoint: "Checkpoint", target: "Target") -> str:
     from math import prod
 
     weights = [key for key in checkpoint.source if key.startswith("model.")]
@@ -212,12 +212,12 @@ def _told(checkpoint: "Opened", target: "Target") -> str:
     return f"{told}, {target.layout}" if str(target.layout) else told
 
 
-def _at(source: Path, checkpoint: "Opened") -> str:
+def _at(source: Path, checkpoint: "Checkpoint") -> str:
     step = checkpoint.progress.iteration
     return f"{source} at step {step:,}" if step else f"{source}"
 
 
-def _tell_rest(checkpoint: "Opened", target: "Target", format: str, left: list[str]) -> None:
+def _tell_rest(checkpoint: "Checkpoint", target: "Target", format: str, left: list[str]) -> None:
     """Say what came beside the weights, and what did not.
 
     Args:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokamake import plugins
 from tokamake.checkpoint.latest import pointed
-from tokamake.checkpoint.tensors.checkpoint import Opened
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 from tokamake.errors import UserError
 
 KIND = "checkpoint/**/format"
@@ -19,7 +19,7 @@ _DISTRIBUTED = "metadata.json"
 """File by which Megatron-LM knows its distributed checkpoints."""
 
 
-def open_any(path: Path) -> Opened:
+def open_any(path: Path) -> Checkpoint:
     """Tell a checkpoint's format from its files, and open it.
 
     Args:
@@ -67,11 +67,11 @@ def _complete_beside(path: Path, damaged: Path | None) -> Path | None:
     return None
 
 
-def _open(path: Path) -> Opened:
+def _open(path: Path) -> Checkpoint:
     for name in plugins.names(KIND):
         plug_in = plugins.load(KIND, name)
         if folder := plug_in.find(path):
-            found: Opened = plug_in.opened(folder)
+            found: Checkpoint = plug_in.opened(folder)
             return found
     if not path.is_dir():
         problem = "is a file" if path.exists() else "no such folder"

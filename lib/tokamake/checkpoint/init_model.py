@@ -19,7 +19,7 @@ def init_model(*, architecture: Path, tokenizer: Path, seed: int, output: Path) 
     """
     from tokamake.checkpoint import model_tensors
     from tokamake.checkpoint.hf import hf_folder
-    from tokamake.config import read_architecture
+    from tokamake.config.architecture import read_architecture
     from tokamake.data.tokenizers import open_tokenizer
     from tokamake.errors import UserError
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tokamake.checkpoint.tensors.checkpoint import Opened
+    from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 
 
 def inspect(path: Path, *, tensors: bool = False, values: bool = False) -> None:
@@ -38,7 +38,7 @@ def inspect(path: Path, *, tensors: bool = False, values: bool = False) -> None:
         print("values        all finite; copies on other ranks are alike; checksums hold")
 
 
-def _lines(found: "Opened") -> "Iterator[tuple[str, str]]":
+def _lines(found: "Checkpoint") -> "Iterator[tuple[str, str]]":
     from math import prod
 
     from tokamake.checkpoint.detect import title
@@ -75,7 +75,7 @@ def _lines(found: "Opened") -> "Iterator[tuple[str, str]]":
     yield "files", f"{count} with tensors; all that names and sizes tell is right"
 
 
-def _optimizer(found: "Opened") -> str:
+def _optimizer(found: "Checkpoint") -> str:
     """States that are there, and those that are not read."""
     kinds = {key.split(".")[1] for key in found.source if key.startswith("optimizer.")}
     masters = ["fp32 weights"] * any(key.startswith("master.") for key in found.source)
@@ -97,11 +97,11 @@ def _told(notes: dict[str, Any]) -> "Iterator[tuple[str, str]]":
         yield "version", f"{version} of Megatron's checkpoints"
 
 
-def _dtype(found: "Opened", key: str) -> str:
+def _dtype(found: "Checkpoint", key: str) -> str:
     return str(found.source.dtype(key)).removeprefix("torch.")
 
 
-def _check_values(found: "Opened") -> None:
+def _check_values(found: "Checkpoint") -> None:
     """Read every tensor once, copies too.
 
     Raises:

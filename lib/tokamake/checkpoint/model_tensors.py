@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokamake import plugins
 from tokamake.checkpoint.tensors import dtypes
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from tokamake import __version__, files, plugins
 from tokamake.checkpoint.detect import KIND
 from tokamake.checkpoint.native import dcp_metadata
 from tokamake.checkpoint.tensors import dtypes
-from tokamake.checkpoint.tensors.checkpoint import Opened, Target
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.copy import fill
-from tokamake.checkpoint.tensors.extents import Block, Region
+from tokamake.checkpoint.tensors.extents import Chunk, Extent
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.errors import UserError
 from tokamake.runtime.console import progress
@@ -37,7 +37,7 @@ _NOTED_BYTES = 2**27
 """Size of tensors that are brought to disk, and noted as done, at once."""
 
 
-class Written(NamedTuple):
+class WriteResult(NamedTuple):
     """What is told of a checkpoint that was written."""
 
     left: list[str]
@@ -47,8 +47,8 @@ class Written(NamedTuple):
 
 
 def write(
-    path: Path, checkpoint: Opened, name: str, target: Target, *, workers: int = 1
-) -> Written:
+    path: Path, checkpoint: Checkpoint, name: str, target: Target, *, workers: int = 1
+) -> WriteResult:
     """Write a checkpoint, whole or not at all.
 
     Args:
@@ -130,7 +130,9 @@ def _is_at(stream: IO[str], path: Path) -> bool:
         return False
 
 
-def _write(growing: Path, checkpoint: Opened, name: str, target: Target, workers: int) -> Written:
+def _write(
+    growing: Path, checkpoint: Checkpoint, name: str, target: Target, workers: int
+) -> WriteResult:
     path = growing.with_name(growing.name.removeprefix(".").removesuffix(".converting"))
     content, notes = growing / "content", growing / "notes"
     regions = _planned(content, notes, checkpoint, name, target)
@@ -150,7 +152,9 @@ def _write(growing: Path, checkpoint: Opened, name: str, target: Target, workers
     _remove(growing)
     # One step stands for all parameters that are stored in one.
     left = {_kind(key) for key in checkpoint.source} - {_kind(key) for key in wanted}
-    return Written(sorted(left - {"model"}), [key for key in checkpoint.source if key in unsound])
+    return WriteResult(
+        sorted(left - {"model"}), [key for key in checkpoint.source if key in unsound]
+    )
 
 
 def _kind(key: str) -> str:
@@ -159,8 +163,8 @@ def _kind(key: str) -> str:
 
 
 def _planned(
-    content: Path, notes: Path, checkpoint: Opened, name: str, target: Target
-) -> list[Region]:
+    content: Path, notes: Path, checkpoint: Checkpoint, name: str, target: Target
+) -> list[Extent]:
     """Lay the files out, or find them as an earlier process has left them."""
     told = [repr(each) for each in (target, checkpoint.notes, checkpoint.progress)]
     shape = checkpoint.architecture.model_dump(mode="json")
@@ -181,7 +185,7 @@ def _planned(
         inside.mkdir()
         files.write_text(content / "latest_checkpointed_iteration.txt", f"{step}")
         files.write_text(content / "latest", inside.name)
-    regions: list[Region] = plugins.load(KIND, name).lay_out(inside, checkpoint, target)
+    regions: list[Extent] = plugins.load(KIND, name).lay_out(inside, checkpoint, target)
     _refuse_small_disk(content, regions)
     files.write_text(notes / _DONE, "")
     described = [_described(content, region) for region in regions]
@@ -190,7 +194,7 @@ def _planned(
     return regions
 
 
-def _refuse_small_disk(content: Path, regions: list[Region]) -> None:
+def _refuse_small_disk(content: Path, regions: list[Extent]) -> None:
     """See that there is room for what is laid out with holes.
 
     Raises:
@@ -204,14 +208,14 @@ def _refuse_small_disk(content: Path, regions: list[Region]) -> None:
         )
 
 
-def _identity(checkpoint: Opened) -> Any:
+def _identity(checkpoint: Checkpoint) -> Any:
     """What tells a checkpoint's files from others, without reading them."""
     found = {str(region.file) for region in checkpoint.source.regions}
     states = ((file, Path(file).stat()) for file in sorted(found))
     return [[file, state.st_size, state.st_mtime_ns] for file, state in states]
 
 
-def _described(content: Path, region: Region) -> list[Any]:
+def _described(content: Path, region: Extent) -> list[Any]:
     blocks = [
         [
             block.key,
@@ -226,10 +230,10 @@ def _described(content: Path, region: Region) -> list[Any]:
     return [where, region.name, region.offset, region.shape, region.dtype.name, blocks]
 
 
-def _region(content: Path, described: list[Any]) -> Region:
+def _region(content: Path, described: list[Any]) -> Extent:
     where, name, offset, shape, dtype, blocks = described
     found = (
-        Block(
+        Chunk(
             key,
             tuple(slice(*at) for at in place),
             start,
@@ -240,13 +244,13 @@ def _region(content: Path, described: list[Any]) -> Region:
     )
     kind = dtypes.named(dtype)
     assert kind is not None, "the plan is of the same version"
-    return Region(content / where, name, offset, tuple(shape), kind, (*found,))
+    return Extent(content / where, name, offset, tuple(shape), kind, (*found,))
 
 
 def _fill(
     notes: Path,
-    checkpoint: Opened,
-    regions: list[Region],
+    checkpoint: Checkpoint,
+    regions: list[Extent],
     keys: list[str],
     unsound: set[str],
     workers: int,

@@ -67,7 +67,7 @@ class ModelSettings(Settings):
         return self.architecture if isinstance(self.architecture, Path) else None
 
 
-class Form(NamedTuple):
+class ExportFormat(NamedTuple):
     """What a checkpoint is written as."""
 
     format: str
@@ -78,7 +78,7 @@ class Form(NamedTuple):
     """Number format of all tensors; None: each keeps its own."""
 
 
-def parse_form(text: str) -> Form:
+def parse_export_format(text: str) -> ExportFormat:
     """Take the name of a form apart: mds-pipeline-tp2-pp4-bf16.
 
     Raises:
@@ -100,7 +100,7 @@ def parse_form(text: str) -> Form:
     if given.get("virtual_pipeline_size", 1) > 1 == given.get("pipeline_parallel_size", 1):
         raise ValueError("vpp says how pipeline ranks share layers; give pp, too")
     _check_zero(found["format"], given)
-    return Form(found["format"], given, found["dtype"])
+    return ExportFormat(found["format"], given, found["dtype"])
 
 
 def _check_zero(format: str, sizes: dict[str, int]) -> None:
@@ -121,7 +121,7 @@ def _check_zero(format: str, sizes: dict[str, int]) -> None:
         raise ValueError(f"dp{ranks} says how ranks share optimizer states; give zero1, too")
 
 
-def check_form(form: Form, architecture: Architecture) -> None:
+def check_export_format(form: ExportFormat, architecture: Architecture) -> None:
     """See that a model can be shared as a form wants it.
 
     Raises:
@@ -143,7 +143,7 @@ def check_form(form: Form, architecture: Architecture) -> None:
 
 
 def _check_form(text: str) -> str:
-    parse_form(text)
+    parse_export_format(text)
     return text
 
 
@@ -154,4 +154,4 @@ def _listed(value: Any) -> Any:
 CheckpointForms = Annotated[
     tuple[Annotated[str, AfterValidator(_check_form)], ...], BeforeValidator(_listed)
 ]
-"""What `parse_form` takes, several or one."""
+"""What `parse_export_format` takes, several or one."""

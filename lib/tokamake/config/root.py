@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from tokamake.config.data import PlanSettings, SampleCorpus, TokenizerSettings, TokenizeSettings
 from tokamake.config.fields import Name, Settings
-from tokamake.config.model import ADAMS, CheckpointForms, ModelSettings, parse_form
+from tokamake.config.model import ADAMS, CheckpointForms, ModelSettings, parse_export_format
 from tokamake.config.training import TrainSettings
 
 
@@ -89,7 +89,7 @@ class Config(Settings):
     def _known_states(self) -> "Config":
         name = self.train.optimizer.name
         for form in self.convert:
-            if parse_form(form).sizes.get("zero_stage") and name not in ADAMS:
+            if parse_export_format(form).sizes.get("zero_stage") and name not in ADAMS:
                 raise ValueError(
                     f"convert: {form}: a zero form holds states of {' and '.join(ADAMS)}, not "
                     f"of {name}; leave dp and zero out, or take universal"
@@ -115,3 +115,7 @@ class Config(Settings):
 def schema() -> str:
     """JSON schema of config.yaml, for editors; config/schema.json holds this text."""
     return json.dumps(Config.model_json_schema(), indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    print(schema(), end="")

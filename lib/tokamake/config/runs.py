@@ -13,7 +13,7 @@ from tokamake.errors import UserError
 from tokamake.validation import read_table, validate
 
 if TYPE_CHECKING:
-    from tokamake.config import Config
+    from tokamake.config.root import Config
 
 _OF_A_RUN = ("seed", "corpora", "model", "train", "convert", "evaluate", "generate")
 """Sections and settings in which runs may differ."""
@@ -44,7 +44,7 @@ def read_runs(values: dict[str, Any], source: str) -> dict[str, NamedRun]:
     Raises:
         UserError: the config or the table is wrong.
     """
-    from tokamake.config import Config
+    from tokamake.config.root import Config
 
     if not (isinstance(values, dict) and isinstance(values.get("runs"), str)):
         config = validate(Config, values, source)
@@ -75,7 +75,7 @@ def _where_they_stand(
     error: UserError, where: str, values: dict[str, Any], source: str
 ) -> UserError:
     """Faults of a row; those that the config has without it are told as the config's."""
-    from tokamake.config import Config
+    from tokamake.config.root import Config
 
     try:
         validate(Config, values, source)
@@ -90,7 +90,7 @@ def _where_they_stand(
 
 
 def _check_columns(columns: list[str], where: str) -> None:
-    from tokamake.config import Config
+    from tokamake.config.root import Config
 
     if "run" not in columns:
         told = ", separated by one tab each" if len(columns) == 1 else ""

@@ -9,7 +9,7 @@ from tokamake.data.corpus.splits import Rule
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
-    from tokamake.config import Architecture
+    from tokamake.config.architecture import Architecture
     from tokamake.data.tokenizers import Tokenizer
     from tokamake.evaluate.held_out import HeldOut
 
@@ -58,7 +58,7 @@ def evaluate(
         UserError: a value is out of range, no corpus has a test document, or files do not fit
             together.
     """
-    from tokamake.data.mixture.split_prefixes import Sets, parse_held_out
+    from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
     from tokamake.data.tokenizers import open_tokenizer
     from tokamake.evaluate.held_out import read_held_out
     from tokamake.files import write_json
@@ -71,7 +71,7 @@ def evaluate(
         if value < least:
             raise UserError(f"{name}: {value}: too small; give {least} or more")
     opened = open_tokenizer(tokenizer)
-    sets = Sets(
+    sets = SplitPrefixes(
         weights,
         data_root=data_root,
         split=split,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.indexed.tokenizer_check import check_tokenizer
-from tokamake.data.mixture.split_prefixes import Sets
+from tokamake.data.mixture.split_prefixes import SplitPrefixes
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 
@@ -26,7 +26,7 @@ class HeldOut(NamedTuple):
 
 
 def read_held_out(
-    sets: Sets, *, data_root: Path, max_tokens: int, tokenizer: Tokenizer
+    sets: SplitPrefixes, *, data_root: Path, max_tokens: int, tokenizer: Tokenizer
 ) -> dict[str, HeldOut]:
     """Gather the test documents of all corpora, at most `max_tokens` tokens of each.
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokamake.optim._whole import ALONE, Whole, local
+from tokamake.optim._whole import ALONE, WholeParameters, local
 
 Group = dict[str, Any]
 
@@ -23,14 +23,14 @@ few times 64 MiB where starting a kernel costs more."""
 
 
 @dataclass
-class Batch:
+class ParameterBatch:
     """Some parameters of a group with all that their update needs, lists of equal length.
 
     Local parts, fp32 or wider; a rule changes `values` and state in place and leaves `gradients`.
     """
 
     parameters: list[Tensor] = field(default_factory=list)
-    """As the optimizer was given them, to ask `Whole` about."""
+    """As the optimizer was given them, to ask `WholeParameters` about."""
     values: list[Tensor] = field(default_factory=list)
     gradients: list[Tensor] = field(default_factory=list)
     states: list[dict[str, Tensor]] = field(default_factory=list)
@@ -45,9 +45,9 @@ class Batch:
             state["step"] += 1
         return [state["step"].item() for state in self.states]
 
-    def only(self, wanted: list[bool]) -> "Batch":
+    def only(self, wanted: list[bool]) -> "ParameterBatch":
         """Those parameters for which it is true."""
-        return Batch(
+        return ParameterBatch(
             list(compress(self.parameters, wanted)),
             list(compress(self.values, wanted)),
             list(compress(self.gradients, wanted)),
@@ -67,7 +67,9 @@ class Rule(torch.optim.Optimizer, ABC):
     zeros: tuple[str, ...] = ()
     """State that is shaped like the parameter and starts from 0."""
 
-    def __init__(self, groups: list[Group], *, whole: Whole = ALONE, **defaults: Any) -> None:
+    def __init__(
+        self, groups: list[Group], *, whole: WholeParameters = ALONE, **defaults: Any
+    ) -> None:
         super().__init__(groups, {"weight_decay": 0.0, **defaults})
         self.whole = whole
 
@@ -81,7 +83,7 @@ class Rule(torch.optim.Optimizer, ABC):
         return torch.zeros_like(parameter, dtype=wide(parameter), requires_grad=False)
 
     @abstractmethod
-    def update(self, batch: Batch, group: Group) -> None:
+    def update(self, batch: ParameterBatch, group: Group) -> None:
         """Change values and state of a batch by its gradients."""
 
     @torch.no_grad()
@@ -99,12 +101,12 @@ class Rule(torch.optim.Optimizer, ABC):
                         part.copy_(value)
         return loss
 
-    def batches(self, group: Group) -> Iterator[Batch]:
+    def batches(self, group: Group) -> Iterator[ParameterBatch]:
         """Parameters with gradients, in batches of `AT_ONCE` elements or one parameter.
 
         Cut by whole sizes, so that all ranks' batches are alike.
         """
-        batch, size = Batch(), 0
+        batch, size = ParameterBatch(), 0
         for parameter in group["params"]:
             if parameter.grad is None:
                 continue
@@ -112,13 +114,13 @@ class Rule(torch.optim.Optimizer, ABC):
             most = AT_ONCE["cpu" if parameter.device.type == "cpu" else "accelerator"]
             if batch.parameters and size + elements > most:
                 yield batch
-                batch, size = Batch(), 0
+                batch, size = ParameterBatch(), 0
             size += elements
             self._add(batch, parameter)
         if batch.parameters:
             yield batch
 
-    def _add(self, batch: Batch, parameter: Tensor) -> None:
+    def _add(self, batch: ParameterBatch, parameter: Tensor) -> None:
         state = self.state[parameter]
         if not state:
             state.update(self.start(parameter))
@@ -139,13 +141,13 @@ def number() -> Tensor:
     return torch.zeros((), dtype=torch.float32, device="cpu")
 
 
-def decay(batch: Batch, group: Group) -> None:
+def decay(batch: ParameterBatch, group: Group) -> None:
     """Decoupled weight decay (Loshchilov & Hutter 2019, arXiv 1711.05101)."""
     if group["weight_decay"]:
         torch._foreach_mul_(batch.values, 1.0 - group["lr"] * group["weight_decay"])
 
 
-def moments(batch: Batch, beta1: float, beta2: float) -> tuple[list[Tensor], list[Tensor]]:
+def moments(batch: ParameterBatch, beta1: float, beta2: float) -> tuple[list[Tensor], list[Tensor]]:
     """Adam's running means of gradients and of their squares, updated (arXiv 1412.6980)."""
     means, squares = batch.state("exp_avg"), batch.state("exp_avg_sq")
     torch._foreach_lerp_(means, batch.gradients, 1.0 - beta1)
@@ -154,14 +156,14 @@ def moments(batch: Batch, beta1: float, beta2: float) -> tuple[list[Tensor], lis
     return means, squares
 
 
-def adamw(batch: Batch, group: Group) -> None:
+def adamw(batch: ParameterBatch, group: Group) -> None:
     """AdamW's step, for what a rule leaves to it."""
     directions = adam_direction(batch, group)
     decay(batch, group)
     torch._foreach_add_(batch.values, directions, alpha=-group["lr"])
 
 
-def adam_direction(batch: Batch, group: Group) -> list[Tensor]:
+def adam_direction(batch: ParameterBatch, group: Group) -> list[Tensor]:
     """Adam's update for a rate of 1, both moments freed of their bias."""
     beta1, beta2 = group["betas"]
     steps = batch.tick()

@@ -1,7 +1,7 @@
 """Parameters that several ranks hold parts of, for optimizers that need them whole.
 
-Optimizers see local parts; a `Whole` adds up what they find in theirs. Parts may be cut along any
-dimensions. The trainer says by a `Part` which one a rank holds; DTensors tell by themselves.
+Optimizers see local parts; a `WholeParameters` adds up what they find in theirs. Parts may be cut
+along any dimensions. A `ParameterPart` says which part a rank holds; DTensors say so themselves.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 
 @dataclass(frozen=True)
-class Part:
+class ParameterPart:
     """Which part of a parameter this rank holds."""
 
     shape: tuple[int, ...]
@@ -32,30 +32,32 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def part_of(parameter: Tensor) -> Part:
+def part_of(parameter: Tensor) -> ParameterPart:
     """The part that a DTensor's placements say; all of it for a plain tensor."""
     if not isinstance(parameter, DTensor):
-        return Part(tuple(parameter.shape), tuple(slice(0, size) for size in parameter.shape))
+        return ParameterPart(
+            tuple(parameter.shape), tuple(slice(0, size) for size in parameter.shape)
+        )
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     mesh, placements = parameter.device_mesh, parameter.placements
     sizes, offsets = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
     cut = [number for number, placement in enumerate(placements) if isinstance(placement, Shard)]
-    return Part(
+    return ParameterPart(
         tuple(parameter.shape),
         tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True)),
         tuple(mesh.get_group(number) for number in cut),
     )
 
 
-class Whole:
+class WholeParameters:
     """Sums over whole parameters; all ranks that hold parts must call alike.
 
     Args:
         part: which part of a parameter, as the optimizer was given it, this rank holds.
     """
 
-    def __init__(self, part: Callable[[Tensor], Part] = part_of) -> None:
+    def __init__(self, part: Callable[[Tensor], ParameterPart] = part_of) -> None:
         self._part = part
 
     def shape(self, parameter: Tensor) -> tuple[int, ...]:
@@ -115,5 +117,5 @@ class Whole:
         return whole[index]
 
 
-ALONE = Whole()
+ALONE = WholeParameters()
 """Of parameters that this rank holds whole, and of DTensors."""

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokamake.config import OptimizerSettings
-from tokamake.optim._rule import Batch, Group, Rule, decay, number, wide
-from tokamake.optim._whole import ALONE, Whole, local
+from tokamake.config.optimization import OptimizerSettings
+from tokamake.optim._rule import Group, ParameterBatch, Rule, decay, number, wide
+from tokamake.optim._whole import ALONE, WholeParameters, local
 
 SETTINGS = {
     "beta2_decay": -0.8,
@@ -26,7 +26,7 @@ STATE = {
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: Whole = ALONE
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
 ) -> torch.optim.Optimizer:
     """Make the optimizer, without momentum.
 
@@ -59,7 +59,7 @@ class Adafactor(Rule):
             "col_var": zeros.new_zeros((*shape[:-2], 1, shape[-1])),
         }
 
-    def update(self, batch: Batch, group: Group) -> None:
+    def update(self, batch: ParameterBatch, group: Group) -> None:
         """x -= max(epsilon2, RMS(x)) min(lr, 1 / sqrt(step)) u / max(1, RMS(u) / threshold)."""
         steps, sizes = batch.tick(), self._mean_squares(batch, batch.values)
         decay(batch, group)
@@ -71,12 +71,12 @@ class Adafactor(Rule):
             clip = (length.sqrt() / group["clip_threshold"]).clamp(min=1.0)
             value.sub_(update.mul_(rate / clip))
 
-    def _mean_squares(self, batch: Batch, tensors: list[Tensor]) -> list[Tensor]:
+    def _mean_squares(self, batch: ParameterBatch, tensors: list[Tensor]) -> list[Tensor]:
         sums = self.whole.sum(batch.parameters, [tensor.square().sum() for tensor in tensors])
         shapes = [torch.Size(self.whole.shape(each)) for each in batch.parameters]
         return [total / max(1, shape.numel()) for total, shape in zip(sums, shapes, strict=True)]
 
-    def _normalized(self, batch: Batch, group: Group, steps: list[float]) -> list[Tensor]:
+    def _normalized(self, batch: ParameterBatch, group: Group, steps: list[float]) -> list[Tensor]:
         """Gradients over the roots of their estimated squares."""
         squares = [gradient.square().add_(group["epsilon"]) for gradient in batch.gradients]
         matrices = [n for n, state in enumerate(batch.states) if "row_var" in state]
@@ -95,7 +95,9 @@ class Adafactor(Rule):
             found.append(batch.gradients[place] * scale)
         return found
 
-    def _means(self, batch: Batch, squares: list[Tensor], matrices: list[int]) -> list[Tensor]:
+    def _means(
+        self, batch: ParameterBatch, squares: list[Tensor], matrices: list[int]
+    ) -> list[Tensor]:
         """Means of rows, then of columns, of each matrix."""
         parameters, sums, counts = [], [], []
         for place in matrices:

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from tokamake.config import OptimizerSettings
+from tokamake.config.optimization import OptimizerSettings
 from tokamake.errors import UserError
-from tokamake.optim._whole import ALONE, Whole
+from tokamake.optim._whole import ALONE, WholeParameters
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
 ELEMENTWISE = False  # Blocks of 256 elements share a scale, and small parts stay in 32 bits.
@@ -15,7 +15,7 @@ STATE = {"step": "replicated", "exp_avg": "like_parameter", "exp_avg_sq": "like_
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: Whole = ALONE
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
 ) -> torch.optim.Optimizer:
     """Make torchao's AdamW8bit, compiled on accelerators only.
 

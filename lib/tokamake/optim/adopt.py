@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from tokamake.config import OptimizerSettings
-from tokamake.optim._rule import Batch, Group, Rule, decay
-from tokamake.optim._whole import ALONE, Whole
+from tokamake.config.optimization import OptimizerSettings
+from tokamake.optim._rule import Group, ParameterBatch, Rule, decay
+from tokamake.optim._whole import ALONE, WholeParameters
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.9999, "epsilon": 1e-6, "weight_decay": 0.1}
 ELEMENTWISE = True
@@ -17,7 +17,7 @@ STATE = {"step": "replicated", "exp_avg": "like_parameter", "exp_avg_sq": "like_
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: Whole = ALONE
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
 ) -> torch.optim.Optimizer:
     """Make the optimizer.
 
@@ -40,7 +40,7 @@ class Adopt(Rule):
 
     zeros = ("exp_avg", "exp_avg_sq")
 
-    def update(self, batch: Batch, group: Group) -> None:
+    def update(self, batch: ParameterBatch, group: Group) -> None:
         """m by clip(g / max(sqrt(v), eps)); x -= lr (m + decay x); v by g^2. The first g is v."""
         beta1, beta2 = group["betas"]
         first = [step == 1 for step in batch.tick()]

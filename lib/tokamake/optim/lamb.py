@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokamake.config import OptimizerSettings
-from tokamake.optim._rule import Batch, Group, Rule, adam_direction
-from tokamake.optim._whole import ALONE, Whole
+from tokamake.config.optimization import OptimizerSettings
+from tokamake.optim._rule import Group, ParameterBatch, Rule, adam_direction
+from tokamake.optim._whole import ALONE, WholeParameters
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-6, "weight_decay": 0.01}
 ELEMENTWISE = False
@@ -15,7 +15,7 @@ STATE = {"step": "replicated", "exp_avg": "like_parameter", "exp_avg_sq": "like_
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: Whole = ALONE
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
 ) -> torch.optim.Optimizer:
     """Make the optimizer.
 
@@ -39,7 +39,7 @@ class Lamb(Rule):
 
     zeros = ("exp_avg", "exp_avg_sq")
 
-    def update(self, batch: Batch, group: Group) -> None:
+    def update(self, batch: ParameterBatch, group: Group) -> None:
         """With u = adam + decay x: x -= lr |x| / |u| u, or lr u where either norm is 0."""
         directions = adam_direction(batch, group)
         if group["weight_decay"]:
@@ -48,7 +48,7 @@ class Lamb(Rule):
             torch._foreach_mul_(directions, self._ratios(batch, directions))
         torch._foreach_add_(batch.values, directions, alpha=-group["lr"])
 
-    def _ratios(self, batch: Batch, directions: list[Tensor]) -> list[Tensor]:
+    def _ratios(self, batch: ParameterBatch, directions: list[Tensor]) -> list[Tensor]:
         squares = [
             torch.stack((value.square().sum(), direction.square().sum()))
             for value, direction in zip(batch.values, directions, strict=True)

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from tokamake.config import OptimizerSettings
-from tokamake.optim._rule import Batch, Group, Rule, decay
-from tokamake.optim._whole import ALONE, Whole
+from tokamake.config.optimization import OptimizerSettings
+from tokamake.optim._rule import Group, ParameterBatch, Rule, decay
+from tokamake.optim._whole import ALONE, WholeParameters
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}
 ELEMENTWISE = True
@@ -14,7 +14,7 @@ STATE = {"step": "replicated", "exp_avg": "like_parameter"}
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: Whole = ALONE
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
 ) -> torch.optim.Optimizer:
     """Make the optimizer; it wants a learning rate 3 to 10 times lower than AdamW's.
 
@@ -31,7 +31,7 @@ class Lion(Rule):
 
     zeros = ("exp_avg",)
 
-    def update(self, batch: Batch, group: Group) -> None:
+    def update(self, batch: ParameterBatch, group: Group) -> None:
         """With c = beta1 m + (1 - beta1) g: x -= lr (sign(c) + decay x); then m by beta2."""
         beta1, beta2 = group["betas"]
         batch.tick()

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokamake.config import OptimizerSettings
+from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._groups import part_hidden_matrices
-from tokamake.optim._rule import Batch, Group, Rule, adamw, decay, number
-from tokamake.optim._whole import ALONE, Whole
+from tokamake.optim._rule import Group, ParameterBatch, Rule, adamw, decay, number
+from tokamake.optim._whole import ALONE, WholeParameters
 
 SETTINGS = {
     "momentum": 0.95,
@@ -33,7 +33,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: Whole = ALONE
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
 ) -> torch.optim.Optimizer:
     """Make the optimizer; its learning rate and decay suit both parts as AdamW's do.
 
@@ -69,7 +69,7 @@ class Muon(Rule):
         names = ("momentum_buffer",) if hidden else ("exp_avg", "exp_avg_sq")
         return {"step": number(), **{name: self.like(parameter) for name in names}}
 
-    def update(self, batch: Batch, group: Group) -> None:
+    def update(self, batch: ParameterBatch, group: Group) -> None:
         """x -= lr decay x; x -= ratio lr 0.2 sqrt(max(rows, columns)) orthogonal(momentum)."""
         if not group["hidden"]:
             adamw(batch, group)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokamake.config import OptimizerSettings
+from tokamake.config.optimization import OptimizerSettings
 from tokamake.errors import UserError
-from tokamake.optim._rule import Batch, Group, Rule, number, wide
-from tokamake.optim._whole import ALONE, Whole, local
+from tokamake.optim._rule import Group, ParameterBatch, Rule, number, wide
+from tokamake.optim._whole import ALONE, WholeParameters, local
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
 ELEMENTWISE = True
@@ -26,7 +26,7 @@ STATE = {
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: Whole = ALONE
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
 ) -> torch.optim.Optimizer:
     """Make the optimizer, which has `train` and `eval` beside `step`.
 
@@ -94,7 +94,7 @@ class ScheduleFreeAdamW(Rule):
             raise RuntimeError("call train() of the optimizer before gradients are computed")
         return super().step(closure)
 
-    def update(self, batch: Batch, group: Group) -> None:
+    def update(self, batch: ParameterBatch, group: Group) -> None:
         """z -= lr (g / root + decay y); x by z with weight c; y between them."""
         (beta1, beta2), rate = group["betas"], group["lr"]
         steps, squares, z = batch.tick(), batch.state("exp_avg_sq"), batch.state("z")

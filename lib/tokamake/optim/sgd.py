@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from tokamake.config import OptimizerSettings
-from tokamake.optim._whole import ALONE, Whole
+from tokamake.config.optimization import OptimizerSettings
+from tokamake.optim._whole import ALONE, WholeParameters
 
 SETTINGS = {"momentum": 0.9, "weight_decay": 0.0}
 ELEMENTWISE = True
@@ -13,7 +13,7 @@ STATE = {"momentum_buffer": "like_parameter"}
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: Whole = ALONE
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
 ) -> torch.optim.Optimizer:
     """Make torch's SGD. Weight decay enters through the gradient (L2), so momentum holds it too.
 

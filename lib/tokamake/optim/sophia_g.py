@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from tokamake.config import OptimizerSettings
-from tokamake.optim._rule import Batch, Group, Rule, decay
-from tokamake.optim._whole import ALONE, Whole
+from tokamake.config.optimization import OptimizerSettings
+from tokamake.optim._rule import Group, ParameterBatch, Rule, decay
+from tokamake.optim._whole import ALONE, WholeParameters
 
 SETTINGS = {
     "beta1": 0.965,
@@ -25,7 +25,7 @@ STATE = {"step": "replicated", "exp_avg": "like_parameter", "hessian": "like_par
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: Whole = ALONE
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
 ) -> torch.optim.Optimizer:
     """Make the optimizer, which has `update_hessian` beside `step`.
 
@@ -73,7 +73,7 @@ class SophiaG(Rule):
                     hessians, batch.gradients, batch.gradients, num_labels * weight
                 )
 
-    def update(self, batch: Batch, group: Group) -> None:
+    def update(self, batch: ParameterBatch, group: Group) -> None:
         """x -= lr decay x; x -= lr clip(m / max(rho h, epsilon), 1)."""
         batch.tick()
         means = batch.state("exp_avg")

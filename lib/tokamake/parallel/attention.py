@@ -15,11 +15,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokamake.parallel.axis import Axis
-from tokamake.parallel.context import Documents, Method, Packed, by_rank, check_heads, in_order
+from tokamake.parallel.context import (
+    Documents,
+    Method,
+    PackedDocuments,
+    by_rank,
+    check_heads,
+    in_order,
+)
 from tokamake.parallel.document_attention import by_document
 from tokamake.parallel.ring import ring
 
-Seen = Tensor | Packed | Documents | None
+Seen = Tensor | PackedDocuments | Documents | None
 """What tokens see of those before them, see `attention`."""
 
 
@@ -67,9 +74,9 @@ def attention(
 
 
 def _on_one_rank(
-    q_BHLK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | Packed | None
+    q_BHLK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | PackedDocuments | None
 ) -> Tensor:
-    if isinstance(mask, Packed):
+    if isinstance(mask, PackedDocuments):
         return by_document(q_BHLK, k_BGSK, v_BGSK, mask)
     length, total = q_BHLK.shape[2], k_BGSK.shape[2]
     if mask is None and 1 < length < total:
@@ -109,7 +116,7 @@ def _ulysses(
     v_BGLK: Tensor,
     *,
     axis: Axis,
-    mask: Tensor | Packed | None,
+    mask: Tensor | PackedDocuments | None,
 ) -> Tensor:
     heads, groups, size = q_BHLK.shape[1], k_BGLK.shape[1], axis.size
     check_heads(heads, size)

@@ -123,7 +123,7 @@ class Documents:
         return bias_BLL.masked_fill_(~seen_BLL, torch.finfo(dtype).min / 2)[:, None]
 
 
-class Packed:
+class PackedDocuments:
     """Documents of samples whose tokens are all on this rank, in the forms that kernels take.
 
     Args:
@@ -155,7 +155,7 @@ class Packed:
         return (same_BLL & same_BLL.new_ones(length, length).tril())[:, None]
 
 
-def document_mask(ids_BL: Tensor, *, axis: Axis, method: Method) -> Packed | Documents:
+def document_mask(ids_BL: Tensor, *, axis: Axis, method: Method) -> PackedDocuments | Documents:
     """What `attention` takes so that no token sees those of other documents.
 
     All ranks of the axis call it, once a forward pass.
@@ -169,8 +169,8 @@ def document_mask(ids_BL: Tensor, *, axis: Axis, method: Method) -> Packed | Doc
         For one rank and "ulysses", documents of the tokens of all ranks; for "ring", of chunks.
     """
     if axis.size == 1:
-        return Packed(ids_BL)
+        return PackedDocuments(ids_BL)
     shares = [torch.empty_like(ids_BL) for _ in range(axis.size)]
     dist.all_gather(shares, ids_BL.contiguous(), group=axis.group)
     ids_BNL = in_order(torch.stack(shares, 1).unflatten(2, (2, -1)), 1)
-    return Documents.of(ids_BNL) if method == "ring" else Packed(ids_BNL.flatten(1))
+    return Documents.of(ids_BNL) if method == "ring" else PackedDocuments(ids_BNL.flatten(1))

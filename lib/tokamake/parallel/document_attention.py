@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import varlen
 
-from tokamake.parallel.context import Packed
+from tokamake.parallel.context import PackedDocuments
 
 _SHORT = 32
 """Tokens of a document on average, below which calls for each would cost more than a mask."""
@@ -28,7 +28,9 @@ _WIDEST = 256
 
 
 @torch.compiler.disable
-def by_document(q_BHLK: Tensor, k_BGLK: Tensor, v_BGLK: Tensor, documents: Packed) -> Tensor:
+def by_document(
+    q_BHLK: Tensor, k_BGLK: Tensor, v_BGLK: Tensor, documents: PackedDocuments
+) -> Tensor:
     """Causal attention in which tokens see those of their own document alone.
 
     Args:
@@ -74,7 +76,7 @@ def _has_flash(device: torch.device) -> bool:
     return "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 
 
-def _flash(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, documents: Packed) -> Tensor:
+def _flash(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, documents: PackedDocuments) -> Tensor:
     longest = max(documents.lengths)
     y_THK = varlen.varlen_attn(
         q_THK,
@@ -92,7 +94,7 @@ def _flash(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, documents: Packed) -> Te
     return y_THK
 
 
-def _one_by_one(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, documents: Packed) -> Tensor:
+def _one_by_one(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, documents: PackedDocuments) -> Tensor:
     grouped = q_THK.shape[1] != k_TGK.shape[1]
     heads_first = (x.transpose(0, 1)[None] for x in (q_THK, k_TGK, v_TGK))
     each = (x.split(documents.lengths, 2) for x in heads_first)

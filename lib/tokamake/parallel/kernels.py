@@ -25,7 +25,7 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Block:
+class AttentionBlock:
     """Queries, the keys and values that they attend to, and who sees whom."""
 
     q_BHLK: Tensor
@@ -51,15 +51,17 @@ class Kernel(Protocol):
     """A way to compute attention."""
 
     @staticmethod
-    def serves(block: Block) -> bool:
+    def serves(block: AttentionBlock) -> bool:
         """Whether it can compute this block."""
 
     @staticmethod
-    def forward(block: Block) -> tuple[Tensor, Tensor]:
+    def forward(block: AttentionBlock) -> tuple[Tensor, Tensor]:
         """(B, H, L, K) values in a dtype of its own, and (B, H, L) log-sum-exp of the scores."""
 
     @staticmethod
-    def backward(block: Block, dy_BHLK: Tensor, y_BHLK: Tensor, lse_BHL: Tensor) -> Gradients:
+    def backward(
+        block: AttentionBlock, dy_BHLK: Tensor, y_BHLK: Tensor, lse_BHL: Tensor
+    ) -> Gradients:
         """Gradients of queries, keys and values.
 
         Args:
@@ -70,7 +72,7 @@ class Kernel(Protocol):
         """
 
 
-def kernel(block: Block) -> type[Kernel]:
+def kernel(block: AttentionBlock) -> type[Kernel]:
     """The fastest kernel that serves a block."""
     return next(found for found in (ForCPU, Flash, MemoryEfficient, Plain) if found.serves(block))
 
@@ -79,12 +81,12 @@ class ForCPU:
     """torch's flash attention for CPUs."""
 
     @staticmethod
-    def serves(block: Block) -> bool:
+    def serves(block: AttentionBlock) -> bool:
         """Whether it can compute this block."""
         return block.q_BHLK.device.type == "cpu"
 
     @staticmethod
-    def forward(block: Block) -> tuple[Tensor, Tensor]:
+    def forward(block: AttentionBlock) -> tuple[Tensor, Tensor]:
         """See `Kernel`."""
         found: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             block.q_BHLK, block.k_BGSK, block.v_BGSK, 0.0, block.causal, attn_mask=block.bias
@@ -92,7 +94,9 @@ class ForCPU:
         return found
 
     @staticmethod
-    def backward(block: Block, dy_BHLK: Tensor, y_BHLK: Tensor, lse_BHL: Tensor) -> Gradients:
+    def backward(
+        block: AttentionBlock, dy_BHLK: Tensor, y_BHLK: Tensor, lse_BHL: Tensor
+    ) -> Gradients:
         """See `Kernel`."""
         operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         tensors = (block.q_BHLK, block.k_BGSK, block.v_BGSK, y_BHLK, lse_BHL)
@@ -100,7 +104,7 @@ class ForCPU:
         return found
 
 
-def _allowed(block: Block, name: str, *, grouped: bool) -> bool:
+def _allowed(block: AttentionBlock, name: str, *, grouped: bool) -> bool:
     """Whether a fused CUDA kernel takes such tensors, by torch's own test."""
     if block.q_BHLK.device.type != "cuda":
         return False
@@ -114,14 +118,14 @@ class Flash:
     """CUDA's flash attention: half precision, no bias."""
 
     @staticmethod
-    def serves(block: Block) -> bool:
+    def serves(block: AttentionBlock) -> bool:
         """Whether it can compute this block."""
         if block.bias is not None or block.q_BHLK.shape[-1] % 8:
             return False
         return _allowed(block, "can_use_flash_attention", grouped=block.repeats > 1)
 
     @staticmethod
-    def forward(block: Block) -> tuple[Tensor, Tensor]:
+    def forward(block: AttentionBlock) -> tuple[Tensor, Tensor]:
         """See `Kernel`."""
         y_BHLK, lse_BHL, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
             block.q_BHLK, block.k_BGSK, block.v_BGSK, 0.0, block.causal, scale=block.scale
@@ -129,7 +133,9 @@ class Flash:
         return y_BHLK, lse_BHL
 
     @staticmethod
-    def backward(block: Block, dy_BHLK: Tensor, y_BHLK: Tensor, lse_BHL: Tensor) -> Gradients:
+    def backward(
+        block: AttentionBlock, dy_BHLK: Tensor, y_BHLK: Tensor, lse_BHL: Tensor
+    ) -> Gradients:
         """See `Kernel`."""
         tensors = (block.q_BHLK, block.k_BGSK, block.v_BGSK, y_BHLK, lse_BHL.contiguous())
         lengths = (None, None, block.q_BHLK.shape[2], block.k_BGSK.shape[2])
@@ -148,7 +154,7 @@ class MemoryEfficient:
     """CUDA's memory-efficient attention: fp32 too, and biases."""
 
     @staticmethod
-    def serves(block: Block) -> bool:
+    def serves(block: AttentionBlock) -> bool:
         """Whether it can compute this block."""
         lengths = block.q_BHLK.shape[2], block.k_BGSK.shape[2]
         if any(length % _LSE_ALIGNMENT for length in lengths) or block.q_BHLK.shape[-1] % 8:
@@ -156,7 +162,7 @@ class MemoryEfficient:
         return _allowed(_ungrouped(block), "can_use_efficient_attention", grouped=False)
 
     @staticmethod
-    def forward(block: Block) -> tuple[Tensor, Tensor]:
+    def forward(block: AttentionBlock) -> tuple[Tensor, Tensor]:
         """See `Kernel`."""
         whole = _ungrouped(block)
         y_BHLK, lse_BHL, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
@@ -165,7 +171,9 @@ class MemoryEfficient:
         return y_BHLK, lse_BHL
 
     @staticmethod
-    def backward(block: Block, dy_BHLK: Tensor, y_BHLK: Tensor, lse_BHL: Tensor) -> Gradients:
+    def backward(
+        block: AttentionBlock, dy_BHLK: Tensor, y_BHLK: Tensor, lse_BHL: Tensor
+    ) -> Gradients:
         """See `Kernel`."""
         whole = _ungrouped(block)
         tensors = (whole.q_BHLK, whole.k_BGSK, whole.v_BGSK, whole.bias, y_BHLK)
@@ -179,17 +187,17 @@ class MemoryEfficient:
         return dq_BHLK, dk_BGSK, dv_BGSK
 
 
-def _ungrouped(block: Block) -> Block:
+def _ungrouped(block: AttentionBlock) -> AttentionBlock:
     """The block with a key's head, and a bias, for each query head."""
     k_BHSK = block.k_BGSK.repeat_interleave(block.repeats, 1)
     v_BHSK = block.v_BGSK.repeat_interleave(block.repeats, 1)
     bias = None
     if block.bias is not None:
         bias = block.bias.expand(-1, block.q_BHLK.shape[1], -1, -1)
-    return Block(block.q_BHLK, k_BHSK, v_BHSK, block.causal, bias)
+    return AttentionBlock(block.q_BHLK, k_BHSK, v_BHSK, block.causal, bias)
 
 
-def _grouped(gradient_BHSK: Tensor, block: Block) -> Tensor:
+def _grouped(gradient_BHSK: Tensor, block: AttentionBlock) -> Tensor:
     gradient = gradient_BHSK.unflatten(1, (-1, block.repeats))
     return gradient.sum(2, dtype=_wide(gradient.dtype))
 
@@ -203,12 +211,12 @@ class Plain:
     """Plain arithmetic, fp32 at least, on any device; it holds scores of some queries at a time."""
 
     @staticmethod
-    def serves(block: Block) -> bool:
+    def serves(block: AttentionBlock) -> bool:
         """Whether it can compute this block: any of numbers with a fraction."""
         return block.q_BHLK.is_floating_point()
 
     @staticmethod
-    def forward(block: Block) -> tuple[Tensor, Tensor]:
+    def forward(block: AttentionBlock) -> tuple[Tensor, Tensor]:
         """See `Kernel`."""
         v_BGSK = block.v_BGSK.to(_wide(block.v_BGSK.dtype))[:, :, None]
         values, sums = [], []
@@ -220,7 +228,9 @@ class Plain:
         return torch.cat(values, 2), torch.cat(sums, 2)
 
     @staticmethod
-    def backward(block: Block, dy_BHLK: Tensor, y_BHLK: Tensor, lse_BHL: Tensor) -> Gradients:
+    def backward(
+        block: AttentionBlock, dy_BHLK: Tensor, y_BHLK: Tensor, lse_BHL: Tensor
+    ) -> Gradients:
         """See `Kernel`."""
         wide = _wide(block.q_BHLK.dtype)
         groups = (block.k_BGSK.shape[1], -1)
@@ -240,7 +250,7 @@ class Plain:
         return dq.flatten(1, 2), dk, dv
 
 
-def _scores(block: Block) -> Iterator[tuple[slice, Tensor]]:
+def _scores(block: AttentionBlock) -> Iterator[tuple[slice, Tensor]]:
     """Rows of queries and their (B, G, R, rows, S) scores, up to the last key that they see.
 
     Nothing is computed in place: recomputation may keep a product.

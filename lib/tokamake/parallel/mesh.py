@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from tokamake.parallel.axis import LONE, Axis
 
 if TYPE_CHECKING:
-    from tokamake.config import ParallelSettings
+    from tokamake.config.parallel import ParallelSettings
 
 
 @dataclass(frozen=True)

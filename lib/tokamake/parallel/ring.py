@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.context import Documents
-from tokamake.parallel.kernels import Block, kernel
+from tokamake.parallel.kernels import AttentionBlock, kernel
 
 _KEYS_AND_VALUES, _GRADIENTS = 0, 1
 """Tags of messages; both kinds are under way at once."""
@@ -100,14 +100,14 @@ class _Part:
     chunks: tuple[int, int] | None = None
     """Chunk of the queries and of the keys, where some of their tokens are of other documents."""
 
-    def block(self, q_BHLK: Tensor, kv: Tensor, documents: Documents | None) -> Block:
+    def block(self, q_BHLK: Tensor, kv: Tensor, documents: Documents | None) -> AttentionBlock:
         """What to compute; `kv` holds keys and values (2, B, G, L, K)."""
         bias = None
         if self.chunks is not None:
             assert documents is not None
             bias = documents.bias(*self.chunks, q_BHLK.dtype)
         keys, values = kv[:, :, :, self.keys]
-        return Block(q_BHLK[:, :, self.queries], keys, values, self.causal, bias)
+        return AttentionBlock(q_BHLK[:, :, self.queries], keys, values, self.causal, bias)
 
 
 def _parts(axis: Axis, peer: int, length: int, documents: Documents | None) -> list[_Part]:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from tokamake.config import Run
+    from tokamake.config.resolved_run import Run
     from tokamake.report.metrics_history import History
 
 
-class Finished(NamedTuple):
+class FinishedRun(NamedTuple):
     """What a finished run left in its folder."""
 
     run: "Run"
@@ -51,8 +51,8 @@ def compare(*runs: Path, output: Path) -> None:
     print(f"{output}: {len(runs)} runs")
 
 
-def _read(folder: Path) -> Finished:
-    from tokamake.config import read_run
+def _read(folder: Path) -> FinishedRun:
+    from tokamake.config.resolved_run import read_run
     from tokamake.files import read_json
     from tokamake.report.metrics_history import read_history
 
@@ -61,7 +61,7 @@ def _read(folder: Path) -> Finished:
     drawn: dict[str, int] = {}
     for file in index["splits"]["train"]["files"]:
         drawn[file["corpus"]] = drawn.get(file["corpus"], 0) + file["drawn_samples"]
-    return Finished(
+    return FinishedRun(
         run,
         read_history(folder / "training/metrics.jsonl"),
         read_json(folder / "train.json", "make it with `tokamake train`"),
@@ -70,7 +70,7 @@ def _read(folder: Path) -> Finished:
     )
 
 
-def _page(finished: list[Finished]) -> str:
+def _page(finished: list[FinishedRun]) -> str:
     from tokamake.report import html_pages
 
     settings = [_flat(each.run.model_dump(mode="json")) | each.mixture for each in finished]
@@ -105,7 +105,7 @@ def _shown(value: Any) -> str:
     return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _result(each: Finished) -> list[str]:
+def _result(each: FinishedRun) -> list[str]:
     trained, measured = each.trained, each.trained["validation_losses"]
     validation = measured[-1].get("validation_loss") if measured else None
     scores = (each.scores["perplexity"], each.scores["bits_per_byte"])
@@ -118,7 +118,7 @@ def _result(each: Finished) -> list[str]:
     ]
 
 
-def _losses(finished: list[Finished]) -> "Figure":
+def _losses(finished: list[FinishedRun]) -> "Figure":
     """Losses of all runs over the tokens that each has seen."""
     import numpy as np
     from matplotlib.ticker import EngFormatter

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tokamake import files
-from tokamake.config import Run
+from tokamake.config.resolved_run import Run
 from tokamake.data.indexed import length_histogram
 from tokamake.data.indexed.length_histogram import Bin
 from tokamake.data.samples.index_folder import read_index

@@ -39,7 +39,7 @@ def plot(
     import math
 
     from tokamake.checkpoint import model_tensors
-    from tokamake.config import read_run
+    from tokamake.config.resolved_run import read_run
     from tokamake.files import atomic_folder, read_json
     from tokamake.report import figures, style, tables
     from tokamake.report.length_figure import lengths

@@ -5,7 +5,7 @@ Rows come from `mixture` and from the JSON files of `evaluate`, `generate` and `
 
 from typing import Any
 
-from tokamake.config import Run
+from tokamake.config.resolved_run import Run
 from tokamake.data.indexed.length_histogram import median_bin
 from tokamake.report import html_pages
 from tokamake.report.mixture import Component, total

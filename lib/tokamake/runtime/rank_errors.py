@@ -17,7 +17,7 @@ STOPPED = 75
 
 
 @contextmanager
-def same_fate() -> Iterator[None]:
+def raise_on_all_ranks() -> Iterator[None]:
     """Raise what one rank of the process group meets on all of them, else they would wait for it.
 
     Raises:
@@ -39,7 +39,7 @@ def same_fate() -> Iterator[None]:
             raise UserError(found)
 
 
-def heard(items: Iterable[Item], ranks: Ranks) -> Iterator[Item]:
+def report_from_any_rank(items: Iterable[Item], ranks: Ranks) -> Iterator[Item]:
     """Items, and any rank reports a `UserError` that comes in place of one; rank 0 does so anyway.
 
     The other ranks may not meet it; launchers end them, who wait for this one.
@@ -53,7 +53,7 @@ def heard(items: Iterable[Item], ranks: Ranks) -> Iterator[Item]:
 
 
 @contextmanager
-def one_voice(ranks: Ranks) -> Iterator[None]:
+def report_from_rank_0(ranks: Ranks) -> Iterator[None]:
     """Let rank 0 alone report a `UserError` that all ranks raise; the others exit with code 2."""
     try:
         yield

@@ -1,8 +1,8 @@
 """Learning rate and weight decay of each step: settings of a run in, numbers for the loop out."""
 
 from tokamake import plugins
-from tokamake.config import TrainSettings
 from tokamake.config.schedule import Span
+from tokamake.config.training import TrainSettings
 
 
 class Schedule:

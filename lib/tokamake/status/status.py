@@ -10,7 +10,7 @@ from tokamake.units import duration
 
 if TYPE_CHECKING:
     from tokamake.status.stages import Job
-    from tokamake.status.training import Training
+    from tokamake.status.training import TrainingProgress
 
 _STATES = ("failed", "running", "done", "waiting")
 _LAST_LINES = 5
@@ -58,7 +58,7 @@ def status(folder: Path = Path(), *, json: bool = False) -> None:
                 print("\n".join(f"  {line}" for line in _tail(folder / job.stage.log)))
 
 
-def _lines(jobs: "list[Job]", training: "Training | None") -> list[str]:
+def _lines(jobs: "list[Job]", training: "TrainingProgress | None") -> list[str]:
     """A line for each state that stages are in, and one on the training."""
     lines = []
     for state in _STATES:
@@ -79,7 +79,7 @@ def _told(name: str, state: str, jobs: "list[Job]") -> str:
     return f"{name}{count}{spoke}"
 
 
-def _pace(training: "Training") -> str:
+def _pace(training: "TrainingProgress") -> str:
     """Where a run is, how fast, and how long it will take."""
     share = training.step / training.steps
     parts = [f"step {training.step:,} of {training.steps:,} ({share:.0%})"]
@@ -110,7 +110,9 @@ def _tail(log: Path) -> list[str]:
     return [line for line in text.splitlines() if line.strip()][-_LAST_LINES:]
 
 
-def _as_json(folder: Path, found: "dict[str, list[Job]]", trained: "dict[str, Training]") -> str:
+def _as_json(
+    folder: Path, found: "dict[str, list[Job]]", trained: "dict[str, TrainingProgress]"
+) -> str:
     told: list[dict[str, Any]] = []
     for title, each in found.items():
         told += [

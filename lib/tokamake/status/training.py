@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from tokamake.config import read_run
+from tokamake.config.resolved_run import read_run
 
 _TAIL_BYTES = 1 << 20
 _VALIDATION = "validation_loss"
@@ -14,7 +14,7 @@ _LATEST = 20
 """Lines of which the speed is the median."""
 
 
-class Training(NamedTuple):
+class TrainingProgress(NamedTuple):
     """What a run tells of itself."""
 
     step: int
@@ -35,7 +35,7 @@ class Training(NamedTuple):
     """Time since the last line."""
 
 
-def read_training(folder: Path, run: str, *, now: float) -> Training | None:
+def read_training(folder: Path, run: str, *, now: float) -> TrainingProgress | None:
     """Read how far a run is; None where it has not begun.
 
     Args:
@@ -55,7 +55,7 @@ def read_training(folder: Path, run: str, *, now: float) -> Training | None:
     losses = [(key, line[key]) for line in lines for key in line if key.startswith(_VALIDATION)]
     measured = {key.removeprefix(_VALIDATION).removeprefix("/"): loss for key, loss in losses}
     each = [line["step_seconds"] for line in latest if "step_seconds" in line]
-    return Training(
+    return TrainingProgress(
         step,
         steps,
         latest[-1]["loss"] if latest else None,

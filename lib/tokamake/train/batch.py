@@ -12,7 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tokamake.config import PACKING_SETTINGS, Run
+from tokamake.config.resolved_run import Run
+from tokamake.config.training import PACKING_SETTINGS
 from tokamake.data.samples.packing import packed
 from tokamake.parallel.context import share
 from tokamake.parallel.loss import NO_LABEL
@@ -22,7 +23,7 @@ TokenRows = npt.NDArray[np.int64]
 """(B, L + 1) tokens."""
 
 
-class Batch(NamedTuple):
+class MicroBatch(NamedTuple):
     """A micro batch, or several, of this rank's tokens."""
 
     inputs: Tensor
@@ -33,7 +34,7 @@ class Batch(NamedTuple):
     """What keeps documents apart, as `Model.forward` takes it."""
 
 
-def to_batch(rows: TokenRows, run: Run, device: torch.device, mesh: Mesh = ALONE) -> Batch:
+def to_batch(rows: TokenRows, run: Run, device: torch.device, mesh: Mesh = ALONE) -> MicroBatch:
     """Part rows of tokens into inputs and labels, on the device.
 
     Args:
@@ -50,7 +51,7 @@ def to_batch(rows: TokenRows, run: Run, device: torch.device, mesh: Mesh = ALONE
     tensors = {
         name: share(to_device(array, device), axis=mesh.context) for name, array in arrays.items()
     }
-    return Batch(tensors.pop("inputs"), tensors.pop("labels"), tensors)
+    return MicroBatch(tensors.pop("inputs"), tensors.pop("labels"), tensors)
 
 
 def chances(rows: Sequence[TokenRows], *, seed: int, step: int, mesh: Mesh = ALONE) -> list[Tensor]:
@@ -71,12 +72,12 @@ def chances(rows: Sequence[TokenRows], *, seed: int, step: int, mesh: Mesh = ALO
     return [*share(own, axis=mesh.context, dim=2)]
 
 
-def concatenated(batches: list[Batch]) -> Batch:
+def concatenated(batches: list[MicroBatch]) -> MicroBatch:
     """TokenRows of several micro batches, one after the other."""
     first = batches[0]
     apart = {name: torch.cat([batch.apart[name] for batch in batches]) for name in first.apart}
     inputs = torch.cat([batch.inputs for batch in batches])
-    return Batch(inputs, torch.cat([batch.labels for batch in batches]), apart)
+    return MicroBatch(inputs, torch.cat([batch.labels for batch in batches]), apart)
 
 
 def leaves_out(run: Run) -> bool:

@@ -31,15 +31,15 @@ def benchmark_train(
         UserError: the run cannot start, or has too few samples.
     """
     from tokamake import files
-    from tokamake.config import read_run
+    from tokamake.config.resolved_run import read_run
     from tokamake.errors import UserError
     from tokamake.runtime.process_group import process_group
-    from tokamake.runtime.rank_errors import leave, one_voice, same_fate
+    from tokamake.runtime.rank_errors import leave, raise_on_all_ranks, report_from_rank_0
     from tokamake.runtime.ranks import Ranks
 
     ranks = Ranks.find()
-    with one_voice(ranks), process_group(ranks) as device:
-        with same_fate():
+    with report_from_rank_0(ranks), process_group(ranks) as device:
+        with raise_on_all_ranks():
             run = read_run(config)
             if steps < 1 or warmup_steps < 0:
                 raise UserError(
@@ -47,11 +47,11 @@ def benchmark_train(
                 )
         from tokamake.train import speed
         from tokamake.train.numerics import repeatable
-        from tokamake.train.trial_steps import Trial
+        from tokamake.train.trial_steps import TrialSteps
 
         with repeatable(run.train.deterministic):
             total = warmup_steps + steps + speed.split_steps(steps)
-            trial = Trial(run, ranks, device, num_steps=total, synthetic=synthetic)
+            trial = TrialSteps(run, ranks, device, num_steps=total, synthetic=synthetic)
             found = speed.measure(trial, ranks, device, steps=steps, warmup_steps=warmup_steps)
         found |= speed.utilization(found, trial.run, ranks, device, peak_tflops=peak_tflops)
         if ranks.rank == 0:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from tokamake.train.trial_steps import Trial
+    from tokamake.train.trial_steps import TrialSteps
 
 _ROWS = 20
 """Lines of the printed curve, at most."""
@@ -38,26 +38,26 @@ def find_learning_rate(
         UserError: the run cannot start, the rates do not grow, or no rate lowers the loss.
     """
     from tokamake import files
-    from tokamake.config import read_run
+    from tokamake.config.resolved_run import read_run
     from tokamake.errors import UserError
     from tokamake.runtime.process_group import process_group
-    from tokamake.runtime.rank_errors import leave, one_voice, same_fate
+    from tokamake.runtime.rank_errors import leave, raise_on_all_ranks, report_from_rank_0
     from tokamake.runtime.ranks import Ranks
     from tokamake.schedules._finder import FEWEST, suggest, sweep
 
     ranks = Ranks.find()
-    with one_voice(ranks), process_group(ranks) as device:
-        with same_fate():
+    with report_from_rank_0(ranks), process_group(ranks) as device:
+        with raise_on_all_ranks():
             run = read_run(config)
             if not 0 < start < end:
                 raise UserError(f"--from {start:g} --to {end:g}: give 0 < from < to")
             if steps < FEWEST:
                 raise UserError(f"--steps {steps}: give {FEWEST} or more")
         from tokamake.train.numerics import repeatable
-        from tokamake.train.trial_steps import Trial
+        from tokamake.train.trial_steps import TrialSteps
 
         with repeatable(run.train.deterministic):
-            trial = Trial(run, ranks, device, num_steps=steps)
+            trial = TrialSteps(run, ranks, device, num_steps=steps)
             rates = sweep(start, end, steps)
             losses = measure(trial, rates)
         found = suggest(rates[: len(losses)], losses)
@@ -70,7 +70,7 @@ def find_learning_rate(
     leave(ranks, 0)
 
 
-def measure(trial: "Trial", rates: list[float]) -> list[float]:
+def measure(trial: "TrialSteps", rates: list[float]) -> list[float]:
     """Loss of each step of a sweep, before its update; fewer than rates where it diverges."""
     from math import isfinite
 

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tokamake.checkpoint.tensors.checkpoint import Opened
-    from tokamake.config import Architecture, OptimizerSettings, Run, TrainSettings
+    from tokamake.checkpoint.tensors.checkpoint import Checkpoint
+    from tokamake.config.architecture import Architecture
+    from tokamake.config.optimization import OptimizerSettings
+    from tokamake.config.resolved_run import Run
+    from tokamake.config.training import TrainSettings
 
 _ANEW = "set train.finetune to true to take its weights alone"
 _WITHOUT_EFFECT = {"initializer_range"}
@@ -18,7 +21,7 @@ _WITHOUT_EFFECT = {"initializer_range"}
 
 def open_start(
     checkpoint: Path, train: "TrainSettings", architecture: Path | None = None
-) -> "Opened":
+) -> "Checkpoint":
     """Open a checkpoint of any format that a run shall start from; no tensor is read.
 
     Args:
@@ -40,13 +43,13 @@ def open_start(
     return found
 
 
-def check_architecture(found: "Opened", path: Path) -> None:
+def check_architecture(found: "Checkpoint", path: Path) -> None:
     """Compare a checkpoint with a file of config/models; a vocab_size left out fits any.
 
     Raises:
         UserError: they differ; it has a line a field.
     """
-    from tokamake.config import read_architecture
+    from tokamake.config.architecture import read_architecture
     from tokamake.errors import UserError
 
     wanted = read_architecture(path).model_dump(exclude=_WITHOUT_EFFECT)
@@ -62,7 +65,7 @@ def check_architecture(found: "Opened", path: Path) -> None:
         )
 
 
-def check_continued(found: "Opened", train: "TrainSettings") -> None:
+def check_continued(found: "Checkpoint", train: "TrainSettings") -> None:
     """See that a run can go on where a checkpoint ends.
 
     Raises:
@@ -86,7 +89,7 @@ def check_continued(found: "Opened", train: "TrainSettings") -> None:
         )
 
 
-def _check_states(found: "Opened", settings: "OptimizerSettings") -> None:
+def _check_states(found: "Checkpoint", settings: "OptimizerSettings") -> None:
     """See that a checkpoint has the optimizer's states, no fewer and no others."""
     from tokamake.errors import UserError
 
@@ -138,7 +141,7 @@ def state_keys(architecture: "Architecture", settings: "OptimizerSettings") -> s
     }
 
 
-def check_native(checkpoint: Path, found: "Opened") -> None:
+def check_native(checkpoint: Path, found: "Checkpoint") -> None:
     """See that a checkpoint is tokamake's own, of which each rank reads its parts.
 
     Raises:

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 
 from tokamake import plugins
-from tokamake.config import Run, TrainSettings
 from tokamake.config.parallel import SPLIT_BACKWARD
+from tokamake.config.resolved_run import Run
+from tokamake.config.training import TrainSettings
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.pipeline import stages_of_rank

@@ -10,7 +10,8 @@ from typing import Literal
 
 import torch
 
-from tokamake.config import Run, TrainSettings
+from tokamake.config.resolved_run import Run
+from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 
 Precision = Literal["fp32", "bf16", "fp16"]

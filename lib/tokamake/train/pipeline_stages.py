@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors
-from tokamake.config import Run
+from tokamake.config.resolved_run import Run
 from tokamake.models.common.recompute import Recompute
 from tokamake.parallel import sharding
 from tokamake.parallel.loss import NO_LABEL, cross_entropy, drawn
@@ -21,14 +21,14 @@ from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.pipeline import Pipeline, stages_of_rank
 from tokamake.parallel.sharding import Held
 from tokamake.parallel.tensor import placements
-from tokamake.train.batch import Batch, concatenated
+from tokamake.train.batch import MicroBatch, concatenated
 from tokamake.train.numerics import precision_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Number formats of forward and backward passes."""
 
 
-class Stages:
+class PipelineStages:
     """This rank's stages; on one pipeline rank, the whole model. Whoever makes them fills `held`.
 
     Attributes:
@@ -138,7 +138,7 @@ class Stages:
         return total * self._scale
 
     def forward_backward(
-        self, batches: Sequence[Batch], scale: float, chances: Sequence[Tensor] = ()
+        self, batches: Sequence[MicroBatch], scale: float, chances: Sequence[Tensor] = ()
     ) -> Tensor:
         """Add up the gradients of micro batches.
 
@@ -174,7 +174,7 @@ class Stages:
                     held.take_gradient()
         return total
 
-    def loss(self, batch: Batch, scale: float, chances: Tensor | None = None) -> Tensor:
+    def loss(self, batch: MicroBatch, scale: float, chances: Tensor | None = None) -> Tensor:
         """Sum of the losses of a micro batch's tokens, times `scale`; of a model in one stage.
 
         With `chances`, labels are drawn by these from the model itself, where there are any.
@@ -189,7 +189,7 @@ class Stages:
         return self._loss(logits, labels)
 
     @torch.no_grad()
-    def losses(self, batches: Sequence[Batch]) -> Tensor:
+    def losses(self, batches: Sequence[MicroBatch]) -> Tensor:
         """Sum of the losses of all tokens of some micro batches; 0 where the last stage is not."""
         self._scale = 1.0
         if self._pipeline:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tokamake import files
-from tokamake.config import read_run
+from tokamake.config.resolved_run import read_run
 from tokamake.errors import UserError
 
 

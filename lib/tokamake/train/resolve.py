@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from tokamake.checkpoint.tensors.checkpoint import Opened
-    from tokamake.config import Architecture, FimSettings, Run, TrainSettings
+    from tokamake.checkpoint.tensors.checkpoint import Checkpoint
+    from tokamake.config.architecture import Architecture
+    from tokamake.config.resolved_run import Run
+    from tokamake.config.training import FimSettings, TrainSettings
 
 
 def resolve(
@@ -44,7 +46,8 @@ def resolve(
     Raises:
         UserError: settings, checkpoint, index and tokenizer do not fit together.
     """
-    from tokamake.config import Run, TrainSettings, write_run
+    from tokamake.config.resolved_run import Run, write_run
+    from tokamake.config.training import TrainSettings
     from tokamake.data.samples.index_folder import read_index
     from tokamake.train.initial_checkpoint import open_start
     from tokamake.validation import parse_json, validate
@@ -80,7 +83,7 @@ def resolve(
     write_run(output, resolved)
 
 
-def begin(checkpoint: Path, start: "Opened", train: "TrainSettings") -> dict[str, Any]:
+def begin(checkpoint: Path, start: "Checkpoint", train: "TrainSettings") -> dict[str, Any]:
     """What a run is told of its start: one checkpoint, whatever `latest` names later, and its step.
 
     Raises:
@@ -130,7 +133,7 @@ def check_lengths(
     train: "TrainSettings", architecture: "Architecture", described: dict[str, Any], index: Path
 ) -> None:
     """Compare sequence length and number of samples with the model and the index."""
-    from tokamake.config import INDEX_SETTINGS
+    from tokamake.config.training import INDEX_SETTINGS
     from tokamake.errors import UserError
 
     length, most = train.sequence_length, architecture.max_position_embeddings
@@ -227,7 +230,7 @@ def find_eod(train: "TrainSettings", tokenizer: Path | None) -> int | None:
     Raises:
         UserError: there is no tokenizer, or it has no such token.
     """
-    from tokamake.config import PACKING_SETTINGS
+    from tokamake.config.training import PACKING_SETTINGS
     from tokamake.data.tokenizers import open_tokenizer
     from tokamake.errors import UserError
 

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from tokamake import files
 from tokamake.checkpoint.latest import REMEDY, latest
 from tokamake.checkpoint.native.latest import folder_of
-from tokamake.config import INDEX_SETTINGS, Run, read_run
+from tokamake.config.resolved_run import Run, read_run
+from tokamake.config.training import INDEX_SETTINGS
 from tokamake.errors import UserError
 
 SAVING = ".saving"
@@ -46,7 +47,7 @@ _WITHOUT_EFFECT = {
 }
 
 
-class State(NamedTuple):
+class ResumeState(NamedTuple):
     """What state.json holds: where a run stands at a checkpoint."""
 
     digest: str
@@ -185,7 +186,7 @@ def claim(
     digest: str,
     say: Callable[[str], None],
     differences: Callable[[Path], str],
-) -> State | None:
+) -> ResumeState | None:
     """Ready the output folder for a run and tell where to continue; None: at the beginning.
 
     A folder with another run's checkpoint is renamed to <output>.<first 8 of its digest>.
@@ -214,7 +215,7 @@ def claim(
     return None
 
 
-def state_at(output: Path, step: int, digest: str) -> State:
+def state_at(output: Path, step: int, digest: str) -> ResumeState:
     """What a run had come to at a step.
 
     Raises:
@@ -230,21 +231,21 @@ def state_at(output: Path, step: int, digest: str) -> State:
     return state
 
 
-def _state_of_latest(output: Path) -> State | None:
+def _state_of_latest(output: Path) -> ResumeState | None:
     if not (output / "latest").is_file():
         return None
-    return _read_state(latest(output)) or State("unknown", 0, 0, 0.0, 0)
+    return _read_state(latest(output)) or ResumeState("unknown", 0, 0, 0.0, 0)
 
 
-def _read_state(folder: Path) -> State | None:
+def _read_state(folder: Path) -> ResumeState | None:
     """What a checkpoint's state.json says; None: it has none."""
     path = folder / "state.json"
     if not path.is_file():
         return None
     value = files.read_json(path, f"name another checkpoint in {folder.parent / 'latest'}")
-    if not isinstance(value, dict) or value.keys() != {*State._fields}:
+    if not isinstance(value, dict) or value.keys() != {*ResumeState._fields}:
         raise UserError(f"{path}: damaged; name another checkpoint in {folder.parent / 'latest'}")
-    return State(**value)
+    return ResumeState(**value)
 
 
 def _free_name(path: Path) -> Path:
@@ -252,7 +253,7 @@ def _free_name(path: Path) -> Path:
     return next(free for free in chain([path], names) if not free.exists())
 
 
-def commit(output: Path, state: State) -> Path:
+def commit(output: Path, state: ResumeState) -> Path:
     """Put the checkpoint that has grown in `SAVING` in place, then point to it; one process only.
 
     Its files are on disk already. A folder of the same name, which a restart at an earlier

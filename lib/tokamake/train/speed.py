@@ -1,6 +1,6 @@
 """How fast training steps are: times, tokens, floating-point operations, memory.
 
-Steps come from a `Trial`; numbers go to `benchmark-train`.
+Steps come from a `TrialSteps`; numbers go to `benchmark-train`.
 """
 
 import resource
@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 
 from tokamake import plugins
-from tokamake.config import Run
+from tokamake.config.resolved_run import Run
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.numerics import precision_of
 from tokamake.train.pipeline_stages import DTYPES
-from tokamake.train.trial_steps import Trial
+from tokamake.train.trial_steps import TrialSteps
 
 KNOWN_PEAKS = {
     "H100 PCIe": 756.0,
@@ -43,7 +43,7 @@ def split_steps(steps: int) -> int:
 
 
 def measure(
-    trial: Trial, ranks: Ranks, device: torch.device, *, steps: int, warmup_steps: int
+    trial: TrialSteps, ranks: Ranks, device: torch.device, *, steps: int, warmup_steps: int
 ) -> Report:
     """Do steps and time them; all ranks call this together.
 
@@ -89,7 +89,7 @@ def _finish(device: torch.device) -> None:
 
 
 def _split(
-    trial: Trial, step: Callable[[], None], device: torch.device, *, steps: int
+    trial: TrialSteps, step: Callable[[], None], device: torch.device, *, steps: int
 ) -> dict[str, float]:
     """Mean seconds of a step's parts; the device is waited for between them."""
     spent = {"forward_backward": 0.0, "optimizer": 0.0}

@@ -9,14 +9,17 @@ import torch
 from pydantic import BaseModel
 
 from tokamake.checkpoint import model_tensors
-from tokamake.config import Run, TrainSettings
+from tokamake.config.resolved_run import Run
+from tokamake.config.training import TrainSettings
 from tokamake.runtime.console import counted
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.memory import device_memory, estimate
 from tokamake.train.numerics import precision_of
 
 
-def opening(run: Run, ranks: Ranks, device: torch.device, *, resumed: Path | None = None) -> str:
+def startup_log(
+    run: Run, ranks: Ranks, device: torch.device, *, resumed: Path | None = None
+) -> str:
     """Lines for people about a run that starts on some ranks.
 
     Args:

@@ -5,9 +5,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tokamake import files
-from tokamake.config import Run
+from tokamake.config.resolved_run import Run
 from tokamake.train import metrics
-from tokamake.train.resume import State
+from tokamake.train.resume import ResumeState
 
 
 def summary_path(run: Run, step: int) -> Path:
@@ -16,7 +16,7 @@ def summary_path(run: Run, step: int) -> Path:
     return run.output.with_name(f"train{middle}.json")
 
 
-def write_summary(run: Run, state: State) -> None:
+def write_summary(run: Run, state: ResumeState) -> None:
     """Write down where a run stands at a checkpoint, and what it has measured until then.
 
     Args:

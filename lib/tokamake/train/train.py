@@ -33,18 +33,18 @@ def train(*, config: Path, until_step: int | None = None, minutes: float | None 
     Raises:
         UserError: the run cannot start or its loss is not finite.
     """
-    from tokamake.config import read_run
+    from tokamake.config.resolved_run import read_run
     from tokamake.runtime.process_group import process_group
-    from tokamake.runtime.rank_errors import leave, one_voice, same_fate
+    from tokamake.runtime.rank_errors import leave, raise_on_all_ranks, report_from_rank_0
     from tokamake.runtime.ranks import Ranks
 
     ranks = Ranks.find()
     with (
-        one_voice(ranks),
+        report_from_rank_0(ranks),
         _stopped_between_steps(ranks),
         process_group(ranks) as device,
     ):
-        with same_fate():
+        with raise_on_all_ranks():
             run = read_run(config)
         from tokamake.train.trainer import train_run
 

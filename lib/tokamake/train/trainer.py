@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from tokamake import plugins
-from tokamake.config import Run, write_run
+from tokamake.config.resolved_run import Run, write_run
 from tokamake.data.samples.fim.samples import training_samples
 from tokamake.data.samples.index_folder import read_index
 from tokamake.data.samples.loader import Rows, Samples, batches, steps
 from tokamake.errors import UserError
 from tokamake.runtime.cores import ahead
-from tokamake.runtime.rank_errors import STOPPED, heard, same_fate
+from tokamake.runtime.rank_errors import STOPPED, raise_on_all_ranks, report_from_any_rank
 from tokamake.runtime.ranks import Ranks
 from tokamake.schedules import Schedule
 from tokamake.train import job_progress, metrics, resume
@@ -37,8 +37,8 @@ from tokamake.train.initial_checkpoint import check_begun
 from tokamake.train.metrics import Metrics, console_line
 from tokamake.train.numerics import check_repeatable, decided, repeatable
 from tokamake.train.resolve import check_backend, check_layout, check_lengths, check_precision
-from tokamake.train.resume import State
-from tokamake.train.startup_log import opening
+from tokamake.train.resume import ResumeState
+from tokamake.train.startup_log import startup_log
 from tokamake.train.step_result import Saving, StepResult
 from tokamake.train.stop_signals import StopRequest, on_signals
 from tokamake.train.summary import write_summary
@@ -77,7 +77,7 @@ def train_run(
     last = run.train.train_steps if until_step is None else until_step
     with ExitStack() as held:
         held.enter_context(repeatable(run.train.deterministic))
-        with same_fate():
+        with raise_on_all_ranks():
             described = read_index(run.index)
             check_lengths(run.train, run.architecture, described, run.index)
             check_layout(run, ranks.world_size)
@@ -91,19 +91,19 @@ def train_run(
             _say(ranks, f"{run.output}: already at step {state.step}{which}; nothing to train")
         else:
             resumed = run.output / f"global_step{state.step}" if state else None
-            with same_fate():
-                _say(ranks, opening(run, ranks, device, resumed=resumed))
+            with raise_on_all_ranks():
+                _say(ranks, startup_log(run, ranks, device, resumed=resumed))
             deadline = Deadline(
                 None if ranks.rank else end_of_job(minutes),
                 earlier=read_durations(run.output / DURATIONS, ranks.world_size),
             )
             if deadline.end:
                 _say(ranks, f"this job ends at {time.ctime(deadline.end)}; training saves before")
-            loop = Loop(run, ranks, device, digest=digest, state=state)
+            loop = Trainer(run, ranks, device, digest=digest, state=state)
             state = loop.run(last, deadline)
         if state.step < last:
             return STOPPED
-        with same_fate():
+        with raise_on_all_ranks():
             if ranks.rank == 0:
                 write_summary(run, resume.state_at(run.output, last, digest))
     return 0
@@ -124,10 +124,10 @@ def _say(ranks: Ranks, line: str) -> None:
 
 def _agree(
     run: Run, ranks: Ranks, described: dict[str, Any], held: ExitStack
-) -> tuple[str, State | None]:
+) -> tuple[str, ResumeState | None]:
     """Let rank 0 claim the output folder and tell all where to continue."""
     found: list[Any] = [None]
-    with same_fate():
+    with raise_on_all_ranks():
         if ranks.rank == 0:
             held.enter_context(resume.locked(run.output))
             note = run.output.with_name(f".{run.output.name}.start")
@@ -141,11 +141,11 @@ def _agree(
             )
             found = [(digest, state)]
     dist.broadcast_object_list(found, src=0)
-    agreed: tuple[str, State | None] = found[0]
+    agreed: tuple[str, ResumeState | None] = found[0]
     return agreed
 
 
-class Loop:
+class Trainer:
     """One rank's loop over the steps that are left.
 
     Args:
@@ -157,11 +157,19 @@ class Loop:
     """
 
     def __init__(
-        self, run: Run, ranks: Ranks, device: "torch.device", *, digest: str, state: State | None
+        self,
+        run: Run,
+        ranks: Ranks,
+        device: "torch.device",
+        *,
+        digest: str,
+        state: ResumeState | None,
     ) -> None:
 
         self._run, self._ranks, self._train = run, ranks, run.train
-        self._state = state or State(digest, run.step, run.consumed_samples, 0.0, ranks.world_size)
+        self._state = state or ResumeState(
+            digest, run.step, run.consumed_samples, 0.0, ranks.world_size
+        )
         self._last_checkpoint = f"{run.checkpoint} (the start)"
         self._last, self._deadline = run.train.train_steps, Deadline(None)
         self._stop = StopRequest(tells=ranks.rank == 0)
@@ -171,7 +179,7 @@ class Loop:
         self._flops_per_token = family.num_flops_per_token(
             run.architecture, run.train.sequence_length
         )
-        with same_fate():
+        with raise_on_all_ranks():
             first = ranks.rank == 0
             self._samples = training_samples(run, verify=first)
             self._validation = _validation(run, verify=first)
@@ -179,16 +187,16 @@ class Loop:
         backend = plugins.load("train/backends", run.train.backend)
         continued = run.output / f"global_step{state.step}" if state else _continued(run, ranks)
         self._engine = backend.Engine(run, ranks, device, continues=continued is not None)
-        self._saving: tuple[Saving, State] | None = None
+        self._saving: tuple[Saving, ResumeState] | None = None
         if continued:
             self._engine.load(continued)
         if state:
             self._last_checkpoint = str(continued)
             _say(ranks, f"{run.output}: continuing at step {state.step}")
-        with same_fate():
+        with raise_on_all_ranks():
             self._metrics = None if ranks.rank else Metrics(run.output, done=self._state.step)
 
-    def run(self, last: int, deadline: Deadline) -> State:
+    def run(self, last: int, deadline: Deadline) -> ResumeState:
         """Do the steps that are left until `last`; the last one done is saved.
 
         They are fewer if SIGTERM or Ctrl-C comes, or the end of the job.
@@ -209,7 +217,7 @@ class Loop:
     def _do_steps(self) -> None:
         if self._state.step == 0:
             self._evaluate()
-        coming = heard(ahead(self._steps()), self._ranks)
+        coming = report_from_any_rank(ahead(self._steps()), self._ranks)
         pace = _Pace()
         while self._state.step < self._last:
             begin = time.perf_counter()
@@ -342,7 +350,7 @@ class Loop:
     def _loss(self, samples: Samples, num_steps: int) -> float:
         num_batches = num_steps * self._num_micro_batches()
         some = islice(self._batches(samples, 0), num_batches)
-        return self._engine.mean_loss(heard(some, self._ranks))
+        return self._engine.mean_loss(report_from_any_rank(some, self._ranks))
 
     def _save(self) -> None:
         """Begin to save; training may go on before all is on disk."""
@@ -353,7 +361,7 @@ class Loop:
             "consumed_tokens": self._state.consumed_samples * self._train.sequence_length,
             "run_digest": self._state.digest,
         }
-        with same_fate():
+        with raise_on_all_ranks():
             if self._metrics:
                 self._metrics.sync()
         folder = self._run.output / resume.SAVING / f"global_step{self._state.step}"
@@ -366,7 +374,7 @@ class Loop:
             return
         (saving, state), self._saving = self._saving, None
         saving.wait()
-        with same_fate():
+        with raise_on_all_ranks():
             if self._ranks.rank == 0:
                 name = f"global_step{state.step}"
                 write_run(self._run.output / resume.SAVING / name / "run.yaml", self._run)
@@ -383,7 +391,7 @@ def _continued(run: Run, ranks: Ranks) -> Path | None:
     """Checkpoint of another run that this one continues; None: it takes weights alone."""
     if run.train.finetune is not False:
         return None
-    with same_fate():
+    with raise_on_all_ranks():
         if ranks.rank == 0:
             check_begun(run)
     return run.checkpoint

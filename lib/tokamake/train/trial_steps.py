@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tokamake import plugins
-from tokamake.config import Run
+from tokamake.config.resolved_run import Run
 from tokamake.data.samples.fim.samples import training_samples
 from tokamake.data.samples.index_folder import read_index
 from tokamake.data.samples.loader import steps
 from tokamake.errors import UserError
 from tokamake.runtime.cores import ahead
-from tokamake.runtime.rank_errors import heard, same_fate
+from tokamake.runtime.rank_errors import raise_on_all_ranks, report_from_any_rank
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.numerics import check_repeatable, decided
 from tokamake.train.resolve import check_backend, check_layout, check_lengths, check_precision
-from tokamake.train.startup_log import opening
+from tokamake.train.startup_log import startup_log
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tokamake.train.batch import TokenRows
 
 
-class Trial:
+class TrialSteps:
     """A run that is tried, and told as `train` tells it; all batches have their full size.
 
     Attributes:
@@ -59,7 +59,7 @@ class Trial:
         train = run.train.model_copy(update={"rampup_batch_size": None, "finetune": finetune})
         self.run = decided(run.model_copy(update={"train": train}), device)
         self._ranks, self._num_steps, self._synthetic = ranks, num_steps, synthetic
-        with same_fate():
+        with raise_on_all_ranks():
             check_layout(self.run, ranks.world_size)
             check_precision(self.run.train)
             check_backend(self.run, device)
@@ -67,7 +67,7 @@ class Trial:
             if not synthetic:
                 self._check_samples()
                 self._samples = training_samples(self.run, verify=False)
-            said = opening(self.run, ranks, device)
+            said = startup_log(self.run, ranks, device)
         if ranks.rank == 0:
             print(said, flush=True)
         self.engine: Any = plugins.load("train/backends", train.backend).Engine(
@@ -98,7 +98,7 @@ class Trial:
             data_parallel_rank=mesh.data.rank,
             data_parallel_size=mesh.data.size,
         )
-        return heard(ahead([*step.micro_batches] for step in found), self._ranks)
+        return report_from_any_rank(ahead([*step.micro_batches] for step in found), self._ranks)
 
     def _random(self) -> "Iterator[list[TokenRows]]":
         train, data = self.run.train, self.engine.mesh.data

@@ -12,7 +12,7 @@ from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.model_tensors import random
 from tokamake.checkpoint.tensors.checkpoint import Progress
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 SHAPE = llamas.ARCHITECTURES[5]

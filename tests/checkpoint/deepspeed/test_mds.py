@@ -19,7 +19,7 @@ from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.model_tensors import random
 from tokamake.checkpoint.tensors.checkpoint import Progress
 from tokamake.checkpoint.torch_files import torch_archive
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 MODELS = {

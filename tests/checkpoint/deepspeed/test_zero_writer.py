@@ -16,7 +16,7 @@ from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.deepspeed import zero_writer
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.tensors.checkpoint import Layout, Target
+from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
 from tokamake.checkpoint.torch_files import torch_archive
 
 pytestmark = pytest.mark.ranks
@@ -44,7 +44,7 @@ DIVISIBLE = 7
 
 
 def target(case: Case) -> Target:
-    layout = Layout(case.tensor, max(1, case.pipeline), 1, case.data, case.zero_stage)
+    layout = ParallelLayout(case.tensor, max(1, case.pipeline), 1, case.data, case.zero_stage)
     return Target(layout, case.precision, make_vocab_size_divisible_by=DIVISIBLE)
 
 

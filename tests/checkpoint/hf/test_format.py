@@ -18,10 +18,10 @@ from tokamake.checkpoint.hf import format as hf_format
 from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.model_tensors import random
 from tokamake.checkpoint.tensors import chunks
-from tokamake.checkpoint.tensors.checkpoint import Opened, Target
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.copy import fill
-from tokamake.checkpoint.tensors.extents import Region
-from tokamake.config import Architecture
+from tokamake.checkpoint.tensors.extents import Extent
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 MODELS = {
@@ -58,7 +58,7 @@ def pickled(folder: Path, *, shards: int = 1) -> None:
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
 
 
-def check(opened: Opened, expected: dict[str, torch.Tensor]) -> None:
+def check(opened: Checkpoint, expected: dict[str, torch.Tensor]) -> None:
     assert list(opened.source) == [f"model.{name}" for name in expected]
     for name, tensor in expected.items():
         found = opened.source.read(f"model.{name}")
@@ -66,7 +66,7 @@ def check(opened: Opened, expected: dict[str, torch.Tensor]) -> None:
         assert torch.equal(found, tensor), name
 
 
-def write(folder: Path, opened: Opened, target: Target = Target()) -> list[Region]:  # noqa: B008
+def write(folder: Path, opened: Checkpoint, target: Target = Target()) -> list[Extent]:  # noqa: B008
     folder.mkdir()
     regions = hf_format.lay_out(folder, opened, target)
     assert {*fill(regions, opened.source, keys=[*opened.source])} == {*opened.source}

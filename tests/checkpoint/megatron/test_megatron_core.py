@@ -17,7 +17,7 @@ from tests.support import cores
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.tensors.checkpoint import Layout, Opened
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout
 from tokamake.checkpoint.tensors.replicas import check_copies
 from tokamake.errors import UserError
 
@@ -90,7 +90,7 @@ def test_logits_are_megatron_cores(name: str, folder: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in cores.CASES if name != "gpt-exact"])
 def test_logits_of_two_ranks_are_megatron_cores(name: str, shared: Path) -> None:
     found = open_any(shared / name)
-    assert found.layout == Layout(2)
+    assert found.layout == ParallelLayout(2)
     check_copies(found.source)
     expected, own = torch.load(shared / name / "logits.pt"), logits(shared / name)
     torch.testing.assert_close(own, expected[..., : own.shape[-1]], rtol=0, atol=1e-4)
@@ -107,7 +107,7 @@ def test_states_of_two_ranks_are_those_of_their_parameters(name: str, shared: Pa
     assert_stepped(open_any(shared / name))
 
 
-def assert_stepped(found: Opened) -> None:
+def assert_stepped(found: Checkpoint) -> None:
     """See that moments are what `cores` has made them."""
     check_copies(found.source)
     weights = [key for key in found.source if key.startswith("model.")]
@@ -170,7 +170,7 @@ def test_stages_of_a_pipeline_and_the_tied_head_of_the_last(
         file.parent.mkdir(parents=True)
         torch.save({**state, "model": part}, file)
     found = open_any(tmp_path / "iter_0000007")
-    assert (found.layout, found.progress.iteration) == (Layout(1, 2), 7)
+    assert (found.layout, found.progress.iteration) == (ParallelLayout(1, 2), 7)
     expected = torch.load(folder / "llama-tied/logits.pt")
     torch.testing.assert_close(logits(tmp_path / "iter_0000007"), expected, rtol=0, atol=1e-4)
     convert(source=tmp_path / "iter_0000007", target=tmp_path / "back", format="megatron")

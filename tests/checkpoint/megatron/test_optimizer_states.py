@@ -32,7 +32,7 @@ from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.deepspeed.folder import SCHEDULE
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.inspect import inspect as tell
-from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Layout, Target
+from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, ParallelLayout, Target
 from tokamake.checkpoint.torch_files import torch_archive
 
 
@@ -42,14 +42,21 @@ def megatron() -> Any:
     return on_cpu()
 
 
-LAYOUTS = [Layout(1), Layout(2), Layout(1, 2), Layout(2, 2), Layout(2, 2, 2), Layout(1, 2, 2)]
+LAYOUTS = [
+    ParallelLayout(1),
+    ParallelLayout(2),
+    ParallelLayout(1, 2),
+    ParallelLayout(2, 2),
+    ParallelLayout(2, 2, 2),
+    ParallelLayout(1, 2, 2),
+]
 
 
 @pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[4]], ids=str)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_megatrons_own_optimizers_save_is_read_bit_by_bit(
-    family: str, dtype: str, layout: Layout, megatron: Any, tmp_path: Path
+    family: str, dtype: str, layout: ParallelLayout, megatron: Any, tmp_path: Path
 ) -> None:
     architecture = FAMILIES[family]
     found = open_any(trained(megatron, tmp_path, architecture, layout, dtype))
@@ -65,7 +72,7 @@ def test_what_megatrons_own_optimizers_save_is_read_bit_by_bit(
 def test_groups_of_other_megatrons_are_read(
     grouping: Grouping, change: Any, megatron: Any, tmp_path: Path
 ) -> None:
-    architecture, layout = FAMILIES["llama-tied"], Layout(2, 2)
+    architecture, layout = FAMILIES["llama-tied"], ParallelLayout(2, 2)
     folder = trained(
         megatron, tmp_path, architecture, layout, "bf16", grouping=grouping, change=change
     )
@@ -80,7 +87,7 @@ def test_names_of_the_first_megatrons_are_read(megatron: Any, tmp_path: Path) ->
             "fp32_from_fp16": saved["fp32_from_fp16_params"],
         }
 
-    folder = trained(megatron, tmp_path, FAMILIES["gpt2"], Layout(1, 2), "bf16")
+    folder = trained(megatron, tmp_path, FAMILIES["gpt2"], ParallelLayout(1, 2), "bf16")
     assert_trained(open_any(changed(folder, rename)), FAMILIES["gpt2"])
 
 
@@ -94,7 +101,9 @@ def ways(
 ) -> tuple[str, list[Path]]:
     """A family, and one run of it by Megatron, in native and in universal."""
     family, root = request.param, tmp_path_factory.mktemp(request.param)
-    begin = trained(megatron, root / "begin", FAMILIES[family], Layout(2, 2, 2), WAYS[family])
+    begin = trained(
+        megatron, root / "begin", FAMILIES[family], ParallelLayout(2, 2, 2), WAYS[family]
+    )
     convert(source=begin, target=root / "native", format="native")
     convert(source=root / "native", target=root / "universal", format="universal")
     return family, [begin, root / "native", root / "universal"]
@@ -102,7 +111,7 @@ def ways(
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_megatrons_own_optimizers_load_what_is_written(
-    ways: tuple[str, list[Path]], layout: Layout, megatron: Any, tmp_path: Path
+    ways: tuple[str, list[Path]], layout: ParallelLayout, megatron: Any, tmp_path: Path
 ) -> None:
     """From Megatron's format, native and universal; all is there when it is read again."""
     family, sources = ways
@@ -124,7 +133,7 @@ def test_whole_runs_go_from_megatron_to_other_formats(
     ways: tuple[str, list[Path]], format: str, tmp_path: Path
 ) -> None:
     family, sources = ways
-    layout = Layout(2, 1, 1, 3, 1) if format == "mds" else Layout()
+    layout = ParallelLayout(2, 1, 1, 3, 1) if format == "mds" else ParallelLayout()
     writer.write(tmp_path / "a", open_any(sources[0]), format, Target(layout))
     assert_trained(open_any(tmp_path / "a"), FAMILIES[family])
 
@@ -144,7 +153,7 @@ def test_values_of_whole_runs_are_looked_at(
 def test_a_given_vocabulary_leaves_the_padding_of_states_behind(
     megatron: Any, tmp_path: Path
 ) -> None:
-    begin = trained(megatron, tmp_path, FAMILIES["llama-tied"], Layout(2, 2), "bf16")
+    begin = trained(megatron, tmp_path, FAMILIES["llama-tied"], ParallelLayout(2, 2), "bf16")
     as_others_write(begin, vocab_size=None)
     name = "optimizer.exp_avg.model.embed_tokens.weight"
     assert open_any(begin).source.shapes[name] == (256, 8)
@@ -157,7 +166,7 @@ def test_a_given_vocabulary_leaves_the_padding_of_states_behind(
 
 def test_fp32_weights_are_those_that_the_optimizer_had(megatron: Any, tmp_path: Path) -> None:
     """Not what bf16 has of them: a run goes on in fp32 where it was."""
-    begin = trained(megatron, tmp_path, FAMILIES["llama"], Layout(2), "bf16")
+    begin = trained(megatron, tmp_path, FAMILIES["llama"], ParallelLayout(2), "bf16")
     convert(source=begin, target=tmp_path / "a", format="megatron", dtype="fp32")
     found = open_any(tmp_path / "a")
     assert not any(key.startswith("master.") for key in found.source)
@@ -173,7 +182,7 @@ def padding(checkpoint: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def test_padding_has_no_moments_and_the_mean_as_fp32_weights(megatron: Any, tmp_path: Path) -> None:
-    begin = trained(megatron, tmp_path, FAMILIES["llama"], Layout(2), "bf16")
+    begin = trained(megatron, tmp_path, FAMILIES["llama"], ParallelLayout(2), "bf16")
     convert(source=begin, target=tmp_path / "a", format="megatron")
     exact = random(FAMILIES["llama"])
     means = [
@@ -232,7 +241,9 @@ def add_kind(state: dict[str, Any]) -> None:
 def test_states_in_an_unknown_order_are_left_and_told(
     change: Any, megatron: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = changed(trained(megatron, tmp_path, FAMILIES["llama"], Layout(2), "bf16"), change)
+    folder = changed(
+        trained(megatron, tmp_path, FAMILIES["llama"], ParallelLayout(2), "bf16"), change
+    )
     found = open_any(folder)
     assert {key.partition(".")[0] for key in found.source} == {"model"}
     file = folder / "iter_0000001/mp_rank_00/model_optim_rng.pt"
@@ -248,7 +259,9 @@ def test_states_of_the_distributed_optimizer_are_left_and_told(
     def share(state: dict[str, Any]) -> None:
         state["optimizer"]["optimizer"].pop("state")
 
-    folder = changed(trained(megatron, tmp_path, FAMILIES["llama"], Layout(2), "bf16"), share)
+    folder = changed(
+        trained(megatron, tmp_path, FAMILIES["llama"], ParallelLayout(2), "bf16"), share
+    )
     for rank in range(2):
         torch.save({}, folder / f"iter_0000001/mp_rank_{rank:02d}/distrib_optim.pt")
     found = open_any(folder)
@@ -260,7 +273,9 @@ def test_a_checkpoint_before_the_first_step_has_no_states(megatron: Any, tmp_pat
     def begin(state: dict[str, Any]) -> None:
         state["optimizer"]["state"] = {}
 
-    folder = changed(trained(megatron, tmp_path, FAMILIES["llama"], Layout(1), "fp32"), begin)
+    folder = changed(
+        trained(megatron, tmp_path, FAMILIES["llama"], ParallelLayout(1), "fp32"), begin
+    )
     found = open_any(folder)
     assert {key.partition(".")[0] for key in found.source} == {"model"}
     assert found.unread == ()

@@ -15,7 +15,7 @@ from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.megatron_model.arguments import architecture_of
 from tokamake.checkpoint.model_tensors import random
 from tokamake.checkpoint.torch_files.allowed_globals import Attribute, StandIn
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 SHAPE: dict[str, Any] = {

@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, TensorPr
 
 from tests.support.python_pickles import PYTHONS, at_hand
 from tokamake.checkpoint.native import dcp_metadata, training_state
-from tokamake.checkpoint.native.dcp_metadata import Box, Place, Whole
-from tokamake.checkpoint.native.dcp_writer import Writer
+from tokamake.checkpoint.native.dcp_metadata import StorageLocation, StoredChunk, WholeTensor
+from tokamake.checkpoint.native.dcp_writer import DcpWriter
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.errors import UserError
 
@@ -31,7 +31,7 @@ def by_name(member: enum.Enum, _: int) -> Any:
     return getattr, (type(member), member.name)
 
 
-def described() -> tuple[records.Metadata, dict[str, Whole]]:
+def described() -> tuple[records.Metadata, dict[str, WholeTensor]]:
     """DCP's records of a tensor of each number format and order in memory, and ours."""
     tensors, places, expected = {}, {}, {}
     for number, dtype in enumerate(dtypes.ALL):
@@ -41,8 +41,8 @@ def described() -> tuple[records.Metadata, dict[str, Whole]]:
         properties = TensorProperties(dtype.torch, memory_format=format)
         tensors[key] = records.TensorStorageMetadata(properties, size, [chunk])
         places[records.MetadataIndex(key, at, 0)] = _StorageInfo(file, 64, 1000)
-        box = Box((0, 0), tuple(size), Place(file, 64, 1000))
-        expected[key] = Whole(tuple(size), dtype, (box,))
+        box = StoredChunk((0, 0), tuple(size), StorageLocation(file, 64, 1000))
+        expected[key] = WholeTensor(tuple(size), dtype, (box,))
     storage = records.StorageMeta(Path("/some/folder"), "a number", None, [])
     found = records.Metadata(tensors, {key: (key,) for key in tensors}, places, storage, "1.0.0")
     return found, expected
@@ -190,7 +190,7 @@ def test_nothing_of_the_python_or_the_place_is_in_the_metadata(tmp_path: Path) -
 @pytest.mark.usefixtures("lone_rank")
 def test_the_writer_says_what_that_of_dcp_says(tmp_path: Path) -> None:
     tensors = {"model.a": torch.ones(3, 4), "model.b.c": torch.tensor(1, dtype=torch.bfloat16)}
-    make: dict[str, Callable[[Path], Any]] = {"ours": Writer, "theirs": dcp.FileSystemWriter}
+    make: dict[str, Callable[[Path], Any]] = {"ours": DcpWriter, "theirs": dcp.FileSystemWriter}
     found = {}
     for name, writer in make.items():
         dcp.save(tensors, storage_writer=writer(tmp_path / name))
@@ -202,10 +202,12 @@ def test_the_writer_says_what_that_of_dcp_says(tmp_path: Path) -> None:
 
 def test_many_names_are_written_once(tmp_path: Path) -> None:
     # More than 256, from which on references are longer.
-    place = Place("__0_0.distcp", 0, 0)
-    whole = Whole((1,), dtypes.FLOAT32, (Box((0,), (1,), place),))
+    place = StorageLocation("__0_0.distcp", 0, 0)
+    whole = WholeTensor((1,), dtypes.FLOAT32, (StoredChunk((0,), (1,), place),))
     tensors = {
-        f"model.{n}": whole._replace(boxes=(Box((0,), (1,), Place("__0_0.distcp", 8 * n, 8)),))
+        f"model.{n}": whole._replace(
+            boxes=(StoredChunk((0,), (1,), StorageLocation("__0_0.distcp", 8 * n, 8)),)
+        )
         for n in range(1000)
     }
     dcp_metadata.write(tmp_path, tensors)

@@ -26,11 +26,11 @@ from tokamake.checkpoint.format_files import DESCRIPTION
 from tokamake.checkpoint.native import dcp_reader, training_state
 from tokamake.checkpoint.native import format as plug_in
 from tokamake.checkpoint.tensors import dtypes
-from tokamake.checkpoint.tensors.checkpoint import Opened, Target
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.copy import fill
-from tokamake.checkpoint.tensors.extents import Block, Region, Source
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, TensorSource
 from tokamake.checkpoint.torch_files import pickle_reader
-from tokamake.config import read_run
+from tokamake.config.resolved_run import read_run
 from tokamake.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
@@ -72,7 +72,7 @@ def by_torch(folder: Path) -> dict[str, Tensor]:
     return found
 
 
-def same(found: Source, expected: dict[str, Tensor]) -> None:
+def same(found: TensorSource, expected: dict[str, Tensor]) -> None:
     """See that tensors equal bit by bit."""
     assert {*found} == {*expected}
     for key, tensor in expected.items():
@@ -82,7 +82,7 @@ def same(found: Source, expected: dict[str, Tensor]) -> None:
         assert torch.equal(one.flatten().view(torch.uint8), tensor.flatten().view(torch.uint8)), key
 
 
-def lay_out(folder: Path, checkpoint: Opened, target: Target | None = None) -> Path:
+def lay_out(folder: Path, checkpoint: Checkpoint, target: Target | None = None) -> Path:
     """A new checkpoint of the same tensors."""
     folder.mkdir(parents=True)
     regions = plug_in.lay_out(folder, checkpoint, target or Target())
@@ -221,9 +221,9 @@ def test_data_take_no_room_until_they_are_there(saved: Path, tmp_path: Path) -> 
     file, rows = tmp_path / "large", 2**20
     file.touch()
     os.truncate(file, rows * 2**13)  # more than 4 GiB
-    block = Block("model.large", (slice(0, rows), slice(0, 2**11)))
-    region = Region(file, "large", 0, (rows, 2**11), dtypes.FLOAT32, (block,))
-    source = Source([region], {"model.large": region.shape})
+    block = Chunk("model.large", (slice(0, rows), slice(0, 2**11)))
+    region = Extent(file, "large", 0, (rows, 2**11), dtypes.FLOAT32, (block,))
+    source = TensorSource([region], {"model.large": region.shape})
     folder = tmp_path / SAVED
     folder.mkdir()
     checkpoint = replace(plug_in.opened(saved), source=source)
@@ -466,6 +466,6 @@ def test_a_pickle_leaves_no_traces_in_classes(copied: Path) -> None:
 
 
 def test_we_find_what_dcp_finds(saved: Path) -> None:
-    found, expected = dcp_reader.Reader(saved).read_metadata(), describe(saved)
+    found, expected = dcp_reader.DcpReader(saved).read_metadata(), describe(saved)
     for name in ("state_dict_metadata", "planner_data", "storage_data", "version"):
         assert getattr(found, name) == getattr(expected, name)

@@ -16,10 +16,10 @@ from tokamake.checkpoint import model_tensors, writer
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.tensors import chunks, copy, dtypes
-from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Opened, Target
+from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Target
 from tokamake.checkpoint.tensors.copy import fill
-from tokamake.checkpoint.tensors.extents import Block, Region, Source
-from tokamake.config import Architecture
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, TensorSource
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 SHAPE = (150, 70)
@@ -46,15 +46,15 @@ def boxes_of(cut: str) -> Iterator[tuple[slice, ...]]:
         yield slice(*row), slice(*column)
 
 
-def laid_out(file: Path, cut: str, *, turned: bool, dtype: dtypes.Dtype) -> list[Region]:
+def laid_out(file: Path, cut: str, *, turned: bool, dtype: dtypes.Dtype) -> list[Extent]:
     """A file of which each tensor is a box, or its transpose, with some bytes before each."""
     found, end = [], 3
     for box in boxes_of(cut):
         size = tuple(at.stop - at.start for at in box)
         stride = (1, size[0]) if turned else None
-        block = Block(KEY, box, 0, stride)
+        block = Chunk(KEY, box, 0, stride)
         shape = size[::-1] if turned else size
-        found.append(Region(file, "x", end, shape, dtype, (block,)))
+        found.append(Extent(file, "x", end, shape, dtype, (block,)))
         end += found[-1].num_bytes + 5
     file.touch()
     os.truncate(file, end)
@@ -79,9 +79,9 @@ def test_every_box_arrives(
             block.view(region.map(writable=True)).copy_(whole[block.place])
         targets = laid_out(tmp_path / "b", cut, turned=turned, dtype=dtype)
         begin = (tmp_path / "b").read_bytes()
-        source = Source(parts, {KEY: SHAPE})
+        source = TensorSource(parts, {KEY: SHAPE})
         assert [*fill(targets, source, keys=[KEY])] == [KEY]
-        assert torch.equal(Source(targets, {KEY: SHAPE}).read(KEY), whole)
+        assert torch.equal(TensorSource(targets, {KEY: SHAPE}).read(KEY), whole)
         for region in targets:  # what lies between stays as it is
             end = region.offset + region.num_bytes
             assert (tmp_path / "b").read_bytes()[end : end + 5] == begin[end : end + 5]
@@ -98,7 +98,7 @@ def test_small_rows_and_long_runs_give_the_same(
         for region in parts:
             region.map(writable=True).copy_(torch.rand(region.numel, generator=_generator()))
         (target,) = laid_out(tmp_path / "b", "whole", turned=False, dtype=dtypes.FLOAT32)
-        assert [*fill([target], Source(parts, {KEY: SHAPE}), keys=[KEY])] == [KEY]
+        assert [*fill([target], TensorSource(parts, {KEY: SHAPE}), keys=[KEY])] == [KEY]
         found.append((tmp_path / "b").read_bytes())
         (tmp_path / "b").unlink()
     assert found[0] == found[1]
@@ -121,12 +121,12 @@ def test_parts_that_overlap_and_leave_a_hole_are_damage(tmp_path: Path, columns:
     for name, start in (("a", 0), ("b", 3)):
         (tmp_path / name).write_bytes(bytes(400))
         place = slice(start, start + 4), slice(0, 5)
-        block = Block(KEY, place[::-1] if columns else place)
-        regions.append(Region(tmp_path / name, "x", 0, block.size, dtypes.FLOAT32, (block,)))
+        block = Chunk(KEY, place[::-1] if columns else place)
+        regions.append(Extent(tmp_path / name, "x", 0, block.size, dtypes.FLOAT32, (block,)))
     with pytest.raises(
         UserError, match=f"/b: damaged: its part of tensor {KEY} overlaps that in .*/a"
     ):
-        Source(regions, {KEY: (5, 8) if columns else (8, 5)})
+        TensorSource(regions, {KEY: (5, 8) if columns else (8, 5)})
 
 
 @pytest.mark.parametrize(
@@ -137,17 +137,17 @@ def test_a_number_is_read_in_any_format(tmp_path: Path, dtype: str) -> None:
     assert kind is not None
     held = torch.tensor([3, 96], dtype=kind.torch)
     (tmp_path / "a").write_bytes(held.view(torch.uint8).numpy().tobytes())
-    region = Region(tmp_path / "a", "x", 0, (2,), kind, (Block(KEY, (), 1),))
-    assert Source([region], {KEY: ()}).number(KEY) == 96.0
+    region = Extent(tmp_path / "a", "x", 0, (2,), kind, (Chunk(KEY, (), 1),))
+    assert TensorSource([region], {KEY: ()}).number(KEY) == 96.0
 
 
 def test_a_number_in_a_format_of_none_is_refused(tmp_path: Path) -> None:
     kind = dtypes.named("complex64")
     assert kind is not None
     (tmp_path / "a").write_bytes(bytes(8))
-    region = Region(tmp_path / "a", "x", 0, (), kind, (Block(KEY, ()),))
+    region = Extent(tmp_path / "a", "x", 0, (), kind, (Chunk(KEY, ()),))
     with pytest.raises(UserError, match=r"a: tensor x is torch\.complex64, in which no number"):
-        Source([region], {KEY: ()}).number(KEY)
+        TensorSource([region], {KEY: ()}).number(KEY)
 
 
 FORMATS = ["hf", "mds", "mds-pipeline", "megatron", "universal", "native"]
@@ -189,10 +189,10 @@ def test_tensors_that_lie_with_strides_are_moved_without_torch(tmp_path: Path, k
 def test_what_no_strides_tell_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(400))
     # Rows of 3 in a tensor of rows of 4.
-    block = Block(KEY, (slice(0, 4), slice(0, 3)))
-    region = Region(tmp_path / "a", "x", 0, (3, 4), dtypes.FLOAT32, (block,), stride=(1, 8))
+    block = Chunk(KEY, (slice(0, 4), slice(0, 3)))
+    region = Extent(tmp_path / "a", "x", 0, (3, 4), dtypes.FLOAT32, (block,), stride=(1, 8))
     with pytest.raises(UserError, match="tensor x lies in an order that is not read; save it aga"):
-        Source([region], {KEY: (4, 3)})
+        TensorSource([region], {KEY: (4, 3)})
 
 
 @pytest.mark.parametrize("format", [name for name in FORMATS if name != "universal"])
@@ -210,8 +210,8 @@ def test_states_become_shards_without_torch(tmp_path: Path) -> None:
         moments = {f"optimizer.{kind}.{name}": tensor + 1 for kind in ("exp_avg", "exp_avg_sq")}
         known |= {f"model.{name}": tensor, f"optimizer.step.{name}": 7.0, **moments}
     settings = {"lr": 0.1, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
-    begin = Opened(
-        "test", Path(), SMALL, Source([], {}, known), notes={OPTIMIZER_SETTINGS: settings}
+    begin = Checkpoint(
+        "test", Path(), SMALL, TensorSource([], {}, known), notes={OPTIMIZER_SETTINGS: settings}
     )
     writer.write(tmp_path / "a", begin, "native", Target())
     shared = "{'format': 'mds', 'data_parallel_size': 3, 'zero_stage': 2}"
@@ -250,7 +250,7 @@ def test_few_files_are_open_however_many_parts_a_tensor_has(tmp_path: Path) -> N
         return found
 
     with ExitStack() as stack:
-        files = chunks.Files(stack)
+        files = chunks.OpenFiles(stack)
         for path in [*paths, *paths]:
             found = os.pread(files.descriptor(path, os.O_RDONLY), 1, 0)
             assert found == path.read_bytes()

@@ -9,7 +9,7 @@ import torch
 
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.dtypes import Dtype
-from tokamake.checkpoint.tensors.extents import Block, Planned
+from tokamake.checkpoint.tensors.extents import Chunk, PlannedTensor
 from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
 from tokamake.errors import UserError
 
@@ -27,7 +27,7 @@ PLAIN = {
 @pytest.mark.parametrize("dtype", [each for each in dtypes.ALL if each.storage], ids=str)
 def test_torch_loads_what_we_write(tmp_path: Path, dtype: Dtype) -> None:
     shapes = {"matrix": (3, 5), "number": (), "empty": (0, 4), "vector": (7,)}
-    tensors = {name: Planned(shape, dtype, ()) for name, shape in shapes.items()}
+    tensors = {name: PlannedTensor(shape, dtype, ()) for name, shape in shapes.items()}
     file = tmp_path / "a.pt"
     regions = {each.name: each for each in torch_archive.lay_out(file, {**tensors, **PLAIN})}
     assert all(each.offset % 64 == 0 for each in regions.values())
@@ -50,8 +50,8 @@ def test_torch_loads_what_we_write(tmp_path: Path, dtype: Dtype) -> None:
 
 
 def test_files_beyond_4_gb_are_laid_out(tmp_path: Path) -> None:
-    file, large = tmp_path / "a.pt", Planned((2**30 + 1,), dtypes.FLOAT32, ())
-    small = Planned((2,), dtypes.FLOAT32, ())
+    file, large = tmp_path / "a.pt", PlannedTensor((2**30 + 1,), dtypes.FLOAT32, ())
+    small = PlannedTensor((2,), dtypes.FLOAT32, ())
     _, last = torch_archive.lay_out(file, {"large": large, "small": small})
     assert last.offset > 2**32
     assert file.stat().st_blocks * 512 < 2**20
@@ -64,8 +64,8 @@ def test_files_beyond_4_gb_are_laid_out(tmp_path: Path) -> None:
 
 
 def test_blocks_and_copies_are_kept(tmp_path: Path) -> None:
-    block = Block("model.x", (slice(0, 2),))
-    planned = Planned((2,), dtypes.FLOAT32, (block,), is_copy=True)
+    block = Chunk("model.x", (slice(0, 2),))
+    planned = PlannedTensor((2,), dtypes.FLOAT32, (block,), is_copy=True)
     (region,) = torch_archive.lay_out(tmp_path / "a.pt", [planned])
     assert (region.blocks, region.is_copy, region.name) == ((block,), True, "0")
 

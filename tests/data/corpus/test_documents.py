@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokamake.data.corpus.documents import Fields, read_texts, texts
-from tokamake.data.readers import Bad, Block
+from tokamake.data.readers import Bad, RecordBlock
 from tokamake.errors import UserError
 
 
-def block(*records: Any) -> Block:
+def block(*records: Any) -> RecordBlock:
     numbers = np.arange(1, len(records) + 1)
-    return Block(list(records), numbers, numbers, None)
+    return RecordBlock(list(records), numbers, numbers, None)
 
 
 GOOD = [{"title": "A", "text": "a"}, {"title": "", "text": "ü\n", "more": 1}]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokamake.config import PlanSettings
+from tokamake.config.data import PlanSettings
 from tokamake.data.corpus import find_duplicates as module
 from tokamake.data.corpus.corpora import Corpus
 from tokamake.data.corpus.document_rows import HASH, RowsWriter, read_duplicates, read_table

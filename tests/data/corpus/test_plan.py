@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokamake.config import PlanSettings
+from tokamake.config.data import PlanSettings
 from tokamake.data.corpus.corpora import Corpus
 from tokamake.data.corpus.plan import make_plan, plan
 from tokamake.data.corpus.plan_file import (
-    Batch,
+    JobBatch,
     Plan,
     batch_merged,
     batch_shards,
@@ -115,7 +115,9 @@ def test_many_shards_are_few_jobs_of_neighbours() -> None:
     assert len(made.shards) == 900
     assert len(made.merged) == 300
     assert len(made.tokenize_batches) == 100
-    assert made.tokenize_batches[1] == Batch("a-00001", tuple(f"a/{n:05d}" for n in range(9, 18)))
+    assert made.tokenize_batches[1] == JobBatch(
+        "a-00001", tuple(f"a/{n:05d}" for n in range(9, 18))
+    )
     assert {len(batch.members) for batch in made.merge_batches} == {11, 12}
     assert len(made.merge_batches) == 26
 

@@ -10,7 +10,7 @@ import pytest
 import transformers
 
 from tests.conftest import documents
-from tokamake.data.corpus.plan_file import Plan, Source, write_plan
+from tokamake.data.corpus.plan_file import Plan, TokenizerCorpus, write_plan
 from tokamake.data.corpus.train_tokenizer import train_tokenizer
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
@@ -94,8 +94,10 @@ def test_files_of_a_plan(workspace: Path) -> None:
         "".join(json.dumps({"text": f"A title: {text}"}) + "\n" for text in texts)
     )
     code = sorted(str(path) for path in (workspace / "raw/code").iterdir())
-    titled = Source("titled", "jsonl", "title,body", "{title}: {body}", (str(folder / "a.jsonl"),))
-    sources = (Source("code", "", "text", "", tuple(code)), titled)
+    titled = TokenizerCorpus(
+        "titled", "jsonl", "title,body", "{title}: {body}", (str(folder / "a.jsonl"),)
+    )
+    sources = (TokenizerCorpus("code", "", "text", "", tuple(code)), titled)
     write_plan(workspace / "plan.json", Plan({}, "", sources, (), (), (), ()))
     train_tokenizer(plan=workspace / "plan.json", vocab_size=400, output=workspace / "planned")
     named = [*map(Path, code), folder / "b.jsonl"]

@@ -8,7 +8,7 @@ import torch
 from megatron.core.datasets import indexed_dataset as megatron
 
 from tests.support.megatron_datasets import write_pair
-from tokamake.data.indexed.dataset import IndexedDataset, Writer, token_dtype
+from tokamake.data.indexed.dataset import DatasetWriter, IndexedDataset, token_dtype
 from tokamake.errors import UserError
 
 DOCUMENTS = [[1, 2, 3], [], [4], [65_499, 0, 7, 8]]
@@ -17,7 +17,7 @@ DOCUMENTS = [[1, 2, 3], [], [4], [65_499, 0, 7, 8]]
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16, np.uint16, np.int32, np.int64])
 def test_megatron_reads_what_we_write(tmp_path: Path, dtype: type[np.integer]) -> None:
     documents = [np.array(document).astype(dtype) for document in DOCUMENTS]
-    with Writer(tmp_path / "pair.v1.bin", tmp_path / "pair.v1.idx", dtype) as writer:
+    with DatasetWriter(tmp_path / "pair.v1.bin", tmp_path / "pair.v1.idx", dtype) as writer:
         for batch in (documents[:3], documents[3:]):
             writer.add(np.concatenate(batch), np.array([len(one) for one in batch], np.int32))
     theirs = megatron.IndexedDataset(str(tmp_path / "pair.v1"))
@@ -39,7 +39,7 @@ def test_we_read_and_write_the_bytes_of_megatron(tmp_path: Path, dtype: type[np.
     theirs = IndexedDataset(tmp_path / "theirs")
     assert theirs.dtype == dtype
     assert [theirs[number].tolist() for number in range(len(theirs))] == DOCUMENTS
-    with Writer(tmp_path / "ours.bin", tmp_path / "ours.idx", dtype) as writer:
+    with DatasetWriter(tmp_path / "ours.bin", tmp_path / "ours.idx", dtype) as writer:
         tokens = np.concatenate(DOCUMENTS)
         writer.add(tokens, np.array([len(document) for document in DOCUMENTS], np.int32))
     for suffix in (".bin", ".idx"):
@@ -65,7 +65,7 @@ def test_an_empty_pair(tmp_path: Path) -> None:
 
 def test_no_index_after_an_error(tmp_path: Path) -> None:
     def broken() -> None:
-        with Writer(tmp_path / "pair.bin", tmp_path / "pair.idx", np.int32):
+        with DatasetWriter(tmp_path / "pair.bin", tmp_path / "pair.idx", np.int32):
             raise RuntimeError
 
     with pytest.raises(RuntimeError):

@@ -17,7 +17,7 @@ from tests.support.megatron_datasets import megatron_pair, overwrite
 from tests.support.paths import ROOT
 from tests.support.runs import make_index
 from tokamake.data.indexed import length_histogram
-from tokamake.data.indexed.dataset import Writer
+from tokamake.data.indexed.dataset import DatasetWriter
 from tokamake.data.indexed.describe import describe
 from tokamake.data.indexed.index_formats import read_layout
 from tokamake.data.indexed.manifest import write_manifest
@@ -33,7 +33,7 @@ def write_pair(prefix: Path, counts: list[list[int]], **more: object) -> Path:
     lengths = np.array([length for document in counts for length in document], np.int32)
     prefix.parent.mkdir(parents=True, exist_ok=True)
     bin_file, idx_file = bin_path(prefix), idx_path(prefix)
-    with Writer(bin_file, idx_file, np.uint16) as writer:
+    with DatasetWriter(bin_file, idx_file, np.uint16) as writer:
         per_document = np.array([len(document) for document in counts], np.int32)
         writer.add(np.zeros(lengths.sum(), np.uint16), lengths, per_document)
     empty = sum(not document for document in counts)
@@ -126,7 +126,7 @@ def test_histograms_add_up_and_have_a_median() -> None:
 
 
 def test_pairs_can_be_named_by_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tokamake.config import PlanSettings
+    from tokamake.config.data import PlanSettings
     from tokamake.data.corpus.corpora import Corpus
     from tokamake.data.corpus.plan import make_plan
     from tokamake.data.corpus.plan_file import write_plan
@@ -316,7 +316,7 @@ def test_memory_does_not_grow_with_the_pair(tmp_path: Path) -> None:
     peaks = []
     for size in (2_200_000, 4_400_000):
         prefix = tmp_path / f"pair-{size}"
-        with Writer(bin_path(prefix), idx_path(prefix), np.int32) as writer:
+        with DatasetWriter(bin_path(prefix), idx_path(prefix), np.int32) as writer:
             writer.add(np.ones(size, np.int32), np.ones(size, np.int32))
         tracemalloc.start()
         describe([prefix], output=tmp_path / "metadata.json")

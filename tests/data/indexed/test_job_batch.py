@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def fault(folder: Path) -> str | None:
-    return job_batch.broken(folder / "batch.json", str(folder))
+    return job_batch.find_batch_fault(folder / "batch.json", str(folder))
 
 
 def flip(path: Path) -> None:

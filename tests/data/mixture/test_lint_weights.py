@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.megatron_datasets import write_pair
-from tokamake.config import ROOT_VARIABLE
+from tokamake.config.resolved_run import ROOT_VARIABLE
 from tokamake.data.indexed.token_counts import count_tokens
 from tokamake.data.mixture.lint_weights import lint_weights
 from tokamake.data.mixture.weigh import weigh

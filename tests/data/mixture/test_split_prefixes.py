@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.megatron_datasets import write_pair
-from tokamake.data.mixture.split_prefixes import Sets, parse_held_out
+from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
 from tokamake.data.samples.index import index
 from tokamake.data.samples.index_folder import read_index
 from tokamake.errors import UserError
@@ -137,7 +137,7 @@ def test_a_file_that_would_be_seen_endlessly_is_refused(root: Path) -> None:
 
 def test_the_training_has_one_list(root: Path) -> None:
     with pytest.raises(UserError, match="training has its own file"):
-        Sets(
+        SplitPrefixes(
             root / "weights.txt", data_root=root, split="1,1,1", split_rule="megatron_core",
             held_out={"train": root / "weights.txt"},
         )  # fmt: skip

@@ -22,7 +22,7 @@ from tests.support.megatron_datasets import (
 from tests.support.runs import vouch
 from tokamake import files
 from tokamake.data.samples.array_file import Arrays
-from tokamake.data.samples.dataset_index import FileIndex
+from tokamake.data.samples.dataset_index import DatasetIndex
 from tokamake.data.samples.index import index
 from tokamake.data.samples.loader import PAD, Samples
 from tokamake.errors import UserError
@@ -60,7 +60,7 @@ def described(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "index.json").read_text())
 
 
-def arrays(folder: Path, name: str) -> list[FileIndex]:
+def arrays(folder: Path, name: str) -> list[DatasetIndex]:
     opened = Arrays(folder / name)
     return [opened.index(file["arrays"]) for file in described(folder)["splits"][name]["files"]]
 

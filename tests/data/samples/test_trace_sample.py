@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 
 from tests.support.runs import ARCHITECTURE, SETTINGS, make_index
-from tokamake.config import ResolvedTrainSettings, Run, read_run, write_run
+from tokamake.config.resolved_run import ResolvedTrainSettings, Run, read_run, write_run
 from tokamake.data.corpus.train_tokenizer import train_tokenizer
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.samples.fim.origins import NOWHERE

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support.megatron_datasets import assert_same_pair
-from tokamake.config import PlanSettings
+from tokamake.config.data import PlanSettings
 from tokamake.data.corpus.corpora import Corpus
 from tokamake.data.corpus.document_rows import ORDINAL, RowsWriter
 from tokamake.data.corpus.plan import make_plan

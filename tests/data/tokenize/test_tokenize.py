@@ -264,7 +264,7 @@ def test_memory_is_bounded_for_empty_documents(workspace: Path) -> None:
     sizes = []
     real = shard._join
 
-    def joined(batches: list[shard.Batch]) -> shard.Batch:
+    def joined(batches: list[shard.DocumentBatch]) -> shard.DocumentBatch:
         batch = real(batches)
         sizes.append(len(batch.inputs))
         return batch

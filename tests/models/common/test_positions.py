@@ -10,7 +10,7 @@ import torch
 from tests.support.llamas import ARCHITECTURES, reference, tensors_of
 from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.model_tensors import to_model
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 from tokamake.models.common.positions import alibi, alibi_slopes, rotary, rotary_frequencies
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support import gpts, llamas
 from tokamake.checkpoint import model_tensors
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 
 MODELS = [*llamas.ARCHITECTURES, llamas.BIASED, *gpts.ARCHITECTURES.values(), gpts.LEARNED]
 

@@ -15,7 +15,7 @@ from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.init_model import init_model
 from tokamake.checkpoint.model_tensors import random, to_model
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 

@@ -24,7 +24,7 @@ from tests.support.paths import ROOT
 from tests.support.ranks import spawn
 from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.model_tensors import from_model, random, shapes, to_model
-from tokamake.config import Architecture, read_architecture
+from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.errors import UserError
 from tokamake.models.gpt import model as family
 from tokamake.parallel.axis import Axis

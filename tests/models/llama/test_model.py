@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.llamas import ARCHITECTURES, BIASED, label, reference, tensors_of
 from tokamake.checkpoint.model_tensors import from_model, random, shapes, to_model
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 from tokamake.models.llama import model as llama_model
 
 

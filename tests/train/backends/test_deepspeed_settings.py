@@ -9,7 +9,7 @@ from tests.support.deepspeed_runs import zero
 from tests.support.layouts import laid_out, parallel
 from tests.support.proofs import Changes
 from tests.support.runs import make_run, prepare
-from tokamake.config import read_run
+from tokamake.config.resolved_run import read_run
 from tokamake.errors import UserError
 from tokamake.train.backends import _deepspeed_setup as setup
 

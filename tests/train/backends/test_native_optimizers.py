@@ -13,7 +13,8 @@ from tests.support.engines import RATES, assert_equal, build, coming, go, states
 from tests.support.layouts import laid_out, parallel
 from tests.support.ranks import spawn
 from tests.support.runs import make_run, prepare
-from tokamake.config import TrainSettings, read_run
+from tokamake.config.resolved_run import read_run
+from tokamake.config.training import TrainSettings
 from tokamake.parallel.loss import drawn
 
 LEARNING_RATES = {

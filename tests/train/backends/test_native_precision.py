@@ -15,7 +15,7 @@ from tests.support.layouts import train_all as train_layouts
 from tests.support.ranks import spawn
 from tests.support.runs import launch, make_run, prepare
 from tokamake.checkpoint.convert import convert
-from tokamake.config import read_run, write_run
+from tokamake.config.resolved_run import read_run, write_run
 
 pytestmark = pytest.mark.ranks
 

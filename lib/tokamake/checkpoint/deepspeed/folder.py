@@ -11,7 +11,7 @@ from typing import Any
 from tokamake.checkpoint import latest
 from tokamake.checkpoint.megatron_model import module as megatron_module
 from tokamake.checkpoint.megatron_model.arguments import arguments, progress_of
-from tokamake.checkpoint.tensors.checkpoint import Layout, Opened
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout
 from tokamake.checkpoint.torch_files import pickle_reader
 from tokamake.errors import UserError
 
@@ -34,7 +34,7 @@ def states(folder: Path, number: int) -> Path:
     return sliced if sliced.is_file() else folder / name
 
 
-def new_states(folder: Path, number: int, layout: Layout) -> list[Path]:
+def new_states(folder: Path, number: int, layout: ParallelLayout) -> list[Path]:
     """Files of a model-parallel rank to write: with ZeRO 3 one a data-parallel rank."""
     name = f"mp_rank_{number:02d}_model_states.pt"
     if layout.zero_stage < 3:
@@ -153,7 +153,9 @@ def args_of(state: dict[str, Any]) -> Any:
     return args
 
 
-def client_state(checkpoint: Opened, layout: Layout, padded_vocab_size: int) -> dict[str, Any]:
+def client_state(
+    checkpoint: Checkpoint, layout: ParallelLayout, padded_vocab_size: int
+) -> dict[str, Any]:
     """What a rank's file holds beside weights: DeepSpeed's counters, Megatron's arguments."""
     progress = checkpoint.progress
     return {
@@ -180,7 +182,7 @@ def schedule_of(state: dict[str, Any]) -> dict[str, Any]:
     return {SCHEDULE: {key: value for key, value in known.items() if isinstance(value, plain)}}
 
 
-def new_schedule(checkpoint: Opened) -> dict[str, Any]:
+def new_schedule(checkpoint: Checkpoint) -> dict[str, Any]:
     """State of Megatron's scheduler: where it stands; its settings are those of the new run.
 
     They are there for --override-opt_param-scheduler, with which Megatron leaves them.

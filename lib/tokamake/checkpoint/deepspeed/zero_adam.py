@@ -1,7 +1,7 @@
 """Adam's states as optimizers have them that know one step and one rate for all parameters."""
 
 from tokamake.checkpoint.deepspeed.zero_reader import MODEL
-from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Opened
+from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint
 from tokamake.config.model import ADAMS
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -13,7 +13,7 @@ _NEEDED = {
 }
 
 
-def unfit(checkpoint: Opened) -> str | None:
+def unfit(checkpoint: Checkpoint) -> str | None:
     """Why such an optimizer could not continue with a checkpoint's states, if it could not.
 
     Args:

@@ -5,7 +5,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 
-class Piece(NamedTuple):
+class FlatRange(NamedTuple):
     """A run of one of several tensors that are laid one after the other."""
 
     name: str
@@ -16,7 +16,7 @@ class Piece(NamedTuple):
     """Where it begins in what holds the run."""
 
 
-def partition(sizes: Sequence[tuple[str, int]], start: int, stop: int) -> Iterator[Piece]:
+def partition(sizes: Sequence[tuple[str, int]], start: int, stop: int) -> Iterator[FlatRange]:
     """What a partition has of tensors that are laid one after the other, as ZeRO 1 and 2 do.
 
     Args:
@@ -29,7 +29,7 @@ def partition(sizes: Sequence[tuple[str, int]], start: int, stop: int) -> Iterat
         begin = end - size
         low, high = max(start, begin), min(stop, end)
         if low < high:
-            yield Piece(name, low - begin, high - begin, low - start)
+            yield FlatRange(name, low - begin, high - begin, low - start)
 
 
 def share(size: int, ranks: int) -> int:
@@ -37,7 +37,7 @@ def share(size: int, ranks: int) -> int:
     return -(-size // ranks)
 
 
-def slice_of(name: str, size: int, rank: int, ranks: int, at: int) -> Piece:
+def slice_of(name: str, size: int, rank: int, ranks: int, at: int) -> FlatRange:
     """What a rank has of a tensor, as ZeRO 3 does: nothing, where the ranks before have it all.
 
     Args:
@@ -48,4 +48,4 @@ def slice_of(name: str, size: int, rank: int, ranks: int, at: int) -> Piece:
         at: where it begins in what holds it.
     """
     start, stop = (min(size, number * share(size, ranks)) for number in (rank, rank + 1))
-    return Piece(name, start, stop, at)
+    return FlatRange(name, start, stop, at)

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 from tokamake.checkpoint.deepspeed import folder as deepspeed_folder
 from tokamake.checkpoint.deepspeed.folder import REMEDY
-from tokamake.checkpoint.deepspeed.zero_partition import Piece, partition, share, slice_of
+from tokamake.checkpoint.deepspeed.zero_partition import FlatRange, partition, share, slice_of
 from tokamake.checkpoint.megatron_model.module import newer
-from tokamake.checkpoint.megatron_model.rank_tensors import Part
+from tokamake.checkpoint.megatron_model.rank_tensors import TensorSlice
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
-from tokamake.checkpoint.tensors.extents import Block, Region, Source
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, TensorSource
 from tokamake.checkpoint.tensors.flat_runs import cut
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.checkpoint.torch_files.allowed_globals import StandIn, value_of
@@ -40,7 +40,7 @@ ones."""
 class States:
     """What all shards hold of whole tensors."""
 
-    regions: list[Region] = field(default_factory=list)
+    regions: list[Extent] = field(default_factory=list)
     given: dict[str, float] = field(default_factory=dict)
     """Numbers that the files do not have as tensors, by key."""
     numbers: set[str] = field(default_factory=set)
@@ -49,9 +49,11 @@ class States:
     data_parallel_size: int = 0
     """0: there are no shards."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """See `Opened`."""
+    """See `Checkpoint`."""
 
-    def source(self, weights: Iterable[Region], shapes: Mapping[str, tuple[int, ...]]) -> Source:
+    def source(
+        self, weights: Iterable[Extent], shapes: Mapping[str, tuple[int, ...]]
+    ) -> TensorSource:
         """Weights and states as whole tensors.
 
         Args:
@@ -65,11 +67,11 @@ class States:
         for region in self.regions:
             for key in (block.key for block in region.blocks):
                 every[key] = shapes[f"model.{parameter(key)}"] if region.shape else ()
-        return Source([*weights, *self.regions], every, self.given)
+        return TensorSource([*weights, *self.regions], every, self.given)
 
 
 def parameter(key: str) -> str:
-    """Name of the parameter that a tensor is of; see `Opened.source`."""
+    """Name of the parameter that a tensor is of; see `Checkpoint.source`."""
     return key.split(".", 2 if key.startswith("optimizer.") else 1)[-1]
 
 
@@ -81,7 +83,7 @@ class _Group(NamedTuple):
     """What a file has of a parameter group."""
 
     file: Path
-    pieces: Sequence[Piece]
+    pieces: Sequence[FlatRange]
     weights: Located
     """Flat, of which the pieces tell what is where."""
     states: Mapping[str, Any]
@@ -95,10 +97,10 @@ def _has_states(folder: Path) -> bool:
 
 def read(
     folder: Path,
-    ranks: Sequence[Mapping[str, Part]],
+    ranks: Sequence[Mapping[str, TensorSlice]],
     *,
     tensor_parallel_size: int,
-    beside: Sequence[Region],
+    beside: Sequence[Extent],
 ) -> States:
     """Say where optimizer states lie.
 
@@ -126,7 +128,7 @@ def read(
         found.notes |= settings_of(base.get("param_groups") if isinstance(base, dict) else None)
         for group in _groups(folder, model, shards):
             # Tied parameters, which several pipeline stages have, count once.
-            own: dict[str, Part] = {}
+            own: dict[str, TensorSlice] = {}
             for name in {piece.name for piece in group.pieces}:
                 owner = owners.setdefault((model % tensor_parallel_size, name), model)
                 if owner == model and not (part := _part(parts, name, group.file)).is_copy:
@@ -209,7 +211,7 @@ def settings_of(groups: Any) -> dict[str, Any]:
     return {OPTIMIZER_SETTINGS: kept} if kept else {}
 
 
-def _part(parts: Mapping[str, Part], name: str, file: Path) -> Part:
+def _part(parts: Mapping[str, TensorSlice], name: str, file: Path) -> TensorSlice:
     found = parts.get(newer(name.removeprefix("module.")))
     if found is None:
         raise UserError(f"{file}: has states of {name}, which is not part of the model; {REMEDY}")
@@ -259,7 +261,7 @@ def _mapped(shards: Iterable[_Shard]) -> Iterator[_Group]:
             pieces = []
             for name, fragment in fragments.items():
                 start, stop = done[name], done[name] + fragment.values["numel"]
-                pieces.append(Piece(name, start, stop, fragment.values["start"]))
+                pieces.append(FlatRange(name, start, stop, fragment.values["start"]))
                 done[name] = stop
             states = _of_group(state["base_optimizer_state"], number)
             yield _Group(file, pieces, weights, states)
@@ -273,7 +275,7 @@ def _sliced(
     for rank, (file, state) in enumerate(shards):
         rest = iter(sizes)
         for number, weights in enumerate(state["fp32_flat_groups"]):
-            pieces, at = list[Piece](), 0
+            pieces, at = list[FlatRange](), 0
             while at < weights.numel:
                 name, size = next(rest)
                 pieces.append(slice_of(name, size, rank, len(shards), at))
@@ -291,7 +293,7 @@ def _of_group(base: Any, number: int) -> dict[str, Any]:
     return in_group | base["state"].get(number, {})
 
 
-def _add(found: States, group: _Group, own: Mapping[str, Part], weights: str | None) -> None:
+def _add(found: States, group: _Group, own: Mapping[str, TensorSlice], weights: str | None) -> None:
     """Add a group's tensors.
 
     Args:
@@ -316,7 +318,7 @@ def _add(found: States, group: _Group, own: Mapping[str, Part], weights: str | N
         }
         if isinstance(value, Located):
             if keys := keys - found.numbers:
-                blocks = (*(Block(key, ()) for key in sorted(keys)),)
+                blocks = (*(Chunk(key, ()) for key in sorted(keys)),)
                 found.regions.append(torch_archive.region(group.file, kind, value, blocks))
                 found.numbers |= keys
         elif isinstance(value, int | float):
@@ -328,14 +330,16 @@ def _region(
     name: str,
     tensor: Located,
     prefix: str,
-    pieces: Iterable[Piece],
-    own: Mapping[str, Part],
-) -> Region:
+    pieces: Iterable[FlatRange],
+    own: Mapping[str, TensorSlice],
+) -> Extent:
     blocks = (*_blocks_of(pieces, own, prefix),)
     return torch_archive.region(group.file, name, tensor, blocks)
 
 
-def _blocks_of(pieces: Iterable[Piece], parts: Mapping[str, Part], prefix: str) -> Iterator[Block]:
+def _blocks_of(
+    pieces: Iterable[FlatRange], parts: Mapping[str, TensorSlice], prefix: str
+) -> Iterator[Chunk]:
     """What a flat tensor is made of, padding left out.
 
     Args:

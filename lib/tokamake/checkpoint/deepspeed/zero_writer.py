@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 from tokamake.checkpoint.deepspeed.folder import VERSION
 from tokamake.checkpoint.deepspeed.zero_adam import MOMENTS, unfit
-from tokamake.checkpoint.deepspeed.zero_partition import Piece, partition, share, slice_of
+from tokamake.checkpoint.deepspeed.zero_partition import FlatRange, partition, share, slice_of
 from tokamake.checkpoint.deepspeed.zero_reader import MASTER, MODEL, parameter
-from tokamake.checkpoint.megatron_model.rank_tensors import Part
+from tokamake.checkpoint.megatron_model.rank_tensors import TensorSlice
 from tokamake.checkpoint.tensors import dtypes
-from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Opened, Target
+from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Target
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
-from tokamake.checkpoint.tensors.extents import Block, Planned, Region
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor
 from tokamake.checkpoint.tensors.flat_runs import cut
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.checkpoint.torch_files.pickle_writer import Call, Global, Made
@@ -47,14 +47,14 @@ SUB_GROUP_SIZE = 10**9
 """Elements of a rank at which a flat tensor of stage 3 is full, as DeepSpeed's sub_group_size is by
 default."""
 
-_Group = Mapping[str, Part]
+_Group = Mapping[str, TensorSlice]
 """Parameters that a flat tensor is of."""
 
 
 class _Cut(NamedTuple):
     """What a rank has of a flat tensor."""
 
-    pieces: list[Piece]
+    pieces: list[FlatRange]
     size: int
     """Elements."""
     padding: int
@@ -72,7 +72,7 @@ class Partitions:
         UserError: DeepSpeed could not continue with them.
     """
 
-    def __init__(self, checkpoint: Opened, target: Target) -> None:
+    def __init__(self, checkpoint: Checkpoint, target: Target) -> None:
         self._checkpoint, self._layout = checkpoint, target.layout
         _check(checkpoint, target.layout.zero_stage)
         self._is_sliced = target.layout.zero_stage == 3
@@ -81,8 +81,8 @@ class Partitions:
         self._precision = target.dtype or kept.short
 
     def lay_out(
-        self, folder: Path, number: int, parts: Mapping[str, Part]
-    ) -> tuple[dict[str, Any], list[Region]]:
+        self, folder: Path, number: int, parts: Mapping[str, TensorSlice]
+    ) -> tuple[dict[str, Any], list[Extent]]:
         """Write the files of a model-parallel rank, without their tensors.
 
         Args:
@@ -97,7 +97,7 @@ class Partitions:
         groups = [
             [*_sub_groups(group, ranks)] if self._is_sliced else [group] for group in _groups(parts)
         ]
-        regions: list[Region] = []
+        regions: list[Extent] = []
         prefix = "bf16_" * (self._precision == "bf16")
         for rank in range(ranks):
             name = f"{prefix}zero_pp_rank_{rank}_mp_rank_{number:02d}_optim_states.pt"
@@ -158,16 +158,18 @@ class Partitions:
             "param_groups": [*self._param_groups([len(flats) for flats in groups])],
         }
 
-    def _moments(self, group: _Group, own: _Cut) -> dict[str, Planned]:
+    def _moments(self, group: _Group, own: _Cut) -> dict[str, PlannedTensor]:
         found = {kind: self._planned(group, own, own.size, kind) for kind in MOMENTS}
         steps = (
-            Block(f"optimizer.step.{parameter(block.key)}", ())
+            Chunk(f"optimizer.step.{parameter(block.key)}", ())
             for part in group.values()
             for block in part.blocks
         )
-        return {"step": Planned((), FLOAT32, (*steps,)), **found}
+        return {"step": PlannedTensor((), FLOAT32, (*steps,)), **found}
 
-    def _planned(self, group: _Group, own: _Cut, size: int, kind: str | None = None) -> Planned:
+    def _planned(
+        self, group: _Group, own: _Cut, size: int, kind: str | None = None
+    ) -> PlannedTensor:
         """What is laid one after the other.
 
         Args:
@@ -182,7 +184,7 @@ class Partitions:
             for block in cut(group[piece.name].blocks, piece.start, piece.stop)
             if kind is None or not block.is_mean
         )
-        return Planned((size,), FLOAT32, (*blocks,))
+        return PlannedTensor((size,), FLOAT32, (*blocks,))
 
     def _key(self, kind: str | None, key: str) -> str:
         name = parameter(key)
@@ -224,7 +226,7 @@ class Partitions:
         return {"loss_scaler": made, "dynamic_loss_scale": False}
 
 
-def _check(checkpoint: Opened, stage: int) -> None:
+def _check(checkpoint: Checkpoint, stage: int) -> None:
     """See that there is what DeepSpeed needs to continue.
 
     Raises:
@@ -243,7 +245,7 @@ def _check(checkpoint: Opened, stage: int) -> None:
         )
 
 
-def _groups(parts: Mapping[str, Part]) -> Iterator[_Group]:
+def _groups(parts: Mapping[str, TensorSlice]) -> Iterator[_Group]:
     """Parameters that decay, and those that do not."""
     for decays in (True, False):
         found = {name: part for name, part in parts.items() if (len(part.shape) > 1) == decays}
@@ -253,7 +255,7 @@ def _groups(parts: Mapping[str, Part]) -> Iterator[_Group]:
 
 def _sub_groups(group: _Group, ranks: int) -> Iterator[_Group]:
     """Parameters whose slices are in one flat tensor."""
-    found: dict[str, Part] = {}
+    found: dict[str, TensorSlice] = {}
     size = 0
     for name, part in group.items():
         found[name] = part
@@ -267,7 +269,7 @@ def _sub_groups(group: _Group, ranks: int) -> Iterator[_Group]:
 
 def _slices(group: _Group, rank: int, ranks: int) -> _Cut:
     """A rank's slices of parameters, one after the other."""
-    pieces, at = list[Piece](), 0
+    pieces, at = list[FlatRange](), 0
     for name, part in group.items():
         size = math.prod(part.shape)
         pieces.append(slice_of(name, size, rank, ranks, at))

@@ -1,6 +1,6 @@
 """Hugging Face's folder: config.json and safetensors or `pytorch_model.bin`, whole or in shards.
 
-What model types there are, and how their tensors differ from ours, families say: `Format`.
+What model types there are, and how their tensors differ from ours, families say: `HFFormat`.
 """
 
 import math
@@ -17,16 +17,16 @@ from tokamake.checkpoint import model_tensors as checkpoint_tensors
 from tokamake.checkpoint.format_files import hugging_face_files
 from tokamake.checkpoint.hf import hf_folder, safetensors_files
 from tokamake.checkpoint.tensors import dtypes
-from tokamake.checkpoint.tensors.checkpoint import Opened, Target
-from tokamake.checkpoint.tensors.chunks import Boxes, Files
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
+from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles
 from tokamake.checkpoint.tensors.dtypes import Dtype
-from tokamake.checkpoint.tensors.extents import Block, Planned, Region, Source
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, TensorSource
 from tokamake.checkpoint.tensors.replicas import same_bits
 from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
 from tokamake.checkpoint.torch_files.pickle_reader import Located
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
-from tokamake.models.common.hf_format import Format
+from tokamake.models.common.hf_format import HFFormat
 
 TITLE = "Hugging Face"
 IN_ROOT = False
@@ -45,7 +45,7 @@ class _Stored(NamedTuple):
     """A tensor of a model type, whichever file it is in."""
 
     shape: tuple[int, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[Chunk, ...]
 
 
 def find(path: Path) -> Path | None:
@@ -53,7 +53,7 @@ def find(path: Path) -> Path | None:
     return path if hugging_face_files(path) else None
 
 
-def opened(path: Path) -> Opened:
+def opened(path: Path) -> Checkpoint:
     """Open a folder; no tensor is read but a stored copy of a tied output layer.
 
     Raises:
@@ -71,23 +71,23 @@ def opened(path: Path) -> Opened:
         blocks = wanted[stored.name(_EMBEDDING)].blocks
         regions.append(replace(head, blocks=blocks, is_copy=True))
     shapes = checkpoint_tensors.shapes(architecture)
-    source = Source(regions, {f"model.{name}": shape for name, shape in shapes.items()})
+    source = TensorSource(regions, {f"model.{name}": shape for name, shape in shapes.items()})
     if head and not _same(head, found[stored.name(_EMBEDDING)]):
         raise hf_folder.not_tied(stored.name(_EMBEDDING), str(head.file))
     config = files.read_json(path / "config.json", _REMEDY)
     notes = {key: config[key] for key in ("model_type", "eos_token_id") if key in config}
     found_files = {file for each in _OF_TOKENIZER for file in path.glob(each) if file.is_file()}
     tokenizer = (*sorted(found_files),)
-    return Opened("hf", path, architecture, source, tokenizer=tokenizer, notes=notes)
+    return Checkpoint("hf", path, architecture, source, tokenizer=tokenizer, notes=notes)
 
 
-def _find_tensors(path: Path, stored: Format) -> dict[str, Region]:
+def _find_tensors(path: Path, stored: HFFormat) -> dict[str, Extent]:
     """Tensors in the files by their full names, those left out that hold no weights."""
     found = _locate(path, re.compile(stored.ignored))
     return {hf_folder.with_prefix(name, found, stored): found[name] for name in found}
 
 
-def _locate(path: Path, ignored: re.Pattern[str]) -> dict[str, Region]:
+def _locate(path: Path, ignored: re.Pattern[str]) -> dict[str, Extent]:
     for name in (_SAFE, _PICKLED):
         if (path / name).is_file():
             return _read(path / name, ignored)
@@ -105,7 +105,7 @@ def _locate(path: Path, ignored: re.Pattern[str]) -> dict[str, Region]:
     return {name: read[file][name] for name, file in kept.items()}
 
 
-def _read(file: Path, ignored: re.Pattern[str]) -> dict[str, Region]:
+def _read(file: Path, ignored: re.Pattern[str]) -> dict[str, Extent]:
     if file.suffix == ".safetensors":
         regions = safetensors_files.read(file, _REMEDY)
         return {name: each for name, each in regions.items() if not ignored.fullmatch(name)}
@@ -119,7 +119,7 @@ def _read(file: Path, ignored: re.Pattern[str]) -> dict[str, Region]:
     return {name: torch_archive.region(file, name, each) for name, each in kept.items()}
 
 
-def _check(name: str, region: Region, shape: tuple[int, ...]) -> None:
+def _check(name: str, region: Extent, shape: tuple[int, ...]) -> None:
     where = str(region.file)
     checkpoint_tensors.check_shape(name, region.shape, shape, where)
     if region.dtype.short is None:
@@ -129,7 +129,7 @@ def _check(name: str, region: Region, shape: tuple[int, ...]) -> None:
         )
 
 
-def _same(one: Region, other: Region) -> bool:
+def _same(one: Extent, other: Extent) -> bool:
     """Whether two tensors have the same bits."""
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return False
@@ -138,18 +138,18 @@ def _same(one: Region, other: Region) -> bool:
         return True
     place = (*(slice(0, size) for size in one.shape),)
     with ExitStack() as stack:
-        opened_files = Files(stack)
+        opened_files = OpenFiles(stack)
         first, second = (
-            Boxes(opened_files, [(lying, block) for block in lying.blocks], lying.dtype)
+            ChunkReader(opened_files, [(lying, block) for block in lying.blocks], lying.dtype)
             for lying in (
-                replace(each, blocks=(Block(each.name, place),)).as_it_lies()
+                replace(each, blocks=(Chunk(each.name, place),)).as_it_lies()
                 for each in (one, other)
             )
         )
         return same_bits(first, second, place, one.dtype.itemsize)
 
 
-def _stored(architecture: Architecture, stored: Format) -> dict[str, _Stored]:
+def _stored(architecture: Architecture, stored: HFFormat) -> dict[str, _Stored]:
     """The tensors of a model type by name, and what they are made of."""
     shapes = checkpoint_tensors.shapes(architecture)
     parts: dict[str, list[str]] = defaultdict(list)
@@ -171,7 +171,7 @@ def _stored(architecture: Architecture, stored: Format) -> dict[str, _Stored]:
 
 def _block(
     ours: str, run: slice, start: int, columns: tuple[int, ...], turned: int | None
-) -> Block:
+) -> Chunk:
     """Some rows of a tensor of ours, in theirs.
 
     Args:
@@ -183,11 +183,11 @@ def _block(
     """
     place = (run, *(slice(0, size) for size in columns))
     if turned is None:
-        return Block(f"model.{ours}", place, start * math.prod(columns))
-    return Block(f"model.{ours}", place, start, (1, turned))
+        return Chunk(f"model.{ours}", place, start * math.prod(columns))
+    return Chunk(f"model.{ours}", place, start, (1, turned))
 
 
-def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
+def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:
     """Write a folder whose tensors are still zeros.
 
     Args:
@@ -204,7 +204,7 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
     """
     stored = hf_folder.format_for(checkpoint.architecture)
     planned = {
-        name: Planned(each.shape, _dtype(each.blocks, checkpoint.source, target), each.blocks)
+        name: PlannedTensor(each.shape, _dtype(each.blocks, checkpoint.source, target), each.blocks)
         for name, each in _stored(checkpoint.architecture, stored).items()
     }
     widest = dtypes.widest(each.dtype for each in planned.values())
@@ -228,16 +228,16 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
     ]
 
 
-def _dtype(blocks: Iterable[Block], source: Source, target: Target) -> Dtype:
+def _dtype(blocks: Iterable[Chunk], source: TensorSource, target: Target) -> Dtype:
     """Number format of a tensor; of one that is made of several, one that holds them all."""
     if target.dtype:
         return dtypes.OF_WEIGHTS[target.dtype]
     return dtypes.widest(source.dtype(block.key) for block in blocks)
 
 
-def _shards(planned: Mapping[str, Planned], most: int) -> Iterator[dict[str, Planned]]:
+def _shards(planned: Mapping[str, PlannedTensor], most: int) -> Iterator[dict[str, PlannedTensor]]:
     """Tensors of a file each time: as many in turn as fit, at least one."""
-    shard: dict[str, Planned] = {}
+    shard: dict[str, PlannedTensor] = {}
     size = 0
     for name, each in planned.items():
         if shard and size + each.num_bytes > most:

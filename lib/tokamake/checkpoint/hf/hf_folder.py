@@ -1,7 +1,7 @@
 """Hugging Face's checkpoint folder: config.json and safetensors, whole or in shards.
 
 Evaluation reads it, `init_model` writes it; `formats.hf` converts it. Tensors keep their dtype.
-What model types there are, and how their tensors differ from ours, families say: `Format`.
+What model types there are, and how their tensors differ from ours, families say: `HFFormat`.
 """
 
 import re
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from tokamake import files, plugins
 from tokamake.checkpoint import model_tensors as checkpoint_tensors
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
-from tokamake.models.common.hf_format import Format
+from tokamake.models.common.hf_format import HFFormat
 from tokamake.validation import validate
 
 if TYPE_CHECKING:
@@ -118,14 +118,14 @@ def read(path: Path) -> "tuple[Architecture, dict[str, Tensor]]":
     return architecture, stored.to_ours(architecture, kept, names)
 
 
-def with_prefix(name: str, names: Iterable[str], stored: Format) -> str:
+def with_prefix(name: str, names: Iterable[str], stored: HFFormat) -> str:
     """Complete a name of a file that holds a model without its output layer."""
     if name.startswith(stored.prefix) or any(other.startswith(stored.prefix) for other in names):
         return name
     return name if name.startswith("lm_head.") else stored.prefix + name
 
 
-def _shapes(architecture: Architecture, stored: Format) -> "dict[str, torch.Size]":
+def _shapes(architecture: Architecture, stored: HFFormat) -> "dict[str, torch.Size]":
     import torch
 
     shapes = checkpoint_tensors.shapes(architecture)
@@ -134,7 +134,7 @@ def _shapes(architecture: Architecture, stored: Format) -> "dict[str, torch.Size
 
 
 def _drop_tied_copy(
-    architecture: Architecture, tensors: "dict[str, Tensor]", stored: Format, where: str
+    architecture: Architecture, tensors: "dict[str, Tensor]", stored: HFFormat, where: str
 ) -> None:
     """Some tied checkpoints store the output layer too; a different one contradicts the config."""
     if not architecture.tie_word_embeddings or "lm_head.weight" not in tensors:
@@ -158,7 +158,7 @@ def not_tied(name: str, where: str) -> UserError:
     )
 
 
-def read_config(path: Path) -> tuple[Architecture, Format]:
+def read_config(path: Path) -> tuple[Architecture, HFFormat]:
     """Read a folder's config.json, as transformers 4 or 5 writes it.
 
     Returns:
@@ -185,7 +185,7 @@ def read_config(path: Path) -> tuple[Architecture, Format]:
     return architecture, stored
 
 
-def _format_of(kind: Any, where: Path) -> tuple[str, Format]:
+def _format_of(kind: Any, where: Path) -> tuple[str, HFFormat]:
     formats = {
         stored.model_type: (family, stored)
         for family in plugins.names("models/*/hf")
@@ -199,13 +199,13 @@ def _format_of(kind: Any, where: Path) -> tuple[str, Format]:
     return formats[kind]
 
 
-def format_for(architecture: Architecture) -> Format:
+def format_for(architecture: Architecture) -> HFFormat:
     """transformers' model type that can hold such a model.
 
     Raises:
         UserError: there is none.
     """
-    formats: Iterable[Format] = plugins.load("models/*/hf", architecture.family).HUGGING_FACE
+    formats: Iterable[HFFormat] = plugins.load("models/*/hf", architecture.family).HUGGING_FACE
     differences = {stored: stored.differences(architecture) for stored in formats}
     # Positions first: a model has these for a reason.
     best = min(

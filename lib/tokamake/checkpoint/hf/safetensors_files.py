@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.checkpoint.tensors import dtypes
-from tokamake.checkpoint.tensors.extents import Planned, Region
+from tokamake.checkpoint.tensors.extents import Extent, PlannedTensor
 from tokamake.errors import UserError
 
 _DTYPES = {dtype.in_safetensors: dtype for dtype in dtypes.ALL if dtype.in_safetensors}
@@ -25,7 +25,7 @@ _LONGEST_HEADER = 100_000_000
 """Bytes; safetensors reads no longer one."""
 
 
-def read(file: Path, remedy: str) -> dict[str, Region]:
+def read(file: Path, remedy: str) -> dict[str, Extent]:
     """Where a file's tensors lie, by name.
 
     Args:
@@ -54,7 +54,7 @@ def read(file: Path, remedy: str) -> dict[str, Region]:
     return {region.name: region for region in found}
 
 
-def _regions(file: Path, header: Any, start: int) -> list[Region]:
+def _regions(file: Path, header: Any, start: int) -> list[Extent]:
     """What a header describes, in the order of the file; ValueError and its like: it is none."""
     found, end = [], 0
     entries = [item for item in header.items() if item[0] != "__metadata__"]
@@ -64,7 +64,7 @@ def _regions(file: Path, header: Any, start: int) -> list[Region]:
         shape, (first, last) = tuple(entry["shape"]), entry["data_offsets"]
         if not all(type(each) is int and each >= 0 for each in (*shape, first, last)):
             raise ValueError(f"tensor {name} has no shape or no place")
-        region = Region(file, name, start + first, shape, _DTYPES[entry["dtype"]])
+        region = Extent(file, name, start + first, shape, _DTYPES[entry["dtype"]])
         if first != end or last - first != region.num_bytes:
             raise ValueError(f"tensor {name} lies in bytes {first:,} to {last:,}, which cannot be")
         found.append(region)
@@ -72,7 +72,7 @@ def _regions(file: Path, header: Any, start: int) -> list[Region]:
     return found
 
 
-def lay_out(file: Path, planned: Mapping[str, Planned]) -> list[Region]:
+def lay_out(file: Path, planned: Mapping[str, PlannedTensor]) -> list[Extent]:
     """Write a file whose tensors are still zeros, which take no room on the disk yet.
 
     It is, once filled, byte for byte what safetensors' own `save_file` writes.

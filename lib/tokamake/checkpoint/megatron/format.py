@@ -15,7 +15,7 @@ from tokamake import files
 from tokamake.checkpoint.deepspeed import folder as deepspeed_folder
 from tokamake.checkpoint.deepspeed.folder import REMEDY
 from tokamake.checkpoint.megatron import optimizer_writer
-from tokamake.checkpoint.megatron.optimizer_reader import Parameter, Reader
+from tokamake.checkpoint.megatron.optimizer_reader import OptimizerReader, Parameter
 from tokamake.checkpoint.megatron_model import module as megatron_module
 from tokamake.checkpoint.megatron_model.arguments import (
     architecture_of,
@@ -27,11 +27,11 @@ from tokamake.checkpoint.megatron_model.arguments import (
     progress_of,
     version_of,
 )
-from tokamake.checkpoint.megatron_model.rank_tensors import Part, Rank, padded
-from tokamake.checkpoint.tensors.checkpoint import Layout, Opened, Target
-from tokamake.checkpoint.tensors.extents import Region
+from tokamake.checkpoint.megatron_model.rank_tensors import Rank, TensorSlice, padded
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout, Target
+from tokamake.checkpoint.tensors.extents import Extent
 from tokamake.checkpoint.torch_files import torch_archive
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 
@@ -60,7 +60,7 @@ def _ranks(folder: Path) -> list[re.Match[str]]:
     return [found for name in folders if (found := _RANK.fullmatch(name))]
 
 
-def opened(folder: Path) -> Opened:
+def opened(folder: Path) -> Checkpoint:
     """Open a checkpoint that `find` has found.
 
     Raises:
@@ -77,7 +77,11 @@ def opened(folder: Path) -> Opened:
     architecture = architecture_of(args, first, padded_vocab_size=rows, is_core=is_core)
     check_sizes(args, folder, tensor=tensor, pipeline=pipeline)
     virtual = sum(1 for name in state if re.fullmatch(r"model\d+", str(name))) or 1
-    layout, regions, states = Layout(tensor, pipeline, virtual), list[Region](), Reader()
+    layout, regions, states = (
+        ParallelLayout(tensor, pipeline, virtual),
+        list[Extent](),
+        OptimizerReader(),
+    )
     known = {first: of_first}
     for file in (_file(folder, 0, stage, pipeline) for stage in range(pipeline)):
         known[file] = known.get(file) or deepspeed_folder.read(file)
@@ -95,7 +99,7 @@ def opened(folder: Path) -> Opened:
                 regions += weights
                 parameters += _parameters(state.get(name), tree, weights)
             states.add(file, state, parameters)
-    return Opened(
+    return Checkpoint(
         "megatron",
         folder,
         architecture,
@@ -114,7 +118,7 @@ def opened(folder: Path) -> Opened:
     )
 
 
-def _parameters(module: Any, tree: Any, weights: Iterable[Region]) -> Iterator[Parameter]:
+def _parameters(module: Any, tree: Any, weights: Iterable[Extent]) -> Iterator[Parameter]:
     """Parameters of a stage in the order of its file.
 
     Args:
@@ -133,7 +137,7 @@ def _file(folder: Path, tensor: int, stage: int, stages: int) -> Path:
 
 
 def _stages(
-    rank: Rank, layout: Layout, pipeline_rank: int, layers: Sequence[range]
+    rank: Rank, layout: ParallelLayout, pipeline_rank: int, layers: Sequence[range]
 ) -> Iterator[tuple[str, Any]]:
     """What a rank's file has of the model, by name.
 
@@ -149,17 +153,22 @@ def _stages(
         tree = megatron_module.nested(rank, layers[stage], is_first=stage == 0, is_last=is_last)
         if rank.architecture.tie_word_embeddings and is_last and stage > 0:
             words = rank.embedding()["word_embeddings.weight"]
-            tree["word_embeddings_for_head"] = {"weight": Part(words.shape, words.blocks, True)}
+            tree["word_embeddings_for_head"] = {
+                "weight": TensorSlice(words.shape, words.blocks, True)
+            }
         yield _model(number, layout), tree
 
 
-def _model(number: int, layout: Layout) -> str:
+def _model(number: int, layout: ParallelLayout) -> str:
     """Name of a stage's weights in a file."""
     return f"model{number}" if layout.virtual_pipeline_size > 1 else "model"
 
 
 def _found_layers(
-    folder: Path, known: Mapping[Path, dict[str, Any]], architecture: Architecture, layout: Layout
+    folder: Path,
+    known: Mapping[Path, dict[str, Any]],
+    architecture: Architecture,
+    layout: ParallelLayout,
 ) -> list[range]:
     """Layers of each stage, as the files have them: Megatron-LM can share them unevenly.
 
@@ -203,7 +212,7 @@ def _even_layers(architecture: Architecture, stages: int) -> list[range]:
     return [range(stage * each, (stage + 1) * each) for stage in range(stages)]
 
 
-def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
+def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:
     """Write the files without their tensors, in version 3.0; with Adam's states if there are some.
 
     Args:
@@ -225,7 +234,7 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
         "checkpoint_version": 3.0,
         "iteration": step,
     }
-    regions: list[Region] = []
+    regions: list[Extent] = []
     with_states = optimizer_writer.has_states(checkpoint)
     layers = _even_layers(checkpoint.architecture, pipeline * layout.virtual_pipeline_size)
     for stage in range(pipeline):

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake.checkpoint.deepspeed.zero_reader import MASTER, MODEL, States, settings_of
-from tokamake.checkpoint.megatron_model.rank_tensors import Part
+from tokamake.checkpoint.megatron_model.rank_tensors import TensorSlice
 from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
-from tokamake.checkpoint.tensors.extents import Block, Region, Source
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, TensorSource
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.checkpoint.torch_files.pickle_reader import Located
 
@@ -32,7 +32,7 @@ class Parameter(NamedTuple):
     """A parameter of a rank."""
 
     name: str
-    part: Part
+    part: TensorSlice
     dtype: Dtype
     """Of its weights in the file."""
 
@@ -53,7 +53,7 @@ class _Entry(NamedTuple):
     """Of torch's optimizer, with settings."""
 
 
-class Reader:
+class OptimizerReader:
     """Puts the states of all ranks together.
 
     Attributes:
@@ -181,8 +181,8 @@ def _notes(file: Path, saved: Mapping[str, Any], entries: Sequence[_Entry]) -> d
     notes = settings_of([decaying.group])
     scaler = saved.get(SCALER)
     if isinstance(scaler, Mapping) and isinstance(scale := scaler.get(SCALE), Located):
-        where = torch_archive.region(file, f"{SCALER}.{SCALE}", scale, (Block(SCALE, ()),))
-        number = Source([where], {SCALE: ()}).number(SCALE)
+        where = torch_archive.region(file, f"{SCALER}.{SCALE}", scale, (Chunk(SCALE, ()),))
+        number = TensorSource([where], {SCALE: ()}).number(SCALE)
         since = scaler.get(SINCE)
         notes["loss_scale"] = (number, since if isinstance(since, int) else 0)
     return notes
@@ -202,14 +202,14 @@ def _add(found: States, file: Path, entry: _Entry) -> None:
         if not isinstance(value, Located):
             found.given |= dict.fromkeys(keys, float(value))
         elif keys := keys - found.numbers:
-            blocks = (*(Block(key, ()) for key in sorted(keys)),)
+            blocks = (*(Chunk(key, ()) for key in sorted(keys)),)
             where = torch_archive.region(file, f"{kind} of {name}", value, blocks)
             # Some keep it in a tensor of one element.
             found.regions.append(replace(where, shape=(), stride=None))
             found.numbers |= keys
 
 
-def _region(file: Path, name: str, tensor: Located, part: Part, prefix: str) -> Region:
+def _region(file: Path, name: str, tensor: Located, part: TensorSlice, prefix: str) -> Extent:
     """Where a tensor like a parameter lies; padding of the vocabulary is left out."""
     blocks = (
         block._replace(key=prefix + block.key.removeprefix(MODEL))

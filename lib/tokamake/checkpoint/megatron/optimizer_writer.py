@@ -21,9 +21,9 @@ from tokamake.checkpoint.megatron.optimizer_reader import (
     SINCE,
     STEP,
 )
-from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Opened
+from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
-from tokamake.checkpoint.tensors.extents import Block, Planned, Region, Source
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, TensorSource
 from tokamake.checkpoint.torch_files import torch_archive
 
 _HYSTERESIS = {"hysteresis_tracker": 2}
@@ -31,12 +31,12 @@ _HYSTERESIS = {"hysteresis_tracker": 2}
 _SCALE_NAME = f"{OPTIMIZER}.{SCALER}.{SCALE}"
 
 
-def has_states(checkpoint: Opened) -> bool:
+def has_states(checkpoint: Checkpoint) -> bool:
     """Whether there are states that Megatron-LM could continue with."""
     return any(key.startswith("optimizer.") for key in checkpoint.source) and not unfit(checkpoint)
 
 
-def left_states(checkpoint: Opened) -> str | None:
+def left_states(checkpoint: Checkpoint) -> str | None:
     """What to tell of states that Megatron-LM could not continue with."""
     if not any(key.startswith("optimizer.") for key in checkpoint.source):
         return None
@@ -44,14 +44,14 @@ def left_states(checkpoint: Opened) -> str | None:
     return why and f"{checkpoint.path}: {why}: Megatron-LM could not continue with its states"
 
 
-def exact(tree: Any, source: Source) -> Any:
+def exact(tree: Any, source: TensorSource) -> Any:
     """A tree of weights, fp32 ones as the optimizer has them."""
     if isinstance(tree, Mapping):
         return {name: exact(value, source) for name, value in tree.items()}
     return _master(tree, source) if tree.dtype == FLOAT32 else tree
 
 
-def planned(checkpoint: Opened, weights: Any) -> dict[str, Any]:
+def planned(checkpoint: Checkpoint, weights: Any) -> dict[str, Any]:
     """What a rank's file has beside its weights.
 
     Args:
@@ -73,12 +73,12 @@ def planned(checkpoint: Opened, weights: Any) -> dict[str, Any]:
     return {OPTIMIZER: saved, LATER_SCHEDULE: new_schedule(checkpoint)}
 
 
-def _states(weights: Planned) -> dict[str, Planned]:
+def _states(weights: PlannedTensor) -> dict[str, PlannedTensor]:
     """What the optimizer has for a parameter; nothing for the vocabulary's padding."""
     own = [block for block in weights.blocks if not block.is_mean]
-    steps = (Block(f"optimizer.{STEP}.{parameter(block.key)}", ()) for block in own)
-    return {STEP: Planned((), FLOAT32, (*steps,))} | {
-        kind: Planned(
+    steps = (Chunk(f"optimizer.{STEP}.{parameter(block.key)}", ()) for block in own)
+    return {STEP: PlannedTensor((), FLOAT32, (*steps,))} | {
+        kind: PlannedTensor(
             weights.shape,
             FLOAT32,
             (*(each._replace(key=f"optimizer.{kind}.{parameter(each.key)}") for each in own),),
@@ -88,16 +88,16 @@ def _states(weights: Planned) -> dict[str, Planned]:
     }
 
 
-def _master(weights: Planned, source: Source) -> Planned:
+def _master(weights: PlannedTensor, source: TensorSource) -> PlannedTensor:
     """A parameter's fp32 weights: those that the model's were rounded from, if they are there."""
     blocks = (
         each._replace(key=key if (key := f"{MASTER}{parameter(each.key)}") in source else each.key)
         for each in weights.blocks
     )
-    return Planned(weights.shape, FLOAT32, (*blocks,), weights.is_copy)
+    return PlannedTensor(weights.shape, FLOAT32, (*blocks,), weights.is_copy)
 
 
-def _param_groups(checkpoint: Opened, counts: Sequence[int]) -> Iterator[dict[str, Any]]:
+def _param_groups(checkpoint: Checkpoint, counts: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Settings in groups of so many parameters, of which the first decays."""
     settings, source = checkpoint.notes[OPTIMIZER_SETTINGS], checkpoint.source
     step = next(key for key in source if key.startswith(f"optimizer.{STEP}."))
@@ -118,15 +118,15 @@ def _param_groups(checkpoint: Opened, counts: Sequence[int]) -> Iterator[dict[st
         }
 
 
-def _scaler(checkpoint: Opened, precisions: Container[str | None]) -> dict[str, Any]:
+def _scaler(checkpoint: Checkpoint, precisions: Container[str | None]) -> dict[str, Any]:
     """What scales the loss, in fp16, where it is known."""
     scale, since = checkpoint.notes.get("loss_scale", (1.0, 0))
     if "fp16" not in precisions or scale == 1.0:
         return {}
-    return {SCALER: {SCALE: Planned((1,), FLOAT32, ()), SINCE: since, **_HYSTERESIS}}
+    return {SCALER: {SCALE: PlannedTensor((1,), FLOAT32, ()), SINCE: since, **_HYSTERESIS}}
 
 
-def write_scale(checkpoint: Opened, regions: Iterable[Region]) -> None:
+def write_scale(checkpoint: Checkpoint, regions: Iterable[Extent]) -> None:
     """Write the scale of the loss, which no tensor of the checkpoint is, into a file laid out.
 
     Args:

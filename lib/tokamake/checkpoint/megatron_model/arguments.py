@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.checkpoint.megatron_model.function import described, first, function_of, untold
-from tokamake.checkpoint.tensors.checkpoint import Layout, Opened, Progress, Target
-from tokamake.config import Architecture
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout, Progress, Target
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.validation import validate
 
@@ -23,7 +23,9 @@ _TITLES = {
 """Whose arguments formats have."""
 
 
-def arguments(checkpoint: Opened, layout: Layout, *, padded_vocab_size: int) -> argparse.Namespace:
+def arguments(
+    checkpoint: Checkpoint, layout: ParallelLayout, *, padded_vocab_size: int
+) -> argparse.Namespace:
     """Arguments that describe a model and how its checkpoint's files are to part it."""
     architecture, progress = checkpoint.architecture, checkpoint.progress
     found = _described(architecture)

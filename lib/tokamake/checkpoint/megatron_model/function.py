@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.checkpoint.torch_files.allowed_globals import StandIn
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 _REFUSED = {

@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tokamake.checkpoint.megatron_model.rank_tensors import Part, Rank
+from tokamake.checkpoint.megatron_model.rank_tensors import Rank, TensorSlice
 from tokamake.checkpoint.tensors import dtypes
-from tokamake.checkpoint.tensors.checkpoint import Opened, Target
-from tokamake.checkpoint.tensors.extents import Planned, Region
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
+from tokamake.checkpoint.tensors.extents import Extent, PlannedTensor
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.checkpoint.torch_files.allowed_globals import StandIn
 from tokamake.checkpoint.torch_files.pickle_reader import Located
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 _OLDER = ((r"\btransformer\.", "encoder."), (r"(layers\.\d+\.|^)attention\.", r"\1self_attention."))
@@ -64,39 +64,39 @@ def nested(rank: Rank, layers: range, *, is_first: bool = True, is_last: bool = 
     return {"language_model": model}
 
 
-def _grouped(parts: Mapping[str, Part]) -> dict[str, dict[str, Part]]:
+def _grouped(parts: Mapping[str, TensorSlice]) -> dict[str, dict[str, TensorSlice]]:
     """`a.b` as `b` in `a`."""
-    found: dict[str, dict[str, Part]] = {}
+    found: dict[str, dict[str, TensorSlice]] = {}
     for name, part in parts.items():
         group, _, rest = name.partition(".")
         found.setdefault(group, {})[rest] = part
     return found
 
 
-def planned(tree: Any, checkpoint: Opened, target: Target) -> Any:
+def planned(tree: Any, checkpoint: Checkpoint, target: Target) -> Any:
     """The same tree with what files shall hold in the place of parts."""
-    if not isinstance(tree, Part):
+    if not isinstance(tree, TensorSlice):
         return {name: planned(value, checkpoint, target) for name, value in tree.items()}
     # Of what several tensors make up, one that holds them all.
     kept = (checkpoint.source.dtype(block.key) for block in tree.blocks)
     dtype = dtypes.OF_WEIGHTS[target.dtype] if target.dtype else dtypes.widest(kept)
-    return Planned(tree.shape, dtype, tree.blocks, tree.is_copy)
+    return PlannedTensor(tree.shape, dtype, tree.blocks, tree.is_copy)
 
 
 def emptied(tree: Any) -> Any:
     """What `planned` gives, without elements: weights that ZeRO 3 keeps in shards alone."""
-    if not isinstance(tree, Planned):
+    if not isinstance(tree, PlannedTensor):
         return {name: emptied(value) for name, value in tree.items()}
-    return Planned((0,), tree.dtype, ())
+    return PlannedTensor((0,), tree.dtype, ())
 
 
-def found(file: Path, module: Any, tree: Any) -> Iterator[Region]:
+def found(file: Path, module: Any, tree: Any) -> Iterator[Extent]:
     """Where the parts of a tree lie in a file.
 
     Args:
         file: of torch.save.
         module: what `torch_pickles.read` has found in it.
-        tree: of `Part`, nested in any way; names with dots are what counts.
+        tree: of `TensorSlice`, nested in any way; names with dots are what counts.
 
     Raises:
         UserError: a tensor is missing, unknown or has another shape.
@@ -136,7 +136,7 @@ def found(file: Path, module: Any, tree: Any) -> Iterator[Region]:
         yield replace(where, is_copy=part.is_copy)
 
 
-def in_order(module: Any, tree: Any) -> dict[str, Part]:
+def in_order(module: Any, tree: Any) -> dict[str, TensorSlice]:
     """Parts of a tree in the order in which a file has their tensors, which is that of parameters.
 
     Args:
@@ -180,10 +180,10 @@ def vocabulary_rows(file: Path, module: Any) -> int:
     )
 
 
-def named(tree: Any, prefix: str = "") -> Iterator[tuple[str, Part]]:
+def named(tree: Any, prefix: str = "") -> Iterator[tuple[str, TensorSlice]]:
     """Parts in a tree that are nested in any way, by names with dots."""
     # A part is a tuple, which `leaves` would go into.
-    if isinstance(tree, Part):
+    if isinstance(tree, TensorSlice):
         yield prefix.removesuffix("."), tree
         return
     for name, value in tree.items():
@@ -198,7 +198,7 @@ def newer(name: str) -> str:
 
 
 def shapes_of(architecture: Architecture) -> dict[str, tuple[int, ...]]:
-    """Shapes of whole weights, by the keys of `Opened.source`."""
+    """Shapes of whole weights, by the keys of `Checkpoint.source`."""
     from tokamake.checkpoint import model_tensors
 
     return {

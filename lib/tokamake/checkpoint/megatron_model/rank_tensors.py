@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tokamake.checkpoint import model_tensors
-from tokamake.checkpoint.tensors.extents import Block
-from tokamake.config import Architecture
+from tokamake.checkpoint.tensors.extents import Chunk
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis, part
 
@@ -26,11 +26,11 @@ _MODULES = (
 """Of a layer, in the order in which Megatron makes them, which optimizers keep."""
 
 
-class Part(NamedTuple):
+class TensorSlice(NamedTuple):
     """What a rank has of one of Megatron's tensors."""
 
     shape: tuple[int, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[Chunk, ...]
     is_copy: bool = False
     """Whether lower ranks have the same."""
 
@@ -68,17 +68,17 @@ class Rank:
                     "cannot share this model so; give a divisor"
                 )
 
-    def embedding(self) -> dict[str, Part]:
+    def embedding(self) -> dict[str, TensorSlice]:
         """Tensors of the embedding."""
         found = {"word_embeddings.weight": self._rows_of_words("model.embed_tokens.weight")}
         found |= self._copied("model.embed_layernorm.", "word_embeddings.norm.")
         found |= self._copied("model.embed_positions.", "position_embeddings.")
         return found
 
-    def layer(self, number: int) -> dict[str, Part]:
+    def layer(self, number: int) -> dict[str, TensorSlice]:
         """Tensors of a layer."""
         prefix = f"model.layers.{number}."
-        found: dict[str, Part] = {}
+        found: dict[str, TensorSlice] = {}
         for kind in _KINDS:
             found |= self._copied(f"{prefix}input_layernorm.{kind}", f"input_layernorm.{kind}")
             found |= self._attention(f"{prefix}self_attn.", kind)
@@ -87,11 +87,11 @@ class Rank:
             found |= self._mlp(f"{prefix}mlp.", kind)
         return dict(sorted(found.items(), key=lambda named: _place(named[0])))
 
-    def norm(self) -> dict[str, Part]:
+    def norm(self) -> dict[str, TensorSlice]:
         """Tensors of the last norm."""
         return self._copied("model.norm.", "")
 
-    def output_layer(self) -> dict[str, Part]:
+    def output_layer(self) -> dict[str, TensorSlice]:
         """The output layer, where it is not the embedding."""
         if self.architecture.tie_word_embeddings:
             return {}
@@ -101,18 +101,18 @@ class Rank:
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return _shapes(self.architecture.model_dump_json())
 
-    def _copied(self, prefix: str, name: str) -> dict[str, Part]:
+    def _copied(self, prefix: str, name: str) -> dict[str, TensorSlice]:
         """Tensors that all ranks have whole, of those whose names begin so."""
         return {
-            name + ours.removeprefix(prefix): Part(
-                shape, (Block(f"model.{ours}", _whole(shape)),), self.axis.rank > 0
+            name + ours.removeprefix(prefix): TensorSlice(
+                shape, (Chunk(f"model.{ours}", _whole(shape)),), self.axis.rank > 0
             )
             for ours, shape in self._shapes.items()
             if ours.startswith(prefix)
         }
 
-    def _attention(self, prefix: str, kind: str) -> dict[str, Part]:
-        found: dict[str, Part] = {}
+    def _attention(self, prefix: str, kind: str) -> dict[str, TensorSlice]:
+        found: dict[str, TensorSlice] = {}
         shape = self._shapes.get(f"{prefix}q_proj.{kind}")
         if shape is not None:
             wide = shape[1:]
@@ -121,13 +121,13 @@ class Rank:
             else:
                 blocks = (*self._fused(prefix, kind, wide),)
                 rows = sum(block.place[0].stop - block.place[0].start for block in blocks)
-                found[f"self_attention.query_key_value.{kind}"] = Part((rows, *wide), blocks)
+                found[f"self_attention.query_key_value.{kind}"] = TensorSlice((rows, *wide), blocks)
         return found | self._narrowing(f"{prefix}o_proj", "self_attention.dense", kind)
 
-    def _fused(self, prefix: str, kind: str, wide: tuple[int, ...]) -> Iterator[Block]:
+    def _fused(self, prefix: str, kind: str, wide: tuple[int, ...]) -> Iterator[Chunk]:
         start, row = 0, wide[0] if wide else 1
         for each, rows in self._order():
-            yield Block(f"model.{prefix}{each}_proj.{kind}", _box(rows, wide), start)
+            yield Chunk(f"model.{prefix}{each}_proj.{kind}", _box(rows, wide), start)
             start += len(rows) * row
 
     def _order(self) -> Iterator[tuple[str, range]]:
@@ -155,55 +155,59 @@ class Rank:
             for each in "qkv":
                 yield each, range(groups.start * head, groups.stop * head)
 
-    def _multi_query(self, prefix: str, kind: str, wide: tuple[int, ...]) -> dict[str, Part]:
+    def _multi_query(self, prefix: str, kind: str, wide: tuple[int, ...]) -> dict[str, TensorSlice]:
         """Queries that ranks share, one key and value that all of them have."""
         shape, head = self.architecture, self.architecture.head_dim
         own, row = part(shape.hidden_size, self.axis), wide[0] if wide else 1
-        query = Block(f"model.{prefix}q_proj.{kind}", _box(own, wide))
+        query = Chunk(f"model.{prefix}q_proj.{kind}", _box(own, wide))
         both = tuple(
-            Block(f"model.{prefix}{each}_proj.{kind}", _box(range(head), wide), number * head * row)
+            Chunk(f"model.{prefix}{each}_proj.{kind}", _box(range(head), wide), number * head * row)
             for number, each in enumerate("kv")
         )
         return {
-            f"self_attention.query.{kind}": Part((len(own), *wide), (query,)),
-            f"self_attention.key_value.{kind}": Part((2 * head, *wide), both, self.axis.rank > 0),
+            f"self_attention.query.{kind}": TensorSlice((len(own), *wide), (query,)),
+            f"self_attention.key_value.{kind}": TensorSlice(
+                (2 * head, *wide), both, self.axis.rank > 0
+            ),
         }
 
-    def _mlp(self, prefix: str, kind: str) -> dict[str, Part]:
+    def _mlp(self, prefix: str, kind: str) -> dict[str, TensorSlice]:
         """Projections to more, gate and up in one, and back."""
         names = [f"{prefix}{each}_proj.{kind}" for each in ("gate", "up")]
         names = [name for name in names if name in self._shapes]
-        found: dict[str, Part] = {}
+        found: dict[str, TensorSlice] = {}
         if names:
             wide = self._shapes[names[0]][1:]
             own = part(self.architecture.intermediate_size, self.axis)
             row = wide[0] if wide else 1
             blocks = tuple(
-                Block(f"model.{name}", _box(own, wide), number * len(own) * row)
+                Chunk(f"model.{name}", _box(own, wide), number * len(own) * row)
                 for number, name in enumerate(names)
             )
-            found[f"mlp.dense_h_to_4h.{kind}"] = Part((len(names) * len(own), *wide), blocks)
+            found[f"mlp.dense_h_to_4h.{kind}"] = TensorSlice((len(names) * len(own), *wide), blocks)
         return found | self._narrowing(f"{prefix}down_proj", "mlp.dense_4h_to_h", kind)
 
-    def _narrowing(self, ours: str, name: str, kind: str) -> dict[str, Part]:
+    def _narrowing(self, ours: str, name: str, kind: str) -> dict[str, TensorSlice]:
         """A projection whose inputs ranks share; its bias all have."""
         if kind == "bias":
             return self._copied(f"{ours}.bias", f"{name}.bias")
         rows, width = self._shapes[f"{ours}.weight"]
         own = part(width, self.axis)
         place = (slice(0, rows), slice(own.start, own.stop))
-        return {f"{name}.weight": Part((rows, len(own)), (Block(f"model.{ours}.weight", place),))}
+        return {
+            f"{name}.weight": TensorSlice((rows, len(own)), (Chunk(f"model.{ours}.weight", place),))
+        }
 
-    def _rows_of_words(self, ours: str) -> Part:
+    def _rows_of_words(self, ours: str) -> TensorSlice:
         rows, width = self._shapes[ours]
         own = part(self.padded_vocab_size, self.axis)
         words = range(min(own.start, rows), min(own.stop, rows))
         padding = range(len(words), len(own))
-        blocks = [Block(f"model.{ours}", _box(words, (width,)))] if words else []
+        blocks = [Chunk(f"model.{ours}", _box(words, (width,)))] if words else []
         if padding:
             box = _box(padding, (width,))
-            blocks.append(Block(f"model.{ours}", box, len(words) * width, is_mean=True))
-        return Part((len(own), width), (*blocks,))
+            blocks.append(Chunk(f"model.{ours}", box, len(words) * width, is_mean=True))
+        return TensorSlice((len(own), width), (*blocks,))
 
 
 @functools.cache

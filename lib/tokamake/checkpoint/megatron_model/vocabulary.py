@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from tokamake.checkpoint.tensors.checkpoint import Opened
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 from tokamake.errors import UserError
 
 _OF_WORDS = ("model.embed_tokens.weight", "lm_head.weight")
 """Tensors with a row for each token."""
 
 
-def with_vocab_size(checkpoint: Opened, size: int) -> Opened:
+def with_vocab_size(checkpoint: Checkpoint, size: int) -> Checkpoint:
     """The same checkpoint with so many tokens; further rows of its tensors are padding.
 
     Args:
@@ -42,7 +42,7 @@ def with_vocab_size(checkpoint: Opened, size: int) -> Opened:
     )
 
 
-def unknown_size(checkpoint: Opened) -> str | None:
+def unknown_size(checkpoint: Checkpoint) -> str | None:
     """What to tell of a vocabulary whose true size nothing tells."""
     if not checkpoint.is_padding_unknown:
         return None

@@ -57,7 +57,7 @@ _PATHS = {
 """What the path is that a checkpoint was saved to, which nobody needs."""
 
 
-class Place(NamedTuple):
+class StorageLocation(NamedTuple):
     """Where a box of a tensor lies: an archive of torch.save within a file."""
 
     file: str
@@ -66,21 +66,21 @@ class Place(NamedTuple):
     length: int
 
 
-class Box(NamedTuple):
+class StoredChunk(NamedTuple):
     """A part of a tensor."""
 
     offset: tuple[int, ...]
     size: tuple[int, ...]
-    place: Place | None
+    place: StorageLocation | None
     """None: in no file."""
 
 
-class Whole(NamedTuple):
+class WholeTensor(NamedTuple):
     """A tensor."""
 
     size: tuple[int, ...]
     dtype: Dtype
-    boxes: tuple[Box, ...]
+    boxes: tuple[StoredChunk, ...]
 
 
 class _Record:
@@ -147,7 +147,7 @@ class _Unpickler(pickle.Unpickler):
         raise _Refused(f"{module}.{name}")
 
 
-def read(folder: Path) -> dict[str, Whole]:
+def read(folder: Path) -> dict[str, WholeTensor]:
     """Tensors of a checkpoint by key, as DCP's metadata describes them.
 
     Raises:
@@ -188,7 +188,7 @@ def archives(folder: Path) -> dict[Path, list[tuple[int, int]]]:
     return found
 
 
-def _tensors(found: Any, kinds: Mapping[str, Any]) -> dict[str, Whole]:
+def _tensors(found: Any, kinds: Mapping[str, Any]) -> dict[str, WholeTensor]:
     """What a pickle says.
 
     Raises:
@@ -196,7 +196,7 @@ def _tensors(found: Any, kinds: Mapping[str, Any]) -> dict[str, Whole]:
     """
     if type(found) is not kinds["Metadata"]:
         raise ValueError(f"{FILE} holds no metadata")
-    places: dict[tuple[str, tuple[int, ...]], Place] = {}
+    places: dict[tuple[str, tuple[int, ...]], StorageLocation] = {}
     for index, info in found.storage_data.items():
         if type(index) is not kinds["MetadataIndex"] or type(info) is not kinds["_StorageInfo"]:
             raise ValueError(f"{FILE} does not say where tensors are")
@@ -210,12 +210,12 @@ def _tensors(found: Any, kinds: Mapping[str, Any]) -> dict[str, Whole]:
         _check_whole(key, size, boxes)
         if not isinstance(dtype, Dtype):
             raise ValueError(f"{FILE} has {key} without number format")
-        tensors[key] = Whole(size, dtype, boxes)
+        tensors[key] = WholeTensor(size, dtype, boxes)
     _check_apart(places)
     return tensors
 
 
-def _check_apart(places: Mapping[tuple[str, tuple[int, ...]], Place]) -> None:
+def _check_apart(places: Mapping[tuple[str, tuple[int, ...]], StorageLocation]) -> None:
     """See that no two archives have bytes in common.
 
     Raises:
@@ -235,27 +235,27 @@ def _numbers(value: Any) -> tuple[int, ...]:
     return found
 
 
-def _place(key: str, info: Any) -> Place:
+def _place(key: str, info: Any) -> StorageLocation:
     name = info.relative_path
     if not name or Path(name).name != name or name == "..":
         raise ValueError(f"{FILE} has {key} in {name!r}, which is no file beside it")
     if vars(info).get("transform_descriptors"):
         raise ValueError(f"{FILE} has {key} in an encoding that is not read")
-    return Place(name, *_numbers((info.offset, info.length)))
+    return StorageLocation(name, *_numbers((info.offset, info.length)))
 
 
 def _boxes(
-    key: str, whole: tuple[int, ...], chunks: Any, places: Mapping[Any, Place]
-) -> Iterator[Box]:
+    key: str, whole: tuple[int, ...], chunks: Any, places: Mapping[Any, StorageLocation]
+) -> Iterator[StoredChunk]:
     for chunk in chunks:
         offset, size = _numbers(chunk.offsets), _numbers(chunk.sizes)
         ends = map(sum, zip(offset, size, strict=True))
         if any(end > most for end, most in zip(ends, whole, strict=True)):
             raise ValueError(f"{FILE} has a part of {key} that is not within it")
-        yield Box(offset, size, places.get((key, offset)))
+        yield StoredChunk(offset, size, places.get((key, offset)))
 
 
-def _check_whole(key: str, whole: tuple[int, ...], boxes: Sequence[Box]) -> None:
+def _check_whole(key: str, whole: tuple[int, ...], boxes: Sequence[StoredChunk]) -> None:
     """See that boxes, which are within a tensor, are all of it, and none of it twice.
 
     Raises:
@@ -273,7 +273,7 @@ def _check_whole(key: str, whole: tuple[int, ...], boxes: Sequence[Box]) -> None
         raise ValueError(f"{FILE} has {found:,} of {size:,} elements of {key}")
 
 
-def write(folder: Path, tensors: Mapping[str, Whole]) -> None:
+def write(folder: Path, tensors: Mapping[str, WholeTensor]) -> None:
     """Write what DCP would of tensors by key, of which all boxes are in files."""
     content = _made(
         "Metadata",
@@ -301,7 +301,7 @@ def _size(numbers: tuple[int, ...]) -> Call:
     return Call(Global("torch", "Size"), (numbers,))
 
 
-def _described(tensor: Whole) -> Made:
+def _described(tensor: WholeTensor) -> Made:
     """Shape and number format, and that it lies on the CPU row after row."""
     layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
     rows = Call(Global(_OF_METADATA, "_MEM_FORMAT_ENCODING"), (0,))
@@ -318,7 +318,7 @@ def _described(tensor: Whole) -> Made:
     )
 
 
-def _info(box: Box) -> Made:
+def _info(box: StoredChunk) -> Made:
     assert box.place is not None, "only what is in a file is written"
     file, offset, length = box.place
     return _made("_StorageInfo", relative_path=file, offset=offset, length=length)

@@ -18,10 +18,10 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from tokamake.checkpoint.native import dcp_metadata
-from tokamake.checkpoint.native.dcp_metadata import Whole
+from tokamake.checkpoint.native.dcp_metadata import WholeTensor
 
 
-class Reader(dcp.FileSystemReader):
+class DcpReader(dcp.FileSystemReader):
     """DCP's reader of a folder, with what `dcp_metadata` reads."""
 
     def read_metadata(self) -> Metadata:
@@ -45,7 +45,7 @@ class Reader(dcp.FileSystemReader):
         )
 
 
-def _described(tensor: Whole) -> TensorStorageMetadata:
+def _described(tensor: WholeTensor) -> TensorStorageMetadata:
     chunks = [
         ChunkStorageMetadata(torch.Size(box.offset), torch.Size(box.size)) for box in tensor.boxes
     ]

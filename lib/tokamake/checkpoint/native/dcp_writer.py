@@ -12,11 +12,11 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.storage import WriteResult
 
 from tokamake.checkpoint.native import dcp_metadata
-from tokamake.checkpoint.native.dcp_metadata import Box, Place, Whole
+from tokamake.checkpoint.native.dcp_metadata import StorageLocation, StoredChunk, WholeTensor
 from tokamake.checkpoint.tensors import dtypes
 
 
-class Writer(dcp.FileSystemWriter):
+class DcpWriter(dcp.FileSystemWriter):
     """DCP's writer to a folder, with what `dcp_metadata` writes."""
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -32,11 +32,11 @@ class Writer(dcp.FileSystemWriter):
         dcp_metadata.write(Path(self.path), tensors)
 
 
-def _whole(key: str, tensor: Any, places: dict[Any, Any]) -> Whole:
+def _whole(key: str, tensor: Any, places: dict[Any, Any]) -> WholeTensor:
     assert isinstance(tensor, TensorStorageMetadata), "checkpoints hold tensors alone"
     boxes = []
     for chunk in tensor.chunks:
         info = places[key, chunk.offsets]
-        place = Place(info.relative_path, info.offset, info.length)
-        boxes.append(Box(tuple(chunk.offsets), tuple(chunk.sizes), place))
-    return Whole(tuple(tensor.size), dtypes.of(tensor.properties.dtype), tuple(boxes))
+        place = StorageLocation(info.relative_path, info.offset, info.length)
+        boxes.append(StoredChunk(tuple(chunk.offsets), tuple(chunk.sizes), place))
+    return WholeTensor(tuple(tensor.size), dtypes.of(tensor.properties.dtype), tuple(boxes))

@@ -6,7 +6,7 @@ from typing import Any
 from tokamake import files
 from tokamake.checkpoint.format_files import DESCRIPTION
 from tokamake.checkpoint.native import dcp_metadata
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.validation import validate
 

@@ -22,7 +22,7 @@ from tokamake.checkpoint.tensors import flat_runs
 Offset = tuple[int, ...]
 
 
-class Fragments(Tensor):
+class FlatChunks(Tensor):
     """Some boxes of a whole tensor; itself without data, it has the whole one's shape.
 
     The three methods with underscores are what torch.distributed.checkpoint asks a tensor for.
@@ -38,9 +38,9 @@ class Fragments(Tensor):
     @staticmethod
     def __new__(
         cls, shape: Sequence[int], dtype: torch.dtype, boxes: Mapping[Offset, Tensor]
-    ) -> "Fragments":
+    ) -> "FlatChunks":
         """Make it without memory of its own."""
-        made: Fragments = Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype)
+        made: FlatChunks = Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype)
         made.boxes = boxes
         return made
 
@@ -54,7 +54,7 @@ class Fragments(Tensor):
     ) -> Any:
         """Refuse to compute: of all operators, only what a copy begins with is there."""
         if function is torch.ops.aten.new_empty.default:
-            return Fragments(arguments[1], arguments[0].dtype, {})
+            return FlatChunks(arguments[1], arguments[0].dtype, {})
         raise RuntimeError(f"{function}: a tensor in fragments is for checkpoints only")
 
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
@@ -79,7 +79,7 @@ class Fragments(Tensor):
         return self.boxes[tuple(index.offset)]
 
 
-def box(tensor: Tensor, shape: Sequence[int], place: Sequence[slice]) -> Fragments:
+def box(tensor: Tensor, shape: Sequence[int], place: Sequence[slice]) -> FlatChunks:
     """A tensor, which may be empty, as one box of a whole one.
 
     Args:
@@ -88,7 +88,7 @@ def box(tensor: Tensor, shape: Sequence[int], place: Sequence[slice]) -> Fragmen
         place: index of the box in it.
     """
     offset = tuple(at.start for at in place)
-    return Fragments(shape, tensor.dtype, {offset: tensor} if tensor.numel() else {})
+    return FlatChunks(shape, tensor.dtype, {offset: tensor} if tensor.numel() else {})
 
 
 def boxes(run: Tensor, start: int, place: Sequence[slice]) -> dict[Offset, Tensor]:

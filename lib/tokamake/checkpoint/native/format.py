@@ -15,11 +15,11 @@ from tokamake import files
 from tokamake.checkpoint.format_files import DESCRIPTION
 from tokamake.checkpoint.latest import latest
 from tokamake.checkpoint.native import dcp_metadata, description
-from tokamake.checkpoint.native.dcp_metadata import Box, Place, Whole
+from tokamake.checkpoint.native.dcp_metadata import StorageLocation, StoredChunk, WholeTensor
 from tokamake.checkpoint.tensors import dtypes
-from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Opened, Progress, Target
+from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Progress, Target
 from tokamake.checkpoint.tensors.dtypes import Dtype
-from tokamake.checkpoint.tensors.extents import Block, Planned, Region, Source
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, TensorSource
 from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
 from tokamake.errors import UserError
 
@@ -49,7 +49,7 @@ def find(path: Path) -> Path | None:
     return named if description.is_native(named) else None
 
 
-def opened(path: Path) -> Opened:
+def opened(path: Path) -> Checkpoint:
     """Open a checkpoint; of its files, only the beginnings of archives are read.
 
     Raises:
@@ -64,11 +64,11 @@ def opened(path: Path) -> Opened:
     progress = Progress(
         iteration, described.get("consumed_samples", 0), described.get("consumed_tokens", 0)
     )
-    return Opened(
+    return Checkpoint(
         format="native",
         path=path,
         architecture=architecture,
-        source=Source(_regions(path, whole), shapes),
+        source=TensorSource(_regions(path, whole), shapes),
         progress=progress,
         notes={key: described[key] for key in _NOTES if described.get(key) is not None},
     )
@@ -78,8 +78,8 @@ class _Stored(NamedTuple):
     """A box of a tensor in a file."""
 
     key: str
-    box: Box
-    place: Place
+    box: StoredChunk
+    place: StorageLocation
 
 
 class _Archive(NamedTuple):
@@ -95,7 +95,7 @@ class _Archive(NamedTuple):
     stride: tuple[int, ...]
 
 
-def _check_files(folder: Path, archives: Iterable[Place | None]) -> None:
+def _check_files(folder: Path, archives: Iterable[StorageLocation | None]) -> None:
     """See that all files are as long as what they shall hold, also for ranks alone.
 
     Raises:
@@ -113,7 +113,7 @@ def _check_files(folder: Path, archives: Iterable[Place | None]) -> None:
             raise UserError(f"{file}: damaged: has {size:,} of {end:,} bytes; {_REMEDY}")
 
 
-def _regions(folder: Path, whole: Mapping[str, Whole]) -> Iterator[Region]:
+def _regions(folder: Path, whole: Mapping[str, WholeTensor]) -> Iterator[Extent]:
     """Where the boxes of whole tensors lie; those that no file has are left out."""
     stored: dict[str, list[_Stored]] = defaultdict(list)
     for key, tensor in whole.items():
@@ -126,7 +126,7 @@ def _regions(folder: Path, whole: Mapping[str, Whole]) -> Iterator[Region]:
         yield from _in_file(folder / name, some, known)
 
 
-def _in_file(file: Path, some: Iterable[_Stored], known: dict[Any, _Archive]) -> Iterator[Region]:
+def _in_file(file: Path, some: Iterable[_Stored], known: dict[Any, _Archive]) -> Iterator[Extent]:
     """Where boxes lie in a file; archives that are met first are added to those that are known."""
     with file.open("rb") as stream:
         for one in some:
@@ -162,12 +162,12 @@ def _archive(file: Path, stream: Any, one: _Stored) -> _Archive:
     return _Archive(stream.read(begin), elements, tensor.dtype, first, tensor.stride)
 
 
-def _region(file: Path, one: _Stored, archive: _Archive) -> Region:
+def _region(file: Path, one: _Stored, archive: _Archive) -> Extent:
     pairs = zip(one.box.offset, one.box.size, strict=True)
     place = tuple(slice(at, at + n) for at, n in pairs)
-    block = Block(one.key, place, archive.start, archive.stride)
+    block = Chunk(one.key, place, archive.start, archive.stride)
     begin = one.place.offset + len(archive.head)
-    return Region(file, one.key, begin, (archive.elements,), archive.dtype, (block,))
+    return Extent(file, one.key, begin, (archive.elements,), archive.dtype, (block,))
 
 
 class _Skeleton(NamedTuple):
@@ -193,10 +193,10 @@ class _Planned(NamedTuple):
     shape: tuple[int, ...]
     dtype: Dtype
     skeleton: _Skeleton
-    place: Place
+    place: StorageLocation
 
 
-def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
+def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:
     """Write a checkpoint whose data are holes yet: weights, and optimizer states if there are some.
 
     It is one that no ranks have saved: random generators begin anew where it is continued.
@@ -215,7 +215,7 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
     return [_write(folder, one) for one in planned]
 
 
-def _description(checkpoint: Opened) -> dict[str, Any]:
+def _description(checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "version": description.VERSION,
         "world_size": _NO_RANKS,
@@ -227,7 +227,7 @@ def _description(checkpoint: Opened) -> dict[str, Any]:
     }
 
 
-def _plan(folder: Path, source: Source, target: Target) -> Iterator[_Planned]:
+def _plan(folder: Path, source: TensorSource, target: Target) -> Iterator[_Planned]:
     """Tensors in the source's order, in files that are full at some size."""
     skeleton = functools.cache(functools.partial(_skeleton, folder))
     number = end = 0
@@ -246,13 +246,13 @@ def _plan(folder: Path, source: Source, target: Target) -> Iterator[_Planned]:
             number, start = number + 1, 0
         end = start + made.length
         # DCP calls them by the rank that writes them, and count.
-        place = Place(f"__0_{number}.distcp", start, made.length)
+        place = StorageLocation(f"__0_{number}.distcp", start, made.length)
         yield _Planned(key, wanted, shape, dtype, made, place)
 
 
 def _skeleton(folder: Path, shape: tuple[int, ...], dtype: Dtype) -> _Skeleton:
     file = folder / "archive"
-    (region,) = torch_archive.lay_out(file, Planned(shape, dtype, ()))
+    (region,) = torch_archive.lay_out(file, PlannedTensor(shape, dtype, ()))
     with file.open("rb") as stream:
         head = stream.read(region.offset)
         stream.seek(region.num_bytes, os.SEEK_CUR)
@@ -261,11 +261,13 @@ def _skeleton(folder: Path, shape: tuple[int, ...], dtype: Dtype) -> _Skeleton:
     return _Skeleton(head, region.num_bytes, tail)
 
 
-def _whole(one: _Planned) -> Whole:
-    return Whole(one.shape, one.dtype, (Box((0,) * len(one.shape), one.shape, one.place),))
+def _whole(one: _Planned) -> WholeTensor:
+    return WholeTensor(
+        one.shape, one.dtype, (StoredChunk((0,) * len(one.shape), one.shape, one.place),)
+    )
 
 
-def _write(folder: Path, one: _Planned) -> Region:
+def _write(folder: Path, one: _Planned) -> Extent:
     """Write an archive but for its data."""
     file, start = folder / one.place.file, one.place.offset
     with file.open("r+b" if start else "wb") as stream:
@@ -275,4 +277,4 @@ def _write(folder: Path, one: _Planned) -> Region:
         stream.seek(one.skeleton.num_bytes, os.SEEK_CUR)
         stream.write(one.skeleton.tail)
     place = tuple(slice(0, size) for size in one.shape)
-    return Region(file, one.key, begin, one.shape, one.dtype, (Block(one.wanted, place),))
+    return Extent(file, one.key, begin, one.shape, one.dtype, (Chunk(one.wanted, place),))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tokamake.checkpoint.latest import REMEDY, latest
 from tokamake.checkpoint.native.description import describe_model, is_native
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:

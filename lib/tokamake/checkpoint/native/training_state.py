@@ -22,20 +22,20 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from tokamake import files
 from tokamake.checkpoint.format_files import DESCRIPTION
 from tokamake.checkpoint.native import dcp_metadata
-from tokamake.checkpoint.native.dcp_metadata import Whole
-from tokamake.checkpoint.native.dcp_reader import Reader
-from tokamake.checkpoint.native.dcp_writer import Writer
+from tokamake.checkpoint.native.dcp_metadata import WholeTensor
+from tokamake.checkpoint.native.dcp_reader import DcpReader
+from tokamake.checkpoint.native.dcp_writer import DcpWriter
 from tokamake.checkpoint.native.description import VERSION, describe, describe_model
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.sharding import Held
-from tokamake.runtime.rank_errors import same_fate
+from tokamake.runtime.rank_errors import raise_on_all_ranks
 
 Tensors = dict[str, Any]
 
 
-class Layout:
+class StateLayout:
     """How this rank's tensors make up the whole ones.
 
     Args:
@@ -75,7 +75,7 @@ class Layout:
 def tensors_of(
     held: list[Held],
     states: Mapping[Tensor, dict[str, Any]],
-    layout: Layout,
+    layout: StateLayout,
     kinds: Mapping[str, str],
 ) -> Tensors:
     """Weights and optimizer states that this rank has a part in, by their keys.
@@ -117,7 +117,7 @@ def save(
         What ends when this rank's files are written.
     """
     rank = dist.get_rank()
-    with same_fate():
+    with raise_on_all_ranks():
         if rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             known = {"version": VERSION, "world_size": dist.get_world_size(), **description}
@@ -126,7 +126,7 @@ def save(
     # As DCP takes where it makes the writer, too: a copy at once, neither pinned nor shared.
     stager = DefaultStager(StagingOptions(False, False, False, False))
     found = dcp.async_save(
-        state, storage_writer=Writer(folder), async_stager=stager, process_group=group
+        state, storage_writer=DcpWriter(folder), async_stager=stager, process_group=group
     )
     assert isinstance(found, Future)
     found.add_done_callback(lambda _: stager.close())
@@ -168,7 +168,7 @@ def room(
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
-def saved_in(folder: Path) -> dict[str, Whole]:
+def saved_in(folder: Path) -> dict[str, WholeTensor]:
     """Shapes and number formats of the tensors in a checkpoint, by key."""
     return dcp_metadata.read(folder)
 
@@ -202,7 +202,7 @@ def fill(folder: Path, tensors: Tensors, *, alone: bool = False) -> None:
         UserError: a file is missing or damaged; all ranks raise it.
     """
     try:
-        dcp.load(tensors, storage_reader=Reader(folder), no_dist=alone)
+        dcp.load(tensors, storage_reader=DcpReader(folder), no_dist=alone)
     except dcp.CheckpointException as error:
         reason = next((str(found) for found, _ in error.failures.values()), "")
         first = reason.partition("\n")[0]

@@ -4,15 +4,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokamake.checkpoint.tensors.extents import Source
-from tokamake.config import Architecture
+from tokamake.checkpoint.tensors.extents import TensorSource
+from tokamake.config.architecture import Architecture
 
 OPTIMIZER_SETTINGS = "optimizer_settings"
 """Note with the optimizer's settings: lr of the last step, betas, eps, weight_decay."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParallelLayout:
     """How a checkpoint's files part the model."""
 
     tensor_parallel_size: int = 1
@@ -50,7 +50,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Opened:
+class Checkpoint:
     """A checkpoint of which no tensor is read yet."""
 
     format: str
@@ -59,10 +59,10 @@ class Opened:
     """Folder that its files lie in."""
     architecture: Architecture
     """Shape of the model, vocab_size filled in."""
-    source: Source
+    source: TensorSource
     """Whole tensors by Hugging Face's names of Llama: weights as model.NAME, optimizer states as
     optimizer.KIND.NAME, and master.NAME for fp32 weights that model.NAME was rounded from."""
-    layout: Layout = Layout()
+    layout: ParallelLayout = ParallelLayout()
     """How its files part the model."""
     progress: Progress = Progress()
     """How far the run has come."""
@@ -82,7 +82,7 @@ class Opened:
 class Target:
     """What a checkpoint shall be written as."""
 
-    layout: Layout = Layout()
+    layout: ParallelLayout = ParallelLayout()
     """How its files shall part the model."""
     dtype: str | None = None
     """fp32, bf16 or fp16; None: as the source has each tensor."""

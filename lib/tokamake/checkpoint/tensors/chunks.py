@@ -18,13 +18,13 @@ import numpy as np
 from tokamake.checkpoint.tensors import cast
 from tokamake.checkpoint.tensors.cast import Array
 from tokamake.checkpoint.tensors.dtypes import Dtype
-from tokamake.checkpoint.tensors.extents import Block, Region, Source
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, TensorSource
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Box = tuple[slice, ...]
-Part = tuple[Region, Block]
+Part = tuple[Extent, Chunk]
 
 SLAB = 2**22
 """Bytes that are put together at once."""
@@ -34,7 +34,7 @@ _TILE = 64
 """Rows that are transposed at once, so that they stay in the processor's cache."""
 
 
-class Files:
+class OpenFiles:
     """Files that are open, each once, the last ones used: a tensor can have parts in thousands.
 
     Args:
@@ -101,7 +101,7 @@ def write(target: int, start: int, content: memoryview) -> None:
         content, start = content[written:], start + written
 
 
-class Boxes:
+class ChunkReader:
     """A whole tensor of which boxes are read.
 
     Args:
@@ -112,16 +112,18 @@ class Boxes:
     """
 
     def __init__(
-        self, files: Files, parts: Iterable[Part], dtype: Dtype, *, across: bool = False
+        self, files: OpenFiles, parts: Iterable[Part], dtype: Dtype, *, across: bool = False
     ) -> None:
         self._files, self._parts, self._dtype, self._across = files, [*parts], dtype, across
         self._mapped: dict[int, Array] = {}
         self._given: Array | None = None
 
     @staticmethod
-    def of(source: Source, key: str, files: Files, *, across: bool = False) -> "Boxes":
+    def of(
+        source: TensorSource, key: str, files: OpenFiles, *, across: bool = False
+    ) -> "ChunkReader":
         """A tensor of a checkpoint."""
-        made = Boxes(files, source.parts(key), source.dtype(key), across=across)
+        made = ChunkReader(files, source.parts(key), source.dtype(key), across=across)
         if (value := source.given.get(key)) is not None:
             made._given = (
                 np.asarray(value, "<f4").view("V4")
@@ -165,7 +167,7 @@ class Boxes:
         return self._mapped[number][_within(box, block.place)]
 
 
-def num_not_finite(source: Source, key: str) -> int:
+def num_not_finite(source: TensorSource, key: str) -> int:
     """How many numbers that a tensor has in files are NaN or infinite; few rows are read at once.
 
     Args:
@@ -174,10 +176,10 @@ def num_not_finite(source: Source, key: str) -> int:
     """
     count = 0
     with ExitStack() as stack:
-        files = Files(stack)
+        files = OpenFiles(stack)
         for part in source.parts(key):
             region, block = part
-            tensor, order, rows = Boxes(files, [part], region.dtype), order_of(block), 0
+            tensor, order, rows = ChunkReader(files, [part], region.dtype), order_of(block), 0
             if order:
                 rows = max(block.steps[order[0]], math.prod(block.size[at] for at in order[1:]))
             for slab in slabs(block.place, order, rows * region.dtype.itemsize):
@@ -217,13 +219,13 @@ def slabs(place: Box, order: Sequence[int], row_bytes: int) -> Iterator[Box]:
         yield (*place[:dim], slice(first, min(first + each, rows.stop)), *place[dim + 1 :])
 
 
-def order_of(block: Block) -> tuple[int, ...]:
+def order_of(block: Chunk) -> tuple[int, ...]:
     """Dimensions of a block, the one whose elements are furthest apart in its file first."""
     steps = block.steps
     return (*sorted(range(len(steps)), key=lambda dim: (-steps[dim], dim)),)
 
 
-def turns(block: Block) -> bool:
+def turns(block: Chunk) -> bool:
     """Whether rows of a block lie as columns in its file."""
     order = order_of(block)
     return order != (*range(len(order)),)

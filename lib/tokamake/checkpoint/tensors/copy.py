@@ -19,9 +19,9 @@ import numpy as np
 
 from tokamake.checkpoint.tensors import cast, chunks
 from tokamake.checkpoint.tensors.cast import Array
-from tokamake.checkpoint.tensors.chunks import Boxes, Files, Part
+from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles, Part
 from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
-from tokamake.checkpoint.tensors.extents import Region, Source
+from tokamake.checkpoint.tensors.extents import Extent, TensorSource
 from tokamake.errors import UserError
 
 _LONG = 2**14
@@ -31,8 +31,8 @@ _BLOCK = 2**20
 
 
 def fill(
-    regions: Iterable[Region],
-    source: Source,
+    regions: Iterable[Extent],
+    source: TensorSource,
     *,
     keys: Iterable[str],
     workers: int = 1,
@@ -92,14 +92,14 @@ class _Room:
 
 
 def _move(
-    key: str, source: Source, targets: Iterable[Part], room: _Room, unsound: set[str]
+    key: str, source: TensorSource, targets: Iterable[Part], room: _Room, unsound: set[str]
 ) -> None:
     """Bring a tensor to where it is wanted."""
     parts, dtype = source.parts(key), source.dtype(key)
     as_it_is = bool(parts) and all(region.dtype == dtype for region, _ in parts)
     mean: Array | None = None
     with ExitStack() as stack:
-        moving = _Moving(key, source, Files(stack), room)
+        moving = _Moving(key, source, OpenFiles(stack), room)
         for target in targets:
             region, block = target
             runs = as_it_is and region.dtype == dtype and not block.is_mean
@@ -138,7 +138,7 @@ class _Moving:
         room: for what is mapped.
     """
 
-    def __init__(self, key: str, source: Source, files: Files, room: _Room) -> None:
+    def __init__(self, key: str, source: TensorSource, files: OpenFiles, room: _Room) -> None:
         self.is_sound = True
         self._key, self._files, self._room = key, files, room
         self._shape, self._dtype = source.shapes[key], source.dtype(key)
@@ -203,8 +203,8 @@ class _Moving:
                     total += row
             return (total / self._shape[0]).astype(np.float32)
 
-    def _boxes(self, *, across: bool) -> Boxes:
-        return Boxes.of(self._source, self._key, self._files, across=across)
+    def _boxes(self, *, across: bool) -> ChunkReader:
+        return ChunkReader.of(self._source, self._key, self._files, across=across)
 
     def _put(
         self, made: Array, target: Part, box: tuple[slice, ...], dtype: Dtype | None = None

@@ -1,7 +1,7 @@
-"""Tensors where they lie in files: runs of bytes, each made of boxes of whole tensors.
+"""Extents: runs of bytes in files, each of which holds chunks of whole tensors.
 
-Formats say what lies where (`Region`), and what shall lie where (`Planned`). `Source` assembles
-whole tensors, each when it is asked for; `moving` brings them from files into others.
+A format says where tensors lie (`Extent`) and where they are to be written (`PlannedTensor`).
+`TensorSource` assembles whole tensors on request; `copy` moves them from files into other files.
 """
 
 import math
@@ -28,7 +28,7 @@ _CODES = {
 """How Python unpacks numbers of a format."""
 
 
-class Block(NamedTuple):
+class Chunk(NamedTuple):
     """A box of a whole tensor, as it lies in a stored one."""
 
     key: str
@@ -94,7 +94,7 @@ def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Region:
+class Extent:
     """A tensor in a file."""
 
     file: Path
@@ -104,7 +104,7 @@ class Region:
     """Its first byte."""
     shape: tuple[int, ...]
     dtype: Dtype
-    blocks: tuple[Block, ...] = field(default=(), hash=False)  # slices have none in Python 3.11
+    blocks: tuple[Chunk, ...] = field(default=(), hash=False)  # slices have none in Python 3.11
     """What it is made of; elements in no block mean nothing, such as padding."""
     is_copy: bool = False
     """Whether other regions hold the same, as ranks that share a norm."""
@@ -161,7 +161,7 @@ class Region:
             )
         return torch.frombuffer(mapped, dtype=self.dtype.torch, count=self.numel, offset=before)
 
-    def as_it_lies(self) -> "Region":
+    def as_it_lies(self) -> "Extent":
         """The same, its blocks by where elements lie in the file, not by rows of the tensor.
 
         Raises:
@@ -175,7 +175,7 @@ class Region:
         span = self.num_bytes // self.dtype.itemsize
         return replace(self, shape=(span,), stride=None, blocks=blocks)
 
-    def _as_it_lies(self, block: Block, stride: tuple[int, ...]) -> Block:
+    def _as_it_lies(self, block: Chunk, stride: tuple[int, ...]) -> Chunk:
         rows, left, last, start, steps = _dense(self.shape), block.start, [], 0, []
         for row, step in zip(rows, stride, strict=True):
             index, left = divmod(left, row)
@@ -197,14 +197,14 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedTensor:
     """A tensor that a file shall hold."""
 
     shape: tuple[int, ...]
     dtype: Dtype
-    blocks: tuple[Block, ...]
+    blocks: tuple[Chunk, ...]
     is_copy: bool = False
-    """See `Region`."""
+    """See `Extent`."""
 
     @property
     def numel(self) -> int:
@@ -221,12 +221,12 @@ class Planned:
         """Elements from one to the next in each dimension: it is to lie row after row."""
         return _dense(self.shape)
 
-    def region(self, file: Path, name: str, offset: int) -> Region:
+    def region(self, file: Path, name: str, offset: int) -> Extent:
         """The same where it lies in a file; see there."""
-        return Region(file, name, offset, self.shape, self.dtype, self.blocks, self.is_copy)
+        return Extent(file, name, offset, self.shape, self.dtype, self.blocks, self.is_copy)
 
 
-class Source:
+class TensorSource:
     """Whole tensors of a checkpoint by their keys; each is read when it is asked for.
 
     Attributes:
@@ -244,14 +244,14 @@ class Source:
 
     def __init__(
         self,
-        regions: Iterable[Region],
+        regions: Iterable[Extent],
         shapes: Mapping[str, Iterable[int]],
         given: "Mapping[str, float | Tensor] | None" = None,
     ) -> None:
         self.regions = [*regions]
         self.shapes = {key: tuple(shape) for key, shape in shapes.items()}
         self.given = {**(given or {})}
-        self._parts: dict[str, list[tuple[Region, Block]]] = defaultdict(list)
+        self._parts: dict[str, list[tuple[Extent, Chunk]]] = defaultdict(list)
         sizes: dict[Path, int] = {}
         for region in self.regions:
             if region.file not in sizes:
@@ -292,11 +292,11 @@ class Source:
         value = self.given[key]
         return FLOAT32 if isinstance(value, float) else dtypes.of(value.dtype)
 
-    def parts(self, key: str) -> list[tuple[Region, Block]]:
+    def parts(self, key: str) -> list[tuple[Extent, Chunk]]:
         """Where the parts of a tensor lie; nowhere, if it is in no file as such."""
         return [] if key in self.given else self._parts[key]
 
-    def first_rows(self, keys: Iterable[str], count: int) -> "Source":
+    def first_rows(self, keys: Iterable[str], count: int) -> "TensorSource":
         """The same, but of some tensors the first rows alone.
 
         Args:
@@ -312,7 +312,7 @@ class Source:
         regions = (
             replace(each, blocks=_first(each.blocks, wanted, count)) for each in self.regions
         )
-        return Source(regions, shapes, self.given)
+        return TensorSource(regions, shapes, self.given)
 
     def number(self, key: str) -> float:
         """A tensor without dimensions, read without torch where it lies in a file.
@@ -348,7 +348,7 @@ class Source:
             region, block = parts[0]
             return block.view(region.map())
         whole = torch.empty(shape, dtype=self.dtype(key).torch)
-        mapped: dict[Region, Tensor] = {}
+        mapped: dict[Extent, Tensor] = {}
         for region, block in parts:
             if region not in mapped:
                 mapped = {region: region.map()}
@@ -356,7 +356,7 @@ class Source:
         return whole
 
 
-def _first(blocks: Iterable[Block], keys: set[str], count: int) -> tuple[Block, ...]:
+def _first(blocks: Iterable[Chunk], keys: set[str], count: int) -> tuple[Chunk, ...]:
     """Blocks without what is in rows after the first ones of some tensors."""
     found = []
     for block in blocks:

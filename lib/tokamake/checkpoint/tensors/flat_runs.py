@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from tokamake.checkpoint.tensors.extents import Block
+from tokamake.checkpoint.tensors.extents import Chunk
 
 Box = tuple[slice, ...]
 
@@ -39,7 +39,7 @@ def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
     yield from boxes(shape, last * row, stop)
 
 
-def cut(blocks: Iterable[Block], start: int, stop: int) -> Iterator[Block]:
+def cut(blocks: Iterable[Chunk], start: int, stop: int) -> Iterator[Chunk]:
     """What a run of a stored tensor is made of.
 
     Args:

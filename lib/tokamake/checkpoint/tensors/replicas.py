@@ -4,12 +4,12 @@ import math
 from contextlib import ExitStack
 
 from tokamake.checkpoint.tensors import chunks
-from tokamake.checkpoint.tensors.chunks import Box, Boxes, Files, Part
-from tokamake.checkpoint.tensors.extents import Source
+from tokamake.checkpoint.tensors.chunks import Box, ChunkReader, OpenFiles, Part
+from tokamake.checkpoint.tensors.extents import TensorSource
 from tokamake.errors import UserError
 
 
-def check_copies(source: Source) -> None:
+def check_copies(source: TensorSource) -> None:
     """Compare what several ranks have alike, bit by bit; nothing else is read.
 
     Raises:
@@ -24,19 +24,19 @@ def check_copies(source: Source) -> None:
                 )
 
 
-def _is_alike(source: Source, copy: Part) -> bool:
+def _is_alike(source: TensorSource, copy: Part) -> bool:
     region, block = copy
     if region.dtype != source.dtype(block.key):
         return False
     across = any(chunks.turns(own) for _, own in (copy, *source.parts(block.key)))
     with ExitStack() as stack:
-        files = Files(stack)
-        whole = Boxes.of(source, block.key, files, across=across)
-        own = Boxes(files, [copy], region.dtype, across=across)
+        files = OpenFiles(stack)
+        whole = ChunkReader.of(source, block.key, files, across=across)
+        own = ChunkReader(files, [copy], region.dtype, across=across)
         return same_bits(whole, own, block.place, region.dtype.itemsize)
 
 
-def same_bits(one: Boxes, other: Boxes, place: Box, itemsize: int) -> bool:
+def same_bits(one: ChunkReader, other: ChunkReader, place: Box, itemsize: int) -> bool:
     """Whether a box of two tensors has the same bits; some rows are compared at a time."""
     order = (*range(len(place)),)
     row_bytes = math.prod(chunks.size(place[1:])) * itemsize

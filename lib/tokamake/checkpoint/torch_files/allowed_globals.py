@@ -117,7 +117,7 @@ class Attribute:
             raise pickle.UnpicklingError(f"asks for the attribute {reprlib.repr(name)}")
         if _is_own(kind.name):
             raise pickle.UnpicklingError(f"names {kind.name}.{name}")
-        # Its base says what it was taken from, which `Names.check` judges.
+        # Its base says what it was taken from, which `AllowedGlobals.check` judges.
         return _new(f"{kind.name}.{name}", kind)
 
 
@@ -138,7 +138,7 @@ def value_of(found: Any, members: Mapping[str, Any]) -> Any:
     return found
 
 
-class Names:
+class AllowedGlobals:
     """Stand-ins of one file, by what they stand for.
 
     A pickle can set attributes of the classes that it names, so that each file has its own.

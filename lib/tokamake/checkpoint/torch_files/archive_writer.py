@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from tokamake.checkpoint.tensors.extents import Planned
+from tokamake.checkpoint.tensors.extents import PlannedTensor
 from tokamake.checkpoint.torch_files import pickle_writer
 
 _ALIGNMENT = 64
@@ -35,20 +35,20 @@ class _Entry(NamedTuple):
     checksum: int
 
 
-def write(file: Path, state: Any) -> list[tuple[Planned, int]]:
+def write(file: Path, state: Any) -> list[tuple[PlannedTensor, int]]:
     """Write a file.
 
     Args:
         file: to write.
-        state: what torch.save would get, with `Planned` in the place of tensors.
+        state: what torch.save would get, with `PlannedTensor` in the place of tensors.
 
     Returns:
         Each of the tensors, with the first byte of its data, in the order of the state.
     """
-    planned: list[Planned] = []
+    planned: list[PlannedTensor] = []
     pickled = pickle_writer.dumps(state, partial(_rebuilt, planned))
     entries: list[_Entry] = []
-    places: list[tuple[Planned, int]] = []
+    places: list[tuple[PlannedTensor, int]] = []
     with file.open("wb") as stream:
         for name, content in (
             ("data.pkl", pickled),
@@ -68,9 +68,9 @@ def write(file: Path, state: Any) -> list[tuple[Planned, int]]:
     return places
 
 
-def _rebuilt(met: list[Planned], planned: Any) -> pickle_writer.Call:
+def _rebuilt(met: list[PlannedTensor], planned: Any) -> pickle_writer.Call:
     """How torch.save says a tensor, which is added to those that were met before."""
-    assert isinstance(planned, Planned), f"torch.save is to write no {type(planned).__name__}"
+    assert isinstance(planned, PlannedTensor), f"torch.save is to write no {type(planned).__name__}"
     kind = planned.dtype.storage
     assert kind is not None, "what weights and states are kept in, torch.save knows"
     name = "storage", pickle_writer.Global("torch", kind), f"{len(met)}", "cpu", planned.numel

@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.dtypes import Dtype
-from tokamake.checkpoint.torch_files.allowed_globals import Attribute, Names
+from tokamake.checkpoint.torch_files.allowed_globals import AllowedGlobals, Attribute
 from tokamake.checkpoint.torch_files.pickle_writer import GETATTR
 from tokamake.errors import UserError
 
@@ -146,7 +146,7 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, stream: IO[bytes], find: Callable[[str], int]) -> None:
         super().__init__(stream)
         self._find = find
-        self._names = Names()
+        self._names = AllowedGlobals()
 
     def find_class(self, module: str, name: str) -> Any:
         """Look up what a pickle names.

@@ -11,7 +11,7 @@ from typing import IO, Any, NamedTuple
 
 from isal import isal_zlib
 
-from tokamake.checkpoint.tensors.extents import Block, Planned, Region
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor
 from tokamake.checkpoint.torch_files import archive_writer
 from tokamake.checkpoint.torch_files.pickle_reader import Located, View, data_offset
 from tokamake.errors import UserError
@@ -21,25 +21,25 @@ _CHUNK = 2**20
 _CENTRAL = b"PK\x01\x02"
 
 
-def region(file: Path, name: str, tensor: Any, blocks: tuple[Block, ...] = ()) -> Region:
+def region(file: Path, name: str, tensor: Any, blocks: tuple[Chunk, ...] = ()) -> Extent:
     """Where a tensor lies that `torch_pickles.read` has found."""
     assert isinstance(tensor, Located)
     stride = None if tensor.is_contiguous else tensor.stride
-    return Region(file, name, tensor.offset, tensor.shape, tensor.dtype, blocks, stride=stride)
+    return Extent(file, name, tensor.offset, tensor.shape, tensor.dtype, blocks, stride=stride)
 
 
-def lay_out(file: Path, state: Any) -> list[Region]:
+def lay_out(file: Path, state: Any) -> list[Extent]:
     """Write a file whose tensors are still zeros, which take no room on the disk yet.
 
     Args:
         file: to write.
-        state: what torch.save would get, with `Planned` in the place of tensors.
+        state: what torch.save would get, with `PlannedTensor` in the place of tensors.
 
     Returns:
         Where the tensors are to go.
     """
     places = archive_writer.write(file, state)
-    names = (name for name, value in leaves(state) if isinstance(value, Planned))
+    names = (name for name, value in leaves(state) if isinstance(value, PlannedTensor))
     return [
         planned.region(file, name, offset)
         for name, (planned, offset) in zip(names, places, strict=True)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from tokamake.config import Name, Settings, plug_in
+from tokamake.config.fields import Name, Settings, plug_in
 from tokamake.data.corpus.splits import Part, parse_sets
 from tokamake.errors import UserError
 from tokamake.validation import read_table, validate

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tokamake.data.readers import Bad, Block, ByteRange, Input, open_input
+from tokamake.data.readers import Bad, ByteRange, Input, RecordBlock, open_input
 from tokamake.errors import UserError
 
 _TYPES: dict[type, str] = {
@@ -81,7 +81,7 @@ def keys_of(text_key: Iterable[str]) -> tuple[str, ...]:
     return tuple(key for part in text_key for key in part.split(",")) or ("text",)
 
 
-def texts(block: Block, fields: Fields) -> Texts:
+def texts(block: RecordBlock, fields: Fields) -> Texts:
     """Take the texts out of a block; a document that is bad for one key is bad for all."""
     keys = fields.read_keys
     records = block.records
@@ -127,7 +127,7 @@ def read_texts(
             raise UserError(f"{place(opened, block, index)}: {reason}")
 
 
-def place(source: Input, block: Block, index: int) -> str:
+def place(source: Input, block: RecordBlock, index: int) -> str:
     """Where document `index` of a block stands, for messages; see `Input.place`."""
     return source.place(int(block.numbers[index]), int(block.offsets[index]))
 

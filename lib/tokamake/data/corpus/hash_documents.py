@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from tokamake.data.corpus.documents import Fields
-    from tokamake.data.corpus.plan_file import Shard
+    from tokamake.data.corpus.plan_file import PlannedShard
 
 
 def hash_documents(
@@ -54,7 +54,9 @@ def hash_documents(
     print(f"{output}: {counted(documents, 'document')}")
 
 
-def _hashes(shard: "Shard", fields: "Fields", format: str) -> "Iterator[npt.NDArray[np.uint64]]":
+def _hashes(
+    shard: "PlannedShard", fields: "Fields", format: str
+) -> "Iterator[npt.NDArray[np.uint64]]":
     """(documents, 2) hashes, block by block; at least one array, for a shard without documents."""
     import numpy as np
 

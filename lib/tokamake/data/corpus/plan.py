@@ -10,10 +10,18 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 
-from tokamake.config import PlanSettings
+from tokamake.config.data import PlanSettings
 from tokamake.data.corpus.corpora import Corpus, read_corpora
 from tokamake.data.corpus.documents import Fields, keys_of
-from tokamake.data.corpus.plan_file import Batch, Merged, Plan, Shard, Source, read_plan, write_plan
+from tokamake.data.corpus.plan_file import (
+    JobBatch,
+    Plan,
+    PlannedMerge,
+    PlannedShard,
+    TokenizerCorpus,
+    read_plan,
+    write_plan,
+)
 from tokamake.data.corpus.raw_files import RawFile, raw_files, stamp
 from tokamake.data.readers import sniff
 from tokamake.data.readers._compression import SUFFIXES
@@ -89,8 +97,8 @@ def make_plan(
     sizes = settings.model_dump(exclude={"max_jobs"})
     alike = previous if previous and previous.settings == sizes else None
     files = {corpus.corpus: raw_files(corpus, declared) for corpus in rows}
-    shards: list[Shard] = []
-    merged: list[Merged] = []
+    shards: list[PlannedShard] = []
+    merged: list[PlannedMerge] = []
     for corpus in rows:
         suffixes = _suffixes(corpus, split_sentences)
         kept_shards, kept_merged = _kept(corpus.corpus, files[corpus.corpus], suffixes, alike)
@@ -122,7 +130,7 @@ def _suffixes(corpus: Corpus, split_sentences: bool) -> dict[str, str]:
 
 def _kept(
     corpus: str, files: list[RawFile], suffixes: Mapping[str, str], previous: Plan | None
-) -> tuple[list[Shard], list[Merged]]:
+) -> tuple[list[PlannedShard], list[PlannedMerge]]:
     """Shards and merged pairs of an earlier plan, without files that are gone or no longer fit."""
     before = [pair for pair in previous.merged if pair.corpus == corpus] if previous else []
     named = {(re.sub(r"^[^-]*-\d+", "", pair.name), pair.key) for pair in before}
@@ -143,7 +151,7 @@ def _kept(
     return list(shards.values()), merged
 
 
-def _fits(shard: Shard, present: Mapping[str, RawFile]) -> bool:
+def _fits(shard: PlannedShard, present: Mapping[str, RawFile]) -> bool:
     """Tell whether a part of a file can still be read from what the file has become since."""
     if not shard.byte_range or shard.files[0] not in present:
         return True
@@ -156,7 +164,7 @@ def _fits(shard: Shard, present: Mapping[str, RawFile]) -> bool:
 
 def _cut(
     corpus: Corpus, files: list[RawFile], settings: PlanSettings, *, first: int
-) -> list[Shard]:
+) -> list[PlannedShard]:
     """Gather small files into shards and cut large ones that can be read from within."""
     parts: list[tuple[list[RawFile], str, float]] = []
     waiting: list[RawFile] = []
@@ -181,8 +189,8 @@ def _cut(
     ]
 
 
-def _shard(name: str, files: list[RawFile], byte_range: str, size: int) -> Shard:
-    return Shard(name, tuple([file.path for file in files]), byte_range, size, stamp(files))
+def _shard(name: str, files: list[RawFile], byte_range: str, size: int) -> PlannedShard:
+    return PlannedShard(name, tuple([file.path for file in files]), byte_range, size, stamp(files))
 
 
 def _divisible(file: RawFile, format: str = "") -> bool:
@@ -217,7 +225,7 @@ def _text_bytes(file: RawFile) -> float:
     return file.size * _EXPANSION.get(_ending(file.path), 1.0)
 
 
-def _gather(shards: list[Shard], merged_bytes: int) -> list[tuple[str, ...]]:
+def _gather(shards: list[PlannedShard], merged_bytes: int) -> list[tuple[str, ...]]:
     """Put neighbouring shards together up to the size of a merged file."""
     groups: list[list[str]] = []
     size = 0
@@ -232,23 +240,23 @@ def _gather(shards: list[Shard], merged_bytes: int) -> list[tuple[str, ...]]:
 
 def _merged(
     corpus: str, groups: list[tuple[str, ...]], suffixes: Mapping[str, str], *, first: int
-) -> list[Merged]:
+) -> list[PlannedMerge]:
     return [
-        Merged(f"{corpus}-{number:04d}{suffix}", corpus, key, group)
+        PlannedMerge(f"{corpus}-{number:04d}{suffix}", corpus, key, group)
         for number, group in enumerate(groups, first)
         for suffix, key in suffixes.items()
     ]
 
 
 def _batches(
-    members: list[Shard] | list[Merged], previous: tuple[Batch, ...], max_jobs: int
-) -> tuple[Batch, ...]:
+    members: list[PlannedShard] | list[PlannedMerge], previous: tuple[JobBatch, ...], max_jobs: int
+) -> tuple[JobBatch, ...]:
     """Earlier batches without what is gone, and about `max_jobs` new ones of neighbours at most."""
     names = {member.name for member in members}
     batches = []
     for batch in previous:
         if left := tuple(name for name in batch.members if name in names):
-            batches.append(Batch(batch.name, left))
+            batches.append(JobBatch(batch.name, left))
     batched = {name for batch in batches for name in batch.members}
     fresh: dict[str, list[str]] = {}
     for member in members:
@@ -260,7 +268,7 @@ def _batches(
         count = -(-len(waiting) // size)
         bounds = [len(waiting) * number // count for number in range(count + 1)]
         for number, (start, end) in enumerate(pairwise(bounds), first):
-            batches.append(Batch(f"{corpus}-{number:05d}", tuple(waiting[start:end])))
+            batches.append(JobBatch(f"{corpus}-{number:05d}", tuple(waiting[start:end])))
     return tuple(batches)
 
 
@@ -269,7 +277,7 @@ def _corpus(name: str) -> str:
     return name.replace("/", "-").partition("-")[0]
 
 
-def _next(named: Iterable[Shard | Merged | Batch]) -> int:
+def _next(named: Iterable[PlannedShard | PlannedMerge | JobBatch]) -> int:
     """Number after the highest one in names like code/00003 or code-0003_text_document."""
     numbers = (re.search(r"[/-](\d+)", item.name) for item in named)
     return max((int(match[1]) for match in numbers if match), default=-1) + 1
@@ -277,7 +285,7 @@ def _next(named: Iterable[Shard | Merged | Batch]) -> int:
 
 def _tokenizer(
     corpora: list[Corpus], files: Mapping[str, list[RawFile]], previous: Plan | None
-) -> tuple[tuple[Source, ...], str]:
+) -> tuple[tuple[TokenizerCorpus, ...], str]:
     """What a tokenizer is trained on, and its stamp; see `Plan`.
 
     Where a tokenizer may have been trained before, files that come later are left out of it and
@@ -289,8 +297,8 @@ def _tokenizer(
     for corpus in corpora:
         paths = tuple(file.path for file in files[corpus.corpus])
         fields = corpus.corpus, corpus.format, corpus.text_key, corpus.template
-        every.append(Source(*fields, paths))
-        old.append(Source(*fields, tuple(path for path in paths if path in known)))
+        every.append(TokenizerCorpus(*fields, paths))
+        old.append(TokenizerCorpus(*fields, tuple(path for path in paths if path in known)))
     kept = tuple(source for source in old if source.files)
     if previous is None or not kept:
         return tuple(every), digest(every)

@@ -13,7 +13,7 @@ from tokamake.errors import UserError
 from tokamake.files import read_json, write_text
 
 
-class Shard(NamedTuple):
+class PlannedShard(NamedTuple):
     """Raw files, or a part of one, that become a pair, or a pair for each of several text keys."""
 
     name: str
@@ -28,7 +28,7 @@ class Shard(NamedTuple):
     """Witness of the raw files' sizes and times, as `raw.stamp` gives it."""
 
 
-class Merged(NamedTuple):
+class PlannedMerge(NamedTuple):
     """A pair that `merge` makes of neighbouring shards."""
 
     name: str
@@ -41,7 +41,7 @@ class Merged(NamedTuple):
     """Names of its shards in order."""
 
 
-class Batch(NamedTuple):
+class JobBatch(NamedTuple):
     """What one job makes: neighbouring shards of a corpus, or neighbouring merged pairs."""
 
     name: str
@@ -50,7 +50,7 @@ class Batch(NamedTuple):
     """Names of its shards, or of its merged pairs."""
 
 
-class Source(NamedTuple):
+class TokenizerCorpus(NamedTuple):
     """Raw files of a corpus that a tokenizer is trained on, and how they are read."""
 
     corpus: str
@@ -72,24 +72,24 @@ class Plan(NamedTuple):
     """Sizes the plan was made with; other ones make a plan from scratch."""
     tokenizer_stamp: str
     """Changes with what a tokenizer is to be trained on, but not with files that come or go."""
-    tokenizer: tuple[Source, ...]
+    tokenizer: tuple[TokenizerCorpus, ...]
     """What a tokenizer is trained on: later files must not change the finished tokens."""
-    tokenize_batches: tuple[Batch, ...]
+    tokenize_batches: tuple[JobBatch, ...]
     """Shards by job."""
-    merge_batches: tuple[Batch, ...]
+    merge_batches: tuple[JobBatch, ...]
     """Merged pairs by job."""
-    merged: tuple[Merged, ...]
+    merged: tuple[PlannedMerge, ...]
     """All merged pairs."""
-    shards: tuple[Shard, ...]
+    shards: tuple[PlannedShard, ...]
     """All shards."""
 
 
 _KINDS: dict[str, type[Any]] = {
-    "tokenizer": Source,
-    "tokenize_batches": Batch,
-    "merge_batches": Batch,
-    "merged": Merged,
-    "shards": Shard,
+    "tokenizer": TokenizerCorpus,
+    "tokenize_batches": JobBatch,
+    "merge_batches": JobBatch,
+    "merged": PlannedMerge,
+    "shards": PlannedShard,
 }
 
 
@@ -136,7 +136,7 @@ def write_plan(path: Path, plan: Plan) -> None:
         write_text(path, text)
 
 
-def batch_shards(path: Path, batch: str) -> list[Shard]:
+def batch_shards(path: Path, batch: str) -> list[PlannedShard]:
     """Shards of a `tokenize` batch of the plan in a file.
 
     Raises:
@@ -147,7 +147,7 @@ def batch_shards(path: Path, batch: str) -> list[Shard]:
     return [shard for shard in plan.shards if shard.name in names]
 
 
-def batch_merged(path: Path, batch: str) -> list[Merged]:
+def batch_merged(path: Path, batch: str) -> list[PlannedMerge]:
     """Merged pairs of a `merge` batch of the plan in a file.
 
     Raises:
@@ -158,13 +158,13 @@ def batch_merged(path: Path, batch: str) -> list[Merged]:
     return [pair for pair in plan.merged if pair.name in names]
 
 
-def shard_prefixes(merged: Merged, folder: Path) -> list[Path]:
+def shard_prefixes(merged: PlannedMerge, folder: Path) -> list[Path]:
     """Prefixes of the shards' pairs that a merged pair is made of, below the folder of shards."""
     suffix = f"_{merged.key}" if merged.key else ""
     return [folder / f"{shard}{suffix}" for shard in merged.shards]
 
 
-def _members(path: Path, batches: tuple[Batch, ...], name: str) -> set[str]:
+def _members(path: Path, batches: tuple[JobBatch, ...], name: str) -> set[str]:
     for batch in batches:
         if batch.name == name:
             return set(batch.members)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tokamake.data.corpus.documents import place
-from tokamake.data.readers import Block, Input
+from tokamake.data.readers import Input, RecordBlock
 
 
 class Quarantine:
@@ -23,7 +23,7 @@ class Quarantine:
         self._path = path
         self._stream: IO[str] | None = None
 
-    def add(self, source: Input, block: Block, index: int, reason: str) -> None:
+    def add(self, source: Input, block: RecordBlock, index: int, reason: str) -> None:
         """Set aside document `index` of a block."""
         if self._stream is None:
             self.first = f"{place(source, block, index)}: {reason}"
@@ -46,7 +46,7 @@ class Quarantine:
             self._stream.close()
 
 
-def _raw(block: Block, index: int) -> dict[str, Any]:
+def _raw(block: RecordBlock, index: int) -> dict[str, Any]:
     if block.raw is None:
         record = block.records[index]
         if isinstance(record, dict):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from tokamake.config import SampleCorpus
+from tokamake.config.data import SampleCorpus
 from tokamake.errors import UserError
 from tokamake.files import atomic
 from tokamake.validation import parse_json

@@ -9,7 +9,7 @@ import math
 import re
 from typing import Literal
 
-from tokamake.config import split_shares
+from tokamake.config.fields import split_shares
 from tokamake.errors import UserError
 
 NAMES = ("train", "valid", "test")

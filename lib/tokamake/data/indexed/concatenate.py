@@ -19,7 +19,7 @@ from tokamake import files
 from tokamake.data.indexed.float_tokens import as_integers
 from tokamake.data.indexed.kernel_copy import copy
 from tokamake.data.indexed.manifest import HashedRange, hashed_ranges
-from tokamake.data.indexed.merge_inputs import Part
+from tokamake.data.indexed.merge_inputs import MergeInput
 from tokamake.data.indexed.paths import bin_path, file_path
 from tokamake.errors import UserError
 from tokamake.runtime.console import progress
@@ -77,7 +77,7 @@ class _Target:
 
 
 def concatenate(
-    parts: list[Part], target: Path, dtype: type[np.integer]
+    parts: list[MergeInput], target: Path, dtype: type[np.integer]
 ) -> list[list[HashedRange]]:
     """Write the parts' tokens one after the other, and compare all their files with manifests.
 
@@ -110,7 +110,7 @@ def concatenate(
     return [[HashedRange(check.size, check.found.result()) for check in part] for part in pieces]
 
 
-def _others(part: Part, pool: ThreadPoolExecutor) -> list[_Check]:
+def _others(part: MergeInput, pool: ThreadPoolExecutor) -> list[_Check]:
     """Have the index and the map of sources of one of our pairs hashed."""
     stated = part.stated["sha256"] if part.stated else {}
     paths = {name: file_path(part.prefix, name) for name in stated if name != "bin"}
@@ -121,7 +121,7 @@ def _others(part: Part, pool: ThreadPoolExecutor) -> list[_Check]:
     ]
 
 
-def _append(part: Part, dtype: type[np.integer], file: _Target) -> list[_Check]:
+def _append(part: MergeInput, dtype: type[np.integer], file: _Target) -> list[_Check]:
     """Write a part's tokens while they are hashed, in the pieces that its manifest tells."""
     path = bin_path(part.prefix)
     if part.dtype.kind == "f":
@@ -148,7 +148,7 @@ def _append(part: Part, dtype: type[np.integer], file: _Target) -> list[_Check]:
     return checks
 
 
-def _pieces(part: Part) -> list[tuple[int, str | None]]:
+def _pieces(part: MergeInput) -> list[tuple[int, str | None]]:
     if part.stated is None:
         return [(part.tokens * part.dtype.itemsize, None)]
     return [(piece.size, piece.sha256) for piece in hashed_ranges(part.stated)]

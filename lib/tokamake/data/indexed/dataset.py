@@ -104,7 +104,7 @@ def _chunks(stream: IO[bytes], offset: int, count: int) -> Iterator[npt.NDArray[
         yield np.frombuffer(os.pread(stream.fileno(), size, offset + 4 * first), "<i4")
 
 
-class Writer:
+class DatasetWriter:
     """Writes a pair as documents come; memory does not grow with it.
 
     Use as a context manager over temporary paths: the index is written on leaving without error.
@@ -145,7 +145,7 @@ class Writer:
             os.posix_fadvise(self._stream.fileno(), since, size, os.POSIX_FADV_DONTNEED)
         self._flushed = self._written
 
-    def __enter__(self) -> "Writer":
+    def __enter__(self) -> "DatasetWriter":
         return self
 
     def __exit__(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tokamake.data.indexed.verify import Checked
+    from tokamake.data.indexed.verify import VerifiedDataset
 
 _COPIED = ("dtype", "vocab_size", "eod", "tokenizer", "bytes", "sha256")
 _COUNTS = ("documents_in", "quarantined_documents", "duplicate_documents")
@@ -106,22 +106,22 @@ def _refuse_loss(prefixes: list[Path], output: Path) -> None:
             )
 
 
-def _check(prefixes: list[Path], *, read_tokens: bool) -> "list[Checked]":
+def _check(prefixes: list[Path], *, read_tokens: bool) -> "list[VerifiedDataset]":
     """Check pairs, several at once, and give them in order."""
     import os
     from concurrent.futures import ThreadPoolExecutor
     from functools import partial
 
-    from tokamake.data.indexed.verify import check_pair
+    from tokamake.data.indexed.verify import verify
     from tokamake.runtime.console import progress
 
-    check = partial(check_pair, read_tokens=read_tokens)
+    check = partial(verify, read_tokens=read_tokens)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         found = pool.map(check, prefixes)
         return list(progress(found, label="describe", total=len(prefixes), unit="pairs"))
 
 
-def _print_table(checked: "list[Checked]") -> None:
+def _print_table(checked: "list[VerifiedDataset]") -> None:
     from tokamake.runtime.console import counted
 
     rows = [
@@ -137,7 +137,7 @@ def _print_table(checked: "list[Checked]") -> None:
     print(f"{counted(len(checked), 'pair')}, {damaged or 'none'} damaged")
 
 
-def _row(pair: "Checked") -> tuple[str, ...]:
+def _row(pair: "VerifiedDataset") -> tuple[str, ...]:
     from tokamake.runtime.console import counted
 
     numbers: list[int | None] = [None] * 3
@@ -150,7 +150,7 @@ def _row(pair: "Checked") -> tuple[str, ...]:
     return (str(pair.prefix), *cells, dtype, fingerprint, verdict)
 
 
-def _write(output: Path, checked: "list[Checked]") -> None:
+def _write(output: Path, checked: "list[VerifiedDataset]") -> None:
     import os
 
     from tokamake.files import write_json
@@ -164,7 +164,7 @@ def _write(output: Path, checked: "list[Checked]") -> None:
     print(f"{output}: {counted(len(checked), 'pair')}, {counted(tokens, 'token')}")
 
 
-def _metadata(pair: "Checked", relative: str) -> dict[str, Any]:
+def _metadata(pair: "VerifiedDataset", relative: str) -> dict[str, Any]:
     from tokamake.data.indexed.length_histogram import document_lengths, histogram
     from tokamake.data.indexed.paths import corpus_of
 

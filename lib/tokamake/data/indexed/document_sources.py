@@ -18,7 +18,7 @@ _MEBIBYTE = 20
 """A run ends at least at each 2**20 bytes, so that finding a line in it takes milliseconds."""
 
 
-class Place(NamedTuple):
+class RawLocation(NamedTuple):
     """Where a document stands in the raw files."""
 
     input: int
@@ -82,7 +82,7 @@ class SourcesWriter:
         self._stream.close()
 
 
-def find(prefix: Path, document: int) -> Place:
+def find(prefix: Path, document: int) -> RawLocation:
     """Find the place of a document, which must exist, by binary search.
 
     Raises:
@@ -93,7 +93,7 @@ def find(prefix: Path, document: int) -> Place:
     if index < 0:
         raise UserError(f"{sources_path(prefix)}: knows no document {document}; make it again")
     first, source, number, offset = (int(value) for value in rows[index])
-    return Place(source, number + document - first, offset, document - first)
+    return RawLocation(source, number + document - first, offset, document - first)
 
 
 def _rows(path: Path) -> npt.NDArray[np.int64]:

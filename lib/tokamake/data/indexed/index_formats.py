@@ -46,7 +46,7 @@ class Column(NamedTuple):
             yield self.read(first, min(size, self.length - first))
 
 
-class Layout(NamedTuple):
+class IndexLayout(NamedTuple):
     """What an index file says of the token file beside it."""
 
     code: int
@@ -65,7 +65,7 @@ class Layout(NamedTuple):
         return sum(int(lengths.sum()) for lengths in self.lengths.chunks())
 
 
-def read_layout(idx: Path) -> Layout:
+def read_layout(idx: Path) -> IndexLayout:
     """Find the columns of an index file.
 
     Raises:
@@ -77,7 +77,7 @@ def read_layout(idx: Path) -> Layout:
         return _read_tntidx(idx)
     code, sequences, bounds = read_header(idx)
     at = HEADER.size
-    return Layout(
+    return IndexLayout(
         code,
         Column(idx, at, "<i4", sequences),
         Column(idx, at + 4 * sequences, "<i8", sequences),
@@ -86,7 +86,7 @@ def read_layout(idx: Path) -> Layout:
     )
 
 
-def _read_tntidx(idx: Path) -> Layout:
+def _read_tntidx(idx: Path) -> IndexLayout:
     with idx.open("rb") as stream:
         head = stream.read(_TNT_HEADER.size)
     if len(head) < _TNT_HEADER.size:
@@ -102,7 +102,7 @@ def _read_tntidx(idx: Path) -> Layout:
     _check_flat(Column(idx, at, "<i8", sequences + 1), sizes)
     starts = at + 8 * (sequences + 1)
     lengths = starts + 8 * (sequences + 1)
-    return Layout(
+    return IndexLayout(
         code,
         Column(idx, lengths, "<i8", sequences),
         Column(idx, starts, "<i8", sequences),

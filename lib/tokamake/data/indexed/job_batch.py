@@ -66,7 +66,7 @@ def read_batch(path: Path) -> dict[str, Any]:
     return value
 
 
-def broken(path: Path, folder: str) -> str | None:
+def find_batch_fault(path: Path, folder: str) -> str | None:
     """Say what is wrong with a finished batch, or None if all its pairs below `folder` are whole.
 
     Files that have the size the batch file states and are no newer than it are taken as whole, so

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from tokamake.data.indexed.index_formats import Layout
+    from tokamake.data.indexed.index_formats import IndexLayout
 
 _CHUNK = 1 << 16
 _BINS = 65
@@ -29,7 +29,7 @@ class Bin(TypedDict):
     """Their tokens."""
 
 
-def document_lengths(layout: "Layout", chunk: int = _CHUNK) -> Iterator[npt.NDArray[np.int64]]:
+def document_lengths(layout: "IndexLayout", chunk: int = _CHUNK) -> Iterator[npt.NDArray[np.int64]]:
     """Yield the documents' lengths in tokens, the sum over their sequences, `chunk` at a time."""
     for first in range(0, layout.bounds.length - 1, chunk):
         bounds = layout.bounds.read(first, chunk + 1)

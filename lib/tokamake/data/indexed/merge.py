@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from tokamake.data.indexed.manifest import HashedRange
     from tokamake.data.indexed.merge_groups import Limit
-    from tokamake.data.indexed.merge_inputs import Part
+    from tokamake.data.indexed.merge_inputs import MergeInput
 
 _SUMS = (
     "documents_in", "documents", "empty_documents", "quarantined_documents",
@@ -70,10 +70,10 @@ def merge(
         raise UserError(
             "--plan: give --batch, --input and --summary with it, and no prefixes or limits"
         )
-    from tokamake.data.corpus.plan_file import Merged, batch_merged, shard_prefixes
+    from tokamake.data.corpus.plan_file import PlannedMerge, batch_merged, shard_prefixes
     from tokamake.data.indexed import job_batch
 
-    def make(group: Merged) -> None:
+    def make(group: PlannedMerge) -> None:
         parts = shard_prefixes(group, input)
         request = _request(parts, group.corpus)
         if job_batch.finished([output / group.name], request):
@@ -113,7 +113,7 @@ def _merge_named(
         _merge(group, prefix, corpus=corpus, dtype=dtype)
 
 
-def _open(prefixes: list[Path]) -> "tuple[list[Part], type[np.integer]]":
+def _open(prefixes: list[Path]) -> "tuple[list[MergeInput], type[np.integer]]":
     """Open and check pairs, and find the token type that they have in common."""
     from tokamake.data.indexed.merge_inputs import check_alike, common_dtype, open_part
 
@@ -125,7 +125,7 @@ def _open(prefixes: list[Path]) -> "tuple[list[Part], type[np.integer]]":
 
 
 def _merge(
-    parts: "list[Part]",
+    parts: "list[MergeInput]",
     output: Path,
     *,
     corpus: str,
@@ -166,7 +166,7 @@ def _merge(
     print(f"{output}: {counted(len(parts), 'pair')}, {counted(tokens, 'token')}")
 
 
-def _refuse_loss(output: Path, parts: "list[Part]") -> None:
+def _refuse_loss(output: Path, parts: "list[MergeInput]") -> None:
     from tokamake.data.indexed.paths import bin_path
 
     made = bin_path(output)
@@ -175,7 +175,7 @@ def _refuse_loss(output: Path, parts: "list[Part]") -> None:
             raise UserError(f"{part.prefix}: is to be read and written; name another --output")
 
 
-def _join_indexes(parts: "list[Part]", idx_file: Path, dtype: "type[np.integer]") -> None:
+def _join_indexes(parts: "list[MergeInput]", idx_file: Path, dtype: "type[np.integer]") -> None:
     """Write the index of the pairs' sequences one after the other, a million numbers at a time."""
     import numpy as np
 
@@ -193,7 +193,7 @@ def _join_indexes(parts: "list[Part]", idx_file: Path, dtype: "type[np.integer]"
         writer.finish()
 
 
-def _join_sources(parts: "list[Part]", map_file: Path) -> None:
+def _join_sources(parts: "list[MergeInput]", map_file: Path) -> None:
     """Write the map of the pairs' raw files, which count on from pair to pair."""
     from tokamake.data.indexed.document_sources import SourcesWriter, sources_path
     from tokamake.data.indexed.manifest import raw_inputs
@@ -208,7 +208,7 @@ def _join_sources(parts: "list[Part]", map_file: Path) -> None:
 
 
 def _facts(
-    parts: "list[Part]", pieces: "list[list[HashedRange]]", dtype: "type[np.integer]"
+    parts: "list[MergeInput]", pieces: "list[list[HashedRange]]", dtype: "type[np.integer]"
 ) -> list[dict[str, Any]]:
     """What is known of each pair: its manifest, or what its files alone tell."""
     facts = []

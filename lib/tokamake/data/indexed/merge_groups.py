@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokamake.data.indexed.merge_inputs import Part
+from tokamake.data.indexed.merge_inputs import MergeInput
 from tokamake.data.indexed.paths import bin_path, idx_path
 from tokamake.errors import UserError
 
@@ -98,9 +98,11 @@ def _pairs_of(folder: Path) -> list[Path]:
     return sorted(names, key=lambda prefix: natural_key(prefix.name))
 
 
-def groups(parts: list[Part], limit: Limit, dtype: type[np.integer]) -> Iterator[list[Part]]:
+def groups(
+    parts: list[MergeInput], limit: Limit, dtype: type[np.integer]
+) -> Iterator[list[MergeInput]]:
     """Part pairs into neighbours of at most the limit together; each group has one at least."""
-    group: list[Part] = []
+    group: list[MergeInput] = []
     total = 0
     for part in parts:
         size = _size(part, limit, dtype)
@@ -113,7 +115,7 @@ def groups(parts: list[Part], limit: Limit, dtype: type[np.integer]) -> Iterator
         yield group
 
 
-def _size(part: Part, limit: Limit, dtype: type[np.integer]) -> int:
+def _size(part: MergeInput, limit: Limit, dtype: type[np.integer]) -> int:
     sizes = {
         "bytes": part.tokens * np.dtype(dtype).itemsize,
         "tokens": part.tokens,

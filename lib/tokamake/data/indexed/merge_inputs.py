@@ -11,7 +11,7 @@ import numpy as np
 
 from tokamake.data.indexed.dataset import DTYPES, token_dtype
 from tokamake.data.indexed.float_tokens import highest
-from tokamake.data.indexed.index_formats import Layout, read_layout
+from tokamake.data.indexed.index_formats import IndexLayout, read_layout
 from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.paths import bin_path, file_path, idx_path, manifest_path
 from tokamake.errors import UserError
@@ -23,14 +23,14 @@ ALIKE = (
 """What manifests must agree on, as far as they state it."""
 
 
-class Part(NamedTuple):
+class MergeInput(NamedTuple):
     """A checked pair."""
 
     prefix: Path
     """Its path without .bin or .idx."""
     stated: dict[str, Any] | None
     """Its manifest; None for a pair of another program."""
-    layout: Layout
+    layout: IndexLayout
     """Where the numbers of its index stand."""
     dtype: np.dtype
     """Type of the numbers in its .bin file."""
@@ -48,7 +48,7 @@ class Part(NamedTuple):
         return self.layout.lengths.length
 
 
-def open_part(prefix: Path) -> Part:
+def open_part(prefix: Path) -> MergeInput:
     """Open a pair and check its index and sizes; its hashes are compared when it is copied.
 
     Raises:
@@ -67,7 +67,7 @@ def open_part(prefix: Path) -> Part:
     check_size(prefix, tokens * dtype.itemsize)
     check_starts(prefix, layout, dtype.itemsize)
     check_bounds(prefix, layout)
-    return Part(prefix, stated, layout, dtype, tokens)
+    return MergeInput(prefix, stated, layout, dtype, tokens)
 
 
 def find_manifest(prefix: Path) -> dict[str, Any] | None:
@@ -114,7 +114,7 @@ def _stored_dtype(idx: Path, code: int, tokens: int, size: int) -> np.dtype:
     return np.dtype(np.float64 if tokens and size // tokens >= 8 else np.float32)
 
 
-def check_starts(prefix: Path, layout: Layout, itemsize: int) -> None:
+def check_starts(prefix: Path, layout: IndexLayout, itemsize: int) -> None:
     """Compare the start of each sequence with the sum of the lengths before it.
 
     Raises:
@@ -135,7 +135,7 @@ def check_starts(prefix: Path, layout: Layout, itemsize: int) -> None:
         end, number = int(ends[-1]), number + len(lengths)
 
 
-def check_bounds(prefix: Path, layout: Layout) -> None:
+def check_bounds(prefix: Path, layout: IndexLayout) -> None:
     """Check that document bounds ascend from 0 to the number of sequences.
 
     Raises:
@@ -159,7 +159,7 @@ def _remedy(prefix: Path) -> str:
     return f"try `tokamake repair {prefix} --eod ID --output NEW`"
 
 
-def check_alike(parts: list[Part]) -> None:
+def check_alike(parts: list[MergeInput]) -> None:
     """Compare what the manifests state, and the token types.
 
     Raises:
@@ -175,13 +175,13 @@ def check_alike(parts: list[Part]) -> None:
                 )
 
 
-def _stated(part: Part) -> dict[str, Any]:
+def _stated(part: MergeInput) -> dict[str, Any]:
     """What is known of how a pair was made; floating-point tokens will take the others' type."""
     known = {} if part.dtype.kind == "f" else {"dtype": part.dtype.name}
     return known | {key: value for key, value in (part.stated or {}).items() if key in ALIKE}
 
 
-def common_dtype(parts: Iterable[Part]) -> type[np.integer]:
+def common_dtype(parts: Iterable[MergeInput]) -> type[np.integer]:
     """Token type of the merged pair, once for all: that of the parts that hold integers.
 
     Where all hold floating-point numbers it is uint16 or int32, by the highest token.

@@ -15,7 +15,7 @@ from tokamake.errors import UserError
 
 if TYPE_CHECKING:
     from tokamake.data.indexed.dataset import IndexWriter
-    from tokamake.data.indexed.index_formats import Layout
+    from tokamake.data.indexed.index_formats import IndexLayout
 
 _CHUNK = 1 << 20
 _NONE = np.zeros(0, np.int64)
@@ -28,7 +28,7 @@ class _Pair(NamedTuple):
     binary: Path
     dtype: type[np.integer]
     tokens: int
-    layout: "Layout | None"
+    layout: "IndexLayout | None"
     eod: int
 
 
@@ -98,7 +98,7 @@ def _open(prefix: Path, eod: int, dtype: str) -> _Pair:
     return _Pair(prefix, binary, chosen, size // width, layout, eod)
 
 
-def _layout(prefix: Path) -> "tuple[Layout | None, str]":
+def _layout(prefix: Path) -> "tuple[IndexLayout | None, str]":
     """Columns of the index, or None and the reason why it cannot be read."""
     from tokamake.data.indexed.dataset import DTYPES
     from tokamake.data.indexed.index_formats import read_layout
@@ -141,7 +141,7 @@ def _write_index(pair: _Pair, writer: "IndexWriter") -> str:
     return f"lengths omitted the EOD token of {ends:,} documents; each counts now"
 
 
-def _sequences_of(layout: "Layout") -> Iterator[npt.NDArray[np.int64]]:
+def _sequences_of(layout: "IndexLayout") -> Iterator[npt.NDArray[np.int64]]:
     """Yield how many sequences documents have, so many documents at a time."""
     last = _NONE
     for bounds in layout.bounds.chunks():
@@ -149,7 +149,7 @@ def _sequences_of(layout: "Layout") -> Iterator[npt.NDArray[np.int64]]:
         last = bounds[-1:]
 
 
-def _follow(layout: "Layout", itemsize: int, writer: "IndexWriter") -> str:
+def _follow(layout: "IndexLayout", itemsize: int, writer: "IndexWriter") -> str:
     """Keep lengths that are right; pointers are computed from them anew."""
     end = wrong = 0
     for lengths, starts in zip(layout.lengths.chunks(), layout.starts.chunks(), strict=True):
@@ -167,7 +167,7 @@ def _follow(layout: "Layout", itemsize: int, writer: "IndexWriter") -> str:
     )
 
 
-def _refuse_negative(lengths: npt.NDArray[np.int64], layout: "Layout") -> None:
+def _refuse_negative(lengths: npt.NDArray[np.int64], layout: "IndexLayout") -> None:
     if (lengths < 0).any():
         raise UserError(
             f"{layout.lengths.path}: a sequence has length {lengths.min()}; remove the index to "
@@ -175,7 +175,7 @@ def _refuse_negative(lengths: npt.NDArray[np.int64], layout: "Layout") -> None:
         )
 
 
-def _lengthen(pair: _Pair, layout: "Layout", writer: "IndexWriter") -> None:
+def _lengthen(pair: _Pair, layout: "IndexLayout", writer: "IndexWriter") -> None:
     """Let the last sequence of each document have the EOD token that follows it."""
     tokens = np.memmap(pair.binary, pair.dtype, "r")
     documents, start, step = layout.bounds.length - 1, 0, 1 << 14

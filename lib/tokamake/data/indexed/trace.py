@@ -12,7 +12,7 @@ from tokamake.runtime.console import counted
 
 if TYPE_CHECKING:
     from tokamake.data.indexed.dataset import IndexedDataset
-    from tokamake.data.indexed.document_sources import Place
+    from tokamake.data.indexed.document_sources import RawLocation
 
 
 def trace(
@@ -80,7 +80,9 @@ def document_of(pair: "IndexedDataset", sequence: int) -> int:
     return int(np.searchsorted(pair.document_bounds, sequence, side="right")) - 1
 
 
-def _origin(prefix: Path, stated: dict[str, Any], document: int) -> tuple[dict[str, Any], "Place"]:
+def _origin(
+    prefix: Path, stated: dict[str, Any], document: int
+) -> tuple[dict[str, Any], "RawLocation"]:
     """The raw file of a document, as the manifest describes it, and the place in it."""
     from tokamake.data.indexed.document_sources import find
     from tokamake.data.indexed.manifest import raw_inputs
@@ -91,7 +93,7 @@ def _origin(prefix: Path, stated: dict[str, Any], document: int) -> tuple[dict[s
     return sources[place.input], place
 
 
-def _where(source: dict[str, Any], place: "Place") -> str:
+def _where(source: dict[str, Any], place: "RawLocation") -> str:
     start = (source["byte_range"] or [0])[0]
     where = f"{source['path']}: {source['unit']} {place.number}"
     return where + (f" counted from byte {start}" if start and source["unit"] == "line" else "")
@@ -115,7 +117,7 @@ def _document(pair: "IndexedDataset", prefix: Path, document: int | None, token:
     return document % documents
 
 
-def _text(path: Path, source: dict[str, Any], place: "Place", keys: tuple[str, ...]) -> str:
+def _text(path: Path, source: dict[str, Any], place: "RawLocation", keys: tuple[str, ...]) -> str:
     """The raw line, or what keeps it from being shown."""
     if not path.is_file():
         return f"({path} is not there; --data-root names the folder it counts from)"

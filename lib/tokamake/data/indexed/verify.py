@@ -14,7 +14,7 @@ import numpy as np
 
 from tokamake import files
 from tokamake.data.indexed.dataset import DTYPES
-from tokamake.data.indexed.index_formats import Layout, read_layout
+from tokamake.data.indexed.index_formats import IndexLayout, read_layout
 from tokamake.data.indexed.manifest import HashedRange, differs_from_manifest, hashed_ranges
 from tokamake.data.indexed.merge_inputs import (
     check_bounds,
@@ -30,7 +30,7 @@ _BLOCK = 1 << 20
 _AGAIN = "remove the pair and make it again"
 
 
-class Checked(NamedTuple):
+class VerifiedDataset(NamedTuple):
     """What a pair holds, as far as it could be read, and what is wrong with it."""
 
     prefix: Path
@@ -39,7 +39,7 @@ class Checked(NamedTuple):
     """What, where and the remedy, a line each; none: the pair is whole."""
     stated: dict[str, Any] | None
     """Its manifest; None for a pair of another program."""
-    layout: Layout | None
+    layout: IndexLayout | None
     """Where the numbers of its index stand; None where that cannot be told."""
     tokens: int
     """Sum of its lengths."""
@@ -54,7 +54,7 @@ class Checked(NamedTuple):
         return None if self.layout is None else np.dtype(DTYPES[self.layout.code])
 
 
-def check_pair(prefix: Path, *, read_tokens: bool) -> Checked:
+def verify(prefix: Path, *, read_tokens: bool) -> VerifiedDataset:
     """Check a pair; nothing that is wrong with it is an exception.
 
     Compared are the files' sizes, lengths, pointers and document bounds with one another and with
@@ -81,7 +81,9 @@ def check_pair(prefix: Path, *, read_tokens: bool) -> Checked:
     if "idx" in sizes:
         with _noting(faults):
             layout = _plain_layout(idx_path(prefix))
-    found = Checked(prefix, faults, stated, layout, layout.tokens() if layout else 0, sizes, {})
+    found = VerifiedDataset(
+        prefix, faults, stated, layout, layout.tokens() if layout else 0, sizes, {}
+    )
     _check_index(found)
     if stated:
         faults += _wrong_counts(found)
@@ -99,7 +101,7 @@ def _noting(faults: list[str]) -> Iterator[None]:
         faults.append(str(error))
 
 
-def _plain_layout(idx: Path) -> Layout:
+def _plain_layout(idx: Path) -> IndexLayout:
     """Columns of an index that every Megatron of today reads."""
     layout = read_layout(idx)
     if layout.in_tokens:
@@ -111,7 +113,7 @@ def _plain_layout(idx: Path) -> Layout:
     return layout
 
 
-def _check_index(found: Checked) -> None:
+def _check_index(found: VerifiedDataset) -> None:
     """Compare lengths, pointers, document bounds and the size of the token file."""
     layout, dtype = found.layout, found.dtype
     if layout is None or dtype is None:
@@ -125,7 +127,7 @@ def _check_index(found: Checked) -> None:
             check_size(found.prefix, found.tokens * dtype.itemsize)
 
 
-def _wrong_counts(found: Checked) -> Iterator[str]:
+def _wrong_counts(found: VerifiedDataset) -> Iterator[str]:
     """Compare the counts of the index with those that the manifest states."""
     stated, layout, dtype = found.stated, found.layout, found.dtype
     if stated is None or layout is None or dtype is None:
@@ -148,7 +150,7 @@ def _wrong_counts(found: Checked) -> Iterator[str]:
             )
 
 
-def _check_content(found: Checked) -> dict[str, str]:
+def _check_content(found: VerifiedDataset) -> dict[str, str]:
     """Read all of a pair: compare hashes and tokens; the hashes of one without a manifest."""
     prefix, stated = found.prefix, found.stated
     hashes: dict[str, str] = {}

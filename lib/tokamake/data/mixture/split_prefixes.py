@@ -16,7 +16,7 @@ from tokamake.errors import UserError
 _log = logging.getLogger(__name__)
 
 
-class Sets:
+class SplitPrefixes:
     """Sets by name: train, test, and any other for a validation set.
 
     A set with a weighting file of its own consists of that alone: all of each pair in it, or the

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from tokamake.config import ROOT_VARIABLE
+from tokamake.config.resolved_run import ROOT_VARIABLE
 from tokamake.data.corpus.splits import Part, parse_part
 from tokamake.data.indexed.paths import corpus_of
 from tokamake.errors import UserError

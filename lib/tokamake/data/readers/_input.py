@@ -9,7 +9,7 @@ from types import ModuleType
 
 from tokamake import plugins
 from tokamake.data.readers._compression import unpack
-from tokamake.data.readers._records import Block
+from tokamake.data.readers._records import RecordBlock
 from tokamake.errors import UserError
 from tokamake.runtime.cores import ahead
 
@@ -46,7 +46,7 @@ class Input:
     end: int | None
     """Byte range asked for; None is the end of the file."""
     unit: str
-    """What `Block.numbers` count: line or row."""
+    """What `RecordBlock.numbers` count: line or row."""
     bytes: int
     """Raw bytes, compressed ones if so, of the file or of the documents of the range."""
     first_byte: int
@@ -72,7 +72,7 @@ class Input:
         """Hash of `bytes`, in hexadecimal."""
         return self._hash.hexdigest()
 
-    def blocks(self, keys: tuple[str, ...]) -> Iterator[Block]:
+    def blocks(self, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
         """Documents in the order of the file, from the beginning each time.
 
         Args:
@@ -93,8 +93,8 @@ class Input:
         In a range, the lines before it are counted; very far in a file the byte is told instead.
 
         Args:
-            number: of `Block.numbers`.
-            offset: of `Block.offsets`; tells the place in a range, where lines have no number.
+            number: of `RecordBlock.numbers`.
+            offset: of `RecordBlock.offsets`; the place in a range whose lines have no number.
         """
         if self.unit == "row":
             return f"{self.path}: row {number}"

@@ -16,7 +16,7 @@ class Bad(NamedTuple):
     reason: str
     """What is wrong and the remedy, without the place."""
     raw: bytes = b""
-    """The value as it stands, where `Block.raw` has no lines."""
+    """The value as it stands, where `RecordBlock.raw` has no lines."""
 
 
 class Lines:
@@ -84,7 +84,7 @@ class Utf8(Sequence[str]):
         return self.data[self.ends[number - 1] if number else 0 : self.ends[number]]
 
 
-class Block(NamedTuple):
+class RecordBlock(NamedTuple):
     """Documents that follow one another in a file, about 0.5 MB of it or a single longer one."""
 
     records: Sequence[dict[str, Any] | Bad]

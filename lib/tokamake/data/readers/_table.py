@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokamake.data.readers._records import Bad, Block
+from tokamake.data.readers._records import Bad, RecordBlock
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def check_columns(raw: "Input", names: list[str], keys: tuple[str, ...]) -> None
             )
 
 
-def blocks(batch: Any, keys: tuple[str, ...], first_row: int) -> Iterator[Block]:
+def blocks(batch: Any, keys: tuple[str, ...], first_row: int) -> Iterator[RecordBlock]:
     """Cut a record batch that holds the columns `keys` into blocks."""
     average = max(1, batch.nbytes // max(1, batch.num_rows))
     step = min(_MOST_ROWS, max(1, BLOCK_BYTES // average))
@@ -58,7 +58,7 @@ def blocks(batch: Any, keys: tuple[str, ...], first_row: int) -> Iterator[Block]
         part = batch.slice(start, step)
         columns = [_values(part.column(key)) for key in keys]
         numbers = np.arange(part.num_rows, dtype=np.int64) + (first_row + start)
-        yield Block(_records(columns, keys), numbers, np.full_like(numbers, -1), None)
+        yield RecordBlock(_records(columns, keys), numbers, np.full_like(numbers, -1), None)
 
 
 def _records(columns: list[list[Any]], keys: tuple[str, ...]) -> list[dict[str, Any] | Bad]:

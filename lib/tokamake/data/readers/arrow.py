@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokamake.data.readers._records import Block
+from tokamake.data.readers._records import RecordBlock
 from tokamake.data.readers._table import blocks, check_columns, damaged, opening
 from tokamake.runtime.cores import ahead
 
@@ -27,7 +27,7 @@ def accepts(head: bytes, path: Path) -> bool:
     return head.startswith(_FILE_MAGIC) or stream
 
 
-def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[Block]:
+def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     """Yield the rows of all record batches as blocks."""
     first_row = 0
     with opening(raw):

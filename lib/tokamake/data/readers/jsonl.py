@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tokamake._csrc import json_texts
 from tokamake.data.readers._detect import first_line, kind_of_name
 from tokamake.data.readers._input import CHUNK_BYTES, reading
-from tokamake.data.readers._records import LONGEST_BYTES, Bad, Block, Lines, Utf8
+from tokamake.data.readers._records import LONGEST_BYTES, Bad, Lines, RecordBlock, Utf8
 from tokamake.data.readers.text import NAMES as TEXT_NAMES
 from tokamake.errors import UserError
 
@@ -40,7 +40,7 @@ def accepts(head: bytes, path: Path) -> bool:
     return line[:1] in (b"{", b"[", b"") or (named and b"\0" not in head)
 
 
-def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[Block]:
+def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     """Yield the lines of a file, or those whose first byte lies in a range, as blocks."""
     _refuse_spread(raw)
     position, end = _whole_lines(raw)
@@ -56,7 +56,7 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[Block]:
         number, position = number + len(ends), position + len(lines)
         if plain:
             views = _Views(lines, starts, ends)
-            yield Block(_Records(views), numbers, offsets, Lines(views), Utf8(*plain[:2]))
+            yield RecordBlock(_Records(views), numbers, offsets, Lines(views), Utf8(*plain[:2]))
         for first in range(0, len(each), _MOST_LINES):
             part = slice(first, first + _MOST_LINES)
             block = _block(each[part], numbers[part], offsets[part])
@@ -188,14 +188,16 @@ def _cut(lines: Line) -> list[Line]:
     return [*each, view[start:]]
 
 
-def _block(lines: list[Line], numbers: NDArray[np.int64], offsets: NDArray[np.int64]) -> Block:
+def _block(
+    lines: list[Line], numbers: NDArray[np.int64], offsets: NDArray[np.int64]
+) -> RecordBlock:
     records = _parse(lines)
     if records is None:
         full = [index for index, line in enumerate(lines) if not _blank(line)]
         numbers, offsets = numbers[full], offsets[full]
         lines = [lines[index] for index in full]
         records = _parse(lines) or []
-    return Block(records, numbers, offsets, Lines(lines))
+    return RecordBlock(records, numbers, offsets, Lines(lines))
 
 
 def _blank(line: Line) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokamake.data.readers._records import Block
+from tokamake.data.readers._records import RecordBlock
 from tokamake.data.readers._table import BLOCK_BYTES, blocks, check_columns, damaged, opening
 from tokamake.runtime.cores import ahead
 
@@ -20,7 +20,7 @@ def accepts(head: bytes, path: Path) -> bool:
     return head.startswith(b"PAR1")
 
 
-def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[Block]:
+def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     """Yield the rows of the row groups whose first byte lies in the range, as blocks."""
     import pyarrow.parquet as parquet
 
@@ -52,7 +52,7 @@ def _begins_in(raw: "Input", group: Any) -> bool:
 
 def _group(
     raw: "Input", source: Any, group: int, keys: tuple[str, ...], first_row: int
-) -> Iterator[Block]:
+) -> Iterator[RecordBlock]:
     metadata = source.metadata.row_group(group)
     rows = 0
     for batch in ahead(

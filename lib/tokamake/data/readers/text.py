@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tokamake.data.readers._detect import kind_of_name
-from tokamake.data.readers._records import LONGEST_BYTES, Bad, Block
+from tokamake.data.readers._records import LONGEST_BYTES, Bad, RecordBlock
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def accepts(head: bytes, path: Path) -> bool:
     return kind_of_name(path) in NAMES
 
 
-def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[Block]:
+def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     """Yield the file as the text of a single key; an empty file is an empty document."""
     if len(keys) != 1:
         raise UserError(
@@ -42,7 +42,7 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[Block]:
     data = b"".join(chunks)
     records: list[dict[str, Any] | Bad] = [_record(data, keys[0])]
     start = -1 if raw.compression else 0
-    yield Block(records, np.array([1], np.int64), np.array([start], np.int64), [data])
+    yield RecordBlock(records, np.array([1], np.int64), np.array([start], np.int64), [data])
 
 
 def _record(data: bytes, key: str) -> dict[str, Any] | Bad:

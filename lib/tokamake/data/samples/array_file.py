@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake import _csrc
-from tokamake.data.samples.dataset_index import FileIndex
+from tokamake.data.samples.dataset_index import DatasetIndex
 from tokamake.data.samples.index_folder import REMEDY
 from tokamake.errors import UserError
 
@@ -20,7 +20,7 @@ NAME = "arrays.bin"
 _ALIGNMENT = 64
 
 
-def write_arrays(stream: IO[bytes], index: FileIndex) -> dict[str, list[Any]]:
+def write_arrays(stream: IO[bytes], index: DatasetIndex) -> dict[str, list[Any]]:
     """Append the arrays of a file, little-endian.
 
     Returns:
@@ -51,13 +51,13 @@ class Arrays:
         except FileNotFoundError:
             raise UserError(f"{self._path}: no such file; {REMEDY}") from None
 
-    def index(self, places: dict[str, list[Any]]) -> FileIndex:
+    def index(self, places: dict[str, list[Any]]) -> DatasetIndex:
         """The arrays of a file, by the places that `write_arrays` gave.
 
         Raises:
             UserError: the file ends before them.
         """
-        return FileIndex(*(self._array(*places[name]) for name in FileIndex._fields))
+        return DatasetIndex(*(self._array(*places[name]) for name in DatasetIndex._fields))
 
     def _array(self, offset: int, dtype: str, shape: list[int]) -> npt.NDArray[Any]:
         end = offset + np.dtype(dtype).itemsize * math.prod(shape)

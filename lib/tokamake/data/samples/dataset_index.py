@@ -18,7 +18,7 @@ _SEPARATE_BELOW = 0.80
 """A last epoch used less than this is shuffled by itself, lest its documents be seen more often."""
 
 
-class FileIndex(NamedTuple):
+class DatasetIndex(NamedTuple):
     """Order of one file's samples: `shuffle` picks a sample, `sample` and `document` its tokens."""
 
     document: npt.NDArray[np.int32]
@@ -48,7 +48,7 @@ def build(
     seed: int,
     separate_last_epoch: bool | None = None,
     drop_last_partial_sequence: bool = True,
-) -> FileIndex:
+) -> DatasetIndex:
     """Build the index of at least `num_samples` samples from a file's `documents`.
 
     Args:
@@ -83,7 +83,7 @@ def build(
         sample = np.concatenate([sample, np.array([end], sample.dtype)])
         total += 1
     drawn = _shuffled_samples(total if early is None else early, total, random)
-    return FileIndex(document, sample, drawn)
+    return DatasetIndex(document, sample, drawn)
 
 
 def _samples_before_separate_epoch(

@@ -9,12 +9,12 @@ from typing import Any
 
 from tokamake import files
 from tokamake.data.corpus.splits import Rule
-from tokamake.data.mixture.split_prefixes import Sets, parse_held_out
+from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
 from tokamake.data.mixture.weights import find_root
 from tokamake.data.samples.draw import Blend, Within
 from tokamake.data.samples.epochs import parse_epochs
 from tokamake.data.samples.index_folder import VERSION, identity, is_whole, made_sets, sizes
-from tokamake.data.samples.split_index import Settings, find_sources, write_set
+from tokamake.data.samples.split_index import IndexSettings, find_sources, write_set
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 
@@ -69,7 +69,7 @@ def index(
     Raises:
         UserError: a value is out of range, a file is missing or damaged, or a set is empty.
     """
-    settings = Settings(
+    settings = IndexSettings(
         sequence_length,
         seed,
         blend=blend,
@@ -79,7 +79,7 @@ def index(
     )
     _check_values(settings, train_samples, epochs, valid_samples)
     data_root = find_root(weights, data_root)
-    sets = Sets(
+    sets = SplitPrefixes(
         weights,
         data_root=data_root,
         split=split,
@@ -119,7 +119,7 @@ def index(
 
 
 def _check_values(
-    settings: Settings, train_samples: int | None, epochs: Sequence[str], valid_samples: int
+    settings: IndexSettings, train_samples: int | None, epochs: Sequence[str], valid_samples: int
 ) -> None:
     most = 2**62 // max(settings.sequence_length, 1)
     _check("sequence_length", settings.sequence_length, 2, 2**31 - 2)
@@ -136,7 +136,7 @@ def _check(name: str, value: int, least: int, most: int) -> None:
         raise UserError(f"{name}: {value}: out of range; give {least} to {most}")
 
 
-def _prefixes(sets: Sets) -> list[str]:
+def _prefixes(sets: SplitPrefixes) -> list[str]:
     """All pairs that some set may draw from, in the order in which they are first named."""
     return list(dict.fromkeys(line.prefix for name in sets.names for line in sets.lines(name)))
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tokamake.config.batching import BatchSizes
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.samples.array_file import Arrays
-from tokamake.data.samples.dataset_index import FileIndex
+from tokamake.data.samples.dataset_index import DatasetIndex
 from tokamake.data.samples.index_folder import REMEDY, identity, is_pair, read_index
 from tokamake.errors import UserError
 
@@ -23,7 +23,7 @@ PAD = -1
 """In the place of tokens that a sample has too few of: no token, and no loss."""
 
 
-class Piece(NamedTuple):
+class DocumentSpan(NamedTuple):
     """A part of a sample that comes from one sequence."""
 
     prefix: str
@@ -101,7 +101,7 @@ class Samples:
         assert missing == 0 or (missing > 0 and self._padded)
         return np.concatenate([*parts, np.full(missing, PAD)], dtype=np.int64)
 
-    def _bounds(self, index: FileIndex, sample: int) -> list[list[int]]:
+    def _bounds(self, index: DatasetIndex, sample: int) -> list[list[int]]:
         """First and last token of a sample: position in its file's `document`, and offset."""
         row = int(index.shuffle[self._dataset_sample_index[sample]])
         bounds: list[list[int]] = index.sample[row : row + 2].tolist()
@@ -111,7 +111,7 @@ class Samples:
         """Name of the corpus that a sample comes from."""
         return self._files[self._file(sample)]["corpus"]
 
-    def pieces(self, sample: int) -> list[Piece]:
+    def pieces(self, sample: int) -> list[DocumentSpan]:
         """What a sample is made of, in order; the tokens of all pieces are those of the sample."""
         number = self._file(sample)
         index = self._indexes[number]
@@ -122,7 +122,7 @@ class Samples:
             stop = end + 1 if position == last else int(self._dataset(number).lengths[sequence])
             start = offset if position == first else 0
             if start < stop:  # sequences without tokens are in the order, too
-                found.append(Piece(self._files[number]["prefix"], sequence, start, stop))
+                found.append(DocumentSpan(self._files[number]["prefix"], sequence, start, stop))
         return found
 
     def seen(self, prefix: str, sequence: int) -> npt.NDArray[np.int64]:
@@ -168,7 +168,7 @@ def batches(
         yield np.stack([samples[first + row] for row in range(micro_batch_size)])
 
 
-def _samples_with(index: FileIndex, sequence: int) -> npt.NDArray[np.int64]:
+def _samples_with(index: DatasetIndex, sequence: int) -> npt.NDArray[np.int64]:
     """Samples of a file, by the order in which it gives them, that hold a token of a sequence."""
     rows: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
     firsts = index.sample[:, 0]

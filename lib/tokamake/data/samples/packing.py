@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tokamake.data.samples.loader import PAD
 
 
-class Packed(NamedTuple):
+class PackedSamples(NamedTuple):
     """What a model needs of a batch of B samples of S tokens."""
 
     tokens: npt.NDArray[np.int64]
@@ -34,7 +34,7 @@ def packed(
     reset_position_ids: bool = False,
     reset_attention_mask: bool = False,
     eod_mask_loss: bool = False,
-) -> Packed:
+) -> PackedSamples:
     """Split rows of tokens into inputs and labels, with what keeps their documents apart.
 
     Args:
@@ -61,7 +61,7 @@ def packed(
     missing = rows == PAD
     if missing.any():
         rows, loss_mask = np.where(missing, 0, rows), loss_mask & ~missing[:, 1:]
-    return Packed(rows[:, :-1], rows[:, 1:], loss_mask, position_ids, document_ids)
+    return PackedSamples(rows[:, :-1], rows[:, 1:], loss_mask, position_ids, document_ids)
 
 
 def attention_mask(document_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokamake.data.indexed.dataset import IndexedDataset
-from tokamake.data.mixture.split_prefixes import Sets
+from tokamake.data.mixture.split_prefixes import SplitPrefixes
 from tokamake.data.mixture.weights import Weighted
 from tokamake.data.samples import array_file, dataset_index, draw, epochs
-from tokamake.data.samples.dataset_index import FileIndex
+from tokamake.data.samples.dataset_index import DatasetIndex
 from tokamake.errors import UserError
 from tokamake.runtime.console import progress
 
@@ -28,7 +28,7 @@ _MOST_EPOCHS = 100_000
 _log = logging.getLogger(__name__)
 
 
-class Source(NamedTuple):
+class WeightedDataset(NamedTuple):
     """A file of a set."""
 
     line: Weighted
@@ -43,7 +43,7 @@ class Source(NamedTuple):
         return int(self.dataset.lengths[first:last].sum(dtype=np.int64))
 
 
-class Settings(NamedTuple):
+class IndexSettings(NamedTuple):
     """What else decides the samples of a set; the fields are options of `index`."""
 
     sequence_length: int
@@ -53,14 +53,14 @@ class Settings(NamedTuple):
     separate_last_epoch: bool | None
     drop_last_partial_sequence: bool
 
-    def of(self, name: str) -> "Settings":
+    def of(self, name: str) -> "IndexSettings":
         """Settings for one set: a training has use for whole samples only."""
         return self._replace(drop_last_partial_sequence=True) if name == "train" else self
 
 
 def find_sources(
-    sets: Sets, data_root: Path, *, blend: draw.Blend, validate: bool
-) -> dict[str, list[Source]]:
+    sets: SplitPrefixes, data_root: Path, *, blend: draw.Blend, validate: bool
+) -> dict[str, list[WeightedDataset]]:
     """Files of the training and, if there is to be one, of each validation set.
 
     Raises:
@@ -97,19 +97,23 @@ def find_sources(
     return {name: found[name] for name in ["train", *(validation if validate else [])]}
 
 
-def _sources(sets: Sets, opened: dict[str, IndexedDataset], name: str) -> Iterator[Source]:
+def _sources(
+    sets: SplitPrefixes, opened: dict[str, IndexedDataset], name: str
+) -> Iterator[WeightedDataset]:
     """Files that have something to give to a set; the others are reported."""
     for line in sets.lines(name):
         dataset = opened[line.prefix]
         documents = sets.documents(name, line, len(dataset))
         if line.weight > 0 and dataset.lengths[documents.start : documents.stop].any():
-            yield Source(line, dataset, documents)
+            yield WeightedDataset(line, dataset, documents)
         elif name == "train" or sets.is_listed(name) or not line.part:  # else none was meant
             reason = "has no document for it" if line.weight > 0 else "has weight 0"
             _log.warning("%s: left out of the %s set: %s", line.prefix, name, reason)
 
 
-def _warn_of_overlap(train: list[Source], held_out: list[Source], name: str) -> None:
+def _warn_of_overlap(
+    train: list[WeightedDataset], held_out: list[WeightedDataset], name: str
+) -> None:
     trained = {source.line.prefix: source.documents for source in train}
     for source in held_out:
         theirs, ours = source.documents, trained.get(source.line.prefix, range(0))
@@ -121,7 +125,7 @@ def _warn_of_overlap(train: list[Source], held_out: list[Source], name: str) -> 
             )
 
 
-def _grouped(sources: list[Source]) -> list[Source]:
+def _grouped(sources: list[WeightedDataset]) -> list[WeightedDataset]:
     """Files of one corpus behind each other, corpora in the order in which they first come."""
     places: dict[str, int] = {}
     for source in sources:
@@ -132,8 +136,8 @@ def _grouped(sources: list[Source]) -> list[Source]:
 def write_set(
     folder: Path,
     *,
-    sources: list[Source],
-    settings: Settings,
+    sources: list[WeightedDataset],
+    settings: IndexSettings,
     num_samples: int | None,
     stated: dict[str, Fraction],
 ) -> dict[str, Any]:
@@ -183,8 +187,8 @@ def _warn_of_repetition(name: str, described: list[dict[str, Any]]) -> None:
 
 
 def _whole_epochs(
-    sources: list[Source], settings: Settings, stated: dict[str, Fraction]
-) -> tuple[list[Source], list[int]]:
+    sources: list[WeightedDataset], settings: IndexSettings, stated: dict[str, Fraction]
+) -> tuple[list[WeightedDataset], list[int]]:
     """Files that give a sample in the epochs of their corpora, and how many each gives."""
     found = []
     for source in sources:
@@ -205,10 +209,12 @@ def _whole_epochs(
     return [source for source, _ in found], [count for _, count in found]
 
 
-def _build(source: Source, wanted: int, drawn: int, settings: Settings) -> FileIndex:
+def _build(
+    source: WeightedDataset, wanted: int, drawn: int, settings: IndexSettings
+) -> DatasetIndex:
     """Build what Megatron builds; more where that is less than drawn and Megatron gives up."""
 
-    def build(num_samples: int) -> FileIndex:
+    def build(num_samples: int) -> DatasetIndex:
         return dataset_index.build(
             source.dataset.lengths,
             source.documents,
@@ -230,7 +236,7 @@ def _build(source: Source, wanted: int, drawn: int, settings: Settings) -> FileI
     return built if len(built.shuffle) >= drawn else build(drawn)
 
 
-def _describe(source: Source, built: FileIndex, drawn: int) -> dict[str, Any]:
+def _describe(source: WeightedDataset, built: DatasetIndex, drawn: int) -> dict[str, Any]:
     documents = source.documents
     return {
         "prefix": source.line.prefix,

@@ -11,7 +11,7 @@ from tokamake.runtime.console import counted
 
 if TYPE_CHECKING:
     from tokamake.data.samples.fim.samples import FimSamples, Traced
-    from tokamake.data.samples.loader import Piece, Samples
+    from tokamake.data.samples.loader import DocumentSpan, Samples
 
 
 def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None) -> None:
@@ -30,7 +30,7 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
         UserError: there is no such step, row or token, or the index is missing, or the tokenizer
             where documents are rearranged.
     """
-    from tokamake.config import read_run
+    from tokamake.config.resolved_run import read_run
     from tokamake.data.samples.fim.samples import training_samples
 
     settings = read_run(run)
@@ -67,7 +67,7 @@ def _traced(samples: "Samples | FimSamples", sample: int) -> "Traced":
     return Traced(tokens, np.arange(len(tokens)), {}, 0)
 
 
-def _runs(traced: "Traced", pieces: "list[Piece]") -> "list[range]":
+def _runs(traced: "Traced", pieces: "list[DocumentSpan]") -> "list[range]":
     """Tokens that come from one piece without a gap, or are padding; marks stand alone."""
     import numpy as np
 
@@ -90,7 +90,10 @@ def _named(tokens: range) -> str:
 
 
 def _source(
-    traced: "Traced", pieces: "list[Piece]", tokens: range, where: "Callable[[Piece], str]"
+    traced: "Traced",
+    pieces: "list[DocumentSpan]",
+    tokens: range,
+    where: "Callable[[DocumentSpan], str]",
 ) -> str:
     """What a run of tokens comes from, or is if it comes from nothing."""
     first, last = int(traced.origins[tokens[0]]), int(traced.origins[tokens[-1]])
@@ -107,7 +110,7 @@ def _source(
     return f"{verb[1]} from {held} of {piece.prefix} {where(piece)}"
 
 
-def _where(data_root: Path, piece: "Piece") -> str:
+def _where(data_root: Path, piece: "DocumentSpan") -> str:
     """Sequence, document and raw line of a piece; no line where its pair has no map."""
     from tokamake.data.indexed.dataset import IndexedDataset
     from tokamake.data.indexed.trace import document_of, origin

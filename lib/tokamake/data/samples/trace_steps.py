@@ -19,7 +19,7 @@ def trace_steps(run: Path, prefix: str, document: int, /) -> None:
     """
     import numpy as np
 
-    from tokamake.config import read_run
+    from tokamake.config.resolved_run import read_run
     from tokamake.data.indexed.dataset import IndexedDataset
     from tokamake.data.samples.index_folder import read_index
     from tokamake.data.samples.loader import Samples

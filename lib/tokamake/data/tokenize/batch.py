@@ -18,7 +18,7 @@ from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.paths import quarantine_path
 from tokamake.data.readers import open_input, parse_range
 from tokamake.data.tokenize.encoder import Encoder, Mismatch
-from tokamake.data.tokenize.shard import Options, Shard, pair_files, prefixes
+from tokamake.data.tokenize.shard import ShardOptions, ShardWriter, pair_files, prefixes
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 from tokamake.files import digest
@@ -26,7 +26,7 @@ from tokamake.runtime.console import counted
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ShardRequest:
     """One shard to make."""
 
     output: Path
@@ -39,10 +39,10 @@ class Wanted:
     """Ordinals of documents to leave out."""
 
 
-class Maker:
+class BatchTokenizer:
     """Makes shards; the fast encoder is loaded once for all of them."""
 
-    def __init__(self, tokenizer: Tokenizer, options: Options, workers: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, options: ShardOptions, workers: int) -> None:
         if options.prepend_bos and tokenizer.bos is None:
             raise UserError("--prepend-bos: the tokenizer has no BOS token; leave it out")
         self._tokenizer = tokenizer
@@ -56,7 +56,7 @@ class Maker:
     ) -> None:
         """Make the shards of a planned batch that are not whole yet, then write the batch file."""
         shards = [
-            Wanted(
+            ShardRequest(
                 folder / shard.name,
                 [Path(path) for path in shard.files],
                 shard.byte_range,
@@ -68,7 +68,7 @@ class Maker:
         made = [p for shard in shards for p in prefixes(shard.output, self._options.fields)]
         job_batch.write_batch(summary, batch, folder, made)
 
-    def _make_if_needed(self, shard: Wanted) -> None:
+    def _make_if_needed(self, shard: ShardRequest) -> None:
         request = self._request(shard)
         pairs_of = prefixes(shard.output, self._options.fields)
         if job_batch.finished(pairs_of, request) and self._tolerable(pairs_of[0]):
@@ -84,7 +84,7 @@ class Maker:
             return bad == 0
         return bad <= limit * stated["documents_in"]
 
-    def _request(self, shard: Wanted) -> str:
+    def _request(self, shard: ShardRequest) -> str:
         """Digest of everything that a shard is made from.
 
         What is done about bad documents is no part of it: whoever turns to quarantine at the first
@@ -103,7 +103,7 @@ class Maker:
             }
         )
 
-    def make(self, shard: Wanted, request: str = "") -> None:
+    def make(self, shard: ShardRequest, request: str = "") -> None:
         """Make one shard; once more with the tokenizer's own package if the fast encoder errs."""
         _refuse_loss(shard, prefixes(shard.output, self._options.fields))
         manifests, mismatch = [], ""
@@ -121,9 +121,9 @@ class Maker:
         for manifest in manifests:
             print(_line(shard.output, manifest, several=len(manifests) > 1))
 
-    def _make(self, shard: Wanted, request: str) -> list[dict[str, Any]]:
+    def _make(self, shard: ShardRequest, request: str) -> list[dict[str, Any]]:
         byte_range = parse_range(shard.byte_range, shard.paths)
-        made = Shard(
+        made = ShardWriter(
             (
                 open_input(path, byte_range=byte_range, format=self._options.format)
                 for path in shard.paths
@@ -137,7 +137,7 @@ class Maker:
         return made.make(request)
 
 
-def _refuse_loss(shard: Wanted, targets: list[Path]) -> None:
+def _refuse_loss(shard: ShardRequest, targets: list[Path]) -> None:
     """Refuse an output that has the name of a raw file."""
     made = [path for target in targets for path in (*pair_files(target), quarantine_path(target))]
     found = [path for path in made if path.exists()]

@@ -21,11 +21,11 @@ from tokamake import __version__
 from tokamake._csrc import pack
 from tokamake.data.corpus import documents, sentences
 from tokamake.data.corpus.quarantine import Quarantine
-from tokamake.data.indexed.dataset import Writer, token_dtype
+from tokamake.data.indexed.dataset import DatasetWriter, token_dtype
 from tokamake.data.indexed.document_sources import SourcesWriter, sources_path
 from tokamake.data.indexed.manifest import sizes_and_hashes, write_manifest
 from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path, quarantine_path
-from tokamake.data.readers import Block, Input, Utf8
+from tokamake.data.readers import Input, RecordBlock, Utf8
 from tokamake.data.tokenize.encoder import Encoder, extent
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
@@ -38,7 +38,7 @@ _DOCUMENT_CHARACTERS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class ShardOptions:
     """What is made of the documents, and what is done about those that cannot be read."""
 
     fields: documents.Fields
@@ -58,7 +58,7 @@ class Options:
             raise UserError(f"--max-bad-fraction {self.max_bad_fraction:g}: give a share, 0 to 1")
 
 
-class Batch(NamedTuple):
+class DocumentBatch(NamedTuple):
     """Documents on their way to the encoder, and where they come from."""
 
     columns: tuple[Sequence[str], ...]
@@ -101,7 +101,7 @@ def pair_files(prefix: Path) -> tuple[Path, ...]:
     )
 
 
-class Shard:
+class ShardWriter:
     """Turns inputs into pairs.
 
     Args:
@@ -119,7 +119,7 @@ class Shard:
         *,
         tokenizer: Tokenizer,
         encoder: Encoder,
-        options: Options,
+        options: ShardOptions,
         duplicates: npt.NDArray[np.int64] | None = None,
     ) -> None:
         self._inputs = inputs
@@ -198,7 +198,7 @@ class Shard:
                 for output, tokens in zip(outputs, encoded, strict=True):
                     output.add(batch, tokens, keep_empty=keep)
 
-    def _documents(self, quarantine: Quarantine) -> Iterator[Batch]:
+    def _documents(self, quarantine: Quarantine) -> Iterator[DocumentBatch]:
         """Good documents of all inputs; bad ones stop the stage or are set aside."""
         fields = self._options.fields
         for index, source in enumerate(self._inputs):
@@ -212,7 +212,7 @@ class Shard:
                 columns = texts.columns
                 if len(chosen) != len(texts.kept):
                     columns = tuple([c[i] for i in kept.nonzero()[0].tolist()] for c in columns)
-                yield Batch(
+                yield DocumentBatch(
                     columns,
                     np.full(len(chosen), index, np.int64),
                     block.numbers[chosen],
@@ -229,7 +229,7 @@ class Shard:
         return stays
 
     def _bad(
-        self, source: Input, block: Block, index: int, reason: str, quarantine: Quarantine
+        self, source: Input, block: RecordBlock, index: int, reason: str, quarantine: Quarantine
     ) -> None:
         if self._options.on_bad_document == "stop":
             place = source.place(int(block.numbers[index]), int(block.offsets[index]))
@@ -245,10 +245,10 @@ class Shard:
             )
 
     def _encoded(
-        self, batches: Iterable[Batch]
-    ) -> Generator[tuple[Batch, list[Tokens]], None, None]:
+        self, batches: Iterable[DocumentBatch]
+    ) -> Generator[tuple[DocumentBatch, list[Tokens]], None, None]:
         """Encode batches in threads, in order, some ahead of the one that is handed out."""
-        waiting: deque[tuple[Batch, list[Future[Tokens]]]] = deque()
+        waiting: deque[tuple[DocumentBatch, list[Future[Tokens]]]] = deque()
         pool = ThreadPoolExecutor(self._encoder.threads)
         try:
             for batch in batches:
@@ -326,11 +326,11 @@ class _Output:
     ) -> None:
         self.paths = paths
         self._dtype, self._bos, self._eod = dtype, bos, eod
-        self._writer = Writer(paths[0], paths[1], dtype)
+        self._writer = DatasetWriter(paths[0], paths[1], dtype)
         self._sources = SourcesWriter(paths[2])
         self._documents = self._empty = self._text_bytes = 0
 
-    def add(self, batch: Batch, tokens: Tokens, *, keep_empty: bool) -> None:
+    def add(self, batch: DocumentBatch, tokens: Tokens, *, keep_empty: bool) -> None:
         """Append a batch; documents without a sequence only where they are to be kept."""
         full = tokens.counts > 0
         self._documents += int(full.sum())
@@ -375,9 +375,9 @@ class _Output:
         self._writer.__exit__(*error)
 
 
-def _gather(batches: Iterable[Batch]) -> Iterator[Batch]:
+def _gather(batches: Iterable[DocumentBatch]) -> Iterator[DocumentBatch]:
     """Put small batches together, so that many small files cost no more than a large one."""
-    waiting: list[Batch] = []
+    waiting: list[DocumentBatch] = []
     characters = 0
     for batch in batches:
         waiting.append(batch)
@@ -390,11 +390,11 @@ def _gather(batches: Iterable[Batch]) -> Iterator[Batch]:
         yield _join(waiting)
 
 
-def _join(batches: list[Batch]) -> Batch:
+def _join(batches: list[DocumentBatch]) -> DocumentBatch:
     if len(batches) == 1:
         return batches[0]
     columns = zip(*(batch.columns for batch in batches), strict=True)
-    return Batch(
+    return DocumentBatch(
         tuple(map(_chained, columns)),
         *(np.concatenate([batch[field] for batch in batches]) for field in (1, 2, 3)),
     )

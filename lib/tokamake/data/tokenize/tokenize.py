@@ -77,8 +77,8 @@ def tokenize(
     workers = workers or len(os.sched_getaffinity(0))
     from tokamake.data import readers
     from tokamake.data.corpus.documents import Fields, keys_of
-    from tokamake.data.tokenize.batch import Maker, Wanted
-    from tokamake.data.tokenize.shard import Options
+    from tokamake.data.tokenize.batch import BatchTokenizer, ShardRequest
+    from tokamake.data.tokenize.shard import ShardOptions
     from tokamake.data.tokenizers import open_tokenizer
 
     if corpora is not None:
@@ -92,7 +92,7 @@ def tokenize(
     keys = keys_of(text_key)
     if len(keys) > 1 and not template and any("/" in key for key in keys):
         raise UserError(f"--text-key {','.join(keys)}: keys name files, which have no / in a name")
-    options = Options(
+    options = ShardOptions(
         fields=Fields(keys, template).checked(),
         format=format,
         append_eod=append_eod,
@@ -103,8 +103,8 @@ def tokenize(
         on_bad_document=on_bad_document,
         max_bad_fraction=max_bad_fraction,
     )
-    maker = Maker(open_tokenizer(tokenizer), options, workers)
+    maker = BatchTokenizer(open_tokenizer(tokenizer), options, workers)
     if plan is None or summary is None:
-        maker.make(Wanted(output, readers.expand(files), byte_range))
+        maker.make(ShardRequest(output, readers.expand(files), byte_range))
     else:
         maker.make_batch(plan, batch, output, summary=summary, duplicates=duplicates)

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 
-class Kept(NamedTuple):
+class SavedActivations(NamedTuple):
     """Bytes per token that a layer keeps, by who shares them.
 
     Korthikanti et al. 2022, arXiv 2205.05198, section 4, but as torch keeps them here: no dropout

@@ -1,6 +1,6 @@
 """How a family's models are stored as one of transformers' model types: config.json and tensors.
 
-A file of models/stored has a `Format` a model type in `HUGGING_FACE`; `checkpoint.hugging_face`
+A file of models/stored has a `HFFormat` a model type in `HUGGING_FACE`; `checkpoint.hugging_face`
 reads and writes folders by it. Our own names are those of Hugging Face's Llama, for all families.
 """
 
@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from tokamake.config import Architecture
-from tokamake.config.architecture import SCALING
+from tokamake.config.architecture import SCALING, Architecture
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +24,7 @@ def _nothing(_: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class Format:
+class HFFormat:
     """One of transformers' model types."""
 
     model_type: str

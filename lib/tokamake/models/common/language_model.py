@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 from tokamake.models.common.layers import KeyValueCache
 from tokamake.models.common.recompute import NONE, Recompute, run
-from tokamake.parallel.context import Documents, Packed, document_mask, zigzag_indices
+from tokamake.parallel.context import Documents, PackedDocuments, document_mask, zigzag_indices
 from tokamake.parallel.linear import linear
 from tokamake.parallel.loss import NO_LABEL, cross_entropy
 from tokamake.parallel.mesh import ALONE, Mesh
@@ -106,7 +106,7 @@ class LanguageModel(nn.Module):
             return zigzag_indices(length * axis.size, axis, x.device)
         return torch.arange(start, start + length, device=x.device)
 
-    def mask(self, document_ids: Tensor | None) -> Packed | Documents | None:
+    def mask(self, document_ids: Tensor | None) -> PackedDocuments | Documents | None:
         """What keeps documents apart, as `attention` takes it; None where nothing does.
 
         Args:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 from tokamake.models.common.positions import rotate
 from tokamake.parallel.attention import Seen, attention
 from tokamake.parallel.mesh import ALONE, Mesh
@@ -96,7 +96,7 @@ def key_value_projection(architecture: Architecture, mesh: Mesh) -> nn.Linear:
     return ReplicatedLinear(hidden, groups * width, mesh, rows=rows, bias=bias)
 
 
-class MLP(nn.Module):
+class GatedMLP(nn.Module):
     """Feed-forward layer gated by SiLU, called SwiGLU (arXiv 2002.05202)."""
 
     def __init__(self, architecture: Architecture, mesh: Mesh = ALONE) -> None:
@@ -114,7 +114,7 @@ class MLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x_BLD)) * self.up_proj(x_BLD))
 
 
-class Block(nn.Module):
+class TransformerLayer(nn.Module):
     """One layer: attention, then MLP, each on normed states and added to the residual stream.
 
     Args:

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokamake.config import Architecture
-from tokamake.config.architecture import RopeScaling
+from tokamake.config.architecture import Architecture, RopeScaling
 
 
 def rotary(positions: Tensor, architecture: Architecture) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ Tests see that they are those of the family's `Model`, in its order.
 
 from collections.abc import Iterator
 
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_format import Format
+from tokamake.models.common.hf_format import HFFormat
 
 shapes = partial(tensor_shapes.shapes, gated=False, biased_norms=True)
 """Shape of every tensor by its name, of an architecture."""
@@ -45,7 +45,7 @@ def _bigcode_keys(architecture: Architecture) -> dict[str, Any]:
     return {"multi_query": architecture.num_key_value_heads == 1}
 
 
-GPT2 = Format(
+GPT2 = HFFormat(
     model_type="gpt2",
     class_name="GPT2LMHeadModel",
     keys=_SHAPE
@@ -87,7 +87,7 @@ GPT2 = Format(
 )
 """GPT-2 and those like it: each head has keys and values of its own."""
 
-GPT_BIGCODE = Format(
+GPT_BIGCODE = HFFormat(
     model_type="gpt_bigcode",
     class_name="GPTBigCodeForCausalLM",
     keys=GPT2.keys,
@@ -105,7 +105,7 @@ GPT_BIGCODE = Format(
 )
 """StarCoder and SantaCoder: all heads share one of keys and values."""
 
-STARCODER2 = Format(
+STARCODER2 = HFFormat(
     model_type="starcoder2",
     class_name="Starcoder2ForCausalLM",
     keys={
@@ -140,7 +140,7 @@ STARCODER2 = Format(
 )
 """Rotary positions."""
 
-BLOOM = Format(
+BLOOM = HFFormat(
     model_type="bloom",
     class_name="BloomForCausalLM",
     keys=_SHAPE

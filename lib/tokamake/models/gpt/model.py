@@ -13,14 +13,14 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokamake.config import Architecture
-from tokamake.models.common.activation_memory import Kept
+from tokamake.config.architecture import Architecture
+from tokamake.models.common.activation_memory import SavedActivations
 from tokamake.models.common.language_model import LanguageModel
-from tokamake.models.common.layers import Attention, Block, KeyValueCache
+from tokamake.models.common.layers import Attention, KeyValueCache, TransformerLayer
 from tokamake.models.common.positions import alibi, rotary
 from tokamake.parallel.attention import Seen
 from tokamake.parallel.axis import part
-from tokamake.parallel.context import Packed
+from tokamake.parallel.context import PackedDocuments
 from tokamake.parallel.mesh import ALONE, Mesh
 from tokamake.parallel.tensor import (
     ColumnParallelLinear,
@@ -67,9 +67,9 @@ class MLP(nn.Module):
         return self.down_proj(self._activation(self.up_proj(x_BLD)))
 
 
-def _block(architecture: Architecture, mesh: Mesh) -> Block:
+def _block(architecture: Architecture, mesh: Mesh) -> TransformerLayer:
     norm = partial(LayerNorm, architecture.hidden_size, mesh, eps=architecture.layer_norm_epsilon)
-    return Block(norm, Attention(architecture, mesh), MLP(architecture, mesh))
+    return TransformerLayer(norm, Attention(architecture, mesh), MLP(architecture, mesh))
 
 
 class Model(LanguageModel):
@@ -131,7 +131,7 @@ class Model(LanguageModel):
             angles = rotary(position_ids, self.architecture)
             cos, sin = (angle.to(x_BLD.dtype) for angle in angles)
         if kind == "alibi":
-            assert seen is None or isinstance(seen, Packed)
+            assert seen is None or isinstance(seen, PackedDocuments)
             seen = self._bias(x_BLD, past, len(own), seen.mask if seen else None)
         x_BLD = self.through_layers(x_BLD, cos, sin, seen, cache=cache)
         return self.logits(x_BLD) if self.is_last else x_BLD
@@ -171,7 +171,7 @@ def num_flops_per_token(architecture: Architecture, sequence_length: int) -> int
     return 3 * 2 * multiply_adds
 
 
-def kept_per_token(architecture: Architecture, *, size: int, fused_norm: bool) -> Kept:
+def kept_per_token(architecture: Architecture, *, size: int, fused_norm: bool) -> SavedActivations:
     """Bytes that a layer keeps of a token for its backward pass; `llama` tells the arguments.
 
     Of both norms, which are fused on all devices, the input, and their outputs; queries, keys,
@@ -181,7 +181,7 @@ def kept_per_token(architecture: Architecture, *, size: int, fused_norm: bool) -
     key_value = architecture.num_key_value_heads * architecture.head_dim
     attention = (2 * hidden + 2 * key_value) * size + 4 * heads
     inner = architecture.intermediate_size * size
-    return Kept(
+    return SavedActivations(
         states=2 * hidden * size,
         gathered=2 * hidden * size,
         cut=attention + 2 * inner,

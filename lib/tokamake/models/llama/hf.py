@@ -3,7 +3,7 @@
 from functools import partial
 
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_format import Format
+from tokamake.models.common.hf_format import HFFormat
 
 shapes = partial(tensor_shapes.shapes, gated=True, biased_norms=False)
 """Shape of every tensor by its name, of an architecture."""
@@ -15,7 +15,7 @@ _KEYS = (
 )
 
 HUGGING_FACE = (
-    Format(
+    HFFormat(
         model_type="llama",
         class_name="LlamaForCausalLM",
         keys={key: (key,) for key in _KEYS},

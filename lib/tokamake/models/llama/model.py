@@ -9,10 +9,10 @@ from functools import partial
 
 from torch import Tensor
 
-from tokamake.config import Architecture
-from tokamake.models.common.activation_memory import Kept
+from tokamake.config.architecture import Architecture
+from tokamake.models.common.activation_memory import SavedActivations
 from tokamake.models.common.language_model import LanguageModel
-from tokamake.models.common.layers import MLP, Attention, Block, KeyValueCache
+from tokamake.models.common.layers import Attention, GatedMLP, KeyValueCache, TransformerLayer
 from tokamake.models.common.positions import rotary
 from tokamake.parallel.mesh import ALONE, Mesh
 from tokamake.parallel.tensor import (
@@ -33,9 +33,9 @@ CHOICES = {
 """Values of settings that families differ in; the first is the usual one."""
 
 
-def _block(architecture: Architecture, mesh: Mesh) -> Block:
+def _block(architecture: Architecture, mesh: Mesh) -> TransformerLayer:
     norm = partial(RMSNorm, architecture.hidden_size, mesh, eps=architecture.rms_norm_eps)
-    return Block(norm, Attention(architecture, mesh), MLP(architecture, mesh))
+    return TransformerLayer(norm, Attention(architecture, mesh), GatedMLP(architecture, mesh))
 
 
 class Model(LanguageModel):
@@ -114,7 +114,7 @@ def num_flops_per_token(architecture: Architecture, sequence_length: int) -> int
     return 3 * 2 * multiply_adds
 
 
-def kept_per_token(architecture: Architecture, *, size: int, fused_norm: bool) -> Kept:
+def kept_per_token(architecture: Architecture, *, size: int, fused_norm: bool) -> SavedActivations:
     """Bytes that a layer keeps of a token for its backward pass.
 
     Of both norms the input, and their outputs; queries, keys, values, result of attention and its
@@ -131,7 +131,7 @@ def kept_per_token(architecture: Architecture, *, size: int, fused_norm: bool) -
     norm = hidden * size if fused_norm else 2 * hidden * 4
     attention = (2 * hidden + 2 * key_value) * size + 4 * heads
     inner = architecture.intermediate_size * size
-    return Kept(
+    return SavedActivations(
         states=2 * norm,
         gathered=2 * hidden * size,
         cut=attention + 4 * inner,

@@ -18,25 +18,25 @@ from tokamake import files, plugins
 from tokamake.checkpoint.deepspeed.zero_reader import settings_of
 from tokamake.checkpoint.native import latest, training_state
 from tokamake.checkpoint.native.description import describe
-from tokamake.checkpoint.native.flat_chunks import Fragments
-from tokamake.config import Run
+from tokamake.checkpoint.native.flat_chunks import FlatChunks
+from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.optim._groups import parameter_groups
-from tokamake.optim._whole import ALONE, Part, Whole
+from tokamake.optim._whole import ALONE, ParameterPart, WholeParameters
 from tokamake.parallel import mesh
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.sharding import Held
 from tokamake.runtime.cores import keep_memory
-from tokamake.runtime.rank_errors import same_fate
+from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
-from tokamake.train.batch import Batch, TokenRows, leaves_out, to_batch
+from tokamake.train.batch import MicroBatch, TokenRows, leaves_out, to_batch
 from tokamake.train.loss_scale import LossScale
 from tokamake.train.numerics import precision_of
-from tokamake.train.pipeline_stages import Stages
+from tokamake.train.pipeline_stages import PipelineStages
 from tokamake.train.random_state import random_state, seed_all, set_random_state
 
 
-class Base(ABC):
+class EngineBase(ABC):
     """One rank's share of the training run; what it holds of the model is yet to be filled.
 
     Attributes:
@@ -60,18 +60,18 @@ class Base(ABC):
         seed_all(run.seed)
         if device.type == "cpu":
             keep_memory()
-        with same_fate():
+        with raise_on_all_ranks():
             run.train.parallel.data_parallel_size(ranks.world_size)
         parts = run.train.zero_stage > 0
         self.mesh = mesh.build(run.train.parallel, ranks.world_size, device, shard=parts)
-        self._stages = Stages(run, self.mesh, device, shard=shard)
+        self._stages = PipelineStages(run, self.mesh, device, shard=shard)
         self._held: list[Held] = self._stages.held
         self._loss_scale = LossScale(precision_of(run.train, device))
         # Saving goes on beside training, and must not take part in its collectives.
         self._savers = dist.new_group(backend="gloo")
 
     @abstractmethod
-    def _weights(self) -> Iterable[tuple[Held, Fragments]]:
+    def _weights(self) -> Iterable[tuple[Held, FlatChunks]]:
         """This rank's parts of whole parameters, as the optimizer has them."""
 
     def _take_start(self) -> None:
@@ -82,7 +82,7 @@ class Base(ABC):
         Raises:
             UserError: there are none, or they are not of the run's architecture.
         """
-        with same_fate():
+        with raise_on_all_ranks():
             start = _start(self._run)
         names: list[str] = [""] * self._ranks.world_size
         dist.all_gather_object(names, start.path.name)
@@ -95,7 +95,7 @@ class Base(ABC):
         # A copy has the key of what it is a copy of.
         for copies in (False, True):
             some = {f"model.{held.saved_name}": p for held, p in parts if held.is_copy == copies}
-            with same_fate():
+            with raise_on_all_ranks():
                 training_state.check(start.path, some)
             training_state.fill(start.path, some)
 
@@ -107,28 +107,29 @@ class Base(ABC):
         """
         settings = self._run.train.optimizer
         named = [(held.name, held.local) for held in self._held]
-        parts: dict[Tensor, Part] = {
-            held.local: Part(tuple(held.shape), held.place, held.groups) for held in self._held
+        parts: dict[Tensor, ParameterPart] = {
+            held.local: ParameterPart(tuple(held.shape), held.place, held.groups)
+            for held in self._held
         }
         groups = parameter_groups(named, settings.used("weight_decay"))
         plug_in = plugins.load("optim", settings.name)
         self._state_kinds = plug_in.STATE
-        view = Whole(parts.__getitem__) if whole else ALONE
+        view = WholeParameters(parts.__getitem__) if whole else ALONE
         made: torch.optim.Optimizer = plug_in.build(groups, settings, view)
         return made
 
     @abstractmethod
-    def _losses(self, batches: Sequence[Batch]) -> Tensor:
+    def _losses(self, batches: Sequence[MicroBatch]) -> Tensor:
         """Sum of the losses of all tokens of some micro batches; 0 where the last stage is not."""
 
     @abstractmethod
     def _set_mode(self, mode: str) -> None:
         """Ready the weights for "train" or "eval"."""
 
-    def _batches(self, rows: Sequence[TokenRows]) -> list[Batch]:
+    def _batches(self, rows: Sequence[TokenRows]) -> list[MicroBatch]:
         return [to_batch(each, self._run, self._device, self.mesh) for each in rows]
 
-    def _count(self, batches: Sequence[Batch]) -> int:
+    def _count(self, batches: Sequence[MicroBatch]) -> int:
         """Tokens of all ranks that have a loss."""
         if not leaves_out(self._run):
             own = sum(batch.labels.numel() for batch in batches)
@@ -189,7 +190,7 @@ class Base(ABC):
 
     def _to_disk(self, folder: Path) -> None:
         # DCP has synced what it wrote, but not the folder.
-        with same_fate():
+        with raise_on_all_ranks():
             if self._ranks.rank == 0:
                 files.sync(folder)
 

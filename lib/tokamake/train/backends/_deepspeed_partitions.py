@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from tokamake.checkpoint.native import training_state
-from tokamake.checkpoint.native.flat_chunks import Fragments, boxes
+from tokamake.checkpoint.native.flat_chunks import FlatChunks, boxes
 from tokamake.errors import UserError
 from tokamake.parallel.sharding import Held
 
 
 @dataclass(frozen=True)
-class Piece:
+class PartitionedParameter:
     """This rank's piece of a parameter."""
 
     held: Held
@@ -38,13 +38,13 @@ class Piece:
         """The piece of the buffer, or of an optimizer state that is like the buffer."""
         return tensor.detach().view(-1).narrow(0, self.offset, self.size)
 
-    def place(self, tensor: Tensor) -> Fragments:
+    def place(self, tensor: Tensor) -> FlatChunks:
         """The piece of such a tensor, as a part of the whole one."""
         parts = boxes(self.of(tensor), self.start, self.held.place)
-        return Fragments(self.held.shape, tensor.dtype, parts)
+        return FlatChunks(self.held.shape, tensor.dtype, parts)
 
 
-def pieces(held: Iterable[Held], optimizer: Any, stage: int) -> list[Piece]:
+def pieces(held: Iterable[Held], optimizer: Any, stage: int) -> list[PartitionedParameter]:
     """What this rank holds of parameters, least pieces of which it holds nothing.
 
     Args:
@@ -56,11 +56,11 @@ def pieces(held: Iterable[Held], optimizer: Any, stage: int) -> list[Piece]:
     return [piece for one in held for piece in find(one, optimizer) if piece.size]
 
 
-def _whole(held: Held, _: Any) -> Iterator[Piece]:
-    yield Piece(held, 0, held.local, 0, held.local.numel())
+def _whole(held: Held, _: Any) -> Iterator[PartitionedParameter]:
+    yield PartitionedParameter(held, 0, held.local, 0, held.local.numel())
 
 
-def _partition(held: Held, optimizer: Any) -> Iterator[Piece]:
+def _partition(held: Held, optimizer: Any) -> Iterator[PartitionedParameter]:
     """Stages 1 and 2: ranks share a group of parameters, laid one after the other."""
     mapping: Any = getattr(held.parameter, "_hp_mapping", None)
     if mapping is not None:
@@ -69,16 +69,18 @@ def _partition(held: Held, optimizer: Any) -> Iterator[Piece]:
         groups = groups or optimizer.single_partition_of_fp32_groups
         flat = groups[mapping.param_group_index]
         low, high = mapping.lp_fragment_address, mapping.hp_fragment_address
-        yield Piece(held, low.start, flat, high.start, high.numel)
+        yield PartitionedParameter(held, low.start, flat, high.start, high.numel)
 
 
-def _slice(held: Held, optimizer: Any) -> Iterator[Piece]:
+def _slice(held: Held, optimizer: Any) -> Iterator[PartitionedParameter]:
     """Stage 3: ranks share each parameter; the last ones' slices are filled up."""
     parameter: Any = held.parameter
     group, offset, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
     start = size * optimizer._get_param_partition_rank(parameter)
     left = max(0, parameter.ds_numel - start)
-    yield Piece(held, start, optimizer.fp32_partitioned_groups_flat[group], offset, min(size, left))
+    yield PartitionedParameter(
+        held, start, optimizer.fp32_partitioned_groups_flat[group], offset, min(size, left)
+    )
 
 
 @contextmanager
@@ -105,13 +107,13 @@ def publish(optimizer: Any, stage: int) -> None:
 
 
 def tensors_of(
-    found: Iterable[Piece], states: Mapping[Tensor, dict[str, Any]]
+    found: Iterable[PartitionedParameter], states: Mapping[Tensor, dict[str, Any]]
 ) -> training_state.Tensors:
     """Weights and optimizer states that this rank has a part in, by a checkpoint's keys.
 
     Args:
         found: pieces.
-        states: of the optimizer, by `Piece.flat`.
+        states: of the optimizer, by `PartitionedParameter.flat`.
     """
     tensors: training_state.Tensors = {}
     for piece in found:
@@ -124,7 +126,10 @@ def tensors_of(
 
 
 def make_state(
-    folder: Path, found: Iterable[Piece], optimizer: torch.optim.Optimizer, kinds: Mapping[str, str]
+    folder: Path,
+    found: Iterable[PartitionedParameter],
+    optimizer: torch.optim.Optimizer,
+    kinds: Mapping[str, str],
 ) -> None:
     """Make room in an optimizer for the states that a checkpoint has.
 
@@ -147,7 +152,7 @@ def make_state(
 
 def take_shared(
     folder: Path,
-    found: Iterable[Piece],
+    found: Iterable[PartitionedParameter],
     states: Mapping[Tensor, dict[str, Any]],
     loaded: training_state.Tensors,
 ) -> None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tokamake import plugins
-from tokamake.config import Run
+from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
 

@@ -15,37 +15,37 @@ import torch
 from torch import Tensor, nn
 
 from tokamake.checkpoint.native import training_state
-from tokamake.checkpoint.native.flat_chunks import Fragments
-from tokamake.config import Run
+from tokamake.checkpoint.native.flat_chunks import FlatChunks
+from tokamake.config.resolved_run import Run
 from tokamake.optim._groups import set_rates
 from tokamake.parallel import collectives, sharding
 from tokamake.parallel.sharding import Held
-from tokamake.runtime.rank_errors import same_fate
+from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.backends import _deepspeed_partitions as pieces
 from tokamake.train.backends import _deepspeed_setup as setup
-from tokamake.train.backends._base import Base
-from tokamake.train.batch import Batch, TokenRows
+from tokamake.train.backends._base import EngineBase
+from tokamake.train.batch import MicroBatch, TokenRows
 from tokamake.train.numerics import decided
-from tokamake.train.pipeline_stages import Stages
+from tokamake.train.pipeline_stages import PipelineStages
 from tokamake.train.step_result import Saving, StepResult
 
 
 class _Parts(nn.Module):
     """This rank's stages as one module, for DeepSpeed to see all parameters of."""
 
-    def __init__(self, stages: Stages) -> None:
+    def __init__(self, stages: PipelineStages) -> None:
         super().__init__()
         self.parts = nn.ModuleList(stages.modules.values())
         # Hidden, lest torch should take it for a part.
         self._stages = [stages]
 
-    def forward(self, batch: Batch, scale: float) -> Tensor:
+    def forward(self, batch: MicroBatch, scale: float) -> Tensor:
         """Sum of the losses of a micro batch's tokens, times `scale`; of a model in one stage."""
         return self._stages[0].loss(batch, scale)
 
 
-class Engine(Base):
+class Engine(EngineBase):
     """One rank's share of the training run.
 
     Args:
@@ -63,7 +63,7 @@ class Engine(Base):
     ) -> None:
         run = decided(run, device)
         self._stage, self._mode = run.train.zero_stage, ""
-        with same_fate():
+        with raise_on_all_ranks():
             setup.check(run, device)
         super().__init__(run, ranks, device, shard=False)
         # Of flat pieces there are no whole parameters.
@@ -80,7 +80,7 @@ class Engine(Base):
             self._take_start()
             pieces.publish(self._engine.optimizer, self._stage)
 
-    def _weights(self) -> Iterator[tuple[Held, Fragments]]:
+    def _weights(self) -> Iterator[tuple[Held, FlatChunks]]:
         for piece in self._pieces:
             yield piece.held, piece.place(piece.flat)
 
@@ -126,7 +126,7 @@ class Engine(Base):
         stepped = math.isfinite(loss) and self._loss_scale.update(norm)
         return StepResult(loss, norm, stop=stopped, saved=all_saved, skipped=not stepped)
 
-    def _at_once(self, batches: Sequence[Batch], scale: float) -> Tensor:
+    def _at_once(self, batches: Sequence[MicroBatch], scale: float) -> Tensor:
         """Add up the gradients of a step here, then let DeepSpeed reduce them."""
         value = self._loss_scale.value
         total = self._stages.forward_backward(batches, scale * value) / value
@@ -146,7 +146,7 @@ class Engine(Base):
             return found
         return getattr(parameter, "_hp_grad", parameter.grad)
 
-    def _one_by_one(self, batches: Sequence[Batch], scale: float) -> Tensor:
+    def _one_by_one(self, batches: Sequence[MicroBatch], scale: float) -> Tensor:
         """Let DeepSpeed reduce the gradients of each micro batch, and add up its share of them."""
         total = torch.zeros((), device=self._device)
         for number, batch in enumerate(batches, 1):
@@ -180,7 +180,7 @@ class Engine(Base):
         pieces.publish(self._engine.optimizer, self._stage)
 
     @torch.no_grad()
-    def _losses(self, batches: Sequence[Batch]) -> Tensor:
+    def _losses(self, batches: Sequence[MicroBatch]) -> Tensor:
         if self._stage < 3:
             return self._stages.losses(batches)
         return torch.stack([self._engine(batch, 1.0) for batch in batches]).sum()
@@ -204,12 +204,12 @@ class Engine(Base):
         copies = [piece for piece in self._pieces if piece.held.is_copy]
         state = None
         for some in (own, copies):
-            with same_fate():
+            with raise_on_all_ranks():
                 pieces.make_state(folder, some, self._optimizer, self._state_kinds)
                 tensors = pieces.tensors_of(some, self._optimizer.state)
                 training_state.check(folder, tensors)
             state = training_state.load(folder, tensors) or state
-            with same_fate():
+            with raise_on_all_ranks():
                 pieces.take_shared(folder, some, self._optimizer.state, tensors)
         pieces.publish(self._engine.optimizer, self._stage)
         self._take_rest(folder, state)

@@ -15,19 +15,19 @@ from torch import Tensor
 
 from tokamake import plugins
 from tokamake.checkpoint.native import training_state
-from tokamake.checkpoint.native.flat_chunks import Fragments, box
-from tokamake.config import Run
+from tokamake.checkpoint.native.flat_chunks import FlatChunks, box
+from tokamake.config.resolved_run import Run
 from tokamake.optim._groups import set_rates
 from tokamake.parallel import sharding
 from tokamake.parallel.sharding import Held
-from tokamake.runtime.rank_errors import same_fate
+from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
-from tokamake.train.backends._base import Base
-from tokamake.train.batch import Batch, TokenRows, chances
+from tokamake.train.backends._base import EngineBase
+from tokamake.train.batch import MicroBatch, TokenRows, chances
 from tokamake.train.step_result import Saving, StepResult
 
 
-class Engine(Base):
+class Engine(EngineBase):
     """One rank's share of the training run.
 
     Args:
@@ -47,11 +47,11 @@ class Engine(Base):
         self._optimizer = self._build_optimizer(whole=True)
         plug_in = plugins.load("optim", run.train.optimizer.name)
         self._needs_hessian = getattr(plug_in, "needs_hessian", None)
-        self._layout = training_state.Layout(self.mesh, device)
+        self._layout = training_state.StateLayout(self.mesh, device)
         if not continues:
             self._take_start()
 
-    def _weights(self) -> Iterator[tuple[Held, Fragments]]:
+    def _weights(self) -> Iterator[tuple[Held, FlatChunks]]:
         for held in self._held:
             yield held, box(held.local.detach(), held.shape, held.place)
 
@@ -96,7 +96,7 @@ class Engine(Base):
         states = (self._optimizer.state.get(held.local, {}) for held in self._held)
         return max((int(state["step"]) for state in states if "step" in state), default=0)
 
-    def _update_hessian(self, rows: Sequence[TokenRows], batches: Sequence[Batch]) -> None:
+    def _update_hessian(self, rows: Sequence[TokenRows], batches: Sequence[MicroBatch]) -> None:
         """Where it is due, let the optimizer take in gradients of labels drawn from the model."""
         if self._needs_hessian is None:
             return
@@ -142,7 +142,7 @@ class Engine(Base):
         if hasattr(self._optimizer, mode):
             getattr(self._optimizer, mode)()
 
-    def _losses(self, batches: Sequence[Batch]) -> Tensor:
+    def _losses(self, batches: Sequence[MicroBatch]) -> Tensor:
         found = self._stages.losses(batches)
         self._stages.forget_whole_weights()
         return found
@@ -194,7 +194,7 @@ class Engine(Base):
         copies = [held for held in self._held if held.is_copy]
         state = None
         for some in (self._of_own(), copies):
-            with same_fate():
+            with raise_on_all_ranks():
                 training_state.make_state(folder, some, self._optimizer, self._state_kinds)
                 tensors = self._tensors(some)
                 training_state.check(folder, tensors)

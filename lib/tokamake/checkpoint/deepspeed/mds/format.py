@@ -19,9 +19,9 @@ from tokamake.checkpoint.megatron_model.arguments import (
     progress_of,
     version_of,
 )
-from tokamake.checkpoint.megatron_model.rank_tensors import Part, Rank, padded
-from tokamake.checkpoint.tensors.checkpoint import Layout, Opened, Target
-from tokamake.checkpoint.tensors.extents import Region
+from tokamake.checkpoint.megatron_model.rank_tensors import Rank, TensorSlice, padded
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout, Target
+from tokamake.checkpoint.tensors.extents import Extent
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.parallel.axis import Axis
 
@@ -35,7 +35,7 @@ def find(path: Path) -> Path | None:
     return None if folder is None or any(folder.glob("layer_*-model_*")) else folder
 
 
-def opened(folder: Path) -> Opened:
+def opened(folder: Path) -> Checkpoint:
     """Open a checkpoint that `find` has found.
 
     Raises:
@@ -50,7 +50,7 @@ def opened(folder: Path) -> Opened:
     architecture = architecture_of(args, files[0], padded_vocab_size=rows, is_core=is_core)
     check_sizes(args, folder, tensor=size, pipeline=1)
     layers = range(architecture.num_hidden_layers)
-    regions, parts = list[Region](), list[dict[str, Part]]()
+    regions, parts = list[Extent](), list[dict[str, TensorSlice]]()
     for number, file in enumerate(files):
         state = first if number == 0 else deepspeed_folder.read(file)
         deepspeed_folder.check_step(file, state, files[0], first)
@@ -60,12 +60,12 @@ def opened(folder: Path) -> Opened:
             regions += megatron_module.found(file, state.get("module"), tree)
         parts.append(dict(megatron_module.named(tree)))
     shards = zero_shards.read(folder, parts, tensor_parallel_size=size, beside=regions)
-    return Opened(
+    return Checkpoint(
         "mds",
         folder,
         architecture,
         shards.source(regions, megatron_module.shapes_of(architecture)),
-        Layout(
+        ParallelLayout(
             tensor_parallel_size=size,
             data_parallel_size=shards.data_parallel_size or deepspeed_folder.data_ranks(first),
             zero_stage=shards.zero_stage,
@@ -78,7 +78,7 @@ def opened(folder: Path) -> Opened:
     )
 
 
-def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
+def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:
     """Write the files without their tensors.
 
     Args:
@@ -95,7 +95,7 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
     size = target.layout.tensor_parallel_size
     rows = padded(checkpoint.architecture, target.make_vocab_size_divisible_by, size)
     layers = range(checkpoint.architecture.num_hidden_layers)
-    regions: list[Region] = []
+    regions: list[Extent] = []
     partitions = Partitions(checkpoint, target) if target.layout.zero_stage else None
     for number in range(size):
         rank = Rank(checkpoint.architecture, Axis(number, size), rows)

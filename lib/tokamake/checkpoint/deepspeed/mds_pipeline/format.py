@@ -23,9 +23,9 @@ from tokamake.checkpoint.megatron_model.arguments import (
     progress_of,
     version_of,
 )
-from tokamake.checkpoint.megatron_model.rank_tensors import Part, Rank, padded
-from tokamake.checkpoint.tensors.checkpoint import Layout, Opened, Target
-from tokamake.checkpoint.tensors.extents import Region
+from tokamake.checkpoint.megatron_model.rank_tensors import Rank, TensorSlice, padded
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout, Target
+from tokamake.checkpoint.tensors.extents import Extent
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
@@ -41,7 +41,7 @@ def find(path: Path) -> Path | None:
     return folder if folder is not None and any(folder.glob("layer_*-model_*")) else None
 
 
-def opened(folder: Path) -> Opened:
+def opened(folder: Path) -> Checkpoint:
     """Open a checkpoint that `find` has found.
 
     Raises:
@@ -62,7 +62,7 @@ def opened(folder: Path) -> Opened:
     architecture = architecture_of(args, first_states, padded_vocab_size=rows)
     check_sizes(args, folder, tensor=tensor, pipeline=stages)
     version = version_of(state, first_states, missing=3.0)
-    regions, named = list[Region](), list[dict[str, Part]]()
+    regions, named = list[Extent](), list[dict[str, TensorSlice]]()
     for number in range(tensor):
         rank = Rank(architecture, Axis(number, tensor), rows, version)
         parts = [*_parts(rank)]
@@ -76,12 +76,12 @@ def opened(folder: Path) -> Opened:
             regions += megatron_module.found(file, deepspeed_folder.read(file), tree)
         named.append(by_deepspeed(rank, numbers))
     shards = zero_shards.read(folder, named * stages, tensor_parallel_size=tensor, beside=regions)
-    return Opened(
+    return Checkpoint(
         "mds_pipeline",
         folder,
         architecture,
         shards.source(regions, megatron_module.shapes_of(architecture)),
-        Layout(
+        ParallelLayout(
             tensor,
             stages,
             data_parallel_size=shards.data_parallel_size or deepspeed_folder.data_ranks(state),
@@ -112,7 +112,7 @@ def _file(layer: int, rank: int) -> str:
     return f"layer_{layer:02d}-model_{rank:02d}-model_states.pt"
 
 
-def by_deepspeed(rank: Rank, numbers: Iterable[int]) -> dict[str, Part]:
+def by_deepspeed(rank: Rank, numbers: Iterable[int]) -> dict[str, TensorSlice]:
     """What a rank has, by the names that DeepSpeed's pipeline has for parameters.
 
     Args:
@@ -129,7 +129,7 @@ def by_deepspeed(rank: Rank, numbers: Iterable[int]) -> dict[str, Part]:
     }
 
 
-def _parts(rank: Rank) -> Iterator[dict[str, Part]]:
+def _parts(rank: Rank) -> Iterator[dict[str, TensorSlice]]:
     """What is in a rank's files, in their order."""
     yield rank.embedding()
     for number in range(rank.architecture.num_hidden_layers):
@@ -139,7 +139,7 @@ def _parts(rank: Rank) -> Iterator[dict[str, Part]]:
         yield {f"lm_head.{name}": part for name, part in output.items()}
 
 
-def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
+def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:
     """Write the files without their tensors; layers are numbered from 1 without gaps.
 
     Args:
@@ -161,7 +161,7 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
             f"{layers} or less"
         )
     rows = padded(checkpoint.architecture, target.make_vocab_size_divisible_by, size)
-    regions: list[Region] = []
+    regions: list[Extent] = []
     for number in range(size):
         rank = Rank(checkpoint.architecture, Axis(number, size), rows)
         for layer, tree in enumerate(_parts(rank), 1):
@@ -180,7 +180,7 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
     return regions
 
 
-def _partitions(checkpoint: Opened, target: Target) -> Partitions | None:
+def _partitions(checkpoint: Checkpoint, target: Target) -> Partitions | None:
     """What writes optimizer states, if they are asked for.
 
     Raises:
@@ -194,7 +194,7 @@ def _partitions(checkpoint: Opened, target: Target) -> Partitions | None:
     return Partitions(checkpoint, target) if target.layout.zero_stage else None
 
 
-def of_stage(rank: Rank, stage: int, stages: int) -> dict[str, Part]:
+def of_stage(rank: Rank, stage: int, stages: int) -> dict[str, TensorSlice]:
     """What a stage trains, in its model's order, by the names in files that are written here.
 
     DeepSpeed gives each stage as many layers (type:transformer), the first ones one more where
@@ -203,7 +203,7 @@ def of_stage(rank: Rank, stage: int, stages: int) -> dict[str, Part]:
     each, more = divmod(layers := rank.architecture.num_hidden_layers, stages)
     begin, end = (2 + at * each + min(at, more) for at in (stage, stage + 1))
     own = range(begin if stage else 1, end if stage < stages - 1 else layers + 4)
-    found: dict[str, Part] = {}
+    found: dict[str, TensorSlice] = {}
     for name, part in by_deepspeed(rank, count(1)).items():
         number = name.partition(".")[0]
         # What the first stage and the last tie comes first on both.

@@ -26,13 +26,13 @@ from tokamake.checkpoint.megatron_model.arguments import (
     progress_of,
     version_of,
 )
-from tokamake.checkpoint.megatron_model.rank_tensors import Part, Rank
-from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Opened, Target
+from tokamake.checkpoint.megatron_model.rank_tensors import Rank, TensorSlice
+from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Target
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
-from tokamake.checkpoint.tensors.extents import Block, Planned, Region, Source
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, TensorSource
 from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
 from tokamake.checkpoint.torch_files.pickle_reader import Located
-from tokamake.config import Architecture
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 
@@ -57,7 +57,7 @@ def find(path: Path) -> Path | None:
     return next((folder for folder in folders if (folder / _ZERO).is_dir()), None)
 
 
-def opened(folder: Path) -> Opened:
+def opened(folder: Path) -> Checkpoint:
     """Open a checkpoint that `find` has found.
 
     Raises:
@@ -82,7 +82,7 @@ def opened(folder: Path) -> Opened:
             raise UserError(f"{each}: is not part of the model; {REMEDY}")
         _add(states, each, part)
     _add_steps(states, folder / _ZERO)
-    return Opened(
+    return Checkpoint(
         "universal",
         folder,
         architecture,
@@ -109,7 +109,9 @@ def _rows(folder: Path, names: Mapping[str, Path], hidden_size: int) -> int:
     return megatron_module.vocabulary_rows(file, state["module"]) * deepspeed_folder.ranks(folder)
 
 
-def _frozen(folder: Path, architecture: Architecture, parts: Mapping[str, Part]) -> list[Region]:
+def _frozen(
+    folder: Path, architecture: Architecture, parts: Mapping[str, TensorSlice]
+) -> list[Extent]:
     """Where parameters lie that were not trained: DeepSpeed leaves these in ranks' files.
 
     Args:
@@ -124,7 +126,7 @@ def _frozen(folder: Path, architecture: Architecture, parts: Mapping[str, Part])
         deepspeed_folder.ranks(folder),
         {b.key for each in parts.values() for b in each.blocks},
     )
-    missing, regions = next(iter(parts)), list[Region]()
+    missing, regions = next(iter(parts)), list[Extent]()
     for place in range(size):
         state = deepspeed_folder.read(file := deepspeed_folder.states(folder, place))
         groups, module = state.get("param_shapes"), state.get("module")
@@ -180,7 +182,7 @@ def _numbers(names: Iterable[str]) -> list[int]:
     return [*tied, *sorted(int(number) for number in found if number.isdecimal())]
 
 
-def _parts(rank: Rank, numbers: Iterable[int] | None) -> dict[str, Part]:
+def _parts(rank: Rank, numbers: Iterable[int] | None) -> dict[str, TensorSlice]:
     """What a model is made of, by DeepSpeed's names.
 
     Args:
@@ -202,7 +204,7 @@ def _param(file: Path) -> Located:
     return found
 
 
-def _add(states: States, folder: Path, part: Part) -> None:
+def _add(states: States, folder: Path, part: TensorSlice) -> None:
     """Add what a parameter's folder has."""
     for file in sorted(folder.glob("*.pt")):
         kind = file.stem
@@ -227,7 +229,7 @@ def _add(states: States, folder: Path, part: Part) -> None:
 def _add_step(states: States, file: Path, step: Any, keys: set[str]) -> None:
     """Add how many steps the optimizer has done."""
     if isinstance(step, Located):
-        blocks = (*(Block(key, ()) for key in sorted(keys)),)
+        blocks = (*(Chunk(key, ()) for key in sorted(keys)),)
         states.regions.append(torch_archive.region(file, _STEP, step, blocks))
         states.numbers |= keys
     elif isinstance(step, int | float):
@@ -245,7 +247,7 @@ def _add_steps(states: States, zero: Path) -> None:
         _add_step(states, file, inner.get("state", {}).get(0, {}).get(_STEP), left)
 
 
-def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
+def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:
     """Write the files without their tensors; with names of a pipeline if it is to have one.
 
     Args:
@@ -269,7 +271,7 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
     files.write_text(folder / _POINTER, name)
     rank = Rank(architecture, Axis(0, 1), architecture.vocab_size)
     parts = _parts(rank, count(1) if target.layout.pipeline_parallel_size > 1 else None)
-    regions: list[Region] = []
+    regions: list[Extent] = []
     for each, part in parts.items():
         (zero / each).mkdir()
         for kind, content in _contents(each, part, source):
@@ -285,7 +287,7 @@ def lay_out(folder: Path, checkpoint: Opened, target: Target) -> list[Region]:
     return regions
 
 
-def _contents(name: str, part: Part, source: Source) -> Iterator[tuple[str, Any]]:
+def _contents(name: str, part: TensorSlice, source: TensorSource) -> Iterator[tuple[str, Any]]:
     """What a parameter's files hold, by kind."""
     about: dict[str, Any] = {"cat_dim": int(name.endswith(_SPLIT_BY_COLUMNS))}
     if name.endswith(_OF_VOCABULARY):
@@ -305,16 +307,16 @@ def _contents(name: str, part: Part, source: Source) -> Iterator[tuple[str, Any]
         if source.shapes[keys[0]]:
             yield kind, {"param": _planned(part, f"optimizer.{kind}."), **about}
         else:
-            yield kind, Planned((), FLOAT32, (Block(keys[0], ()),))
+            yield kind, PlannedTensor((), FLOAT32, (Chunk(keys[0], ()),))
 
 
 @functools.cache
-def _kinds(source: Source) -> tuple[str, ...]:
+def _kinds(source: TensorSource) -> tuple[str, ...]:
     """States of the optimizer that made a checkpoint."""
     found = (key.split(".")[1] for key in source if key.startswith("optimizer."))
     return (*dict.fromkeys(found),)
 
 
-def _planned(part: Part, prefix: str) -> Planned:
+def _planned(part: TensorSlice, prefix: str) -> PlannedTensor:
     blocks = (block._replace(key=prefix + parameter(block.key)) for block in part.blocks)
-    return Planned(part.shape, FLOAT32, (*blocks,))
+    return PlannedTensor(part.shape, FLOAT32, (*blocks,))

@@ -24,7 +24,7 @@ _WINDOW = 8
 """Tokens that surely hold a whole character: at most four bytes, of one byte or more each."""
 
 
-class Part(NamedTuple):
+class Fragment(NamedTuple):
     """Tokens that stand together in a rearranged sample, and what they were made of.
 
     A special token of the rearrangement is made of nothing. Other tokens are those that stood from
@@ -72,13 +72,13 @@ class Rearranger:
     def __init__(self, fim: Fim, tokenizer: Tokenizer, marks: FimTokens) -> None:
         self._fim, self._tokenizer, self._split = fim, tokenizer, marks.split
         self._prefix, self._suffix, self._middle = (
-            Part(np.array([mark])) for mark in (marks.prefix, marks.suffix, marks.middle)
+            Fragment(np.array([mark])) for mark in (marks.prefix, marks.suffix, marks.middle)
         )
         self._special = np.zeros(tokenizer.vocab_size, bool)
         self._special[marks.special] = True
         self.decode = tokenizer.decode
 
-    def __call__(self, tokens: Tokens, chance: Chance) -> list[Part]:
+    def __call__(self, tokens: Tokens, chance: Chance) -> list[Fragment]:
         """Rearrange a sample.
 
         Raises:
@@ -92,12 +92,12 @@ class Rearranger:
         parts = []
         for start, document, end in _parted(tokens, tokens == self._tokenizer.eod):
             parts += self._document(document, start, chance)
-            parts.append(Part(end, start + len(document)))
+            parts.append(Fragment(end, start + len(document)))
         return parts
 
-    def _document(self, tokens: Tokens, start: int, chance: Chance) -> list[Part]:
+    def _document(self, tokens: Tokens, start: int, chance: Chance) -> list[Fragment]:
         if not len(tokens) or not chance.happens(self._fim.rate):
-            return [Part(tokens, start)]
+            return [Fragment(tokens, start)]
         splits = tokens == self._split
         if not splits.any():
             return self._filled_in(tokens, start, chance)
@@ -105,11 +105,11 @@ class Rearranger:
         for offset, fragment, end in _parted(tokens, splits):
             at = start + offset
             chosen = len(fragment) and chance.happens(self._fim.fragment_rate)
-            parts += self._filled_in(fragment, at, chance) if chosen else [Part(fragment, at)]
-            parts.append(Part(end, at + len(fragment)))
+            parts += self._filled_in(fragment, at, chance) if chosen else [Fragment(fragment, at)]
+            parts.append(Fragment(end, at + len(fragment)))
         return parts
 
-    def _filled_in(self, tokens: Tokens, start: int, chance: Chance) -> list[Part]:
+    def _filled_in(self, tokens: Tokens, start: int, chance: Chance) -> list[Fragment]:
         """Cut the text in two places, any of which may be its end, and put the middle last."""
         units: list[Unit] = []
         for ids, text in self.stretches(tokens):
@@ -117,7 +117,7 @@ class Rearranger:
         first, second = sorted(chance.below(len(units) + 1) for _ in range(2))
         prefix, middle, suffix = (
             [
-                Part(ids, start, tokens, unit, text)
+                Fragment(ids, start, tokens, unit, text)
                 for unit, text, ids in self._encoded(units, begin, end)
             ]
             for begin, end in pairwise((0, first, second, len(units)))

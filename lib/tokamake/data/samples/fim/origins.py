@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from tokamake.data.samples.fim.documents import Part, Rearranger, Tokens
+from tokamake.data.samples.fim.documents import Fragment, Rearranger, Tokens
 
 NOWHERE = -1
 """Origin of tokens that come from no plain token."""
@@ -16,7 +16,7 @@ NOWHERE = -1
 _Span = tuple[Tokens, Tokens]
 
 
-def origins(parts: list[Part], rearranger: Rearranger) -> Tokens:
+def origins(parts: list[Fragment], rearranger: Rearranger) -> Tokens:
     """(tokens,) places in the plain sample that the tokens of parts come from, in their order.
 
     A token that stayed comes from where it stood. One that was made of cut text comes from the
@@ -61,7 +61,7 @@ def _tokens_of_units(fragment: Tokens, rearranger: Rearranger) -> _Span:
     return np.concatenate(firsts), np.concatenate(lasts)
 
 
-def _units_of_tokens(part: Part, decode: Callable[[list[int]], str]) -> _Span:
+def _units_of_tokens(part: Fragment, decode: Callable[[list[int]], str]) -> _Span:
     """(tokens,) the unit of a part that each token begins in, and which of its tokens it is."""
     numbers = np.arange(len(part.tokens))
     if not part.text:

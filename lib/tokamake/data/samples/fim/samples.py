@@ -13,15 +13,15 @@ import numpy as np
 
 from tokamake import files
 from tokamake.data.indexed.tokenizer_check import check_tokenizer
-from tokamake.data.samples.fim.documents import Chance, Part, Rearranger, Tokens
+from tokamake.data.samples.fim.documents import Chance, Fragment, Rearranger, Tokens
 from tokamake.data.samples.fim.origins import NOWHERE, origins
 from tokamake.data.samples.fim.tokens import Fim, find_tokens
-from tokamake.data.samples.loader import PAD, Piece, Samples
+from tokamake.data.samples.loader import PAD, DocumentSpan, Samples
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
-    from tokamake.config import Run
+    from tokamake.config.resolved_run import Run
 
 
 class Traced(NamedTuple):
@@ -99,7 +99,7 @@ class FimSamples:
         found = self._row([origins(parts, self._rearranged)], fill=NOWHERE)
         return Traced(row, found, self._marks, max(sum(map(len, tokens)) - len(row), 0))
 
-    def _parts(self, sample: int) -> list[Part]:
+    def _parts(self, sample: int) -> list[Fragment]:
         plain = self._samples[sample]
         return self._rearranged(plain[plain != PAD], Chance(self._seed, sample))
 
@@ -113,7 +113,7 @@ class FimSamples:
         """Name of the corpus that a sample comes from."""
         return self._samples.source(sample)
 
-    def pieces(self, sample: int) -> list[Piece]:
+    def pieces(self, sample: int) -> list[DocumentSpan]:
         """What a sample was made of, before its documents were rearranged."""
         return self._samples.pieces(sample)
 
