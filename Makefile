@@ -11,10 +11,11 @@ STAMP := .venv/installed
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export DS_BUILD_OPS := 0
+export NO_MKDOCS_2_WARNING := 1
 # Images of containers often set it; each start would then compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install train test test-fresh check format clean
+.PHONY: help install train test test-fresh check docs format clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -51,6 +52,11 @@ check: install  ## format, lint, types, import layers, workflow
 	$(BIN)/snakefmt --check workflow
 	$(BIN)/clang-format --dry-run --Werror lib/csrc/*.cpp lib/csrc/*.hpp
 	$(SNAKEMAKE) --lint
+	$(BIN)/mkdocs build --quiet
+
+docs: install  ## write the reference pages from code and build the site in build/site
+	$(BIN)/python docs/generate.py
+	$(BIN)/mkdocs build --quiet
 
 format: install  ## rewrite sources in the house format
 	$(BIN)/ruff check --fix-only --quiet .

@@ -1,5 +1,6 @@
 """The command line: instant help from docstrings, one line and exit status 2 for mistakes."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from tokamake import cli
 
-COMMANDS = cli.STAGES | cli.TOOLS
+COMMANDS = cli.COMMANDS
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -75,3 +76,12 @@ def test_mistakes_are_one_line(tmp_path: Path, arguments: tuple[str, ...]) -> No
     assert MISTAKES[arguments] in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_in_help_texts_are_valid_calls(command: str) -> None:
+    arguments = [command, *shlex.split(COMMANDS[command].example)]
+    _, bound, _ = cli.make_app(command).parse_args(
+        arguments, print_error=False, exit_on_error=False
+    )
+    assert bound.arguments

@@ -14,6 +14,7 @@ from tokamake.config.data import TokenizeSettings
 from tokamake.config.training import INDEX_SETTINGS, TrainSettings
 from tokamake.data.samples.index import index
 from tokamake.data.tokenize.tokenize import tokenize
+from tokamake.workflow.data import DataRules
 
 PACKAGE = ROOT / "lib/tokamake"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -21,7 +22,8 @@ EXECUTOR = sorted((ROOT / "lib").glob("snakemake_executor_plugin_*/*.py"))
 RULES = "\n".join(path.read_text() for path in sorted((ROOT / "workflow").rglob("*.smk")))
 SNAKEFILE = (ROOT / "workflow/Snakefile").read_text()
 
-COMMANDS = cli.STAGES | cli.TOOLS
+COMMANDS = cli.COMMANDS
+STAGES, TOOLS = cli.commands(cli.STAGES), cli.commands(cli.TOOLS)
 
 # Targets that only gather, and the one stage whose tool is Snakemake itself.
 NO_COMMAND = {"all", "data", "report"}
@@ -39,27 +41,27 @@ def rules() -> dict[str, str]:
 
 def commands() -> dict[str, str]:
     """Rule name to the stage that it runs."""
-    stages = {cli.function_name(stage): stage for stage in cli.STAGES}
+    stages = {cli.function_name(stage): stage for stage in STAGES}
     return {name: stages[OTHER_NAME.get(name, name)] for name in set(rules()) - NO_COMMAND}
 
 
 def test_one_rule_one_subcommand_one_function() -> None:
-    assert set(commands().values()) == set(cli.STAGES)
+    assert set(commands().values()) == set(STAGES)
     for name, stage in commands().items():
         assert re.search(rf"\btokamake {stage}\b", rules()[name])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_one_subcommand_one_function(command: str) -> None:
-    module, name = COMMANDS[command], cli.function_name(command)
+    module, name = cli.module_name(command), cli.function_name(command)
     assert module.rpartition(".")[2] == name
     assert callable(getattr(import_module(module), name))
 
 
 def test_tools_are_what_the_workflow_needs_no_job_for() -> None:
     # `plan` is one: each reading of the workflow makes the plan, the main process writes it down.
-    assert not set(cli.TOOLS) & set(cli.STAGES)
-    for tool in cli.TOOLS:
+    assert not set(TOOLS) & set(STAGES)
+    for tool in TOOLS:
         assert not re.search(rf"\btokamake {tool}(?![-\w])", SNAKEFILE + RULES)
 
 
@@ -77,7 +79,7 @@ def test_shape_of_rules(name: str) -> None:
 
 def test_options_of_a_rule_exist() -> None:
     for name, stage in commands().items():
-        function = getattr(import_module(cli.STAGES[stage]), cli.function_name(stage))
+        function = getattr(import_module(cli.module_name(stage)), cli.function_name(stage))
         known = {
             option
             for each in inspect.signature(function).parameters.values()
@@ -96,10 +98,10 @@ def names_of(parameter: inspect.Parameter) -> list[str]:
 
 def test_options_made_of_the_config_exist() -> None:
     known = set(inspect.signature(tokenize).parameters)
-    text = RULES.partition("def corpus_options(")[2].partition("\n\n\n")[0]
+    text = inspect.getsource(DataRules.corpus_options)
     of_corpora = {option.replace("-", "_") for option in re.findall(r"--([a-z-]+)=", text)}
     assert of_corpora == {"text_key", "template", "format"}
-    left_out = re.findall(r"options\(CONFIG.tokenize, leave_out=\(\"(\w+)\",\)\)", RULES)
+    left_out = re.findall(r"options\(CONFIG.shared.tokenize, leave_out=\(\"(\w+)\",\)\)", RULES)
     assert left_out == ["deduplicate"]
     assert of_corpora | set(TokenizeSettings.model_fields) - set(left_out) <= known
 
@@ -140,7 +142,7 @@ def test_functions_stay_small(path: Path) -> None:
 def test_settings_of_the_index_exist() -> None:
     known = set(inspect.signature(index).parameters)
     assert set(INDEX_SETTINGS) <= known & set(TrainSettings.model_fields)
-    text = RULES.partition("def sample_options(")[2].partition("\n\n\n")[0]
+    text = inspect.getsource(DataRules.sample_options)
     options = {option.replace("-", "_") for option in re.findall(r"--([a-z-]+)=", text)}
     assert options == {"train_samples", "valid_samples", "epochs"}
     assert options | {"held_out"} <= known
@@ -164,7 +166,10 @@ def test_some_packages_are_imported_in_one_place() -> None:
     of_deepspeed = users.pop("deepspeed")
     assert of_deepspeed
     assert all(path.startswith("train/backends/") for path in of_deepspeed)
-    assert users == {"mpi4py": {"runtime/ranks.py"}, "snakemake": set()}
+    assert users == {
+        "mpi4py": {"runtime/ranks.py"},
+        "snakemake": {"workflow/snakemake_internals.py"},
+    }
 
 
 def test_the_executor_is_a_package_of_its_own() -> None:

@@ -1,6 +1,6 @@
 """The `tokamake` command: one subcommand a stage, made from its function's signature and docstring.
 
-A new stage is one line in STAGES. Modules are imported only when their subcommand runs.
+A new stage is an entry of STAGES. Modules are imported only when their subcommand runs.
 """
 
 import ast
@@ -11,45 +11,130 @@ import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from cyclopts import App
+
+
+class Command(NamedTuple):
+    """A subcommand; its function has its name, and is in a module of its name."""
+
+    package: str
+    """Package of the module, below `tokamake`."""
+    example: str
+    """Arguments of a call that `--help` shows."""
+
 
 STAGES = {
-    "sample-corpus": "tokamake.data.corpus.sample_corpus",
-    "train-tokenizer": "tokamake.data.corpus.train_tokenizer",
-    "hash-documents": "tokamake.data.corpus.hash_documents",
-    "find-duplicates": "tokamake.data.corpus.find_duplicates",
-    "tokenize": "tokamake.data.tokenize.tokenize",
-    "merge": "tokamake.data.indexed.merge",
-    "describe": "tokamake.data.indexed.describe",
-    "weigh": "tokamake.data.mixture.weigh",
-    "index": "tokamake.data.samples.index",
-    "init-model": "tokamake.checkpoint.init_model",
-    "convert": "tokamake.checkpoint.convert",
-    "resolve": "tokamake.train.resolve",
-    "plan-segments": "tokamake.train.plan_segments",
-    "doctor": "tokamake.doctor.doctor",
-    "train": "tokamake.train.train",
-    "evaluate": "tokamake.evaluate.evaluate",
-    "generate": "tokamake.generate.generate",
-    "plot": "tokamake.report.plot",
-    "compare": "tokamake.report.compare",
+    "Data": {
+        "sample-corpus": Command(
+            "data.corpus",
+            """--settings '{"docs": {"num_files": 2, "file_bytes": 100000}}' --output raw""",
+        ),
+        "train-tokenizer": Command(
+            "data.corpus", "raw/*.jsonl --vocab-size 32000 --output tokenizer"
+        ),
+        "hash-documents": Command(
+            "data.corpus", "--plan plan.json --batch web-00000 --output web-00000.rows"
+        ),
+        "find-duplicates": Command("data.corpus", "web-*.rows --output web.rows"),
+        "tokenize": Command(
+            "data.tokenize", "raw/*.jsonl.zst --output out/web --tokenizer /models/llama2"
+        ),
+        "merge": Command("data.indexed", "out/ --output merged/web --max-bytes 5GB"),
+        "describe": Command("data.indexed", "merged/*.bin --output metadata.json"),
+        "weigh": Command(
+            "data.mixture",
+            "--corpora corpora.tsv --metadata metadata.json --output weights.txt",
+        ),
+        "index": Command(
+            "data.samples",
+            "--weights weights.txt --sequence-length 4096 --train-samples 1000000"
+            " --valid-samples 1000 --split 98,1,1 --seed 1234 --output index",
+        ),
+    },
+    "Checkpoints": {
+        "init-model": Command(
+            "checkpoint",
+            "--architecture config/models/llama2-7b.yaml --tokenizer tokenizer --seed 1"
+            " --output init",
+        ),
+        "convert": Command(
+            "checkpoint",
+            "--from /models/llama2-7b --to mds --format mds --tensor-parallel-size 4",
+        ),
+    },
+    "Training": {
+        "resolve": Command(
+            "train",
+            "--settings '{\"train_steps\": 100}' --run tiny --seed 1 --checkpoint native"
+            " --index index --data-root data --output-folder training --output run.yaml",
+        ),
+        "plan-segments": Command(
+            "train", "--config run.yaml --segment-steps 500 --output segments.json"
+        ),
+        "doctor": Command("doctor", "--profile profiles/aurora"),
+        "train": Command("train", "--config results/tiny/run.yaml"),
+    },
+    "Model": {
+        "evaluate": Command(
+            "evaluate",
+            "--checkpoint results/tiny/export --weights results/data/tiny.weights.txt"
+            " --data-root results/data --tokenizer results/tokenizer --split 90,5,5"
+            " --sequence-length 256 --output evaluate.json",
+        ),
+        "generate": Command(
+            "generate",
+            "--checkpoint results/tiny/export --tokenizer results/tokenizer"
+            " --prompts 'def main' --output samples.json",
+        ),
+        "plot": Command(
+            "report",
+            "--metadata results/data/metadata.json --index results/tiny/index"
+            " --metrics results/tiny/training/metrics.jsonl --train results/tiny/train.json"
+            " --evaluation results/tiny/evaluate.json --samples results/tiny/samples.json"
+            " --config results/tiny/run.yaml --output plots",
+        ),
+        "compare": Command("report", "results/small results/large --output comparison"),
+    },
 }
-"""Subcommand to module, in the order of the data's way; the function has the subcommand's name."""
+"""Subcommands that rules of the workflow call, in groups, in the order of the data's way."""
 
 TOOLS = {
-    "plan": "tokamake.data.corpus.plan",
-    "trace": "tokamake.data.indexed.trace",
-    "trace-sample": "tokamake.data.samples.trace_sample",
-    "trace-steps": "tokamake.data.samples.trace_steps",
-    "split": "tokamake.data.corpus.split",
-    "repair": "tokamake.data.indexed.repair",
-    "lint-weights": "tokamake.data.mixture.lint_weights",
-    "mix": "tokamake.data.mixture.mix",
-    "inspect": "tokamake.checkpoint.inspect",
-    "status": "tokamake.status.status",
-    "benchmark-train": "tokamake.train.benchmark_train",
-    "find-learning-rate": "tokamake.train.find_learning_rate",
+    "Data": {
+        "plan": Command("data.corpus", "--corpora corpora.tsv --output plan.json"),
+        "split": Command("data.corpus", "raw/*.jsonl --output parts --split 98,1,1 --seed 1"),
+        "repair": Command("data.indexed", "broken --eod 50256 --output repaired"),
+        "lint-weights": Command("data.mixture", "weights.txt --train-tokens 2000000000"),
+        "mix": Command("data.mixture", "0.7 a/weights.txt 0.3 b/weights.txt --output weights.txt"),
+    },
+    "Training": {
+        "benchmark-train": Command("train", "--config results/tiny/run.yaml"),
+        "find-learning-rate": Command("train", "--config results/tiny/run.yaml"),
+    },
+    "Inspection": {
+        "status": Command("status", "results"),
+        "inspect": Command("checkpoint", "results/tiny/training --tensors"),
+        "trace": Command("data.indexed", "merged/web-0000_text_document 17"),
+        "trace-sample": Command("data.samples", "results/tiny/run.yaml 120 3"),
+        "trace-steps": Command(
+            "data.samples", "results/tiny/run.yaml merged/web-0000_text_document 17"
+        ),
+    },
 }
-"""Subcommands that no rule calls, in the same form."""
+"""Subcommands that no rule calls."""
+
+GROUPS = ("Data", "Checkpoints", "Training", "Model", "Inspection")
+"""Groups in the order in which `tokamake --help` lists them."""
+
+
+def commands(table: dict[str, dict[str, Command]]) -> dict[str, Command]:
+    """Subcommands of all groups of a table."""
+    return {name: command for group in table.values() for name, command in group.items()}
+
+
+COMMANDS = commands(STAGES) | commands(TOOLS)
 
 EXIT_USER_ERROR = 2
 
@@ -59,7 +144,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     if arguments and re.fullmatch(r"--local[_-]rank=\d+", arguments[0]):
         del arguments[0]  # from launchers such as deepspeed; LOCAL_RANK says it, too
-    stage = arguments[0] if arguments and arguments[0] in STAGES | TOOLS else ""
+    stage = arguments[0] if arguments and arguments[0] in COMMANDS else ""
     # A batch system ends jobs so; as an exception it lets half-written files be removed.
     from tokamake.runtime.rank_errors import STOPPED
 
@@ -76,25 +161,11 @@ def main() -> None:
 
 def _run(stage: str, arguments: list[str]) -> None:
     gc.disable()  # What is imported stays: to look for garbage in it is a tenth of the start.
-    from cyclopts import App, CycloptsError, Parameter
+    from cyclopts import CycloptsError
 
     from tokamake.errors import UserError, of_system
 
-    app = App(
-        name="tokamake",
-        help="Turn raw text into a trained language model, stage by stage.",
-        help_on_error=False,
-        suppress_keyboard_interrupt=False,
-        default_parameter=Parameter(negative_iterable=()),
-    )
-    commands = STAGES | TOOLS
-    for name in [stage] if stage else commands:
-        # With a summary given, the general help needs no import.
-        app.command(
-            f"{commands[name]}:{function_name(name)}",
-            name=name,
-            help=None if stage else summary(name),
-        )
+    app = make_app(stage)
     try:
         run, bound, _ = app.parse_args(arguments, print_error=False, exit_on_error=False)
         gc.freeze()
@@ -116,14 +187,48 @@ def _run(stage: str, arguments: list[str]) -> None:
         _fail(stage, f"{of_system(error)}; mend it and run again", 1)
 
 
+def make_app(stage: str = "") -> "App":
+    """The command line of one subcommand, or of all of them with their summaries alone."""
+    from cyclopts import App, Group, Parameter
+
+    app = App(
+        name="tokamake",
+        help="Turn raw text into a trained language model, stage by stage.",
+        help_on_error=False,
+        suppress_keyboard_interrupt=False,
+        default_parameter=Parameter(negative_iterable=()),
+    )
+    groups = {name: Group(name, sort_key=place) for place, name in enumerate(GROUPS)}
+    for name in [stage] if stage else COMMANDS:
+        # With a summary given, the general help needs no import.
+        app.command(
+            f"{module_name(name)}:{function_name(name)}",
+            name=name,
+            help=None if stage else summary(name),
+            help_epilogue=f"Example: `tokamake {name} {COMMANDS[name].example}`",
+            group=groups[group_of(name)],
+        )
+    return app
+
+
 def function_name(stage: str) -> str:
     """Name of a stage's function and rule: its subcommand with underscores."""
     return stage.replace("-", "_")
 
 
+def module_name(stage: str) -> str:
+    """Module of a stage's function."""
+    return f"tokamake.{COMMANDS[stage].package}.{function_name(stage)}"
+
+
+def group_of(stage: str) -> str:
+    """Group that a subcommand is listed in."""
+    return next(group for table in (STAGES, TOOLS) for group in table if stage in table[group])
+
+
 def summary(stage: str) -> str:
     """First line of a stage function's docstring, read from the source without importing it."""
-    source = _source_file((STAGES | TOOLS)[stage])
+    source = _source_file(module_name(stage))
     tree = ast.parse(source.read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == function_name(stage):

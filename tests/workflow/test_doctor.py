@@ -16,13 +16,15 @@ CLUSTERS = ("aurora", "aws-parallelcluster", "perlmutter", "polaris", "slurm", "
 
 SNAKEFILE = f"""
 import os
-from pathlib import Path
+from tokamake.workflow.doctor import DoctorRules
+from tokamake.workflow.paths import DOCTOR
+from tokamake.workflow.snakemake_internals import Snakemake
+doctor_rules = DoctorRules(Snakemake(workflow))
 rule all:
     input: "results/a/train.json"
-include: "{ROOT}/workflow/rules/examined.smk"
 include: "{ROOT}/workflow/rules/doctor.smk"
 rule train:
-    input: doctor=ancient(examined("results/{{run}}/train.json"))
+    input: doctor=ancient(doctor_rules.report_for("results/{{run}}/train.json"))
     output: "results/{{run}}/train.json"
     params: speed=os.environ.get("SPEED", "")
     shell: "echo {{input}} > {{output}}"

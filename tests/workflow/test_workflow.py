@@ -400,8 +400,14 @@ def test_conversion_to_no_form_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        ("results/smoke/train.40.json", "run smoke ends at step 40; what its last job makes is"),
-        ("results/smoke/evaluate.41.json", "run smoke ends at step 40; what its last job makes is"),
+        (
+            "results/smoke/train.40.json",
+            "run smoke ends at step 40; its last job makes results/smoke/",
+        ),
+        (
+            "results/smoke/evaluate.41.json",
+            "run smoke ends at step 40; its last job makes results/smoke/",
+        ),
         ("results/smok/train.json", "no run is called smok; there is smoke"),
         ("tarin", "no rule is called so, or makes it; did you mean train?"),
         ("results/smoke/what", "no rule is called so, or makes it; `snakemake --list` lists"),

@@ -1,27 +1,19 @@
-# What training starts from, a checkpoint of any format or random weights, and what comes of it.
-CONVERTED = [f"results/{run}/convert/{form}" for run in RUNS for form in RUNS[run].convert]
-
-
-wildcard_constraints:
-    start="|".join(map(re.escape, STARTS)),
-    form=r"[^/]+",
+# What training starts from, a checkpoint of any format or random weights, and exports of what it trained.
 
 
 rule init_model:
     "Make a Hugging Face checkpoint with random weights, offline."
     input:
-        architecture=setting("model.architecture"),
-        tokenizer=TOKENIZER_FILES,
+        architecture=run_settings.value("model.architecture"),
+        tokenizer=CONFIG.tokenizer_files,
     output:
         expand(f"{RUN}/init/{{file}}", file=HF_FILES, allow_missing=True),
     log:
         "logs/{run}/init_model.log",
     benchmark:
         "results/benchmarks/{run}/init_model.tsv"
-    conda:
-        "../envs/tokamake.yaml"
     params:
-        seed=setting("seed"),
+        seed=run_settings.value("seed"),
         folder=subpath(output[0], parent=True),
     shell:
         "tokamake init-model --architecture {input.architecture:q}"
@@ -30,60 +22,54 @@ rule init_model:
 
 
 rule import_checkpoint:
-    "Convert a checkpoint that training starts from, of whatever format, to tokamake's own."
+    "Convert an initial checkpoint of any format to the native format."
     input:
-        lambda wildcards: START_FILES[wildcards.start],
+        checkpoint_rules.import_inputs,
     output:
         directory("results/import/{start}"),
     log:
         "logs/import_checkpoint/{start}.log",
     benchmark:
         "results/benchmarks/import_checkpoint/{start}.tsv"
-    conda:
-        "../envs/tokamake.yaml"
     threads: 4
     params:
-        checkpoint=lambda wildcards: STARTS[wildcards.start],
+        checkpoint=checkpoint_rules.import_folder,
     shell:
         "tokamake convert --from {params.checkpoint:q} --to {output:q} --format native"
         " --workers {threads} > {log} 2>&1"
 
 
 rule convert:
-    "Write the trained model in another format and layout, which its name tells."
+    "Write the trained model in another format and layout, which the folder's name states."
     input:
         train=f"{RUN}/train.json",
-        tokenizer=TOKENIZER_FILES,
+        tokenizer=CONFIG.tokenizer_files,
     output:
         directory(f"{RUN}/convert/{{form}}"),
     log:
         "logs/{run}/convert/{form}.log",
     benchmark:
         "results/benchmarks/{run}/convert/{form}.tsv"
-    conda:
-        "../envs/tokamake.yaml"
     threads: 4
     params:
         checkpoint=subpath(input.train, parent=True),
-        form=form_options,
+        form=checkpoint_rules.export_options,
     shell:
         "tokamake convert --from {params.checkpoint}/training --to {output} {params.form:q}"
         " --workers {threads} > {log} 2>&1"
 
 
 rule export_hf:
-    "Convert the trained checkpoint to Hugging Face's layout, with its tokenizer."
+    "Convert the trained checkpoint to Hugging Face's format, with its tokenizer."
     input:
         train=f"{RUN}/train.json",
-        tokenizer=TOKENIZER_FILES,
+        tokenizer=CONFIG.tokenizer_files,
     output:
         directory(f"{RUN}/export"),  # A large model's weights are in several files.
     log:
         "logs/{run}/export_hf.log",
     benchmark:
         "results/benchmarks/{run}/export_hf.tsv"
-    conda:
-        "../envs/tokamake.yaml"
     threads: 4
     params:
         checkpoint=subpath(input.train, parent=True),

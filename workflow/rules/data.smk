@@ -1,47 +1,45 @@
-# Raw text to weighted, merged pairs of tokens and the sample index of a run.
+# Raw text to weighted indexed datasets and the sample index of a run.
 
-if CONFIG.sample_corpus:
+if CONFIG.shared.sample_corpus:
 
     rule sample_corpus:
         "Harvest small corpora of real text from the Python standard library."
         output:
-            list(DECLARED),
+            list(CONFIG.sample_files),
         log:
             "logs/sample_corpus.log",
         benchmark:
             "results/benchmarks/sample_corpus.tsv"
-        conda:
-            "../envs/tokamake.yaml"
         params:
-            settings=settings("sample_corpus"),
+            settings=run_settings.section("sample_corpus"),
         shell:
             "tokamake sample-corpus --settings {params.settings:q} --output results/raw > {log} 2>&1"
 
 
-if GIVEN_TOKENIZER is None:
+if CONFIG.given_tokenizer is None:
 
     rule train_tokenizer:
         "Train a tokenizer on the raw corpora."
         input:
-            declared_files(path for source in PLAN.tokenizer for path in source.files),
+            data_rules.tokenizer_corpus(),
         output:
-            TOKENIZER_FILES,
+            CONFIG.tokenizer_files,
         log:
             "logs/train_tokenizer.log",
         benchmark:
             "results/benchmarks/train_tokenizer.tsv"
-        conda:
-            "../envs/tokamake.yaml"
         params:
-            corpora=PLAN.tokenizer_stamp,
-            kind=CONFIG.tokenizer.kind,
-            vocab_size=CONFIG.tokenizer.vocab_size,
-            train_bytes=CONFIG.tokenizer.train_bytes,
-            special_tokens=[f"--special-tokens={text}" for text in CONFIG.tokenizer.special_tokens],
-            # What is made of the output's name is no reason to train again, and this is none.
-            on_bad_document=lambda wildcards, output: CONFIG.tokenize.on_bad_document,
+            corpora=CONFIG.plan.tokenizer_stamp,
+            kind=CONFIG.shared.tokenizer.kind,
+            vocab_size=CONFIG.shared.tokenizer.vocab_size,
+            train_bytes=CONFIG.shared.tokenizer.train_bytes,
+            special_tokens=[
+                f"--special-tokens={token}" for token in CONFIG.shared.tokenizer.special_tokens
+            ],
+            # A function of the output is not among the params that train again when they change.
+            on_bad_document=lambda wildcards, output: CONFIG.shared.tokenize.on_bad_document,
             folder=subpath(output[0], parent=True),
-            plan=PLAN_FILE,
+            plan=PLAN,
         shell:
             "tokamake train-tokenizer --plan {params.plan} --kind {params.kind}"
             " --vocab-size {params.vocab_size} --train-bytes {params.train_bytes}"
@@ -49,65 +47,59 @@ if GIVEN_TOKENIZER is None:
             " --on-bad-document {params.on_bad_document} --output {params.folder} > {log} 2>&1"
 
 
-if CONFIG.tokenize.deduplicate:
+if CONFIG.shared.tokenize.deduplicate:
 
     rule hash_documents:
         "Hash each document of a batch of shards, so that equal ones can be found."
         input:
-            raw_inputs,
+            data_rules.raw_files,
         output:
             f"{DATA}/hashes/{{batch}}.rows",
         log:
             "logs/hash_documents/{batch}.log",
         benchmark:
             "results/benchmarks/hash_documents/{batch}.tsv"
-        conda:
-            "../envs/tokamake.yaml"
         params:
-            shards=shards_stamp,
-            corpus=corpus_options,
-            plan=PLAN_FILE,
+            shards=data_rules.shards_digest,
+            corpus=data_rules.corpus_options,
+            plan=PLAN,
         shell:
             "tokamake hash-documents --plan {params.plan} --batch {wildcards.batch}"
             " {params.corpus:q} --output {output} > {log} 2>&1"
 
     rule find_duplicates:
-        "Find the documents of a corpus whose text has come before in it."
+        "Find the documents of a corpus whose text occurred before in it."
         input:
-            corpus_hashes,
+            data_rules.corpus_hashes,
         output:
             f"{DATA}/duplicates/{{corpus}}.rows",
         log:
             "logs/find_duplicates/{corpus}.log",
         benchmark:
             "results/benchmarks/find_duplicates/{corpus}.tsv"
-        conda:
-            "../envs/tokamake.yaml"
         shell:
             "tokamake find-duplicates {input:q} --output {output} > {log} 2>&1"
 
 
 rule tokenize:
-    "Turn raw files into .bin/.idx pairs of tokens, those of a batch of shards in one job."
+    "Tokenize raw files into the shards of a job batch."
     input:
-        raw=tokenize_inputs,
-        tokenizer=TOKENIZER_FILES,
-        duplicates=corpus_duplicates,
+        raw=data_rules.tokenize_inputs,
+        tokenizer=CONFIG.tokenizer_files,
+        duplicates=data_rules.corpus_duplicates,
     output:
         batch_file("tokenize", "{batch}"),
     log:
         "logs/tokenize/{batch}.log",
     benchmark:
         "results/benchmarks/tokenize/{batch}.tsv"
-    conda:
-        "../envs/tokamake.yaml"
     threads: 1
     params:
-        shards=shards_stamp,
-        corpus=corpus_options,
+        shards=data_rules.shards_digest,
+        corpus=data_rules.corpus_options,
         duplicates=lambda wildcards, input: [f"--duplicates={path}" for path in input.duplicates],
-        options=options(CONFIG.tokenize, leave_out=("deduplicate",)),
-        plan=PLAN_FILE,
+        options=options(CONFIG.shared.tokenize, leave_out=("deduplicate",)),
+        plan=PLAN,
         folder=f"{DATA}/shards",
     shell:
         "tokamake tokenize --plan {params.plan} --batch {wildcards.batch} --output {params.folder}"
@@ -116,20 +108,18 @@ rule tokenize:
 
 
 rule merge:
-    "Put shards together, verifying each: the merged pairs of a batch in one job."
+    "Verify shards and concatenate them into the merged datasets of a job batch."
     input:
-        merge_inputs,
+        data_rules.merge_inputs,
     output:
         batch_file("merge", "{batch}"),
     log:
         "logs/merge/{batch}.log",
     benchmark:
         "results/benchmarks/merge/{batch}.tsv"
-    conda:
-        "../envs/tokamake.yaml"
     params:
-        pairs=merged_stamp,
-        plan=PLAN_FILE,
+        pairs=data_rules.merges_digest,
+        plan=PLAN,
         shards=f"{DATA}/shards",
         folder=f"{DATA}/merged",
     shell:
@@ -138,20 +128,18 @@ rule merge:
 
 
 rule describe:
-    "Write the metadata of every merged file, and of all of them."
+    "Write the metadata of every merged dataset, and of all of them."
     input:
-        MERGE_FILES,
+        data_rules.merge_files(),
     output:
-        f"{DATA}/metadata.json",
+        METADATA,
     log:
         "logs/describe.log",
     benchmark:
         "results/benchmarks/describe.tsv"
-    conda:
-        "../envs/tokamake.yaml"
     params:
-        pairs=files.digest(list(MERGED)),
-        plan=PLAN_FILE,
+        pairs=data_rules.datasets_digest(),
+        plan=PLAN,
         folder=f"{DATA}/merged",
     shell:
         "tokamake describe --plan {params.plan} --input {params.folder} --output {output}"
@@ -159,22 +147,20 @@ rule describe:
 
 
 rule weigh:
-    "Write the weighting file of a run: weight, prefix and corpus of every merged file."
+    "Write the weighting file of a run: weight, prefix and corpus of every merged dataset."
     input:
-        metadata=f"{DATA}/metadata.json",
-        corpora=setting("corpora"),
+        metadata=METADATA,
+        corpora=run_settings.value("corpora"),
     output:
         weights=WEIGHTS,
-        held_out=[set_file(name) for name in SETS],
+        held_out=[split_weights(split) for split in CONFIG.splits],
     log:
         "logs/{run}/weigh.log",
     benchmark:
         "results/benchmarks/{run}/weigh.tsv"
-    conda:
-        "../envs/tokamake.yaml"
     params:
-        corpora=corpora_options,
-        length=length_options,
+        corpora=data_rules.table_options,
+        length=data_rules.length_options,
     shell:
         "tokamake weigh {params.corpora:q} --metadata {input.metadata}"
         " --output {output.weights} {params.length:q} > {log} 2>&1"
@@ -184,23 +170,19 @@ rule index:
     "Build the run's document, sample and shuffle indexes and its blend."
     input:
         weights=WEIGHTS,
-        held_out=[set_file(name) for name in SETS],
-        merged=MERGE_FILES,
+        held_out=[split_weights(split) for split in CONFIG.splits],
+        merged=data_rules.merge_files(),
     output:
         f"{RUN}/index/index.json",
     log:
         "logs/{run}/index.log",
     benchmark:
         "results/benchmarks/{run}/index.tsv"
-    conda:
-        "../envs/tokamake.yaml"
     params:
-        samples=sample_options,
-        held_out=lambda wildcards, input: [
-            f"--held-out={name}={path}" for name, path in zip(SETS, input.held_out, strict=True)
-        ],
-        options=lambda wildcards: options(RUNS[wildcards.run].train, only=INDEX_SETTINGS),
-        seed=setting("seed"),
+        samples=data_rules.sample_options,
+        held_out=data_rules.held_out_options,
+        options=run_settings.options("train", only=INDEX_SETTINGS),
+        seed=run_settings.value("seed"),
         data_root=subpath(input.weights, parent=True),
         folder=subpath(output[0], parent=True),
     shell:
@@ -213,4 +195,4 @@ rule data:
     "Build all data: tokenized, merged, described and weighted."
     input:
         rules.describe.output,
-        expand(rules.weigh.output, run=RUNS),
+        expand(rules.weigh.output, run=CONFIG.runs),

@@ -1,8 +1,8 @@
-# Whether ranks can work where a profile sends them, asked before the first training there.
+# Checks that ranks can work together on a profile's nodes, before the first training there.
 
 
 rule doctor:
-    "Have all ranks meet, compare their hosts and measure how they talk to each other."
+    "Let all ranks meet, compare their hosts and measure their communication."
     output:
         f"{DOCTOR}/{{place}}.json",
     log:
@@ -10,9 +10,7 @@ rule doctor:
     benchmark:
         "results/benchmarks/doctor/{place}.tsv"
     priority: 100
-    retries: 0  # whatever the profile has for others: its words are wanted at once
-    conda:
-        "../envs/tokamake.yaml"
+    retries: 0  # unlike other rules: its report is wanted at once
     resources:
         nodes=1,
         tasks=1,

@@ -1,29 +1,27 @@
-# What the exported model is worth on held-out text, and what it writes.
+# Loss of the exported model on held-out text, and text that it generates.
 
 
 rule evaluate:
     "Measure perplexity and bits per byte on the held-out documents, after each segment too."
     input:
-        model=evaluated_inputs,
+        model=segments.evaluated_inputs,
         weights=WEIGHTS,
-        held_out=[set_file(name) for name in SETS if name == "test"],
-        tokenizer=TOKENIZER_FILES,
+        held_out=[split_weights(split) for split in CONFIG.splits if split == "test"],
+        tokenizer=CONFIG.tokenizer_files,
     output:
         f"{RUN}/evaluate{{segment}}.json",
     log:
         "logs/{run}/evaluate{segment}.log",
     benchmark:
         "results/benchmarks/{run}/evaluate{segment}.tsv"
-    conda:
-        "../envs/tokamake.yaml"
     threads: 2
     params:
-        model=evaluated,
-        split=held_out_split,
-        split_rule=setting("train.split_rule"),
+        model=segments.evaluated_model,
+        split=data_rules.evaluation_split,
+        split_rule=run_settings.value("train.split_rule"),
         held_out=lambda wildcards, input: [f"--held-out=test={path}" for path in input.held_out],
-        sequence_length=setting("train.sequence_length"),
-        max_tokens=setting("evaluate.max_tokens"),
+        sequence_length=run_settings.value("train.sequence_length"),
+        max_tokens=run_settings.value("evaluate.max_tokens"),
         data_root=subpath(input.weights, parent=True),
     shell:
         "tokamake evaluate --checkpoint {params.model} --weights {input.weights}"
@@ -37,22 +35,20 @@ rule generate:
     "Let the exported model continue the config's prompts."
     input:
         model=f"{RUN}/export",
-        tokenizer=TOKENIZER_FILES,
+        tokenizer=CONFIG.tokenizer_files,
     output:
         f"{RUN}/samples.json",
     log:
         "logs/{run}/generate.log",
     benchmark:
         "results/benchmarks/{run}/generate.tsv"
-    conda:
-        "../envs/tokamake.yaml"
     threads: 2
     params:
-        prompts=prompt_options,
-        max_new_tokens=setting("generate.max_new_tokens"),
-        temperature=setting("generate.temperature"),
-        top_k=setting("generate.top_k"),
-        seed=setting("seed"),
+        prompts=run_settings.prompts,
+        max_new_tokens=run_settings.value("generate.max_new_tokens"),
+        temperature=run_settings.value("generate.temperature"),
+        top_k=run_settings.value("generate.top_k"),
+        seed=run_settings.value("seed"),
     shell:
         "tokamake generate --checkpoint {input.model} --tokenizer {input.tokenizer[0]:q}"
         " {params.prompts:q} --max-new-tokens {params.max_new_tokens}"

@@ -1,4 +1,4 @@
-# Figures and tables of the run, then Snakemake's own report around them.
+# Figures and tables of the runs, and Snakemake's report around them.
 
 FIGURES = {
     "summary.html": "Run",
@@ -12,18 +12,18 @@ FIGURES = {
     "samples.html": "Model",
 }
 
+FIGURE_RULES = ["plot", "compare"] if len(CONFIG.runs) > 1 else ["plot"]
+
 
 rule plot:
     "Draw the run's curves and tables."
     input:
-        metadata=f"{DATA}/metadata.json",
+        metadata=METADATA,
         index=f"{RUN}/index/index.json",
         run=f"{RUN}/run.yaml",
         train=f"{RUN}/train.json",
         evaluation=f"{RUN}/evaluate.json",
-        earlier=lambda wildcards: [
-            f"{RUN}/evaluate.{step}.json" for step in segments(wildcards.run)
-        ],
+        earlier=segments.evaluations,
         samples=f"{RUN}/samples.json",
     output:
         [
@@ -39,8 +39,6 @@ rule plot:
         "logs/{run}/plot.log",
     benchmark:
         "results/benchmarks/{run}/plot.tsv"
-    conda:
-        "../envs/tokamake.yaml"
     params:
         earlier=lambda wildcards, input: [f"--earlier={path}" for path in input.earlier],
         run=subpath(input.train, parent=True),
@@ -56,10 +54,10 @@ rule plot:
 rule compare:
     "Put the runs of a table beside each other: what they differ in, what came of it."
     input:
-        runs=expand(f"{RUN}/run.yaml", run=RUNS),
-        indexes=expand(f"{RUN}/index/index.json", run=RUNS),
-        trained=expand(f"{RUN}/train.json", run=RUNS),
-        evaluations=expand(f"{RUN}/evaluate.json", run=RUNS),
+        runs=expand(f"{RUN}/run.yaml", run=CONFIG.runs),
+        indexes=expand(f"{RUN}/index/index.json", run=CONFIG.runs),
+        trained=expand(f"{RUN}/train.json", run=CONFIG.runs),
+        evaluations=expand(f"{RUN}/evaluate.json", run=CONFIG.runs),
     output:
         report("results/compare/runs.html", category="Runs", caption="../report/runs.rst"),
         report("results/compare/losses.svg", category="Runs", caption="../report/losses.rst"),
@@ -67,10 +65,8 @@ rule compare:
         "logs/compare.log",
     benchmark:
         "results/benchmarks/compare.tsv"
-    conda:
-        "../envs/tokamake.yaml"
     params:
-        runs=[f"results/{run}" for run in RUNS],
+        runs=[f"results/{run}" for run in CONFIG.runs],
         folder=subpath(output[0], parent=True),
     shell:
         "tokamake compare {params.runs} --output {params.folder} > {log} 2>&1"
@@ -79,9 +75,9 @@ rule compare:
 rule report:
     "Gather all runs' figures, tables, the DAG and run times in results/report.html."
     input:
-        expand(rules.plot.output, run=RUNS),
-        CONVERTED,
-        rules.compare.output if len(RUNS) > 1 else [],
+        expand(rules.plot.output, run=CONFIG.runs),
+        checkpoint_rules.exported,
+        rules.compare.output if len(CONFIG.runs) > 1 else [],
     output:
         html="results/report.html",
         config="results/config.json",
@@ -89,13 +85,11 @@ rule report:
         "logs/report.log",
     benchmark:
         "results/benchmarks/report.tsv"
-    conda:
-        "../envs/tokamake.yaml"
     params:
-        # The whole config, so that Snakemake reads this same workflow again whatever it was given.
-        config=lambda wildcards: json.dumps(config, sort_keys=True),
+        # The whole config, so that Snakemake reads the same workflow again, whatever its arguments were.
+        config=lambda wildcards: json.dumps(SNAKEMAKE.main_config, sort_keys=True),
         snakefile=workflow.main_snakefile,
-        shown="plot compare" if len(RUNS) > 1 else "plot",
+        shown=[SNAKEMAKE.renamed(name) for name in FIGURE_RULES],
     shell:
         "{{ printf '%s\\n' {params.config:q} > {output.config}"
         " && snakemake --snakefile {params.snakefile:q} --configfile {output.config} --nolock"

@@ -1,26 +1,44 @@
 # The training run: its resolved settings, then the ranks, in one job or in a chain of them.
 
 
-rule resolve:
-    "Write down every setting of the training run, for `tokamake train`."
+checkpoint plan_segments:
+    "Plan the chain of jobs of a run whose length the epochs of its corpora decide."
     input:
-        checkpoint=start_inputs,
-        architecture=stated_architecture,
+        f"{RUN}/run.yaml",
+    output:
+        f"{RUN}/segments.json",
+    log:
+        "logs/{run}/plan_segments.log",
+    benchmark:
+        "results/benchmarks/{run}/plan_segments.tsv"
+    wildcard_constraints:
+        run="|".join(segments.open_ended) or "(?!)",
+    localrule: True  # it takes no time, and all that follows waits for it
+    params:
+        steps=run_settings.value("train.segment_steps"),
+    shell:
+        "tokamake plan-segments --config {input} --segment-steps {params.steps} --output {output}"
+        " > {log} 2>&1"
+
+
+rule resolve:
+    "Write every setting of the run to run.yaml, for `tokamake train`."
+    input:
+        checkpoint=checkpoint_rules.start_inputs,
+        architecture=checkpoint_rules.stated_architecture,
         index=f"{RUN}/index/index.json",
         weights=WEIGHTS,
-        tokenizer=TOKENIZER_FILES,
+        tokenizer=CONFIG.tokenizer_files,
     output:
         f"{RUN}/run.yaml",
     log:
         "logs/{run}/resolve.log",
     benchmark:
         "results/benchmarks/{run}/resolve.tsv"
-    conda:
-        "../envs/tokamake.yaml"
     params:
-        settings=settings("train", leave_out="segment_steps"),
-        seed=setting("seed"),
-        checkpoint=start,
+        settings=run_settings.section("train", leave_out="segment_steps"),
+        seed=run_settings.value("seed"),
+        checkpoint=checkpoint_rules.start_folder,
         architecture=lambda wildcards, input: [
             f"--architecture={path}" for path in input.architecture
         ],
@@ -36,28 +54,26 @@ rule resolve:
 
 
 rule train:
-    "Train the model on all ranks, from its start or where it was cut off, or where a segment ended."
+    "Train the model on all ranks: from the beginning, the last checkpoint or the last segment."
     input:
         run=f"{RUN}/run.yaml",
         index=f"{RUN}/index/index.json",
-        checkpoint=start_inputs,
-        before=segment_before,
-        doctor=ancient(examined(f"{RUN}/train{{segment}}.json")),
+        checkpoint=checkpoint_rules.start_inputs,
+        before=segments.before,
+        doctor=ancient(doctor_rules.report_for(f"{RUN}/train{{segment}}.json")),
     output:
         f"{RUN}/train{{segment}}.json",
     log:
         "logs/{run}/train{segment}.log",
     benchmark:
         "results/benchmarks/{run}/train{segment}.tsv"
-    conda:
-        "../envs/tokamake.yaml"
     threads: 2
     resources:
         nodes=1,
         tasks=1,
     params:
-        end=lambda wildcards: [f"--until-step={step}" for step in [wildcards.segment[1:]] if step],
-    # A signal to all processes at once must not end those that wait for ranks that save.
+        end=segments.end_option,
+    # A signal goes to all processes at once. It must not end the shell while ranks save.
     shell:
         "trap : TERM INT;"
         " {resources.launch} {resources.nodes} {resources.tasks}"

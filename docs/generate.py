@@ -1,0 +1,111 @@
+"""Write the pages of docs/reference that are made from code: `python docs/generate.py`."""
+
+from pathlib import Path
+from typing import Any
+
+from tokamake import cli
+from tokamake.config.root import Config
+
+REFERENCE = Path(__file__).parent / "reference"
+
+
+def commands_page() -> str:
+    """Options of all subcommands, from their functions' signatures and docstrings."""
+    lines = [
+        "# Commands",
+        "",
+        "Stages are subcommands that rules of the workflow call. Tools are for people.",
+    ]
+    for group in cli.GROUPS:
+        lines += ["", f"## {group}"]
+        for name in [*cli.STAGES.get(group, {}), *cli.TOOLS.get(group, {})]:
+            app = cli.make_app(name)[name]
+            text = app.generate_docs(output_format="markdown", heading_level=3)
+            lines += ["", text.replace("\n\n\n", "\n\n").strip()]
+            example = f"tokamake {name} {cli.COMMANDS[name].example}"
+            lines += ["", "**Example**", "", "```sh", example, "```"]
+    return "\n".join(lines) + "\n"
+
+
+def config_page() -> str:
+    """Keys of config.yaml with their types, defaults and meaning, from its JSON schema."""
+    schema = Config.model_json_schema()
+    lines = [
+        "# Config",
+        "",
+        "Keys of `config/config.yaml`, or of the file that `--configfile` names instead. Every key",
+        "has a default. An unknown key is an error that names the nearest valid key.",
+    ]
+    lines += _section(schema, schema, title="")
+    return "\n".join(lines) + "\n"
+
+
+def _section(schema: dict[str, Any], root: dict[str, Any], *, title: str) -> list[str]:
+    """A table of the keys of a section, then the sections in it."""
+    lines = ["", f"## {title}" if title else "## Top level", ""]
+    if title and schema.get("description"):
+        lines += [" ".join(schema["description"].split()), ""]
+    lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
+    sections = []
+    for name, field in schema["properties"].items():
+        target = _resolve(field, root)
+        meaning = " ".join(field.get("description", "").split()).replace("|", "\\|")
+        if "properties" in target:
+            path = f"{title}.{name}" if title else name
+            sections.append((path, target))
+            link = path.replace(".", "").lower()
+            lines.append(f"| `{name}` | [section](#{link}) | | {meaning} |")
+            continue
+        default = "" if "default" not in field else f"`{_yaml(field['default'])}`"
+        lines.append(f"| `{name}` | {_type(field, root)} | {default} | {meaning} |")
+    for path, target in sections:
+        lines += _section(target, root, title=path)
+    return lines
+
+
+def _resolve(field: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
+    """The section that a field refers to, if it is one."""
+    options = [field, *field.get("allOf", []), *field.get("anyOf", [])]
+    for option in options:
+        if "$ref" in option:
+            definition: dict[str, Any] = root["$defs"][option["$ref"].rpartition("/")[2]]
+            return definition
+    return field
+
+
+def _type(field: dict[str, Any], root: dict[str, Any]) -> str:
+    """Type of a key in words, or its choices."""
+    if "anyOf" in field:
+        names = [_type(option, root) for option in field["anyOf"]]
+        return " or ".join(dict.fromkeys(name for name in names if name != "empty"))
+    if "enum" in field:
+        return ", ".join(f"`{choice}`" for choice in field["enum"])
+    if "const" in field:
+        return f"`{field['const']}`"
+    if field.get("type") == "array":
+        return f"list of {_type(field.get('items', {}), root)}"
+    if "$ref" in field:
+        return "section"
+    names = {
+        "integer": "integer", "number": "number", "string": "text", "boolean": "true, false",
+        "null": "empty", "object": "mapping",
+    }  # fmt: skip
+    kind = names.get(str(field.get("type")), "any")
+    return "path" if field.get("format") == "path" else kind
+
+
+def _yaml(value: Any) -> str:
+    """A default as YAML has it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+PAGES = {"commands.md": commands_page, "config.md": config_page}
+
+if __name__ == "__main__":
+    REFERENCE.mkdir(exist_ok=True)
+    for name, page in PAGES.items():
+        (REFERENCE / name).write_text(page(), encoding="utf-8")

@@ -1,0 +1,94 @@
+"""Which checkpoints runs start from, and which they are converted to."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from tokamake import files
+from tokamake.checkpoint.format_files import is_native, start_files
+from tokamake.config.model import parse_export_format
+from tokamake.errors import UserError
+from tokamake.workflow.config import WorkflowConfig
+from tokamake.workflow.exit import exit_on_user_error
+from tokamake.workflow.paths import HF_FILES, RUN
+
+
+class CheckpointRules:
+    """Input functions and options of rules about checkpoints.
+
+    Wildcards are `run`, `start` (name of an initial checkpoint) and `form` (an export format). Runs
+    that start from the same checkpoint share its conversion.
+    """
+
+    def __init__(self, config: WorkflowConfig) -> None:
+        self._config = config
+        self._name = {run: self._start_of(run)[0] for run in config.runs}
+        self.starts = dict(map(self._start_of, config.runs))
+        """Folder of each initial checkpoint, by name."""
+        self._files = {self._name[run]: self._files_of(run) for run in config.runs}
+        self._native = {name for name, path in self.starts.items() if is_native(Path(path))}
+        self.imported = [
+            f"results/import/{name}" for name in self.starts if name not in self._native
+        ]
+        """Initial checkpoints that are converted to the native format."""
+        self.exported = [
+            f"results/{run}/convert/{form}"
+            for run in config.runs
+            for form in config.runs[run].convert
+        ]
+        """Trained models in the formats that the config asks for."""
+
+    def _start_of(self, run: str) -> tuple[str, str]:
+        """Name and folder of the checkpoint that a run starts from."""
+        if (checkpoint := self._config.runs[run].model.checkpoint) is None:
+            return f"{run}-init", f"results/{run}/init"
+        path = os.path.normpath(checkpoint)
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", Path(path).name)
+        return f"{name}-{files.digest(path)[:8]}", str(checkpoint)
+
+    def _files_of(self, run: str) -> list[str]:
+        """Files of the checkpoint that a run starts from."""
+        if (checkpoint := self._config.runs[run].model.checkpoint) is None:
+            return [f"results/{run}/init/{file}" for file in HF_FILES]
+        return list(map(str, start_files(checkpoint)))
+
+    def import_inputs(self, wildcards: Any) -> list[str]:
+        """Files of an initial checkpoint."""
+        return self._files[wildcards.start]
+
+    def import_folder(self, wildcards: Any) -> str:
+        """Folder of an initial checkpoint."""
+        return self.starts[wildcards.start]
+
+    def start_folder(self, wildcards: Any) -> str:
+        """Folder of the native checkpoint that a run starts from; a native one is read in place."""
+        name = self._name[wildcards.run]
+        return self.starts[name] if name in self._native else f"results/import/{name}"
+
+    def start_inputs(self, wildcards: Any) -> list[str] | str:
+        """The native checkpoint that a run starts from, as files."""
+        name = self._name[wildcards.run]
+        return self._files[name] if name in self._native else self.start_folder(wildcards)
+
+    def stated_architecture(self, wildcards: Any) -> list[Path]:
+        """File that the model's architecture is compared with, if the config names one."""
+        stated = self._config.runs[wildcards.run].model.stated
+        return [stated] if stated else []
+
+    @exit_on_user_error()
+    def export_options(self, wildcards: Any, input: Any) -> list[str]:
+        """An export format as options of `convert`.
+
+        Raises:
+            SystemExit: there is no such format.
+        """
+        try:
+            form = parse_export_format(wildcards.form)
+        except ValueError as error:
+            folder = RUN.format(run=wildcards.run)
+            raise UserError(f"{folder}/convert/{wildcards.form}: {error}") from None
+        sizes = [f"--{size.replace('_', '-')}={number}" for size, number in form.sizes.items()]
+        dtype = [f"--dtype={form.dtype}"] if form.dtype else []
+        tokenizer = [f"--tokenizer={input.tokenizer[0]}"] if form.format == "hf" else []
+        return [f"--format={form.format}", *sizes, *dtype, *tokenizer]

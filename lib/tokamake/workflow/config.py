@@ -1,0 +1,258 @@
+"""Reads and checks the config of a workflow and everything that it names."""
+
+import gc
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokamake.checkpoint.format_files import start_files
+from tokamake.config.architecture import Architecture, read_architecture
+from tokamake.config.model import check_export_format, parse_export_format
+from tokamake.config.root import Config
+from tokamake.config.runs import NamedRun, read_runs
+from tokamake.config.training import TrainSettings
+from tokamake.data.corpus.corpora import Corpus, merge_tables, read_corpora
+from tokamake.data.corpus.plan import make_plan
+from tokamake.data.corpus.plan_file import Plan, PlannedMerge, PlannedShard, read_plan
+from tokamake.data.corpus.sample_corpus import sample_names
+from tokamake.data.tokenizers import open_tokenizer, tokenizer_files
+from tokamake.errors import UserError
+from tokamake.train.initial_checkpoint import open_start
+from tokamake.validation import read_yaml
+from tokamake.workflow import paths
+
+
+@dataclass(frozen=True)
+class WorkflowConfig:
+    """The checked config of all runs, and what follows from it before any job runs."""
+
+    runs: dict[str, Config]
+    """Config of each run, by name."""
+    tables: dict[Path, list[Corpus]]
+    """Corpora of each table of corpora."""
+    corpora: dict[str, Corpus]
+    """Corpora of all tables, by name."""
+    sample_files: dict[str, int]
+    """Raw files that the workflow makes itself, with their sizes in bytes."""
+    plan: Plan
+    """Shards, merged datasets and job batches."""
+    given_tokenizer: list[Path] | None
+    """Files of the tokenizer; None: the workflow trains one."""
+
+    @property
+    def shared(self) -> Config:
+        """The config of any run, for sections that all runs share."""
+        return next(iter(self.runs.values()))
+
+    @cached_property
+    def splits(self) -> list[str]:
+        """Splits other than `train` that corpora name."""
+        named = (split for corpus in self.corpora.values() for split in corpus.parts)
+        return list(dict.fromkeys(split for split in named if split != "train"))
+
+    @cached_property
+    def tokenizer_files(self) -> list[str]:
+        """Files of the tokenizer, the one that `tokenizer.path` may name first."""
+        if self.given_tokenizer:
+            return [str(path) for path in self.given_tokenizer]
+        names = ("tokenizer.json", "tokenizer_config.json")
+        return [f"results/tokenizer/{name}" for name in names]
+
+    @cached_property
+    def shards(self) -> dict[str, PlannedShard]:
+        """Shards by name."""
+        return {shard.name: shard for shard in self.plan.shards}
+
+    @cached_property
+    def merged(self) -> dict[str, PlannedMerge]:
+        """Merged datasets by name."""
+        return {merge.name: merge for merge in self.plan.merged}
+
+    @cached_property
+    def tokenize_batches(self) -> dict[str, tuple[str, ...]]:
+        """Names of the shards of each job batch."""
+        return {batch.name: batch.members for batch in self.plan.tokenize_batches}
+
+    @cached_property
+    def merge_batches(self) -> dict[str, tuple[str, ...]]:
+        """Names of the merged datasets of each job batch."""
+        return {batch.name: batch.members for batch in self.plan.merge_batches}
+
+
+def read_workflow_config(
+    values: dict[str, Any], config_files: Iterable[str | Path], *, is_main_process: bool
+) -> WorkflowConfig:
+    """Check the config and everything that it names; decide shards and merged datasets.
+
+    Args:
+        values: content of the config.
+        config_files: where it comes from, for messages.
+        is_main_process: whether Snakemake plans jobs here; a job only reads what was planned.
+
+    Raises:
+        UserError: the config is wrong, or what it names is missing or does not fit.
+    """
+    # The plan is half a million objects; a search for cycles among them takes a fifth of the time.
+    gc.disable()
+    try:
+        return _read(values, config_files, is_main_process)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _read(
+    values: dict[str, Any], config_files: Iterable[str | Path], is_main_process: bool
+) -> WorkflowConfig:
+    runs = read_runs(values, ", ".join(os.path.relpath(path) for path in config_files))
+    shared = next(iter(runs.values())).config
+    tables = {run.corpora: read_corpora(run.corpora) for run, _ in runs.values()}
+    corpora = merge_tables(tables)
+    sample_files = {
+        f"results/raw/{corpus}/{name}": sample.file_bytes
+        for corpus, sample in shared.sample_corpus.items()
+        for name in sample_names(corpus, sample.num_files)
+    }
+    plan = _current_plan(shared, corpora.values(), sample_files, is_main_process)
+    for run, where in runs.values():
+        _check_start(run, where, is_main_process)
+        _check_splits(run.train, tables[run.corpora], where)
+    tokenizer = _find_tokenizer(runs)
+    for run, where in runs.values() if tokenizer is None else ():
+        _check_fim(run, where)
+    configs = {name: run.config for name, run in runs.items()}
+    return WorkflowConfig(configs, tables, corpora, sample_files, plan, tokenizer)
+
+
+def _current_plan(
+    shared: Config, corpora: Iterable[Corpus], sample_files: dict[str, int], is_main_process: bool
+) -> Plan:
+    """Extend the plan on disk. A job takes it as it is, even if raw files arrived since."""
+    path = Path(paths.PLAN)
+    previous = read_plan(path) if path.exists() else None
+    if previous and not is_main_process:
+        return previous
+    sentences = shared.tokenize.split_sentences
+    return make_plan(
+        corpora, shared.plan, sample_files, previous=previous, split_sentences=sentences
+    )
+
+
+def _check_fim(run: Config, where: str) -> None:
+    """Check that a tokenizer that is still to be trained will have the tokens of FIM."""
+    fim = run.train.fim
+    tokens = [fim.prefix, fim.suffix, fim.middle, *filter(None, [fim.split_token])]
+    missing = [token for token in tokens if token not in run.tokenizer.special_tokens]
+    if fim.rate and missing:
+        raise UserError(
+            f"{where}: train.fim: {', '.join(missing)}: not a token of the tokenizer that is to be "
+            "trained; add it to tokenizer.special_tokens"
+        )
+
+
+def _check_start(run: Config, where: str, is_main_process: bool) -> None:
+    """Check that the initial checkpoint fits the config, and the model the sequence length."""
+    model, train = run.model, run.train
+    if model.checkpoint is None:
+        assert isinstance(model.architecture, Path), "checked by ModelSettings"
+        architecture, source = read_architecture(model.architecture), model.architecture
+    elif is_main_process:  # jobs do not check it again: opening a checkpoint imports torch
+        try:
+            architecture = open_start(model.checkpoint, train, model.stated).architecture
+        except UserError as error:
+            raise UserError(f"{where}: model.checkpoint: {error}") from None
+        source = model.checkpoint
+    else:
+        return
+    _check_exports(run.convert, architecture, where)
+    _check_tokenizer(run, architecture, where)
+    if train.sequence_length > (longest := architecture.max_position_embeddings):
+        raise UserError(
+            f"{where}: train.sequence_length: {train.sequence_length}: more than the "
+            f"{longest} max_position_embeddings of {source}; lower it"
+        )
+
+
+def _check_exports(names: Iterable[str], architecture: Architecture, where: str) -> None:
+    """Check that the model can be written in the formats that the config asks for."""
+    for name in names:
+        try:
+            check_export_format(parse_export_format(name), architecture)
+        except ValueError as error:
+            raise UserError(f"{where}: convert: {name}: {error}") from None
+
+
+def _check_tokenizer(run: Config, architecture: Architecture, where: str) -> None:
+    """Check that the vocabulary of the initial checkpoint covers the tokenizer."""
+    if run.model.checkpoint is None or not (path := run.tokenizer.path):
+        return
+    entries, vocab_size = open_tokenizer(path).vocab_size, architecture.vocab_size
+    assert vocab_size is not None, "a checkpoint states it"
+    if entries > vocab_size:
+        raise UserError(
+            f"{where}: tokenizer.path: {path}: has {entries:,} entries, model.checkpoint "
+            f"{run.model.checkpoint} has {vocab_size:,}; give the tokenizer that it was "
+            "trained with"
+        )
+
+
+def _check_splits(train: TrainSettings, corpora: list[Corpus], where: str) -> None:
+    """Check that there is data to validate on, and that the length of the run is known."""
+    missing = [corpus.corpus for corpus in corpora if corpus.trains and corpus.epochs is None]
+    if train.num_samples is None and missing:
+        raise UserError(
+            f"{where}: train: no train_steps, train_samples or train_tokens, so the epochs of all "
+            f"corpora say how long to train; {', '.join(missing)} has none, give it epochs or give "
+            "train_steps"
+        )
+    splits = {split for corpus in corpora for split in corpus.parts} - {"train", "test"}
+    if train.evaluation_steps and not splits and not float(train.split.split(",")[1]):
+        raise UserError(
+            f"{where}: train: split: {train.split!r}: nothing to validate on; give the second "
+            "number a share, name a validation set in the column sets of the table of corpora, "
+            "or set evaluation_steps to 0"
+        )
+
+
+def _find_tokenizer(runs: Mapping[str, NamedRun]) -> list[Path] | None:
+    """Files of the tokenizer of the config, or else of the initial checkpoints.
+
+    Raises:
+        UserError: a checkpoint has no tokenizer, or runs that share data have different ones.
+    """
+    by_run: dict[str, list[Path]] = {}
+    for name, (run, where) in runs.items():
+        if run.tokenizer.path:
+            return tokenizer_files(run.tokenizer.path)[1]
+        if run.model.checkpoint:
+            by_run[name] = _checkpoint_tokenizer(run.model.checkpoint, where)
+    for name, files in by_run.items():
+        first, first_files = next(iter(by_run.items()))
+        if [path.read_bytes() for path in files] != [path.read_bytes() for path in first_files]:
+            raise UserError(
+                f"{runs[name].where}: model.checkpoint: {files[0]} is another tokenizer than "
+                f"{first_files[0]} of run {first}, and runs share their data; name one that fits "
+                "all in tokenizer.path, or build the runs in folders of their own"
+            )
+    return next(iter(by_run.values()), None)
+
+
+def _checkpoint_tokenizer(checkpoint: Path, where: str) -> list[Path]:
+    """Files of a checkpoint's own tokenizer."""
+    try:
+        return tokenizer_files(checkpoint)[1]
+    except UserError:
+        raise UserError(
+            f"{where}: tokenizer.path: missing: model.checkpoint {checkpoint} has no tokenizer "
+            f"beside it; name the one that it was trained with{_trained_with(checkpoint)}"
+        ) from None
+
+
+def _trained_with(checkpoint: Path) -> str:
+    """The tokenizer that run.yaml of a native checkpoint names, in parentheses."""
+    runs = sorted(file for file in start_files(checkpoint) if file.name == "run.yaml")
+    tokenizer = read_yaml(runs[0], "name another checkpoint").get("tokenizer") if runs else None
+    return f" ({tokenizer})" if tokenizer else ""

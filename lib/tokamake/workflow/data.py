@@ -1,0 +1,170 @@
+"""Inputs and options of the rules that make data: from raw files to a run's sample index."""
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from tokamake import files
+from tokamake.data.indexed.job_batch import find_batch_fault
+from tokamake.errors import UserError
+from tokamake.workflow.config import WorkflowConfig
+from tokamake.workflow.exit import exit_on_user_error
+from tokamake.workflow.paths import DATA, METADATA, batch_file, corpus_of
+
+
+class DataRules:
+    """Input functions and options of the data rules. Wildcards are `batch`, `corpus` and `run`."""
+
+    def __init__(self, config: WorkflowConfig, force_job: Callable[[str], None] | None) -> None:
+        """Look up which job batch makes which shard.
+
+        Args:
+            config: of the workflow.
+            force_job: makes Snakemake run the job that writes a file; None in a job, where
+                nothing is planned.
+        """
+        self._config = config
+        self._force_job = force_job
+        batches, merges = config.tokenize_batches, config.merge_batches
+        self._tokenize_batch = {shard: name for name in batches for shard in batches[name]}
+        self._merge_batch = {
+            shard: name
+            for name in merges
+            for merged in merges[name]
+            for shard in config.merged[merged].shards
+        }
+
+    def made_files(self, paths: Iterable[str]) -> list[str]:
+        """Raw files that a job of the workflow makes.
+
+        The others are no inputs to Snakemake, which 100,000 of them would slow down; digests in
+        `params` stand for their sizes and times.
+        """
+        made = self._config.sample_files
+        return sorted(made.keys() & set(paths)) if made else []
+
+    def tokenizer_corpus(self) -> list[str]:
+        """Raw files that the tokenizer is trained on and that a job makes."""
+        return self.made_files(
+            path for source in self._config.plan.tokenizer for path in source.files
+        )
+
+    def raw_files(self, wildcards: Any) -> list[str]:
+        """Raw files of all shards of a job batch that a job makes."""
+        shards = self._config.tokenize_batches[wildcards.batch]
+        return self.made_files(
+            path for shard in shards for path in self._config.shards[shard].files
+        )
+
+    def tokenize_inputs(self, wildcards: Any) -> list[str]:
+        """Raw files of a job batch, once it is known whether its shards are still complete."""
+        first = self._config.tokenize_batches[wildcards.batch][0]
+        product = batch_file("merge", self._merge_batch[first])
+        self._redo_if_broken(batch_file("tokenize", wildcards.batch), f"{DATA}/shards", product)
+        return self.raw_files(wildcards)
+
+    def merge_inputs(self, wildcards: Any) -> list[str]:
+        """Batch files of the shards that the merged datasets of a job batch are made from."""
+        self._redo_if_broken(batch_file("merge", wildcards.batch), f"{DATA}/merged", METADATA)
+        merged = (self._config.merged[name] for name in self._config.merge_batches[wildcards.batch])
+        batches = {self._tokenize_batch[shard] for merge in merged for shard in merge.shards}
+        return [batch_file("tokenize", batch) for batch in sorted(batches)]
+
+    def merge_files(self) -> list[str]:
+        """Batch files of all merged datasets."""
+        return [batch_file("merge", batch) for batch in self._config.merge_batches]
+
+    def corpus_hashes(self, wildcards: Any) -> list[str]:
+        """Hashes of the documents of a corpus, in its order."""
+        batches = self._config.tokenize_batches
+        own = (batch for batch in batches if corpus_of(batch) == wildcards.corpus)
+        return [f"{DATA}/hashes/{batch}.rows" for batch in own]
+
+    def corpus_duplicates(self, wildcards: Any) -> list[str]:
+        """Documents of a corpus to leave out, if the config asks for deduplication."""
+        corpus = corpus_of(wildcards.batch)
+        is_wanted = self._config.shared.tokenize.deduplicate
+        return [f"{DATA}/duplicates/{corpus}.rows"] if is_wanted else []
+
+    def corpus_options(self, wildcards: Any) -> list[str]:
+        """How the documents of a `tokenize` batch are read."""
+        corpus = self._config.corpora[corpus_of(wildcards.batch)]
+        keys = [f"--text-key={key}" for key in corpus.text_key.split(",")]
+        return [*keys, f"--template={corpus.template}", f"--format={corpus.format}"]
+
+    def shards_digest(self, wildcards: Any) -> str:
+        """Digest of the shards of a job batch, and of their raw files' sizes and times."""
+        names = self._config.tokenize_batches[wildcards.batch]
+        shards = [self._config.shards[name] for name in names]
+        return files.digest(str([(s.name, s.files, s.byte_range, s.stamp) for s in shards]))
+
+    def merges_digest(self, wildcards: Any) -> str:
+        """Digest of what the merged datasets of a job batch are made from."""
+        names = self._config.merge_batches[wildcards.batch]
+        return files.digest([self._config.merged[name] for name in names])
+
+    def datasets_digest(self) -> str:
+        """Digest of the names of all merged datasets."""
+        return files.digest(list(self._config.merged))
+
+    def table_options(self, wildcards: Any) -> list[str]:
+        """The run's table of corpora, and corpora of other tables, which it does not draw from."""
+        table = self._config.runs[wildcards.run].corpora
+        own = {corpus.corpus for corpus in self._config.tables[table]}
+        others = sorted(self._config.corpora.keys() - own)
+        return [f"--corpora={table}", *(f"--leave-out={corpus}" for corpus in others)]
+
+    def length_options(self, wildcards: Any) -> list[str]:
+        """Length of the training, where epochs of corpora make `weigh` depend on it."""
+        run = self._config.runs[wildcards.run]
+        train = run.train
+        if all(corpus.epochs is None for corpus in self._config.tables[run.corpora]):
+            return []
+        if train.num_samples is None:
+            return [f"--split={train.split}"]
+        tokens = train.num_samples * train.sequence_length
+        return [f"--split={train.split}", f"--train-tokens={tokens}"]
+
+    def sample_options(self, wildcards: Any) -> list[str]:
+        """How many samples `index` makes."""
+        run = self._config.runs[wildcards.run]
+        train = run.train
+        valid = f"--valid-samples={train.evaluation_steps * train.global_batch_size}"
+        if train.num_samples is not None:
+            return [f"--train-samples={train.num_samples}", valid]
+        trained = [corpus for corpus in self._config.tables[run.corpora] if corpus.trains]
+        return [*(f"--epochs={corpus.corpus}={corpus.epochs!r}" for corpus in trained), valid]
+
+    def held_out_options(self, wildcards: Any, input: Any) -> list[str]:  # noqa: ARG002
+        """Weighting files of the splits other than the training split."""
+        named = zip(self._config.splits, input.held_out, strict=True)
+        return [f"--held-out={split}={path}" for split, path in named]
+
+    @exit_on_user_error()
+    def evaluation_split(self, wildcards: Any) -> str:
+        """The split of the run, which must leave documents to evaluate on.
+
+        Raises:
+            SystemExit: it leaves none, and no corpus is kept for the test split.
+        """
+        split = self._config.runs[wildcards.run].train.split
+        if "test" not in self._config.splits and not float(split.split(",")[2]):
+            raise UserError(
+                f"train.split: {split!r}: nothing is held out to evaluate on; "
+                "give the last number a share, or name a corpus with test in its column sets"
+            )
+        return split
+
+    def _redo_if_broken(self, batch: str, folder: str, product: str) -> None:
+        """Redo a finished job batch if one of its datasets was damaged or deleted since.
+
+        Snakemake looks at times of batch files only, and not at all at a missing one whose product
+        exists. The job writes again what is broken, no more.
+        """
+        if self._force_job is None or not (Path(batch).exists() or Path(product).exists()):
+            return
+        if fault := find_batch_fault(Path(batch), folder):
+            if Path(batch).exists():  # a missing one may belong to new raw files
+                print(f"tokamake: {fault}: it is made again", file=sys.stderr)
+            self._force_job(batch)

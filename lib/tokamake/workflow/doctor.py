@@ -1,0 +1,44 @@
+"""What training has to do with the rule `doctor`: its report is an input of the first segment."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tokamake.workflow.paths import DOCTOR
+from tokamake.workflow.snakemake_internals import Snakemake
+
+
+class DoctorRules:
+    """The doctor's report for the nodes and ranks that the profile gives it."""
+
+    def __init__(self, snakemake: Snakemake) -> None:
+        self._snakemake = snakemake
+        self.report = f"{DOCTOR}/{self._place()}.json"
+        """Path of the report."""
+
+    def _place(self) -> str:
+        """The profile's launch script and the numbers of nodes and ranks, as a file name."""
+        resources = self._snakemake.rule_resources("doctor")
+        nodes, tasks = (resources.get(name, 1) for name in ("nodes", "tasks"))
+        launch = str(self._snakemake.default_resource("launch") or "").strip("'\"")
+        name = f"{Path(launch).parent.name}-{nodes}-nodes-{tasks}-ranks"
+        return re.sub(r"[^\w.-]", "-", name).lstrip("-.")
+
+    def report_for(self, product: str) -> Callable[[Any], list[str]]:
+        """The report as an input of `product`, if the profile gives the rule `doctor` resources.
+
+        Snakemake reruns a job when its inputs change. A product that exists keeps the report that
+        it was made with, whatever the profile, and jobs take what their controller planned.
+        """
+
+        def inputs(wildcards: Any) -> list[str]:
+            path = product.format(**dict(wildcards.items()))
+            if self._snakemake.is_main_process and Path(path).exists():
+                recorded = self._snakemake.recorded_inputs(path)
+                return [source for source in recorded if source.startswith(DOCTOR)]
+            is_wanted = bool(self._snakemake.rule_resources("doctor"))
+            is_planned = self._snakemake.is_main_process or Path(self.report).exists()
+            return [self.report] if is_wanted and is_planned else []
+
+        return inputs

@@ -1,0 +1,117 @@
+"""Runs that are longer than one job: the segments of their chain of jobs.
+
+A job of a chain is named after the step that it ends at: train.500.json. Its checkpoint is in the
+run's folder and is no output to Snakemake, which deletes outputs before it repeats a job.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tokamake.checkpoint.detect import open_any
+from tokamake.errors import UserError
+from tokamake.workflow.config import WorkflowConfig
+from tokamake.workflow.paths import RUN
+
+
+class Segments:
+    """Segments of all runs. Wildcards are `run` and `segment`: .STEP, or empty for the last one."""
+
+    def __init__(self, config: WorkflowConfig, planned: Callable[[str], str] | None) -> None:
+        """Read how far each run has come.
+
+        Args:
+            config: of the workflow.
+            planned: gives the path of a run's segments.json, once `plan_segments` wrote it; None in
+                a job, which takes what its controller planned.
+
+        Raises:
+            UserError: the checkpoint that a run continues cannot be read.
+        """
+        self._config = config
+        self._planned = planned
+        self.open_ended = [
+            name
+            for name, run in config.runs.items()
+            if run.train.segment_steps and run.train.num_steps is None
+        ]
+        """Runs whose length is known once their data exist: epochs of corpora decide it."""
+        self._known = {name: self._known_segments(name) for name in config.runs}
+        self._trained = {name: trained_steps(name) for name in config.runs}
+
+    def _known_segments(self, name: str) -> list[int]:
+        """Last steps of all segments of a run but the last, as far as the config decides them."""
+        run = self._config.runs[name]
+        checkpoint = run.model.checkpoint
+        continues = run.train.segment_steps and checkpoint and run.train.finetune is False
+        try:
+            begun = open_any(checkpoint).progress.iteration if continues and checkpoint else 0
+        except UserError as error:
+            raise UserError(f"model.checkpoint: {error}") from None
+        return list(run.train.segments(begun))
+
+    def _planned_segments(self, name: str) -> list[int]:
+        """Last steps of the segments of an open-ended run."""
+        path = self._planned(name) if self._planned else f"results/{name}/segments.json"
+        return json.loads(Path(path).read_text())["segments"] if Path(path).exists() else []
+
+    def ends(self, name: str) -> list[int]:
+        """Last steps of all segments of a run but the last; most runs are one segment.
+
+        A step that training has passed counts only while its checkpoint exists.
+        """
+        is_open = name in self.open_ended
+        ends = self._planned_segments(name) if is_open else self._known[name]
+        folder = Path(f"results/{name}/training")
+        return [
+            end
+            for end in ends
+            if end > self._trained[name] or (folder / f"global_step{end}").is_dir()
+        ]
+
+    def before(self, wildcards: Any) -> list[str]:
+        """The file that the previous segment of the chain leaves."""
+        end = int(wildcards.segment[1:] or sys.maxsize)
+        earlier = [step for step in self.ends(wildcards.run) if step < end]
+        paths = [f"results/{wildcards.run}/train.{step}.json" for step in earlier[-1:]]
+        return [path for path in paths if self._planned or Path(path).exists()]
+
+    def end_option(self, wildcards: Any) -> list[str]:
+        """The step at which a segment's job ends."""
+        step = wildcards.segment[1:]
+        return [f"--until-step={step}"] if step else []
+
+    def evaluated_model(self, wildcards: Any) -> str:
+        """Folder of the model to evaluate: the exported one, or a segment's checkpoint."""
+        run = RUN.format(run=wildcards.run)
+        step = wildcards.segment[1:]
+        return f"{run}/training/global_step{step}" if step else f"{run}/export"
+
+    def evaluated_inputs(self, wildcards: Any) -> str:
+        """The file that exists once the model to evaluate does."""
+        return f"{RUN}/train{{segment}}.json" if wildcards.segment else f"{RUN}/export"
+
+    def evaluations(self, wildcards: Any) -> list[str]:
+        """Evaluations after all segments of a run but the last."""
+        return [f"{RUN}/evaluate.{step}.json" for step in self.ends(wildcards.run)]
+
+    def saved_since_start(self) -> list[str]:
+        """One line a run that trained since the workflow started and did not end."""
+        lines = []
+        for name, before in self._trained.items():
+            step = trained_steps(name)
+            if step > before and step != self._config.runs[name].train.num_steps:
+                lines.append(
+                    f"tokamake: run {name} is saved at step {step:,}; "
+                    "run the same command again to go on"
+                )
+        return lines
+
+
+def trained_steps(name: str) -> int:
+    """The step at which training of a run goes on."""
+    latest = Path(f"results/{name}/training/latest")
+    step = latest.read_text().strip().removeprefix("global_step") if latest.is_file() else ""
+    return int(step) if step.isdecimal() else 0

@@ -1,0 +1,178 @@
+"""The only place that touches private names of Snakemake.
+
+tests/workflow/test_snakemake_internals.py has a test for each method, so that a version of
+Snakemake that breaks one fails there by name. Written for Snakemake 9.20 to 9.27.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from snakemake.io import IOFile, strip_wildcard_constraints
+from snakemake.resources import Resource
+
+
+class Snakemake:
+    """What the workflow asks of Snakemake beyond its public interface."""
+
+    def __init__(self, workflow: Any) -> None:
+        """Remember under which names this file's rules are known.
+
+        Args:
+            workflow: Snakemake's global `workflow`, in the file that declares the rules.
+        """
+        self._workflow = workflow
+        # `use rule * from tokamake as tokamake_*` renames rules.
+        self._renamed = workflow.modifier.modify_rulename
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether jobs are planned here; False in the process of a job."""
+        return bool(self._workflow.is_main_process)
+
+    @property
+    def is_module(self) -> bool:
+        """Whether another workflow uses this one as a module."""
+        return not self._workflow.modifier.is_main_snakefile()
+
+    @property
+    def config_files(self) -> list[str]:
+        """Files that `--configfile` names."""
+        return [str(path) for path in self._workflow.overwrite_configfiles]
+
+    @property
+    def main_config(self) -> dict[str, Any]:
+        """Config of the workflow that Snakemake was started with."""
+        config: dict[str, Any] = self._workflow.modifier_stack[0].globals["config"]
+        return config
+
+    def renamed(self, rule: str) -> str:
+        """The name under which Snakemake knows a rule of this workflow."""
+        name: str = self._renamed(rule)
+        return name
+
+    def original_name(self, target: str) -> str:
+        """The name that a rule has in this workflow; empty for rules of other workflows."""
+        before, after = self.renamed("\0").split("\0")
+        is_own = target.startswith(before) and target.endswith(after)
+        return target[len(before) : len(target) - len(after)] if is_own else ""
+
+    def is_rule(self, name: str) -> bool:
+        """Whether a rule has this name."""
+        return bool(self._workflow.is_rule(name))
+
+    def rule_names(self) -> list[str]:
+        """Names of all rules."""
+        return [rule.name for rule in self._workflow.rules]
+
+    def is_produced(self, path: str) -> bool:
+        """Whether some rule makes a file."""
+        return any(rule.is_producer(path) for rule in self._workflow.rules)
+
+    def outputs(self, rule: str) -> tuple[set[str], list[str]]:
+        """Names of a rule's wildcards, and its outputs as format strings."""
+        declared = self._workflow.get_rule(rule)
+        outputs = [str(strip_wildcard_constraints(output)) for output in declared.output]
+        return set(declared.wildcard_names), outputs
+
+    def rule_resources(self, rule: str) -> dict[str, Any]:
+        """Resources that a profile or `--set-resources` gives a rule."""
+        overwritten = self._workflow.resource_settings.overwrite_resources
+        return {name: each.raw for name, each in overwritten.get(self.renamed(rule), {}).items()}
+
+    def default_resource(self, name: str) -> Any:
+        """A resource of `default-resources` as it is written there; None: not given."""
+        defaults = self._workflow.resource_settings.default_resources or {}
+        return defaults[name].raw if name in defaults else None
+
+    def set_default_resource(self, name: str, text: str) -> None:
+        """Replace a resource of `default-resources`, for rules that are declared from now on."""
+        settings = self._workflow.resource_settings
+        resource = Resource(name, text, raw=repr(text))
+        settings.default_resources[name] = resource
+        settings._parsed_default_resources[name] = resource
+
+    @property
+    def precommand(self) -> str | None:
+        """Shell command that runs in each remote job before it starts; known once jobs start."""
+        settings = self._workflow.remote_execution_settings  # None: all jobs run here
+        return settings and settings.precommand
+
+    @precommand.setter
+    def precommand(self, command: str) -> None:
+        self._workflow.remote_execution_settings.precommand = command
+
+    def force_job(self, path: str) -> None:
+        """Run the job that writes a file, as `--forcerun` does, in a dry run too."""
+        self._workflow.dag.forcefiles.add(path)
+
+    def recorded_inputs(self, path: str) -> list[str]:
+        """Inputs that a file was made from, as Snakemake recorded them; none without a record."""
+        return list(self._workflow.persistence.input(IOFile(path)) or [])
+
+    def expand_targets(self, expand: Callable[[Iterable[str]], set[str]]) -> None:
+        """Replace the targets that a user asks for, once all rules are declared.
+
+        Snakemake sets `dag_settings` once, after it read the workflow and before it looks for the
+        targets.
+        """
+        workflow = self._workflow
+        base = type(workflow)
+
+        def get(instance: Any) -> Any:
+            return instance.__dict__.get("dag_settings")
+
+        def set_(instance: Any, settings: Any) -> None:
+            if settings is not None:
+                settings.targets = expand(settings.targets)
+            instance.__dict__["dag_settings"] = settings
+
+        workflow.__class__ = type(base.__name__, (base,), {"dag_settings": property(get, set_)})
+
+    def on_start(self, function: Callable[[], None]) -> None:
+        """Call a function before the first job, but not in a dry run.
+
+        The directive `onstart` is ignored in modules.
+        """
+        self._chain("_onstart", function)
+
+    def on_error(self, function: Callable[[], None]) -> None:
+        """Call a function after a failure. The directive `onerror` is ignored in modules."""
+        self._chain("_onerror", function)
+
+    def _chain(self, hook: str, function: Callable[[], None]) -> None:
+        previous = getattr(self._workflow, hook)
+
+        def call(log: Any) -> None:
+            function()
+            previous(log)
+
+        setattr(self._workflow, hook, call)
+
+
+def resolve_launch(snakemake: Snakemake, root: Path) -> None:
+    """Let a profile's launch script be found from any working directory.
+
+    Profiles name their scripts relative to the repository. If the working directory has no such
+    file, the one in the repository is meant.
+
+    Args:
+        snakemake: of the workflow, before rules are declared.
+        root: the repository.
+    """
+    launch = snakemake.default_resource("launch")
+    if isinstance(launch, str) and (path := launch.strip("'\"")) != _resolve(path, root):
+        snakemake.set_default_resource("launch", _resolve(path, root))
+
+
+def resolve_precommand(snakemake: Snakemake, root: Path) -> None:
+    """The same for scripts in `precommand`, which Snakemake knows once jobs start."""
+    words = (snakemake.precommand or "").split(" ")
+    resolved = [_resolve(word, root) if "/" in word else word for word in words]
+    if words != resolved:
+        snakemake.precommand = " ".join(resolved)
+
+
+def _resolve(path: str, root: Path) -> str:
+    is_here = Path(path).is_absolute() or Path(path).exists()
+    return path if is_here or not (root / path).exists() else str(root / path)

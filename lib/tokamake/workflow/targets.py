@@ -1,0 +1,100 @@
+"""Targets: the name of a rule means all runs; an unknown target is one line.
+
+Snakemake takes no rule with wildcards as a target. Each such rule becomes the files that it makes.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+
+from tokamake.workflow.checkpoints import CheckpointRules
+from tokamake.workflow.config import WorkflowConfig
+from tokamake.workflow.doctor import DoctorRules
+from tokamake.workflow.paths import RUN
+from tokamake.workflow.segments import Segments
+from tokamake.workflow.snakemake_internals import Snakemake
+
+
+class Targets:
+    """Turns what a user asks for into what Snakemake can build."""
+
+    def __init__(
+        self,
+        config: WorkflowConfig,
+        snakemake: Snakemake,
+        checkpoints: CheckpointRules,
+        segments: Segments,
+        doctor: DoctorRules,
+    ) -> None:
+        self._config = config
+        self._snakemake = snakemake
+        self._checkpoints = checkpoints
+        self._segments = segments
+        self._doctor = doctor
+
+    def expand(self, targets: Iterable[str]) -> set[str]:
+        """Replace each rule with wildcards by the files that it makes for all runs."""
+        expanded: set[str] = set()
+        for target in targets:
+            if self._snakemake.is_rule(target):
+                expanded |= set(self._outputs_for_all_runs(target) or [target])
+                continue
+            if self._snakemake.is_main_process:
+                self._check(target)
+            expanded.add(target)
+        return expanded
+
+    def _outputs_for_all_runs(self, target: str) -> list[str]:
+        """Files that a rule makes for all runs; none if it has other wildcards."""
+        rule = self._snakemake.original_name(target)
+        if rule == "convert":
+            return self._checkpoints.exported or sys.exit(
+                "tokamake: convert: the config names no form; list some, as in convert: [mds-tp2], "
+                "or ask for one: results/RUN/convert/FORM"
+            )
+        if rule == "import_checkpoint":
+            return self._checkpoints.imported or sys.exit(
+                "tokamake: import_checkpoint: every run starts from a checkpoint that training "
+                "reads as it is; there is nothing to convert"
+            )
+        if rule == "plan_segments":
+            names = self._segments.open_ended
+            return [f"results/{name}/segments.json" for name in names] or sys.exit(
+                "tokamake: plan_segments: there is nothing to plan: no run has train.segment_steps "
+                "and the length of its corpora's epochs"
+            )
+        if rule == "doctor":
+            return [self._doctor.report]
+        wildcards, outputs = self._snakemake.outputs(target)
+        if not {"run"} <= wildcards <= {"run", "segment"}:
+            return []
+        return [
+            output.format(run=run, segment="") for output in outputs for run in self._config.runs
+        ]
+
+    def _check(self, target: str) -> None:
+        """Exit with one line if no rule makes what a user asks for."""
+        path = os.path.relpath(target)
+        top, _, below = path.partition("/")
+        name, _, rest = below.partition("/")
+        segment = re.fullmatch(r"(train|evaluate)\.(\d+)\.json", rest)
+        if name in self._config.runs and segment:
+            last = self._config.runs[name].train.num_steps
+            if last is not None and int(segment[2]) >= last:
+                sys.exit(
+                    f"tokamake: {target}: run {name} ends at step {last:,}; its last job makes "
+                    f"results/{name}/{segment[1]}.json, and segments end at steps before"
+                )
+        if self._snakemake.is_produced(path) or Path(path).exists():
+            return
+        runs = self._config.runs
+        if top == "results" and any(
+            self._snakemake.is_produced(f"{RUN.format(run=run)}/{rest}") for run in runs
+        ):
+            sys.exit(f"tokamake: {target}: no run is called {name}; there is {', '.join(runs)}")
+        close = get_close_matches(target, self._snakemake.rule_names(), n=1)
+        advice = f"did you mean {close[0]}?" if close else "`snakemake --list` lists the rules"
+        sys.exit(f"tokamake: {target}: no rule is called so, or makes it; {advice}")

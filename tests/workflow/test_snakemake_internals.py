@@ -1,0 +1,216 @@
+"""Private names of Snakemake, each in a small workflow of its own.
+
+A version of Snakemake that changes one of them fails here by name, before any workflow does.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.pbs_servers import stand_in
+
+SNAKEMAKE = (sys.executable, "-m", "snakemake", "--cores", "1")
+HEAD = """
+from tokamake.workflow.snakemake_internals import Snakemake
+SNAKEMAKE = Snakemake(workflow)
+"""
+MAKE = """
+rule make:
+    output: "{name}.txt"
+    shell: "echo {wildcards.name} > {output}"
+"""
+
+
+def run(
+    folder: Path, snakefile: str, *arguments: str, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    (folder / "Snakefile").write_text(HEAD + snakefile)
+    command = [*SNAKEMAKE, *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def printed(folder: Path, expression: str, *arguments: str, before: str = "") -> str:
+    """Value of an expression where the workflow is read."""
+    rules = 'rule all:\n    output: "a.txt"\n    resources: nodes=1\n    shell: "touch {output}"\n'
+    snakefile = f"{before}\n{rules}\nprint('value:', {expression}, file=__import__('sys').stderr)\n"
+    done = run(folder, snakefile, "-n", *arguments)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("value: ")]
+    return lines[0].removeprefix("value: ")
+
+
+def test_the_main_process_is_no_job(tmp_path: Path) -> None:
+    snakefile = """
+print("main:", SNAKEMAKE.is_main_process, SNAKEMAKE.is_module, file=__import__("sys").stderr)
+rule all:
+    output: "a.txt"
+    run: open(output[0], "w")
+"""
+    done = run(tmp_path, snakefile)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("main: ")]
+    assert lines == ["main: True False", "main: False False"]
+
+
+def test_config_files_of_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("x: 1")
+    names = printed(tmp_path, "SNAKEMAKE.config_files", "--configfile", "a.yaml")
+    assert names.endswith("a.yaml']")
+    assert printed(tmp_path, "SNAKEMAKE.config_files") == "[]"
+    assert printed(tmp_path, "SNAKEMAKE.main_config", "--configfile", "a.yaml") == "{'x': 1}"
+
+
+def test_resources_as_a_profile_gives_them(tmp_path: Path) -> None:
+    arguments = (
+        *("--set-resources", "all:nodes=4", "all:tasks=8"),
+        *("--default-resources", "launch='x/launch.sh'"),
+    )
+    assert printed(tmp_path, "SNAKEMAKE.rule_resources('all')", *arguments) == (
+        "{'nodes': 4, 'tasks': 8}"
+    )
+    assert printed(tmp_path, "SNAKEMAKE.rule_resources('other')", *arguments) == "{}"
+    assert printed(tmp_path, "SNAKEMAKE.default_resource('launch')", *arguments) == "'x/launch.sh'"
+    assert printed(tmp_path, "SNAKEMAKE.default_resource('queue')", *arguments) == "None"
+
+
+def test_a_default_resource_is_replaced_in_jobs_too(tmp_path: Path) -> None:
+    snakefile = """
+SNAKEMAKE.set_default_resource("launch", "/else where/launch.sh")
+rule all:
+    output: "a.txt"
+    shell: "echo '{resources.launch}' > {output}"
+"""
+    done = run(tmp_path, snakefile, "--default-resources", "launch='x/launch.sh'")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "a.txt").read_text() == "/else where/launch.sh\n"
+
+
+def test_rules_and_what_they_make(tmp_path: Path) -> None:
+    expression = (
+        "SNAKEMAKE.rule_names(), SNAKEMAKE.is_rule('make'), SNAKEMAKE.is_rule('b.txt'), "
+        "SNAKEMAKE.is_produced('b.txt'), SNAKEMAKE.is_produced('b.md'), SNAKEMAKE.outputs('make')"
+    )
+    assert printed(tmp_path, expression, "a.txt", before=MAKE.replace("{name}", "{name,b+}")) == (
+        "['make', 'all'] True False True False ({'name'}, ['{name}.txt'])"
+    )
+
+
+def test_a_forced_job_runs_again_and_a_dry_run_says_so(tmp_path: Path) -> None:
+    snakefile = f"""
+import os
+def inputs(wildcards):
+    if os.path.exists("broken"):
+        SNAKEMAKE.force_job("a.txt")
+    return []
+{MAKE.replace("    output", "    input: inputs" + chr(10) + "    output")}
+"""
+    assert run(tmp_path, snakefile, "a.txt").returncode == 0
+    assert "Nothing to be done" in run(tmp_path, snakefile, "-n", "a.txt").stdout
+    (tmp_path / "broken").touch()
+    done = run(tmp_path, snakefile, "-n", "a.txt")
+    assert "Forced execution" in done.stdout + done.stderr
+
+
+def test_recorded_inputs(tmp_path: Path) -> None:
+    snakefile = """
+import sys
+def inputs(wildcards):
+    print("recorded:", SNAKEMAKE.recorded_inputs("b.txt"), file=sys.stderr)
+    return "a.txt"
+rule make:
+    input: inputs
+    output: "b.txt"
+    shell: "cp {input} {output}"
+"""
+    (tmp_path / "a.txt").touch()
+    assert "recorded: []" in run(tmp_path, snakefile).stderr
+    assert "recorded: ['a.txt']" in run(tmp_path, snakefile).stderr
+
+
+def test_targets_are_replaced_once_all_rules_are_known(tmp_path: Path) -> None:
+    snakefile = f"""
+def expand(targets):
+    return {{f"{{run}}.txt" for run in "ab"}} if "make" in targets else set(targets)
+SNAKEMAKE.expand_targets(expand)
+{MAKE}
+"""
+    done = run(tmp_path, snakefile, "make")
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.glob("*.txt")} == {"a.txt", "b.txt"}
+
+
+@pytest.mark.parametrize("directive", ["", "onstart:\n    print('own start')\n"])
+def test_on_start_and_on_error_are_called_beside_directives(tmp_path: Path, directive: str) -> None:
+    snakefile = f"""
+{directive}
+SNAKEMAKE.on_start(lambda: open("started", "w").close())
+SNAKEMAKE.on_error(lambda: open("failed", "w").close())
+rule all:
+    output: "a.txt"
+    shell: "test -e good && touch {{output}}"
+"""
+    run(tmp_path, snakefile, "-n")
+    assert not (tmp_path / "started").exists()
+    done = run(tmp_path, snakefile)
+    assert done.returncode
+    assert (tmp_path / "started").exists()
+    assert (tmp_path / "failed").exists()
+    assert ("own start" in done.stdout + done.stderr) == bool(directive)
+    (tmp_path / "failed").unlink()
+    (tmp_path / "good").touch()
+    assert run(tmp_path, snakefile).returncode == 0
+    assert not (tmp_path / "failed").exists()
+
+
+MODULE = """
+module inner:
+    snakefile: "inner.smk"
+    config: {"a": 1}
+
+use rule * from inner as inner_*
+
+rule all:
+    default_target: True
+    input: "a.txt"
+"""
+
+
+def test_names_in_a_module(tmp_path: Path) -> None:
+    (tmp_path / "inner.smk").write_text(
+        HEAD
+        + """
+import sys
+print("module:", SNAKEMAKE.is_module, SNAKEMAKE.renamed("make"), file=sys.stderr)
+print("names:", [SNAKEMAKE.original_name(n) for n in ("inner_make", "all")], file=sys.stderr)
+print("configs:", config, SNAKEMAKE.main_config, file=sys.stderr)
+SNAKEMAKE.on_start(lambda: open("started", "w").close())
+"""
+        + MAKE
+    )
+    done = run(tmp_path, MODULE, "--config", "beta=2")
+    assert done.returncode == 0, done.stderr
+    assert "module: True inner_make" in done.stderr
+    assert "names: ['make', '']" in done.stderr
+    assert "configs: {'a': 1} {'beta': 2}" in done.stderr
+    assert (tmp_path / "started").exists()
+
+
+def test_precommand_of_remote_jobs(tmp_path: Path) -> None:
+    (tmp_path / "environment.sh").write_text(f"touch {tmp_path}/sourced\n")
+    server = stand_in(tmp_path / "server")
+    snakefile = f"""
+def change():
+    SNAKEMAKE.precommand = SNAKEMAKE.precommand.replace("x/", "{tmp_path}/")
+SNAKEMAKE.on_start(change)
+rule all:
+    output: "a.txt"
+    shell: "touch {{output}}"
+"""
+    arguments = ("--executor", "pbs", "--jobs", "1", "--precommand", ". x/environment.sh")
+    done = run(tmp_path, snakefile, *arguments, environment=server.environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "sourced").exists()
