@@ -1,4 +1,4 @@
-"""Pages of the documentation: links resolve, references match the code, the tutorial's commands work."""
+"""Documentation: links resolve, references match the code, commands of the tutorial work."""
 
 import os
 import re

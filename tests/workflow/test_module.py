@@ -1,0 +1,76 @@
+"""The workflow from another folder, and as a module of another workflow."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.paths import ROOT
+from tests.support.workflows import ARCHITECTURE, CONFIG, CORPORA, jobs
+
+HOST = f"""
+configfile: "host.yaml"
+
+module tokamake:
+    snakefile: "{ROOT}/workflow/Snakefile"
+    config: config["tokamake"]
+
+use rule * from tokamake as tokamake_*
+
+rule deploy:
+    default_target: True
+    input: "results/smoke/export"
+    output: "deployed.txt"
+    shell: "ls {{input}} > {{output}}"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder far from the repository, with a config, and a workflow that uses tokamake."""
+    config = {**CONFIG, "train": {**CONFIG["train"], "train_steps": 4, "evaluation_interval": 4}}
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "host.yaml").write_text(yaml.safe_dump({"tokamake": config}))
+    (tmp_path / "architecture.yaml").write_text(yaml.safe_dump(ARCHITECTURE))
+    (tmp_path / "corpora.tsv").write_text(CORPORA)
+    (tmp_path / "Snakefile").write_text(HOST)
+    return tmp_path
+
+
+def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "snakemake", "--profile", str(ROOT / "profiles/local")]
+    environment = {key: value for key, value in os.environ.items() if key != "SNAKEMAKE_PROFILE"}
+    return subprocess.run(
+        [*command, *arguments],
+        cwd=folder, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_from_another_folder_the_launch_script_is_found(folder: Path) -> None:
+    snakefile = ("--snakefile", str(ROOT / "workflow/Snakefile"), "--configfile", "my.yaml")
+    done = snakemake(folder, *snakefile, "-n", "--", "train")
+    assert jobs(done)["train"] == 1
+    assert f"launch={ROOT}/profiles/local/launch.sh" in done.stdout + done.stderr
+
+
+def test_as_a_module_rules_are_renamed_and_names_mean_all_runs(folder: Path) -> None:
+    planned = jobs(snakemake(folder, "-n"))
+    assert planned["tokamake_train"] == planned["tokamake_export_hf"] == planned["deploy"] == 1
+    assert jobs(snakemake(folder, "-n", "tokamake_train"))["tokamake_train"] == 1
+    done = snakemake(folder, "-n", "tokamake_trian")
+    assert "did you mean tokamake_train?" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_host_workflow_builds_a_model_and_the_report(folder: Path) -> None:
+    done = snakemake(folder)
+    assert done.returncode == 0, done.stderr
+    assert "model.safetensors" in (folder / "deployed.txt").read_text()
+    assert (folder / "results/data/plan.json").exists()
+    done = snakemake(folder, "tokamake_report")
+    assert done.returncode == 0, done.stderr
+    assert "tokamake_train" in (folder / "results/report.html").read_text()
+    assert "Nothing to be done" in (done := snakemake(folder)).stdout + done.stderr
