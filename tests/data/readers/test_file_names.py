@@ -143,7 +143,8 @@ def test_a_saved_dataset_expands_in_row_order(tmp_path: Path) -> None:
         ]
         assert texts == datasets.load_from_disk(str(folder))["text"] == [r["text"] for r in ROWS]
     files[3].unlink()
-    with pytest.raises(UserError, match=r"00003-of-00011\.arrow: listed in .*json, but missing"):
+    message = r"00003-of-00011\.arrow: listed in .*state\.json, but missing"
+    with pytest.raises(UserError, match=message):
         expand([folder])
     (folder / "state.json").write_text(json.dumps({}))
     with pytest.raises(UserError, match="lists no data files"):
@@ -155,7 +156,9 @@ def test_a_folder_of_saved_splits_is_refused(tmp_path: Path) -> None:
     dataset = datasets.Dataset.from_list(ROWS)
     folder = tmp_path / "dataset"
     datasets.DatasetDict({"train": dataset, "valid": dataset}).save_to_disk(folder)
-    message = r"several splits \(train, valid\); .* one split, such as .*dataset/train"
+    message = (
+        r"several splits \(train, valid\); name the folder of one split, such as .*dataset/train"
+    )
     with pytest.raises(UserError, match=message):
         expand([folder])
     assert [path.parent for path in expand([folder / "train"])] == [folder / "train"]
@@ -165,7 +168,8 @@ def test_a_folder_of_data_and_documentation_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "README.md").write_text("About")
     (tmp_path / "data/a.jsonl").write_text("")
-    with pytest.raises(UserError, match=r"both texts .*README\.md.* such as .*/\*\*/\*\.jsonl"):
+    message = r"holds both texts .*README\.md.* such as .*/\*\*/\*\.jsonl"
+    with pytest.raises(UserError, match=message):
         expand([tmp_path])
     assert expand([f"{tmp_path}/**/*.jsonl"]) == [tmp_path / "data/a.jsonl"]
     (tmp_path / "data/a.jsonl").unlink()

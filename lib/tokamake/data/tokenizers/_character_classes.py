@@ -10,7 +10,7 @@ from importlib.metadata import version
 import numpy as np
 from numpy.typing import NDArray
 
-from tokamake.data.tokenizers._unicode_differences import format_ranges
+from tokamake.data.tokenizers._unicode_differences import format_ranges, parse_ranges
 
 VERSION = "0.23.3"
 """Version of `tokenizers` that RANGES describe."""
@@ -23,9 +23,8 @@ def table() -> NDArray[np.uint8]:
     """(0x110000,) class of each code point in RANGES."""
     classes = np.zeros(0x110000, np.uint8)
     for number, text in RANGES.items():
-        for span in text.split():
-            first, _, last = span.partition("-")
-            classes[int(first, 16) : int(last or first, 16) + 1] = number
+        for span in parse_ranges(text):
+            classes[span] = number
     return classes
 
 

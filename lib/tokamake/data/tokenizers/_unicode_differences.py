@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from itertools import product
 from typing import Any
@@ -30,9 +30,8 @@ _GROUPS_PER_CALL = 64
 def table() -> NDArray[np.uint8]:
     """(0x110000,) 1 for each code point in RANGES, else 0."""
     marks = np.zeros(0x110000, np.uint8)
-    for span in RANGES.split():
-        first, _, last = span.partition("-")
-        marks[int(first, 16) : int(last or first, 16) + 1] = 1
+    for span in parse_ranges(RANGES):
+        marks[span] = 1
     return marks
 
 
@@ -117,6 +116,13 @@ def load_encoders(text: str) -> tuple[Encode, Encode]:
         lambda texts: [e.ids for e in reference.encode_batch_fast(texts, add_special_tokens=False)],
         fast.encode_batch_list,
     )
+
+
+def parse_ranges(text: str) -> Iterator[slice]:
+    """Yield the spans of code points in text like RANGES."""
+    for span in text.split():
+        first, _, last = span.partition("-")
+        yield slice(int(first, 16), int(last or first, 16) + 1)
 
 
 def format_ranges(points: Iterable[int]) -> str:
