@@ -1,4 +1,4 @@
-"""What tests of gigatoken share: texts made up, and tokenizers trained on them."""
+"""Random texts for tests of encoders, and tokenizers trained on them."""
 
 import io
 import json
@@ -85,8 +85,8 @@ ATOMS = [
 ]
 
 
-def made_up(count: int, seed: int, atoms: list[str] = ATOMS) -> list[str]:
-    """Texts of mixed scripts, runs of spaces, contractions, emoji, special tokens, odd bytes."""
+def random_texts(count: int, seed: int, atoms: list[str] = ATOMS) -> list[str]:
+    """Return texts of mixed scripts, spaces, contractions, emoji, special tokens and controls."""
     rng = random.Random(seed)
 
     def character() -> str:
@@ -98,10 +98,10 @@ def made_up(count: int, seed: int, atoms: list[str] = ATOMS) -> list[str]:
 
     texts = []
     for _ in range(count):
-        size, way = rng.choice([0, 1, 3, 8, 20, 60]), rng.random()
-        if way < 0.75:
+        size, style = rng.choice([0, 1, 3, 8, 20, 60]), rng.random()
+        if style < 0.75:
             texts.append("".join(rng.choice(atoms) for _ in range(size)))
-        elif way < 0.9:
+        elif style < 0.9:
             texts.append("".join(character() for _ in range(size)))
         else:
             texts.append("".join(rng.choice(" \n\r\t'a1.\u3000\u2581") for _ in range(size)))
@@ -109,12 +109,12 @@ def made_up(count: int, seed: int, atoms: list[str] = ATOMS) -> list[str]:
 
 
 def unmarked(texts: list[str]) -> list[str]:
-    """Texts that gigatoken may get; told without `find_marked`."""
+    """Return the texts that gigatoken may get, selected without `find_marked`."""
     return [text for text in texts if not MARKED & set(map(ord, text))]
 
 
 def byte_level(regex: str = "", **model: Any) -> Json:
-    """tokenizer.json of a byte-level BPE trained on made-up texts."""
+    """Return the tokenizer.json of a byte-level BPE that was trained on random texts."""
     trained = tokenizers.Tokenizer(tokenizers.models.BPE(**model))
     trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     if regex:
@@ -130,7 +130,7 @@ def byte_level(regex: str = "", **model: Any) -> Json:
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    trained.train_from_iterator(made_up(3000, seed=9), trainer)
+    trained.train_from_iterator(random_texts(3000, seed=9), trainer)
     return json.loads(trained.to_str())
 
 
@@ -157,7 +157,7 @@ def sentencepiece_model(**changes: Any) -> bytes:
 
 
 def fast_sentencepiece(model: bytes) -> Callable[[list[str]], list[list[int]]]:
-    """gigatoken as it is used for a SentencePiece model."""
+    """Load gigatoken for a SentencePiece model like the library does."""
     tokenizer = Tokenizer(
         vocab_size=1,
         eod=0,
@@ -175,9 +175,9 @@ def rows(ids: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
 
 def changed(tokenizer: Json, path: str, value: Any) -> Json:
     copy = json.loads(json.dumps(tokenizer))
-    *folders, last = path.split("/")
-    at = copy
-    for folder in folders:
-        at = at[folder]
-    at[last] = value
+    *parents, key = path.split("/")
+    node = copy
+    for parent in parents:
+        node = node[parent]
+    node[key] = value
     return copy

@@ -1,4 +1,4 @@
-"""Raw lines, ways to pack them, and reading of files, also a few bytes at a time."""
+"""Raw lines, their compression, and functions that read raw files, also in tiny steps."""
 
 import bz2
 import gzip
@@ -19,15 +19,15 @@ LINES = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text i
 
 
 def checked(data: bytes) -> bytes:
-    """One zstd frame with a checksum, which files of `zstd` have."""
+    """Compress to one zstd frame with a checksum, as the `zstd` command writes it."""
     return zstd.compress(data, options={zstd.CompressionParameter.checksum_flag: 1})
 
 
 PACK = {"gz": gzip.compress, "zst": checked, "xz": lzma.compress, "bz2": bz2.compress}
 
 
-def records(opened: Input, *keys: str) -> list[Any]:
-    return [record for block in opened.blocks(keys or ("text",)) for record in block.records]
+def records(raw: Input, *keys: str) -> list[Any]:
+    return [record for block in raw.blocks(keys or ("text",)) for record in block.records]
 
 
 def read(path: Path, **options: Any) -> list[Any]:
@@ -39,13 +39,13 @@ def read(path: Path, **options: Any) -> list[Any]:
 
 @contextmanager
 def small_steps(size: int) -> Iterator[None]:
-    """Read and unpack a few bytes at a time, so that all things lie across borders."""
+    """Read and unpack a few bytes at once, so that lines and members cross chunk borders."""
     with (
         patch.object(_input, "CHUNK_BYTES", size),
         patch.object(jsonl, "CHUNK_BYTES", size),
         patch.object(jsonl, "_FIRST_STEP", size),
-        patch.object(jsonl, "_MOST_LINES", 3),
-        patch.object(_compression, "_PIECE_BYTES", size),
+        patch.object(jsonl, "_MAX_LINES", 3),
+        patch.object(_compression, "_INPUT_BYTES", size),
         patch.object(_compression, "_OUTPUT_BYTES", size),
     ):
         yield

@@ -1,4 +1,4 @@
-"""Compressed files give all their members; what is damaged or cut off never passes."""
+"""Readers return all members of compressed files, and refuse damaged and truncated files."""
 
 import random
 from pathlib import Path
@@ -11,7 +11,7 @@ from tokamake.data.readers import _compression, open_input
 from tokamake.errors import UserError
 
 
-def test_members_without_number(tmp_path: Path) -> None:
+def test_a_file_of_thousands_of_members_is_read(tmp_path: Path) -> None:
     lines = [b'{"text": "%d"}\n' % number for number in range(3000)]
     for name, pack in PACK.items():
         path = tmp_path / f"many.{name}"
@@ -20,22 +20,23 @@ def test_members_without_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PACK)
-def test_cut_compressed_files_never_pass(tmp_path: Path, name: str) -> None:
-    seeded = random.Random(1)
-    lines = [orjson.dumps({"text": seeded.randbytes(20).hex()}) + b"\n" for _ in range(40)]
-    parts = [PACK[name](b"".join(lines[:20])), PACK[name](b"".join(lines[20:]))]
-    whole = b"".join(parts)
+def test_truncated_files_are_refused(tmp_path: Path, name: str) -> None:
+    rng = random.Random(1)
+    lines = [orjson.dumps({"text": rng.randbytes(20).hex()}) + b"\n" for _ in range(40)]
+    members = [PACK[name](b"".join(lines[:20])), PACK[name](b"".join(lines[20:]))]
+    content = b"".join(members)
+    size = len(content)
     path = tmp_path / f"a.{name}"
-    ends = [len(parts[0]) + near for near in range(-12, 13)]
+    member_end = [len(members[0]) + offset for offset in range(-12, 13)]
     for cut in sorted(
-        {*range(1, 40), *range(40, len(whole) - 12, 7), *ends, *range(len(whole) - 12, len(whole))}
+        {*range(1, 40), *range(40, size - 12, 7), *member_end, *range(size - 12, size)}
     ):
-        path.write_bytes(whole[:cut])
-        if cut == len(parts[0]):  # nobody can see that a whole member is gone
+        path.write_bytes(content[:cut])
+        if cut == len(members[0]):  # the loss of a complete member cannot be detected
             assert len(read(path)) == 20
             continue
-        if cut < 6 and _compression.compression(whole[:cut]) == "":
-            with pytest.raises(UserError):  # not even its kind can be told
+        if cut < 6 and _compression.compression(content[:cut]) == "":
+            with pytest.raises(UserError):  # too short to detect the compression
                 open_input(path)
             continue
         with pytest.raises(UserError, match=rf"a\.{name}: {name} data is .* fetch it again"):
@@ -43,29 +44,29 @@ def test_cut_compressed_files_never_pass(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PACK)
-def test_changed_bytes_never_pass(tmp_path: Path, name: str) -> None:
-    seeded = random.Random(2)
-    texts = [seeded.randbytes(20).hex() for _ in range(40)]
-    whole = PACK[name](b"".join(orjson.dumps({"text": text}) + b"\n" for text in texts))
+def test_changed_bits_never_change_the_documents(tmp_path: Path, name: str) -> None:
+    rng = random.Random(2)
+    texts = [rng.randbytes(20).hex() for _ in range(40)]
+    content = PACK[name](b"".join(orjson.dumps({"text": text}) + b"\n" for text in texts))
     path = tmp_path / f"a.{name}"
-    caught = 0
-    positions = range(12, len(whole), 3)
+    num_errors = 0
+    positions = range(12, len(content), 3)
     for position in positions:
-        changed = bytearray(whole)
-        changed[position] ^= 1 << seeded.randrange(8)
+        changed = bytearray(content)
+        changed[position] ^= 1 << rng.randrange(8)
         path.write_bytes(changed)
         try:
-            assert read(path) == texts  # a bit without a meaning
+            assert read(path) == texts  # some bits of headers have no effect
         except UserError:
-            caught += 1
-    assert caught > 0.95 * len(positions)
+            num_errors += 1
+    assert num_errors > 0.95 * len(positions)
 
 
 @pytest.mark.parametrize("name", PACK)
 @pytest.mark.parametrize(
     "garbage", [b"x", b"garbage after the end", b"\0\0\0", bytes(5) + b"x", b"\n", LINES]
 )
-def test_trailing_garbage_never_passes(tmp_path: Path, name: str, garbage: bytes) -> None:
+def test_trailing_garbage_is_refused(tmp_path: Path, name: str, garbage: bytes) -> None:
     path = tmp_path / f"a.{name}"
     path.write_bytes(PACK[name](LINES) + garbage)
     if name == "gz" and not garbage.strip(b"\0"):
@@ -76,7 +77,7 @@ def test_trailing_garbage_never_passes(tmp_path: Path, name: str, garbage: bytes
 
 
 @pytest.mark.parametrize("name", PACK)
-def test_memory_stays_bounded(tmp_path: Path, name: str) -> None:
+def test_blocks_stay_small_at_any_compression_ratio(tmp_path: Path, name: str) -> None:
     packed = PACK[name](b"x" * 10_000_000) * 10
     largest = 0
     for block in _compression.unpack([packed], name, tmp_path, block_bytes=1 << 20):

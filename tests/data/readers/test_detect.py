@@ -1,4 +1,4 @@
-"""The format of a file is told from its content; what cannot be read is refused as a whole."""
+"""Detection finds the format from the content, and refuses files that no reader can read."""
 
 import gzip
 import lzma
@@ -8,10 +8,10 @@ import pytest
 
 from tests.support.readings import LINES, read
 from tokamake.data.readers import open_input, sniff
-from tokamake.data.readers._detect import kind_of_name
+from tokamake.data.readers._detect import content_suffix
 from tokamake.errors import UserError
 
-WHOLE = {
+REFUSED = {
     "array.json": (b'[{"text": "a"},\n{"text": "b"}]', r"jq -c '\.\[\]'"),
     "array_in_a_line.json": (b'[{"text": "a"},{"text": "b"}]\n', r"jq -c '\.\[\]'"),
     "array.jsonl.gz": (gzip.compress(b'[\n  {"text": "a"}\n]'), r"jq -c '\.\[\]'"),
@@ -23,19 +23,19 @@ WHOLE = {
     "mark32.jsonl": ('{"text": "a"}\n'.encode("utf-32"), "iconv -f UTF-32 "),
     "be32.jsonl": ('{"text": "a"}\n'.encode("utf-32-be"), "iconv -f UTF-32BE"),
     "wide.txt.xz": (lzma.compress("text".encode("utf-16")), "iconv -f UTF-16 "),
-    "picture.png": (b"\x89PNG\r\n\x1a\n\0\0", "of no known format"),
-    "binary.jsonl": (b"\x80\0\0\1\2\3", "of no known format"),
+    "picture.png": (b"\x89PNG\r\n\x1a\n\0\0", "has no known format"),
+    "binary.jsonl": (b"\x80\0\0\1\2\3", "has no known format"),
     "a.zip": (b"PK\x03\x04...", "a zip archive; unpack it"),
     "a.tar.gz": (gzip.compress(bytes([65]) * 257 + b"ustar\x0000"), "a tar archive; unpack it"),
-    "words": (b"Once upon a time\n", "of no known format .*name its format"),
-    "empty.gz": (b"", r"is empty, which no \.gz file is"),
-    "empty.parquet": (b"", r"is empty, which no \.parquet file is"),
+    "words": (b"Once upon a time\n", "has no known format .*name its format"),
+    "empty.gz": (b"", r"is empty, but a valid \.gz file never is"),
+    "empty.parquet": (b"", r"is empty, but a valid \.parquet file never is"),
 }
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_files_that_are_refused_as_a_whole(tmp_path: Path, name: str) -> None:
-    content, message = WHOLE[name]
+@pytest.mark.parametrize("name", REFUSED)
+def test_unreadable_files_are_refused_with_a_remedy(tmp_path: Path, name: str) -> None:
+    content, message = REFUSED[name]
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(UserError, match=message) as error:
@@ -43,7 +43,7 @@ def test_files_that_are_refused_as_a_whole(tmp_path: Path, name: str) -> None:
     assert str(path) in str(error.value)
 
 
-def test_what_is_no_file(tmp_path: Path) -> None:
+def test_missing_files_folders_and_link_cycles_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.jsonl: cannot be read \(No such file"):
         open_input(tmp_path / "none.jsonl")
     with pytest.raises(UserError, match="is a folder; name files"):
@@ -53,7 +53,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         open_input(tmp_path / "loop")
 
 
-def test_a_given_format_is_taken(tmp_path: Path) -> None:
+def test_a_given_format_overrides_detection(tmp_path: Path) -> None:
     path = tmp_path / "words"
     path.write_bytes(b"Once upon a time\n")
     assert read(path, format="text") == ["Once upon a time\n"]
@@ -65,7 +65,7 @@ def test_a_given_format_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("name", "suffix"),
     [
         ("a.jsonl", ".jsonl"),
         ("A.JSONL.GZ", ".jsonl"),
@@ -74,5 +74,5 @@ def test_a_given_format_is_taken(tmp_path: Path) -> None:
         ("a", ""),
     ],
 )
-def test_kinds_of_names(name: str, kind: str) -> None:
-    assert kind_of_name(Path("x.tar") / name) == kind
+def test_content_suffix_ignores_case_and_compression(name: str, suffix: str) -> None:
+    assert content_suffix(Path("x.tar") / name) == suffix

@@ -1,4 +1,4 @@
-"""Names become files: folders, patterns, and what the `datasets` package saves."""
+"""Expansion of folders, patterns and saved datasets to raw files."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tokamake.errors import UserError
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with many kinds of names, which is the current one."""
+    """The current folder, with many kinds of file names."""
     names = (
         "raw/10.jsonl raw/2.jsonl raw/1.json raw/deep/b.jsonl raw/deep/a.gz raw/_SUCCESS "
         "raw/.hidden raw/_tmp/x.jsonl raw/.git/y.jsonl raw/a[1].jsonl"
@@ -58,20 +58,20 @@ EXPANDED = {
 
 
 @pytest.mark.parametrize("name", EXPANDED)
-def test_names(tree: Path, name: str) -> None:
+def test_names_expand_to_files_in_natural_order(tree: Path, name: str) -> None:
     assert list(map(str, expand([name]))) == EXPANDED[name]
     assert expand([tree / name]) == [tree / file for file in EXPANDED[name]]
 
 
-def test_order_and_repetition(tree: Path) -> None:
+def test_names_keep_their_order_and_links_count_once(tree: Path) -> None:
     (tree / "link.jsonl").symlink_to(tree / "raw/2.jsonl")
     os.link(tree / "raw/10.jsonl", tree / "hard.jsonl")
-    found = expand(["raw/10.jsonl", "link.jsonl", "raw", "./raw/../raw/2.jsonl", "hard.jsonl"])
-    assert list(map(str, found))[:3] == ["raw/10.jsonl", "link.jsonl", "raw/1.json"]
-    assert len(found) == len(FILES) + 1
+    paths = expand(["raw/10.jsonl", "link.jsonl", "raw", "./raw/../raw/2.jsonl", "hard.jsonl"])
+    assert list(map(str, paths))[:3] == ["raw/10.jsonl", "link.jsonl", "raw/1.json"]
+    assert len(paths) == len(FILES) + 1
 
 
-def test_what_is_not_there(tree: Path) -> None:
+def test_names_without_files_are_refused(tree: Path) -> None:
     (tree / "empty").mkdir()
     for name in ("none.jsonl", "raw/*.csv", "empty", "none/**", "raw/[z]*"):
         with pytest.raises(UserError, match=r"no (such )?file") as error:
@@ -82,12 +82,12 @@ def test_what_is_not_there(tree: Path) -> None:
         expand(["raw"])
 
 
-def test_links_that_go_in_circles(tree: Path) -> None:
+def test_link_cycles_end(tree: Path) -> None:
     (tree / "raw/deep/up").symlink_to("..")
     assert list(map(str, expand(["raw"]))) == EXPANDED["raw"]
 
 
-def test_natural_order() -> None:
+def test_natural_key_sorts_numbers_by_value() -> None:
     names = ["a10b2", "a2b10", "a2b9", "a", "10", "9", "a02b9", "b"]
     assert sorted(names, key=natural_key) == [
         "9",
@@ -101,42 +101,37 @@ def test_natural_order() -> None:
     ]
 
 
-def test_many_files_are_quick(tmp_path: Path) -> None:
+def test_large_folders_need_few_system_calls(tmp_path: Path) -> None:
     for number in range(5000):
         (tmp_path / f"{number}.jsonl").touch()
     calls: Counter[str] = Counter()
 
-    def note(frame: FrameType, event: str, function: Any) -> None:
+    def count_call(frame: FrameType, event: str, function: Any) -> None:
         if event == "call":
             calls[frame.f_code.co_name] += 1
         elif event == "c_call" and function.__module__ == "posix":
-            # These look at names alone: parts of os.path that newer Pythons have in C.
-            of_names = function.__name__.startswith(("fspath", "_path_"))
-            calls["of the system"] += not of_names
+            # Newer Pythons implement parts of os.path in C. They only read names.
+            is_path_function = function.__name__.startswith(("fspath", "_path_"))
+            calls["system"] += not is_path_function
 
-    sys.setprofile(note)
+    sys.setprofile(count_call)
     try:
-        found = expand([tmp_path])
+        paths = expand([tmp_path])
     finally:
         sys.setprofile(None)
     assert calls["natural_key"] == 5000
-    assert 0 < calls["of the system"] < 20  # what the folder says of its files is enough
-    assert [path.stem for path in found] == list(map(str, range(5000)))
+    assert 0 < calls["system"] < 20  # scandir gives the types of all files
+    assert [path.stem for path in paths] == list(map(str, range(5000)))
 
 
 ROWS = [{"text": f"row {number}", "id": number} for number in range(25)]
 
 
-def saved(folder: Path, value: Any, **options: Any) -> Path:
-    value.save_to_disk(folder, **options)
-    return folder
-
-
-def test_saved_dataset(tmp_path: Path) -> None:
+def test_a_saved_dataset_expands_in_row_order(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    made = datasets.Dataset.from_list(ROWS)
-    folder = saved(tmp_path / "raw" / "mine", made, num_shards=11)
-    (folder / "notes.jsonl").write_text("no part of it")
+    folder = tmp_path / "raw" / "dataset"
+    datasets.Dataset.from_list(ROWS).save_to_disk(folder, num_shards=11)
+    (folder / "notes.jsonl").write_text("not in state.json")
     for name in (folder, tmp_path / "raw"):
         files = expand([name])
         assert len(files) == 11
@@ -148,28 +143,33 @@ def test_saved_dataset(tmp_path: Path) -> None:
         ]
         assert texts == datasets.load_from_disk(str(folder))["text"] == [r["text"] for r in ROWS]
     files[3].unlink()
-    with pytest.raises(UserError, match=r"00003-of-00011\.arrow: named by .*state\.json, but not"):
+    message = r"00003-of-00011\.arrow: listed in .*state\.json, but missing"
+    with pytest.raises(UserError, match=message):
         expand([folder])
     (folder / "state.json").write_text(json.dumps({}))
-    with pytest.raises(UserError, match="names no data files"):
+    with pytest.raises(UserError, match="lists no data files"):
         expand([folder])
 
 
-def test_saved_splits(tmp_path: Path) -> None:
+def test_a_folder_of_saved_splits_is_refused(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    made = datasets.Dataset.from_list(ROWS)
-    folder = saved(tmp_path / "mine", datasets.DatasetDict({"train": made, "valid": made}))
-    message = r"several splits \(train, valid\); name the folder of one, as .*mine/train"
+    dataset = datasets.Dataset.from_list(ROWS)
+    folder = tmp_path / "dataset"
+    datasets.DatasetDict({"train": dataset, "valid": dataset}).save_to_disk(folder)
+    message = (
+        r"several splits \(train, valid\); name the folder of one split, such as .*dataset/train"
+    )
     with pytest.raises(UserError, match=message):
         expand([folder])
     assert [path.parent for path in expand([folder / "train"])] == [folder / "train"]
 
 
-def test_documentation_beside_data_is_no_data(tmp_path: Path) -> None:
+def test_a_folder_of_data_and_documentation_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "README.md").write_text("About")
     (tmp_path / "data/a.jsonl").write_text("")
-    with pytest.raises(UserError, match=r"holds both texts .*README\.md.* as .*/\*\*/\*\.jsonl"):
+    message = r"holds both texts .*README\.md.* such as .*/\*\*/\*\.jsonl"
+    with pytest.raises(UserError, match=message):
         expand([tmp_path])
     assert expand([f"{tmp_path}/**/*.jsonl"]) == [tmp_path / "data/a.jsonl"]
     (tmp_path / "data/a.jsonl").unlink()

@@ -1,4 +1,4 @@
-"""Every line is a document, a bad one with its place and reason, or blank."""
+"""Each line of jsonl is a document, a bad document with position and reason, or blank."""
 
 import json
 import re
@@ -39,22 +39,22 @@ BAD = {key.encode() if isinstance(key, str) else key: value for key, value in BA
 
 
 @pytest.mark.parametrize("line", BAD)
-def test_bad_lines_stand_where_they_were(tmp_path: Path, line: bytes) -> None:
+def test_a_bad_line_keeps_its_position(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_bytes(LINES[:16] + b"\n" + line + b"\n" + LINES[16:])
-    opened = open_input(path)
-    (block,) = opened.blocks(("text",))
+    raw = open_input(path)
+    (block,) = raw.blocks(("text",))
     assert isinstance(block.records[1], Bad)
     assert block.raw is not None
     assert block.raw[1] == line
     assert [record["text"] for record in block.records if isinstance(record, dict)] == TEXTS
 
     assert re.search(BAD[line], block.records[1].reason)
-    assert opened.place(int(block.numbers[1])) == f"{path}:3"
-    assert (opened.documents, opened.blank_lines) == (len(TEXTS) + 1, 1)
+    assert raw.place(int(block.numbers[1])) == f"{path}:3"
+    assert (raw.documents, raw.blank_lines) == (len(TEXTS) + 1, 1)
 
 
-def test_what_orjson_is_too_strict_for(tmp_path: Path) -> None:
+def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a", "score": NaN}\n{"text": "b", "score": [-Infinity, NaN]}\n')
     assert records(open_input(path)) == [
@@ -63,7 +63,7 @@ def test_what_orjson_is_too_strict_for(tmp_path: Path) -> None:
     ]
 
 
-kinds = st.one_of(
+random_lines = st.one_of(
     st.text(max_size=12).map(lambda text: orjson.dumps({"text": text})),
     st.sampled_from(
         [*(line for line in BAD if len(line) < 40), b"", b" ", b"\t\r", b"\xef\xbb\xbf"]
@@ -73,13 +73,13 @@ kinds = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.lists(kinds, max_size=12),
+    st.lists(random_lines, max_size=12),
     st.lists(st.integers(0, 1000), max_size=4),
     st.integers(1, 60),
     st.booleans(),
     st.sampled_from(["", *PACK]),
 )
-def test_documents_and_blank_lines_account_for_every_line(
+def test_ranges_cover_each_document_and_blank_line_once(
     tmp_path_factory: pytest.TempPathFactory,
     lines: list[bytes],
     cuts: list[int],
@@ -95,59 +95,59 @@ def test_documents_and_blank_lines_account_for_every_line(
     bounds = [0, None]
     if not packing:
         bounds = [0, *sorted(cut % (len(content) + 1) for cut in cuts), None]
-    found, documents, blank, raw_bytes = [], 0, 0, 0
+    pairs, num_documents, num_blank, raw_bytes = [], 0, 0, 0
     with small_steps(size):
         for start, end in pairwise(bounds):
-            opened = open_input(path, byte_range=(start or 0, end))
-            for block in opened.blocks(("text",)):
+            raw = open_input(path, byte_range=(start or 0, end))
+            for block in raw.blocks(("text",)):
                 assert block.raw is not None
-                found += zip(block.records, block.raw, strict=True)
-                for raw, number, offset in zip(
+                pairs += zip(block.records, block.raw, strict=True)
+                for line, number, offset in zip(
                     block.raw, block.numbers, block.offsets, strict=True
                 ):
                     if packing:
                         assert offset == -1
                     else:
-                        assert (content + b"\n")[offset:].startswith(raw + b"\n")
+                        assert (content + b"\n")[offset:].startswith(line + b"\n")
                         assert start <= offset < (len(content) if end is None else end)
                     if not start:
-                        assert lines[number - 1] == raw
-            documents += opened.documents
-            blank += opened.blank_lines
-            raw_bytes += opened.bytes
+                        assert lines[number - 1] == line
+            num_documents += raw.documents
+            num_blank += raw.blank_lines
+            raw_bytes += raw.bytes
     assert raw_bytes == path.stat().st_size
-    assert documents + blank == len(lines)
+    assert num_documents + num_blank == len(lines)
     expected = [line for line in lines if line.removeprefix(b"\xef\xbb\xbf").strip()]
-    assert [raw for _, raw in found] == expected
-    for record, raw in found:
-        assert isinstance(record, Bad) == (raw in BAD)
-        if raw not in BAD:
-            assert record == json.loads(raw)
+    assert [line for _, line in pairs] == expected
+    for record, line in pairs:
+        assert isinstance(record, Bad) == (line in BAD)
+        if line not in BAD:
+            assert record == json.loads(line)
 
 
-class Counted(bytes):
-    """Bytes that note how many of them are searched."""
+class CountedBytes(bytes):
+    """Bytes that count how many of them are searched."""
 
     searched = 0
 
     def find(self, *arguments: Any) -> int:
-        Counted.searched += len(self)
+        CountedBytes.searched += len(self)
         return super().find(*arguments)
 
     def rfind(self, *arguments: Any) -> int:
-        Counted.searched += len(self)
+        CountedBytes.searched += len(self)
         return super().rfind(*arguments)
 
 
 def test_long_lines_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Counted, "searched", 0)
+    monkeypatch.setattr(CountedBytes, "searched", 0)
     content = b"x" * 1_000_000 + b"\n" + b"y" * 500_000 + b"\n" + LINES
-    chunks = [Counted(content[at : at + 1000]) for at in range(0, len(content), 1000)]
-    assert b"".join(jsonl._whole(chunks, Path("a"))) == content
-    assert len(content) <= Counted.searched <= 1.1 * len(content)
+    chunks = [CountedBytes(content[start : start + 1000]) for start in range(0, len(content), 1000)]
+    assert b"".join(jsonl._complete_lines(chunks, Path("a"))) == content
+    assert len(content) <= CountedBytes.searched <= 1.1 * len(content)
 
 
-def test_long_lines_are_parsed_twice_at_most(
+def test_long_lines_are_parsed_at_most_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.jsonl"
@@ -165,16 +165,16 @@ def test_long_lines_are_parsed_twice_at_most(
     names = {"loads": loads, "dumps": orjson.dumps, "JSONDecodeError": orjson.JSONDecodeError}
     monkeypatch.setattr(jsonl, "orjson", SimpleNamespace(**names))
     with small_steps(1 << 16):
-        found = read(path)
+        documents = read(path)
     assert sum(parsed) < 2.1 * path.stat().st_size
-    assert found[0] == word
-    assert "nested too deep" in found[1].reason
-    assert "nested too deep" in found[2].reason
-    assert found[3:] == TEXTS
+    assert documents[0] == word
+    assert "nested too deep" in documents[1].reason
+    assert "nested too deep" in documents[2].reason
+    assert documents[3:] == TEXTS
 
 
 @pytest.mark.parametrize("length", [1, 200, 300, 5000])
-def test_short_and_long_lines_are_cut_alike(tmp_path: Path, length: int) -> None:
+def test_short_and_long_lines_are_split_alike(tmp_path: Path, length: int) -> None:
     lines = [b'{"text": "%s%d"}' % (b"x" * length, number) for number in range(200_000 // length)]
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\n".join(lines) + b"\n")

@@ -1,4 +1,4 @@
-"""Readers of parquet and Arrow give every row once, whatever its column's type."""
+"""Readers of parquet and Arrow return each row once for all column types."""
 
 import gzip
 import hashlib
@@ -23,7 +23,7 @@ TABLE = arrow.table({"text": TEXTS, "id": range(7), "title": [text.upper() for t
 
 
 def write(table: Any, path: Path, rows: int = 2) -> Path:
-    """Write in the format of the suffix, `rows` rows in each batch or row group."""
+    """Write in the format of the suffix, with `rows` rows per batch or row group."""
     match path.suffix:
         case ".parquet":
             parquet.write_table(table, path, row_group_size=rows)
@@ -35,37 +35,36 @@ def write(table: Any, path: Path, rows: int = 2) -> Path:
     return path
 
 
-def records(opened: Input, *keys: str) -> list[Any]:
-    found, numbers = [], []
-    for block in opened.blocks(keys or ("text",)):
-        found += block.records
+def records(raw: Input, *keys: str) -> list[Any]:
+    result, numbers = [], []
+    for block in raw.blocks(keys or ("text",)):
+        result += block.records
         numbers += block.numbers.tolist()
         assert block.raw is None
         assert set(block.offsets.tolist()) <= {-1}
-    assert opened.documents == len(found)
+    assert raw.documents == len(result)
     assert numbers == sorted(set(numbers))
-    return found
+    return result
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "feather"])
 def test_rows_are_documents(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(TABLE, tmp_path / f"a.{suffix}")
     for name in (f"a.{suffix}", "named_wrongly.jsonl", "named_wrongly.txt", "no_suffix"):
-        other = path.rename(tmp_path / name)
-        assert sniff(other) == ("parquet" if suffix == "parquet" else "arrow", "")
-        opened = open_input(other)
-        assert records(opened) == [{"text": text} for text in TEXTS]
-        assert opened.bytes == other.stat().st_size
-        assert opened.sha256 == hashlib.sha256(other.read_bytes()).hexdigest()
-        assert opened.place(5) == f"{other}: row 5"
-        path = other
+        path = path.rename(tmp_path / name)
+        assert sniff(path) == ("parquet" if suffix == "parquet" else "arrow", "")
+        raw = open_input(path)
+        assert records(raw) == [{"text": text} for text in TEXTS]
+        assert raw.bytes == path.stat().st_size
+        assert raw.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+        assert raw.place(5) == f"{path}: row 5"
     with pytest.raises(UserError, match='no column "body" among text, id, title; fix text_key'):
-        records(opened, "body")
-    assert records(opened, "title", "text") == [
+        records(raw, "body")
+    assert records(raw, "title", "text") == [
         {"title": text.upper(), "text": text} for text in TEXTS
     ]
     monkeypatch.setattr(_table, "BLOCK_BYTES", 1)
-    rows = [(len(block.records), block.numbers.tolist()) for block in opened.blocks(("text",))]
+    rows = [(len(block.records), block.numbers.tolist()) for block in raw.blocks(("text",))]
     assert rows == [(1, [number]) for number in range(7)]
 
 
@@ -82,7 +81,7 @@ COLUMNS = {
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "feather"])
 @pytest.mark.parametrize("kind", COLUMNS)
-def test_types_of_text(tmp_path: Path, kind: str, suffix: str) -> None:
+def test_all_column_types_of_text_are_read(tmp_path: Path, kind: str, suffix: str) -> None:
     path = write(arrow.table({"text": COLUMNS[kind]}), tmp_path / f"a.{suffix}")
     first = "a " if kind == "fixed" else "a"
     assert records(open_input(path)) == [{"text": first}, {"text": None}, {"text": "ü"}]
@@ -92,7 +91,7 @@ def test_types_of_text(tmp_path: Path, kind: str, suffix: str) -> None:
     ("kind", "suffix"),
     [
         *product(["binary", "string"], ["parquet", "arrow", "feather"]),
-        *product(["dictionary"], ["arrow", "feather"]),  # pyarrow writes none such to parquet
+        *product(["dictionary"], ["arrow", "feather"]),  # pyarrow does not write these to parquet
     ],
 )
 def test_a_value_that_is_not_utf8_is_one_bad_row(tmp_path: Path, kind: str, suffix: str) -> None:
@@ -108,7 +107,7 @@ def test_a_value_that_is_not_utf8_is_one_bad_row(tmp_path: Path, kind: str, suff
     assert bad.reason.startswith("not valid UTF-8 (0xff at byte 1 of the value)")
 
 
-def test_other_types_stay_for_documents_to_refuse(tmp_path: Path) -> None:
+def test_values_that_are_not_text_are_returned_unchanged(tmp_path: Path) -> None:
     table = arrow.table({"text": [["a"], None, ["b"]], "id": [1, 2, 3]})
     path = write(table, tmp_path / "a.parquet")
     assert records(open_input(path), "id", "text")[0] == {"id": 1, "text": ["a"]}
@@ -120,7 +119,7 @@ def test_other_types_stay_for_documents_to_refuse(tmp_path: Path) -> None:
     st.integers(1, 9),
     st.lists(st.floats(0, 1), max_size=5),
 )
-def test_ranges_share_out_the_row_groups(
+def test_byte_ranges_cover_each_row_group_once(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], rows: int, cuts: list[float]
 ) -> None:
     path = tmp_path_factory.mktemp("ranges") / "a.parquet"
@@ -128,21 +127,21 @@ def test_ranges_share_out_the_row_groups(
     parquet.write_table(table, path, row_group_size=rows, use_dictionary=len(texts) % 2 == 0)
     size = path.stat().st_size
     bounds = [0, *sorted(int(cut * size) for cut in cuts), None]
-    found, numbers, content = [], [], b""
+    rows_read, numbers, content = [], [], b""
     for start, end in pairwise(bounds):
-        opened = open_input(path, byte_range=(start or 0, end))
-        for block in opened.blocks(("text",)):
-            found += block.records
+        raw = open_input(path, byte_range=(start or 0, end))
+        for block in raw.blocks(("text",)):
+            rows_read += block.records
             numbers += block.numbers.tolist()
         part = path.read_bytes()[start:end]
-        assert (opened.bytes, opened.sha256) == (len(part), hashlib.sha256(part).hexdigest())
+        assert (raw.bytes, raw.sha256) == (len(part), hashlib.sha256(part).hexdigest())
         content += part
-    assert found == [{"text": text} for text in texts]
+    assert rows_read == [{"text": text} for text in texts]
     assert numbers == list(range(len(texts)))
     assert content == path.read_bytes()
 
 
-def test_a_row_group_that_begins_at_a_cut_is_read_once(tmp_path: Path) -> None:
+def test_a_row_group_belongs_to_the_range_that_begins_with_it(tmp_path: Path) -> None:
     path = write(TABLE, tmp_path / "a.parquet")
     metadata = parquet.read_metadata(path)
     for group in range(metadata.num_row_groups):
@@ -152,7 +151,7 @@ def test_a_row_group_that_begins_at_a_cut_is_read_once(tmp_path: Path) -> None:
         assert records(after) == [{"text": text} for text in TEXTS[2 * group :]]
 
 
-def test_rows_that_do_not_come_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(TABLE, tmp_path / "a.parquet")
     monkeypatch.setattr(parquet.ParquetFile, "iter_batches", lambda *_, **__: iter([]))
     with pytest.raises(UserError, match="0 rows in row group 0, which should have 2"):
@@ -160,37 +159,37 @@ def test_rows_that_do_not_come_are_missed(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "feather"])
-def test_cut_tables_never_pass(tmp_path: Path, suffix: str) -> None:
-    whole = write(TABLE, tmp_path / f"a.{suffix}").read_bytes()
+def test_truncated_tables_are_refused(tmp_path: Path, suffix: str) -> None:
+    content = write(TABLE, tmp_path / f"a.{suffix}").read_bytes()
     path = tmp_path / f"cut.{suffix}"
     for cut in (
         *range(0, 32),
-        *range(32, len(whole) - 32, 13),
-        *range(len(whole) - 32, len(whole)),
+        *range(32, len(content) - 32, 13),
+        *range(len(content) - 32, len(content)),
     ):
-        path.write_bytes(whole[:cut])
+        path.write_bytes(content[:cut])
         with pytest.raises(UserError):
             records(open_input(path))
-    path.write_bytes(whole + b"garbage!")
+    path.write_bytes(content + b"garbage!")
     with pytest.raises(UserError, match="cannot be read as"):
         records(open_input(path))
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "feather"])
-def test_changed_bytes_raise_nothing_else(tmp_path: Path, suffix: str) -> None:
-    seeded = random.Random(3)
-    whole = write(TABLE, tmp_path / f"a.{suffix}").read_bytes()
+def test_damaged_tables_raise_only_user_errors(tmp_path: Path, suffix: str) -> None:
+    rng = random.Random(3)
+    content = write(TABLE, tmp_path / f"a.{suffix}").read_bytes()
     path = tmp_path / f"changed.{suffix}"
-    caught = 0
-    for position in range(8, len(whole), 3):
-        changed = bytearray(whole)
-        changed[position] ^= 1 << seeded.randrange(8)
+    num_errors = 0
+    for position in range(8, len(content), 3):
+        changed = bytearray(content)
+        changed[position] ^= 1 << rng.randrange(8)
         path.write_bytes(changed)
         try:
             records(open_input(path))
         except UserError:
-            caught += 1
-    assert caught
+            num_errors += 1
+    assert num_errors
 
 
 def test_page_checksums_are_verified(tmp_path: Path) -> None:
@@ -205,7 +204,7 @@ def test_page_checksums_are_verified(tmp_path: Path) -> None:
         records(open_input(path))
 
 
-def test_tables_that_are_refused(tmp_path: Path) -> None:
+def test_tables_are_refused_with_a_remedy(tmp_path: Path) -> None:
     path = write(TABLE, tmp_path / "a.parquet")
     packed = tmp_path / "a.parquet.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
@@ -217,12 +216,12 @@ def test_tables_that_are_refused(tmp_path: Path) -> None:
         open_input(path, byte_range=(0, 1 << 40))
     with pytest.raises(UserError, match="arrow files have no byte ranges"):
         open_input(write(TABLE, tmp_path / "a.arrow"), byte_range=(0, 100))
-    double = TABLE.append_column("text", TABLE["text"])
+    repeated = TABLE.append_column("text", TABLE["text"])
     with pytest.raises(UserError, match='more than one column "text" among'):
-        records(open_input(write(double, tmp_path / "b.arrow")))
+        records(open_input(write(repeated, tmp_path / "b.arrow")))
 
 
-def test_tables_without_rows(tmp_path: Path) -> None:
+def test_tables_without_rows_have_no_documents(tmp_path: Path) -> None:
     for suffix in ("parquet", "arrow", "feather"):
         path = write(TABLE.slice(0, 0), tmp_path / f"a.{suffix}")
         assert records(open_input(path)) == []

@@ -1,4 +1,4 @@
-"""A file of plain text is one document."""
+"""Reader of plain text."""
 
 import bz2
 import hashlib
@@ -33,20 +33,20 @@ def test_a_text_file_is_one_document(tmp_path: Path, name: str, size: int) -> No
     content = plain(TEXT_FILES[name])
     assert sniff(path)[0] == "text"
     with small_steps(size):
-        opened = open_input(path)
-        (block,) = opened.blocks(("body",))
+        raw = open_input(path)
+        (block,) = raw.blocks(("body",))
     assert block.records == [{"body": content.decode("utf-8-sig")}]
     assert block.raw == [content]
     assert list(block.numbers) == [1]
-    assert opened.sha256 == hashlib.sha256(TEXT_FILES[name]).hexdigest()
+    assert raw.sha256 == hashlib.sha256(TEXT_FILES[name]).hexdigest()
 
 
-def test_text_that_is_not_utf8(tmp_path: Path) -> None:
+def test_a_text_file_that_is_not_utf8_is_a_bad_document(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"caf\xe9")
-    opened = open_input(path)
-    (block,) = opened.blocks(("text",))
+    raw = open_input(path)
+    (block,) = raw.blocks(("text",))
     assert "0xe9 at byte 3" in block.records[0].reason
     assert block.raw == [b"caf\xe9"]
     with pytest.raises(UserError, match="one text, not title, text"):
-        records(opened, "title", "text")
+        records(raw, "title", "text")

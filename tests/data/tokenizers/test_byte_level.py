@@ -1,4 +1,4 @@
-"""Our byte-level BPE gives the tokens of the `tokenizers` package, whatever the text."""
+"""Byte-level BPE of lib/csrc gives the tokens of the `tokenizers` package for all texts."""
 
 import base64
 import itertools
@@ -14,14 +14,14 @@ import pytest
 import tokenizers
 
 from tests.data.tokenizers.test_gigatoken_json import BYTES, added, sequence, split
-from tests.support.gigatoken_texts import Json, byte_level, changed, made_up, rows
+from tests.support.gigatoken_texts import Json, byte_level, changed, random_texts, rows
 from tests.support.paths import ROOT
 from tokamake._csrc import ByteLevel
 from tokamake.data.tokenizers import _character_classes, open_tokenizer
 from tokamake.data.tokenizers._byte_level import ByteLevelEncoder, refusal
 from tokamake.data.tokenizers._exactness import REGEXES, byte_level_refusal
 from tokamake.data.tokenizers._fast import wrap
-from tokamake.data.tokenizers._unicode_differences import differing, revealing
+from tokamake.data.tokenizers._unicode_differences import differing_points, probe_tokenizer
 
 Encode = Callable[[list[str]], list[list[int]]]
 PREFIXED = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
@@ -50,82 +50,84 @@ def gpt2() -> Json:
     return byte_level()
 
 
-def encoders(stated: Json | str) -> tuple[Encode, Encode]:
-    """The package and ours for a tokenizer.json."""
-    text = stated if isinstance(stated, str) else json.dumps(stated)
+def encoders(definition: Json | str) -> tuple[Encode, Encode]:
+    """Load a tokenizer.json with the `tokenizers` package and with lib/csrc."""
+    text = definition if isinstance(definition, str) else json.dumps(definition)
     package = tokenizers.Tokenizer.from_str(text)
     end = next(iter(package.get_vocab(with_added_tokens=True)))
-    opened = wrap(package, Path("tokenizer.json"), eos=end)
-    assert refusal(opened) == ""
-    ours = ByteLevelEncoder(opened)
-    return opened.encode_batch, lambda texts: rows(*ours.encode(texts))
+    tokenizer = wrap(package, Path("tokenizer.json"), eos=end)
+    assert refusal(tokenizer) == ""
+    encoder = ByteLevelEncoder(tokenizer)
+    return tokenizer.encode_batch, lambda texts: rows(*encoder.encode(texts))
 
 
-def test_classes_are_those_of_the_package() -> None:
-    assert np.array_equal(_character_classes.table(), _character_classes.asked())
+def test_character_classes_match_the_installed_package() -> None:
+    assert np.array_equal(_character_classes.table(), _character_classes.installed_table())
 
 
-def test_every_assigned_code_point_in_context() -> None:
+def test_every_assigned_code_point_gives_the_same_tokens() -> None:
     points = [*range(0x40000), *range(0xE0000, 0xE1000), *range(0x10FF00, 0x110000)]
-    assert differing(points, *encoders(revealing(REGEXES["GPT-2"]))) == set()
+    assert differing_points(points, *encoders(probe_tokenizer(REGEXES["GPT-2"]))) == set()
 
 
 @pytest.mark.parametrize(
     "pre_tokenizer", [None, PREFIXED, AS_SPLIT], ids=["plain", "prefix", "split"]
 )
 @pytest.mark.parametrize("tokens", [[], ["<a>", "<a>b", "a b"], [" ", "\n\n", "é"]], ids=str)
-def test_made_up_texts(gpt2: Json, pre_tokenizer: Json | None, tokens: list[str]) -> None:
-    stated = added(gpt2, *({"content": token} for token in tokens if token != "é"))
+def test_random_texts_give_the_same_tokens(
+    gpt2: Json, pre_tokenizer: Json | None, tokens: list[str]
+) -> None:
+    definition = added(gpt2, *({"content": token} for token in tokens if token != "é"))
     if pre_tokenizer:
-        stated = changed(stated, "pre_tokenizer", pre_tokenizer)
-    package, ours = encoders(stated)
-    texts = made_up(4000, seed=1)
-    texts += made_up(1000, seed=2, atoms=[*tokens, *SIGNS, "<a", "a> b", "b"])
-    assert ours(texts) == package(texts)
+        definition = changed(definition, "pre_tokenizer", pre_tokenizer)
+    reference, encode = encoders(definition)
+    texts = random_texts(4000, seed=1)
+    texts += random_texts(1000, seed=2, atoms=[*tokens, *SIGNS, "<a", "a> b", "b"])
+    assert encode(texts) == reference(texts)
 
 
-def test_all_short_texts(gpt2: Json) -> None:
-    package, ours = encoders(gpt2)
+def test_all_texts_of_up_to_four_characters_give_the_same_tokens(gpt2: Json) -> None:
+    reference, encode = encoders(gpt2)
     texts = ["".join(signs) for size in range(5) for signs in itertools.product(SIGNS, repeat=size)]
-    assert ours(texts) == package(texts)
+    assert encode(texts) == reference(texts)
 
 
 @pytest.mark.parametrize("filler", ["x", " ", "é", "\u3000", "'"])
-def test_texts_around_the_ends_of_blocks(gpt2: Json, filler: str) -> None:
-    package, ours = encoders(gpt2)
+def test_words_across_block_borders_give_the_same_tokens(gpt2: Json, filler: str) -> None:
+    reference, encode = encoders(gpt2)
     rng = random.Random(3)
     texts = [
-        filler * size + "".join(rng.choices(SIGNS, k=6)) + filler * more
-        for size in range(50, 140)
-        for more in (0, 1, 64)
+        filler * before + "".join(rng.choices(SIGNS, k=6)) + filler * after
+        for before in range(50, 140)
+        for after in (0, 1, 64)
     ]
-    assert ours(texts) == package(texts)
+    assert encode(texts) == reference(texts)
 
 
-def test_contractions(gpt2: Json) -> None:
-    package, ours = encoders(gpt2)
+def test_contractions_give_the_same_tokens(gpt2: Json) -> None:
+    reference, encode = encoders(gpt2)
     ends = ["s", "t", "re", "ve", "m", "ll", "d", "S", "r", "l", "v", "", "é"]
     around = ["", " ", "a", "1", "'", "\n", "!"]
     texts = [f"{a}'{end}{b}" for a in around for end in ends for b in [*around, "'s", "'ll'd"]]
-    assert ours(texts) == package(texts)
+    assert encode(texts) == reference(texts)
 
 
 @pytest.mark.parametrize(
     "text",
     ["x" * 5_000_000, " " * 5_000_000, "\n" * 70_000 + "x", "ab" * 40_000 + " " * 65, "é" * 99_999],
 )
-def test_long_words(gpt2: Json, text: str) -> None:
-    package, ours = encoders(gpt2)
-    assert ours([text, "", "a " + text]) == package([text, "", "a " + text])
+def test_long_words_give_the_same_tokens(gpt2: Json, text: str) -> None:
+    reference, encode = encoders(gpt2)
+    assert encode([text, "", "a " + text]) == reference([text, "", "a " + text])
 
 
-def test_merges_of_any_order(gpt2: Json) -> None:
+def test_any_order_of_ids_and_merges_gives_the_same_tokens(gpt2: Json) -> None:
     rng = random.Random(0)
-    numbers = [7 + 3 * number for number in range(len(gpt2["model"]["vocab"]))]
-    rng.shuffle(numbers)
-    vocabulary = dict(zip(gpt2["model"]["vocab"], numbers, strict=True))
-    stated = changed(gpt2, "model/vocab", vocabulary)
-    stated["added_tokens"][0]["id"] = vocabulary["<|endoftext|>"]
+    ids = [7 + 3 * index for index in range(len(gpt2["model"]["vocab"]))]
+    rng.shuffle(ids)
+    vocabulary = dict(zip(gpt2["model"]["vocab"], ids, strict=True))
+    definition = changed(gpt2, "model/vocab", vocabulary)
+    definition["added_tokens"][0]["id"] = vocabulary["<|endoftext|>"]
     merges = [
         (word[:cut], word[cut:])
         for word in vocabulary
@@ -133,9 +135,9 @@ def test_merges_of_any_order(gpt2: Json) -> None:
         if word[:cut] in vocabulary and word[cut:] in vocabulary
     ]
     rng.shuffle(merges)
-    package, ours = encoders(changed(stated, "model/merges", merges))
-    texts = [*made_up(3000, seed=4), "the" * 100, "0" * 65 + "\n" * 64]
-    assert ours(texts) == package(texts)
+    reference, encode = encoders(changed(definition, "model/merges", merges))
+    texts = [*random_texts(3000, seed=4), "the" * 100, "0" * 65 + "\n" * 64]
+    assert encode(texts) == reference(texts)
 
 
 def random_text(size: int, seed: int) -> str:
@@ -143,12 +145,12 @@ def random_text(size: int, seed: int) -> str:
     return "".join(text[start : start + 70] + "\n" for start in range(0, len(text), 70))
 
 
-def test_words_forgotten_and_met_again(gpt2: Json) -> None:
-    package, ours = encoders(gpt2)
-    for size in (20_000, 4_000_000, 20_000):  # the second fills the memory for words many times
-        assert len(ours([random_text(size, seed=size)])[0]) > size // 4
+def test_a_full_word_cache_does_not_change_tokens(gpt2: Json) -> None:
+    reference, encode = encoders(gpt2)
+    for size in (20_000, 4_000_000, 20_000):  # the second fills the word cache many times
+        assert len(encode([random_text(size, seed=size)])[0]) > size // 4
     texts = [random_text(200_000, seed=seed) for seed in range(5)]
-    assert ours(texts) == package(texts)
+    assert encode(texts) == reference(texts)
 
 
 GROWTH = """
@@ -158,20 +160,20 @@ from tests.data.tokenizers.test_byte_level import random_text
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.data.tokenizers._byte_level import ByteLevelEncoder
 from tokamake.data.tokenizers._gigatoken import _resident_bytes, _trim
-ours = ByteLevelEncoder(open_tokenizer(Path(sys.argv[1])))
+encoder = ByteLevelEncoder(open_tokenizer(Path(sys.argv[1])))
 sizes = []
 for seed in range(12):
-    ours.encode([random_text(2_000_000, seed)])
+    encoder.encode([random_text(2_000_000, seed)])
     _trim()
     sizes.append(_resident_bytes())
 print(sizes[-1] - sizes[3])
 """
 
 
-def test_memory_is_bounded(sampled: Path) -> None:
+def test_memory_does_not_grow_with_the_number_of_words(sampled: Path) -> None:
     command = [sys.executable, "-c", GROWTH, str(sampled / "tokenizer")]
-    found = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
-    assert int(found.stdout) < 8_000_000
+    process = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    assert int(process.stdout) < 8_000_000
 
 
 REFUSED = {
@@ -190,39 +192,41 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_is_not_exact_is_refused(gpt2: Json, what: str) -> None:
+@pytest.mark.parametrize("change", REFUSED)
+def test_tokenizers_not_known_to_be_exact_are_refused(gpt2: Json, change: str) -> None:
     assert byte_level_refusal(json.dumps(gpt2).encode()) == ""
-    assert byte_level_refusal(json.dumps(changed(gpt2, *REFUSED[what])).encode())
+    assert byte_level_refusal(json.dumps(changed(gpt2, *REFUSED[change])).encode())
 
 
-def test_tokens_that_are_refused(gpt2: Json) -> None:
-    def refused(stated: Json) -> str:
-        return byte_level_refusal(json.dumps(stated).encode())
+def test_added_tokens_and_vocabularies_that_are_not_exact_are_refused(gpt2: Json) -> None:
+    def reason(definition: Json) -> str:
+        return byte_level_refusal(json.dumps(definition).encode())
 
-    assert "has lstrip" in refused(added(gpt2, {"content": "<a>", "lstrip": True}))
-    assert "another number" in refused(added(gpt2, {"content": "a"}))
-    assert "many added" in refused(added(gpt2, *({"content": f"<{n}>"} for n in range(101))))
-    fewer = dict(gpt2["model"]["vocab"])
-    del fewer["Ā"]
-    assert "a byte is not" in refused(changed(gpt2, "model/vocab", fewer))
+    assert "has lstrip" in reason(added(gpt2, {"content": "<a>", "lstrip": True}))
+    assert "another number" in reason(added(gpt2, {"content": "a"}))
+    assert "many added" in reason(added(gpt2, *({"content": f"<{n}>"} for n in range(101))))
+    vocabulary = dict(gpt2["model"]["vocab"])
+    del vocabulary["Ā"]
+    assert "a byte is not" in reason(changed(gpt2, "model/vocab", vocabulary))
 
 
-def test_another_version_turns_it_off(sampled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = open_tokenizer(sampled / "tokenizer")
-    assert refusal(opened) == ""
+def test_another_version_of_tokenizers_is_refused(
+    sampled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = open_tokenizer(sampled / "tokenizer")
+    assert refusal(tokenizer) == ""
     monkeypatch.setattr(_character_classes, "VERSION", "0.1")
-    assert "may classify characters in another way" in refusal(opened)
+    assert "may classify characters in another way" in refusal(tokenizer)
 
 
-def test_arguments_are_checked() -> None:
+def test_byte_level_checks_its_arguments() -> None:
     classes, singles = _character_classes.table(), np.arange(256, dtype=np.uint32)
-    none = np.empty((0, 3), np.uint32)
+    no_merges = np.empty((0, 3), np.uint32)
 
     def make(
         classes: np.ndarray = classes,
         singles: np.ndarray = singles,
-        merges: np.ndarray = none,
+        merges: np.ndarray = no_merges,
         added: tuple[tuple[str, int], ...] = (),
     ) -> ByteLevel:
         return ByteLevel(classes, singles, merges, added=list(added), add_prefix_space=False)
@@ -237,12 +241,12 @@ def test_arguments_are_checked() -> None:
     with pytest.raises(ValueError, match="256 bytes"):
         make(singles=singles[1:])
     with pytest.raises(ValueError, match="three columns"):
-        make(merges=none.reshape(0, 2))
+        make(merges=no_merges.reshape(0, 2))
     with pytest.raises(ValueError, match="same pair"):
         make(merges=np.array([[1, 2, 256], [1, 2, 257]], np.uint32))
-    for wrong in ([1, 2, 2**21], [2**32 - 1, 2, 3]):
+    for merge in ([1, 2, 2**21], [2**32 - 1, 2, 3]):
         with pytest.raises(ValueError, match="21 bits"):
-            make(merges=np.array([wrong], np.uint32))
+            make(merges=np.array([merge], np.uint32))
     with pytest.raises(ValueError, match="not empty"):
         make(added=(("", 1),))
     with pytest.raises(TypeError):

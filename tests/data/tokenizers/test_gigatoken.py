@@ -1,4 +1,4 @@
-"""gigatoken is used where it is exact: code points enumerated, texts made up, caches, versions."""
+"""gigatoken is exact for the checked versions, code points and texts; its memory is bounded."""
 
 import importlib
 import json
@@ -11,78 +11,89 @@ import gigatoken
 import numpy as np
 import pytest
 
-from tests.support.gigatoken_texts import MARKED, byte_level, made_up, rows, unmarked
+from tests.support.gigatoken_texts import MARKED, byte_level, random_texts, rows, unmarked
 from tokamake._csrc import find_marked
 from tokamake.data.tokenizers import _unicode_differences, open_tokenizer
 from tokamake.data.tokenizers._exactness import REGEXES, json_refusal
-from tokamake.data.tokenizers._gigatoken import Gigatoken, _stand_in, in_parts, refusal
-from tokamake.data.tokenizers._unicode_differences import differing, encoders, revealing
+from tokamake.data.tokenizers._gigatoken import Gigatoken, _awkward_substitute, in_parts, refusal
+from tokamake.data.tokenizers._unicode_differences import (
+    differing_points,
+    load_encoders,
+    probe_tokenizer,
+)
 
-ASSIGNED_PLANES = [*range(0x40000), *range(0xE0000, 0xE1000)]  # the others hold no character
+# The other planes hold no characters.
+ASSIGNED_PLANES = [*range(0x40000), *range(0xE0000, 0xE1000)]
 
 
 @pytest.mark.parametrize(
     ("name", "points"),
     [("o200k", range(0x110000)), ("GPT-2", ASSIGNED_PLANES), ("Llama-3", ASSIGNED_PLANES)],
 )
-def test_the_table_holds_exactly_the_code_points_that_differ(name: str, points: list[int]) -> None:
-    found = differing(points, *encoders(revealing(REGEXES[name])))
-    assert found <= MARKED
+def test_the_table_holds_the_code_points_that_differ(name: str, points: list[int]) -> None:
+    differing = differing_points(points, *load_encoders(probe_tokenizer(REGEXES[name])))
+    assert differing <= MARKED
     if name == "o200k":
-        assert found == MARKED
-    else:  # marks are like other signs to expressions that know letters and digits only
-        assert len(found) == 4657
+        assert differing == MARKED
+    else:  # expressions without \p{M} do not distinguish marks from other signs
+        assert len(differing) == 4657
 
 
 @pytest.mark.parametrize("name", REGEXES)
-def test_made_up_texts(name: str) -> None:
-    texts = unmarked(made_up(4000, seed=1))
-    for text in (revealing(REGEXES[name]), json.dumps(byte_level(REGEXES[name]))):
+def test_random_texts_give_the_same_tokens(name: str) -> None:
+    texts = unmarked(random_texts(4000, seed=1))
+    for text in (probe_tokenizer(REGEXES[name]), json.dumps(byte_level(REGEXES[name]))):
         assert json_refusal(text.encode()) == ""
-        reference, fast = encoders(text)
+        reference, fast = load_encoders(text)
         assert reference(texts) == fast(texts)
 
 
-def test_other_versions_turn_it_off(sampled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = open_tokenizer(sampled / "tokenizer")
-    assert refusal(opened) == ""
+def test_other_versions_of_the_packages_are_refused(
+    sampled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = open_tokenizer(sampled / "tokenizer")
+    assert refusal(tokenizer) == ""
     monkeypatch.setitem(_unicode_differences.VERSIONS, "tokenizers", "0.1")
-    assert "python -m tokamake.data.tokenizers._unicode_differences" in refusal(opened)
+    assert "python -m tokamake.data.tokenizers._unicode_differences" in refusal(tokenizer)
     monkeypatch.setitem(_unicode_differences.VERSIONS, "nonexistent-package", "1")
     monkeypatch.delitem(_unicode_differences.VERSIONS, "tokenizers")
-    assert refusal(opened) == "nonexistent-package is not installed"
+    assert refusal(tokenizer) == "nonexistent-package is not installed"
 
 
-def test_caches_are_thrown_away(sampled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = open_tokenizer(sampled / "tokenizer")
-    loads: list[bytes] = []
+def test_dropping_the_caches_does_not_change_tokens(
+    sampled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = open_tokenizer(sampled / "tokenizer")
+    loaded: list[bytes] = []
     load = gigatoken.Tokenizer.from_json
     monkeypatch.setattr(
-        gigatoken.Tokenizer, "from_json", lambda text: loads.append(text) or load(text)
+        gigatoken.Tokenizer, "from_json", lambda text: loaded.append(text) or load(text)
     )
-    texts = unmarked(made_up(500, seed=10))
-    patient, thrifty = (
-        Gigatoken(opened),
-        Gigatoken(opened, budget=-(10**12)),
-    )
+    texts = unmarked(random_texts(500, seed=10))
+    keeping = Gigatoken(tokenizer)
+    dropping = Gigatoken(tokenizer, growth_bytes=-(10**12))
     for _ in range(3):
         assert (
-            rows(*patient.encode(texts))
-            == rows(*thrifty.encode(texts))
-            == opened.encode_batch(texts)
+            rows(*keeping.encode(texts))
+            == rows(*dropping.encode(texts))
+            == tokenizer.encode_batch(texts)
         )
-    assert len(loads) == 2 + 3
+    assert len(loaded) == 2 + 3
 
 
-def test_the_real_awkward_serves_too(sampled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = open_tokenizer(sampled / "tokenizer")
-    texts = ["", *unmarked(made_up(50, seed=14)), ""]
+def test_the_real_awkward_gives_the_same_tokens(
+    sampled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = open_tokenizer(sampled / "tokenizer")
+    texts = ["", *unmarked(random_texts(50, seed=14)), ""]
     if not hasattr(sys.modules.get("awkward"), "num"):
         monkeypatch.delitem(sys.modules, "awkward", raising=False)
         importlib.import_module("awkward")
-    by_the_real = rows(*Gigatoken(opened).encode(texts))
-    monkeypatch.setitem(sys.modules, "awkward", _stand_in())
-    assert rows(*Gigatoken(opened).encode(texts)) == by_the_real == opened.encode_batch(texts)
+    with_awkward = rows(*Gigatoken(tokenizer).encode(texts))
+    monkeypatch.setitem(sys.modules, "awkward", _awkward_substitute())
+    assert (
+        rows(*Gigatoken(tokenizer).encode(texts)) == with_awkward == tokenizer.encode_batch(texts)
+    )
 
 
 GROWTH = """
@@ -91,29 +102,29 @@ from pathlib import Path
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.data.tokenizers._gigatoken import Gigatoken, _resident_bytes, _trim
 words = " ".join(f"{number:07}" for number in range(400_000))
-loaded = Gigatoken(open_tokenizer(Path(sys.argv[1])))
-loaded.encode([words[:1000]])
+encoder = Gigatoken(open_tokenizer(Path(sys.argv[1])))
+encoder.encode([words[:1000]])
 _trim()
 before = _resident_bytes()
-loaded.encode([words])
+encoder.encode([words])
 _trim()
 print(_resident_bytes() - before)
 """
 
 
-def test_cache_has_room_from_the_beginning(sampled: Path) -> None:
+def test_the_cache_does_not_grow_with_the_text(sampled: Path) -> None:
     command = [sys.executable, "-c", GROWTH, str(sampled / "tokenizer")]
     growth = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert growth < 15_000_000  # a cache that doubles as it fills takes 29 MB
 
 
-def test_parts() -> None:
+def test_parts_end_once_they_are_large_enough() -> None:
     assert list(in_parts(["aa", "b", "cccc", "", "d"], 3)) == [["aa", "b"], ["cccc"], ["", "d"]]
     assert list(in_parts(["", ""], 3)) == [["", ""]]
     assert list(in_parts([], 3)) == []
 
 
-def test_find_marked() -> None:
+def test_find_marked_returns_the_texts_with_marked_code_points() -> None:
     table = _unicode_differences.table()
     texts = [
         "", "ascii" * 30, "é" * 100, "日本語" * 50, "x" * 200 + "\u088f", "\u0c5c" + "😀" * 70,
@@ -121,13 +132,13 @@ def test_find_marked() -> None:
     ]  # fmt: skip
     assert find_marked(texts, table).tolist() == [4, 5, 6, 7]
     rng = random.Random(0)
-    texts = made_up(2000, seed=11) + [
-        text + chr(rng.choice(sorted(MARKED))) for text in made_up(500, seed=12)
+    texts = random_texts(2000, seed=11) + [
+        text + chr(rng.choice(sorted(MARKED))) for text in random_texts(500, seed=12)
     ]
     rng.shuffle(texts)
-    wanted = [number for number, text in enumerate(texts) if MARKED & set(map(ord, text))]
-    assert find_marked(texts, table).tolist() == wanted
-    assert len(wanted) >= 500
+    expected = [number for number, text in enumerate(texts) if MARKED & set(map(ord, text))]
+    assert find_marked(texts, table).tolist() == expected
+    assert len(expected) >= 500
     with pytest.raises(TypeError, match="texts are strings"):
         find_marked(["a", b"b"], table)
     with pytest.raises(ValueError, match="0x110000"):

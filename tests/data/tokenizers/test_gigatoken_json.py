@@ -1,4 +1,4 @@
-"""gigatoken with byte-level tokenizer.json files: what it encodes otherwise is refused."""
+"""gigatoken with byte-level tokenizer.json files: those that it encodes differently are refused."""
 
 import json
 import random
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.gigatoken_texts import Json, byte_level, changed, made_up, rows, unmarked
+from tests.support.gigatoken_texts import Json, byte_level, changed, random_texts, rows, unmarked
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.data.tokenizers._exactness import REGEXES, json_refusal
 from tokamake.data.tokenizers._gigatoken import Gigatoken, refusal
-from tokamake.data.tokenizers._unicode_differences import encoders
+from tokamake.data.tokenizers._unicode_differences import load_encoders
 
 
 @pytest.fixture(scope="module")
@@ -19,14 +19,14 @@ def gpt2() -> Json:
 
 
 def test_an_expression_that_is_not_listed_is_refused(gpt2: Json) -> None:
-    # OpenAI's own spelling for GPT-4: quantifiers that the two packages read differently.
+    # OpenAI's original expression for GPT-4: the packages interpret its quantifiers differently.
     regex = (
         r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|"
         r"\s++$|\s*[\r\n]|\s+(?!\S)|\s+"
     )
     text = json.dumps(byte_level(regex))
     assert "not known to be exact" in json_refusal(text.encode())
-    reference, fast = encoders(text)
+    reference, fast = load_encoders(text)
     assert reference(["4567"]) != fast(["4567"])
 
 
@@ -57,7 +57,7 @@ def sequence(*parts: Json) -> Json:
     return {"type": "Sequence", "pretokenizers": list(parts)}
 
 
-WRONG = {
+INEXACT = {
     "bytes without words": ("pre_tokenizer", BYTES),
     "no pre-tokenizer": ("pre_tokenizer", None),
     "digits after the split": (
@@ -65,7 +65,7 @@ WRONG = {
         sequence(split(), {"type": "Digits", "individual_digits": True}, BYTES),
     ),
     "words after the split": ("pre_tokenizer", sequence(split(regex=REGEXES["Qwen-2"]), WORDS)),
-    "a space put before": ("pre_tokenizer", sequence(split(), BYTES | {"add_prefix_space": True})),
+    "a prefix space": ("pre_tokenizer", sequence(split(), BYTES | {"add_prefix_space": True})),
     "matches removed": ("pre_tokenizer", sequence(split("Removed"), BYTES)),
     "matches joined": ("pre_tokenizer", sequence(split("Contiguous"), BYTES)),
     "split without bytes": ("pre_tokenizer", split()),
@@ -75,18 +75,18 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_what_loads_and_is_wrong_is_refused(gpt2: Json, what: str) -> None:
-    text = json.dumps(changed(gpt2, *WRONG[what]))
+@pytest.mark.parametrize("change", INEXACT)
+def test_tokenizers_that_differ_are_refused(gpt2: Json, change: str) -> None:
+    text = json.dumps(changed(gpt2, *INEXACT[change]))
     assert json_refusal(text.encode())
-    reference, fast = encoders(text)
-    texts = [*unmarked(made_up(2000, seed=2)), "ab\u0f71\u0f74\u0f72", "\u1e0a\u0323\u0301"]
-    assert what in ("normalizer", "words after the split") or reference(texts) != fast(texts)
+    reference, fast = load_encoders(text)
+    texts = [*unmarked(random_texts(2000, seed=2)), "ab\u0f71\u0f74\u0f72", "\u1e0a\u0323\u0301"]
+    assert change in ("normalizer", "words after the split") or reference(texts) != fast(texts)
 
 
-NOT_WRONG = {
+EXACT = {
     "split": ("pre_tokenizer", sequence(split(), BYTES)),
-    "all else removed": ("pre_tokenizer", sequence(split("Removed", True), BYTES)),
+    "all but the matches removed": ("pre_tokenizer", sequence(split("Removed", True), BYTES)),
     "ignore_merges": ("model/ignore_merges", True),
     "no dropout": ("model/dropout", 0.0),
     "empty prefix": ("model/continuing_subword_prefix", ""),
@@ -98,40 +98,40 @@ NOT_WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", NOT_WRONG)
-def test_what_changes_nothing_is_taken(gpt2: Json, what: str, tmp_path: Path) -> None:
-    text = json.dumps(changed(gpt2, *NOT_WRONG[what]))
+@pytest.mark.parametrize("change", EXACT)
+def test_settings_without_effect_are_accepted(gpt2: Json, change: str, tmp_path: Path) -> None:
+    text = json.dumps(changed(gpt2, *EXACT[change]))
     assert json_refusal(text.encode()) == ""
     (tmp_path / "tokenizer.json").write_text(text)
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
-    opened = open_tokenizer(tmp_path)
-    texts = unmarked(made_up(2000, seed=3))
-    assert opened.encode_batch(texts) == rows(*Gigatoken(opened).encode(texts))
+    tokenizer = open_tokenizer(tmp_path)
+    texts = unmarked(random_texts(2000, seed=3))
+    assert tokenizer.encode_batch(texts) == rows(*Gigatoken(tokenizer).encode(texts))
 
 
-def test_order_of_entries_and_merges(gpt2: Json) -> None:
+def test_any_order_of_ids_and_merges_gives_the_same_tokens(gpt2: Json) -> None:
     rng = random.Random(0)
-    numbers = [7 + 3 * number for number in range(len(gpt2["model"]["vocab"]))]
-    rng.shuffle(numbers)
-    vocabulary = dict(zip(gpt2["model"]["vocab"], numbers, strict=True))
+    ids = [7 + 3 * index for index in range(len(gpt2["model"]["vocab"]))]
+    rng.shuffle(ids)
+    vocabulary = dict(zip(gpt2["model"]["vocab"], ids, strict=True))
     shuffled = changed(gpt2, "model/vocab", vocabulary)
     shuffled["added_tokens"][0]["id"] = vocabulary["<|endoftext|>"]
-    splits = [
+    merges = [
         (word[:cut], word[cut:])
         for word in vocabulary
         for cut in range(1, len(word))
         if word[:cut] in vocabulary and word[cut:] in vocabulary
     ]
-    rng.shuffle(splits)
-    texts = unmarked(made_up(3000, seed=4))
-    for tokenizer in (shuffled, changed(shuffled, "model/merges", splits)):
-        assert json_refusal(json.dumps(tokenizer).encode()) == ""
-        reference, fast = encoders(json.dumps(tokenizer))
+    rng.shuffle(merges)
+    texts = unmarked(random_texts(3000, seed=4))
+    for definition in (shuffled, changed(shuffled, "model/merges", merges)):
+        assert json_refusal(json.dumps(definition).encode()) == ""
+        reference, fast = load_encoders(json.dumps(definition))
         assert reference(texts) == fast(texts)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "wrong"),
+    ("tokens", "differs"),
     [
         ([{"content": "<a>"}, {"content": "<b>", "special": True}], False),
         ([{"content": "<a>", "normalized": True}, {"content": "<b>", "normalized": True}], False),
@@ -139,7 +139,7 @@ def test_order_of_entries_and_merges(gpt2: Json) -> None:
         ([{"content": "xyzw"}, {"content": "xyz"}, {"content": "yzwv"}, {"content": "xy"}], False),
         ([{"content": "  "}, {"content": "   "}, {"content": "\n\n"}, {"content": " a"}], False),
         ([{"content": "éa"}, {"content": "<日本>"}, {"content": "\u0301x"}], False),
-        ([{"content": "é"}], True),  # in the vocabulary it stands for a byte
+        ([{"content": "é"}], True),  # the vocabulary uses it for a byte
         ([{"content": "<q>", "normalized": True}, {"content": "[w]"}], False),
         ([{"content": "foo", "single_word": True}], True),
         ([{"content": "<a>", "lstrip": True}], None),
@@ -149,27 +149,29 @@ def test_order_of_entries_and_merges(gpt2: Json) -> None:
     ],
     ids=lambda value: " ".join(t["content"] for t in value) if isinstance(value, list) else "",
 )
-def test_added_tokens(gpt2: Json, tokens: list[Json], wrong: bool | None) -> None:
-    """`wrong`: gigatoken differs; None: it was not found to, but is refused."""
+def test_added_tokens_that_differ_are_refused(
+    gpt2: Json, tokens: list[Json], differs: bool | None
+) -> None:
+    """`differs` is None where no difference is known, but the tokenizer is refused."""
     text = json.dumps(added(gpt2, *tokens))
     contents = [token["content"] for token in tokens]
     pieces = [part for c in contents for part in (c, c[: len(c) // 2], c[1:])]
-    texts = made_up(3000, seed=6, atoms=[*pieces, "a", " ", "b", "\n", "x", "é"])
-    reference, fast = encoders(text)
+    texts = random_texts(3000, seed=6, atoms=[*pieces, "a", " ", "b", "\n", "x", "é"])
+    reference, fast = load_encoders(text)
     texts = unmarked(texts)
-    assert bool(json_refusal(text.encode())) == (wrong is not False)
-    assert (reference(texts) != fast(texts)) == bool(wrong)
+    assert bool(json_refusal(text.encode())) == (differs is not False)
+    assert (reference(texts) != fast(texts)) == bool(differs)
 
 
-def test_numbers_of_added_tokens(gpt2: Json, tmp_path: Path) -> None:
-    """`tokenizers` numbers them as it likes, whatever tokenizer.json says."""
+def test_added_tokens_get_the_ids_of_the_package(gpt2: Json, tmp_path: Path) -> None:
+    """`tokenizers` ignores the ids of added tokens in tokenizer.json."""
     tokens = [{"content": "é"}, {"content": "<a>", "id": 9000}, {"content": "<b>", "id": 8000}]
     (tmp_path / "tokenizer.json").write_text(json.dumps(added(gpt2, *tokens)))
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
-    opened = open_tokenizer(tmp_path)
-    assert refusal(opened) == ""
-    texts = unmarked(made_up(1000, seed=13, atoms=["é", "<a>", "<b>", "x", " "]))
-    assert opened.encode_batch(texts) == rows(*Gigatoken(opened).encode(texts))
+    tokenizer = open_tokenizer(tmp_path)
+    assert refusal(tokenizer) == ""
+    texts = unmarked(random_texts(1000, seed=13, atoms=["é", "<a>", "<b>", "x", " "]))
+    assert tokenizer.encode_batch(texts) == rows(*Gigatoken(tokenizer).encode(texts))
 
 
 def test_other_models_are_refused() -> None:

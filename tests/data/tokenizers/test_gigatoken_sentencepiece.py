@@ -1,4 +1,4 @@
-"""gigatoken with SentencePiece models, and tokenizer.json files made of such."""
+"""gigatoken with SentencePiece models and tokenizer.json files converted from them."""
 
 import json
 from itertools import product
@@ -7,18 +7,23 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from tests.support.gigatoken_texts import Json, fast_sentencepiece, made_up, sentencepiece_model
+from tests.support.gigatoken_texts import (
+    Json,
+    fast_sentencepiece,
+    random_texts,
+    sentencepiece_model,
+)
 from tokamake.data.tokenizers._exactness import json_refusal, sentencepiece_refusal
-from tokamake.data.tokenizers._unicode_differences import encoders
+from tokamake.data.tokenizers._unicode_differences import load_encoders
 
-PIECES: Json = {"type": "Prepend", "prepend": "\u2581"}
+PREPEND: Json = {"type": "Prepend", "prepend": "\u2581"}
 SPACES: Json = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
 
 
 @pytest.mark.parametrize(
-    ("normalizer", "pre_tokenizer", "taken"),
+    ("normalizer", "pre_tokenizer", "accepted"),
     [
-        ({"type": "Sequence", "normalizers": [PIECES, SPACES]}, None, True),
+        ({"type": "Sequence", "normalizers": [PREPEND, SPACES]}, None, True),
         (SPACES, None, True),
         *(
             (
@@ -26,12 +31,12 @@ SPACES: Json = {"type": "Replace", "pattern": {"String": " "}, "content": "\u258
                 {
                     "type": "Metaspace",
                     "replacement": "\u2581",
-                    "prepend_scheme": how,
+                    "prepend_scheme": scheme,
                     "split": False,
                 },
                 True,
             )
-            for how in ("first", "always", "never")
+            for scheme in ("first", "always", "never")
         ),
         (
             None,
@@ -44,22 +49,22 @@ SPACES: Json = {"type": "Replace", "pattern": {"String": " "}, "content": "\u258
             False,
         ),
         ({"type": "NFKC"}, None, False),
-        (PIECES, None, False),
+        (PREPEND, None, False),
     ],
     ids=str,
 )
-def test_sentencepiece_like_tokenizer_json(
-    normalizer: Json | None, pre_tokenizer: Json | None, taken: bool
+def test_converted_models_give_the_same_tokens_or_are_refused(
+    normalizer: Json | None, pre_tokenizer: Json | None, accepted: bool
 ) -> None:
     from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
 
     tokenizer = json.loads(sentencepiece_to_tokenizer_json(sentencepiece_model()))
     tokenizer |= {"normalizer": normalizer, "pre_tokenizer": pre_tokenizer}
     text = json.dumps(tokenizer)
-    assert (json_refusal(text.encode()) == "") == taken
-    if taken:
-        reference, fast = encoders(text)
-        texts = made_up(3000, seed=7)
+    assert (json_refusal(text.encode()) == "") == accepted
+    if accepted:
+        reference, fast = load_encoders(text)
+        texts = random_texts(3000, seed=7)
         assert reference(texts) == fast(texts)
 
 
@@ -73,16 +78,16 @@ def test_sentencepiece_like_tokenizer_json(
     ],
     ids=str,
 )
-def test_sentencepiece(changes: Json) -> None:
+def test_sentencepiece_models_give_the_same_tokens(changes: Json) -> None:
     model = sentencepiece_model(**changes)
     assert sentencepiece_refusal(model) == ""
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     runs = ["".join(runs) for size in range(1, 7) for runs in product("ab \u2581", repeat=size)]
-    texts = [*made_up(5000, seed=8), *runs, *(" " * n + "a" for n in range(80))]
+    texts = [*random_texts(5000, seed=8), *runs, *(" " * n + "a" for n in range(80))]
     assert processor.encode(texts, num_threads=1) == fast_sentencepiece(model)(texts)
 
 
-def test_sentencepiece_takes_every_code_point() -> None:
+def test_every_code_point_gives_the_same_tokens() -> None:
     model = sentencepiece_model()
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     fast = fast_sentencepiece(model)
@@ -106,24 +111,23 @@ def test_sentencepiece_takes_every_code_point() -> None:
     ],
     ids=str,
 )
-def test_sentencepiece_models_that_are_refused(changes: Json, reason: str) -> None:
+def test_models_that_are_not_exact_are_refused(changes: Json, reason: str) -> None:
     assert sentencepiece_refusal(sentencepiece_model(**changes)) == reason
 
 
-def test_sentencepiece_pieces_that_are_refused() -> None:
+def test_pieces_that_are_not_exact_are_refused() -> None:
     def piece(text: str, score: float, kind: int = 1) -> bytes:
-        number = np.float32(score).tobytes()
-        inner = b"\x0a" + bytes([len(text.encode())]) + text.encode() + b"\x15" + number
-        inner += bytes([3 << 3, kind])
-        return b"\x0a" + bytes([len(inner)]) + inner
+        fields = b"\x0a" + bytes([len(text.encode())]) + text.encode()
+        fields += b"\x15" + np.float32(score).tobytes() + bytes([3 << 3, kind])
+        return b"\x0a" + bytes([len(fields)]) + fields
 
     model = sentencepiece_model()
-    spaces = b"".join(piece("\u2581" * size, -1e9) for size in (20, 21, 22))  # as Llama-2 has them
+    spaces = b"".join(piece("\u2581" * size, -1e9) for size in (20, 21, 22))  # like Llama-2
     assert sentencepiece_refusal(model + spaces) == ""
     texts = [" " * size + end for size in range(100) for end in ("", "a")]
     processor = sentencepiece.SentencePieceProcessor(model_proto=model + spaces)
     assert processor.encode(texts, num_threads=1) == fast_sentencepiece(model + spaces)(texts)
-    alike = piece("qzqz", -7e8) + piece("zqzq", -7e8)
-    assert sentencepiece_refusal(model + alike) == "two of its pieces have the same score"
-    spelt = piece("</", -7e8) + piece("s>", -8e8)
-    assert sentencepiece_refusal(model + spelt) == "its pieces spell out a special piece"
+    equal_scores = piece("qzqz", -7e8) + piece("zqzq", -7e8)
+    assert sentencepiece_refusal(model + equal_scores) == "two of its pieces have the same score"
+    spelled = piece("</", -7e8) + piece("s>", -8e8)
+    assert sentencepiece_refusal(model + spelled) == "its pieces spell out a special piece"

@@ -1,4 +1,4 @@
-"""Each kind of tokenizer gives what its own package gives, and its end token from its own files."""
+"""Each kind of tokenizer agrees with its own package and reads special tokens from its files."""
 
 import json
 from pathlib import Path
@@ -32,25 +32,25 @@ def gpt2_vocabulary(folder: Path, special: list[str]) -> None:
     trained.save_model(str(folder))
 
 
-def test_huggingface(sampled: Path) -> None:
-    ours = open_tokenizer(sampled / "tokenizer")
-    oracle = transformers.AutoTokenizer.from_pretrained(sampled / "tokenizer")
-    assert ours.encode_batch(TEXTS) == [oracle(text)["input_ids"] for text in TEXTS]
-    assert (ours.eod, ours.vocab_size) == (oracle.eos_token_id, len(oracle))
-    assert [ours.decode(ids) for ids in ours.encode_batch(TEXTS)] == TEXTS
+def test_huggingface_agrees_with_transformers(sampled: Path) -> None:
+    tokenizer = open_tokenizer(sampled / "tokenizer")
+    reference = transformers.AutoTokenizer.from_pretrained(sampled / "tokenizer")
+    assert tokenizer.encode_batch(TEXTS) == [reference(text)["input_ids"] for text in TEXTS]
+    assert (tokenizer.eod, tokenizer.vocab_size) == (reference.eos_token_id, len(reference))
+    assert [tokenizer.decode(ids) for ids in tokenizer.encode_batch(TEXTS)] == TEXTS
 
 
-def test_gpt2(tmp_path: Path) -> None:
+def test_gpt2_agrees_with_transformers(tmp_path: Path) -> None:
     gpt2_vocabulary(tmp_path, ["<|endoftext|>"])
-    oracle = transformers.GPT2Tokenizer.from_pretrained(tmp_path)
+    reference = transformers.GPT2Tokenizer.from_pretrained(tmp_path)
     for path in (tmp_path, tmp_path / "vocab.json"):
-        ours = open_tokenizer(path)
+        tokenizer = open_tokenizer(path)
         texts = [*TEXTS, "end<|endoftext|>start"]
-        assert ours.encode_batch(texts) == [oracle(text)["input_ids"] for text in texts]
-        assert (ours.eod, ours.bos) == (oracle.eos_token_id, oracle.bos_token_id)
+        assert tokenizer.encode_batch(texts) == [reference(text)["input_ids"] for text in texts]
+        assert (tokenizer.eod, tokenizer.bos) == (reference.eos_token_id, reference.bos_token_id)
 
 
-def test_gpt2_with_other_special_tokens(tmp_path: Path) -> None:
+def test_gpt2_reads_special_tokens_from_its_config(tmp_path: Path) -> None:
     gpt2_vocabulary(tmp_path, ["<s>", "</s>"])
     with pytest.raises(
         UserError, match=r'its end token "<\|endoftext\|>" is not in its vocabulary'
@@ -58,27 +58,27 @@ def test_gpt2_with_other_special_tokens(tmp_path: Path) -> None:
         open_tokenizer(tmp_path)
     config = tmp_path / "tokenizer_config.json"
     config.write_text('{"eos_token": "</s>", "bos_token": {"content": "<s>"}}')
-    ours = open_tokenizer(tmp_path)
-    assert (ours.bos, ours.eod) == (0, 1)
-    assert ours.encode_batch(["<s></s>"]) == [[0, 1]]
+    tokenizer = open_tokenizer(tmp_path)
+    assert (tokenizer.bos, tokenizer.eod) == (0, 1)
+    assert tokenizer.encode_batch(["<s></s>"]) == [[0, 1]]
     config.write_text('{"eos_token": "</s>"}')
-    again = open_tokenizer(tmp_path)
-    assert (again.bos, again.eod) == (None, 1)
-    assert again.fingerprint != ours.fingerprint
+    without_bos = open_tokenizer(tmp_path)
+    assert (without_bos.bos, without_bos.eod) == (None, 1)
+    assert without_bos.fingerprint != tokenizer.fingerprint
     config.write_text('{"eos_token": "</s>", "bos_token": "<start>"}')
     with pytest.raises(UserError, match='its beginning token "<start>" is not in its vocabulary'):
         open_tokenizer(tmp_path)
 
 
-def test_bert(tmp_path: Path) -> None:
+def test_bert_agrees_with_transformers(tmp_path: Path) -> None:
     for lowercase in (True, False):
         bert_vocabulary(tmp_path, lowercase)
-        oracle = transformers.BertTokenizer.from_pretrained(tmp_path, do_lower_case=lowercase)
-        ours = open_tokenizer(tmp_path)
-        assert ours.encode_batch(TEXTS) == [
-            oracle(text, add_special_tokens=False)["input_ids"] for text in TEXTS
+        reference = transformers.BertTokenizer.from_pretrained(tmp_path, do_lower_case=lowercase)
+        tokenizer = open_tokenizer(tmp_path)
+        assert tokenizer.encode_batch(TEXTS) == [
+            reference(text, add_special_tokens=False)["input_ids"] for text in TEXTS
         ]
-        assert (ours.eod, ours.bos) == (oracle.sep_token_id, oracle.cls_token_id)
+        assert (tokenizer.eod, tokenizer.bos) == (reference.sep_token_id, reference.cls_token_id)
 
 
 @pytest.mark.parametrize(
@@ -91,30 +91,30 @@ def test_bert(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_bert_as_its_config_says(tmp_path: Path, config: dict[str, bool]) -> None:
+def test_bert_normalizes_like_its_config(tmp_path: Path, config: dict[str, bool]) -> None:
     bert_vocabulary(tmp_path, lowercase=True)
     with (tmp_path / "vocab.txt").open("a") as file:
         file.write("é\n##é\nH\n日\n本\n##本\n")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    oracle = transformers.BertTokenizer.from_pretrained(tmp_path, **config)
-    ours = open_tokenizer(tmp_path)
+    reference = transformers.BertTokenizer.from_pretrained(tmp_path, **config)
+    tokenizer = open_tokenizer(tmp_path)
     texts = [*TEXTS, "Hé H é 日本 日本x"]
-    assert ours.encode_batch(texts) == [
-        oracle(text, add_special_tokens=False)["input_ids"] for text in texts
+    assert tokenizer.encode_batch(texts) == [
+        reference(text, add_special_tokens=False)["input_ids"] for text in texts
     ]
 
 
-def test_bert_like_tokenizer_json(tmp_path: Path) -> None:
-    """BERT's tokenizer.json comes with a config that names no eos_token."""
+def test_bert_as_tokenizer_json_ends_documents_with_sep(tmp_path: Path) -> None:
+    """The config beside BERT's tokenizer.json has no eos_token."""
     vocabulary = bert_vocabulary(tmp_path, lowercase=True)
     tokenizers.BertWordPieceTokenizer(str(vocabulary)).save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"sep_token": "[SEP]", "cls_token": "[CLS]"}')
-    ours = open_tokenizer(tmp_path)
+    tokenizer = open_tokenizer(tmp_path)
     words = vocabulary.read_text().splitlines()
-    assert (ours.eod, ours.bos) == (words.index("[SEP]"), words.index("[CLS]"))
+    assert (tokenizer.eod, tokenizer.bos) == (words.index("[SEP]"), words.index("[CLS]"))
 
 
-def test_sentencepiece(tmp_path: Path) -> None:
+def test_sentencepiece_agrees_with_its_package(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\n".join(LINES))
     sentencepiece.SentencePieceTrainer.train(
@@ -125,55 +125,60 @@ def test_sentencepiece(tmp_path: Path) -> None:
         byte_fallback=True,
         minloglevel=2,
     )
-    oracle = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tiny.model"))
-    ours = open_tokenizer(tmp_path)
-    assert ours.encode_batch(TEXTS) == [oracle.encode(text) for text in TEXTS]
-    assert (ours.eod, ours.bos, ours.vocab_size) == (oracle.eos_id(), oracle.bos_id(), 300)
-    assert oracle.bos_id() not in ours.encode_batch(["a"])[0]
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tiny.model"))
+    tokenizer = open_tokenizer(tmp_path)
+    assert tokenizer.encode_batch(TEXTS) == [reference.encode(text) for text in TEXTS]
+    assert (tokenizer.eod, tokenizer.bos, tokenizer.vocab_size) == (
+        reference.eos_id(),
+        reference.bos_id(),
+        300,
+    )
+    assert reference.bos_id() not in tokenizer.encode_batch(["a"])[0]
 
 
-def test_added_tokens_count(sampled: Path, tmp_path: Path) -> None:
+def test_vocab_size_includes_added_tokens(sampled: Path, tmp_path: Path) -> None:
     larger = tokenizers.Tokenizer.from_file(str(sampled / "tokenizer/tokenizer.json"))
     larger.add_tokens(["<a>", "<b>"])
     larger.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<b>"}}))
-    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": null}')  # states nothing
-    ours = open_tokenizer(tmp_path)
-    assert (ours.vocab_size, ours.eod) == (402, 401)
-    assert ours.fingerprint != open_tokenizer(sampled / "tokenizer").fingerprint
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": null}')
+    tokenizer = open_tokenizer(tmp_path)
+    assert (tokenizer.vocab_size, tokenizer.eod) == (402, 401)
+    assert tokenizer.fingerprint != open_tokenizer(sampled / "tokenizer").fingerprint
 
 
-def test_tokenizer_json_wins_over_older_files_beside_it(sampled: Path, tmp_path: Path) -> None:
+def test_tokenizer_json_takes_precedence_over_older_files(sampled: Path, tmp_path: Path) -> None:
     larger = tokenizers.Tokenizer.from_file(str(sampled / "tokenizer/tokenizer.json"))
     larger.add_special_tokens(["<|im_end|>"])
     larger.save(str(tmp_path / "tokenizer.json"))
     larger.model.save(str(tmp_path))
     assert (tmp_path / "vocab.json").exists()
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
-    ours = open_tokenizer(tmp_path)
-    oracle = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    tokenizer = open_tokenizer(tmp_path)
+    reference = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
     text = "one<|im_end|>two"
-    assert ours.encode_batch([text]) == [oracle(text)["input_ids"]]
-    assert (ours.eod, ours.vocab_size) == (400, 401)
+    assert tokenizer.encode_batch([text]) == [reference(text)["input_ids"]]
+    assert (tokenizer.eod, tokenizer.vocab_size) == (400, 401)
     (tmp_path / "tokenizer.json").unlink()
     (tmp_path / "vocab.txt").write_text("[UNK]\n[SEP]\n")
     with pytest.raises(UserError, match=r"name the file, vocab\.txt or vocab\.json"):
         open_tokenizer(tmp_path)
 
 
-def test_texts_are_not_cut_or_padded(sampled: Path, tmp_path: Path) -> None:
-    """Limits in a tokenizer.json are a model's; a document is encoded whole."""
+def test_truncation_and_padding_of_tokenizer_json_are_ignored(
+    sampled: Path, tmp_path: Path
+) -> None:
     limited = tokenizers.Tokenizer.from_file(str(sampled / "tokenizer/tokenizer.json"))
-    wanted = [encoding.ids for encoding in limited.encode_batch(["Hello world" * 9, "a"])]
+    expected = [encoding.ids for encoding in limited.encode_batch(["Hello world" * 9, "a"])]
     limited.enable_truncation(4)
     limited.enable_padding(length=4)
     limited.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
-    assert open_tokenizer(tmp_path).encode_batch(["Hello world" * 9, "a"]) == wanted
+    assert open_tokenizer(tmp_path).encode_batch(["Hello world" * 9, "a"]) == expected
 
 
-def test_a_panic_is_one_line(tmp_path: Path) -> None:
-    """tokenizers panics at merges that do not go with the prefix."""
+def test_a_panic_becomes_a_user_error(tmp_path: Path) -> None:
+    """tokenizers panics at merges that contradict the prefix."""
     model = {
         "type": "BPE",
         "vocab": {"a": 0, "b": 1, "ab": 2},
@@ -186,7 +191,7 @@ def test_a_panic_is_one_line(tmp_path: Path) -> None:
         open_tokenizer(tmp_path)
 
 
-def test_mistakes(sampled: Path, tmp_path: Path) -> None:
+def test_missing_and_damaged_tokenizers_are_refused(sampled: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file or folder"):
         open_tokenizer(tmp_path / "none")
     with pytest.raises(UserError, match=r"holds no tokenizer\.json"):

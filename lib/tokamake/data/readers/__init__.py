@@ -1,7 +1,8 @@
-"""Readers of raw files, one file per format: blocks of documents in the order of the file.
+"""Readers of raw files, one module per format. A reader yields blocks of documents in file order.
 
-The format is told from a file's content. A reader module has `UNIT` (line or row), `SPLITS` (plain
-files have byte ranges), `accepts(head, path)` and `read(input, keys)`.
+The format is detected from the file's content. A reader module defines `UNIT` (what documents are
+counted in: line or row), `SPLITS` (whether uncompressed files support byte ranges),
+`accepts(head, path)` and `read(input, keys)`.
 """
 
 import re
@@ -27,33 +28,33 @@ __all__ = [
 ]
 
 ByteRange = tuple[int, int | None]
-"""First byte and one past the last of a plain file; None reads to its end."""
+"""First byte and one past the last byte of an uncompressed file; None is the end of the file."""
 
 
 def open_input(path: Path, *, byte_range: ByteRange | None = None, format: str = "") -> Input:
-    """Open a raw file, of any known format and compression.
+    """Open a raw file of any known format and compression.
 
     Args:
         path: the file.
-        byte_range: part of a plain jsonl or parquet file: the lines or row groups whose first byte
-            lies in it.
-        format: name of the reader; empty: told from the file.
+        byte_range: part of an uncompressed jsonl or parquet file: the lines or row groups whose
+            first byte lies in the range.
+        format: name of the reader; if empty, the format is detected.
 
     Raises:
-        UserError: the file cannot be read, is of no known format, or has no such range.
+        UserError: the file cannot be read, has no known format, or does not contain the range.
     """
-    opened = Input(path, *look(path, format))
+    raw = Input(path, *look(path, format))
     if byte_range and byte_range != (0, None):
-        opened.start, opened.end = byte_range
-        _check_range(opened)
-    return opened
+        raw.start, raw.end = byte_range
+        _check_range(raw)
+    return raw
 
 
 def parse_range(text: str, paths: list[Path]) -> ByteRange | None:
-    """Read a byte range START:END of a single file; END may be empty, an empty text is no range.
+    """Parse a byte range START:END of a single file. END may be empty; empty text gives None.
 
     Raises:
-        UserError: it is no range, or there are several files.
+        UserError: the text is not a range, or there are several files.
     """
     if not text:
         return None
@@ -63,16 +64,16 @@ def parse_range(text: str, paths: list[Path]) -> ByteRange | None:
     return int(match[1]), int(match[2]) if match[2] else None
 
 
-def _check_range(opened: Input) -> None:
-    if opened.compression:
-        raise UserError(f"{opened.path}: a compressed file has no byte ranges; read it whole")
-    if not readers()[opened.format].SPLITS:
-        raise UserError(f"{opened.path}: {opened.format} files have no byte ranges; read it whole")
-    with reading(opened.path):
-        size = opened.path.stat().st_size
-    start, end = opened.start, opened.end
+def _check_range(raw: Input) -> None:
+    if raw.compression:
+        raise UserError(f"{raw.path}: a compressed file has no byte ranges; read the whole file")
+    if not readers()[raw.format].SPLITS:
+        raise UserError(f"{raw.path}: {raw.format} files have no byte ranges; read the whole file")
+    with reading(raw.path):
+        size = raw.path.stat().st_size
+    start, end = raw.start, raw.end
     if not 0 <= start <= (size if end is None else end) <= size:
         raise UserError(
-            f"{opened.path}: byte range {start}:{'' if end is None else end} of a file of {size} "
-            "bytes; plan again if the file has changed"
+            f"{raw.path}: byte range {start}:{'' if end is None else end} is outside the file "
+            f"({size} bytes); rerun plan if the file has changed"
         )

@@ -1,4 +1,4 @@
-"""Tells the format and compression of a file from its content, and refuses what cannot be read."""
+"""Detection of a file's format and compression from its content. Unreadable formats are refused."""
 
 from codecs import BOM_UTF8
 from itertools import islice
@@ -10,9 +10,9 @@ from tokamake.data.readers._input import readers, reading
 from tokamake.errors import UserError
 
 HEAD_BYTES = 1 << 16
-"""How much of the decompressed content is looked at."""
+"""Number of decompressed bytes that detection reads."""
 
-_OTHERS = {
+_UNSUPPORTED = {
     b"PK\x03\x04": "a zip archive; unpack it",
     b"7z\xbc\xaf\x27\x1c": "a 7z archive; unpack it",
     b"\x04\x22\x4d\x18": "lz4; unpack it, or compress it with zstd",
@@ -24,7 +24,8 @@ _OTHERS = {
     b"SQLite format 3\0": "an SQLite database; convert it to parquet",
     b"%PDF": "PDF; extract its text",
 }
-_MARKS = {
+# UTF-32 first: its little-endian byte order mark begins with that of UTF-16.
+_WIDE_BYTE_ORDER_MARKS = {
     b"\xff\xfe\0\0": "UTF-32",
     b"\0\0\xfe\xff": "UTF-32",
     b"\xff\xfe": "UTF-16",
@@ -33,28 +34,31 @@ _MARKS = {
 
 
 def sniff(path: Path, format: str = "") -> tuple[str, str]:
-    """Format (if it is not given) and compression (empty: none) of a file, by content, then name.
+    """Return the format (detected unless given) and the compression (empty if none) of a file.
+
+    The content decides; the file name decides where the content is ambiguous.
 
     Raises:
-        UserError: the file cannot be read, or is of no known format.
+        UserError: the file cannot be read, or has no known format.
     """
     return look(path, format)[:2]
 
 
 def look(path: Path, format: str = "") -> tuple[str, str, bytes]:
-    """Format, compression and first decompressed bytes; a format that is given is not told anew."""
+    """Return the format, the compression and the first decompressed bytes of a file."""
     packing, head = _head(path)
-    _refuse(head, path)
+    _refuse_unsupported(head, path)
     for name, reader in readers().items():
-        table = reader.UNIT == "row"
-        if (table or not format) and reader.accepts(head, path):
+        # A given format is trusted, except for tables: their magic bytes are unambiguous.
+        is_table = reader.UNIT == "row"
+        if (is_table or not format) and reader.accepts(head, path):
             if format not in ("", name):
                 raise UserError(f"{path}: is {name}, not {format}; fix or leave out the format")
             return name, packing, head
     if format:
         return plugins.check("data/readers", format), packing, head
     raise UserError(
-        f"{path}: of no known format "
+        f"{path}: has no known format "
         f"({', '.join(readers())}); convert it to jsonl, or name its format"
     )
 
@@ -63,7 +67,7 @@ def _head(path: Path) -> tuple[str, bytes]:
     if path.is_dir():
         raise UserError(f"{path}: is a folder; name files")
     if path.exists() and not path.is_file():  # a pipe can be read only once, and may never end
-        raise UserError(f"{path}: is a pipe or device; write what comes from it to a file")
+        raise UserError(f"{path}: is a pipe or device; write its output to a file")
     with reading(path), path.open("rb") as stream:
         head = stream.read(HEAD_BYTES)
         packing = compression(head)
@@ -73,12 +77,14 @@ def _head(path: Path) -> tuple[str, bytes]:
             blocks = unpack(chunks, packing, path, block_bytes=HEAD_BYTES)
             return packing, b"".join(islice(blocks, 1))[:HEAD_BYTES]
     if not head and path.suffix in SUFFIXES | {".parquet", ".arrow", ".feather"}:
-        raise UserError(f"{path}: is empty, which no {path.suffix} file is; fetch it again")
+        raise UserError(
+            f"{path}: is empty, but a valid {path.suffix} file never is; fetch it again"
+        )
     return packing, head
 
 
-def _refuse(head: bytes, path: Path) -> None:
-    for magic, remedy in _OTHERS.items():
+def _refuse_unsupported(head: bytes, path: Path) -> None:
+    for magic, remedy in _UNSUPPORTED.items():
         if head.startswith(magic):
             raise UserError(f"{path}: is {remedy}")
     if head[257:262] == b"ustar":
@@ -91,31 +97,31 @@ def _refuse(head: bytes, path: Path) -> None:
 
 
 def _wide_encoding(head: bytes) -> str:
-    """UTF-16 or UTF-32, by byte order mark or by the zero bytes of ASCII text; else empty."""
-    for mark, name in _MARKS.items():
+    """Return UTF-16 or UTF-32 (by byte order mark, or by zero bytes in ASCII text), or empty."""
+    for mark, name in _WIDE_BYTE_ORDER_MARKS.items():
         if head.startswith(mark):
             return name
     text = head[: min(len(head), 64) // 4 * 4]
     if not text.strip(b"\0"):
         return ""
-    for name, zeros in {
+    for name, zero_bytes in {
         "UTF-32LE": (text[1::4], text[2::4], text[3::4]),
         "UTF-32BE": (text[0::4], text[1::4], text[2::4]),
         "UTF-16LE": (text[1::2],),
         "UTF-16BE": (text[0::2],),
     }.items():
-        if not any(part.strip(b"\0") for part in zeros):
+        if not any(column.strip(b"\0") for column in zero_bytes):
             return name
     return ""
 
 
 def first_line(head: bytes) -> tuple[bytes, bool]:
-    """First line that is not blank, without byte order mark, and whether it is whole."""
+    """Return the first nonblank line without byte order mark, and whether it is complete."""
     line, feed, _ = head.removeprefix(BOM_UTF8).lstrip().partition(b"\n")
     return line, bool(feed) or len(head) < HEAD_BYTES
 
 
-def kind_of_name(path: Path) -> str:
-    """Suffix of a name, in lower case, without that of a compression: .jsonl of A.JSONL.gz."""
+def content_suffix(path: Path) -> str:
+    """Return the lower-case suffix without that of a compression: .jsonl for A.JSONL.gz."""
     plain = path.with_suffix("") if path.suffix.lower() in SUFFIXES else path
     return plain.suffix.lower()

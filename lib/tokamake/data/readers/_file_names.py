@@ -1,4 +1,4 @@
-"""Files of a list of names: files, folders, glob patterns, and datasets saved by `datasets`."""
+"""Expansion of names to raw files: files, folders, patterns and saved Hugging Face datasets."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from glob import glob, has_magic
 from pathlib import Path
 
 from tokamake.data.readers import text
-from tokamake.data.readers._detect import kind_of_name
+from tokamake.data.readers._detect import content_suffix
 from tokamake.data.readers._input import reading
 from tokamake.errors import UserError
 from tokamake.files import read_json
@@ -20,7 +20,8 @@ _NUMBER = re.compile(r"\d+")
 
 
 def natural_key(path: str) -> str:
-    """Sorting key that puts 2 before 10; text, since lists would take four times as long."""
+    """Return a sorting key that puts 2 before 10."""
+    # Each number gets its length as prefix. A key of lists would take four times as long.
     return f"{_NUMBER.sub(_with_length, path)}\0{path}"
 
 
@@ -30,38 +31,40 @@ def _with_length(number: re.Match[str]) -> str:
 
 
 def expand(names: Iterable[str | Path]) -> list[Path]:
-    """Raw files that names stand for, in the order of names, each name's in natural order.
+    """Return the raw files that names stand for, in the order of names.
 
     Args:
-        names: files, folders (taken whole, without names that begin with . or _), glob patterns
-            (** goes into folders), or folders that `datasets` saved.
+        names: files, folders (read recursively, without names that begin with . or _), glob
+            patterns (** matches nested folders), or folders that `datasets` saved.
 
     Returns:
-        Paths; a file that is found under several names comes once, where it is found first.
+        Paths, in natural order within each name. A file that matches several names appears once,
+        at its first match.
 
     Raises:
-        UserError: a name stands for nothing.
+        UserError: a name matches no file.
     """
-    found: dict[tuple[int, int], str] = {}
+    # Keyed by device and inode, so that links to the same file count once.
+    paths: dict[tuple[int, int], str] = {}
     for name in map(str, names):
-        named = list(_files(name, set()))
-        if not named:
-            raise UserError(f"{name}: no files there; fix the path or pattern")
+        files = list(_files(name, set()))
+        if not files:
+            raise UserError(f"{name}: matches no files; fix the path or pattern")
         if Path(name).is_dir():
-            _refuse_mixture(name, [file for file, _ in named])
-        for file, status in named:
-            found.setdefault(_identity(status), file)
-    return list(map(Path, found.values()))
+            _refuse_texts_beside_data(name, [path for path, _ in files])
+        for path, status in files:
+            paths.setdefault(_identity(status), path)
+    return list(map(Path, paths.values()))
 
 
-def _refuse_mixture(folder: str, files: list[str]) -> None:
-    """Documentation that lies beside data is hardly meant to be trained on."""
-    texts = [file for file in files if kind_of_name(Path(file)) in text.NAMES]
+def _refuse_texts_beside_data(folder: str, files: list[str]) -> None:
+    """Refuse a folder of data with text files: documentation is hardly meant for training."""
+    texts = [file for file in files if content_suffix(Path(file)) in text.NAMES]
     if texts and len(texts) < len(files):
-        other = next(file for file in files if file not in set(texts))
+        data_file = next(file for file in files if file not in set(texts))
         raise UserError(
-            f"{folder}: holds both texts ({texts[0]}) and other files ({other}); name those you "
-            f"want by a pattern, as {folder}/**/*{''.join(Path(other).suffixes[-2:])}"
+            f"{folder}: holds both texts ({texts[0]}) and other files ({data_file}); select files "
+            f"by a pattern such as {folder}/**/*{''.join(Path(data_file).suffixes[-2:])}"
         )
 
 
@@ -69,8 +72,8 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _files(name: str, folders: set[tuple[int, int]]) -> Iterator[File]:
-    """Files of one name; folders that were gone through are not again, lest links go in circles."""
+def _files(name: str, visited: set[tuple[int, int]]) -> Iterator[File]:
+    """Yield the files of one name; skip visited folders, because links can form cycles."""
     try:
         status = Path(name).stat()
     except OSError as error:
@@ -78,38 +81,34 @@ def _files(name: str, folders: set[tuple[int, int]]) -> Iterator[File]:
             raise UserError(
                 f"{name}: no such file ({error.strerror}); fix the list of files"
             ) from None
-        for match in _matches(name):
-            if "**" not in name or Path(match).is_file():  # ** itself finds what is in folders
-                yield from _files(match, folders)
+        for match in sorted(glob(name, recursive=True), key=natural_key):
+            # ** already matches the files inside folders.
+            if "**" not in name or Path(match).is_file():
+                yield from _files(match, visited)
         return
     if not stat.S_ISDIR(status.st_mode):
         yield name, status
-    elif _identity(status) not in folders:
-        folders.add(_identity(status))
-        yield from _folder(name, folders)
+    elif _identity(status) not in visited:
+        visited.add(_identity(status))
+        yield from _folder(name, visited)
 
 
-def _matches(pattern: str) -> list[str]:
-    """Paths that a glob pattern finds, as a shell does, in natural order."""
-    return sorted(glob(pattern, recursive=True), key=natural_key)
-
-
-def _folder(folder: str, folders: set[tuple[int, int]]) -> Iterator[File]:
-    """Files of a folder and those below it, in natural order."""
-    with reading(Path(folder)), os.scandir(folder) as entries:
-        inside = {entry.name: entry for entry in entries}
-    if "dataset_dict.json" in inside:
+def _folder(folder: str, visited: set[tuple[int, int]]) -> Iterator[File]:
+    """Yield the files of a folder and of its subfolders in natural order."""
+    with reading(Path(folder)), os.scandir(folder) as scanned:
+        entries = {entry.name: entry for entry in scanned}
+    if "dataset_dict.json" in entries:
         _refuse_splits(Path(folder))
-    names = sorted(inside, key=natural_key)
-    if "state.json" in inside and "dataset_info.json" in inside:
-        names = _dataset(Path(folder), inside)
+    names = sorted(entries, key=natural_key)
+    if "state.json" in entries and "dataset_info.json" in entries:
+        names = _dataset_files(Path(folder), entries)
     for name in names:
         if not name.startswith((".", "_")):
-            entry = inside[name]
-            if entry.is_file():
+            entry = entries[name]
+            if entry.is_file():  # scandir knows the type: no look-up by path for each file
                 yield entry.path, entry.stat()
             else:
-                yield from _files(entry.path, folders)
+                yield from _files(entry.path, visited)
 
 
 def _refuse_splits(folder: Path) -> None:
@@ -118,19 +117,19 @@ def _refuse_splits(folder: Path) -> None:
     example = folder / str(splits[0]) if splits else f"{folder}/train"
     raise UserError(
         f"{folder}: holds several splits ({', '.join(map(str, splits or []))}); name the folder "
-        f"of one, as {example}"
+        f"of one split, such as {example}"
     )
 
 
-def _dataset(folder: Path, inside: Container[str]) -> list[str]:
-    """Names of the files of a saved dataset, in the order of its rows."""
+def _dataset_files(folder: Path, entries: Container[str]) -> list[str]:
+    """Return the file names of a saved dataset in row order, which state.json defines."""
     state = folder / "state.json"
     value = read_json(state, _REMEDY)
     try:
         names = [str(file["filename"]) for file in value["_data_files"]]
     except (KeyError, TypeError) as error:
-        raise UserError(f"{state}: names no data files ({error}); {_REMEDY}") from None
+        raise UserError(f"{state}: lists no data files ({error}); {_REMEDY}") from None
     for name in names:
-        if name not in inside:
-            raise UserError(f"{folder / name}: named by {state}, but not there; {_REMEDY}")
+        if name not in entries:
+            raise UserError(f"{folder / name}: listed in {state}, but missing; {_REMEDY}")
     return names

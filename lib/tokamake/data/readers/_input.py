@@ -1,4 +1,4 @@
-"""One raw file, or a range of it: gives its documents, counts and hashes what goes through."""
+"""A raw file or a byte range of it: yields its documents, and counts and hashes the bytes read."""
 
 import hashlib
 from collections.abc import Iterator
@@ -13,26 +13,26 @@ from tokamake.data.readers._records import RecordBlock
 from tokamake.errors import UserError
 from tokamake.runtime.cores import ahead
 
-Bytes = bytes  # `Input.bytes` is a number
+Bytes = bytes  # inside `Input`, `bytes` is a count
 
-_COUNTED_BYTES = 1 << 34
 CHUNK_BYTES = 1 << 19
-"""What is read from a file at once; what comes of it is in memory several times."""
+"""Number of bytes read at once. Memory holds several copies of a chunk's content."""
 
-_SMALL_BYTES = 1 << 20  # a thread to read less costs more than it saves
+_COUNTED_BYTES = 1 << 34  # counting the lines of more bytes takes too long for a message
+_SMALL_BYTES = 1 << 20  # for smaller files, a reading thread costs more than it saves
 
 
 @cache
 def readers() -> dict[str, ModuleType]:
-    """The plug-ins by name."""
+    """Return the reader modules by name."""
     folder = "data/readers"
     return {name: plugins.load(folder, name) for name in plugins.names(folder)}
 
 
 class Input:
-    """A raw file, or the part of it that begins in a byte range.
+    """A raw file, or the documents of it that begin in a byte range.
 
-    All counts are complete once the iterator of `blocks` has ended.
+    All counts are complete when the iterator of `blocks` is exhausted.
     """
 
     path: Path
@@ -44,22 +44,22 @@ class Input:
     """First bytes of the decompressed content."""
     start: int
     end: int | None
-    """Byte range asked for; None is the end of the file."""
+    """Requested byte range; None is the end of the file."""
     unit: str
-    """What `RecordBlock.numbers` count: line or row."""
+    """Unit of `RecordBlock.numbers`: line or row."""
     bytes: int
-    """Raw bytes, compressed ones if so, of the file or of the documents of the range."""
+    """Bytes read from disk (before decompression): of the file, or of the range's documents."""
     first_byte: int
-    """Where the first line of a jsonl range begins."""
+    """Position of the first line of a jsonl range."""
     documents: int
-    """Good and bad ones; blank lines are none."""
+    """Number of good and bad documents, without blank lines."""
     blank_lines: int
 
     def __init__(self, path: Path, format: str, compression: str, head: Bytes) -> None:
         self.path, self.format, self.compression, self.head = path, format, compression, head
         self.start, self.end = 0, None
         self.first_byte = 0
-        self._before: int | None = None
+        self._num_lines_before: int | None = None
         self.unit = readers()[format].UNIT
         self._reset()
 
@@ -69,18 +69,18 @@ class Input:
 
     @property
     def sha256(self) -> str:
-        """Hash of `bytes`, in hexadecimal."""
+        """Hexadecimal hash of the bytes that `bytes` counts."""
         return self._hash.hexdigest()
 
     def blocks(self, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
-        """Documents in the order of the file, from the beginning each time.
+        """Yield the documents in file order. Each call begins at the first document.
 
         Args:
-            keys: what a record should have; tables read no other columns.
+            keys: keys that a record should have; readers of tables read no other columns.
 
         Raises:
-            UserError: the file is damaged, missing, or not what it seemed to be. Bad documents
-                raise nothing: they are `Bad` records.
+            UserError: the file is damaged or missing, or its content contradicts its format. Bad
+                documents raise no error; they become `Bad` records.
         """
         self._reset()
         for block in readers()[self.format].read(self, keys):
@@ -88,48 +88,50 @@ class Input:
             yield block
 
     def place(self, number: int, offset: int = -1) -> str:
-        """Where a document stands, for messages: raw/a.jsonl:17, or raw/a.parquet: row 5.
+        """Return a document's position for messages: raw/a.jsonl:17, or raw/a.parquet: row 5.
 
-        In a range, the lines before it are counted; very far in a file the byte is told instead.
+        In a byte range, line numbers include the lines before the range. Where counting these
+        takes too long, the result is the byte position.
 
         Args:
-            number: of `RecordBlock.numbers`.
-            offset: of `RecordBlock.offsets`; the place in a range whose lines have no number.
+            number: from `RecordBlock.numbers`.
+            offset: from `RecordBlock.offsets`.
         """
         if self.unit == "row":
             return f"{self.path}: row {number}"
-        before = self.lines_before()
-        if before is None:
+        num_before = self.lines_before()
+        if num_before is None:
             return f"{self.path}: byte {offset}"
-        return f"{self.path}:{before + number}"
+        return f"{self.path}:{num_before + number}"
 
     def lines_before(self) -> int | None:
-        """Lines before the range, counted where that takes seconds, else None."""
+        """Return the number of lines before the range, or None if counting takes too long."""
         if self.start > _COUNTED_BYTES:
             return None
-        if self._before is None:
+        if self._num_lines_before is None:
             with reading(self.path), self.path.open("rb") as stream:
-                self._before, left = 0, self.first_byte
+                count, left = 0, self.first_byte
                 while left and (chunk := stream.read(min(left, CHUNK_BYTES))):
-                    self._before += chunk.count(b"\n")
+                    count += chunk.count(b"\n")
                     left -= len(chunk)
-        return self._before
+            self._num_lines_before = count
+        return self._num_lines_before
 
     def chunks(self, start: int = 0, end: int | None = None) -> Iterator[Bytes]:
-        """Decompressed bytes; of a plain file, those in [start, end). Raw ones are counted."""
-        chunks = self._raw(start, end)
+        """Yield decompressed bytes; for an uncompressed file, those in [start, end)."""
+        chunks = self._raw_chunks(start, end)
         if self.compression:
             chunks = unpack(chunks, self.compression, self.path, block_bytes=CHUNK_BYTES)
         with reading(self.path):
-            small = self.path.stat().st_size < _SMALL_BYTES
-        return chunks if small else ahead(chunks)
+            is_small = self.path.stat().st_size < _SMALL_BYTES
+        return chunks if is_small else ahead(chunks)
 
     def count(self) -> None:
-        """Count and hash the raw bytes of the range, for readers that need no `chunks`."""
-        for _ in self._raw(self.start, self.end):
+        """Count and hash the bytes of the range, for readers that do not use `chunks`."""
+        for _ in self._raw_chunks(self.start, self.end):
             pass
 
-    def _raw(self, start: int, end: int | None) -> Iterator[Bytes]:
+    def _raw_chunks(self, start: int, end: int | None) -> Iterator[Bytes]:
         with reading(self.path), self.path.open("rb", buffering=0) as stream:
             stream.seek(start)
             left = CHUNK_BYTES if end is None else end - start
@@ -140,13 +142,13 @@ class Input:
                 yield chunk
             if left and end is not None:
                 raise UserError(
-                    f"{self.path}: became shorter while it was read; run again once it is whole"
+                    f"{self.path}: was truncated while being read; rerun when it is complete"
                 )
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn the system's errors into `UserError`."""
+    """Turn `OSError` into `UserError`."""
     try:
         yield
     except OSError as error:

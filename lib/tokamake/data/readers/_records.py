@@ -1,26 +1,46 @@
-"""What readers deliver: blocks of records, each with its place in the raw file."""
+"""Output of readers: blocks of records with their positions in the raw file."""
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Self, overload
+from typing import Any, NamedTuple, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 LONGEST_BYTES = 1 << 30
-"""Longest document that is read; what is longer is no collection of documents."""
+"""Maximum size of a document. A longer line or text file is not a collection of documents."""
+
+Item = TypeVar("Item", covariant=True)
 
 
 class Bad(NamedTuple):
-    """Stands in a block for a document that cannot be read."""
+    """Takes the place of a document that cannot be read."""
 
     reason: str
-    """What is wrong and the remedy, without the place."""
+    """The fault and the remedy, without the position."""
     raw: bytes = b""
-    """The value as it stands, where `RecordBlock.raw` has no lines."""
+    """The original value, where `RecordBlock.raw` is None."""
 
 
-class Lines:
-    """Lines as they stand, without line feed, copied out of the file as they are asked for."""
+class LazySequence(Sequence[Item]):
+    """Sequence that makes each item on access. Subclasses define `__len__` and `item`."""
+
+    @abstractmethod
+    def item(self, index: int) -> Item:
+        """Make the item at an index from 0 to length - 1."""
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Item]: ...
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+        if isinstance(index, slice):
+            return [self.item(position) for position in range(len(self))[index]]
+        return self.item(range(len(self))[index])
+
+
+class Lines(LazySequence[bytes]):
+    """Original lines without line feed. Access copies a line out of the file's memory."""
 
     def __init__(self, views: Sequence[bytes | memoryview]) -> None:
         self._views = views
@@ -28,19 +48,16 @@ class Lines:
     def __len__(self) -> int:
         return len(self._views)
 
-    def __getitem__(self, index: int) -> bytes:
+    def item(self, index: int) -> bytes:
         return bytes(self._views[index])
 
-    def __iter__(self) -> Iterator[bytes]:
-        return map(bytes, self._views)
 
-
-class Utf8(Sequence[str]):
-    """Texts that stand one after the other in UTF-8, decoded only where one is looked at.
+class Utf8(LazySequence[str]):
+    """Texts stored one after the other in UTF-8. Access decodes a text.
 
     Args:
         data: (bytes,) uint8, valid UTF-8 in each text.
-        ends: (texts,) where each ends in it.
+        ends: (texts,) end of each text in `data`.
     """
 
     def __init__(self, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
@@ -48,52 +65,49 @@ class Utf8(Sequence[str]):
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """All texts of several."""
-        before = np.cumsum([0, *(part.data.size for part in parts[:-1])])
-        ends = [part.ends + start for part, start in zip(parts, before, strict=True)]
+        """Concatenate several sequences of texts."""
+        starts = np.cumsum([0, *(part.data.size for part in parts[:-1])])
+        ends = [part.ends + start for part, start in zip(parts, starts, strict=True)]
         return cls(np.concatenate([part.data for part in parts]), np.concatenate(ends))
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """(texts,) bytes of each."""
+        """(texts,) bytes of each text."""
         return np.diff(self.ends, prepend=0)
 
     def window(self, number: int, part: slice) -> str:
-        """What some bytes of a text say, without the characters that are cut in two."""
+        """Decode some bytes of a text, without the characters that the window cuts."""
         return self._bytes(number)[part].tobytes().decode(errors="ignore")
 
     def __len__(self) -> int:
         return len(self.ends)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        return self._bytes(range(len(self))[index]).tobytes().decode()
+    def item(self, index: int) -> str:
+        return self._bytes(index).tobytes().decode()
 
     def __iter__(self) -> Iterator[str]:
-        begin = 0
+        # Faster than the inherited iteration, which computes the start of each text again.
+        start = 0
         for end in self.ends.tolist():
-            yield self.data[begin:end].tobytes().decode()
-            begin = end
+            yield self.data[start:end].tobytes().decode()
+            start = end
 
     def _bytes(self, number: int) -> NDArray[np.uint8]:
         return self.data[self.ends[number - 1] if number else 0 : self.ends[number]]
 
 
 class RecordBlock(NamedTuple):
-    """Documents that follow one another in a file, about 0.5 MB of it or a single longer one."""
+    """Consecutive documents of a file: about 0.5 MB of it, or a single longer document."""
 
     records: Sequence[dict[str, Any] | Bad]
-    """One for each document; blank lines are none."""
+    """One record per document; blank lines have none."""
     numbers: NDArray[np.int64]
-    """Line from 1, of the file or of a range that starts inside it, or row of the file from 0."""
+    """Line numbers from 1 in the file (in the range, if it starts inside the file), or row numbers
+    from 0 in the file."""
     offsets: NDArray[np.int64]
-    """Byte of a plain file where the line begins; -1 in compressed files and tables."""
-    raw: Lines | list[bytes] | None
-    """The lines as they stand, without line feed; None for tables."""
+    """First byte of each line in an uncompressed file; -1 in compressed files and tables."""
+    raw: Sequence[bytes] | None
+    """The original lines without line feed; None for tables."""
     texts: Utf8 | None = None
-    """What each record has under the only key asked for, where that is at hand and all have it."""
+    """Value of the only requested key in each record, if the reader has already decoded all of
+    them."""

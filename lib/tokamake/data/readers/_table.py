@@ -1,4 +1,4 @@
-"""Turns columns of Arrow tables into blocks; what the readers of parquet and arrow share."""
+"""Code shared by the readers of parquet and Arrow: turns columns of tables into blocks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from tokamake.data.readers import Input
 
 BLOCK_BYTES = 1 << 22
-_MOST_ROWS = 1 << 16
+_MAX_ROWS = 1 << 16
 
 
 @contextmanager
-def opening(raw: "Input") -> Iterator[None]:
+def table_errors(raw: "Input") -> Iterator[None]:
     """Refuse compressed tables, and turn Arrow's errors into `UserError`."""
     import pyarrow as arrow
 
@@ -31,29 +31,29 @@ def opening(raw: "Input") -> Iterator[None]:
         raise damaged(raw, str(error)) from None
 
 
-def damaged(raw: "Input", what: str) -> UserError:
-    """The error for a table that is not whole."""
-    words = " ".join(what.split())[:300]
+def damaged(raw: "Input", fault: str) -> UserError:
+    """Return the error for a damaged table."""
+    summary = " ".join(fault.split())[:300]
     return UserError(
-        f"{raw.path}: cannot be read as {raw.format} ({words}); fetch it again: what is lost "
-        "cannot be counted"
+        f"{raw.path}: cannot be read as {raw.format} ({summary}); fetch it again: the lost "
+        "documents cannot be counted"
     )
 
 
 def check_columns(raw: "Input", names: list[str], keys: tuple[str, ...]) -> None:
-    """Refuse a table that has not each key as a column, once."""
+    """Refuse a table unless each key is the name of exactly one column."""
     for key in keys:
         if names.count(key) != 1:
-            many = "more than one" if key in names else "no"
+            count = "more than one" if key in names else "no"
             raise UserError(
-                f'{raw.path}: {many} column "{key}" among {", ".join(names)}; fix text_key'
+                f'{raw.path}: {count} column "{key}" among {", ".join(names)}; fix text_key'
             )
 
 
 def blocks(batch: Any, keys: tuple[str, ...], first_row: int) -> Iterator[RecordBlock]:
-    """Cut a record batch that holds the columns `keys` into blocks."""
-    average = max(1, batch.nbytes // max(1, batch.num_rows))
-    step = min(_MOST_ROWS, max(1, BLOCK_BYTES // average))
+    """Cut a record batch with the columns `keys` into blocks."""
+    average_bytes = max(1, batch.nbytes // max(1, batch.num_rows))
+    step = min(_MAX_ROWS, max(1, BLOCK_BYTES // average_bytes))
     for start in range(0, batch.num_rows, step):
         part = batch.slice(start, step)
         columns = [_values(part.column(key)) for key in keys]
@@ -68,7 +68,7 @@ def _records(columns: list[list[Any]], keys: tuple[str, ...]) -> list[dict[str, 
     else:
         records = [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
     for column in columns:
-        if Bad in set(map(type, column)):
+        if Bad in set(map(type, column)):  # bad values are rare; do not test each one
             for index, value in enumerate(column):
                 if isinstance(value, Bad):
                     records[index] = value
@@ -76,14 +76,14 @@ def _records(columns: list[list[Any]], keys: tuple[str, ...]) -> list[dict[str, 
 
 
 def _values(column: Any) -> list[Any]:
-    """Python values of a column; bytes become text where they are UTF-8, else `Bad`."""
+    """Return the Python values of a column; bytes become text if they are UTF-8, else `Bad`."""
     import pyarrow as arrow
 
     if arrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()  # ten times faster than a lookup for each value
     try:
         values = column.to_pylist()
-    except UnicodeDecodeError:
+    except UnicodeDecodeError:  # a string column with a bad value: convert value by value
         values = [_value(scalar) for scalar in column]
     if bytes in set(map(type, values)):
         values = [_text(value) if isinstance(value, bytes) else value for value in values]
@@ -93,20 +93,20 @@ def _values(column: Any) -> list[Any]:
 def _value(scalar: Any) -> Any:
     try:
         return scalar.as_py()
-    except UnicodeDecodeError as wrong:
-        return _not_text(wrong)
+    except UnicodeDecodeError as error:
+        return _not_utf8(error)
 
 
 def _text(value: bytes) -> str | Bad:
     try:
         return value.decode()
-    except UnicodeDecodeError as wrong:
-        return _not_text(wrong)
+    except UnicodeDecodeError as error:
+        return _not_utf8(error)
 
 
-def _not_text(wrong: UnicodeDecodeError) -> Bad:
+def _not_utf8(error: UnicodeDecodeError) -> Bad:
     return Bad(
-        f"not valid UTF-8 (0x{wrong.object[wrong.start]:02x} at byte {wrong.start} of the value); "
+        f"not valid UTF-8 (0x{error.object[error.start]:02x} at byte {error.start} of the value); "
         "mend or remove the row",
-        wrong.object,
+        error.object,
     )

@@ -1,4 +1,4 @@
-"""Reads columns of Arrow IPC files: streams, as `datasets` saves, and files (Feather 2)."""
+"""Reader of columns of Arrow IPC: streams (as `datasets` saves them) and files (Feather 2)."""
 
 import os
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokamake.data.readers._records import RecordBlock
-from tokamake.data.readers._table import blocks, check_columns, damaged, opening
+from tokamake.data.readers._table import blocks, check_columns, damaged, table_errors
 from tokamake.runtime.cores import ahead
 
 if TYPE_CHECKING:
@@ -15,22 +15,23 @@ if TYPE_CHECKING:
 UNIT = "row"
 SPLITS = False
 
-_CONTINUATION = b"\xff\xff\xff\xff"
+_CONTINUATION = b"\xff\xff\xff\xff"  # begins each message of a stream; its length follows
 _END_OF_STREAM = _CONTINUATION + bytes(4)
 _FILE_MAGIC = b"ARROW1"
 
 
 def accepts(head: bytes, path: Path) -> bool:
-    """Take files that begin with the file format's magic or with the message of a schema."""
+    """Accept content that begins with the magic of an IPC file or the schema of a stream."""
     length = int.from_bytes(head[4:8], "little")
-    stream = head.startswith(_CONTINUATION) and 0 <= length < 1 << 28 and length % 8 == 0
-    return head.startswith(_FILE_MAGIC) or stream
+    # A stream has no magic. A plausible schema length excludes other files.
+    is_stream = head.startswith(_CONTINUATION) and 0 <= length < 1 << 28 and length % 8 == 0
+    return head.startswith(_FILE_MAGIC) or is_stream
 
 
 def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     """Yield the rows of all record batches as blocks."""
     first_row = 0
-    with opening(raw):
+    with table_errors(raw):
         for batch in ahead(_batches(raw, keys)):
             yield from blocks(batch, keys, first_row)
             first_row += batch.num_rows
@@ -43,6 +44,7 @@ def _batches(raw: "Input", keys: tuple[str, ...]) -> Iterator[Any]:
 
     is_file = raw.head.startswith(_FILE_MAGIC)
     with arrow.OSFile(str(raw.path)) as source:
+        # Columns are selected by index, so the schema comes first. Then read from the beginning.
         schema = (ipc.open_file if is_file else ipc.open_stream)(source).schema
         check_columns(raw, schema.names, keys)
         options = ipc.IpcReadOptions(
@@ -52,29 +54,30 @@ def _batches(raw: "Input", keys: tuple[str, ...]) -> Iterator[Any]:
         if is_file:
             table = ipc.open_file(source, options=options)
             for number in range(table.num_record_batches):
-                yield _valid(table.get_batch(number))
+                yield _validated(table.get_batch(number))
             return
-        yield from map(_valid, ipc.open_stream(source, options=options))
+        yield from map(_validated, ipc.open_stream(source, options=options))
         size = source.size()
-        if source.tell() != size or not _ends(raw.path):
+        if source.tell() != size or not _has_end_mark(raw.path):
             raise damaged(raw, f"its stream ends at byte {source.tell()} of {size}")
 
 
-def _valid(batch: Any) -> Any:
-    """The batch, if its offsets point into its bytes: Arrow itself trusts what a file says."""
+def _validated(batch: Any) -> Any:
+    """Return the batch if its offsets point into its buffers; Arrow does not check a file's."""
     import pyarrow as arrow
 
     for column in batch.columns:
         try:
             column.validate(full=True)
         except arrow.ArrowInvalid as error:
-            if "UTF8" not in str(error):  # checked last: text that is none is one bad row each
+            # Arrow checks UTF-8 last, so the offsets are valid. Each bad text is one bad row.
+            if "UTF8" not in str(error):
                 raise
     return batch
 
 
-def _ends(path: Path) -> bool:
-    """Whether a stream has its end mark; to a reader, one cut between two batches is whole."""
+def _has_end_mark(path: Path) -> bool:
+    """Whether a stream ends with its end mark; Arrow accepts a stream cut between two batches."""
     with path.open("rb") as stream:
         stream.seek(-len(_END_OF_STREAM), os.SEEK_END)
         return stream.read() == _END_OF_STREAM

@@ -1,19 +1,26 @@
-"""Reads jsonl, plain or compressed: one JSON object a line; blank lines are no documents."""
+"""Reader of jsonl, compressed or not: one JSON object per line. Blank lines are not documents."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
 from tokamake._csrc import json_texts
-from tokamake.data.readers._detect import first_line, kind_of_name
+from tokamake.data.readers._detect import content_suffix, first_line
 from tokamake.data.readers._input import CHUNK_BYTES, reading
-from tokamake.data.readers._records import LONGEST_BYTES, Bad, Lines, RecordBlock, Utf8
+from tokamake.data.readers._records import (
+    LONGEST_BYTES,
+    Bad,
+    LazySequence,
+    Lines,
+    RecordBlock,
+    Utf8,
+)
 from tokamake.data.readers.text import NAMES as TEXT_NAMES
 from tokamake.errors import UserError
 
@@ -24,99 +31,89 @@ UNIT = "line"
 SPLITS = True
 
 _BOM = b"\xef\xbb\xbf"
-_MOST_LINES = 1 << 16  # of a block: the records of tiny documents take much memory
-_FIRST_STEP = 1 << 16  # bytes searched for the end of a line at first
-_SHORT_BYTES = 256  # lines shorter than that are copied faster than looked at in place
+_MAX_LINES = 1 << 16  # per block: the records of tiny documents take much memory
+_FIRST_STEP = 1 << 16  # bytes of the first search for the end of a line
+_SHORT_BYTES = 256  # copying a line up to this size is faster than making a view of it
 
 Line = bytes | memoryview
 
 
 def accepts(head: bytes, path: Path) -> bool:
-    """Take what begins like JSON, is blank, or is named so and not binary."""
-    line, whole = first_line(head)
-    if kind_of_name(path) in TEXT_NAMES:
-        return line.startswith(b"{") and (not whole or isinstance(_loads(line), dict))
-    named = kind_of_name(path) in (".jsonl", ".ndjson", ".json")
-    return line[:1] in (b"{", b"[", b"") or (named and b"\0" not in head)
+    """Accept content that begins like JSON or is blank, and other text with a JSON suffix."""
+    line, is_complete = first_line(head)
+    if content_suffix(path) in TEXT_NAMES:
+        # TeX and Markdown may begin with a brace too: the line must be a JSON object.
+        return line.startswith(b"{") and (not is_complete or isinstance(_loads(line), dict))
+    has_json_name = content_suffix(path) in (".jsonl", ".ndjson", ".json")
+    return line[:1] in (b"{", b"[", b"") or (has_json_name and b"\0" not in head)
 
 
 def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
-    """Yield the lines of a file, or those whose first byte lies in a range, as blocks."""
-    _refuse_spread(raw)
-    position, end = _whole_lines(raw)
+    """Yield the lines of a file, or those whose first byte lies in a byte range, as blocks."""
+    _refuse_multiline_json(raw)
+    position, end = _line_range(raw)
     raw.first_byte = position
     number = 1
-    for lines in _whole(raw.chunks(position, end), raw.path):
-        plain = json_texts(lines, keys[0]) if len(keys) == 1 else None
-        each = [] if plain else _cut(lines)
-        ends = plain[2] if plain else np.cumsum([len(line) + 1 for line in each]) - 1
+    for chunk in _complete_lines(raw.chunks(position, end), raw.path):
+        # The parser of lib/csrc returns None if any line is unusual: then orjson parses them all.
+        texts = json_texts(chunk, keys[0]) if len(keys) == 1 else None
+        lines = [] if texts else _split(chunk)
+        ends = texts[2] if texts else np.cumsum([len(line) + 1 for line in lines]) - 1
         starts = np.concatenate(([0], ends[:-1] + 1))
         offsets = np.full(len(ends), -1) if raw.compression else starts + position
         numbers = np.arange(number, number + len(ends), dtype=np.int64)
-        number, position = number + len(ends), position + len(lines)
-        if plain:
-            views = _Views(lines, starts, ends)
-            yield RecordBlock(_Records(views), numbers, offsets, Lines(views), Utf8(*plain[:2]))
-        for first in range(0, len(each), _MOST_LINES):
-            part = slice(first, first + _MOST_LINES)
-            block = _block(each[part], numbers[part], offsets[part])
-            raw.blank_lines += len(each[part]) - len(block.records)
+        number, position = number + len(ends), position + len(chunk)
+        if texts:
+            views = _LineViews(chunk, starts, ends)
+            yield RecordBlock(_LazyRecords(views), numbers, offsets, Lines(views), Utf8(*texts[:2]))
+        for first in range(0, len(lines), _MAX_LINES):
+            part = slice(first, first + _MAX_LINES)
+            block = _block(lines[part], numbers[part], offsets[part])
+            raw.blank_lines += len(lines[part]) - len(block.records)
             if block.records:
                 yield block
 
 
-class _Views(Sequence[memoryview]):
-    """Lines, each a view of all when it is asked for: nearly none of them is."""
+class _LineViews(LazySequence[memoryview]):
+    """Views of the lines in a chunk, made on access: hardly any line is accessed."""
 
-    def __init__(self, lines: Line, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        self._lines, self._starts, self._ends = memoryview(lines), starts, ends
+    def __init__(self, chunk: Line, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        self._chunk, self._starts, self._ends = memoryview(chunk), starts, ends
 
     def __len__(self) -> int:
         return len(self._ends)
 
-    @overload
-    def __getitem__(self, index: int) -> memoryview: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[memoryview]: ...
-    def __getitem__(self, index: int | slice) -> memoryview | list[memoryview]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        return self._lines[self._starts[index] : self._ends[index]]
+    def item(self, index: int) -> memoryview:
+        return self._chunk[self._starts[index] : self._ends[index]]
 
 
-class _Records(Sequence[dict[str, Any] | Bad]):
-    """Records of lines whose texts are read already, parsed when they are asked for."""
+class _LazyRecords(LazySequence[dict[str, Any] | Bad]):
+    """Records of lines, parsed on access. Their texts are already known."""
 
-    def __init__(self, lines: _Views) -> None:
+    def __init__(self, lines: _LineViews) -> None:
         self._lines = lines
 
     def __len__(self) -> int:
         return len(self._lines)
 
-    @overload
-    def __getitem__(self, index: int) -> dict[str, Any] | Bad: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[dict[str, Any] | Bad]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return _parse(list(self._lines[index]))
+    def item(self, index: int) -> dict[str, Any] | Bad:
         return (_parse([self._lines[index]]) or [])[0]
 
 
-def _refuse_spread(raw: "Input") -> None:
-    """Refuse JSON that is not one object a line, before it is read into memory as one line."""
-    line, whole = first_line(raw.head)
+def _refuse_multiline_json(raw: "Input") -> None:
+    """Refuse JSON that is not one object per line, before it is read into memory as one line."""
+    line, is_complete = first_line(raw.head)
     if line.startswith(b"["):
-        items = _loads(line) if whole else None
-        # A line with a list of other things is a bad document like any other.
+        items = _loads(line) if is_complete else None
+        # A line with a list of other values is a bad document like any other.
         if not isinstance(items, list) or any(isinstance(item, dict) for item in items):
             raise UserError(
-                f"{raw.path}: is a JSON array, not one JSON object a line; convert it: "
+                f"{raw.path}: is a JSON array, not one JSON object per line; convert it: "
                 f"jq -c '.[]' {raw.path} > NEW.jsonl"
             )
-    if whole and line.rstrip() == b"{":
+    if is_complete and line.rstrip() == b"{":
         raise UserError(
-            f"{raw.path}: its JSON objects are spread over several lines; convert it: "
+            f"{raw.path}: its JSON objects span several lines; convert it: "
             f"jq -c . {raw.path} > NEW.jsonl"
         )
 
@@ -128,64 +125,66 @@ def _loads(line: bytes) -> Any:
         return None
 
 
-def _whole_lines(raw: "Input") -> tuple[int, int | None]:
-    """Byte range of the lines whose first byte lies in the range asked for."""
+def _line_range(raw: "Input") -> tuple[int, int | None]:
+    """Return the byte range of the lines whose first byte lies in the requested range."""
     if not raw.start and raw.end is None:
         return 0, None
-    start = _line_start(raw.path, raw.start)
-    return start, None if raw.end is None else max(start, _line_start(raw.path, raw.end))
+    start = _next_line(raw.path, raw.start)
+    return start, None if raw.end is None else max(start, _next_line(raw.path, raw.end))
 
 
-def _line_start(path: Path, position: int) -> int:
-    """First byte, at or after a position, where a line begins; or the end of the file."""
+def _next_line(path: Path, position: int) -> int:
+    """Return the first byte of the first line at or after a position, or the end of the file."""
     if not position:
         return 0
     with reading(path), path.open("rb", buffering=0) as stream:
+        # From the byte before: a line feed there means that a line begins at the position.
         stream.seek(position - 1)
-        found = position - 1
-        size = _FIRST_STEP
-        while chunk := stream.read(size):
-            if (cut := chunk.find(b"\n")) >= 0:
-                return found + cut + 1
-            found += len(chunk)
-            size = CHUNK_BYTES
-    return found
+        chunk_start = position - 1
+        step_bytes = _FIRST_STEP
+        while chunk := stream.read(step_bytes):
+            if (feed := chunk.find(b"\n")) >= 0:
+                return chunk_start + feed + 1
+            chunk_start += len(chunk)
+            step_bytes = CHUNK_BYTES
+    return chunk_start
 
 
-def _whole(chunks: Iterable[bytes], path: Path) -> Iterator[Line]:
-    """Whole lines, some at a time, with their line feeds; only what is new is searched for them."""
-    waiting: list[bytes] = []
-    size = 0
+def _complete_lines(chunks: Iterable[bytes], path: Path) -> Iterator[Line]:
+    """Yield chunks that end at a line feed. Each byte is searched for line feeds only once."""
+    incomplete: list[bytes] = []  # a line without its end; joined once, for lines can be long
+    incomplete_bytes = 0
     for chunk in chunks:
         begin, end = 0, chunk.rfind(b"\n") + 1
-        if end and waiting:
+        if end and incomplete:
             begin = chunk.find(b"\n") + 1
-            yield b"".join([*waiting, chunk[:begin]])
-            waiting, size = [], 0
+            yield b"".join([*incomplete, chunk[:begin]])
+            incomplete, incomplete_bytes = [], 0
         if begin < end:
             yield memoryview(chunk)[begin:end]
         if end < len(chunk):
-            waiting.append(chunk[end:])
-            size += len(waiting[-1])
-        if size > LONGEST_BYTES:
+            incomplete.append(chunk[end:])
+            incomplete_bytes += len(incomplete[-1])
+        if incomplete_bytes > LONGEST_BYTES:
             raise UserError(
                 f"{path}: a line is longer than {LONGEST_BYTES} bytes; "
                 "is it jsonl, with line feeds as line ends?"
             )
-    if waiting:
-        yield b"".join(waiting)
+    if incomplete:
+        yield b"".join(incomplete)
 
 
-def _cut(lines: Line) -> list[Line]:
-    """Whole lines, one by one: long lines as views, which takes a sixth of the time."""
-    whole = bytes(lines).removesuffix(b"\n")
-    if whole.count(b"\n", 0, _FIRST_STEP) * _SHORT_BYTES > _FIRST_STEP:
-        return list(whole.split(b"\n"))
-    view, each, start = memoryview(whole), [], 0
-    while (end := whole.find(b"\n", start)) >= 0:
-        each.append(view[start:end])
+def _split(chunk: Line) -> list[Line]:
+    """Split at line feeds. Long lines become views, which takes a sixth of the time of copies."""
+    content = bytes(chunk).removesuffix(b"\n")
+    # Judge the average length by the beginning of the chunk.
+    if content.count(b"\n", 0, _FIRST_STEP) * _SHORT_BYTES > _FIRST_STEP:
+        return list(content.split(b"\n"))
+    view, lines, start = memoryview(content), [], 0
+    while (end := content.find(b"\n", start)) >= 0:
+        lines.append(view[start:end])
         start = end + 1
-    return [*each, view[start:]]
+    return [*lines, view[start:]]
 
 
 def _block(
@@ -193,42 +192,46 @@ def _block(
 ) -> RecordBlock:
     records = _parse(lines)
     if records is None:
-        full = [index for index, line in enumerate(lines) if not _blank(line)]
-        numbers, offsets = numbers[full], offsets[full]
-        lines = [lines[index] for index in full]
+        nonblank = [index for index, line in enumerate(lines) if not _is_blank(line)]
+        numbers, offsets = numbers[nonblank], offsets[nonblank]
+        lines = [lines[index] for index in nonblank]
         records = _parse(lines) or []
     return RecordBlock(records, numbers, offsets, Lines(lines))
 
 
-def _blank(line: Line) -> bool:
+def _is_blank(line: Line) -> bool:
     return not line or not bytes(line).removeprefix(_BOM).strip()
 
 
 def _parse(lines: list[Line]) -> list[dict[str, Any] | Bad] | None:
-    """Records of all lines, or None if a line is blank: a failure for each would cost too much."""
+    """Return the records of all lines, or None if a line is blank.
+
+    A file may have a blank line after each document. An exception for each would cost too much.
+    """
     records: list[Any] = []
-    rest = iter(lines)
+    remaining = iter(lines)
     while len(records) < len(lines):
         try:
-            records.extend(map(orjson.loads, rest))  # keeps what came before an error
+            # At an error, `extend` keeps the records so far, and `remaining` is past the bad line.
+            records.extend(map(orjson.loads, remaining))
         except orjson.JSONDecodeError as error:
             line = bytes(lines[len(records)])
-            if _blank(line):
+            if _is_blank(line):
                 return None
-            records.append(_salvage(line.removeprefix(_BOM), error))
+            records.append(_parse_leniently(line.removeprefix(_BOM), error))
     if not set(map(type, records)) <= {dict, Bad}:
-        records = [_object(record) for record in records]
+        records = [_require_object(record) for record in records]
     return records
 
 
-def _object(record: Any) -> dict[str, Any] | Bad:
+def _require_object(record: Any) -> dict[str, Any] | Bad:
     if isinstance(record, dict | Bad):
         return record
     return Bad("not a JSON object with keys, as each line should be; mend or remove the line")
 
 
-def _salvage(line: bytes, error: orjson.JSONDecodeError) -> Any:
-    """Parse what orjson is too strict for: a byte order mark, and the NaN that Python writes."""
+def _parse_leniently(line: bytes, error: orjson.JSONDecodeError) -> Any:
+    """Parse what orjson refuses: a line after a byte order mark, or the NaN that Python writes."""
     with suppress(ValueError, TypeError, RecursionError):
         return orjson.loads(line)
     if b"NaN" in line or b"Infinity" in line:
@@ -240,21 +243,19 @@ def _salvage(line: bytes, error: orjson.JSONDecodeError) -> Any:
 def _reason(line: bytes, error: orjson.JSONDecodeError) -> str:
     try:
         line.decode()
-    except UnicodeDecodeError as wrong:
+    except UnicodeDecodeError as decode_error:
+        start = decode_error.start
         return (
-            f"not valid UTF-8 (0x{line[wrong.start]:02x} at byte {wrong.start} of the line); "
+            f"not valid UTF-8 (0x{line[start]:02x} at byte {start} of the line); "
             "convert the file to UTF-8, or mend or remove the line"
         )
+    where = f"{error.msg} at character {error.pos}"
     if "surrogate" in error.msg:
-        return f"a lone surrogate is no text ({_where(error)}); mend or remove the line"
+        return f"a lone surrogate is no text ({where}); mend or remove the line"
     if "depth" in error.msg or "ecursion" in error.msg:
-        return f"nested too deep ({_where(error)}); mend or remove the line"
+        return f"nested too deep ({where}); mend or remove the line"
     if "content after" in error.msg and b"\r" in line.rstrip():
         return "lone CR as line end; turn it into a line feed: tr '\\r' '\\n'"
     if "content after" in error.msg:
-        return f"more than one JSON value in a line ({_where(error)}); give each a line: jq -c ."
-    return f"not valid JSON ({_where(error)}); mend or remove the line"
-
-
-def _where(error: orjson.JSONDecodeError) -> str:
-    return f"{error.msg} at character {error.pos}"
+        return f"more than one JSON value in a line ({where}); give each a line: jq -c ."
+    return f"not valid JSON ({where}); mend or remove the line"

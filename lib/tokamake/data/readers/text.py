@@ -1,4 +1,4 @@
-"""Reads plain text, plain or compressed: a whole file is one document."""
+"""Reader of plain text, compressed or not. A file is one document."""
 
 from codecs import BOM_UTF8
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokamake.data.readers._detect import kind_of_name
+from tokamake.data.readers._detect import content_suffix
 from tokamake.data.readers._records import LONGEST_BYTES, Bad, RecordBlock
 from tokamake.errors import UserError
 
@@ -18,16 +18,16 @@ UNIT = "line"
 SPLITS = False
 
 NAMES = {".txt", ".text", ".md", ".rst", ".tex"}
-"""Suffixes of plain text: its content looks like nothing in particular."""
+"""Suffixes of plain text. Content alone cannot identify it."""
 
 
 def accepts(head: bytes, path: Path) -> bool:
-    """Take what is named as text; jsonl under such a name is taken by its reader."""
-    return kind_of_name(path) in NAMES
+    """Accept names of plain text. The jsonl reader comes first and accepts jsonl so named."""
+    return content_suffix(path) in NAMES
 
 
 def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
-    """Yield the file as the text of a single key; an empty file is an empty document."""
+    """Yield the file as the text of a single key. An empty file is an empty document."""
     if len(keys) != 1:
         raise UserError(
             f"{raw.path}: a text file holds one text, not {', '.join(keys)}; give one text_key"
@@ -48,8 +48,8 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
 def _record(data: bytes, key: str) -> dict[str, Any] | Bad:
     try:
         return {key: data.removeprefix(BOM_UTF8).decode()}
-    except UnicodeDecodeError as wrong:
+    except UnicodeDecodeError as error:
         return Bad(
-            f"not valid UTF-8 (0x{wrong.object[wrong.start]:02x} at byte {wrong.start}); "
+            f"not valid UTF-8 (0x{error.object[error.start]:02x} at byte {error.start}); "
             "convert it: iconv -f LATIN1 -t UTF-8, or what it is in"
         )

@@ -1,6 +1,7 @@
-"""Tokenizers, one file per kind, told apart by the files that a path holds.
+"""Tokenizers, one module per kind. The files that a path holds decide the kind.
 
-A kind's module has `files(path)`, the tokenizer's files there or an empty list, and `load(files)`.
+A kind's module defines `files(path)`, which returns the tokenizer's files at the path or an empty
+list, and `load(paths)`.
 """
 
 import hashlib
@@ -21,12 +22,12 @@ CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
 
 
 class EncodeBatch(Protocol):
-    """Texts to token ids, without any special token of its own."""
+    """Function that encodes texts to token ids and adds no special tokens."""
 
     def __call__(self, texts: list[str], /, *, workers: int = 1) -> list[list[int]]:
-        """Encode on `workers` threads where the package has its threads from us.
+        """Encode texts on `workers` threads.
 
-        `tokenizers` takes their number from RAYON_NUM_THREADS, once.
+        `tokenizers` ignores `workers`: it reads RAYON_NUM_THREADS once, at first use.
         """
         ...
 
@@ -36,105 +37,106 @@ class Tokenizer:
     """A loaded tokenizer."""
 
     vocab_size: int
-    """Highest token id + 1, added tokens included."""
+    """Highest token id + 1, including added tokens."""
     eod: int
-    """Token that ends a document."""
+    """End-of-document token."""
     bos: int | None = None
-    """Token that begins a document, where one is asked for; None: the tokenizer has none."""
+    """Token that can begin a document; None if the tokenizer has none."""
     encode_batch: EncodeBatch
-    """Texts to token ids by the tokenizer's own package."""
+    """Texts to token ids, by the tokenizer's own package."""
     decode: Callable[[list[int]], str]
-    """Token ids to text, special tokens included."""
+    """Token ids to text, including special tokens."""
     package: str = ""
-    """The package that encodes: tokenizers or sentencepiece."""
+    """The tokenizer's own package: tokenizers or sentencepiece."""
     word_rules: Callable[[], "WordRules | None"] = lambda: None
-    """How to split texts into words that have the same tokens alone; None: none do."""
+    """Rules to split texts into words that can be encoded alone; None if there are none."""
     definition: Callable[[], bytes] = bytes
-    """The text of tokenizer.json, or the SentencePiece model: all that decides the tokens."""
+    """Text of tokenizer.json, or the SentencePiece model. It determines the tokens."""
     fingerprint: str = ""
-    """sha256 over the tokenizer's files."""
+    """sha256 of the tokenizer's files."""
 
 
 def tokenizer_files(path: Path) -> tuple[str, list[Path]]:
-    """Find the kind of a tokenizer and its files.
+    """Return the kind of a tokenizer and its files.
 
     Raises:
-        UserError: the path is missing or holds no known tokenizer.
+        UserError: the path does not exist, or holds no known tokenizer.
     """
     if not path.exists():
         raise UserError(f"tokenizer {path}: no such file or folder; fix the path")
     kinds = plugins.names("data/tokenizers")
-    found = {kind: plugins.load("data/tokenizers", kind).files(path) for kind in kinds}
-    found = {kind: paths for kind, paths in found.items() if paths}
-    if not found:
+    candidates = {kind: plugins.load("data/tokenizers", kind).files(path) for kind in kinds}
+    candidates = {kind: paths for kind, paths in candidates.items() if paths}
+    if not candidates:
         raise UserError(
             f"tokenizer {path}: holds no tokenizer.json, vocab.json with merges.txt, *.model or "
             "vocab.txt; fix the path"
         )
-    # tokenizer.json is the whole tokenizer; older files beside it know less of added tokens.
-    kind = "huggingface" if "huggingface" in found else next(iter(found))
-    if len(found) > 1 and kind != "huggingface":
-        names = " or ".join(paths[0].name for paths in found.values())
+    # tokenizer.json is complete. Older files beside it may lack added tokens.
+    kind = "huggingface" if "huggingface" in candidates else next(iter(candidates))
+    if len(candidates) > 1 and kind != "huggingface":
+        names = " or ".join(paths[0].name for paths in candidates.values())
         raise UserError(f"tokenizer {path}: holds several tokenizers; name the file, {names}")
-    return kind, found[kind]
+    return kind, candidates[kind]
 
 
 def open_tokenizer(path: Path) -> Tokenizer:
-    """Load the tokenizer that a file or folder holds.
+    """Load the tokenizer in a file or folder.
 
     Raises:
-        UserError: nothing is there, it is damaged, or it names no end-of-document token.
+        UserError: the tokenizer is missing or damaged, or has no end-of-document token.
     """
-    kind, found = tokenizer_files(path)
+    kind, paths = tokenizer_files(path)
     try:
-        loaded: Tokenizer = plugins.load("data/tokenizers", kind).load(found)
+        tokenizer: Tokenizer = plugins.load("data/tokenizers", kind).load(paths)
     except UserError:
         raise
     except BaseException as error:  # the tokenizers package raises bare Exception, or panics
         raise UserError(
             f"tokenizer {path}: cannot be loaded ({failure(error)}); fetch it again"
         ) from None
-    return replace(loaded, fingerprint=_fingerprint(found))
+    return replace(tokenizer, fingerprint=_fingerprint(paths))
 
 
 def failure(error: BaseException) -> str:
-    """What went wrong in a package written in Rust, whose panics are no `Exception`, in one line.
+    """Return the message of an error from a package written in Rust, in one line.
 
     Raises:
-        BaseException: `error`, if the package is not to blame for it.
+        BaseException: `error` itself, unless it comes from the package. A panic in Rust raises
+            a `PanicException`, which is not an `Exception`.
     """
-    panicked = type(error).__name__ == "PanicException"
-    if not (panicked or isinstance(error, Exception)) or isinstance(error, MemoryError):
+    is_panic = type(error).__name__ == "PanicException"
+    if not (is_panic or isinstance(error, Exception)) or isinstance(error, MemoryError):
         raise error
     return " ".join(str(error).split())
 
 
-def _fingerprint(found: list[Path]) -> str:
+def _fingerprint(paths: list[Path]) -> str:
     digest = hashlib.sha256()
-    for path in found:
+    for path in paths:
         digest.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
     return digest.hexdigest()
 
 
 def in_folder(path: Path, *names: str) -> list[Path]:
-    """All of `names` in a folder (or beside the first of them), or nothing."""
+    """Return the files `names` in a folder (or beside the first file), or [] if any is missing."""
     folder = path if path.is_dir() else path.parent
     if not path.is_dir() and path.name != names[0]:
         return []
-    found = [folder / name for name in names]
-    return found if all(file.is_file() for file in found) else []
+    paths = [folder / name for name in names]
+    return paths if all(file.is_file() for file in paths) else []
 
 
-def with_configs(found: list[Path]) -> list[Path]:
-    """A tokenizer's files and the config files beside the first of them."""
-    return found + [
-        path for name in CONFIGS if found and (path := found[0].parent / name).is_file()
+def with_configs(paths: list[Path]) -> list[Path]:
+    """Return a tokenizer's files and the config files in the same folder."""
+    return paths + [
+        path for name in CONFIGS if paths and (path := paths[0].parent / name).is_file()
     ]
 
 
-def setting(found: list[Path], key: str) -> Any:
-    """Value of a key in the config files among a tokenizer's files; None where none states it."""
-    for path in found:
+def setting(paths: list[Path], key: str) -> Any:
+    """Return the value of a key in the config files among a tokenizer's files, or None."""
+    for path in paths:
         if path.name in CONFIGS:
             settings = read_json(path, "fetch the tokenizer again")
             if not isinstance(settings, dict):
@@ -144,7 +146,7 @@ def setting(found: list[Path], key: str) -> Any:
     return None
 
 
-def special_token(found: list[Path], key: str) -> str:
-    """Text of a special token, as eos_token, by the config files; empty where none states it."""
-    value = setting(found, key)
+def special_token(paths: list[Path], key: str) -> str:
+    """Return the text of a special token (e.g. eos_token) from the config files, or empty."""
+    value = setting(paths, key)
     return str(value["content"] if isinstance(value, dict) else value or "")

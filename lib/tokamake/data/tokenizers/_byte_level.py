@@ -1,8 +1,8 @@
-"""Byte-level BPE with GPT-2's words by lib/csrc: which tokenizers it takes, and what it is made of.
+"""Byte-level BPE with GPT-2's word expression, implemented in lib/csrc.
 
-It needs no guard, for its classes of characters are those of the `tokenizers` package, and its
-memory is bounded. `tokenize.encoder` is the only caller. Evidence:
-tests/data/tokenizers/test_byte_level.py.
+It needs no runtime guard, because it uses the character classes of the `tokenizers` package. Its
+memory is bounded. `tokenize.encoder` is the only caller. tests/data/tokenizers/test_byte_level.py
+compares the tokens.
 """
 
 import json
@@ -16,11 +16,14 @@ from numpy.typing import NDArray
 from tokamake._csrc import ByteLevel
 from tokamake.data.tokenizers import Tokenizer, _character_classes
 from tokamake.data.tokenizers._exactness import byte_level_refusal
-from tokamake.data.tokenizers._unicode_differences import alphabet
+from tokamake.data.tokenizers._unicode_differences import byte_alphabet
 
 
 def refusal(tokenizer: Tokenizer) -> str:
-    """Why ours cannot stand in for a tokenizer's own package, in one clause; empty: it can."""
+    """Return why lib/csrc may differ from the tokenizer's own package; empty if it cannot.
+
+    The reason is a clause whose subject "it" is the tokenizer.
+    """
     if tokenizer.package != "tokenizers":
         return "it is of another kind"
     if version("tokenizers") != _character_classes.VERSION:
@@ -29,44 +32,39 @@ def refusal(tokenizer: Tokenizer) -> str:
 
 
 class ByteLevelEncoder:
-    """A tokenizer that `refusal` says nothing against, for one thread."""
+    """Encoder of lib/csrc for a tokenizer without `refusal`. Not for several threads at once."""
 
     package = "tokamake"
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        stated = json.loads(tokenizer.definition())
-        numbers = stated["model"]["vocab"]
-        self._loaded = ByteLevel(
+        definition = json.loads(tokenizer.definition())
+        ids = definition["model"]["vocab"]
+        byte_ids = [ids[character] for _, character in sorted(byte_alphabet().items())]
+        self._encoder = ByteLevel(
             _character_classes.table(),
-            np.array(
-                [numbers[character] for _, character in sorted(alphabet().items())], np.uint32
-            ),
-            _merges(stated["model"]),
-            added=[(token["content"], token["id"]) for token in stated["added_tokens"]],
-            add_prefix_space=_prefixed(stated["pre_tokenizer"]),
+            np.array(byte_ids, np.uint32),
+            _merges(definition["model"]),
+            added=[(token["content"], token["id"]) for token in definition["added_tokens"]],
+            add_prefix_space=bool(definition["pre_tokenizer"].get("add_prefix_space")),
         )
 
     def unsafe(self, _: Sequence[str]) -> NDArray[np.int64]:
-        """Numbers of the texts that it may encode differently: none."""
+        """Return the indices of texts that may be encoded differently: always empty."""
         return np.empty(0, np.int64)
 
     def encode(self, texts: list[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Token ids of all texts one after the other, and how many each has."""
-        return self._loaded.encode(texts)
+        """Return the concatenated token ids of all texts, and the number of tokens of each."""
+        return self._encoder.encode(texts)
 
     def encode_utf8(
         self, data: NDArray[np.uint8], ends: NDArray[np.int64]
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """The same of texts in UTF-8 one after the other, and where each ends."""
-        return self._loaded.encode_utf8(data, ends)
+        """Encode texts that are concatenated in UTF-8; `ends` holds the end of each text."""
+        return self._encoder.encode_utf8(data, ends)
 
 
 def _merges(model: dict[str, Any]) -> NDArray[np.uint32]:
-    """(merges, 3) tokens of each pair, and of what it becomes; the first rank lowest."""
-    numbers = model["vocab"]
-    rows = [(numbers[a], numbers[b], numbers[a + b]) for a, b in model["merges"]]
+    """(merges, 3) token ids of each pair and of its result, in the order of ranks."""
+    ids = model["vocab"]
+    rows = [(ids[left], ids[right], ids[left + right]) for left, right in model["merges"]]
     return np.array(rows, np.uint32).reshape(-1, 3)
-
-
-def _prefixed(pre_tokenizer: dict[str, Any]) -> bool:
-    return bool(pre_tokenizer.get("add_prefix_space"))

@@ -1,7 +1,7 @@
-"""What each code point is to GPT-2's expression: letter, digit, white space or any other sign.
+"""Class of each code point for GPT-2's expression: letter, digit, white space or other.
 
-As the `tokenizers` package has it, whose Unicode may be older or newer than Python's.
-`python -m tokamake.data.tokenizers._character_classes` asks the installed version anew.
+The classes are those of the `tokenizers` package, whose Unicode version may differ from Python's.
+`python -m tokamake.data.tokenizers._character_classes` prints them for the installed version.
 """
 
 import textwrap
@@ -10,33 +10,33 @@ from importlib.metadata import version
 import numpy as np
 from numpy.typing import NDArray
 
-from tokamake.data.tokenizers._unicode_differences import ranges
+from tokamake.data.tokenizers._unicode_differences import format_ranges, parse_ranges
 
 VERSION = "0.23.3"
-"""Version of `tokenizers` that RANGES were found with."""
+"""Version of `tokenizers` that RANGES describe."""
 
 EXPRESSIONS = {1: r"\p{L}+", 2: r"\p{N}+", 3: r"\s+"}
-"""Classes by number, as lib/csrc/pretokens.hpp has them; 0 is any other sign."""
+"""Expression of each class by number, as in lib/csrc/pretokens.hpp; 0 is any other character."""
 
 
 def table() -> NDArray[np.uint8]:
-    """(0x110000,) class of each code point by RANGES."""
+    """(0x110000,) class of each code point in RANGES."""
     classes = np.zeros(0x110000, np.uint8)
     for number, text in RANGES.items():
-        for part in text.split():
-            first, _, last = part.partition("-")
-            classes[int(first, 16) : int(last or first, 16) + 1] = number
+        for span in parse_ranges(text):
+            classes[span] = number
     return classes
 
 
-def asked() -> NDArray[np.uint8]:
-    """(0x110000,) class of each code point by the installed package; takes seconds."""
+def installed_table() -> NDArray[np.uint8]:
+    """(0x110000,) class of each code point in the installed package; takes seconds."""
     from tokenizers import Regex, pre_tokenizers
 
-    points = np.array([*range(0xD800), *range(0xE000, 0x110000)])
+    points = np.array([*range(0xD800), *range(0xE000, 0x110000)])  # strings hold no surrogates
     text = "".join(map(chr, points))
     classes = np.zeros(0x110000, np.uint8)
     for number, expression in EXPRESSIONS.items():
+        # The pre-tokenizer removes all but the matches and returns where these are.
         split = pre_tokenizers.Split(Regex(expression), "removed", invert=True)
         for _, (start, end) in split.pre_tokenize_str(text):
             classes[points[start:end]] = number
@@ -46,10 +46,10 @@ def asked() -> NDArray[np.uint8]:
 def _print() -> None:
     print(f'VERSION = "{version("tokenizers")}"')
     print("RANGES = {")
-    classes = asked()
+    classes = installed_table()
     for number in EXPRESSIONS:
         print(f'{number}: """')
-        print(textwrap.fill(ranges(np.flatnonzero(classes == number).tolist()), 100))
+        print(textwrap.fill(format_ranges(np.flatnonzero(classes == number).tolist()), 100))
         print('""",')
     print("}")
 
@@ -146,7 +146,7 @@ A620-A629 A6E6-A6EF A830-A835 A8D0-A8D9 A900-A909 A9D0-A9D9 A9F0-A9F9 AA50-AA59 
 9-D 20 85 A0 1680 2000-200A 2028-2029 202F 205F 3000
 """,
 }
-"""Code points of each class in hexadecimal, first to last."""
+"""Code points of each class: hexadecimal ranges, first-last."""
 
 
 if __name__ == "__main__":

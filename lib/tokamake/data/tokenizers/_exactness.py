@@ -1,7 +1,9 @@
-"""The tokenizers that ours or gigatoken encodes exactly as their own package does.
+"""Rules that decide which tokenizers lib/csrc or gigatoken encodes exactly like their own package.
 
-Takes the text of a tokenizer.json or a SentencePiece model and says what speaks against it; what is
-not known to be exact is refused. Evidence: test_byte_level.py and test_gigatoken.py.
+The functions read a tokenizer.json or a SentencePiece model and return why it is refused. Anything
+not known to be exact is refused. test_byte_level.py and test_gigatoken*.py compare the tokens.
+
+A reason is a clause whose subject "it" is the tokenizer.
 """
 
 import json
@@ -10,38 +12,40 @@ from itertools import product
 from typing import Any
 
 from tokamake.data.tokenizers import _sentencepiece_model as sentencepiece_model
-from tokamake.data.tokenizers._unicode_differences import alphabet
+from tokamake.data.tokenizers._sentencepiece_model import NORMAL, UNUSED, USER_DEFINED
+from tokamake.data.tokenizers._unicode_differences import byte_alphabet
 
 Json = dict[str, Any]
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_AFTER = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _REST
+_SPACE_RUNS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_SIGNS_AND_SPACES = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACE_RUNS
 
 REGEXES = {
     "GPT-2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    "Llama-3": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _AFTER,
-    "Qwen-2": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _AFTER,
+    "Llama-3": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _SIGNS_AND_SPACES,
+    "Qwen-2": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _SIGNS_AND_SPACES,
     "Qwen-3.5": _CONTRACTIONS
     + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"
-    + _REST,
+    + _SPACE_RUNS,
     "o200k": rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|"
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|"
-    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _REST,
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACE_RUNS,
     "Nemotron": rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|"
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|"
-    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _REST,
+    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACE_RUNS,
 }
-"""Expressions, by what made them known, with which a Split before byte-level BPE is exact."""
+"""Expressions by model. gigatoken is exact for a Split by one of them before byte-level BPE."""
 
-_MODEL_KEYS = {
+_ALLOWED_MODEL = {
     "type": ("BPE",),
     "dropout": (None, 0),
     "continuing_subword_prefix": (None, ""),
     "end_of_word_suffix": (None, ""),
 }
-_MOST_ADDED = 100  # each is compared wherever one of them may begin
+_MAX_ADDED = 100  # lib/csrc compares all added tokens at each position where one may begin
+_MAX_PAIRS = 100_000  # of added tokens; more take too long to compare
 _SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 _SPACE_NORMALIZERS: tuple[Json, ...] = (
     _SPACES,
@@ -51,15 +55,15 @@ _SPACE_NORMALIZERS: tuple[Json, ...] = (
 
 
 def json_refusal(text: bytes) -> str:
-    """What keeps gigatoken from being exact for a tokenizer.json, in one clause; empty: nothing.
+    """Return why gigatoken may not be exact for a tokenizer.json; empty if it is exact.
 
-    Truncation and padding are no matter: documents are encoded without either.
+    Truncation and padding do not matter: documents are encoded without them.
     """
     tokenizer = json.loads(text)
     model, normalizer = tokenizer["model"], tokenizer.get("normalizer")
     reason = _model_refusal(model)
     if not reason and model.get("byte_fallback"):
-        reason = _pieces_refusal(normalizer, tokenizer.get("pre_tokenizer"), model)
+        reason = _byte_fallback_refusal(normalizer, tokenizer.get("pre_tokenizer"), model)
     elif not reason:
         reason = f"it normalizes text ({normalizer['type']})" if normalizer else ""
         reason = reason or _split_refusal(tokenizer.get("pre_tokenizer"))
@@ -67,26 +71,28 @@ def json_refusal(text: bytes) -> str:
 
 
 def byte_level_refusal(text: bytes) -> str:
-    """What keeps our own encoder from being exact for a tokenizer.json; empty: nothing."""
+    """Return why lib/csrc may not be exact for a tokenizer.json; empty if it is exact."""
     tokenizer = json.loads(text)
     model, added = tokenizer["model"], tokenizer.get("added_tokens") or []
     if reason := _model_refusal(model):
         return reason
     checks = {
         "it normalizes text": tokenizer.get("normalizer"),
-        "it takes unknown characters apart": model.get("byte_fallback"),
-        "it takes words of its vocabulary as they are": model.get("ignore_merges"),
+        "it splits unknown characters into bytes": model.get("byte_fallback"),
+        "it does not apply merges to words of its vocabulary": model.get("ignore_merges"),
         "it does not split words as GPT-2": not _splits_as_gpt2(tokenizer.get("pre_tokenizer")),
-        "a byte is not in its vocabulary": not {*alphabet().values()} <= {*model["vocab"]},
-        "it has many added tokens": len(added) > _MOST_ADDED,
+        "a byte is not in its vocabulary": not {*byte_alphabet().values()} <= {*model["vocab"]},
+        "it has many added tokens": len(added) > _MAX_ADDED,
     }
-    return next((reason for reason, holds in checks.items() if holds), "") or _added_refusal(
-        tokenizer
-    )
+    return _first(checks) or _added_refusal(tokenizer)
+
+
+def _first(checks: dict[str, Any]) -> str:
+    return next((reason for reason, holds in checks.items() if holds), "")
 
 
 def _model_refusal(model: Json) -> str:
-    for key, allowed in _MODEL_KEYS.items():
+    for key, allowed in _ALLOWED_MODEL.items():
         if model.get(key) not in allowed:
             return f"the model's {key} is {model.get(key)!r}"
     return ""
@@ -94,8 +100,8 @@ def _model_refusal(model: Json) -> str:
 
 def _splits_as_gpt2(pre_tokenizer: Json | None) -> bool:
     match pre_tokenizer:
-        case {"type": "ByteLevel", **rest}:
-            return bool(rest.get("use_regex", True))
+        case {"type": "ByteLevel", **options}:
+            return bool(options.get("use_regex", True))
         case {
             "type": "Sequence",
             "pretokenizers": [
@@ -107,8 +113,8 @@ def _splits_as_gpt2(pre_tokenizer: Json | None) -> bool:
     return False
 
 
-def _pieces_refusal(normalizer: Json | None, pre_tokenizer: Json | None, model: Json) -> str:
-    """For SentencePiece-like models, whose unknown characters become bytes."""
+def _byte_fallback_refusal(normalizer: Json | None, pre_tokenizer: Json | None, model: Json) -> str:
+    """Check a model in SentencePiece's style, which splits unknown characters into bytes."""
     if model.get("ignore_merges"):
         return "the model has byte_fallback with ignore_merges"
     if pre_tokenizer is None:
@@ -120,31 +126,31 @@ def _pieces_refusal(normalizer: Json | None, pre_tokenizer: Json | None, model: 
 
 
 def _split_refusal(pre_tokenizer: Json | None) -> str:
-    """For byte-level models: words by one of the known expressions, then bytes."""
+    """Check a byte-level model: a split into words by a known expression, then into bytes."""
     match pre_tokenizer:
-        case {"type": "ByteLevel", "add_prefix_space": False, **rest} if rest.get(
+        case {"type": "ByteLevel", "add_prefix_space": False, **options} if options.get(
             "use_regex", True
         ):
             return ""
         case {
             "type": "Sequence",
             "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": regex}, **how},
+                {"type": "Split", "pattern": {"Regex": regex}, **options},
                 {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
             ],
-        } if how in (
+        } if options in (
             {"behavior": "Isolated", "invert": False},
             {"behavior": "Removed", "invert": True},
         ):
-            known = regex in REGEXES.values()
-            return "" if known else "it splits words by an expression not known to be exact"
+            is_known = regex in REGEXES.values()
+            return "" if is_known else "it splits words by an expression not known to be exact"
     return "its pre_tokenizer is not known to be exact"
 
 
 def _added_refusal(tokenizer: Json) -> str:
     added = tokenizer.get("added_tokens") or []
-    numbers, normalizes = tokenizer["model"]["vocab"], tokenizer.get("normalizer") is not None
-    if any(numbers.get(token["content"], token["id"]) != token["id"] for token in added):
+    ids, normalizes = tokenizer["model"]["vocab"], tokenizer.get("normalizer") is not None
+    if any(ids.get(token["content"], token["id"]) != token["id"] for token in added):
         return "an added token has another number in the vocabulary"
     for token in added:
         for flag in ("single_word", "lstrip", "rstrip"):
@@ -154,34 +160,30 @@ def _added_refusal(tokenizer: Json) -> str:
             return "an added token is empty"
         if token.get("normalized") and normalizes:
             return f'the added token "{token["content"]}" is searched for in normalized text'
+    # `tokenizers` searches twice: first for the tokens that are not normalized, then for the rest.
     first = {token["content"] for token in added if not token.get("normalized")}
     second = {token["content"] for token in added if token.get("normalized")}
-    if _overlap(first, second):
+    if _can_overlap(first, second):
         return "added tokens of two kinds overlap"
     return ""
 
 
-def _overlap(some: set[str], others: set[str]) -> bool:
-    """Whether text exists in which one of `some` and one of `others` share characters."""
-    inner = {c for text in some for c in text} & {c for text in others for c in text}
-    if not inner:
+def _can_overlap(first: set[str], second: set[str]) -> bool:
+    """Whether a text exists where a token of `first` overlaps a token of `second`."""
+    if not {c for text in first for c in text} & {c for text in second for c in text}:
         return False
-    if len(some) * len(others) > 100_000:
-        return True  # not worth the search
-    return any(_touch(a, b) or _touch(b, a) for a, b in product(some, others))
+    if len(first) * len(second) > _MAX_PAIRS:
+        return True
+    return any(_touches(a, b) or _touches(b, a) for a, b in product(first, second))
 
 
-def _touch(a: str, b: str) -> bool:
-    """Whether `a` holds `b` or ends as `b` begins."""
+def _touches(a: str, b: str) -> bool:
+    """Whether `a` contains `b`, or a suffix of `a` is a prefix of `b`."""
     return b in a or any(a.endswith(b[:size]) for size in range(1, min(len(a), len(b))))
 
 
 def sentencepiece_refusal(model: bytes) -> str:
-    """What keeps gigatoken from being exact for a SentencePiece model; empty: nothing.
-
-    Scores must differ: of two pieces with the same score sentencepiece merges the leftmost. Those
-    of spaces alone, all alike in Llama-2's model, come out the same either way.
-    """
+    """Return why gigatoken may not be exact for a SentencePiece model; empty if it is exact."""
     spec = sentencepiece_model.read(model)
     if spec.kind != "bpe":
         return f"it is a {spec.kind} model"
@@ -190,20 +192,24 @@ def sentencepiece_refusal(model: bytes) -> str:
         "it normalizes text": spec.normalizes,
         "it removes extra whitespace": spec.removes_spaces,
         "it marks spaces in another way": not spec.escapes_spaces or spec.spaces_are_suffixes,
-        "it has user-defined or unused pieces": any(p.kind in (4, 5) for p in spec.pieces),
+        "it has user-defined or unused pieces": any(
+            piece.kind in (USER_DEFINED, UNUSED) for piece in spec.pieces
+        ),
     }
-    words = {piece.text for piece in spec.pieces if piece.kind == 1}
-    merged = [p for p in spec.pieces if p.kind == 1 and len(p.text) > 1]
+    words = {piece.text for piece in spec.pieces if piece.kind == NORMAL}
+    merged = [piece for piece in spec.pieces if piece.kind == NORMAL and len(piece.text) > 1]
+    # sentencepiece merges the leftmost of two pairs with equal scores; gigatoken may not. Pieces
+    # of spaces alone share a score in Llama-2's model; their order does not change the tokens.
     scores = [piece.score for piece in merged if piece.text.strip("▁")]
     scores += {piece.score for piece in merged if not piece.text.strip("▁")}
     checks["two of its pieces have the same score"] = len(set(scores)) < len(scores)
-    reserved = (piece.text for piece in spec.pieces if piece.kind != 1)
-    checks["its pieces spell out a special piece"] = _spelt(reserved, words)
-    return next((reason for reason, holds in checks.items() if holds), "")
+    special = (piece.text for piece in spec.pieces if piece.kind != NORMAL)
+    checks["its pieces spell out a special piece"] = _can_be_merged(special, words)
+    return _first(checks)
 
 
-def _spelt(reserved: Iterable[str], words: set[str]) -> bool:
-    """Whether one of `reserved` is two of `words`."""
+def _can_be_merged(texts: Iterable[str], words: set[str]) -> bool:
+    """Whether one of `texts` is the concatenation of two `words`."""
     return any(
-        text[:cut] in words and text[cut:] in words for text in reserved for cut in range(len(text))
+        text[:cut] in words and text[cut:] in words for text in texts for cut in range(len(text))
     )

@@ -1,4 +1,4 @@
-"""Wraps a tokenizer of the `tokenizers` package."""
+"""Wrapper of tokenizers of the `tokenizers` package."""
 
 from functools import cache
 from pathlib import Path
@@ -12,32 +12,26 @@ if TYPE_CHECKING:
     import tokenizers
 
 
-def wrap(
-    fast: "tokenizers.Tokenizer",
-    source: Path,
-    *,
-    eos: str,
-    bos: str = "",
-) -> Tokenizer:
-    """Give a `tokenizers.Tokenizer` our interface.
+def wrap(fast: "tokenizers.Tokenizer", path: Path, *, eos: str, bos: str = "") -> Tokenizer:
+    """Turn a `tokenizers.Tokenizer` into a `Tokenizer`.
 
     Args:
         fast: the loaded tokenizer.
-        source: file it came from.
-        eos: text of the token that ends documents; must be in the vocabulary.
-        bos: text of the token that begins them, or empty.
+        path: its file, for messages.
+        eos: text of the end-of-document token; must be in the vocabulary.
+        bos: text of the token that begins documents, or empty.
 
     Raises:
         UserError: `eos` or `bos` is not in the vocabulary.
     """
     vocabulary = fast.get_vocab(with_added_tokens=True)
-    for what, token in (("end", eos), ("beginning", bos)):
-        if token not in vocabulary and (token or what == "end"):
+    for role, token in (("end", eos), ("beginning", bos)):
+        if token not in vocabulary and (token or role == "end"):
             raise UserError(
-                f'tokenizer {source}: its {what} token "{token}" is not in its vocabulary; '
+                f'tokenizer {path}: its {role} token "{token}" is not in its vocabulary; '
                 "fetch all of its files again"
             )
-    # Length limits and padding that a tokenizer.json may set are meant for models, not for data.
+    # A tokenizer.json may set truncation and padding. These are for model inputs, not for data.
     fast.no_truncation()
     fast.no_padding()
 
@@ -51,7 +45,7 @@ def wrap(
         encode_batch=encode_batch,
         decode=lambda ids: fast.decode(ids, skip_special_tokens=False),
         package="tokenizers",
-        # Not the file's text: `tokenizers` numbers added tokens itself.
+        # Not the file's text: `tokenizers` may renumber added tokens.
         definition=cache(lambda: fast.to_str().encode()),
         word_rules=lambda: word_rules(fast),
     )

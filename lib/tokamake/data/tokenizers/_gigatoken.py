@@ -1,6 +1,7 @@
-"""gigatoken behind a guard: where it may be used, which texts it must not get, its memory bounded.
+"""gigatoken behind a guard: restricts it to exact tokenizers and texts, and bounds its memory.
 
-`encode.Encoder` is the only caller. Checked tables and versions are in `_code_points`.
+`tokenize.encoder` is the only caller. `_unicode_differences` has the checked versions and the code
+points that gigatoken must not get.
 """
 
 import ctypes
@@ -15,161 +16,165 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokamake._csrc import find_marked
-from tokamake.data.tokenizers import Tokenizer
-from tokamake.data.tokenizers import _unicode_differences as code_points
+from tokamake.data.tokenizers import Tokenizer, _unicode_differences
 from tokamake.data.tokenizers._exactness import json_refusal, sentencepiece_refusal
 from tokamake.data.tokenizers._sentencepiece_model import without_control_pieces
 
-_PART = 16_000_000  # characters encoded between two looks at the memory, at most about
-_TEXTS = 1 << 16  # texts of a part at most: however short, each takes some memory
-_BUDGET = 450_000_000  # bytes that the process may grow by until gigatoken's caches are thrown away
-_ROOM_FOR = 84  # MiB of text for whose words, about 780,000, a cache has room from the beginning
+_PART_CHARACTERS = 16_000_000  # encoded between two checks of the memory
+_PART_TEXTS = 1 << 16  # per part: each text takes some memory, however short
+_GROWTH_BYTES = 450_000_000  # growth of the process at which gigatoken's caches are dropped
+_FILLER_MIB = 84  # makes gigatoken reserve room for about 780,000 words
 _SEPARATOR = b"\0" + b"\n" * 4095
-_ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1  # numbers in glibc's malloc.h
+_ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1  # options of mallopt in glibc's malloc.h
 
 
 def refusal(tokenizer: Tokenizer) -> str:
-    """Why gigatoken cannot stand in for a tokenizer's own package, in one clause; empty: it can."""
-    wanted = code_points.VERSIONS
-    if tokenizer.package == "sentencepiece":  # which treats all of Unicode alike where we use it
-        return _version_refusal("gigatoken", wanted["gigatoken"]) or sentencepiece_refusal(
+    """Return why gigatoken may differ from the tokenizer's own package; empty if it cannot.
+
+    The reason is a clause whose subject "it" is the tokenizer.
+    """
+    versions = _unicode_differences.VERSIONS
+    if tokenizer.package == "sentencepiece":
+        # Without normalization, sentencepiece handles all code points alike: no Unicode tables.
+        return _version_refusal("gigatoken", versions["gigatoken"]) or sentencepiece_refusal(
             tokenizer.definition()
         )
     if tokenizer.package != "tokenizers":
         return "it is of another kind"
-    reasons = (_version_refusal(package, number) for package, number in wanted.items())
+    reasons = (_version_refusal(package, number) for package, number in versions.items())
     return next(filter(None, reasons), "") or json_refusal(tokenizer.definition())
 
 
-def _version_refusal(package: str, wanted: str) -> str:
+def _version_refusal(package: str, checked: str) -> str:
     try:
         installed = version(package)
     except PackageNotFoundError:
         return f"{package} is not installed"
-    if installed == wanted:
+    if installed == checked:
         return ""
     return (
-        f"{package} {installed} is installed, and what is exact is known for {wanted}: install "
-        f"that, or write what `python -m {code_points.__name__}` prints into that module"
+        f"{package} {installed} is installed, but only {checked} is known to be exact: install "
+        f"that, or write the output of `python -m {_unicode_differences.__name__}` into that module"
     )
 
 
 class Gigatoken:
-    """A tokenizer loaded by gigatoken, for one thread."""
+    """Encoder of gigatoken. Not for several threads at once."""
 
     package = "gigatoken"
 
-    def __init__(self, tokenizer: Tokenizer, *, budget: int = _BUDGET) -> None:
-        """Load it; any exception means that gigatoken does not know such a tokenizer.
+    def __init__(self, tokenizer: Tokenizer, *, growth_bytes: int = _GROWTH_BYTES) -> None:
+        """Load a tokenizer. Any exception means that gigatoken does not support it.
 
         Args:
-            tokenizer: one that `refusal` says nothing against.
-            budget: bytes that the process may grow by until the caches are thrown away.
+            tokenizer: a tokenizer without `refusal`.
+            growth_bytes: growth of the process's memory at which the caches are dropped.
         """
         self._definition = tokenizer.definition()
         self._package = tokenizer.package
-        self._budget = budget
-        self._table = code_points.table()
+        self._growth_bytes = growth_bytes
+        self._differences = _unicode_differences.table()
         self._load()
-        self._first = self._latest
+        self._first_resident = self._last_resident
 
     def _load(self) -> None:
-        self._loaded: Any = None  # let go of the earlier one first
+        self._encoder: Any = None  # free the previous one before the next one takes memory
         _trim()
-        self._loaded = _open(self._package, self._definition)
-        self._latest = _resident_bytes()
+        self._encoder = _open(self._package, self._definition)
+        self._last_resident = _resident_bytes()
 
     def unsafe(self, texts: Sequence[str]) -> NDArray[np.int64]:
-        """Numbers of the texts that gigatoken may encode differently, ascending."""
-        return find_marked(list(texts), self._table)
+        """Return the ascending indices of texts that gigatoken may encode differently."""
+        return find_marked(list(texts), self._differences)
 
     def encode(self, texts: list[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Token ids of all texts one after the other, and how many each has."""
-        parts = [self._encode_part(part) for part in in_parts(texts, _PART)]
+        """Return the concatenated token ids of all texts, and the number of tokens of each."""
+        parts = [self._encode_part(part) for part in in_parts(texts, _PART_CHARACTERS)]
         if len(parts) == 1:
             return parts[0]
-        none = np.empty(0, np.uint32), np.empty(0, np.int64)
-        ids, lengths = zip(none, *parts, strict=True)
+        empty = np.empty(0, np.uint32), np.empty(0, np.int64)
+        ids, lengths = zip(empty, *parts, strict=True)
         return np.concatenate(ids), np.concatenate(lengths)
 
     def _encode_part(self, texts: list[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         resident = _resident_bytes()
-        # What others hold cannot be thrown away here: look whether the caches can have grown, too.
-        full = resident - self._first > self._budget
-        if full and resident - self._latest > self._budget // 4:
+        # The process may have grown for other reasons. Dropping the caches then frees nothing:
+        # require some growth since they were dropped last, too.
+        is_full = resident - self._first_resident > self._growth_bytes
+        if is_full and resident - self._last_resident > self._growth_bytes // 4:
             self._load()
-        found = self._loaded.encode_batch(texts, parallel=False)
-        return found if isinstance(found, tuple) else _unpacked(found)
+        arrays = self._encoder.encode_batch(texts, parallel=False)
+        return arrays if isinstance(arrays, tuple) else _unpack(arrays)
 
 
 def in_parts(texts: list[str], characters: int) -> Iterator[list[str]]:
-    """Cut a list where at least so many characters, or _TEXTS, have come; no part is empty."""
+    """Split a list into nonempty parts of at least `characters`, or of _PART_TEXTS texts."""
     start = size = 0
-    for number, text in enumerate(texts):
+    for index, text in enumerate(texts):
         size += len(text)
-        full = size >= characters or number + 1 - start == _TEXTS
-        if full or number + 1 == len(texts):
-            yield texts[start : number + 1]
-            start, size = number + 1, 0
+        is_full = size >= characters or index + 1 - start == _PART_TEXTS
+        if is_full or index + 1 == len(texts):
+            yield texts[start : index + 1]
+            start, size = index + 1, 0
 
 
 def _open(package: str, definition: bytes) -> Any:
     import gigatoken
 
     if "awkward" not in sys.modules:
-        sys.modules["awkward"] = _stand_in()
+        sys.modules["awkward"] = _awkward_substitute()
     if package == "sentencepiece":
         return gigatoken.Tokenizer.from_sentencepiece(without_control_pieces(definition))
-    opened = gigatoken.Tokenizer.from_json(definition)
-    if isinstance(opened.backend, gigatoken.gigatoken_rs.BPETokenizer):
-        # The bytes of the first call tell how many words to make room for, once and for all: to
-        # grow takes time, and more memory the longer the input. These bytes hold no document.
+    encoder = gigatoken.Tokenizer.from_json(definition)
+    if isinstance(encoder.backend, gigatoken.gigatoken_rs.BPETokenizer):
+        # gigatoken sizes its cache once, by the bytes of the first call. A cache that grows takes
+        # time, and more memory the longer the input. The filler contains no document.
         filler = _SEPARATOR * ((1 << 20) // len(_SEPARATOR))
-        first = gigatoken.BytesSource([filler] * _ROOM_FOR, separator=_SEPARATOR)
-        opened.encode_batch(first, parallel=False)
-    return opened
+        source = gigatoken.BytesSource([filler] * _FILLER_MIB, separator=_SEPARATOR)
+        encoder.encode_batch(source, parallel=False)
+    return encoder
 
 
-def _stand_in() -> ModuleType:
-    """A module for gigatoken, which only packs its two arrays with awkward.
+def _awkward_substitute() -> ModuleType:
+    """Make a module that replaces awkward, which gigatoken needs only to pack two arrays.
 
-    To import awkward takes a quarter of a second and 50 MB.
+    The import of awkward takes a quarter of a second and 50 MB.
     """
-    module = ModuleType("awkward", "Hands over arrays as they are.")
+    module = ModuleType("awkward", "Returns arrays unchanged.")
     vars(module).update(Array=type("Array", (), {}), unflatten=lambda *arrays: arrays)
     return module
 
 
-def _unpacked(array: Any) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """What the real awkward makes of them, if somebody else has imported it."""
+def _unpack(array: Any) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """Return the token ids and lengths in an awkward array, if the real awkward was imported."""
     ids, offsets = np.asarray(array.layout.content.data), np.asarray(array.layout.offsets.data)
     return ids[offsets[0] : offsets[-1]], np.diff(offsets)
 
 
 def _resident_bytes() -> int:
-    """Memory of this process, without what it only maps from files."""
+    """Return the memory of this process, without pages that are mapped from files."""
     with open("/proc/self/statm", "rb") as file:
         _, resident, shared = map(int, file.read().split()[:3])
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 def reuse_memory() -> None:
-    """Have this process keep the memory that it frees, in one pool for all threads.
+    """Make this process keep the memory that it frees, in one pool for all threads.
 
-    Buffers of a batch are then the same pages again and again; to get them anew from the system
-    each time takes a tenth of all the time. Threads that have run before keep their own pools, and
-    whoever allocates in many threads at once is slower.
+    The buffers of each batch then use the same pages. To get new pages from the kernel takes a
+    tenth of the total time. Threads that already run keep their own pools. Allocation in many
+    threads at once becomes slower.
     """
     if hasattr(library := ctypes.CDLL(None), "mallopt"):
-        for what, value in (
+        for option, value in (
             (_ARENA_MAX, 1),
             (_MMAP_THRESHOLD, 1 << 25),
             (_TRIM_THRESHOLD, 1 << 28),
         ):
-            library.mallopt(what, value)
+            library.mallopt(option, value)
 
 
 def _trim() -> None:
-    """Give freed memory back to the system, which glibc does not do by itself."""
+    """Return freed memory to the kernel. glibc does not do so by itself."""
     if hasattr(library := ctypes.CDLL(None), "malloc_trim"):
         library.malloc_trim(0)

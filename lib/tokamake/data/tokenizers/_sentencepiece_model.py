@@ -1,4 +1,4 @@
-"""Reads what decides the tokens from a SentencePiece .model file, a protocol buffer.
+"""Parser of SentencePiece .model files (protocol buffers), limited to what determines the tokens.
 
 Field numbers are those of sentencepiece_model.proto.
 """
@@ -7,8 +7,10 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-_KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
-_CONTROL, _UNKNOWN = 3, 2
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+"""Kinds of pieces."""
+
+_MODEL_KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
 
 class Piece(NamedTuple):
@@ -17,18 +19,18 @@ class Piece(NamedTuple):
     text: str
     score: float
     kind: int
-    """1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte."""
+    """NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED or BYTE."""
 
 
 class Spec(NamedTuple):
-    """What a model does with text."""
+    """Properties of a model that determine how it encodes text."""
 
     pieces: list[Piece]
     kind: str
     """unigram, bpe, word or char."""
     byte_fallback: bool
     normalizes: bool
-    """By a table of characters, as nmt_nfkc."""
+    """Whether a table replaces characters, e.g. nmt_nfkc."""
     removes_spaces: bool
     escapes_spaces: bool
     spaces_are_suffixes: bool
@@ -41,7 +43,7 @@ def read(model: bytes) -> Spec:
     """Parse a model.
 
     Raises:
-        ValueError: it is no SentencePiece model.
+        ValueError: the bytes are not a SentencePiece model.
     """
     pieces: list[Piece] = []
     trainer: dict[int, Value] = {}
@@ -49,9 +51,7 @@ def read(model: bytes) -> Spec:
     try:
         for number, _, value in _fields(model):
             if number == 1:
-                piece = _message(value)
-                (score,) = struct.unpack("<f", _bytes(piece.get(2, b"\0\0\0\0")))
-                pieces.append(Piece(_bytes(piece.get(1, b"")).decode(), score, _int(piece, 3, 1)))
+                pieces.append(_piece(_message(value)))
             elif number == 2:
                 trainer = _message(value)
             elif number == 3:
@@ -60,37 +60,42 @@ def read(model: bytes) -> Spec:
         raise ValueError(f"not a SentencePiece model ({error})") from None
     return Spec(
         pieces,
-        _KINDS.get(_int(trainer, 3, 1), "unknown"),
-        bool(_int(trainer, 35, 0)),
-        bool(normalizer.get(2, b"")),
-        bool(_int(normalizer, 4, 1)),
-        bool(_int(normalizer, 5, 1)),
-        bool(_int(trainer, 24, 0)),
+        kind=_MODEL_KINDS.get(_int(trainer, 3, default=1), "unknown"),
+        byte_fallback=bool(_int(trainer, 35, default=0)),
+        normalizes=bool(normalizer.get(2, b"")),
+        removes_spaces=bool(_int(normalizer, 4, default=1)),
+        escapes_spaces=bool(_int(normalizer, 5, default=1)),
+        spaces_are_suffixes=bool(_int(trainer, 24, default=0)),
     )
 
 
 def without_control_pieces(model: bytes) -> bytes:
-    """The model with its control pieces made unknown ones.
+    """Return the model with its control pieces changed to unknown pieces.
 
-    sentencepiece never finds a control piece, as <s>, in text; gigatoken would.
+    sentencepiece never matches a control piece (e.g. <s>) in text; gigatoken would.
     """
-    parts = []
-    for number, raw, value in _fields(model):
-        if number == 1 and _int(_message(value), 3, 1) == _CONTROL:
-            value = _bytes(value) + bytes([3 << 3, _UNKNOWN])  # the last one counts
-            raw = bytes([1 << 3 | 2]) + _varint(len(value)) + value
-        parts.append(raw)
-    return b"".join(parts)
+    fields = []
+    for number, field, value in _fields(model):
+        if number == 1 and _int(_message(value), 3, default=NORMAL) == CONTROL:
+            value = _bytes(value) + bytes([3 << 3, UNKNOWN])  # the last value of a field counts
+            field = bytes([1 << 3 | 2]) + _varint(len(value)) + value
+        fields.append(field)
+    return b"".join(fields)
+
+
+def _piece(message: dict[int, Value]) -> Piece:
+    (score,) = struct.unpack("<f", _bytes(message.get(2, b"\0\0\0\0")))
+    return Piece(_bytes(message.get(1, b"")).decode(), score, _int(message, 3, default=NORMAL))
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes, Value]]:
-    """Field number, its bytes with tag, and value of each field of a message."""
+    """Yield the number, the bytes including the tag, and the value of each field of a message."""
     position = 0
     while position < len(message):
         start = position
         tag, position = _read_varint(message, position)
         value: Value
-        match tag & 7:
+        match tag & 7:  # wire type
             case 0:
                 value, position = _read_varint(message, position)
             case 1 | 5 as wire:
@@ -132,7 +137,7 @@ def _bytes(value: Value) -> bytes:
     return value
 
 
-def _int(message: dict[int, Value], number: int, default: int) -> int:
+def _int(message: dict[int, Value], number: int, *, default: int) -> int:
     value = message.get(number, default)
     if not isinstance(value, int):
         raise TypeError("text where a number belongs")

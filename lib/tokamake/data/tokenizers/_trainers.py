@@ -1,8 +1,8 @@
-"""Training of tokenizers: what each kind is made of. The same texts give the same bytes.
+"""Training of tokenizers of each kind. The same texts give the same bytes.
 
-Texts come from `train_tokenizer`; a tokenizer that transformers can load goes to a folder. Trainers
-of `tokenizers` go through words in an order that changes from run to run, which only byte-level BPE
-does not mind; see the words at the other kinds.
+`train_tokenizer` supplies the texts. The result is a folder that transformers can load. The
+trainers of `tokenizers` visit words in an order that changes from run to run. Byte-level BPE does
+not depend on it. The other kinds have workarounds, explained at their functions.
 """
 
 import io
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 EOD_TOKEN = "<|endoftext|>"
 
-_BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+_BERT_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
-_NAMED: dict[str, dict[str, str]] = {
+_SPECIAL_TOKENS: dict[str, dict[str, str]] = {
     "bpe": {"bos_token": EOD_TOKEN, "eos_token": EOD_TOKEN},
     "unigram": {"bos_token": EOD_TOKEN, "eos_token": EOD_TOKEN},
     "wordpiece": {
@@ -37,10 +37,11 @@ _NAMED: dict[str, dict[str, str]] = {
     },
 }
 
-_PLAIN_UNIGRAM: dict[str, Any] = {
+# Words arrive split and as bytes, so sentencepiece must not change or split them.
+_UNIGRAM_OPTIONS: dict[str, Any] = {
     "model_type": "unigram",
     "input_format": "tsv",
-    "num_threads": 8,  # sums depend on it, so it is the same everywhere
+    "num_threads": 8,  # fixed, because sums depend on it
     "character_coverage": 1.0,
     "normalization_rule_name": "identity",
     "add_dummy_prefix": False,
@@ -57,11 +58,13 @@ _PLAIN_UNIGRAM: dict[str, Any] = {
 }
 
 MINIMUM = {"bpe": 257, "unigram": 257, "wordpiece": 261}
-"""Fewest entries of each kind: all bytes (for wordpiece, some characters) and special tokens."""
+"""Minimum vocabulary of each kind: all bytes (wordpiece: some characters) and special tokens."""
+
+_MAX_BERT_CHARACTERS = 1000
 
 
 Texts = Callable[[], Iterator[str]]
-"""Begins to read the texts, each time from the first."""
+"""Function that iterates over the texts, each time from the first."""
 
 
 def train(
@@ -71,34 +74,35 @@ def train(
 
     Args:
         kind: bpe, wordpiece or unigram.
-        texts: the texts, gone through once or twice.
-        vocab_size: entries, at least MINIMUM[kind] and the special tokens.
-        special_tokens: more of them, as `check_special_tokens` wants them.
+        texts: the texts, read once or twice.
+        vocab_size: entries of the vocabulary, at least MINIMUM[kind] plus the special tokens.
+        special_tokens: additional special tokens that `check_special_tokens` accepts.
 
     Raises:
-        UserError: the texts are too little for so many entries.
+        UserError: there is too little text for `vocab_size` entries.
     """
-    makers = {"bpe": _bpe, "wordpiece": _wordpiece, "unigram": _unigram}
-    trained = makers[kind](texts, vocab_size, [*special_tokens])
-    if trained.get_vocab_size() < vocab_size:
-        raise _too_little(vocab_size, str(trained.get_vocab_size()))
-    return trained
+    trainers = {"bpe": _train_bpe, "wordpiece": _train_wordpiece, "unigram": _train_unigram}
+    tokenizer = trainers[kind](texts, vocab_size, [*special_tokens])
+    if tokenizer.get_vocab_size() < vocab_size:
+        raise _too_little_text(vocab_size, str(tokenizer.get_vocab_size()))
+    return tokenizer
 
 
-def _too_little(vocab_size: int, entries: str) -> UserError:
+def _too_little_text(vocab_size: int, num_entries: str) -> UserError:
     return UserError(
-        f"tokenizer.vocab_size: {vocab_size}: the corpora give only {entries} entries; lower it or "
-        "add text"
+        f"tokenizer.vocab_size: {vocab_size}: the corpora give only {num_entries} entries; lower "
+        "it or add text"
     )
 
 
 def check_special_tokens(kind: str, special_tokens: Sequence[str]) -> None:
-    """Refuse special tokens that a tokenizer could not tell from others.
+    """Refuse special tokens that are ambiguous.
 
     Raises:
-        UserError: one is empty, begins or ends with a space, comes twice, or is of the kind's own.
+        UserError: a token is empty, begins or ends with a space, is repeated, or is one of the
+            kind's own special tokens.
     """
-    known = set(_BERT if kind == "wordpiece" else [EOD_TOKEN])
+    known = set(_BERT_TOKENS if kind == "wordpiece" else [EOD_TOKEN])
     for token in special_tokens:
         if token != token.strip() or not token:
             raise UserError(f"special_tokens: {token!r}: give text without spaces around it")
@@ -109,57 +113,65 @@ def check_special_tokens(kind: str, special_tokens: Sequence[str]) -> None:
 
 def write(
     kind: str,
-    trained: "tokenizers.Tokenizer",
-    folder: Path,
+    tokenizer: "tokenizers.Tokenizer",
+    output: Path,
     *,
     special_tokens: Sequence[str] = (),
 ) -> None:
     """Write tokenizer.json and tokenizer_config.json, which names the special tokens."""
-    with atomic_folder(folder) as made:
-        trained.save(str(made / "tokenizer.json"))
-        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **_NAMED[kind]}
+    with atomic_folder(output) as folder:
+        tokenizer.save(str(folder / "tokenizer.json"))
+        config: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **_SPECIAL_TOKENS[kind],
+        }
         if special_tokens:
             config["additional_special_tokens"] = [*special_tokens]
-        write_json(made / "tokenizer_config.json", config)
+        write_json(folder / "tokenizer_config.json", config)
 
 
-def _bpe(texts: Texts, vocab_size: int, special_tokens: list[str]) -> "tokenizers.Tokenizer":
+def _train_bpe(texts: Texts, vocab_size: int, special_tokens: list[str]) -> "tokenizers.Tokenizer":
     from tokenizers import models, pre_tokenizers, trainers
 
-    trained = _over_bytes(models.BPE())
+    tokenizer = _byte_level_tokenizer(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[EOD_TOKEN, *special_tokens],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=sys.stderr.isatty(),
     )
-    trained.train_from_iterator(texts(), trainer)
-    return trained
+    tokenizer.train_from_iterator(texts(), trainer)
+    return tokenizer
 
 
-def _over_bytes(model: Any) -> "tokenizers.Tokenizer":
-    """A tokenizer of text as bytes, split into words as GPT-2 does."""
+def _byte_level_tokenizer(model: Any) -> "tokenizers.Tokenizer":
+    """Make a tokenizer of bytes that splits text into GPT-2's words."""
     import tokenizers
     from tokenizers import decoders, pre_tokenizers
 
-    made = tokenizers.Tokenizer(model)
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    return made
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
-def _wordpiece(texts: Texts, vocab_size: int, special_tokens: list[str]) -> "tokenizers.Tokenizer":
-    """BERT's WordPiece.
+def _train_wordpiece(
+    texts: Texts, vocab_size: int, special_tokens: list[str]
+) -> "tokenizers.Tokenizer":
+    """Train BERT's WordPiece.
 
-    Entries for single characters are given to the trainer: it would choose among equally frequent
-    ones, and number those inside words, in the order of words.
+    The trainer gets the entries for single characters. Its own choice among equally frequent
+    characters, and the ids of characters inside words, would depend on the order of words.
     """
     from tokenizers import models, trainers
 
-    # A character may have two entries, at the beginning and inside of words.
-    special = [*_BERT, *special_tokens]
-    characters = _frequent_characters(texts(), min(1000, (vocab_size - len(special)) // 4))
-    inner = ["##" + character for character in characters if _may_continue(character)]
+    special = [*_BERT_TOKENS, *special_tokens]
+    # A quarter of the vocabulary: a character can take two entries, one at the beginning of words
+    # and one inside words.
+    limit = min(_MAX_BERT_CHARACTERS, (vocab_size - len(special)) // 4)
+    characters = _frequent_characters(texts(), limit)
+    # The trainer keeps the order of special tokens, so the entries inside words pose as such.
+    inner = ["##" + character for character in characters if _can_be_inside_word(character)]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         special_tokens=[*special, *inner],
@@ -167,57 +179,57 @@ def _wordpiece(texts: Texts, vocab_size: int, special_tokens: list[str]) -> "tok
         limit_alphabet=len(characters),
         show_progress=sys.stderr.isatty(),
     )
-    trained = _bert(models.WordPiece(unk_token="[UNK]"))
+    trained = _bert_tokenizer(models.WordPiece(unk_token="[UNK]"))
     trained.train_from_iterator(texts(), trainer)
-    vocabulary = trained.get_vocab()
-    clean = _bert(
-        models.WordPiece(vocabulary, unk_token="[UNK]")
-    )  # in which `inner` is not special
-    clean.add_special_tokens(special)
-    return clean
+    # A second tokenizer with the same vocabulary, where `inner` is not special.
+    tokenizer = _bert_tokenizer(models.WordPiece(trained.get_vocab(), unk_token="[UNK]"))
+    tokenizer.add_special_tokens(special)
+    return tokenizer
 
 
-def _bert(model: Any) -> "tokenizers.Tokenizer":
-    """A tokenizer of lower-cased text without accents, split at spaces and punctuation."""
+def _bert_tokenizer(model: Any) -> "tokenizers.Tokenizer":
+    """Make a tokenizer of lower-cased text without accents, split at spaces and punctuation."""
     import tokenizers
     from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
-    made = tokenizers.Tokenizer(model)
-    made.normalizer = normalizers.BertNormalizer(lowercase=True)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.decoder = decoders.WordPiece()
-    ends = (("[SEP]", _BERT.index("[SEP]")), ("[CLS]", _BERT.index("[CLS]")))
-    made.post_processor = processors.BertProcessing(*ends)
-    return made
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    sep, cls = ((token, _BERT_TOKENS.index(token)) for token in ("[SEP]", "[CLS]"))
+    tokenizer.post_processor = processors.BertProcessing(sep, cls)
+    return tokenizer
 
 
 def _frequent_characters(texts: Iterator[str], limit: int) -> list[str]:
-    """The most frequent characters of normalized text; of equally frequent ones the lower."""
+    """Return the most frequent characters of normalized text; at a tie, the lowest code points."""
     from tokenizers import normalizers
 
-    written: Counter[str] = Counter()
+    raw_counts: Counter[str] = Counter()
     for text in texts:
-        written.update(text)
+        raw_counts.update(text)
+    # The normalizer changes each character by itself: normalize each distinct one once.
     normalizer = normalizers.BertNormalizer(lowercase=True)
     counts: Counter[str] = Counter()
-    for character, count in written.items():
+    for character, count in raw_counts.items():
         for normal in normalizer.normalize_str(character).strip():
             counts[normal] += count
     return sorted(sorted(counts, key=lambda c: (-counts[c], c))[:limit])
 
 
-def _may_continue(character: str) -> bool:
-    """Whether a character can stand inside a word."""
+def _can_be_inside_word(character: str) -> bool:
     from tokenizers import normalizers, pre_tokenizers
 
     text = normalizers.BertNormalizer(lowercase=True).normalize_str(f"a{character}a")
     return len(pre_tokenizers.BertPreTokenizer().pre_tokenize_str(text)) == 1
 
 
-def _unigram(texts: Texts, vocab_size: int, special_tokens: list[str]) -> "tokenizers.Tokenizer":
-    """Unigram over bytes, trained by sentencepiece.
+def _train_unigram(
+    texts: Texts, vocab_size: int, special_tokens: list[str]
+) -> "tokenizers.Tokenizer":
+    """Train a unigram model over bytes with sentencepiece.
 
-    The trainer of `tokenizers` adds up probabilities in the order of words.
+    The trainer of `tokenizers` sums probabilities in the order of words, which changes.
     """
     from tokenizers import models, pre_tokenizers
 
@@ -225,18 +237,21 @@ def _unigram(texts: Texts, vocab_size: int, special_tokens: list[str]) -> "token
     split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
     for text in texts():
         words.update(word for word, _ in split(text))
-    pieces = _unigram_pieces(words, vocab_size, len(special_tokens))
+    pieces = _unigram_pieces(words, vocab_size, num_special=len(special_tokens))
     special = [EOD_TOKEN, *special_tokens]
     entries = [*((token, 0.0) for token in special), *pieces]
-    trained = _over_bytes(models.Unigram(entries, None, False))
-    trained.add_special_tokens(special)
-    return trained
+    tokenizer = _byte_level_tokenizer(models.Unigram(entries, None, False))
+    tokenizer.add_special_tokens(special)
+    return tokenizer
 
 
-def _unigram_pieces(words: Counter[str], vocab_size: int, reserved: int) -> list[tuple[str, float]]:
-    """Train on words and their counts; pieces and their log-probabilities, without the unknown.
+def _unigram_pieces(
+    words: Counter[str], vocab_size: int, *, num_special: int
+) -> list[tuple[str, float]]:
+    """Train on counted words; return the pieces with their log-probabilities.
 
-    Of the entries of the vocabulary, the unknown and `reserved` others are no pieces.
+    sentencepiece's unknown piece, which is left out, takes the place of the end-of-document token.
+    So `vocab_size` - `num_special` - 1 pieces remain.
     """
     import sentencepiece
 
@@ -248,14 +263,16 @@ def _unigram_pieces(words: Counter[str], vocab_size: int, reserved: int) -> list
             sentencepiece.SentencePieceTrainer.train(
                 input=table.name,
                 model_writer=model,
-                vocab_size=vocab_size - reserved,
-                **_PLAIN_UNIGRAM,
+                vocab_size=vocab_size - num_special,
+                **_UNIGRAM_OPTIONS,
             )
         except RuntimeError as error:
-            if "<= " not in (what := str(error)):
+            # Too little text: the message ends with the largest possible size, "<= 123."
+            message = str(error)
+            if "<= " not in message:
                 raise
-            most = int(what.rpartition("<= ")[2].rstrip(".")) + reserved
-            raise _too_little(vocab_size, str(most)) from None
+            largest = int(message.rpartition("<= ")[2].rstrip(".")) + num_special
+            raise _too_little_text(vocab_size, str(largest)) from None
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    numbers = range(1, processor.get_piece_size())
-    return [(processor.id_to_piece(n), processor.get_score(n)) for n in numbers]
+    ids = range(1, processor.get_piece_size())
+    return [(processor.id_to_piece(id), processor.get_score(id)) for id in ids]

@@ -1,8 +1,9 @@
-"""Tokenizers of the `tokenizers` package whose words do not depend on their surroundings.
+"""Rules that split texts into words that a `tokenizers` tokenizer encodes one by one.
 
-BERT's normalizer changes each character by itself, and its pre-tokenizer splits at white space and
-around punctuation; then WordPiece takes word by word. So a text has the tokens of its words, and
-the tokens of a known word are looked up. Evidence: tests/data/tokenizers/test_word_rules.py.
+BERT's normalizer changes each character by itself. Its pre-tokenizer splits at white space and
+around punctuation, and WordPiece encodes each word alone. So the tokens of a text are the tokens of
+its words, and known words can be looked up. tests/data/tokenizers/test_word_rules.py compares the
+tokens.
 """
 
 import json
@@ -16,29 +17,29 @@ if TYPE_CHECKING:
     import tokenizers
 
 _SPACES = " \t\n\r"
-_PLANES = 0x20000  # beyond lies no punctuation
-_IDEOGRAPHS = (0x3400, 0x4DC0), (0x4E00, 0xA000)  # each a word, if the normalizer is to say so
+_END_OF_PUNCTUATION = 0x20000  # planes from 2 on hold no punctuation
+_IDEOGRAPHS = (0x3400, 0x4DC0), (0x4E00, 0xA000)  # each is a word if handle_chinese_chars is set
 
 
 class WordRules(NamedTuple):
-    """How texts are split into words that a tokenizer encodes one by one."""
+    """Rules to split texts into words."""
 
     kinds: NDArray[np.uint8]
-    """(0x110000,) of each code point: 0 in a word, 1 a space, 2 a word of its own."""
+    """(0x110000,) kind of each code point: 0 part of a word, 1 space, 2 a word by itself."""
     whole: list[str]
-    """Texts that keep all around them, up to the next spaces, together: added tokens."""
+    """Added tokens. Text between two spaces is not split if it contains one of them."""
 
 
 def word_rules(fast: "tokenizers.Tokenizer") -> WordRules | None:
-    """Rules for a tokenizer, or None where a word may depend on its surroundings."""
-    stated = json.loads(fast.to_str())
-    normalizer = stated["normalizer"] or {}
+    """Return the rules for a tokenizer, or None if the tokens of a word may depend on others."""
+    definition = json.loads(fast.to_str())
+    normalizer = definition["normalizer"] or {}
     if (
-        stated["model"]["type"] != "WordPiece"
+        definition["model"]["type"] != "WordPiece"
         or normalizer.get("type") != "BertNormalizer"
-        or stated["pre_tokenizer"] != {"type": "BertPreTokenizer"}
-        or not all(map(_stands_in_words, stated["added_tokens"]))
-        or not _keeps_order(stated["post_processor"] or {})
+        or definition["pre_tokenizer"] != {"type": "BertPreTokenizer"}
+        or not all(map(_is_within_words, definition["added_tokens"]))
+        or not _keeps_order(definition["post_processor"] or {})
     ):
         return None
     kinds = np.zeros(0x110000, np.uint8)
@@ -47,11 +48,11 @@ def word_rules(fast: "tokenizers.Tokenizer") -> WordRules | None:
     if normalizer["handle_chinese_chars"]:
         for first, end in _IDEOGRAPHS:
             kinds[first:end] = 2
-    return WordRules(kinds, [token["content"] for token in stated["added_tokens"]])
+    return WordRules(kinds, [token["content"] for token in definition["added_tokens"]])
 
 
 def _keeps_order(post_processor: dict[str, Any]) -> bool:
-    """Whether a post-processor adds special tokens, if any, and leaves the others as they are."""
+    """Whether a post-processor only adds special tokens, if anything."""
     if post_processor.get("type", "BertProcessing") == "BertProcessing":
         return True
     pieces = post_processor.get("single", [])
@@ -59,8 +60,8 @@ def _keeps_order(post_processor: dict[str, Any]) -> bool:
     return post_processor["type"] == "TemplateProcessing" and len(texts) == 1
 
 
-def _stands_in_words(added: dict[str, Any]) -> bool:
-    """Whether an added token is found by what is between two spaces alone."""
+def _is_within_words(added: dict[str, Any]) -> bool:
+    """Whether the text between two spaces determines where an added token matches."""
     return not (
         added["normalized"]
         or added["lstrip"]
@@ -71,18 +72,18 @@ def _stands_in_words(added: dict[str, Any]) -> bool:
 
 
 def _punctuation(fast: "tokenizers.Tokenizer") -> list[int]:
-    """Code points that the tokenizer itself splits off: its Unicode may be older than Python's."""
-    characters = filter(_is_punctuation, map(chr, range(_PLANES)))
-    return [ord(character) for character in characters if _stands_alone(fast, character)]
+    """Return the code points that the tokenizer splits off.
+
+    Its Unicode version may be older than Python's, so the tokenizer itself decides.
+    """
+    characters = map(chr, range(_END_OF_PUNCTUATION))
+    candidates = (c for c in characters if unicodedata.category(c)[0] in "PS")
+    return [ord(character) for character in candidates if _is_split_off(fast, character)]
 
 
-def _is_punctuation(character: str) -> bool:
-    return unicodedata.category(character)[0] in "PS"
-
-
-def _stands_alone(fast: "tokenizers.Tokenizer", character: str) -> bool:
+def _is_split_off(fast: "tokenizers.Tokenizer", character: str) -> bool:
     assert fast.normalizer is not None
     assert fast.pre_tokenizer is not None
-    normal = fast.normalizer.normalize_str(f"a{character}b")
-    parts = [part for part, _ in fast.pre_tokenizer.pre_tokenize_str(normal)]
-    return parts[::2] == ["a", "b"]
+    normalized = fast.normalizer.normalize_str(f"a{character}b")
+    words = [word for word, _ in fast.pre_tokenizer.pre_tokenize_str(normalized)]
+    return words[::2] == ["a", "b"]

@@ -1,7 +1,7 @@
-"""BERT's WordPiece: vocab.txt; documents end with [SEP] and may begin with [CLS].
+"""BERT's WordPiece: vocab.txt. Documents end with [SEP] and may begin with [CLS].
 
-Normalized as tokenizer_config.json beside it says; without one, lower-cased unless the vocabulary
-has capitals.
+tokenizer_config.json in the same folder sets the normalization. Without it, text is lower-cased
+unless the vocabulary has capitals.
 """
 
 from pathlib import Path
@@ -11,28 +11,28 @@ from tokamake.data.tokenizers._fast import wrap
 
 
 def files(path: Path) -> list[Path]:
-    """vocab.txt and the config files beside it."""
+    """Return vocab.txt and the config files in the same folder."""
     return with_configs(in_folder(path, "vocab.txt"))
 
 
-def load(found: list[Path]) -> Tokenizer:
+def load(paths: list[Path]) -> Tokenizer:
     """Load a WordPiece vocabulary."""
     import tokenizers
 
-    words = found[0].read_text(encoding="utf-8").splitlines()
-    lowercase = setting(found, "do_lower_case")
+    words = paths[0].read_text(encoding="utf-8").splitlines()
+    lowercase = setting(paths, "do_lower_case")
     if lowercase is None:
-        # Only the special tokens of an uncased vocabulary, [SEP] and its like, have capitals.
+        # In an uncased vocabulary, only special tokens such as [SEP] have capitals.
         lowercase = all(word == word.lower() for word in words if not word.startswith("["))
     fast = tokenizers.BertWordPieceTokenizer(
-        str(found[0]),
+        str(paths[0]),
         lowercase=bool(lowercase),
-        strip_accents=setting(found, "strip_accents"),
-        handle_chinese_chars=setting(found, "tokenize_chinese_chars") is not False,
+        strip_accents=setting(paths, "strip_accents"),
+        handle_chinese_chars=setting(paths, "tokenize_chinese_chars") is not False,
     )._tokenizer
     return wrap(
         fast,
-        found[0],
-        eos=special_token(found, "sep_token") or "[SEP]",
-        bos=special_token(found, "cls_token") or ("[CLS]" if "[CLS]" in words else ""),
+        paths[0],
+        eos=special_token(paths, "sep_token") or "[SEP]",
+        bos=special_token(paths, "cls_token") or ("[CLS]" if "[CLS]" in words else ""),
     )

@@ -1,6 +1,6 @@
-"""GPT-2's byte-level BPE: vocab.json and merges.txt; <|endoftext|> ends and begins documents.
+"""GPT-2's byte-level BPE: vocab.json and merges.txt. <|endoftext|> ends and begins documents.
 
-A tokenizer_config.json or special_tokens_map.json beside them may name other tokens for that.
+tokenizer_config.json or special_tokens_map.json in the same folder may name other tokens.
 """
 
 from pathlib import Path
@@ -8,21 +8,21 @@ from pathlib import Path
 from tokamake.data.tokenizers import Tokenizer, in_folder, special_token, with_configs
 from tokamake.data.tokenizers._fast import wrap
 
-_END = "<|endoftext|>"
+_EOD_TOKEN = "<|endoftext|>"
 
 
 def files(path: Path) -> list[Path]:
-    """vocab.json, merges.txt and the config files beside them."""
+    """Return vocab.json, merges.txt and the config files in the same folder."""
     return with_configs(in_folder(path, "vocab.json", "merges.txt"))
 
 
-def load(found: list[Path]) -> Tokenizer:
-    """Load GPT-2's tokenizer: no prefix space, its special tokens in text are one token each."""
+def load(paths: list[Path]) -> Tokenizer:
+    """Load GPT-2's tokenizer without prefix space. Special tokens in text become one token."""
     import tokenizers
 
-    fast = tokenizers.ByteLevelBPETokenizer(str(found[0]), str(found[1]))._tokenizer
+    fast = tokenizers.ByteLevelBPETokenizer(str(paths[0]), str(paths[1]))._tokenizer
     vocabulary = fast.get_vocab()
-    eos = special_token(found, "eos_token") or _END
-    bos = special_token(found, "bos_token") or (_END if _END in vocabulary else "")
+    eos = special_token(paths, "eos_token") or _EOD_TOKEN
+    bos = special_token(paths, "bos_token") or (_EOD_TOKEN if _EOD_TOKEN in vocabulary else "")
     fast.add_special_tokens([token for token in dict.fromkeys((eos, bos)) if token in vocabulary])
-    return wrap(fast, found[0], eos=eos, bos=bos)
+    return wrap(fast, paths[0], eos=eos, bos=bos)

@@ -1,40 +1,34 @@
-"""Hugging Face tokenizers: a folder with tokenizer.json, whose config files name the end token."""
+"""Hugging Face tokenizers: tokenizer.json, and config files that name the end-of-document token."""
 
 from pathlib import Path
 
-from tokamake.data.tokenizers import (
-    CONFIGS,
-    Tokenizer,
-    in_folder,
-    special_token,
-    with_configs,
-)
+from tokamake.data.tokenizers import CONFIGS, Tokenizer, in_folder, special_token, with_configs
 from tokamake.data.tokenizers._fast import wrap
 from tokamake.errors import UserError
 
 
 def files(path: Path) -> list[Path]:
-    """tokenizer.json and the config files beside it."""
+    """Return tokenizer.json and the config files in the same folder."""
     return with_configs(in_folder(path, "tokenizer.json"))
 
 
-def load(found: list[Path]) -> Tokenizer:
-    """Load tokenizer.json; the end of a document is the `eos_token` of the config files.
+def load(paths: list[Path]) -> Tokenizer:
+    """Load tokenizer.json. The end-of-document token is the `eos_token` of the config files.
 
-    BERT-like tokenizers have none; their `sep_token` and `cls_token` stand for it.
+    BERT's tokenizers have none: `sep_token` and `cls_token` replace `eos_token` and `bos_token`.
     """
     import tokenizers
 
-    fast = tokenizers.Tokenizer.from_file(str(found[0]))
-    eos = special_token(found, "eos_token") or special_token(found, "sep_token")
+    fast = tokenizers.Tokenizer.from_file(str(paths[0]))
+    eos = special_token(paths, "eos_token") or special_token(paths, "sep_token")
     if not eos:
         raise UserError(
-            f"tokenizer {found[0]}: no eos_token in {' or '.join(CONFIGS)} beside it; "
+            f"tokenizer {paths[0]}: no eos_token in {' or '.join(CONFIGS)} beside it; "
             "add the file that came with the tokenizer"
         )
     return wrap(
         fast,
-        found[0],
+        paths[0],
         eos=eos,
-        bos=special_token(found, "bos_token") or special_token(found, "cls_token"),
+        bos=special_token(paths, "bos_token") or special_token(paths, "cls_token"),
     )

@@ -1,4 +1,4 @@
-"""SentencePiece models, as Llama-2's: documents end with the model's own </s>, none gets a <s>."""
+"""SentencePiece models (e.g. Llama-2's). Documents end with the model's eos piece, without bos."""
 
 from pathlib import Path
 
@@ -7,22 +7,22 @@ from tokamake.errors import UserError
 
 
 def files(path: Path) -> list[Path]:
-    """The .model file, which must be the only one of a folder."""
+    """Return the .model file; a folder must have only one."""
     if path.is_file():
         return [path] if path.suffix == ".model" else []
-    found = sorted(path.glob("*.model"))
-    if len(found) > 1:
-        raise UserError(f"tokenizer {path}: holds {len(found)} .model files; name one of them")
-    return found
+    paths = sorted(path.glob("*.model"))
+    if len(paths) > 1:
+        raise UserError(f"tokenizer {path}: holds {len(paths)} .model files; name one of them")
+    return paths
 
 
-def load(found: list[Path]) -> Tokenizer:
-    """Load a SentencePiece model; its eos piece ends documents."""
+def load(paths: list[Path]) -> Tokenizer:
+    """Load a SentencePiece model."""
     import sentencepiece
 
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(found[0]))
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(paths[0]))
     if processor.eos_id() < 0:
-        raise UserError(f"tokenizer {found[0]}: the model has no eos piece to end documents with")
+        raise UserError(f"tokenizer {paths[0]}: the model has no eos piece to end documents with")
 
     def encode_batch(texts: list[str], /, *, workers: int = 1) -> list[list[int]]:
         return list(processor.encode(texts, num_threads=workers))
@@ -34,5 +34,5 @@ def load(found: list[Path]) -> Tokenizer:
         encode_batch=encode_batch,
         decode=lambda ids: processor.decode(ids),
         package="sentencepiece",
-        definition=found[0].read_bytes,
+        definition=paths[0].read_bytes,
     )
