@@ -1,6 +1,7 @@
 """The workflow from another folder, and as a module of another workflow."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,14 @@ def test_from_another_folder_the_launch_script_is_found(folder: Path) -> None:
     done = snakemake(folder, *snakefile, "-n", "--", "train")
     assert jobs(done)["train"] == 1
     assert f"launch={ROOT}/profiles/local/launch.sh" in done.stdout + done.stderr
+
+
+def test_the_test_folder_of_the_catalogue_is_planned(folder: Path) -> None:
+    shutil.copytree(ROOT / ".test/config", folder / "test/config")
+    snakefile = ("--snakefile", str(ROOT / "workflow/Snakefile"), "--directory", "test")
+    planned = jobs(snakemake(folder, *snakefile, "-n"))
+    assert planned["train"] == planned["report"] == 1
+    assert not (folder / "results").exists()
 
 
 def test_as_a_module_rules_are_renamed_and_names_mean_all_runs(folder: Path) -> None:
