@@ -3,9 +3,11 @@
 import shlex
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tokamake import cli
 
@@ -85,3 +87,42 @@ def test_examples_in_help_texts_are_valid_calls(command: str) -> None:
         arguments, print_error=False, exit_on_error=False
     )
     assert bound.arguments
+
+
+BLOCKED = [package for packages in cli.EXTRAS.values() for package in packages]
+WITHOUT = (
+    f"import sys; sys.modules.update(dict.fromkeys({BLOCKED}))\n"
+    "from tokamake.cli import main\nmain()"
+)
+
+
+def without_extras(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a subcommand where no package of the extras is installed."""
+    command = [sys.executable, "-c", WITHOUT, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_data_stages_need_no_torch(workspace: Path) -> None:
+    raw, tokenizer = workspace / "raw/code", workspace / "tokenizer"
+    shard, merged = workspace / "shard", workspace / "merged"
+    for arguments in (
+        ("tokenize", raw, "--output", shard, "--tokenizer", tokenizer),
+        ("merge", shard, "--output", merged),
+        ("describe", merged),
+    ):
+        done = without_extras(*arguments)
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_package_is_named_with_its_extra(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("{}")
+    done = without_extras("find-learning-rate", "--config", tmp_path / "run.yaml")
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith("is not installed; pip install 'tokamake[train]'")
+
+
+def test_extras_are_those_of_the_package() -> None:
+    requirements = [Requirement(text) for text in metadata.requires("tokamake") or []]
+    for extra, packages in cli.EXTRAS.items():
+        optional = {each.name for each in requirements if f'"{extra}"' in str(each.marker)}
+        assert optional == set(packages)

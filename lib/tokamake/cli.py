@@ -138,6 +138,12 @@ COMMANDS = commands(STAGES) | commands(TOOLS)
 
 EXIT_USER_ERROR = 2
 
+EXTRAS = {
+    "train": ("deepspeed", "mpi4py", "safetensors", "tensorboard", "torch"),
+    "workflow": ("matplotlib", "snakemake"),
+}
+"""Packages that only some subcommands need, by the extra that installs them."""
+
 
 def main() -> None:
     """Run one subcommand; a user's mistake is one line on stderr and exit status 2."""
@@ -181,6 +187,13 @@ def _run(stage: str, arguments: list[str]) -> None:
 
         _say(stage, str(error))
         exit_now(EXIT_USER_ERROR)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        extra = next((name for name, packages in EXTRAS.items() if package in packages), None)
+        if extra is None:
+            raise
+        install = f"pip install 'tokamake[{extra}]'"
+        _fail(stage, f"{package} is not installed; {install}", EXIT_USER_ERROR)
     except BrokenPipeError:  # whoever read our output has enough
         os._exit(128 + signal.SIGPIPE)
     except OSError as error:
