@@ -254,7 +254,7 @@ def redo_if_broken(path, folder, product):
     """
     if not workflow.is_main_process or not (Path(path).exists() or Path(product).exists()):
         return
-    if fault := job_batch.broken(Path(path), folder):
+    if fault := job_batch.find_batch_fault(Path(path), folder):
         if Path(path).exists():  # else it may be a new one
             print(f"tokamake: {fault}: it is made again", file=sys.stderr)
         workflow.dag.forcefiles.add(path)

@@ -158,7 +158,7 @@ def test_a_pair_that_differs_from_its_manifest_is_refused(
 
 
 def test_nothing_to_describe_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no pair given"):
+    with pytest.raises(UserError, match="no dataset given"):
         describe([], output=tmp_path / "metadata.json")
     assert not list(tmp_path.iterdir())
 

@@ -71,7 +71,7 @@ def test_a_pair_made_anew_with_other_content_is_seen(folder: Path) -> None:
     for path in paths:
         later = (folder / "batch.json").stat().st_mtime_ns + 1
         os.utime(path, ns=(later, later))
-    assert "a/1 is another than" in str(fault(folder))
+    assert "a/1 does not match" in str(fault(folder))
 
 
 def test_a_batch_file_that_is_none_is_a_fault(folder: Path) -> None:

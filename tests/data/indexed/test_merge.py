@@ -85,7 +85,7 @@ def test_shards_of_another_tokenizer_are_refused(workspace: Path, shards: list[P
     tokenize((str(raw[0]),), output=shards[1], tokenizer=workspace / "tokenizer", append_eod=False)
     with pytest.raises(UserError, match="append_eod is False, but True"):
         merge(shards, output=workspace / "merged")
-    with pytest.raises(UserError, match="no pair given"):
+    with pytest.raises(UserError, match="no dataset given"):
         merge([], output=workspace / "merged")
     (workspace / "shards/code-0.json").write_text("{}")
     with pytest.raises(UserError, match="not the manifest"):
@@ -122,7 +122,7 @@ def test_merged_pairs_merge_again_and_keep_their_sources(
 
 def test_a_pair_is_not_merged_into_itself(shards: list[Path]) -> None:
     before = bin_path(shards[0]).read_bytes()
-    with pytest.raises(UserError, match="is to be read and written"):
+    with pytest.raises(UserError, match="is both input and output"):
         merge(shards, output=shards[0])
     assert bin_path(shards[0]).read_bytes() == before
 

@@ -121,7 +121,7 @@ def test_a_healthy_pair_is_said_to_be_healthy(
 ) -> None:
     repair(right, eod=EOD, output=tmp_path / "new")
     assert_same(tmp_path / "new", right)
-    assert capsys.readouterr().out == f"{right}: healthy, nothing was to repair\n"
+    assert capsys.readouterr().out == f"{right}: healthy, nothing to repair\n"
 
 
 @pytest.mark.parametrize("kept", [None, 0, 10, 40, -1])
@@ -140,7 +140,7 @@ def test_documents_are_cut_at_eod_where_the_index_is_lost(
         [4, 5, 6, 7, 8, EOD],
     ]
     assert found.document_indices.tolist() == [0, 1, 2, 3]
-    assert "3 documents were cut at their EOD tokens\n" in capsys.readouterr().out
+    assert "3 documents were split at their EOD tokens\n" in capsys.readouterr().out
 
 
 def test_the_rest_after_the_last_eod_is_a_document(
@@ -152,7 +152,7 @@ def test_the_rest_after_the_last_eod_is_a_document(
     repair(tmp_path / "lost", eod=EOD, output=tmp_path / "new", dtype="int32")
     found = MegatronDataset(str(tmp_path / "new"))
     assert found.sequence_lengths.tolist() == [8, (1 << 20) - 7, 2_000_000 - (1 << 20), 499_999]
-    assert "4 documents were cut at their EOD tokens, the last one of 499,999 tokens without" in (
+    assert "4 documents were split at their EOD tokens, the last one of 499,999 tokens without" in (
         capsys.readouterr().out
     )
 
@@ -161,9 +161,12 @@ def test_the_rest_after_the_last_eod_is_a_document(
     ("options", "message"),
     [
         ({"eod": 5, "dtype": "uint16"}, r"lost\.bin: EOD 5 is not in it"),
-        ({"eod": -1, "dtype": "uint16"}, "--eod: -1: no uint16"),
-        ({"eod": 1, "dtype": "float32"}, "--dtype: float32: no token type"),
-        ({"eod": 1, "dtype": "int64"}, r"lost\.bin: 4 bytes are no whole number of int64 tokens"),
+        ({"eod": -1, "dtype": "uint16"}, "--eod: -1: not a uint16"),
+        ({"eod": 1, "dtype": "float32"}, "--dtype: float32: not a token type"),
+        (
+            {"eod": 1, "dtype": "int64"},
+            r"lost\.bin: 4 bytes are not a whole number of int64 tokens",
+        ),
     ],
 )
 def test_options_that_do_not_fit(tmp_path: Path, options: dict[str, object], message: str) -> None:
@@ -178,7 +181,9 @@ def test_what_cannot_be_repaired_is_said(tmp_path: Path, right: Path, wrong: Pat
     with pytest.raises(UserError, match=r"none\.bin: no such file"):
         repair(tmp_path / "none", eod=EOD, output=new)
     write_index(wrong, [2, 2], [0, 4], [0, 2])
-    with pytest.raises(UserError, match="11 tokens, but the index counts 4; that is not one EOD"):
+    with pytest.raises(
+        UserError, match="11 tokens, but the index counts 4; the difference is not one EOD"
+    ):
         repair(wrong, eod=EOD, output=new)
     with pytest.raises(UserError, match=r"--dtype: int32, but the index of .* says uint16"):
         repair(wrong, eod=EOD, output=new, dtype="int32")
@@ -188,13 +193,13 @@ def test_what_cannot_be_repaired_is_said(tmp_path: Path, right: Path, wrong: Pat
     write_index(wrong, [2, 2, 7], [0, 4, 8], [0, 2, 1, 3])
     with pytest.raises(UserError, match="document bounds do not ascend from 0 to 3"):
         repair(wrong, eod=EOD, output=new)
-    with pytest.raises(UserError, match="is to be read and written"):
+    with pytest.raises(UserError, match="is both input and output"):
         repair(right, eod=EOD, output=right)
     write_index(wrong, [2, 2, 7], [0, 4, 8], [0, 2, 3], code=6)
     with pytest.raises(UserError, match="`tokamake merge` reads it"):
         repair(wrong, eod=EOD, output=new)
     (tmp_path / "new.json").write_text("{}")
-    with pytest.raises(UserError, match=r"new\.json: tells of another pair"):
+    with pytest.raises(UserError, match=r"new\.json: belongs to another dataset"):
         repair(right, eod=EOD, output=new)
     assert sorted(path.name for path in tmp_path.iterdir() if "new" in path.name) == ["new.json"]
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from tokamake.data.indexed.dataset import IndexedDataset
-from tokamake.data.indexed.document_sources import find
+from tokamake.data.indexed.document_sources import locate_document
 from tokamake.data.indexed.merge import merge
 from tokamake.data.indexed.trace import trace
 from tokamake.data.tokenize.tokenize import tokenize
@@ -44,7 +44,7 @@ def test_each_document_of_shards_and_of_their_merge(
     from tokamake.data.indexed import document_sources
 
     monkeypatch.setattr(
-        document_sources, "_MEBIBYTE", 8
+        document_sources, "_RUN_BYTES_LOG2", 8
     )  # so that runs end within these small files
     prefixes, expected = [], []
     for seed in range(3):
@@ -111,11 +111,11 @@ def test_mistakes(workspace: Path) -> None:
     with pytest.raises(UserError, match="give either"):
         trace(workspace / "pair")
     (workspace / "pair.sources").write_bytes(b"x")
-    with pytest.raises(UserError, match="not a map of sources"):
-        find(workspace / "pair", 0)
+    with pytest.raises(UserError, match="not a sources file"):
+        locate_document(workspace / "pair", 0)
     (workspace / "pair.sources").unlink()
-    with pytest.raises(UserError, match="no map of sources"):
-        find(workspace / "pair", 0)
+    with pytest.raises(UserError, match="no sources file"):
+        locate_document(workspace / "pair", 0)
 
 
 @pytest.mark.parametrize(("suffix", "byte_range"), [("parquet", "4:"), ("arrow", "")])

@@ -24,9 +24,9 @@ def test_whole_pairs_are_said_to_be_whole(
     describe([workspace / "merged", workspace / "shards"])
     header, *rows, last = capsys.readouterr().out.splitlines()
     assert header.split() == [
-        *("pair", "documents", "sequences", "tokens", "bytes", "dtype", "tokenizer", "verdict")
+        *("dataset", "documents", "sequences", "tokens", "bytes", "dtype", "tokenizer", "verdict")
     ]
-    assert last == "3 pairs, none damaged"
+    assert last == "3 datasets, none damaged"
     for row, prefix in zip(rows, [ours[2], *ours[:2]], strict=True):
         found = MegatronDataset(str(prefix))
         tokens = int(found.sequence_lengths.sum())
@@ -71,7 +71,7 @@ def test_all_faults_of_all_pairs_are_told(ours: list[Path]) -> None:
         r"code-1\.idx: sequence 1 begins at",
         r"code-1\.idx: differs from the hash",
         r"code-1\.sources: is missing",
-        r"all\.json: not the manifest of a pair",
+        r"all\.json: not the manifest of an indexed dataset",
     ):
         assert re.search(message, text), message
 

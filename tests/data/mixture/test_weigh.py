@@ -55,7 +55,7 @@ def test_metadata_and_weights(workspace: Path, merged: list[Path]) -> None:
 
 
 def test_mistakes(workspace: Path, merged: list[Path]) -> None:
-    with pytest.raises(UserError, match="no pair given"):
+    with pytest.raises(UserError, match="no dataset given"):
         describe([], output=workspace / "metadata.json")
     describe(merged[:2], output=workspace / "metadata.json")
     arguments = {"metadata": workspace / "metadata.json", "output": workspace / "weights.txt"}
