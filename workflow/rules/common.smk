@@ -16,7 +16,7 @@ from tokamake.config.architecture import read_architecture
 from tokamake.config.model import check_export_format, parse_export_format
 from tokamake.config.runs import read_runs
 from tokamake.config.training import INDEX_SETTINGS
-from tokamake.data.mixture.weigh import set_path
+from tokamake.data.mixture.weigh import split_weights_path
 from tokamake.data.indexed import job_batch
 from tokamake.data.corpus.corpora import merge_tables, read_corpora
 from tokamake.data.corpus.plan import make_plan
@@ -262,7 +262,7 @@ def redo_if_broken(path, folder, product):
 
 def set_file(name):
     """Weighting file of a set that corpora name, beside that of the training."""
-    return str(set_path(Path(WEIGHTS), name))
+    return str(split_weights_path(Path(WEIGHTS), name))
 
 
 def held_out_split(wildcards):

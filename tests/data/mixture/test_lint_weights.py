@@ -60,8 +60,8 @@ def test_a_good_file_is_told_as_a_table(root: Path, capsys: pytest.CaptureFixtur
     )
     lint(root, "1 a-0 first\n3 b-0 second\n")
     assert capsys.readouterr().out == (
-        f"{root}/w.txt: warning: weights sum to 4, not 1; they are normalized, see that no line is "
-        "lost\n"
+        f"{root}/w.txt: warning: weights sum to 4, not 1; they are normalized, check that no line "
+        "is missing\n"
         "corpus  files  tokens  weight  epochs\n"
         "first       1      30    0.25       -\n"
         "second      1      60    0.75       -\n"
@@ -77,7 +77,7 @@ ERRORS = {
     "0.5 a-0 a\n0.5 half b\n": ["2: no half.idx; check the prefix and --data-root"],
     "0.5 a-0 a\n0.5 text b\n": ["2: text.idx: not a Megatron index"],
     "0.5 a-0 a\n0.5 short b\n": ["2: short.bin: 1 bytes, but its index counts 160"],
-    "1 a-0 a\n0.5 a-0.bin a\n": ["2: a-0 stands in line 1 too; join the lines"],
+    "1 a-0 a\n0.5 a-0.bin a\n": ["2: a-0 is also in line 1; join the lines"],
     "1 a-0 a\n-1 b-0 b\n": ["2: weight '-1'; give a finite number, 0 or more"],
     "1 a-0 a\nnan b-0 b\n": ["2: weight 'nan'; give a finite number"],
     "1 a-0 a\nx b-0 b\n": ["2: weight 'x'; give a finite number"],
@@ -99,7 +99,7 @@ def test_errors(root: Path, capsys: pytest.CaptureFixture[str], text: str) -> No
     write_pair(root / "short", [40])
     (root / "short.bin").write_bytes(b"0")
     count = len(ERRORS[text])
-    with pytest.raises(UserError, match=rf"w.txt: {count} errors?; mend what is listed"):
+    with pytest.raises(UserError, match=rf"w.txt: {count} errors?; fix the lines listed above"):
         lint(root, text)
     found = findings(capsys, root)
     assert len(found) == count
@@ -109,8 +109,8 @@ def test_errors(root: Path, capsys: pytest.CaptureFixture[str], text: str) -> No
 
 WARNINGS = {
     "0.5 a-0 a\n0.4 b-0 b\n": ["weights sum to 0.9, not 1; they are normalized"],
-    "1 a-0 a\n0.0 c c\n": ["c holds no token; remove the line"],
-    "0.5 a-0 a\n0.5 c c\n": ["c holds no token; remove the line"],
+    "1 a-0 a\n0.0 c c\n": ["c has no token; remove the line"],
+    "0.5 a-0 a\n0.5 c c\n": ["c has no token; remove the line"],
     "0.5 ROOT/a-0 a\n0.5 b-0 b\n": ["a-0 is absolute; write it relative to the data root"],
 }
 
@@ -140,8 +140,8 @@ TABLES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "corpus files epochs\na x 4\nb x 2\n": (
         {"train_tokens": 280},
         [
-            '1: corpus "a": 5.091 epochs realized, 4 asked by corpora.tsv; make the file again',
-            '3: corpus "b": 1.273 epochs realized, 2 asked by corpora.tsv; make the file again',
+            '1: corpus "a": 5.091 epochs realized, 4 asked by corpora.tsv; rewrite the file',
+            '3: corpus "b": 1.273 epochs realized, 2 asked by corpora.tsv; rewrite the file',
         ],
     ),
     "corpus files epochs\na x 8\nb x 2.04\n": ({}, ['3: corpus "b": share 0.2727, 0.2767 asked']),
@@ -163,7 +163,7 @@ TABLES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "corpus files epochs\nb x 2\n": (
         {"train_tokens": 220},
-        ['1: corpus "a" is not in corpora.tsv; add a row or mend its name'],
+        ['1: corpus "a" is not in corpora.tsv; add a row or correct the name'],
     ),
     "corpus files\na x\nb x\n": (
         {"temperature": 1.0},
@@ -289,7 +289,7 @@ def test_as_a_command(root: Path) -> None:
     bad = run("1 a-0 a\n0 b-0 b\n")
     assert bad.returncode == 2
     assert bad.stdout.startswith("w.txt:2: weight 0 draws nothing")
-    assert bad.stderr == "tokamake lint-weights: w.txt: 1 error; mend what is listed\n"
+    assert bad.stderr == "tokamake lint-weights: w.txt: 1 error; fix the lines listed above\n"
 
 
 def test_epochs_are_of_what_trains(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

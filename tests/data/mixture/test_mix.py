@@ -104,7 +104,7 @@ def test_mistakes(tmp_path: Path) -> None:
     b.write_text("1 y one\n1 x two\n")
     output = tmp_path / "out.txt"
     cases: list[tuple[tuple[object, ...], str]] = [
-        ((), "give WEIGHT FILE, one pair for each list"),
+        ((), "give WEIGHT FILE for each weighting file"),
         ((1, a, 2), "give WEIGHT FILE"),
         ((0, a), r"a\.txt: weight '0'; give a finite number above 0"),
         (("inf", a), r"a\.txt: weight 'inf'"),
@@ -118,7 +118,7 @@ def test_mistakes(tmp_path: Path) -> None:
             mixed(output, *parts)
     (tmp_path / "a b").mkdir()
     (tmp_path / "a b/c.txt").write_text("1 x x\n")
-    with pytest.raises(UserError, match="'a b/x' cannot stand in a weighting file"):
+    with pytest.raises(UserError, match="cannot write 'a b/x': it is empty, has a space"):
         mixed(output, 1, tmp_path / "a b/c.txt")
     assert not output.exists()
 
@@ -130,7 +130,9 @@ def test_two_columns_are_what_megatron_takes(tmp_path: Path) -> None:
     assert get_blend_from_list(text.split()) == (["x", "y"], [0.25, 0.75])
     assert [line.entry.weight for line in scan(tmp_path / "c.txt")[0]] == [0.25, 0.75]
     (tmp_path / "a.txt").write_text("1 x web 0.0:0.5\n")
-    with pytest.raises(UserError, match="a part of x is meant, which takes three columns"):
+    with pytest.raises(
+        UserError, match="the line of x names a part, which two columns cannot hold"
+    ):
         mix(["1", f"{tmp_path}/a.txt"], output=tmp_path / "d.txt", columns=2)
     assert not (tmp_path / "d.txt").exists()
 
@@ -141,5 +143,5 @@ def test_parts_stay_with_their_lines(tmp_path: Path) -> None:
     mix(["1", f"{tmp_path}/a.txt", "1", f"{tmp_path}/b.txt"], output=tmp_path / "c.txt")
     assert (tmp_path / "c.txt").read_text() == "0.75 x web 0.0:0.9\n0.25 y wiki\n"
     (tmp_path / "b.txt").write_text("1 x web\n")
-    with pytest.raises(UserError, match=r"b\.txt: x is meant with another part than in .*a\.txt"):
+    with pytest.raises(UserError, match=r"b\.txt: x has another part than in .*a\.txt"):
         mix(["1", f"{tmp_path}/a.txt", "1", f"{tmp_path}/b.txt"], output=tmp_path / "c.txt")

@@ -99,7 +99,7 @@ def test_empty_sets_are_told_by_their_origin(root: Path) -> None:
 def test_bad_options(option: str) -> None:
     with pytest.raises(UserError, match="write NAME=FILE; a set's name has letters"):
         parse_held_out([option])
-    with pytest.raises(UserError, match="A stands twice"):
+    with pytest.raises(UserError, match="A occurs twice"):
         parse_held_out(["a=x", "A=y"])
 
 

@@ -272,7 +272,7 @@ EPOCHS = {"a": {"epochs": 2}, "b": {"epochs": 0.5}, "c": {"epochs": 1}}
         (
             {name: {"temperature": 0.01} for name in "abd"},
             {},
-            'corpus "d" gets a share below every number; raise its weight or',
+            'the share of corpus "d" is too small for a float; raise its weight or',
         ),
         (EPOCHS, {"train_tokens": 0}, "--train-tokens: 0: give a number of tokens, 1 or more"),
         (EPOCHS, {"temperature": 0.0}, "--temperature: 0: give a finite number, 0.01 or more"),
