@@ -56,7 +56,7 @@ def random_lengths(seed: int, num_documents: int) -> list[int]:
 def config(
     *, sequence_length: int, seed: int, split: str, blend: tuple[list[str], list[float] | None]
 ) -> GPTDatasetConfig:
-    """Return the config of megatron-core that matches tokamake; it caches indexes beside the data."""
+    """Configure megatron-core like tokamake; it caches its indexes beside the data."""
     return GPTDatasetConfig(
         random_seed=seed,
         sequence_length=sequence_length,
