@@ -13,7 +13,7 @@ from tokamake.data.indexed.dataset import DatasetWriter
 from tokamake.data.indexed.paths import bin_path, idx_path
 
 
-def write_pair(prefix: Path, lengths: list[int], *, first_token: int = 0) -> Path:
+def write_dataset(prefix: Path, lengths: list[int], *, first_token: int = 0) -> Path:
     """Write documents with ascending tokens from `first_token`: a token tells its position."""
     tokens = np.arange(first_token, first_token + sum(lengths))
     paths = (prefix.with_name(f"{prefix.name}.{suffix}") for suffix in ("bin", "idx"))
@@ -22,11 +22,11 @@ def write_pair(prefix: Path, lengths: list[int], *, first_token: int = 0) -> Pat
     return prefix
 
 
-PARTS = [[[1, 2, 3], [], [4]], [], [[5, 6, 7, 8, 9]], [[], [10]]]
+MERGE_INPUTS = [[[1, 2, 3], [], [4]], [], [[5, 6, 7, 8, 9]], [[], [10]]]
 """Documents of four datasets to merge: some are empty, one dataset has none."""
 
 
-def megatron_pair(
+def write_megatron_dataset(
     prefix: Path, documents: list[list[int]], dtype: type = np.uint16, *, longest: int = 1 << 30
 ) -> Path:
     """Write a dataset with megatron-core; sequences have at most `longest` tokens."""
@@ -70,7 +70,7 @@ def config(
     )
 
 
-def assert_same_pair(prefix: Path, expected: Path) -> None:
+def assert_same_dataset(prefix: Path, expected: Path) -> None:
     """Compare the .bin and .idx files of two datasets byte by byte."""
     assert bin_path(prefix).read_bytes() == bin_path(expected).read_bytes()
     assert idx_path(prefix).read_bytes() == idx_path(expected).read_bytes()

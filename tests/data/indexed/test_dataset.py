@@ -7,7 +7,7 @@ import pytest
 import torch
 from megatron.core.datasets import indexed_dataset as megatron
 
-from tests.support.megatron_datasets import write_pair
+from tests.support.megatron_datasets import write_dataset
 from tokamake.data.indexed.dataset import DatasetWriter, IndexedDataset, token_dtype
 from tokamake.errors import UserError
 
@@ -60,7 +60,7 @@ def test_reads_documents_of_several_sequences(tmp_path: Path) -> None:
 
 
 def test_reads_an_empty_dataset(tmp_path: Path) -> None:
-    dataset = IndexedDataset(write_pair(tmp_path / "data", []))
+    dataset = IndexedDataset(write_dataset(tmp_path / "data", []))
     assert len(dataset) == 0
     assert dataset.document_bounds.tolist() == [0]
 
@@ -84,7 +84,7 @@ def test_token_dtype_is_that_of_megatron(vocab_size: int) -> None:
 @pytest.mark.parametrize("suffix", [".bin", ".idx"])
 @pytest.mark.parametrize("change", ["missing", "empty", "shorter", "longer"])
 def test_a_damaged_file_is_a_user_error(tmp_path: Path, suffix: str, change: str) -> None:
-    path = write_pair(tmp_path / "data", [3, 4]).with_suffix(suffix)
+    path = write_dataset(tmp_path / "data", [3, 4]).with_suffix(suffix)
     content = path.read_bytes()
     path.unlink()
     if change != "missing":
@@ -95,7 +95,7 @@ def test_a_damaged_file_is_a_user_error(tmp_path: Path, suffix: str, change: str
 
 @pytest.mark.parametrize(("offset", "value"), [(0, 0), (9, 2), (17, 6), (18, 9), (26, 255)])
 def test_a_damaged_header_is_a_user_error(tmp_path: Path, offset: int, value: int) -> None:
-    path = write_pair(tmp_path / "data", [3, 4]).with_suffix(".idx")
+    path = write_dataset(tmp_path / "data", [3, 4]).with_suffix(".idx")
     damaged = bytearray(path.read_bytes())
     damaged[offset] = value
     path.write_bytes(damaged)
@@ -111,7 +111,7 @@ def test_a_damaged_header_is_a_user_error(tmp_path: Path, offset: int, value: in
     ],
 )
 def test_errors_name_what_merge_converts(tmp_path: Path, head: bytes, message: str) -> None:
-    path = write_pair(tmp_path / "data", [3, 4]).with_suffix(".idx")
+    path = write_dataset(tmp_path / "data", [3, 4]).with_suffix(".idx")
     path.write_bytes(head + path.read_bytes()[len(head) :])
     with pytest.raises(UserError, match=message):
         IndexedDataset(tmp_path / "data")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.megatron_datasets import megatron_pair, overwrite
+from tests.support.megatron_datasets import overwrite, write_megatron_dataset
 from tests.support.paths import ROOT
 from tests.support.runs import make_index
 from tokamake.data.indexed import length_histogram
@@ -28,7 +28,7 @@ from tokamake.data.mixture.weights import read_weights
 from tokamake.errors import UserError
 
 
-def write_pair(prefix: Path, counts: list[list[int]], **manifest_keys: object) -> Path:
+def write_dataset(prefix: Path, counts: list[list[int]], **manifest_keys: object) -> Path:
     """Write a dataset of documents, each given by the lengths of its sequences."""
     lengths = np.array([length for document in counts for length in document], np.int32)
     prefix.parent.mkdir(parents=True, exist_ok=True)
@@ -57,8 +57,8 @@ def write_pair(prefix: Path, counts: list[list[int]], **manifest_keys: object) -
 
 
 def test_metadata_has_counts_lengths_and_prefixes(tmp_path: Path) -> None:
-    first = write_pair(tmp_path / "merged/code-0000", [[1], [2], [3], [4, 3], [], [1000]])
-    second = write_pair(tmp_path / "merged/code-0001", [[5, 5, 6]])
+    first = write_dataset(tmp_path / "merged/code-0000", [[1], [2], [3], [4, 3], [], [1000]])
+    second = write_dataset(tmp_path / "merged/code-0001", [[5, 5, 6]])
     describe([second, first], output=tmp_path / "metadata.json")
     metadata = read(tmp_path / "metadata.json")
     prefixes = [described["data_prefix"] for described in metadata]
@@ -88,7 +88,7 @@ def test_metadata_has_counts_lengths_and_prefixes(tmp_path: Path) -> None:
 def test_the_histogram_does_not_depend_on_the_chunk_size(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     documents = [rng.integers(1, 400, rng.integers(0, 5)).tolist() for _ in range(2000)]
-    layout = read_layout(idx_path(write_pair(tmp_path / "many", documents)))
+    layout = read_layout(idx_path(write_dataset(tmp_path / "many", documents)))
     expected: dict[int, list[int]] = {}
     for document in documents:
         counts = expected.setdefault(sum(document).bit_length(), [0, 0])
@@ -132,7 +132,7 @@ def test_a_plan_names_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     plan = make_plan([corpus], PlanSettings(), {})
     write_plan(tmp_path / "plan.json", plan)
     for group in plan.merged:
-        write_pair(tmp_path / "merged" / group.name, [[4]])
+        write_dataset(tmp_path / "merged" / group.name, [[4]])
     options = {"plan": tmp_path / "plan.json", "input": tmp_path / "merged"}
     describe(**options, output=tmp_path / "metadata.json")
     metadata = read(tmp_path / "metadata.json")
@@ -147,7 +147,7 @@ def test_a_plan_names_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_dataset_that_differs_from_its_manifest_is_refused(
     tmp_path: Path, changed: dict[str, int]
 ) -> None:
-    prefix = write_pair(tmp_path / "code-0000", [[4], [5]], **changed)
+    prefix = write_dataset(tmp_path / "code-0000", [[4], [5]], **changed)
     with pytest.raises(UserError, match="code-0000: its index differs from its manifest"):
         describe([prefix], output=tmp_path / "metadata.json")
     assert not (tmp_path / "metadata.json").exists()
@@ -171,7 +171,7 @@ def read(path: Path) -> list[dict]:
 
 
 def test_datasets_of_other_programs_are_described(tmp_path: Path) -> None:
-    prefix = megatron_pair(tmp_path / "in/wiki-en_text_document", DOCUMENTS)
+    prefix = write_megatron_dataset(tmp_path / "in/wiki-en_text_document", DOCUMENTS)
     describe([prefix], output=tmp_path / "metadata.json")
     (described,) = read(tmp_path / "metadata.json")
     hashes = {name: fingerprint(Path(f"{prefix}.{name}")) for name in ("bin", "idx")}
@@ -196,9 +196,9 @@ def test_datasets_of_other_programs_are_described(tmp_path: Path) -> None:
 
 
 def test_datasets_of_other_programs_are_weighted_and_indexed(tmp_path: Path) -> None:
-    big = megatron_pair(tmp_path / "in/wiki-0_text_document", [[*range(40), 9]] * 60)
-    small = megatron_pair(tmp_path / "in/wiki-1_text_document", [[5, 9]] * 60)
-    code = megatron_pair(tmp_path / "in/code-0_text_document", [[7, 8, 9]] * 60)
+    big = write_megatron_dataset(tmp_path / "in/wiki-0_text_document", [[*range(40), 9]] * 60)
+    small = write_megatron_dataset(tmp_path / "in/wiki-1_text_document", [[5, 9]] * 60)
+    code = write_megatron_dataset(tmp_path / "in/code-0_text_document", [[7, 8, 9]] * 60)
     describe([tmp_path / "in"], output=tmp_path / "metadata.json")
     table = tmp_path / "corpora.tsv"
     table.write_text("corpus\tfiles\ttext_key\tweight\nwiki\tx\ttext\t3\ncode\ty\ttext\t1\n")
@@ -276,8 +276,8 @@ def test_faults_of_datasets_of_other_programs_are_reported(
     messages: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    prefix = megatron_pair(tmp_path / "a-0", DOCUMENTS)
-    whole = megatron_pair(tmp_path / "b-0", DOCUMENTS)
+    prefix = write_megatron_dataset(tmp_path / "a-0", DOCUMENTS)
+    whole = write_megatron_dataset(tmp_path / "b-0", DOCUMENTS)
     damage(prefix)
     for options in ({}, {"output": tmp_path / "metadata.json"}):
         with pytest.raises(UserError) as raised:
@@ -335,8 +335,8 @@ def test_manifests_are_not_overwritten(tmp_path: Path, ours: list[Path]) -> None
 
 
 def test_duplicate_datasets_and_names_are_refused(tmp_path: Path) -> None:
-    first = megatron_pair(tmp_path / "a/x-0", DOCUMENTS)
-    same_name = megatron_pair(tmp_path / "b/x-0", DOCUMENTS)
+    first = write_megatron_dataset(tmp_path / "a/x-0", DOCUMENTS)
+    same_name = write_megatron_dataset(tmp_path / "b/x-0", DOCUMENTS)
     with pytest.raises(UserError, match="named twice"):
         describe([first, tmp_path / "a/../a/x-0"])
     describe([first, same_name])
@@ -354,7 +354,7 @@ def test_the_metadata_is_what_the_docs_and_the_schema_say(
 ) -> None:
     import jsonschema
 
-    foreign = megatron_pair(workspace / "wiki-0", DOCUMENTS)
+    foreign = write_megatron_dataset(workspace / "wiki-0", DOCUMENTS)
     merge([*ours[:2], foreign], output=workspace / "mixed")
     describe([*ours, foreign, workspace / "mixed"], output=workspace / "metadata.json")
     metadata = read(workspace / "metadata.json")

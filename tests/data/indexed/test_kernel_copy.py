@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.megatron_datasets import assert_same_pair, megatron_merge
+from tests.support.megatron_datasets import assert_same_dataset, megatron_merge
 from tokamake.data.indexed import kernel_copy
 from tokamake.data.indexed.merge import merge
 
@@ -31,7 +31,9 @@ def test_falls_back_to_the_next_method(
     methods = (*[refuse] * num_unsupported, *kernel_copy.METHODS[num_unsupported:])
     monkeypatch.setattr(kernel_copy, "METHODS", methods)
     merge(others, output=tmp_path / "merged")
-    assert_same_pair(tmp_path / "merged", megatron_merge(others, tmp_path / "megatron", np.uint16))
+    assert_same_dataset(
+        tmp_path / "merged", megatron_merge(others, tmp_path / "megatron", np.uint16)
+    )
 
 
 def test_each_method_copies_in_blocks_and_reports_a_short_file(tmp_path: Path) -> None:

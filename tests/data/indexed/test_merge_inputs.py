@@ -12,11 +12,11 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from torch import tensor
 
 from tests.support.megatron_datasets import (
-    PARTS,
-    assert_same_pair,
+    MERGE_INPUTS,
+    assert_same_dataset,
     megatron_merge,
-    megatron_pair,
     overwrite,
+    write_megatron_dataset,
 )
 from tokamake.data.indexed.describe import describe
 from tokamake.data.indexed.manifest import find_fault, read_manifest, write_manifest
@@ -28,16 +28,17 @@ from tokamake.errors import UserError
 
 
 def build(prefix: Path, documents: list[list[int]], dtype: type = np.uint16) -> Path:
-    return megatron_pair(prefix, documents, dtype, longest=2)
+    return write_megatron_dataset(prefix, documents, dtype, longest=2)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32, np.int64])
 def test_datasets_of_other_programs_merge_as_in_megatron(tmp_path: Path, dtype: type) -> None:
     prefixes = [
-        build(tmp_path / f"p{number}", documents, dtype) for number, documents in enumerate(PARTS)
+        build(tmp_path / f"p{number}", documents, dtype)
+        for number, documents in enumerate(MERGE_INPUTS)
     ]
     merge(prefixes, output=tmp_path / "merged")
-    assert_same_pair(tmp_path / "merged", megatron_merge(prefixes, tmp_path / "megatron", dtype))
+    assert_same_dataset(tmp_path / "merged", megatron_merge(prefixes, tmp_path / "megatron", dtype))
     assert not (tmp_path / "merged.sources").exists()
     manifest = read_manifest(tmp_path / "merged")
     assert (manifest["documents"], manifest["sequences"], manifest["tokens"]) == (6, 7, 10)
@@ -66,7 +67,9 @@ def test_indexes_larger_than_one_chunk_merge(tmp_path: Path) -> None:
             stream.write((lengths.cumsum() - lengths).astype("<i8").tobytes())
             stream.write(bounds.astype("<i8").tobytes())
     merge(prefixes, output=tmp_path / "merged")
-    assert_same_pair(tmp_path / "merged", megatron_merge(prefixes, tmp_path / "megatron", np.uint8))
+    assert_same_dataset(
+        tmp_path / "merged", megatron_merge(prefixes, tmp_path / "megatron", np.uint8)
+    )
 
 
 def test_the_manifest_leaves_out_keys_that_one_input_lacks(
@@ -75,7 +78,7 @@ def test_the_manifest_leaves_out_keys_that_one_input_lacks(
     foreign = build(workspace / "foreign", [[1, 2, 3], [], [4]])
     merge([*shards, foreign], output=workspace / "mixed", corpus="code")
     merge([workspace / "mixed", shards[0]], output=workspace / "again")
-    assert_same_pair(
+    assert_same_dataset(
         workspace / "again",
         megatron_merge([*shards, foreign, shards[0]], workspace / "megatron", np.uint16),
     )
@@ -122,7 +125,7 @@ def test_floating_point_tokens_become_integers(
     for prefix in others:
         rewrite_as_floats(prefix, dtype, code)
     merge(others, output=tmp_path / "merged")
-    assert_same_pair(tmp_path / "merged", expected)
+    assert_same_dataset(tmp_path / "merged", expected)
     assert find_fault(tmp_path / "merged") is None
 
 
@@ -137,7 +140,7 @@ def test_floating_point_tokens_take_the_type_of_the_other_inputs(
     merged = MegatronDataset(str(tmp_path / "high"))
     assert merged.index.dtype == np.int32
     assert merged[len(merged) - 1].tolist() == [65_499]
-    rewrite_as_floats(build(others[2], PARTS[2]), np.float64, 6, add=65_536)
+    rewrite_as_floats(build(others[2], MERGE_INPUTS[2]), np.float64, 6, add=65_536)
     with pytest.raises(UserError, match=r"p2\.bin: token 65545 does not fit in uint16"):
         merge(others, output=tmp_path / "none")
 
@@ -183,7 +186,7 @@ def test_cached_and_lazy_indexes_are_converted(tmp_path: Path) -> None:
     builder.add_index(str(same))
     builder.finalize(f"{tmp_path / 'megatron'}.idx")
     merge([lazy, same], output=tmp_path / "merged")
-    assert_same_pair(tmp_path / "merged", tmp_path / "megatron")
+    assert_same_dataset(tmp_path / "merged", tmp_path / "megatron")
     write_tntidx(tmp_path / "lazy", documents, dimensions=2)
     with pytest.raises(UserError, match=r"lazy\.idx: its arrays have more than one dimension"):
         merge([lazy], output=tmp_path / "none")
@@ -262,7 +265,7 @@ def test_datasets_of_a_folder_are_merged_in_natural_order(
     for number, group in enumerate(groups):
         prefixes = [folder / f"p{member}" for member in group]
         expected = megatron_merge(prefixes, tmp_path / f"megatron{number}", np.uint16)
-        assert_same_pair(tmp_path / f"out/m-000{number}", expected)
+        assert_same_dataset(tmp_path / f"out/m-000{number}", expected)
 
 
 def test_invalid_names_and_limits_are_refused(tmp_path: Path, others: list[Path]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDataset
 
-from tests.support.megatron_datasets import megatron_pair, overwrite
+from tests.support.megatron_datasets import overwrite, write_megatron_dataset
 from tokamake.data.indexed.describe import describe
 from tokamake.data.indexed.manifest import read_manifest, sizes_and_hashes, write_manifest
 from tokamake.data.indexed.paths import bin_path, file_path, idx_path, manifest_path
@@ -77,7 +77,9 @@ def test_all_faults_of_all_datasets_are_reported(ours: list[Path]) -> None:
 
 
 def test_tokens_outside_the_vocabulary_are_faults(tmp_path: Path) -> None:
-    prefix = megatron_pair(tmp_path / "code-0", [[*range(300), 400, 9], [399, 401, 9]], np.int32)
+    prefix = write_megatron_dataset(
+        tmp_path / "code-0", [[*range(300), 400, 9], [399, 401, 9]], np.int32
+    )
     paths = bin_path(prefix), idx_path(prefix)
     counts = {"documents": 2, "sequences": 2, "tokens": 305, "dtype": "int32", "inputs": []}
     for size, message in ((402, None), (401, "1 tokens .* 304: 401;"), (400, "2 .* 300: 400;")):
@@ -92,7 +94,9 @@ def test_tokens_outside_the_vocabulary_are_faults(tmp_path: Path) -> None:
 
 
 def test_the_command_exits_with_status_two(tmp_path: Path) -> None:
-    megatron_pair(tmp_path / "a-0", [[11, 12, 13, 9], [14, 9], [], [15, 16, 17, 18, 19, 9]])
+    write_megatron_dataset(
+        tmp_path / "a-0", [[11, 12, 13, 9], [14, 9], [], [15, 16, 17, 18, 19, 9]]
+    )
     command = [sys.executable, "-m", "tokamake", "describe", str(tmp_path / "a-0")]
     assert subprocess.run(command, check=False).returncode == 0
     os.truncate(tmp_path / "a-0.bin", 20)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.megatron_datasets import write_pair
+from tests.support.megatron_datasets import write_dataset
 from tokamake.config.resolved_run import ROOT_VARIABLE
 from tokamake.data.indexed.token_counts import count_tokens
 from tokamake.data.mixture.lint_weights import lint_weights
@@ -27,7 +27,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of datasets: 40 tokens of a, 60 of b, none of c."""
     monkeypatch.delenv(ROOT_VARIABLE, raising=False)
     for name, lengths in TOKENS.items():
-        write_pair(tmp_path / name, lengths)
+        write_dataset(tmp_path / name, lengths)
     return tmp_path
 
 
@@ -94,11 +94,11 @@ ERRORS = {
 def test_each_error_names_its_line(
     root: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
-    write_pair(root / "half", [1])
+    write_dataset(root / "half", [1])
     (root / "half.idx").unlink()
-    write_pair(root / "text", [1])
+    write_dataset(root / "text", [1])
     (root / "text.idx").write_text("text")
-    write_pair(root / "short", [40])
+    write_dataset(root / "short", [40])
     (root / "short.bin").write_bytes(b"0")
     count = len(ERRORS[text])
     with pytest.raises(UserError, match=rf"w.txt: {count} errors?; fix the lines listed above"):
@@ -245,7 +245,7 @@ def test_with_a_manifest_the_index_is_not_read(
     with pytest.raises(UserError, match="1 error"):
         lint(root, GOOD)
     assert "1: a-0.bin: 120 bytes, its manifest says 124" in findings(capsys, root)[0]
-    write_pair(root / "b-0", [9])
+    write_dataset(root / "b-0", [9])
     (root / "b-0.json").write_text('{"tokens": "another program"}')
     lint(root, "1 b-0 b\n")
     assert "9" in capsys.readouterr().out
@@ -255,9 +255,9 @@ def test_tokens_are_the_sum_of_the_lengths(root: Path) -> None:
     draw = random.Random(0)
     for _ in range(50):
         lengths = [draw.choice([0, draw.randint(0, 40)]) for _ in range(draw.randint(1, 9))]
-        assert count_tokens(write_pair(root / "p", lengths)) == sum(lengths)
+        assert count_tokens(write_dataset(root / "p", lengths)) == sum(lengths)
     # Sequences may be in another order in the index than in the .bin file.
-    write_pair(root / "p", [3, 5])
+    write_dataset(root / "p", [3, 5])
     raw = (root / "p.idx").read_bytes()
     header, columns = raw[:34], raw[34:]
     swapped = columns[4:8] + columns[:4] + struct.pack("<qq", 12, 0) + columns[24:]
@@ -296,7 +296,7 @@ def test_the_command_prints_problems_and_exits_with_status_two(root: Path) -> No
 
 def test_epochs_count_training_documents(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Tokens are counted exactly: two of the three documents of b hold a sixth of its tokens."""
-    write_pair(root / "a-0", [10] * 9 + [900])
+    write_dataset(root / "a-0", [10] * 9 + [900])
     rows = "corpus files epochs sets\na x 2 \nb x 1 train=0:0.7\nv x  valid\n"
     lint(
         root, f"{180 / 190!r} a-0 a\n{10 / 190!r} b-0 b 0:0.7\n",

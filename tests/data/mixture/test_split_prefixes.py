@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.megatron_datasets import write_pair
+from tests.support.megatron_datasets import write_dataset
 from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
 from tokamake.data.samples.index import index
 from tokamake.data.samples.index_folder import read_index
@@ -16,7 +16,7 @@ from tokamake.errors import UserError
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     for number, name in enumerate(["a-0", "b-0", "v-0"]):
-        write_pair(tmp_path / name, [20] * 40, first_token=1000 * number)
+        write_dataset(tmp_path / name, [20] * 40, first_token=1000 * number)
     (tmp_path / "weights.txt").write_text("0.5 a-0 a\n0.5 b-0 b 0.25:0.75\n")
     return tmp_path
 
@@ -81,7 +81,7 @@ def test_a_split_with_its_own_file_needs_no_share(root: Path) -> None:
 
 
 def test_the_split_rule_decides_the_documents(root: Path) -> None:
-    write_pair(root / "a-0", [20] * 50)
+    write_dataset(root / "a-0", [20] * 50)
     core = documents(build(root, split="90,5,5"))
     forks = documents(build(root, split="90,5,5", split_rule="megatron_deepspeed"))
     assert (core["train"]["a-0"], core["valid"]["a-0"]) == ([0, 45], [45, 48])
@@ -137,7 +137,7 @@ def test_a_small_validation_split_gets_a_warning(
 
 
 def test_a_tiny_dataset_with_a_large_weight_is_refused(root: Path) -> None:
-    write_pair(root / "tiny", [2, 1])
+    write_dataset(root / "tiny", [2, 1])
     (root / "weights.txt").write_text("1 a-0 a\n9 tiny t 0:1\n")
     with pytest.raises(UserError, match=r"tiny: its 3 tokens would be seen .* times; lower"):
         build(root, train_samples=40_000)
