@@ -47,7 +47,7 @@ def read_manifest(prefix: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or "sha256" not in manifest:
         raise UserError(f"{path}: not the manifest of an indexed dataset; rebuild the dataset")
     if manifest.pop("digest", None) != files.digest(manifest):
-        raise UserError(f"{path}: changed after it was written; rebuild the dataset")
+        raise UserError(f"{path}: changed since it was written; rebuild the dataset")
     return manifest
 
 
