@@ -7,7 +7,7 @@ import pytest
 from megatron.core.datasets.gpt_dataset import GPTDataset
 from megatron.core.datasets.utils import Split
 
-from tests.support.megatron_datasets import assert_identical, config, random_lengths, write_pair
+from tests.support.megatron_datasets import assert_identical, config, random_lengths, write_dataset
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.samples import dataset_index
 
@@ -41,7 +41,7 @@ def megatron_dataset(
 def test_arrays_equal_megatron(
     tmp_path: Path, seed: int, sequence_length: int, epochs_wanted: float
 ) -> None:
-    prefix = write_pair(tmp_path / "pair", random_lengths(seed, 40))
+    prefix = write_dataset(tmp_path / "pair", random_lengths(seed, 40))
     lengths, documents = IndexedDataset(prefix).lengths, range(3, 37)
     tokens = int(lengths[documents.start : documents.stop].sum())
     settings = {
@@ -57,7 +57,7 @@ def test_arrays_equal_megatron(
 
 
 def test_one_document_shorter_than_a_sample(tmp_path: Path) -> None:
-    prefix = write_pair(tmp_path / "pair", [5])
+    prefix = write_dataset(tmp_path / "pair", [5])
     settings = {"num_samples": 9, "sequence_length": 64, "seed": 1}
     ours = dataset_index.build(IndexedDataset(prefix).lengths, range(1), **settings)
     theirs = megatron_dataset(prefix, range(1), **settings)
@@ -82,7 +82,7 @@ def test_a_last_partial_sample_equals_megatron(
 ) -> None:
     lengths = np.random.default_rng(num_documents).integers(1, 30, num_documents)
     lengths[-1] += -(lengths.sum() - 1) % 16 + 3  # three tokens are left of an epoch
-    prefix = write_pair(tmp_path / "pair", lengths.tolist())
+    prefix = write_dataset(tmp_path / "pair", lengths.tolist())
     settings = {"num_samples": num_samples, "sequence_length": 16, "seed": 3}
     documents = range(num_documents)
     ours = dataset_index.build(

@@ -17,7 +17,7 @@ from tests.support.megatron_datasets import (
     config,
     overwrite,
     random_lengths,
-    write_pair,
+    write_dataset,
 )
 from tests.support.runs import vouch
 from tokamake import files
@@ -35,7 +35,7 @@ def data_root(tmp_path: Path) -> Path:
     (tmp_path / "data" / "merged").mkdir(parents=True)
     for number, prefix in enumerate(WEIGHTS):
         lengths = random_lengths(number, 60 + 20 * number)
-        write_pair(tmp_path / "data" / prefix, lengths, first_token=100_000 * number)
+        write_dataset(tmp_path / "data" / prefix, lengths, first_token=100_000 * number)
     lines = (f"{weight} {prefix} {prefix[7]}\n" for prefix, weight in WEIGHTS.items())
     (tmp_path / "data" / "weights.txt").write_text("".join(lines))
     return tmp_path / "data"
@@ -169,8 +169,8 @@ def test_no_validation_samples_no_validation_split(data_root: Path) -> None:
 def test_a_file_without_documents_or_weight_is_left_out(
     data_root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_pair(data_root / "merged/tiny-0000", [200])
-    write_pair(data_root / "merged/hollow-0000", [0] * 100)
+    write_dataset(data_root / "merged/tiny-0000", [200])
+    write_dataset(data_root / "merged/hollow-0000", [0] * 100)
     with (data_root / "weights.txt").open("a") as stream:
         stream.write("0.1 merged/tiny-0000 tiny\n0.1 merged/hollow-0000 hollow\n")
     weights = data_root / "weights.txt"
@@ -188,7 +188,7 @@ def test_few_samples_of_many_files_are_enough(tmp_path: Path) -> None:
     """Every file's share is rounded up: the large one gives more than Megatron keeps ready."""
     names = ["large", *(f"small{number}" for number in range(20))]
     for name in names:
-        write_pair(tmp_path / name, [33] * 25)
+        write_dataset(tmp_path / name, [33] * 25)
     weights = [f"{100 if name == 'large' else 0.01} {name} {name}\n" for name in names]
     (tmp_path / "weights.txt").write_text("".join(weights))
     folder = build(

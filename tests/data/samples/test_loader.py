@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset
 
-from tests.support.megatron_datasets import config, random_lengths, write_pair
+from tests.support.megatron_datasets import config, random_lengths, write_dataset
 from tests.support.runs import make_index
 from tokamake.config.batching import BatchSizes, Rampup
 from tokamake.data.samples import loader
@@ -25,7 +25,7 @@ STRIDE = 100_000
 
 def make(root: Path) -> Path:
     for number, (name, weight) in enumerate(WEIGHTS.items()):
-        write_pair(root / name, random_lengths(number, 90), first_token=STRIDE * number)
+        write_dataset(root / name, random_lengths(number, 90), first_token=STRIDE * number)
         with (root / "weights.txt").open("a") as stream:
             stream.write(f"{weight} {name} {name}\n")
     samples = {"train_samples": 200, "valid_samples": 12}
@@ -182,11 +182,11 @@ def empty_array(root: Path) -> None:
 
 
 def change_tokens(root: Path) -> None:
-    write_pair(root / "books", [*random_lengths(1, 90), 1])
+    write_dataset(root / "books", [*random_lengths(1, 90), 1])
 
 
 def swap_lengths(root: Path) -> None:
-    write_pair(root / "books", random_lengths(1, 90)[::-1])
+    write_dataset(root / "books", random_lengths(1, 90)[::-1])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.megatron_datasets import assert_same_pair
+from tests.support.megatron_datasets import assert_same_dataset
 from tokamake.config.data import PlanSettings
 from tokamake.data.corpus.corpora import Corpus
 from tokamake.data.corpus.document_rows import ORDINAL, RowsWriter
@@ -104,7 +104,7 @@ def test_an_erring_fast_encoder_is_replaced(
     tokenize((str(raw),), output=workspace / "calm", tokenizer=workspace / "tokenizer")
     monkeypatch.setattr(batch, "Encoder", Erring)
     tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
-    assert_same_pair(workspace / "pair", workspace / "calm")
+    assert_same_dataset(workspace / "pair", workspace / "calm")
     assert "gigatoken differs" in capsys.readouterr().err
 
 

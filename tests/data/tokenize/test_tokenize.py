@@ -15,7 +15,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDat
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from tests.conftest import documents
-from tests.support.megatron_datasets import assert_same_pair
+from tests.support.megatron_datasets import assert_same_dataset
 from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.merge import merge
 from tokamake.data.indexed.paths import bin_path, idx_path
@@ -53,7 +53,7 @@ def test_the_bytes_of_megatron(workspace: Path, oracle: tokenizers.Tokenizer) ->
     for ids in expected:
         theirs.add_document(torch.tensor(ids), [len(ids)])
     theirs.finalize(str(workspace / "theirs.idx"))
-    assert_same_pair(workspace / "pair", workspace / "theirs")
+    assert_same_dataset(workspace / "pair", workspace / "theirs")
     manifest = read_manifest(workspace / "pair")
     assert manifest["documents"] == manifest["documents_in"] == len(expected)
     assert manifest["tokens"] == sum(map(len, expected))
@@ -108,7 +108,7 @@ def test_sentences_become_sequences(
         flat = [token for ids in encoded for token in ids]
         theirs.add_document(torch.tensor(flat), [len(ids) for ids in encoded])
     theirs.finalize(str(workspace / "theirs.idx"))
-    assert_same_pair(workspace / "pair", workspace / "theirs")
+    assert_same_dataset(workspace / "pair", workspace / "theirs")
     manifest = read_manifest(workspace / "pair")
     counts = ("documents_in", "documents", "empty_documents", "sequences")
     assert [manifest[key] for key in counts] == [5, 3, 2, 7]
@@ -131,7 +131,7 @@ def test_empty_documents_are_kept_as_megatron_keeps_them(
         ids = oracle.encode(text).ids
         theirs.add_document(torch.tensor(ids), [len(ids)] if ids else [])
     theirs.finalize(str(workspace / "theirs.idx"))
-    assert_same_pair(workspace / "pair", workspace / "theirs")
+    assert_same_dataset(workspace / "pair", workspace / "theirs")
     manifest = read_manifest(workspace / "pair")
     assert (manifest["documents"], manifest["empty_documents"]) == (2, 2)
 
@@ -181,7 +181,7 @@ def test_any_cut_into_shards_merges_to_the_whole(workspace: Path) -> None:
                 byte_range=f"{start}:{end}",
             )
         merge(shards, output=workspace / f"merged{trial}")
-        assert_same_pair(workspace / f"merged{trial}", workspace / "whole")
+        assert_same_dataset(workspace / f"merged{trial}", workspace / "whole")
         manifests = [read_manifest(shard) for shard in shards]
         assert sum(m["inputs"][0]["bytes"] for m in manifests) == size
 
