@@ -32,7 +32,7 @@ def planned(workspace: Path) -> Path:
 
 
 def made(workspace: Path, capsys: pytest.CaptureFixture[str], **options: object) -> str:
-    """Make the batch; returns the numbers of the shards that were not whole already."""
+    """Make the batch; returns the numbers of the shards that were not already complete."""
     capsys.readouterr()
     tokenize(
         output=workspace / "shards",
@@ -45,7 +45,7 @@ def made(workspace: Path, capsys: pytest.CaptureFixture[str], **options: object)
     lines = capsys.readouterr().out.splitlines()
     told = [line for line in lines if line.startswith(f"{workspace}/shards/some/0000")]
     assert len(told) == 3
-    return "".join(line.partition(":")[0][-1] for line in told if "whole already" not in line)
+    return "".join(line.partition(":")[0][-1] for line in told if "already complete" not in line)
 
 
 def test_only_shards_that_are_not_whole_are_made(
@@ -112,6 +112,6 @@ def test_an_erring_fast_encoder_is_replaced(
 def test_raw_files_are_not_overwritten(workspace: Path, name: str) -> None:
     raw = workspace / name
     raw.write_text('{"text": "one"}\n')
-    with pytest.raises(UserError, match="is to be read and written; name another --output"):
+    with pytest.raises(UserError, match="is both input and output; name another --output"):
         tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
     assert raw.read_text() == '{"text": "one"}\n'

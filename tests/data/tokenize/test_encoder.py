@@ -44,7 +44,7 @@ def texts(sampled: Path) -> list[str]:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use more than the tokenizer's own package from the first text on."""
-    monkeypatch.setattr(tokenize_encoder, "_ENOUGH", 1)
+    monkeypatch.setattr(tokenize_encoder, "_FAST_THRESHOLD", 1)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_same_tokens_whatever_the_blocks(
         encoder = Encoder(opened, workers=workers, fast=fast)
         assert [row for block in blocks(some, size) for row in rows(encoder(block))] == wanted
         assert encoder.name.split()[0] == (package if fast else "tokenizers")
-        assert encoder.reason == ("" if fast else "it is turned off")
+        assert encoder.fallback_reason == ("" if fast else "it is turned off")
 
 
 def test_no_text(opened: Tokenizer, package: str) -> None:
@@ -95,13 +95,13 @@ def test_no_text(opened: Tokenizer, package: str) -> None:
 
 def test_of(opened: Tokenizer, texts: list[str]) -> None:
     encoded = Encoder(opened, workers=1)(texts[:20])
-    assert [encoded.of(number).tolist() for number in range(20)] == rows(encoded)
+    assert [encoded.text_ids(number).tolist() for number in range(20)] == rows(encoded)
 
 
 def test_little_text_loads_nothing(sampled: Path, opened: Tokenizer, texts: list[str]) -> None:
     encoder = Encoder(opened, workers=1)
     assert rows(encoder(texts[:50])) == opened.encode_batch(texts[:50])
-    assert (encoder.name.split()[0], encoder.reason) == ("tokenizers", "")
+    assert (encoder.name.split()[0], encoder.fallback_reason) == ("tokenizers", "")
     script = (
         "import sys; from pathlib import Path; from tokamake.data.tokenize.encoder import Encoder;"
         "from tokamake.data.tokenizers import open_tokenizer;"
@@ -141,7 +141,7 @@ def test_other_tokenizers_use_their_package(tmp_path: Path, at_once: None) -> No
     encoder = Encoder(opened, workers=2)
     assert rows(encoder(["Hellos world", "", "x"])) == [[3, 4, 5], [], [0]]
     assert encoder.name.split()[0] == "tokenizers"
-    assert encoder.reason == "the model's type is 'WordPiece'"
+    assert encoder.fallback_reason == "the model's type is 'WordPiece'"
 
 
 def wrong(monkeypatch: pytest.MonkeyPatch, which: str) -> None:
@@ -186,9 +186,9 @@ def test_a_wrong_encoder_of_ours_is_noticed(
 def test_a_wrong_gigatoken_is_noticed_later(
     opened: Tokenizer, by_gigatoken: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenize_encoder, "_FIRST", 1000)
-    monkeypatch.setattr(tokenize_encoder, "_STEP", 5000)
-    monkeypatch.setattr(tokenize_encoder, "_WINDOW", 100)
+    monkeypatch.setattr(tokenize_encoder, "_FIRST_SAMPLE", 1000)
+    monkeypatch.setattr(tokenize_encoder, "_SAMPLE_STEP", 5000)
+    monkeypatch.setattr(tokenize_encoder, "_SAMPLE", 100)
     wrong(monkeypatch, "fox")
     for size in (1, 9, 1000):
         encoder = Encoder(opened, workers=1)
@@ -215,7 +215,7 @@ def test_a_failing_gigatoken(
         patch.setattr(_gigatoken, "_open", panic)
         encoder = Encoder(opened, workers=1)
         assert rows(encoder(["a b"])) == opened.encode_batch(["a b"])
-        assert encoder.reason == "gigatoken cannot load it (index out of bounds)"
+        assert encoder.fallback_reason == "gigatoken cannot load it (index out of bounds)"
         assert encoder.name.startswith("tokenizers ")
 
     def interrupt(*_: object) -> None:
@@ -227,8 +227,8 @@ def test_a_failing_gigatoken(
 
 
 def test_windows_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenize_encoder, "_STEP", 1000)
-    monkeypatch.setattr(tokenize_encoder, "_WINDOW", 40)
+    monkeypatch.setattr(tokenize_encoder, "_SAMPLE_STEP", 1000)
+    monkeypatch.setattr(tokenize_encoder, "_SAMPLE", 40)
     rng = random.Random(1)
     texts = ["".join(rng.choice("abc ") for _ in range(rng.randrange(900))) for _ in range(60)]
     found = set()
@@ -236,7 +236,7 @@ def test_windows_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> Non
         windows, before = [], 0
         for block in blocks(texts, size):
             after = before + sum(map(len, block))
-            windows += tokenize_encoder._windows(block, range(before, after))
+            windows += tokenize_encoder._samples(block, range(before, after))
             before = after
         found.add(tuple(windows))
     (windows,) = found
@@ -250,7 +250,7 @@ def test_windows_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_several_threads_ask_at_once(
     opened: Tokenizer, texts: list[str], package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenize_encoder, "_STEP", 5000)
+    monkeypatch.setattr(tokenize_encoder, "_SAMPLE_STEP", 5000)
     wanted = Encoder(opened, workers=1, fast=False)(texts)
     encoder = Encoder(opened, workers=3)
     assert encoder.threads == 3
@@ -263,9 +263,9 @@ def test_several_threads_ask_at_once(
     monkeypatch.setattr(Encoder, "_load", meet)
     parts = [texts[:20], texts[20:50], texts[50:]]
     with ThreadPoolExecutor(3) as pool:
-        work = [pool.submit(encoder, part, encoder.place(part)) for part in parts]
+        work = [pool.submit(encoder, part, encoder.reserve(part)) for part in parts]
         encoded = [one.result() for one in work]
-    assert len(encoder._free) == 3
+    assert len(encoder._idle) == 3
     assert np.array_equal(np.concatenate([one.ids for one in encoded]), wanted.ids)
     assert np.array_equal(np.concatenate([one.lengths for one in encoded]), wanted.lengths)
 
@@ -287,7 +287,7 @@ def test_caches_are_thrown_away_together(
     opened: Tokenizer, by_gigatoken: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Full caches are dropped when no thread uses one; only then is a new one loaded."""
-    monkeypatch.setattr(tokenize_encoder, "_RENEWAL", 50)
+    monkeypatch.setattr(tokenize_encoder, "_CACHE_LIMIT", 50)
     encoder = Encoder(opened, workers=2)
     encoder(["start"])  # 5 of the 100 characters that two threads may remember
     load, events = Encoder._load, queue.Queue()
@@ -297,16 +297,16 @@ def test_caches_are_thrown_away_together(
         return load(self)
 
     def borrow(characters: int) -> object:
-        with encoder._borrowed(characters) as fast:
+        with encoder._borrow(characters) as fast:
             return fast
 
     monkeypatch.setattr(Encoder, "_load", note)
-    encoder._turn = Turns(events)
+    encoder._borrowing = Turns(events)
     first = borrow(5)
     assert events.empty()  # what is not full is used again
     with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
-        assert stack.enter_context(encoder._borrowed(10)) is first
-        with encoder._borrowed(80) as second:
+        assert stack.enter_context(encoder._borrow(10)) is first
+        with encoder._borrow(80) as second:
             assert events.get_nowait() == "loads"
             renewed = pool.submit(borrow, 1)
             assert events.get(timeout=HANGS) == "waits"
@@ -315,7 +315,7 @@ def test_caches_are_thrown_away_together(
         fresh = renewed.result(timeout=HANGS)
     assert events.get_nowait() == "loads"
     assert fresh not in (first, second)
-    assert encoder._free == [fresh]
+    assert encoder._idle == [fresh]
     assert borrow(99) is fresh
     assert events.empty()
     assert borrow(1) is not fresh
@@ -325,7 +325,7 @@ def test_the_same_tokens_when_caches_are_thrown_away(
     opened: Tokenizer, texts: list[str], by_gigatoken: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The longest text fills the caches of both threads.
-    monkeypatch.setattr(tokenize_encoder, "_RENEWAL", max(map(len, texts)) // 2)
+    monkeypatch.setattr(tokenize_encoder, "_CACHE_LIMIT", max(map(len, texts)) // 2)
     wanted = Encoder(opened, workers=1, fast=False)(texts)
     encoder = Encoder(opened, workers=2)
     load, loads = Encoder._load, []
@@ -337,7 +337,7 @@ def test_the_same_tokens_when_caches_are_thrown_away(
     monkeypatch.setattr(Encoder, "_load", note)
     parts = blocks(texts, 4)
     with ThreadPoolExecutor(2) as pool:
-        work = [pool.submit(encoder, part, encoder.place(part)) for part in parts]
+        work = [pool.submit(encoder, part, encoder.reserve(part)) for part in parts]
         encoded = [one.result() for one in work]
     assert len(loads) > 2  # more often than by each thread once
     assert np.array_equal(np.concatenate([one.ids for one in encoded]), wanted.ids)
@@ -350,7 +350,7 @@ def test_other_threads_run_meanwhile(
     monkeypatch.setattr(_gigatoken, "_resident_bytes", lambda: 0)  # to read it would release it
     encoder = Encoder(opened, workers=1)
     encoder(["start"])
-    (fast,) = encoder._free
+    (fast,) = encoder._idle
     texts = ["".join(f"word{number} " for number in range(100_000))]
     ready, go, ran = threading.Event(), threading.Event(), threading.Event()
 

@@ -257,21 +257,21 @@ def test_odd_options(workspace: Path, options: dict) -> None:
 
 def test_memory_is_bounded_for_empty_documents(workspace: Path) -> None:
     """A batch ends by its number of documents too."""
-    from tokamake.data.tokenize import shard
+    from tokamake.data.tokenize import document_batch
 
     raw = workspace / "some.jsonl"
     raw.write_text('{"text": ""}\n' * 300_000)
     sizes = []
-    real = shard._join
+    real = document_batch._concatenate
 
-    def joined(batches: list[shard.DocumentBatch]) -> shard.DocumentBatch:
+    def joined(batches: list[document_batch.DocumentBatch]) -> document_batch.DocumentBatch:
         batch = real(batches)
         sizes.append(len(batch.inputs))
         return batch
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(shard, "_join", joined)
-        patched.setattr(shard, "_BATCH_CHARACTERS", 64 * 1000)
+        patched.setattr(document_batch, "_concatenate", joined)
+        patched.setattr(document_batch, "_BATCH_CHARACTERS", 64 * 1000)
         tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
     assert sum(sizes) == 300_000
     assert len(sizes) > 1

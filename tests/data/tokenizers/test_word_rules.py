@@ -111,7 +111,7 @@ def test_what_is_known_is_not_asked_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert by_words(noted, texts) == plain(opened, texts)
     assert asked == ["ab", ",", ".", "cab", "é[SEP]e,"]
     # Words are forgotten when they take too much room, and asked anew.
-    monkeypatch.setattr(tokenize_encoder, "_WORDS", 1)
+    monkeypatch.setattr(tokenize_encoder, "_WORD_CACHE_BYTES", 1)
     del asked[:]
     encoder = Encoder(noted, workers=1)
     for _ in range(2):

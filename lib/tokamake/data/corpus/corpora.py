@@ -161,7 +161,7 @@ def _refuse_mixture(path: Path, rows: dict[int, Corpus]) -> None:
             )
 
 
-def named(names: Sequence[str], table: Path) -> Corpus:
+def find_corpus(names: Sequence[str], table: Path) -> Corpus:
     """Find the row that the only one of `names` names.
 
     Raises:

@@ -73,7 +73,7 @@ class Texts(NamedTuple):
     """Index in the block, ascending, and reason with remedy, without the place."""
 
 
-def keys_of(text_key: Iterable[str]) -> tuple[str, ...]:
+def split_keys(text_key: Iterable[str]) -> tuple[str, ...]:
     """Keys that a `text_key` names: one or more, repeated or with commas; "text" where it is empty.
 
     Commas stand in the table of corpora and in plans, and may in the option of a command.
@@ -115,7 +115,7 @@ def read_texts(
     Raises:
         UserError: the file is missing, damaged or of no known format, or a document is bad.
     """
-    fields = Fields(keys_of([key]), template)
+    fields = Fields(split_keys([key]), template)
     opened = open_input(path, byte_range=byte_range, format=format)
     for block in opened.blocks(fields.read_keys):
         columns, kept, bad = texts(block, fields)

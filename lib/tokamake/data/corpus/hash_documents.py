@@ -39,13 +39,13 @@ def hash_documents(
         UserError: a raw file is missing or damaged.
     """
     from tokamake.data.corpus.document_rows import RowsWriter
-    from tokamake.data.corpus.documents import Fields, keys_of
+    from tokamake.data.corpus.documents import Fields, split_keys
     from tokamake.data.corpus.plan_file import batch_shards
     from tokamake.files import atomic
     from tokamake.runtime.console import counted
 
     documents = 0
-    fields = Fields(keys_of(text_key), template)
+    fields = Fields(split_keys(text_key), template)
     with atomic(output) as (temporary,), RowsWriter(temporary) as writer:
         for shard in batch_shards(plan, batch):
             for rows in _hashes(shard, fields, format):

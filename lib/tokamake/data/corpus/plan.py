@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tokamake.config.data import PlanSettings
 from tokamake.data.corpus.corpora import Corpus, read_corpora
-from tokamake.data.corpus.documents import Fields, keys_of
+from tokamake.data.corpus.documents import Fields, split_keys
 from tokamake.data.corpus.plan_file import (
     JobBatch,
     Plan,
@@ -123,7 +123,7 @@ def make_plan(
 
 def _suffixes(corpus: Corpus, split_sentences: bool) -> dict[str, str]:
     """End of a merged pair's name to the key of its shards' pairs, for each text the corpus has."""
-    names = Fields(keys_of([corpus.text_key]), corpus.template).checked().names
+    names = Fields(split_keys([corpus.text_key]), corpus.template).checked().names
     unit = "sentence" if split_sentences else "document"
     return {f"_{name}_{unit}": name if len(names) > 1 else "" for name in names}
 

@@ -20,14 +20,14 @@ class Quarantine:
     def __init__(self, path: Path) -> None:
         self.documents = 0
         self.first = ""
-        self._path = path
+        self.path = path
         self._stream: IO[str] | None = None
 
     def add(self, source: Input, block: RecordBlock, index: int, reason: str) -> None:
         """Set aside document `index` of a block."""
         if self._stream is None:
             self.first = f"{place(source, block, index)}: {reason}"
-            self._stream = self._path.open("w", encoding="utf-8", errors="surrogateescape")
+            self._stream = self.path.open("w", encoding="utf-8", errors="surrogateescape")
         before = source.lines_before() if source.unit == "line" else 0
         unit = source.unit if before is not None else "line_in_range"
         entry = {

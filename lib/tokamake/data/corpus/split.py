@@ -50,16 +50,16 @@ def split(
         UserError: a line is not a JSON object with text, or a file would be lost.
     """
     from tokamake.data.corpus import corpora as tables
-    from tokamake.data.corpus.documents import Fields, keys_of
+    from tokamake.data.corpus.documents import Fields, split_keys
     from tokamake.data.corpus.splits import NAMES, shares
     from tokamake.errors import UserError
     from tokamake.files import atomic
     from tokamake.runtime.console import counted
 
     if corpora is not None:
-        row = tables.named(files, corpora)
+        row = tables.find_corpus(files, corpora)
         files, text_key = list(tables.patterns(row)), text_key or (row.text_key,)
-    fields = Fields(keys_of(text_key))
+    fields = Fields(split_keys(text_key))
     parts = {
         output.with_name(f"{output.name}.{name}.jsonl"): share
         for name, share in zip(NAMES, shares(split), strict=True)

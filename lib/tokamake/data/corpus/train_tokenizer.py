@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from tokamake.data.corpus import corpora as tables
-from tokamake.data.corpus.documents import Fields, keys_of, read_texts, texts
+from tokamake.data.corpus.documents import Fields, read_texts, split_keys, texts
 from tokamake.data.readers import expand, open_input
 from tokamake.data.tokenizers._trainers import MINIMUM, check_special_tokens, train, write
 from tokamake.errors import UserError
@@ -70,10 +70,10 @@ def train_tokenizer(
             f"--vocab-size: {vocab_size}: too small for kind {kind}, give at least {least}"
         )
     if corpora is not None:
-        row = tables.named(files, corpora)
+        row = tables.find_corpus(files, corpora)
         files, format = tables.patterns(row), format or row.format
         text_key, template = text_key or (row.text_key,), template or row.template
-    keys = keys_of(text_key)
+    keys = split_keys(text_key)
     sources = _planned(plan, files) if plan else _named(files, Fields(keys, template), format)
     share = train_bytes // len(sources)
 
@@ -93,7 +93,7 @@ def _planned(path: Path, files: tuple[str, ...]) -> list[_Raw]:
     if files:
         raise UserError(f"--plan {path}: lists the files itself; give it or files")
     found = [
-        _Raw(Path(file), Fields(keys_of([source.text_key]), source.template), source.format)
+        _Raw(Path(file), Fields(split_keys([source.text_key]), source.template), source.format)
         for source in read_plan(path).tokenizer
         for file in source.files
     ]
