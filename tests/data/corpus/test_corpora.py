@@ -13,7 +13,7 @@ TABLES = {
     r"corpora\.tsv:2: weight: '-1': input should be greater": "corpus\tfiles\tweight\na\tb\t-1\n",
     r"corpora\.tsv:2: weight: 'inf'": "corpus\tfiles\tweight\na\tb\tinf\n",
     r"corpora\.tsv:2: no weight, epochs or temperature; give": "corpus\tfiles\tweight\na\tb\t \n",
-    r"corpora\.tsv:2: states weight and epochs; leave one": (
+    r"corpora\.tsv:2: has weight and epochs; keep one": (
         "corpus\tfiles\tweight\tepochs\na\tb\t1\t2\n"
     ),
     r"corpora\.tsv:2: epochs: '0': input should be greater": "corpus\tfiles\tepochs\na\tb\t0\n",
@@ -27,7 +27,7 @@ TABLES = {
     r"corpora\.tsv:2: corpus  files: no such column; .* by one tab each": (
         "# made by hand\ncorpus  files\tweight\na  b\t1\n"
     ),
-    r'corpora\.tsv: corpus "a" stands in several rows': "corpus\tfiles\tweight\na\tb\t1\na\tc\t1\n",
+    r'corpora\.tsv: corpus "a" is in several rows': "corpus\tfiles\tweight\na\tb\t1\na\tc\t1\n",
     r"corpora\.tsv:2: corpus: 'a-b'": "corpus\tfiles\tweight\na-b\tb\t1\n",
 }
 

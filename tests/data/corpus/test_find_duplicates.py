@@ -124,7 +124,7 @@ def test_hashes_are_compared_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_damaged_files_are_named(workspace: Path, planned: Plan) -> None:
     path = duplicates(workspace, planned)
-    with pytest.raises(UserError, match="does not know shard dup/77"):
+    with pytest.raises(UserError, match="has no shard dup/77"):
         read_duplicates(path, "dup/77")
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(UserError, match="not a file of rows"):

@@ -82,7 +82,7 @@ def test_the_last_part_takes_what_rounding_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """0.7 + 0.2 + 0.1 is less than 1 in floats."""
-    monkeypatch.setattr(module, "_point", lambda *_: (1 << 64) - 1)
+    monkeypatch.setattr(module, "_hash", lambda *_: (1 << 64) - 1)
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines(3)))
     split([str(tmp_path / "a.jsonl")], output=tmp_path / "out", split="7,2,1")
     assert list(map(len, parts(tmp_path / "out").values())) == [0, 0, 3]
@@ -158,7 +158,7 @@ def test_a_bad_line_stops_and_leaves_nothing(tmp_path: Path, content: bytes) -> 
 def test_files_are_not_lost(tmp_path: Path) -> None:
     source = tmp_path / "out.train.jsonl"
     source.write_bytes(b"\n".join(lines(20)))
-    with pytest.raises(UserError, match="to be read and written"):
+    with pytest.raises(UserError, match="is both input and output"):
         split([str(source)], output=tmp_path / "out")
     (tmp_path / "new.test.jsonl").write_bytes(b"old")
     with pytest.raises(UserError, match=r"new\.test\.jsonl: is from another split"):
@@ -183,5 +183,5 @@ def test_a_corpus_by_its_name(tmp_path: Path) -> None:
     table.write_text(f"corpus\tfiles\ttext_key\tweight\nmine\t{tmp_path}/*.jsonl\tbody\t1\n")
     split(["mine"], output=tmp_path / "out/mine", split="1,0,0", corpora=table)
     assert len((tmp_path / "out/mine.train.jsonl").read_text().splitlines()) == 2
-    with pytest.raises(UserError, match="'yours' is no corpus; name one of mine"):
+    with pytest.raises(UserError, match="'yours' is not a corpus; name one of mine"):
         split(["yours"], output=tmp_path / "out/mine", corpora=table)

@@ -84,7 +84,7 @@ def test_parts_of_a_file() -> None:
     ("text", "message"),
     [
         *((text, "give a part of the") for text in ("a=1:0", "a=0:1.1", "a=0:0", "a=x:1", "a=")),
-        ("a A", "'A': A stands twice"),
+        ("a A", "'A': A is repeated"),
         *((text, "a set's name has") for text in ("=0:1", "a/b", "x.json")),
         *((text, "did you mean train") for text in ("trian=0:0.9", "Train", "trainn")),
     ],

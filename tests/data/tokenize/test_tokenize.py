@@ -221,7 +221,7 @@ def test_a_corpus_by_its_name(workspace: Path) -> None:
     tokenizer = workspace / "tokenizer"
     tokenize(("mine",), output=workspace / "pair", tokenizer=tokenizer, corpora=table)
     assert read_manifest(workspace / "pair")["text_key"] == "body"
-    with pytest.raises(UserError, match="'other' is no corpus; name one of mine"):
+    with pytest.raises(UserError, match="'other' is not a corpus; name one of mine"):
         tokenize(("other",), output=workspace / "pair", tokenizer=tokenizer, corpora=table)
 
 
