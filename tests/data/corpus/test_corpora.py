@@ -1,4 +1,4 @@
-"""The table of corpora: every mistake is told with its line."""
+"""The table of corpora: every mistake is reported with its line."""
 
 from pathlib import Path
 
@@ -33,14 +33,14 @@ TABLES = {
 
 
 @pytest.mark.parametrize("expected", TABLES)
-def test_mistakes_in_the_table_of_corpora(tmp_path: Path, expected: str) -> None:
+def test_mistakes_name_the_line_and_the_remedy(tmp_path: Path, expected: str) -> None:
     path = tmp_path / "corpora.tsv"
     path.write_text(TABLES[expected])
     with pytest.raises(UserError, match=expected):
         read_corpora(path)
 
 
-def test_a_temperature_for_rows_that_state_nothing(tmp_path: Path) -> None:
+def test_the_default_temperature_applies_to_rows_without_share(tmp_path: Path) -> None:
     path = tmp_path / "corpora.tsv"
     path.write_text("corpus\tfiles\tepochs\ttemperature\na\tx\t1.5\t\nb\tx\t\t\nc\tx\t\t2\n")
     rows = read_corpora(path, temperature=5)
@@ -53,6 +53,6 @@ def test_a_temperature_for_rows_that_state_nothing(tmp_path: Path) -> None:
         read_corpora(path)
 
 
-def test_a_missing_table(tmp_path: Path) -> None:
+def test_a_missing_table_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file; fix corpora"):
         read_corpora(tmp_path / "none.tsv")
