@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tokamake.data.readers import Bad, ByteRange, Input, RecordBlock, open_input
+from tokamake.data.readers import Bad, Input, RecordBlock, open_input
 from tokamake.errors import UserError
 
 _TYPE_NAMES: dict[type, str] = {
@@ -106,7 +106,6 @@ def read_texts(
     *,
     template: str = "",
     format: str = "",
-    byte_range: ByteRange | None = None,
 ) -> Iterator[str]:
     """Yield the texts of a raw file; several keys (with commas) give several texts per document.
 
@@ -114,7 +113,7 @@ def read_texts(
         UserError: the file is missing, damaged or of unknown format, or a document is bad.
     """
     fields = Fields(split_keys([key]), template)
-    source = open_input(path, byte_range=byte_range, format=format)
+    source = open_input(path, format=format)
     for block in source.blocks(fields.read_keys):
         columns, kept, bad = texts(block, fields)
         # Yield the good documents before the first bad one, then stop.

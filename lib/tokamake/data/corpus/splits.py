@@ -72,7 +72,7 @@ def part_range(part: Part, num_documents: int) -> range:
     return range(*(round(bound * num_documents) for bound in part))
 
 
-def trained(part: Part | None, text: str | None, num_documents: int) -> range:
+def training_documents(part: Part | None, text: str | None, num_documents: int) -> range:
     """Return the training documents: of a part, of a split, or all documents."""
     if part:
         return part_range(part, num_documents)

@@ -108,7 +108,7 @@ def _tokens(
     for line in lines:
         try:
             prefix, part = root / line.entry.prefix, line.entry.part
-            chosen = partial(splits.trained, part, split) if part or split else None
+            chosen = partial(splits.training_documents, part, split) if part or split else None
             tokens.append(
                 count_documents_tokens(prefix, chosen) if chosen else count_tokens(prefix)
             )
