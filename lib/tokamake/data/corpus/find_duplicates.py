@@ -21,7 +21,7 @@ def find_duplicates(files: list[Path], /, *, output: Path) -> None:
 
     Args:
         files: files of hashes from `hash-documents`, in the order of the corpus.
-        output: file to write: the ordinals of duplicates, for `tokenize --duplicates`.
+        output: file of duplicates to write; an input of `tokenize`.
 
     Raises:
         UserError: a file is missing or damaged.
