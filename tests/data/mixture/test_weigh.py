@@ -250,7 +250,7 @@ EPOCHS = {"a": {"epochs": 2}, "b": {"epochs": 0.5}, "c": {"epochs": 1}}
         (
             EPOCHS | {"b": {"weight": 1, "epochs": 2}},
             {},
-            r"corpora\.tsv:3: states weight and epochs; leave one of them",
+            r"corpora\.tsv:3: has weight and epochs; keep one of them",
         ),
         (
             {"a": {"weight": 1}, "b": {"epochs": 1}, "c": {"temperature": 3}},

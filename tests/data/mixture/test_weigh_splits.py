@@ -81,10 +81,10 @@ def test_epochs_count_training_documents(tmp_path: Path) -> None:
             "no corpus trains; add `train` to the sets column",
         ),
         ("corpus\tfiles\tweight\tsets\na\tx\t1\ttrain=0:2\n", r"tsv:2: sets: .*START:END from"),
-        ("corpus\tfiles\tweight\tsets\na\tx\t1\ta a\n", "tsv:2: sets: .*a stands twice"),
+        ("corpus\tfiles\tweight\tsets\na\tx\t1\ta a\n", "tsv:2: sets: .*a is repeated"),
         (
             "corpus\tfiles\tepochs\tsets\na\tx\t1\tvalid\n",
-            "tsv:2: sets: 'valid': does not train, so epochs mean nothing",
+            "tsv:2: sets: 'valid': not used for training, so epochs has no effect",
         ),
         ("corpus\tfiles\tweight\tsets\na\tx\t\ttrain\n", "tsv:2: no weight, epochs or"),
     ],

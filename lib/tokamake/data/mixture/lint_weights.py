@@ -111,7 +111,7 @@ def _count_tokens(
         prefix, part = root / line.entry.prefix, line.entry.part
         try:
             if part or split:
-                choose = partial(splits.trained, part, split)
+                choose = partial(splits.training_documents, part, split)
                 tokens.append(count_documents_tokens(prefix, choose))
             else:
                 tokens.append(count_tokens(prefix))
