@@ -67,7 +67,7 @@ def test_documents_that_train_and_are_held_out_are_told(
     (root / "seen.txt").write_text("1 b-0 b 0.5:1\n")
     with caplog.at_level(logging.WARNING):
         build(root, held_out=[f"seen={root}/seen.txt"])
-    assert "b-0: documents 20 to 29 train and are in seen too" in caplog.text
+    assert "b-0: documents 20 to 29 are in the train and seen splits" in caplog.text
 
 
 def test_a_listed_set_needs_no_share_of_the_split(root: Path) -> None:
@@ -88,10 +88,12 @@ def test_the_rule_of_the_split(root: Path) -> None:
 
 def test_empty_sets_are_told_by_their_origin(root: Path) -> None:
     (root / "v.txt").write_text("1 v-0 v 0:0.001\n")
-    with pytest.raises(UserError, match=r"v\.txt: no file has a document for the hard set"):
+    with pytest.raises(UserError, match=r"v\.txt: no dataset has a document for the hard split"):
         build(root, held_out=[f"hard={root}/v.txt"])
     (root / "weights.txt").write_text("1 b-0 b 0.25:0.75\n")
-    with pytest.raises(UserError, match=r"'80,10,10': no file has a document for the valid set"):
+    with pytest.raises(
+        UserError, match=r"'80,10,10': no dataset has a document for the valid split"
+    ):
         build(root)
 
 
@@ -109,15 +111,15 @@ def test_one_pair_has_one_name(root: Path, spelling: str, caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING):
         described = build(root, held_out=[f"seen={root}/seen.txt"])
     assert list(described["pairs"]) == ["a-0", "b-0"]
-    assert "b-0: documents 20 to 29 train and are in seen too" in caplog.text
+    assert "b-0: documents 20 to 29 are in the train and seen splits" in caplog.text
 
 
 def test_a_part_without_a_document_is_told(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     (root / "weights.txt").write_text("0.5 a-0 a\n0.5 b-0 b 0:0.01\n")
     with caplog.at_level(logging.WARNING):
         build(root)
-    assert "b-0: left out of the train set: has no document for it" in caplog.text
-    assert "b-0: left out of the valid set" not in caplog.text  # none was meant
+    assert "b-0: left out of the train split: has no document for it" in caplog.text
+    assert "b-0: left out of the valid split" not in caplog.text  # none was meant
 
 
 def test_a_small_validation_set_is_told(root: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -125,7 +127,7 @@ def test_a_small_validation_set_is_told(root: Path, caplog: pytest.LogCaptureFix
         build(root, valid_samples=3)
         assert "several times" not in caplog.text
         build(root, valid_samples=8)
-    assert "valid: 1 of its 1 files are too small" in caplog.text
+    assert "valid: 1 of its 1 datasets are too small" in caplog.text
 
 
 def test_a_file_that_would_be_seen_endlessly_is_refused(root: Path) -> None:
