@@ -197,8 +197,8 @@ void Blender::follow_trend() {
   const double mean = 1 / static_cast<double>(classes_.size());
   const double rate = slope_ + (recent_ - trend_recent_) / samples;
   const double level = recent_ + slope_ * scale();
-  if (rate > -mean / 4)
-    slope_ = std::clamp(rate, 0.0, 1.0);  // a steep fall is the end of a round, not a trend
+  // A steep fall is the end of a round, not a trend.
+  if (rate > -mean / 4) slope_ = std::clamp(rate, 0.0, 1.0);
   recent_ = trend_recent_ = level - slope_ * scale();
   trend_sample_ = sample_;
 }

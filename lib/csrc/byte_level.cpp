@@ -59,8 +59,8 @@ WordCache::WordCache() : slots_(kSlots) {
   void* memory = std::aligned_alloc(kHugePage, kLines * sizeof(Line));
   if (memory == nullptr) throw std::bad_alloc();
 #ifdef __linux__
-  madvise(memory, kLines * sizeof(Line),
-          MADV_HUGEPAGE);  // small pages would miss the TLB at most look-ups
+  // With small pages most look-ups would also miss the TLB.
+  madvise(memory, kLines * sizeof(Line), MADV_HUGEPAGE);
 #endif
   lines_.reset(static_cast<Line*>(memory));
   std::uninitialized_fill_n(lines_.get(), kLines, Line{});

@@ -34,8 +34,8 @@ void store(double* to, Vector value) { __builtin_memcpy(to, &value, sizeof(value
 
 Vector larger(Vector left, Vector right) {
 #ifdef __SSE2__
-  return {
-      _mm_max_pd(left.lanes, right.lanes)};  // GCC 12 compiles the ternary to three instructions
+  // GCC 12 compiles the ternary to three instructions.
+  return {_mm_max_pd(left.lanes, right.lanes)};
 #else
   return {left.lanes > right.lanes ? left.lanes : right.lanes};
 #endif

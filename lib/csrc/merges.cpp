@@ -10,8 +10,8 @@ namespace tokamake {
 
 namespace {
 
-constexpr size_t kShort =
-    64;  // bytes; up to this size a linear search of all pairs is faster than a heap
+// Bytes of a short word: a linear search of all its pairs is faster than a heap.
+constexpr size_t kShort = 64;
 
 }  // namespace
 

@@ -93,8 +93,8 @@ uint64_t PreTokenizer::starts_in_block(std::string_view text, size_t at, Before&
   std::array<char, kBlock> last;
   const char* block = text.data() + at;
   const size_t left = text.size() - at;
-  if (left < kBlock) {  // at the end of the text, a run of white space is not split: the same as
-                        // before white space
+  if (left < kBlock) {
+    // White space at the end of a text is not split, as if more white space followed.
     last.fill(' ');
     std::memcpy(last.data(), block, left);
     block = last.data();
@@ -120,8 +120,8 @@ uint64_t PreTokenizer::starts_by_character(std::string_view text, size_t at, Bef
   uint64_t starts = 0;
   size_t size = 0;
   for (size_t here = at; here < end; here += size) {
-    if ((static_cast<uint8_t>(text[here]) & 0xC0) ==
-        0x80) {  // rest of a character of the previous block
+    // The rest of a character of the previous block.
+    if ((static_cast<uint8_t>(text[here]) & 0xC0) == 0x80) {
       size = 1;
       continue;
     }
