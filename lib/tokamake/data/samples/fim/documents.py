@@ -52,10 +52,12 @@ class SampleRandom:
 
     def happens(self, rate: float) -> bool:
         """True with probability `rate`: never at 0, always at 1."""
+        # 53 bits make a float64 in [0, 1), as in NumPy's Generator.random.
         return (self._words.random_raw() >> 11) * 2.0**-53 < rate
 
     def below(self, bound: int) -> int:
         """Uniform number from 0 to bound - 1, with a bias of at most bound / 2**64."""
+        # Always one word: rejection sampling would take a varying number of words.
         return self._words.random_raw() * bound >> 64
 
 
