@@ -69,7 +69,7 @@ def test_documents_that_train_and_are_held_out_get_a_warning(
     (root / "seen.txt").write_text("1 b-0 b 0.5:1\n")
     with caplog.at_level(logging.WARNING):
         build(root, held_out=[f"seen={root}/seen.txt"])
-    assert "b-0: documents 20 to 29 train and are in seen too" in caplog.text
+    assert "b-0: documents 20 to 29 are in the train and seen splits" in caplog.text
 
 
 def test_a_split_with_its_own_file_needs_no_share(root: Path) -> None:
@@ -90,10 +90,12 @@ def test_the_split_rule_decides_the_documents(root: Path) -> None:
 
 def test_errors_name_the_origin_of_an_empty_split(root: Path) -> None:
     (root / "v.txt").write_text("1 v-0 v 0:0.001\n")
-    with pytest.raises(UserError, match=r"v\.txt: no file has a document for the hard set"):
+    with pytest.raises(UserError, match=r"v\.txt: no dataset has a document for the hard split"):
         build(root, held_out=[f"hard={root}/v.txt"])
     (root / "weights.txt").write_text("1 b-0 b 0.25:0.75\n")
-    with pytest.raises(UserError, match=r"'80,10,10': no file has a document for the valid set"):
+    with pytest.raises(
+        UserError, match=r"'80,10,10': no dataset has a document for the valid split"
+    ):
         build(root)
 
 
@@ -113,7 +115,7 @@ def test_all_spellings_of_a_prefix_are_one_dataset(
     with caplog.at_level(logging.WARNING):
         described = build(root, held_out=[f"seen={root}/seen.txt"])
     assert list(described["pairs"]) == ["a-0", "b-0"]
-    assert "b-0: documents 20 to 29 train and are in seen too" in caplog.text
+    assert "b-0: documents 20 to 29 are in the train and seen splits" in caplog.text
 
 
 def test_a_part_without_a_document_gets_a_warning(
@@ -122,8 +124,8 @@ def test_a_part_without_a_document_gets_a_warning(
     (root / "weights.txt").write_text("0.5 a-0 a\n0.5 b-0 b 0:0.01\n")
     with caplog.at_level(logging.WARNING):
         build(root)
-    assert "b-0: left out of the train set: has no document for it" in caplog.text
-    assert "b-0: left out of the valid set" not in caplog.text  # the line names a training part
+    assert "b-0: left out of the train split: has no document for it" in caplog.text
+    assert "b-0: left out of the valid split" not in caplog.text  # none was meant
 
 
 def test_a_small_validation_split_gets_a_warning(
@@ -133,7 +135,7 @@ def test_a_small_validation_split_gets_a_warning(
         build(root, valid_samples=3)
         assert "several times" not in caplog.text
         build(root, valid_samples=8)
-    assert "valid: 1 of its 1 files are too small" in caplog.text
+    assert "valid: 1 of its 1 datasets are too small" in caplog.text
 
 
 def test_a_tiny_dataset_with_a_large_weight_is_refused(root: Path) -> None:
