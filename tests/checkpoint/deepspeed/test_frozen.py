@@ -81,6 +81,6 @@ def test_why_frozen_weights_are_nowhere_is_said(made: Path, tmp_path: Path) -> N
     shutil.copytree(whole, made / "zero" / EMBEDDING)
     for file in made.glob("mp_rank_*"):
         change(file, module=None)
-    match = "layernorm.weight, which was frozen: .* convert the checkpoint that it was made of"
+    match = "layernorm.weight, which was frozen: .* convert the checkpoint from which DeepSpeed"
     with pytest.raises(UserError, match=match):
         open_any(made)

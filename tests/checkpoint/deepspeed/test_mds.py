@@ -187,7 +187,7 @@ REMEDY = "fetch or write the checkpoint again"
         (lambda f: os.truncate(f / STATES, 9000), rf"model_states\.pt: damaged.*; {REMEDY}"),
         (lambda f: os.truncate(f / STATES, 0), rf"model_states\.pt: damaged.*; {REMEDY}"),
         (lambda f: (f / STATES).write_text("text"), rf"model_states\.pt: .*; {REMEDY}"),
-        (lambda f: torch.save(torch.ones(1), f / STATES), r"holds no checkpoint but a tensor"),
+        (lambda f: torch.save(torch.ones(1), f / STATES), r"holds a tensor, not a checkpoint"),
         (_resave(lambda s: s.update(module=Custom())), r"holds more than tensors and plain values"),
         (_resave(lambda s: s.pop("args")), r"args\.num_attention_heads: missing; give"),
         (_resave(lambda s: s.update(args=argparse.Namespace())), r"args\.num_attention_heads: mis"),
@@ -198,7 +198,7 @@ REMEDY = "fetch or write the checkpoint again"
         (_shape(tie_word_embeddings=True), r"output_layer\.weight is not part of the model"),
         (
             _shape(intermediate_size=50),
-            r"h_to_4h\.weight has shape \[96, 64\], .* \[100, 64\]; mend",
+            r"h_to_4h\.weight has shape \[96, 64\], .* \[100, 64\]; fix the",
         ),
         (_encoder(lambda e: e.pop(NORM)), rf"final_layernorm\.weight is missing; {REMEDY}"),
     ],

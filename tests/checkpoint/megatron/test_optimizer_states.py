@@ -29,7 +29,7 @@ from tests.support.megatron_optimizers import (
 )
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
-from tokamake.checkpoint.deepspeed.folder import SCHEDULE
+from tokamake.checkpoint.deepspeed.folder import LR_SCHEDULER
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.inspect import inspect as tell
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, ParallelLayout, Target
@@ -62,7 +62,7 @@ def test_what_megatrons_own_optimizers_save_is_read_bit_by_bit(
     found = open_any(trained(megatron, tmp_path, architecture, layout, dtype))
     assert found.layout == layout
     assert_trained(found, architecture)
-    assert found.notes[SCHEDULE] == SCHEDULER
+    assert found.notes[LR_SCHEDULER] == SCHEDULER
     if dtype == "fp16":
         assert found.notes["loss_scale"] == (SCALE, 5)
 
@@ -247,7 +247,7 @@ def test_states_in_an_unknown_order_are_left_and_told(
     found = open_any(folder)
     assert {key.partition(".")[0] for key in found.source} == {"model"}
     file = folder / "iter_0000001/mp_rank_00/model_optim_rng.pt"
-    told = f"optimizer states in an order that is not known ({file})"
+    told = f"optimizer states in an unknown order ({file})"
     assert found.unread == (told,)
     convert(source=folder, target=tmp_path / "hf", format="hf")
     assert f"left behind: {told}" in capsys.readouterr().out
@@ -288,12 +288,12 @@ def without_step(known: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("edit", "notes", "told"),
     [
-        (dict, {"optimizer": "adopt"}, "has states exp_avg, exp_avg_sq, step of adopt, not those"),
-        (without_step, {}, "has states exp_avg, exp_avg_sq of adamw, not those of Adam"),
+        (dict, {"optimizer": "adopt"}, "has states exp_avg, exp_avg_sq, step of adopt, not Adam"),
+        (without_step, {}, "has states exp_avg, exp_avg_sq of adamw, not Adam's states"),
         (
             dict,
             {OPTIMIZER_SETTINGS: {"lr": 1.0}},
-            "does not tell its optimizer's betas, epsilon, weight de",
+            "does not record its optimizer's betas, epsilon, weight d",
         ),
     ],
 )
@@ -316,7 +316,7 @@ def test_states_that_megatron_could_not_go_on_with_are_left_and_told(
     convert(source=tmp_path / "native", target=tmp_path / "a", format="megatron")
     printed = capsys.readouterr()
     assert told in printed.err
-    assert "Megatron-LM could not continue with its states" in printed.err
+    assert "Megatron-LM cannot resume from its states" in printed.err
     assert "left behind: optimizer.exp_avg, optimizer.exp_avg_sq" in printed.out
     found = open_any(tmp_path / "a")
     assert {key.partition(".")[0] for key in found.source} == {"model"}

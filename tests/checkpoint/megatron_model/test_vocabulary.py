@@ -68,7 +68,7 @@ def test_without_one_all_rows_are_kept_and_that_is_said(
     capsys.readouterr()
     convert(source=folder, target=tmp_path / "hf", format="hf")
     (line,) = capsys.readouterr().err.splitlines()[-1:]
-    assert f": tells no vocabulary size, so all {rows} rows of the embedding are kept" in line
+    assert f": does not record the vocabulary size, so all {rows} rows of the embedding are" in line
     assert "--vocab-size" in line
     assert open_any(tmp_path / "hf").architecture.vocab_size == rows
     inspect(folder)
