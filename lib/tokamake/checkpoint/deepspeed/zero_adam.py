@@ -13,6 +13,10 @@ _REQUIRED_SETTINGS = {
 }
 
 
+def has_states(checkpoint: Checkpoint) -> bool:
+    return any(key.startswith("optimizer.") for key in checkpoint.source)
+
+
 def adam_problem(checkpoint: Checkpoint) -> str | None:
     """Return why such an optimizer cannot resume from a checkpoint's states, or None if it can."""
     source = checkpoint.source

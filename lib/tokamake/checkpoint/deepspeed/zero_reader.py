@@ -90,6 +90,18 @@ def parameter_name(key: str) -> str:
     return key.split(".", 2 if key.startswith("optimizer.") else 1)[-1]
 
 
+def state_chunks(weights: Iterable[Chunk], prefix: str) -> Iterator[Chunk]:
+    """Yield the chunks of a state of a parameter, without the padding of the vocabulary.
+
+    Args:
+        weights: chunks of the parameter's weights.
+        prefix: prefix of the state's keys.
+    """
+    for chunk in weights:
+        if not chunk.is_mean:
+            yield chunk._replace(key=prefix + parameter_name(chunk.key))
+
+
 _Partition = tuple[Path, dict[str, Any]]
 """A file, and its optimizer_state_dict."""
 
@@ -359,7 +371,7 @@ def _add(
             states.extents.append(torch_archive.region(group.file, kind, value, chunks))
             continue
         keys = {
-            prefix + chunk.key.removeprefix(MODEL)
+            prefix + parameter_name(chunk.key)
             for flat_range in ranges
             if flat_range.start == 0
             for chunk in owned[flat_range.name].blocks
@@ -370,15 +382,14 @@ def _add(
 def _chunks(
     ranges: Iterable[FlatRange], slices: Mapping[str, TensorSlice], prefix: str
 ) -> Iterator[Chunk]:
-    """Yield the chunks in a flat tensor, without padding.
+    """Yield the chunks of a state in a flat tensor, without padding.
 
     Args:
         ranges: the parameters in the flat tensor.
         slices: the chunks of each parameter, with keys model.NAME.
-        prefix: replacement for "model." in the keys.
+        prefix: prefix of the state's keys.
     """
     for flat_range in ranges:
-        for chunk in cut(slices[flat_range.name].blocks, flat_range.start, flat_range.stop):
-            if not chunk.is_mean:
-                key = prefix + chunk.key.removeprefix(MODEL)
-                yield chunk._replace(key=key, start=flat_range.offset + chunk.start)
+        chunks = cut(slices[flat_range.name].blocks, flat_range.start, flat_range.stop)
+        for chunk in state_chunks(chunks, prefix):
+            yield chunk._replace(start=flat_range.offset + chunk.start)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake.checkpoint.deepspeed.folder import VERSION
-from tokamake.checkpoint.deepspeed.zero_adam import MOMENTS, adam_problem
+from tokamake.checkpoint.deepspeed.zero_adam import MOMENTS, adam_problem, has_states
 from tokamake.checkpoint.deepspeed.zero_partition import (
     FlatRange,
     partition_ranges,
@@ -246,8 +246,8 @@ def _check(checkpoint: Checkpoint, zero_stage: int) -> None:
     Raises:
         UserError: it has not.
     """
-    source, path = checkpoint.source, checkpoint.path
-    if not any(key.startswith("optimizer.") for key in source):
+    path = checkpoint.path
+    if not has_states(checkpoint):
         raise UserError(
             f"{path}: has no optimizer states for --zero-stage {zero_stage}; leave the option out, "
             "or give another checkpoint"

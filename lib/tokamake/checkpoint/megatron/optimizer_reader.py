@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 from tokamake.checkpoint.deepspeed.zero_reader import (
     MASTER,
-    MODEL,
     OptimizerStates,
+    parameter_name,
     settings_note,
+    state_chunks,
 )
 from tokamake.checkpoint.megatron_model.rank_tensors import TensorSlice
 from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
@@ -215,27 +216,23 @@ def _add(states: OptimizerStates, file: Path, entry: _Entry) -> None:
         if kind != STEP:
             states.extents.append(_extent(file, f"{kind} of {name}", value, tensor, prefix))
             continue
-        keys = {prefix + chunk.key.removeprefix(MODEL) for chunk in tensor.blocks}
+        keys = {prefix + parameter_name(chunk.key) for chunk in tensor.blocks}
         if isinstance(value, Located):
             # Some optimizers keep the step count in a tensor of shape [1].
             value = replace(value, shape=(), stride=())
         states.add_step(file, f"{kind} of {name}", value, keys)
 
 
-def _extent(file: Path, name: str, tensor: Located, like: TensorSlice, prefix: str) -> Extent:
-    """Return the extent of a state, without the padding of the vocabulary.
+def _extent(file: Path, name: str, state: Located, parameter: TensorSlice, prefix: str) -> Extent:
+    """Return the extent of a parameter's state.
 
     Args:
         file: file that holds it.
         name: its name, for messages.
-        tensor: the state.
-        like: the parameter's slice, with keys model.NAME.
-        prefix: replacement for "model." in the keys.
+        state: the state.
+        parameter: the parameter's slice.
+        prefix: prefix of the state's keys.
     """
-    chunks = (
-        chunk._replace(key=prefix + chunk.key.removeprefix(MODEL))
-        for chunk in like.blocks
-        if not chunk.is_mean
-    )
-    extent = torch_archive.region(file, name, tensor, (*chunks,))
-    return replace(extent, is_copy=like.is_copy)
+    chunks = (*state_chunks(parameter.blocks, prefix),)
+    extent = torch_archive.region(file, name, state, chunks)
+    return replace(extent, is_copy=parameter.is_copy)

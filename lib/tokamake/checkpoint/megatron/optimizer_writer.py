@@ -11,8 +11,8 @@ from itertools import accumulate, chain
 from typing import Any
 
 from tokamake.checkpoint.deepspeed.folder import OPT_PARAM_SCHEDULER, scheduler_state
-from tokamake.checkpoint.deepspeed.zero_adam import MOMENTS, adam_problem
-from tokamake.checkpoint.deepspeed.zero_reader import MASTER, parameter_name
+from tokamake.checkpoint.deepspeed.zero_adam import MOMENTS, adam_problem, has_states
+from tokamake.checkpoint.deepspeed.zero_reader import MASTER, parameter_name, state_chunks
 from tokamake.checkpoint.megatron.optimizer_reader import (
     GROWTH,
     MASTERS,
@@ -33,15 +33,12 @@ _SCALE_NAME = f"{OPTIMIZER}.{SCALER}.{SCALE}"
 
 def has_loadable_states(checkpoint: Checkpoint) -> bool:
     """Return whether Megatron-LM can resume from a checkpoint's optimizer states."""
-    has_states = any(key.startswith("optimizer.") for key in checkpoint.source)
-    return has_states and not adam_problem(checkpoint)
+    return has_states(checkpoint) and not adam_problem(checkpoint)
 
 
 def unloadable_states_warning(checkpoint: Checkpoint) -> str | None:
     """Return a warning if Megatron-LM cannot resume from a checkpoint's optimizer states."""
-    if not any(key.startswith("optimizer.") for key in checkpoint.source):
-        return None
-    problem = adam_problem(checkpoint)
+    problem = adam_problem(checkpoint) if has_states(checkpoint) else None
     return problem and f"{checkpoint.path}: {problem}: Megatron-LM cannot resume from its states"
 
 
@@ -80,20 +77,13 @@ def planned_states(checkpoint: Checkpoint, weights: Any) -> dict[str, Any]:
 
 def _states(weights: PlannedTensor) -> dict[str, PlannedTensor]:
     """Return the states of a parameter; those of the vocabulary's padding stay 0."""
-    chunks = [chunk for chunk in weights.blocks if not chunk.is_mean]
-    steps = (Chunk(f"optimizer.{STEP}.{parameter_name(chunk.key)}", ()) for chunk in chunks)
-    return {STEP: PlannedTensor((), FLOAT32, (*steps,))} | {
-        kind: PlannedTensor(
-            weights.shape,
-            FLOAT32,
-            tuple(
-                chunk._replace(key=f"optimizer.{kind}.{parameter_name(chunk.key)}")
-                for chunk in chunks
-            ),
-            weights.is_copy,
-        )
-        for kind in MOMENTS
-    }
+    step_chunks = state_chunks(weights.blocks, f"optimizer.{STEP}.")
+    steps = (Chunk(chunk.key, ()) for chunk in step_chunks)
+    states = {STEP: PlannedTensor((), FLOAT32, (*steps,))}
+    for kind in MOMENTS:
+        chunks = (*state_chunks(weights.blocks, f"optimizer.{kind}."),)
+        states[kind] = PlannedTensor(weights.shape, FLOAT32, chunks, weights.is_copy)
+    return states
 
 
 def _master(weights: PlannedTensor, source: TensorSource) -> PlannedTensor:

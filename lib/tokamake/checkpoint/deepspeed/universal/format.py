@@ -23,6 +23,7 @@ from tokamake.checkpoint.deepspeed.zero_reader import (
     OptimizerStates,
     parameter_name,
     settings_note,
+    state_chunks,
 )
 from tokamake.checkpoint.megatron_model import module as megatron_module
 from tokamake.checkpoint.megatron_model.arguments import (
@@ -235,11 +236,7 @@ def _add_parameter(states: OptimizerStates, folder: Path, tensor: TensorSlice) -
     for file in sorted(folder.glob("*.pt")):
         kind = file.stem
         prefix = MODEL if kind == _WEIGHTS else f"optimizer.{kind}."
-        chunks = [
-            chunk._replace(key=prefix + parameter_name(chunk.key))
-            for chunk in tensor.blocks
-            if not chunk.is_mean
-        ]
+        chunks = (*state_chunks(tensor.blocks, prefix),)
         if kind == _STEP:
             step = pickle_reader.read(file, REMEDY)
             states.add_step(file, _STEP, step, {chunk.key for chunk in chunks})
@@ -250,7 +247,7 @@ def _add_parameter(states: OptimizerStates, folder: Path, tensor: TensorSlice) -
                 f"{file}: has shape {list(param.shape)}, the architecture calls for "
                 f"{list(tensor.shape)}; fix the architecture or give another checkpoint"
             )
-        states.extents.append(torch_archive.region(file, folder.name, param, (*chunks,)))
+        states.extents.append(torch_archive.region(file, folder.name, param, chunks))
 
 
 def _add_steps_of_zero_3(states: OptimizerStates, zero: Path) -> None:
