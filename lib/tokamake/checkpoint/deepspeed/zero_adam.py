@@ -1,4 +1,4 @@
-"""Adam's states for optimizers with one step count and one learning rate for all parameters."""
+"""Checks for Adam's states in optimizers that have a single step count and learning rate."""
 
 from tokamake.checkpoint.deepspeed.zero_reader import MODEL
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint
@@ -18,7 +18,7 @@ def has_states(checkpoint: Checkpoint) -> bool:
 
 
 def adam_problem(checkpoint: Checkpoint) -> str | None:
-    """Return why such an optimizer cannot resume from a checkpoint's states, or None if it can."""
+    """Return why Adam cannot resume from a checkpoint's states, or None if it can."""
     source = checkpoint.source
     states = {key for key in source if key.startswith("optimizer.")}
     names = [key.removeprefix(MODEL) for key in source if key.startswith(MODEL)]

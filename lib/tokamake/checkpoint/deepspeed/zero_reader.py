@@ -218,7 +218,7 @@ def _stage(state: Mapping[str, Any]) -> int:
         return 3
     recorded = state.get("zero_stage", 1)
     if (stage := value_of(recorded, _STAGES)) is None:
-        raise UserError(f"zero_stage: {recorded!r}: not a known stage of DeepSpeed")
+        raise UserError(f"zero_stage: {recorded!r}: not a known stage of DeepSpeed; {REMEDY}")
     return int(stage)
 
 

@@ -125,7 +125,7 @@ class PartitionWriter:
         return {
             "overflow": False,
             "base_optimizer_state": self._torch_state(groups, shares),
-            # Without padding, other than the moments.
+            # Unlike the moments, fp32 weights have no padding.
             "single_partition_of_fp32_groups": [
                 self._planned(flat, share, share.size - share.padding)
                 for flat, share in zip(flats, shares, strict=True)

@@ -79,18 +79,18 @@ def opened(folder: Path) -> Checkpoint:
     check_rank_counts(args, folder, tensor=tensor, pipeline=pipeline)
     virtual = sum(1 for name in first if re.fullmatch(r"model\d+", str(name))) or 1
     layout = ParallelLayout(tensor, pipeline, virtual)
-    # The number of layers of each stage must be known before any rank's tensors are located. Keep
-    # the files that this reads; reading them again is slow.
-    known = {first_file: first}
+    # The layers of all stages must be known before tensors are located. Keep the contents of these
+    # files, because reading them again is slow.
+    contents = {first_file: first}
     for stage in range(pipeline):
         file = _file(folder, 0, stage, pipeline)
-        known[file] = known.get(file) or deepspeed_folder.read(file)
-    layers = _stored_layers(folder, known, architecture, layout)
+        contents[file] = contents.get(file) or deepspeed_folder.read(file)
+    layers = _stored_layers(folder, contents, architecture, layout)
     weights, reader = list[Extent](), OptimizerReader()
     for stage in range(pipeline):
         for number in range(tensor):
             file = _file(folder, number, stage, pipeline)
-            state = known.get(file) or deepspeed_folder.read(file)
+            state = contents.get(file) or deepspeed_folder.read(file)
             deepspeed_folder.check_same_step(file, state, first_file, first)
             # The first Megatron versions wrote no version.
             version = version_of(state, file, default=0.0)

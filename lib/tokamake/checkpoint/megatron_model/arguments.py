@@ -124,7 +124,7 @@ def architecture_of(
     if head_dim not in (None, architecture.head_dim):
         raise UserError(
             f"{file}: args.kv_channels: {head_dim!r}: is not hidden_size / num_attention_heads "
-            f"({architecture.head_dim}); give a checkpoint of a model where it is"
+            f"({architecture.head_dim}); give a checkpoint with this head size"
         )
     return architecture
 

@@ -89,7 +89,7 @@ def planned_tree(tree: Any, checkpoint: Checkpoint, target: Target) -> Any:
 
 
 def without_elements(tree: Any) -> Any:
-    """Return a tree of `PlannedTensor` with 0 elements each: ZeRO 3 keeps weights in its shards."""
+    """Return a tree of `PlannedTensor` with 0 elements each: ZeRO 3 keeps weights elsewhere."""
     if not isinstance(tree, PlannedTensor):
         return {name: without_elements(value) for name, value in tree.items()}
     return PlannedTensor((0,), tree.dtype, ())
