@@ -35,7 +35,7 @@ from tokamake.errors import UserError
 
 def chunked(architecture: Architecture, size: int) -> Iterator[dict[str, Tensor]]:
     """What each of several ranks must have, cut from what the one of one rank has."""
-    one = megatron_names.whole(architecture, weights(architecture))
+    one = megatron_names.megatron_tensors(architecture, weights(architecture))
     for rank in range(size):
         found = {}
         for name, tensor in one.items():

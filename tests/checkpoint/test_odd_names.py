@@ -60,22 +60,26 @@ BROKEN = [
         (kind, changed(**values), message)
         for kind in ("mds", "mds_pipeline", "megatron", "universal")
         for values, message in [
-            ({"iteration": "abc"}, r"\.pt: iteration: 'abc': is no whole number; fetch"),
-            ({"iteration": 1.5}, r"\.pt: iteration: 1\.5: is no whole number"),
+            ({"iteration": "abc"}, r"\.pt: iteration: 'abc': is not a whole number; fetch"),
+            ({"iteration": 1.5}, r"\.pt: iteration: 1\.5: is not a whole number"),
             (
                 {"args_consumed_train_samples": "abc"},
-                r"\.pt: consumed_train_samples: 'abc': is no whole number",
+                r"\.pt: consumed_train_samples: 'abc': is not a whole number",
             ),
         ]
     ),
     *(
-        (kind, changed(checkpoint_version="abc"), r"\.pt: checkpoint_version: 'abc': is no number")
+        (
+            kind,
+            changed(checkpoint_version="abc"),
+            r"\.pt: checkpoint_version: 'abc': is not a number",
+        )
         for kind in ("mds", "megatron")
     ),
     (
         "universal",
         changed(args_hidden_size="abc"),
-        r"\.pt: args\.hidden_size: 'abc': is no whole number",
+        r"\.pt: args\.hidden_size: 'abc': is not a whole number",
     ),
 ]
 

@@ -338,13 +338,13 @@ def test_damaged_shards_are_told(stage: int, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{files[2].name}: damaged"):
         open_any(run)
     torch.save({"optimizer_state_dict": {"partition_count": 3}}, files[2])
-    with pytest.raises(UserError, match="optimizer states in an order that is not known"):
+    with pytest.raises(UserError, match="optimizer states in an unknown order"):
         open_any(run)
     name = {1: "single_partition_of_fp32_groups", 3: "fp32_flat_groups"}[stage]
     inner = states[2]["optimizer_state_dict"]
     inner[name] = [tensor[:1].clone() for tensor in inner[name]]
     torch.save(states[2], files[2])
-    with pytest.raises(UserError, match=r"damaged|elements of tensor|would end at|not known"):
+    with pytest.raises(UserError, match=r"damaged|elements of tensor|would end at|unknown order"):
         open_any(run)
 
 
@@ -365,7 +365,7 @@ NORM = "optimizer.step.model.norm.weight"
             {"optimizer": "adopt"},
             1,
             "mds",
-            "exp_avg, exp_avg_sq, step of adopt, not those of Adam",
+            "exp_avg, exp_avg_sq, step of adopt, not Adam's states",
         ),
         (lambda known: {**known, NORM: torch.tensor(6.0)}, {}, 1, "mds", "updated 6 to 7 times"),
         (
@@ -373,14 +373,14 @@ NORM = "optimizer.step.model.norm.weight"
             {OPTIMIZER_SETTINGS: {"lr": 1.0}},
             1,
             "mds",
-            "not tell its optimizer's betas, epsilon",
+            "not record its optimizer's betas, epsilon",
         ),
         (
             dict,
             {"optimizer": "adopt"},
             3,
             "mds",
-            "exp_avg, exp_avg_sq, step of adopt, not those of Adam",
+            "exp_avg, exp_avg_sq, step of adopt, not Adam's states",
         ),
         (dict, {}, 2, "mds_pipeline", "--zero-stage 2: DeepSpeed itself refuses stages 2 and 3 wi"),
         (dict, {}, 3, "mds_pipeline", "--zero-stage 3: DeepSpeed itself refuses stages 2 and 3 wi"),

@@ -75,9 +75,9 @@ def convert(
 
     from tokamake.checkpoint.checksums import check_checksums
     from tokamake.checkpoint.detect import offering_another, open_any, title
-    from tokamake.checkpoint.megatron.optimizer_writer import left_states
-    from tokamake.checkpoint.megatron_model.arguments import warnings
-    from tokamake.checkpoint.megatron_model.vocabulary import unknown_size, with_vocab_size
+    from tokamake.checkpoint.megatron.optimizer_writer import unloadable_states_warning
+    from tokamake.checkpoint.megatron_model.arguments import argument_warnings
+    from tokamake.checkpoint.megatron_model.vocabulary import unknown_size_warning, with_vocab_size
     from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
     from tokamake.checkpoint.tensors.replicas import check_copies
     from tokamake.checkpoint.writer import refuse_other, write
@@ -97,7 +97,7 @@ def convert(
     checkpoint, name = open_any(source), format.replace("-", "_")
     if vocab_size is not None:
         checkpoint = with_vocab_size(checkpoint, vocab_size)
-    unknown = unknown_size(checkpoint)
+    unknown = unknown_size_warning(checkpoint)
     if tokenizer is not None:
         token, files = _end_and_files(tokenizer, checkpoint)
         notes = {**checkpoint.notes, "eos_token_id": token}
@@ -112,8 +112,8 @@ def convert(
     found = write(target, checkpoint, name, wanted, workers=workers)
     print(f"{target}: {title(name)}, {_told(checkpoint, wanted)}, from {_at(source, checkpoint)}")
     _tell_rest(checkpoint, wanted, format, found.left)
-    states = left_states(checkpoint) if format == "megatron" else None
-    told = warnings(checkpoint.architecture, format)
+    states = unloadable_states_warning(checkpoint) if format == "megatron" else None
+    told = argument_warnings(checkpoint.architecture, format)
     for line in (unknown, states, *told, _unsound(found.unsound)):
         if line:
             print(line, file=sys.stderr)

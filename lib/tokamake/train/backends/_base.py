@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tokamake import files, plugins
-from tokamake.checkpoint.deepspeed.zero_reader import settings_of
+from tokamake.checkpoint.deepspeed.zero_reader import settings_note
 from tokamake.checkpoint.native import latest, training_state
 from tokamake.checkpoint.native.description import describe
 from tokamake.checkpoint.native.flat_chunks import FlatChunks
@@ -173,7 +173,7 @@ class EngineBase(ABC):
             **progress,
             "architecture": self._run.architecture.model_dump(mode="json"),
             "optimizer": self._run.train.optimizer.name,
-            **settings_of(self._optimizer.param_groups),
+            **settings_note(self._optimizer.param_groups),
             "loss_scale": self._loss_scale.state,
         }
 
