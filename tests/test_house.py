@@ -115,7 +115,7 @@ def test_modules_and_longer_functions_have_docstrings(path: Path) -> None:
     tree = ast.parse(path.read_text())
     docstring = ast.get_docstring(tree)
     assert docstring
-    assert 1 <= len(docstring.splitlines()) <= 8
+    assert 1 <= len(docstring.splitlines()) <= 12
     members = [each for node in tree.body if isinstance(node, ast.ClassDef) for each in node.body]
     for node in [*tree.body, *members]:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
@@ -181,7 +181,7 @@ def test_the_executor_is_a_package_of_its_own() -> None:
 def test_the_library_knows_no_place() -> None:
     for path in MODULES:
         for line in path.read_text().splitlines():
-            assert "profiles/" not in line or path.name == "config.py", f"{path}: {line}"
+            assert "profiles/" not in line or path.name == "cli.py", f"{path}: {line}"
 
 
 def test_every_plug_in_has_its_functions() -> None:

@@ -224,6 +224,7 @@ class _TokenScan:
         self._num_tokens += len(tokens)
 
     def faults(self, binary: Path) -> Iterator[str]:
+        """Describe tokens outside the vocabulary."""
         if self._first_invalid is None:
             return
         position, token = self._first_invalid
