@@ -22,7 +22,7 @@ from tests.support.runs import write_start
 from tokamake import plugins
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
-from tokamake.checkpoint.detect import KIND, open_any
+from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.inspect import inspect
 from tokamake.checkpoint.tensors import copy
@@ -30,6 +30,7 @@ from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout, T
 from tokamake.checkpoint.tensors.extents import TensorSource
 from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
 from tokamake.config.architecture import Architecture
+from tokamake.config.model import FORMATS
 from tokamake.errors import UserError
 
 
@@ -156,7 +157,7 @@ def test_walks_over_formats_and_layouts(tmp_path: Path) -> None:
     for number in range(60):
         so_far = [*known.values()][number % 3]
         begin = open_any(random.choice(so_far))
-        kind = random.choice(plugins.names(KIND))
+        kind = random.choice(plugins.names(FORMATS))
         target = Target(random_layout(random, kind))
         folder = tmp_path / f"walk-{number}"
         heads = begin.architecture.num_key_value_heads
@@ -275,7 +276,7 @@ DAMAGES: dict[str, tuple[str, str, Any, str]] = {
         "mds",
         "latest",
         lambda file: file.write_text("global_step9"),
-        r"latest: names global_step9, which is missing; name one that is there \(global_step0\)",
+        r"latest: names global_step9, which is missing; name an existing one \(global_step0\)",
     ),
 }
 

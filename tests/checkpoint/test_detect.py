@@ -8,8 +8,7 @@ import pytest
 
 from tests.support import llamas, megatron_names
 from tokamake.checkpoint.convert import convert
-from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.format_files import start_files
+from tokamake.checkpoint.detect import list_files, open_any
 from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.inspect import inspect
 from tokamake.checkpoint.model_tensors import random
@@ -116,7 +115,7 @@ def test_a_start_is_all_files_that_are_read(name: str, tmp_path: Path) -> None:
         (tmp_path / "a/config.json").write_text("{}")  # of whatever program
     read = {region.file for region in open_any(tmp_path / "a").source.regions}
     assert read
-    assert read <= {*start_files(tmp_path / "a")}
+    assert read <= {*list_files(tmp_path / "a")}
 
 
 @pytest.mark.parametrize("name", ["hf", "mds"])

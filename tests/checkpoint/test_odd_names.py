@@ -54,8 +54,8 @@ BROKEN = [
         lambda f: renamed(f, "*/layer_*", ".partial"),
         r"has no layer_\*-model_\*-model_states\.pt, but layer_01-model_00-model_states\.pt\.part",
     ),
-    ("mds", lambda f: renamed(f, "*/mp_rank_*", ".bak"), r"in which no rank has its first file"),
-    ("megatron", lambda f: renamed(f, "*/mp_rank_*", ".bak"), r"no checkpoint of a format that"),
+    ("mds", lambda f: renamed(f, "*/mp_rank_*", ".bak"), r"which has no file of the first rank"),
+    ("megatron", lambda f: renamed(f, "*/mp_rank_*", ".bak"), r"no checkpoint of a known format"),
     *(
         (kind, changed(**values), message)
         for kind in ("mds", "mds_pipeline", "megatron", "universal")

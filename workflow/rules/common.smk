@@ -10,8 +10,8 @@ from operator import attrgetter
 from pathlib import Path
 
 from tokamake import files
-from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.format_files import is_native, start_files
+from tokamake.checkpoint.detect import list_files, open_any
+from tokamake.checkpoint.native.folder import find as find_native
 from tokamake.config.architecture import read_architecture
 from tokamake.config.model import check_export_format, parse_export_format
 from tokamake.config.runs import read_runs
@@ -141,7 +141,7 @@ def checkpoint_tokenizer(start, where):
 
 def known_tokenizer(start):
     """What a checkpoint of one of our runs tells of its tokenizer, in words."""
-    runs = sorted(file for file in start_files(start) if file.name == "run.yaml")
+    runs = sorted(file for file in list_files(start) if file.name == "run.yaml")
     found = read_yaml(runs[0], "name another checkpoint").get("tokenizer") if runs else None
     return f" ({found})" if found else ""
 

@@ -16,13 +16,13 @@ def files_of(run):
     """Files of the checkpoint that a run starts from."""
     if (checkpoint := RUNS[run].model.checkpoint) is None:
         return [f"results/{run}/init/{file}" for file in HF_FILES]
-    return list(map(str, start_files(checkpoint)))
+    return list(map(str, list_files(checkpoint)))
 
 
 START_OF = {run: start_of(run)[0] for run in RUNS}
 STARTS = dict(map(start_of, RUNS))
 START_FILES = {START_OF[run]: files_of(run) for run in RUNS}
-OWN = {name for name, folder in STARTS.items() if is_native(Path(folder))}
+OWN = {name for name, folder in STARTS.items() if find_native(Path(folder))}
 IMPORTED = [f"results/import/{name}" for name in STARTS if name not in OWN]
 
 

@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from tokamake.config.model import FORMAT_SIZES
+from tokamake.config.model import format_names, format_sizes, formats_with
 
 if TYPE_CHECKING:
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
+
+# cyclopts lists and checks the choices of a Literal; mypy does not accept a computed one.
+if TYPE_CHECKING:
+    FormatName = str
+else:
+    FormatName = Literal[tuple(format_names())]
 
 _NAMED = 5
 """Tensors that a message names."""
@@ -26,7 +32,7 @@ def convert(
     *,
     source: Annotated[Path, Parameter(name="--from")],
     target: Annotated[Path, Parameter(name="--to")],
-    format: Literal["hf", "mds", "mds-pipeline", "universal", "megatron", "native"],
+    format: FormatName,
     tensor_parallel_size: int = 1,
     pipeline_parallel_size: int = 1,
     virtual_pipeline_size: int = 1,
@@ -74,7 +80,7 @@ def convert(
     from dataclasses import replace
 
     from tokamake.checkpoint.checksums import check_checksums
-    from tokamake.checkpoint.detect import offering_another, open_any, title
+    from tokamake.checkpoint.detect import open_any, suggesting_other_step, title
     from tokamake.checkpoint.megatron.optimizer_writer import left_states
     from tokamake.checkpoint.megatron_model.arguments import warnings
     from tokamake.checkpoint.megatron_model.vocabulary import unknown_size, with_vocab_size
@@ -103,7 +109,7 @@ def convert(
         notes = {**checkpoint.notes, "eos_token_id": token}
         checkpoint = replace(checkpoint, notes=notes, tokenizer=files)
     workers = workers or file_workers()
-    with offering_another(source, checkpoint.path):
+    with suggesting_other_step(source, checkpoint.path):
         check_checksums(checkpoint.source, workers=workers)
         if not take_first_copy:
             check_copies(checkpoint.source)
@@ -143,8 +149,8 @@ def _check_options(
         option = f"--{name.replace('_', '-')} {size}"
         if size < 1:
             raise UserError(f"{option}: give 1 or more")
-        if size > 1 and name not in FORMAT_SIZES[format]:
-            others = " or ".join(other for other, has in FORMAT_SIZES.items() if name in has)
+        if size > 1 and name not in format_sizes(format):
+            others = " or ".join(formats_with(name))
             raise UserError(
                 f"{option}: a checkpoint of format {format} has no such parts; leave it out, or "
                 f"choose {others}"
@@ -169,8 +175,8 @@ def _check_zero(format: str, ranks: int, stage: int) -> None:
     """
     from tokamake.errors import UserError
 
-    if stage and "zero_stage" not in FORMAT_SIZES[format]:
-        others = " or ".join(other for other, has in FORMAT_SIZES.items() if "zero_stage" in has)
+    if stage and "zero_stage" not in format_sizes(format):
+        others = " or ".join(formats_with("zero_stage"))
         raise UserError(
             f"--zero-stage {stage}: a checkpoint of format {format} has no shards of DeepSpeed's; "
             f"leave it out, or choose {others}"

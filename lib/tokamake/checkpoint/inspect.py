@@ -24,7 +24,7 @@ def inspect(path: Path, *, tensors: bool = False, values: bool = False) -> None:
     Raises:
         UserError: there is none, it is damaged, or its values are.
     """
-    from tokamake.checkpoint.detect import offering_another, open_any
+    from tokamake.checkpoint.detect import open_any, suggesting_other_step
 
     found = open_any(path)
     for title, text in _lines(found):
@@ -33,7 +33,7 @@ def inspect(path: Path, *, tensors: bool = False, values: bool = False) -> None:
         for key, shape in found.source.shapes.items():
             print(f"{key}  {list(shape)}  {_dtype(found, key)}")
     if values:
-        with offering_another(path, found.path):
+        with suggesting_other_step(path, found.path):
             _check_values(found)
         print("values        all finite; copies on other ranks are alike; checksums hold")
 

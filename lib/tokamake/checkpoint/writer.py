@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from tokamake import __version__, files, plugins
-from tokamake.checkpoint.detect import KIND
+from tokamake import __version__, files
+from tokamake.checkpoint.detect import load_format
 from tokamake.checkpoint.native import dcp_metadata
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
@@ -179,13 +179,13 @@ def _planned(
     content.mkdir(parents=True)
     notes.mkdir()
     inside = content
-    if plugins.constant(KIND, name, "IN_ROOT"):
+    if load_format(name).IN_ROOT:
         step = checkpoint.progress.iteration
         inside = content / f"global_step{step}"
         inside.mkdir()
         files.write_text(content / "latest_checkpointed_iteration.txt", f"{step}")
         files.write_text(content / "latest", inside.name)
-    regions: list[Extent] = plugins.load(KIND, name).lay_out(inside, checkpoint, target)
+    regions = load_format(name).lay_out(inside, checkpoint, target)
     _refuse_small_disk(content, regions)
     files.write_text(notes / _DONE, "")
     described = [_described(content, region) for region in regions]

@@ -22,9 +22,9 @@ from tests.support.layouts import laid_out, parallel
 from tests.support.ranks import spawn
 from tests.support.runs import ARCHITECTURE, make_run, prepare, train_here
 from tokamake import files
-from tokamake.checkpoint.format_files import DESCRIPTION
 from tokamake.checkpoint.native import dcp_reader, training_state
 from tokamake.checkpoint.native import format as plug_in
+from tokamake.checkpoint.native.folder import DESCRIPTION
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.copy import fill
@@ -103,7 +103,7 @@ def test_paths_are_found(root: Path, saved: Path, tmp_path: Path) -> None:
 
 
 def test_tensors_are_those_that_were_saved(saved: Path) -> None:
-    found = plug_in.opened(saved)
+    found = plug_in.open_checkpoint(saved)
     assert found.architecture == ARCHITECTURE
     assert vars(found.progress) == {
         "iteration": 2,
@@ -132,7 +132,7 @@ def test_archives_that_begin_alike_are_read_once(
         return parse(stream)
 
     monkeypatch.setattr(pickle_reader, "parse", count)
-    shapes = {*plug_in.opened(saved).source.shapes.values()}
+    shapes = {*plug_in.open_checkpoint(saved).source.shapes.values()}
     assert len(reads) == len(shapes) == 7
 
 
@@ -146,7 +146,7 @@ def test_tensors_that_lie_in_other_orders_are_read(saved: Path, tmp_path: Path) 
     }
     dcp.save(tensors, checkpoint_id=tmp_path, no_dist=True)
     shutil.copy(saved / DESCRIPTION, tmp_path)
-    found = plug_in.opened(tmp_path).source
+    found = plug_in.open_checkpoint(tmp_path).source
     assert not all(block.stride == (3, 1) for each in found.regions for block in each.blocks)
     same(found, {key: tensor.contiguous() for key, tensor in tensors.items()})
 
@@ -169,13 +169,13 @@ def test_checkpoints_of_two_ranks_are_read(root: Path, tmp_path: Path) -> None:
     spawn(save_all, 2, make_run(root, "two-ranks"), tmp_path)
     for number, changes in enumerate(LAYOUTS):
         folder = tmp_path / f"{number}"
-        found, expected = plug_in.opened(folder), by_torch(folder)
+        found, expected = plug_in.open_checkpoint(folder), by_torch(folder)
         assert found.notes["world_size"] == 2
         same(found.source, expected)
         in_parts = len(found.source.regions) > len(expected)
         assert in_parts == (changes != LAYOUTS[2])
         again = lay_out(tmp_path / f"again-{number}", found)
-        same(plug_in.opened(again).source, expected)
+        same(plug_in.open_checkpoint(again).source, expected)
         assert len([*folder.glob("*.distcp")]) == 2 * len([*again.glob("*.distcp")]) == 2
 
 
@@ -184,9 +184,9 @@ def test_checkpoints_of_two_ranks_are_read(root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("most", [5 * 10**9, 60_000])
 def test_laid_out_checkpoints_are_read_back(saved: Path, tmp_path: Path, most: int) -> None:
-    before = plug_in.opened(saved)
+    before = plug_in.open_checkpoint(saved)
     folder = lay_out(tmp_path / SAVED, before, Target(max_shard_bytes=most))
-    after, expected = plug_in.opened(folder), by_torch(saved)
+    after, expected = plug_in.open_checkpoint(folder), by_torch(saved)
     assert replace(after, source=before.source, path=saved, notes=before.notes) == before
     same(after.source, expected)
     read = by_torch(folder)
@@ -204,16 +204,16 @@ def test_laid_out_checkpoints_are_read_back(saved: Path, tmp_path: Path, most: i
 
 
 def test_the_same_bytes_come_of_the_same_checkpoint(saved: Path, tmp_path: Path) -> None:
-    one, two = (lay_out(tmp_path / name / SAVED, plug_in.opened(saved)) for name in "ab")
+    one, two = (lay_out(tmp_path / name / SAVED, plug_in.open_checkpoint(saved)) for name in "ab")
     for path in one.iterdir():
         assert path.read_bytes() == (two / path.name).read_bytes()
 
 
 def test_weights_take_the_dtype_that_is_wanted(saved: Path, tmp_path: Path) -> None:
-    folder = lay_out(tmp_path / SAVED, plug_in.opened(saved), Target(dtype="bf16"))
+    folder = lay_out(tmp_path / SAVED, plug_in.open_checkpoint(saved), Target(dtype="bf16"))
     for key, tensor in by_torch(saved).items():
         wanted = tensor.bfloat16() if key.startswith("model.") else tensor
-        assert torch.equal(plug_in.opened(folder).source.read(key), wanted)
+        assert torch.equal(plug_in.open_checkpoint(folder).source.read(key), wanted)
     assert training_state.read(folder)[1]["lm_head.weight"].dtype == torch.bfloat16
 
 
@@ -226,17 +226,19 @@ def test_data_take_no_room_until_they_are_there(saved: Path, tmp_path: Path) -> 
     source = TensorSource([region], {"model.large": region.shape})
     folder = tmp_path / SAVED
     folder.mkdir()
-    checkpoint = replace(plug_in.opened(saved), source=source)
+    checkpoint = replace(plug_in.open_checkpoint(saved), source=source)
     (found,) = plug_in.lay_out(folder, checkpoint, Target())
     stat = found.file.stat()
     assert stat.st_blocks * 512 < 2**17 < rows * 2**13 < stat.st_size
-    (again,) = plug_in.opened(folder).source.regions
+    (again,) = plug_in.open_checkpoint(folder).source.regions
     assert (again.file, again.offset, again.numel) == (found.file, found.offset, found.numel)
     assert found.offset % 64 == 0
 
 
 def test_a_run_starts_from_a_laid_out_checkpoint(root: Path, saved: Path, tmp_path: Path) -> None:
-    folder = lay_out(tmp_path / SAVED, plug_in.opened(saved), Target(max_shard_bytes=60_000))
+    folder = lay_out(
+        tmp_path / SAVED, plug_in.open_checkpoint(saved), Target(max_shard_bytes=60_000)
+    )
     files.write_text(tmp_path / "latest", SAVED)
     config = make_run(root, "starts", train_steps=2)
     start = read_run(config).checkpoint
@@ -254,7 +256,7 @@ def test_a_run_continues_from_a_laid_out_checkpoint(
     root: Path, saved: Path, tmp_path: Path
 ) -> None:
     run, found = read_run(make_run(root, "continues")), []
-    for folder in (saved, lay_out(tmp_path / SAVED, plug_in.opened(saved))):
+    for folder in (saved, lay_out(tmp_path / SAVED, plug_in.open_checkpoint(saved))):
         engine = build(run, continues=True)
         engine.load(folder)
         found.append(go(engine, coming(engine, run, done=2), 3))
@@ -368,7 +370,7 @@ def in_the_same_bytes(found: records.Metadata) -> None:
 def test_damage_is_told(copied: Path, damage: Callable[[Path], None], message: str) -> None:
     damage(copied)
     with pytest.raises(UserError, match=message) as error:
-        plug_in.opened(copied)
+        plug_in.open_checkpoint(copied)
     assert str(copied) in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -401,7 +403,7 @@ def refused(folder: Path, message: str) -> None:
     """See that every way to read a checkpoint refuses it."""
     whole = {KEY: torch.zeros(32)}
     for read in (
-        lambda: plug_in.opened(folder),
+        lambda: plug_in.open_checkpoint(folder),
         lambda: training_state.read(folder),
         lambda: training_state.check(folder, whole),
         lambda: training_state.fill(folder, whole, alone=True),
@@ -450,7 +452,7 @@ def test_a_program_among_the_tensors_is_not_run(copied: Path, tmp_path: Path) ->
     info = _StorageInfo(file.name, 0, file.stat().st_size)
     described(lambda found: found.storage_data.update({INDEX: info}))(copied)
     with pytest.raises(UserError, match=r"other\.distcp: damaged at model\.model\.norm"):
-        plug_in.opened(copied)
+        plug_in.open_checkpoint(copied)
     with pytest.raises(UserError, match="damaged"):
         training_state.read(copied)
     assert not made.exists()
@@ -461,7 +463,7 @@ def test_a_pickle_leaves_no_traces_in_classes(copied: Path) -> None:
     line = b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
     (copied / ".metadata").write_bytes(line + b"(N}S'version'\nS'spoilt'\nstb.")
     with pytest.raises(UserError, match="holds no metadata"):
-        plug_in.opened(copied)
+        plug_in.open_checkpoint(copied)
     assert records.Metadata.version is None
 
 

@@ -9,13 +9,15 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokamake import files
-from tokamake.checkpoint.format_files import DESCRIPTION
-from tokamake.checkpoint.latest import latest
-from tokamake.checkpoint.native import dcp_metadata, description
+from tokamake.checkpoint.format_protocol import CheckpointFormat
+from tokamake.checkpoint.latest import pointed_files
+from tokamake.checkpoint.native import dcp_metadata
 from tokamake.checkpoint.native.dcp_metadata import StorageLocation, StoredChunk, WholeTensor
+from tokamake.checkpoint.native.folder import DESCRIPTION, VERSION, read_description, read_model
+from tokamake.checkpoint.native.folder import find as find
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Progress, Target
 from tokamake.checkpoint.tensors.dtypes import Dtype
@@ -24,6 +26,8 @@ from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
 from tokamake.errors import UserError
 
 TITLE = "tokamake (torch distributed checkpoint)"
+PRIORITY = 50
+SIZES: tuple[str, ...] = ()
 IN_ROOT = True
 
 _REMEDY = "name another checkpoint"
@@ -38,25 +42,18 @@ _NO_RANKS = 0
 """World size of what no ranks have saved, so that none looks for what it alone would know."""
 
 
-def find(path: Path) -> Path | None:
-    """The checkpoint that a path is, or that the `latest` of a training folder names."""
-    if description.is_native(path):
-        return path
-    try:
-        named = latest(path)
-    except UserError:
-        return None
-    return named if description.is_native(named) else None
+def list_files(path: Path) -> list[Path]:
+    return pointed_files(path, "latest")
 
 
-def opened(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path) -> Checkpoint:
     """Open a checkpoint; of its files, only the beginnings of archives are read.
 
     Raises:
         UserError: it is missing, or damaged as far as that can be seen.
     """
-    architecture, iteration = description.describe_model(path)
-    described, known = description.describe(path), dcp_metadata.read(path)
+    architecture, iteration = read_model(path)
+    described, known = read_description(path), dcp_metadata.read(path)
     kept = (_WEIGHTS, _STATES)
     whole = {key: tensor for key, tensor in known.items() if key.startswith(kept)}
     _check_files(path, [box.place for tensor in known.values() for box in tensor.boxes])
@@ -217,7 +214,7 @@ def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent
 
 def _description(checkpoint: Checkpoint) -> dict[str, Any]:
     return {
-        "version": description.VERSION,
+        "version": VERSION,
         "world_size": _NO_RANKS,
         **vars(checkpoint.progress),
         "architecture": checkpoint.architecture.model_dump(mode="json"),
@@ -278,3 +275,9 @@ def _write(folder: Path, one: _Planned) -> Extent:
         stream.write(one.skeleton.tail)
     place = tuple(slice(0, size) for size in one.shape)
     return Extent(file, one.key, begin, one.shape, one.dtype, (Chunk(one.wanted, place),))
+
+
+if TYPE_CHECKING:
+    from tokamake.checkpoint.native import format as this_module
+
+    _: CheckpointFormat = this_module

@@ -20,12 +20,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from tokamake import files
-from tokamake.checkpoint.format_files import DESCRIPTION
 from tokamake.checkpoint.native import dcp_metadata
 from tokamake.checkpoint.native.dcp_metadata import WholeTensor
 from tokamake.checkpoint.native.dcp_reader import DcpReader
 from tokamake.checkpoint.native.dcp_writer import DcpWriter
-from tokamake.checkpoint.native.description import VERSION, describe, describe_model
+from tokamake.checkpoint.native.folder import DESCRIPTION, VERSION, read_description, read_model
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
@@ -216,7 +215,7 @@ def load(folder: Path, tensors: Tensors) -> Any:
         What this rank gave as `rank_state`; None if there were not as many ranks.
     """
     own, state = f"rank.{dist.get_rank()}", dict(tensors)
-    if describe(folder)["world_size"] == dist.get_world_size():
+    if read_description(folder)["world_size"] == dist.get_world_size():
         size = saved_in(folder)[own].size
         state[own] = torch.empty(size, dtype=torch.uint8)
     fill(folder, state)
@@ -236,7 +235,7 @@ def _from_bytes(tensor: Tensor) -> Any:
 
 def read(folder: Path) -> tuple[Architecture, dict[str, Tensor], int]:
     """Architecture, whole weights by Hugging Face's names, and step; no ranks needed."""
-    architecture, iteration = describe_model(folder)
+    architecture, iteration = read_model(folder)
     tensors = {
         key: torch.empty(value.size, dtype=value.dtype.torch)
         for key, value in saved_in(folder).items()

@@ -10,13 +10,15 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokamake import files
 from tokamake.checkpoint.deepspeed import folder as deepspeed_folder
 from tokamake.checkpoint.deepspeed.folder import REMEDY, VERSION
 from tokamake.checkpoint.deepspeed.mds_pipeline import format as mds_pipeline_format
 from tokamake.checkpoint.deepspeed.zero_reader import States, parameter, settings_of
+from tokamake.checkpoint.format_protocol import CheckpointFormat
+from tokamake.checkpoint.latest import pointed_files
 from tokamake.checkpoint.megatron_model import module as megatron_module
 from tokamake.checkpoint.megatron_model.arguments import (
     architecture_of,
@@ -37,6 +39,8 @@ from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 
 TITLE = "DeepSpeed universal"
+PRIORITY = 60
+SIZES: tuple[str, ...] = ("pipeline_parallel_size",)
 IN_ROOT = False
 _POINTER = "latest_universal"
 _ZERO, _WEIGHTS, _STEP = "zero", "fp32", "step"
@@ -57,7 +61,11 @@ def find(path: Path) -> Path | None:
     return next((folder for folder in folders if (folder / _ZERO).is_dir()), None)
 
 
-def opened(folder: Path) -> Checkpoint:
+def list_files(path: Path) -> list[Path]:
+    return pointed_files(path, _POINTER)
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
     """Open a checkpoint that `find` has found.
 
     Raises:
@@ -320,3 +328,9 @@ def _kinds(source: TensorSource) -> tuple[str, ...]:
 def _planned(part: TensorSlice, prefix: str) -> PlannedTensor:
     blocks = (block._replace(key=prefix + parameter(block.key)) for block in part.blocks)
     return PlannedTensor(part.shape, FLOAT32, (*blocks,))
+
+
+if TYPE_CHECKING:
+    from tokamake.checkpoint.deepspeed.universal import format as this_module
+
+    _: CheckpointFormat = this_module
