@@ -125,7 +125,7 @@ def test_every_layout_keeps_the_sha256_of_every_tensor(
         assert configs[0] == configs[1]
 
 
-def test_every_model_type_is_there_tied_and_not() -> None:
+def test_every_model_type_is_tested_tied_and_untied() -> None:
     families = plugins.names("models/*/hf")
     types = {
         stored.model_type

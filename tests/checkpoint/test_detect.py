@@ -1,4 +1,4 @@
-"""A checkpoint that cannot be opened: what is said of it, and of complete ones beside it."""
+"""Errors for checkpoints that cannot be opened name a complete step of the same run."""
 
 import shutil
 from pathlib import Path
@@ -45,7 +45,7 @@ def cut_off(folder: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [cut_off, shutil.rmtree])
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_newest_complete_one_beside_is_named(name: str, spoil: Any, tmp_path: Path) -> None:
+def test_the_newest_complete_step_is_named(name: str, spoil: Any, tmp_path: Path) -> None:
     root = tmp_path / "root"
     folders = steps(root, name)
     assert open_any(root).path == folders[12]
@@ -79,7 +79,7 @@ def test_a_missing_step_is_named(name: str, tmp_path: Path) -> None:
         open_any(tmp_path / "root")
 
 
-def test_what_is_no_checkpoint_has_none_beside(tmp_path: Path) -> None:
+def test_no_other_step_is_named_for_a_folder_without_checkpoint(tmp_path: Path) -> None:
     steps(tmp_path / "root", "mds")
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "empty", tmp_path / "none", tmp_path):
@@ -88,7 +88,7 @@ def test_what_is_no_checkpoint_has_none_beside(tmp_path: Path) -> None:
         assert "which is complete" not in str(error.value)
 
 
-def test_weights_that_are_not_there_are_said_to_be_missing(tmp_path: Path) -> None:
+def test_missing_weights_are_reported(tmp_path: Path) -> None:
     megatron_names.write(tmp_path / "a", "hf", SHAPE, random(SHAPE, 1), Progress())
     (tmp_path / "a/model.safetensors").unlink()
     with pytest.raises(UserError, match=r"a: has config\.json but no weights .*; fetch them, too$"):
@@ -109,7 +109,7 @@ def test_a_missing_file_of_a_universal_checkpoint_is_named(name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("name", [*FORMATS, "hf"])
-def test_a_start_is_all_files_that_are_read(name: str, tmp_path: Path) -> None:
+def test_list_files_includes_all_files_that_are_read(name: str, tmp_path: Path) -> None:
     megatron_names.write(tmp_path / "a", name, SHAPE, random(SHAPE, 1), Progress())
     if name != "hf":
         (tmp_path / "a/config.json").write_text("{}")  # of whatever program
@@ -119,7 +119,7 @@ def test_a_start_is_all_files_that_are_read(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["hf", "mds"])
-def test_steps_are_told_where_there_are_some(
+def test_inspect_prints_progress_if_there_is_any(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     megatron_names.write(tmp_path / "a", name, SHAPE, random(SHAPE, 1), Progress(7, 70, 700))
@@ -129,7 +129,7 @@ def test_steps_are_told_where_there_are_some(
     assert ("progress" in told) == (name == "mds")
 
 
-def test_an_older_checkpoint_is_named_beside_one_with_a_flipped_bit(tmp_path: Path) -> None:
+def test_an_older_step_is_named_for_one_with_a_flipped_bit(tmp_path: Path) -> None:
     hf_folder.write(tmp_path / "hf", SHAPE, random(SHAPE, 1))
     convert(source=tmp_path / "hf", target=tmp_path / "run", format="mds")
     newer = Path(shutil.copytree(tmp_path / "run/global_step0", tmp_path / "run/global_step7"))
@@ -140,7 +140,7 @@ def test_an_older_checkpoint_is_named_beside_one_with_a_flipped_bit(tmp_path: Pa
         byte = stream.read(1)[0]
         stream.seek(region.offset)
         stream.write(bytes([byte ^ 1]))
-    match = r"global_step7/.*checksum says.*, or give .*global_step0, which is complete"
+    match = r"global_step7/.*checksum of .* is wrong.*, or give .*global_step0, which is complete"
     with pytest.raises(UserError, match=match):
         convert(source=tmp_path / "run", target=tmp_path / "out", format="hf")
     with pytest.raises(UserError, match=match):

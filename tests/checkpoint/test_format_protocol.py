@@ -11,7 +11,7 @@ from tokamake.config.model import FORMATS, format_names, format_sizes, formats_w
 
 @pytest.mark.parametrize("name", plugins.names(FORMATS))
 def test_each_format_is_checked_against_the_protocol(name: str) -> None:
-    source = Path(str(load_format(name).__file__)).read_text()  # type: ignore[attr-defined]
+    source = Path(str(load_format(name).__file__)).read_text()
     assert "_: CheckpointFormat = this_module" in source
     for constant in ("TITLE", "PRIORITY", "SIZES", "IN_ROOT"):
         assert plugins.constant(FORMATS, name, constant) == getattr(load_format(name), constant)

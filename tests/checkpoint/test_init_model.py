@@ -77,7 +77,7 @@ def test_the_same_seed_gives_the_same_files(yaml: Path, tmp_path: Path) -> None:
     assert a == b != c
 
 
-def test_vocabulary_is_the_tokenizers_unless_given(yaml: Path, tmp_path: Path) -> None:
+def test_vocab_size_defaults_to_the_tokenizers(yaml: Path, tmp_path: Path) -> None:
     init_model(architecture=yaml, tokenizer=words(tmp_path, 300), seed=1, output=tmp_path / "a")
     assert config_json.read_config(tmp_path / "a")[0].vocab_size == 300
     yaml.write_text(SHAPE + "vocab_size: 320\n")

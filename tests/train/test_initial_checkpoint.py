@@ -154,7 +154,7 @@ def start_without(file: str) -> Callable[[Path], Any]:
     [
         (start_without("__0_0.distcp"), r"global_step2: damaged \(.*; name another checkpoint"),
         (lambda f: os.truncate(f / "__0_0.distcp", 999), r"global_step2: damaged \("),
-        (lambda f: os.truncate(f / ".metadata", 99), r"global_step2: no whole checkpoint"),
+        (lambda f: os.truncate(f / ".metadata", 99), r"global_step2: no complete checkpoint"),
     ],
 )
 def test_broken_starts_are_refused(

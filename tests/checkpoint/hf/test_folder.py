@@ -1,4 +1,4 @@
-"""Hugging Face folders: what transformers writes we read, what we write transformers loads."""
+"""Hugging Face folders are exchanged with transformers in both directions."""
 
 import json
 import shutil

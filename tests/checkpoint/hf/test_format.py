@@ -1,4 +1,4 @@
-"""Hugging Face's folders as regions: any of transformers' is read, what is laid out is loaded."""
+"""Folders of every model type of transformers are opened, and laid out for transformers."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_transformers_writes_is_read_and_written_again(tmp_path: Path, name: str) -> None:
+def test_files_of_transformers_are_read_and_written_again(tmp_path: Path, name: str) -> None:
     from transformers import AutoModelForCausalLM
 
     model, whole, sharded = reference(MODELS[name]), tmp_path / "whole", tmp_path / "sharded"
@@ -138,7 +138,7 @@ def test_a_pickled_state_dict_with_its_tied_output_layer_is_read(tmp_path: Path)
     assert [region.name for region in opened.source.regions if region.is_copy] == ["lm_head.weight"]
 
 
-def test_tensors_that_were_saved_transposed_are_read(tmp_path: Path) -> None:
+def test_tensors_saved_as_transposed_views_are_read(tmp_path: Path) -> None:
     reference(PLAIN).save_pretrained(tmp_path)
     expected = hf_folder.read(tmp_path)[1]
     turned = {
@@ -236,7 +236,7 @@ def test_large_models_are_written_in_shards(tmp_path: Path, architecture: Archit
     ],
 )
 @pytest.mark.parametrize("architecture", [PLAIN, LEARNED, MQA], ids=["llama", "gpt2", "bigcode"])
-def test_number_format_is_kept_unless_asked(
+def test_dtype_is_kept_unless_another_is_requested(
     tmp_path: Path, architecture: Architecture, source: torch.dtype, dtype: str | None, name: str
 ) -> None:
     from transformers import AutoModelForCausalLM
@@ -252,7 +252,7 @@ def test_number_format_is_kept_unless_asked(
     assert loaded.dtype == wanted
 
 
-def test_several_number_formats_beside_each_other_are_kept(tmp_path: Path) -> None:
+def test_several_dtypes_in_one_checkpoint_are_kept(tmp_path: Path) -> None:
     hf_folder.write(tmp_path / "a", PLAIN, random(PLAIN, 1))
     file = tmp_path / "a/model.safetensors"
     tensors = {
@@ -267,7 +267,7 @@ def test_several_number_formats_beside_each_other_are_kept(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("eos_token", [None, 5, [5, 6]])
-def test_tokens_that_end_a_text_are_carried(tmp_path: Path, eos_token: Any) -> None:
+def test_end_of_text_tokens_are_carried_over(tmp_path: Path, eos_token: Any) -> None:
     from transformers import AutoConfig, GenerationConfig
 
     hf_folder.write(tmp_path / "a", PLAIN, random(PLAIN, 1))
@@ -278,7 +278,7 @@ def test_tokens_that_end_a_text_are_carried(tmp_path: Path, eos_token: Any) -> N
     assert GenerationConfig.from_pretrained(tmp_path / "b").eos_token_id == eos_token
 
 
-def test_models_that_transformers_has_not_are_refused(tmp_path: Path) -> None:
+def test_models_that_transformers_lacks_are_refused(tmp_path: Path) -> None:
     hf_folder.write(tmp_path / "a", LEARNED, random(LEARNED, 1))
     opened = replace(
         hf_format.open_checkpoint(tmp_path / "a"), architecture=gpts.gpt(num_key_value_heads=2)
@@ -444,7 +444,7 @@ class _Hostile:
 
 
 @pytest.mark.parametrize("in_zip", [True, False])
-def test_a_program_in_a_pickled_file_does_not_run(tmp_path: Path, in_zip: bool) -> None:
+def test_code_in_a_pickled_file_does_not_run(tmp_path: Path, in_zip: bool) -> None:
     reference(PLAIN).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     file, made = tmp_path / "pytorch_model.bin", tmp_path / "made"

@@ -72,7 +72,7 @@ def test_without_one_all_rows_are_kept_and_that_is_said(
     assert "--vocab-size" in line
     assert open_any(tmp_path / "hf").architecture.vocab_size == rows
     inspect(folder)
-    assert f"vocabulary    {rows} rows, padding among them" in capsys.readouterr().out
+    assert f"vocabulary    {rows} rows, which may include padding" in capsys.readouterr().out
 
 
 def test_padding_goes_on_with_the_given_size(tmp_path: Path) -> None:

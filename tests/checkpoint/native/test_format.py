@@ -1,4 +1,4 @@
-"""Our own checkpoints as a format: opened, laid out, filled; nothing in them is run."""
+"""Native checkpoints are opened, laid out and filled; no code in them runs."""
 
 import os
 import pickle
@@ -94,7 +94,7 @@ def lay_out(folder: Path, checkpoint: Checkpoint, target: Target | None = None) 
 # Reading.
 
 
-def test_paths_are_found(root: Path, saved: Path, tmp_path: Path) -> None:
+def test_find_accepts_the_folder_and_its_parent(root: Path, saved: Path, tmp_path: Path) -> None:
     assert plug_in.find(saved) == plug_in.find(saved.parent) == saved
     for other in (root, root / "run", tmp_path / "missing", root / "weights.txt"):
         assert plug_in.find(other) is None
@@ -102,7 +102,7 @@ def test_paths_are_found(root: Path, saved: Path, tmp_path: Path) -> None:
     assert plug_in.find(tmp_path) is None
 
 
-def test_tensors_are_those_that_were_saved(saved: Path) -> None:
+def test_saved_tensors_are_read_back(saved: Path) -> None:
     found = plug_in.open_checkpoint(saved)
     assert found.architecture == ARCHITECTURE
     assert vars(found.progress) == {
@@ -122,7 +122,7 @@ def test_tensors_are_those_that_were_saved(saved: Path) -> None:
         assert torch.equal(found.source.read(f"model.{name}"), tensor)
 
 
-def test_archives_that_begin_alike_are_read_once(
+def test_archives_with_the_same_head_are_parsed_once(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parse, reads = pickle_reader.parse, list[Any]()
@@ -136,7 +136,7 @@ def test_archives_that_begin_alike_are_read_once(
     assert len(reads) == len(shapes) == 7
 
 
-def test_tensors_that_lie_in_other_orders_are_read(saved: Path, tmp_path: Path) -> None:
+def test_strided_tensors_are_read(saved: Path, tmp_path: Path) -> None:
     # As torch.save writes them: what is dense as it is, with strides.
     tensors = {
         "model.a": torch.arange(12.0).view(3, 4).t(),
@@ -203,13 +203,13 @@ def test_laid_out_checkpoints_are_read_back(saved: Path, tmp_path: Path, most: i
     assert sorted(path.name for path in folder.iterdir())[:2] == [".metadata", "__0_0.distcp"]
 
 
-def test_the_same_bytes_come_of_the_same_checkpoint(saved: Path, tmp_path: Path) -> None:
+def test_the_same_checkpoint_gives_the_same_bytes(saved: Path, tmp_path: Path) -> None:
     one, two = (lay_out(tmp_path / name / SAVED, plug_in.open_checkpoint(saved)) for name in "ab")
     for path in one.iterdir():
         assert path.read_bytes() == (two / path.name).read_bytes()
 
 
-def test_weights_take_the_dtype_that_is_wanted(saved: Path, tmp_path: Path) -> None:
+def test_weights_get_the_requested_dtype(saved: Path, tmp_path: Path) -> None:
     folder = lay_out(tmp_path / SAVED, plug_in.open_checkpoint(saved), Target(dtype="bf16"))
     for key, tensor in by_torch(saved).items():
         wanted = tensor.bfloat16() if key.startswith("model.") else tensor
@@ -217,7 +217,7 @@ def test_weights_take_the_dtype_that_is_wanted(saved: Path, tmp_path: Path) -> N
     assert training_state.read(folder)[1]["lm_head.weight"].dtype == torch.bfloat16
 
 
-def test_data_take_no_room_until_they_are_there(saved: Path, tmp_path: Path) -> None:
+def test_holes_take_no_space_until_they_are_filled(saved: Path, tmp_path: Path) -> None:
     file, rows = tmp_path / "large", 2**20
     file.touch()
     os.truncate(file, rows * 2**13)  # more than 4 GiB
@@ -344,12 +344,12 @@ def in_the_same_bytes(found: records.Metadata) -> None:
         (barely_truncated, r"__0_0\.distcp: damaged: has"),
         (overwritten, r"__0_0\.distcp: damaged at model\.model\.layers\.0\.input_layernorm"),
         (lambda folder: (folder / ".metadata").unlink(), r"\.metadata: no such file"),
-        (lambda folder: os.truncate(folder / ".metadata", 99), "no whole checkpoint"),
+        (lambda folder: os.truncate(folder / ".metadata", 99), "no complete checkpoint"),
         (
             lambda folder: (folder / ".metadata").write_bytes(pickle.dumps([1])),
             r"\.metadata holds no metadata",
         ),
-        (described(outside), r"in '\.\./__0_0\.distcp', which is no file beside it"),
+        (described(outside), r"in '\.\./__0_0\.distcp', which is no file of the folder"),
         (described(larger), rf"has a part of {KEY} that is not within it"),
         (described(of_other_size), rf"damaged at {KEY}, not of the size \(16,\)"),
         (
@@ -367,7 +367,7 @@ def in_the_same_bytes(found: records.Metadata) -> None:
         (described(lambda found: found.storage_data.pop(INDEX)), "has 0 of 32 elements of tensor"),
     ],
 )
-def test_damage_is_told(copied: Path, damage: Callable[[Path], None], message: str) -> None:
+def test_damage_is_reported(copied: Path, damage: Callable[[Path], None], message: str) -> None:
     damage(copied)
     with pytest.raises(UserError, match=message) as error:
         plug_in.open_checkpoint(copied)
@@ -375,7 +375,7 @@ def test_damage_is_told(copied: Path, damage: Callable[[Path], None], message: s
     assert "\n" not in str(error.value)
 
 
-def test_training_does_not_start_from_parts_that_overlap(copied: Path) -> None:
+def test_training_does_not_start_from_overlapping_parts(copied: Path) -> None:
     described(overlapping)(copied)
     with pytest.raises(UserError, match=f"has parts of {KEY} that overlap"):
         training_state.read(copied)
@@ -414,7 +414,7 @@ def refused(folder: Path, message: str) -> None:
         assert str(folder) in str(error.value)
 
 
-def test_a_program_in_the_metadata_is_not_run(copied: Path, tmp_path: Path) -> None:
+def test_code_in_the_metadata_does_not_run(copied: Path, tmp_path: Path) -> None:
     made, known = tmp_path / "made", describe(copied)
     for hostile in (
         program(made),
@@ -429,7 +429,7 @@ def test_a_program_in_the_metadata_is_not_run(copied: Path, tmp_path: Path) -> N
     assert made.exists()
 
 
-def test_a_program_in_the_place_of_a_tensor_is_not_run(copied: Path, tmp_path: Path) -> None:
+def test_code_in_place_of_a_tensor_does_not_run(copied: Path, tmp_path: Path) -> None:
     # DCP would unpickle whatever is described as bytes.
     made = tmp_path / "made"
     file = copied / "bytes.distcp"
@@ -445,7 +445,7 @@ def test_a_program_in_the_place_of_a_tensor_is_not_run(copied: Path, tmp_path: P
     assert not made.exists()
 
 
-def test_a_program_among_the_tensors_is_not_run(copied: Path, tmp_path: Path) -> None:
+def test_code_among_the_tensors_does_not_run(copied: Path, tmp_path: Path) -> None:
     made = tmp_path / "made"
     file = copied / "other.distcp"
     torch.save(program(made), file)
@@ -458,7 +458,7 @@ def test_a_program_among_the_tensors_is_not_run(copied: Path, tmp_path: Path) ->
     assert not made.exists()
 
 
-def test_a_pickle_leaves_no_traces_in_classes(copied: Path) -> None:
+def test_a_pickle_cannot_change_classes(copied: Path) -> None:
     # BUILD on a class sets the class's attributes.
     line = b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
     (copied / ".metadata").write_bytes(line + b"(N}S'version'\nS'spoilt'\nstb.")
@@ -467,7 +467,7 @@ def test_a_pickle_leaves_no_traces_in_classes(copied: Path) -> None:
     assert records.Metadata.version is None
 
 
-def test_we_find_what_dcp_finds(saved: Path) -> None:
+def test_reading_agrees_with_dcp(saved: Path) -> None:
     found, expected = dcp_reader.DcpReader(saved).read_metadata(), describe(saved)
     for name in ("state_dict_metadata", "planner_data", "storage_data", "version"):
         assert getattr(found, name) == getattr(expected, name)
