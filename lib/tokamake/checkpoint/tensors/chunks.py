@@ -126,6 +126,7 @@ class ChunkReader:
     def for_tensor(
         source: TensorSource, key: str, files: OpenFiles, *, map_once: bool = False
     ) -> "ChunkReader":
+        """Return a reader of a tensor of a checkpoint, in files or in memory."""
         dtype = source.dtype(key)
         reader = ChunkReader(files, source.parts(key), dtype, map_once=map_once)
         if (value := source.given.get(key)) is not None:

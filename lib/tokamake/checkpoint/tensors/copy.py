@@ -80,6 +80,7 @@ class _ElementBudget:
 
     @contextmanager
     def take(self, num_elements: int) -> Iterator[None]:
+        """Wait until so many elements are free, and hold them."""
         with self._changed:
             self._changed.wait_for(lambda: num_elements <= self._free)
             self._free -= num_elements

@@ -79,6 +79,7 @@ class _Writer:
         self._references: dict[Any, bytes] | None = {} if references else None
 
     def write(self, value: Any) -> None:
+        """Append the opcodes that make a value."""
         match value:
             case str() | Global():
                 self._write_text(value)
