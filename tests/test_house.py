@@ -187,7 +187,7 @@ def test_the_library_knows_no_place() -> None:
 def test_every_plug_in_has_its_functions() -> None:
     for folder, names in {
         "models/*/hf": ["shapes"],
-        "checkpoint/**/format": ["find", "opened", "lay_out"],
+        "checkpoint/**/format": ["find", "list_files", "open_checkpoint", "lay_out"],
         "optim": ["build"],
         "schedules": ["factor"],
         "models/*/model": [

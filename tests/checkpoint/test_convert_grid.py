@@ -14,7 +14,7 @@ from tests.support import gpts, llamas
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors, writer
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import hf_folder
+from tokamake.checkpoint.hf import config_json, hf_folder
 from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
@@ -125,7 +125,7 @@ def test_every_layout_keeps_the_sha256_of_every_tensor(
         assert configs[0] == configs[1]
 
 
-def test_every_model_type_is_there_tied_and_not() -> None:
+def test_every_model_type_is_tested_tied_and_untied() -> None:
     families = plugins.names("models/*/hf")
     types = {
         stored.model_type
@@ -134,7 +134,7 @@ def test_every_model_type_is_there_tied_and_not() -> None:
     }
     for tied in (True, False):
         shown = [each for each in SHAPES.values() if each.tie_word_embeddings == tied]
-        assert {hf_folder.format_for(each).model_type for each in shown} == types
+        assert {config_json.format_for(each).model_type for each in shown} == types
         assert {each.position_embedding for each in shown} == {"learned", "rotary", "alibi"}
         gpt = {each.num_key_value_heads for each in shown if each.family == "gpt"}
         llama = {each.num_key_value_heads for each in shown if each.family == "llama"}

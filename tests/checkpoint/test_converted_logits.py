@@ -1,4 +1,4 @@
-"""A model computes the same in every format: transformers' logits are the measure."""
+"""A model computes the same logits as in transformers after every conversion."""
 
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ def of_the_trainer(folder: Path) -> Tensor:
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_logits_are_those_of_transformers_after_every_conversion(
+def test_logits_equal_those_of_transformers_after_every_conversion(
     family: str, tmp_path: Path
 ) -> None:
     architecture = MODELS[family]

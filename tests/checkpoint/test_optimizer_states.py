@@ -1,4 +1,4 @@
-"""Optimizer states of any ranks become those of any other, bit by bit."""
+"""Optimizer states convert between any numbers of ranks, bit by bit."""
 
 import math
 import random as chances
@@ -204,7 +204,7 @@ MANY_RANKS = [(1, 768, 1), (1, 768, 3)]
     [(family, ranks) for family in FAMILIES for ranks in RANKS]
     + [("tiny", ranks) for ranks in MANY_RANKS],
 )
-def test_shards_of_zero_move_to_any_ranks(
+def test_zero_partitions_convert_to_any_ranks(
     family: str, ranks: tuple[int, int, int], tmp_path: Path
 ) -> None:
     architecture, (size, data, stage) = FAMILIES.get(family, TINY), ranks
@@ -216,7 +216,7 @@ def test_shards_of_zero_move_to_any_ranks(
     assert_has(open_any(tmp_path / "native"), architecture, sliced=True)
 
 
-def test_walks_of_whole_runs(tmp_path: Path) -> None:
+def test_random_chains_of_conversions_of_whole_runs(tmp_path: Path) -> None:
     """Every step keeps every bit of what its format holds; all begin with ranks of ZeRO."""
     random, shared = chances.Random(3), Counter[tuple[int, int]]()
     refused, states = Counter[str](), 0
@@ -250,7 +250,7 @@ def test_walks_of_whole_runs(tmp_path: Path) -> None:
     assert states > 200
 
 
-def test_walks_take_every_family_of_the_trainer() -> None:
+def test_chains_cover_every_family() -> None:
     assert {each.family for each in WALKED.values()} == {*plugins.names("models/*/model")}
 
 
@@ -325,7 +325,7 @@ def assert_moved(begin: Checkpoint, found: Checkpoint, kind: str, layout: Parall
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_damaged_shards_are_told(stage: int, tmp_path: Path) -> None:
+def test_damaged_partitions_are_reported(stage: int, tmp_path: Path) -> None:
     run = zero(tmp_path, FAMILIES["llama"], 1, 3, stage)
     (folder,) = run.glob("global_step*")
     files = sorted(folder.glob("*_optim_states.pt"))
@@ -386,7 +386,7 @@ NORM = "optimizer.step.model.norm.weight"
         (dict, {}, 3, "mds_pipeline", "--zero-stage 3: DeepSpeed itself refuses stages 2 and 3 wi"),
     ],
 )
-def test_states_that_deepspeed_could_not_go_on_with_are_refused(
+def test_states_that_deepspeed_could_not_load_are_refused(
     change: Any, notes: dict[str, Any], stage: int, kind: str, message: str, tmp_path: Path
 ) -> None:
     architecture = FAMILIES["llama"]

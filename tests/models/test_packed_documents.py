@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.support.llamas import ARCHITECTURES, label, reference, tensors_of
 from tests.support.runs import ARCHITECTURE, launch, losses, make_run, prepare
 from tokamake.checkpoint.model_tensors import to_model
-from tokamake.checkpoint.native import latest
+from tokamake.checkpoint.native.folder import read_weights
 from tokamake.config.resolved_run import read_run
 from tokamake.config.training import PACKING_SETTINGS
 from tokamake.data.samples.loader import Samples, batches
@@ -87,7 +87,7 @@ def test_a_run_keeps_documents_apart(root: Path) -> None:
     values = ARCHITECTURE.model_dump(exclude={"family", "rope_theta"})
     rope = {"rope_type": "default", "rope_theta": ARCHITECTURE.rope_theta}
     model = LlamaForCausalLM(LlamaConfig(**values, rope_parameters=rope)).eval()
-    model.load_state_dict(latest.read(run.checkpoint)[1])
+    model.load_state_dict(read_weights(run.checkpoint)[1])
     layout = {"micro_batch_size": 2, "data_parallel_rank": 0, "data_parallel_size": 1}
     for name, key, number in (("valid", "validation_loss", 8), ("train", "loss", 4)):
         samples = Samples(run.index, split=name, data_root=run.data_root)

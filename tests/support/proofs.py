@@ -14,8 +14,8 @@ from tests.support.layouts import NUM_STEPS, Found, Layout, rates, train_all
 from tests.support.ranks import spawn
 from tests.support.runs import ARCHITECTURE, make_run, prepare, write_start
 from tokamake.checkpoint import model_tensors
-from tokamake.checkpoint.hf import hf_folder
-from tokamake.checkpoint.native import latest
+from tokamake.checkpoint.hf import config_json
+from tokamake.checkpoint.native.folder import read_weights
 from tokamake.config.architecture import Architecture
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.data.samples.loader import Samples
@@ -156,7 +156,7 @@ def plain_training(config: Path, *, grows: bool) -> Found:
     run = read_run(config)
     model = _their_model(run)
     as_ours = partial(
-        hf_folder.format_for(run.architecture).to_ours,
+        config_json.format_for(run.architecture).to_ours,
         run.architecture,
         names=[*model_tensors.shapes(run.architecture)],
     )
@@ -182,7 +182,7 @@ def _their_model(run: Run) -> Any:
     """Transformers' model with the weights that a run starts from."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    architecture, weights, _ = latest.read(run.checkpoint)
+    architecture, weights, _ = read_weights(run.checkpoint)
     if architecture.family == "gpt":
         model: Any = reference(architecture)
     else:
@@ -191,7 +191,7 @@ def _their_model(run: Run) -> Any:
         )
         rope = {"rope_type": "default", "rope_theta": architecture.rope_theta}
         model = LlamaForCausalLM(LlamaConfig(**values, rope_parameters=rope))
-    theirs = hf_folder.format_for(architecture).to_theirs(architecture, weights)
+    theirs = config_json.format_for(architecture).to_theirs(architecture, weights)
     model.load_state_dict(theirs, strict=not architecture.tie_word_embeddings)
     return model
 

@@ -16,9 +16,7 @@ import torch.distributed.checkpoint as dcp
 
 from tokamake import files
 from tokamake.checkpoint import model_tensors
-from tokamake.checkpoint.format_files import DESCRIPTION
-from tokamake.checkpoint.native import latest
-from tokamake.checkpoint.native.description import VERSION
+from tokamake.checkpoint.native.folder import DESCRIPTION, VERSION, read_weights
 from tokamake.config.architecture import Architecture
 from tokamake.config.resolved_run import read_run
 from tokamake.data.indexed.dataset import DatasetWriter
@@ -184,7 +182,7 @@ def records(config: Path) -> list[Record]:
 
 def weights(config: Path) -> dict[str, torch.Tensor]:
     """Weights in a run's latest checkpoint, under Hugging Face's names."""
-    return latest.read(read_run(config).output)[1]
+    return read_weights(read_run(config).output)[1]
 
 
 def summary(config: Path) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from tests.support.tied_start import SAVED, TIED, prepare_tied
 from tokamake import files
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.convert import convert
-from tokamake.checkpoint.format_files import DESCRIPTION
-from tokamake.checkpoint.native import latest, training_state
+from tokamake.checkpoint.native import folder as native_folder
+from tokamake.checkpoint.native import training_state
+from tokamake.checkpoint.native.folder import DESCRIPTION, NativeCheckpoint, open_native
 from tokamake.config.resolved_run import read_run
 from tokamake.errors import UserError
 from tokamake.train.resume import weights_digest
@@ -111,8 +112,8 @@ def test_continuing_reads_nothing_of_the_start(
     (read_run(config).output / "latest").write_text("global_step4")
     with monkeypatch.context() as patch:
         for module, name in (
-            (latest, "describe"),
-            (latest, "read"),
+            (native_folder, "open_native"),
+            (native_folder, "read_weights"),
             (files, "sha256"),
         ):
             patch.setattr(module, name, refuse)
@@ -137,11 +138,11 @@ def test_resolving_reads_no_tensors(root: Path, monkeypatch: pytest.MonkeyPatch)
     for name in ("read", "fill"):
         monkeypatch.setattr(training_state, name, refuse)
     make_run(root, "resolved-again")
-    path = latest.describe(run.output).path
-    assert latest.describe(run.output) == latest.Description(path, run.architecture, 2)
+    path = open_native(run.output).path
+    assert open_native(run.output) == NativeCheckpoint(path, run.architecture, 2)
     (path / ".metadata").unlink()
     with pytest.raises(UserError, match=r"\.metadata: no such file; name another checkpoint"):
-        latest.describe(run.output)
+        open_native(run.output)
 
 
 def start_without(file: str) -> Callable[[Path], Any]:
@@ -153,7 +154,7 @@ def start_without(file: str) -> Callable[[Path], Any]:
     [
         (start_without("__0_0.distcp"), r"global_step2: damaged \(.*; name another checkpoint"),
         (lambda f: os.truncate(f / "__0_0.distcp", 999), r"global_step2: damaged \("),
-        (lambda f: os.truncate(f / ".metadata", 99), r"global_step2: no whole checkpoint"),
+        (lambda f: os.truncate(f / ".metadata", 99), r"global_step2: no complete checkpoint"),
     ],
 )
 def test_broken_starts_are_refused(
@@ -193,7 +194,9 @@ def test_a_start_in_low_precision_trains_in_fp32(root: Path, tmp_path: Path) -> 
 def test_a_start_of_another_format_is_refused(root: Path, tmp_path: Path) -> None:
     convert(source=root / "start", target=tmp_path / "a", format="mds")
     run = read_run(make_run(root, "other-format")).model_copy(update={"checkpoint": tmp_path / "a"})
-    with pytest.raises(UserError, match=r"not of tokamake's own format; .* convert --format nat"):
+    with pytest.raises(
+        UserError, match=r"not in tokamake's native format; .* convert --format nat"
+    ):
         build(run)
     with pytest.raises(UserError, match=r"no weights in tokamake's own format; .* --format native"):
         weights_digest(run.checkpoint)

@@ -65,5 +65,5 @@ def test_tokens_without_embedding_are_refused(tmp_path: Path) -> None:
 def test_missing_checkpoint_is_refused(tmp_path: Path) -> None:
     prepare(tmp_path)
     (tmp_path / "start" / "latest").unlink()
-    with pytest.raises(UserError, match=r"start: no checkpoint of a format that is known .*; give"):
+    with pytest.raises(UserError, match=r"start: no checkpoint of a known format .*; give"):
         make_run(tmp_path, "misfit")

@@ -28,7 +28,7 @@ from tests.support.runs import (
     train_here,
     weights,
 )
-from tokamake.checkpoint.native import latest as start_of
+from tokamake.checkpoint.native.folder import read_weights
 from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.index import index
 from tokamake.data.samples.loader import Samples, batches
@@ -95,7 +95,7 @@ def plain_training(
     values = ARCHITECTURE.model_dump(exclude={"family", "rope_theta"})
     rope = {"rope_type": "default", "rope_theta": ARCHITECTURE.rope_theta}
     model = LlamaForCausalLM(LlamaConfig(**values, rope_parameters=rope))
-    model.load_state_dict(start_of.read(root / "start")[1])
+    model.load_state_dict(read_weights(root / "start")[1])
     matrices = [p for p in model.parameters() if p.dim() > 1]
     norms = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tokamake import files
 from tokamake.checkpoint.latest import REMEDY, latest
-from tokamake.checkpoint.native.latest import folder_of
+from tokamake.checkpoint.native.folder import locate
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.config.training import INDEX_SETTINGS
 from tokamake.errors import UserError
@@ -139,7 +139,7 @@ def weights_digest(checkpoint: Path, note: Path | None = None) -> str:
     Raises:
         UserError: there is no checkpoint, or its state.json is damaged.
     """
-    folder = folder_of(checkpoint)
+    folder = locate(checkpoint)
     if state := _read_state(folder):
         return files.digest({"run": state.digest, "step": state.step})
     paths = sorted(folder.glob("*.distcp"))

@@ -182,7 +182,7 @@ REMEDY = "fetch or write the checkpoint again"
         (lambda f: (f / "latest").write_text(""), r"latest: '' is not the name .*"),
         (lambda f: (f / "latest").write_text("../x"), r"latest: '\.\./x' is not the name of"),
         (lambda f: (f / "latest").write_bytes(b"\xff"), r"latest: names .*, which is missing"),
-        (lambda f: (f / STATES).unlink(), r"latest names global_step0, in which no rank has its f"),
+        (lambda f: (f / STATES).unlink(), r"latest names global_step0, which has no file of the f"),
         (lambda f: os.truncate(f / STATES, 9000), rf"model_states\.pt: damaged.*; {REMEDY}"),
         (lambda f: os.truncate(f / STATES, 0), rf"model_states\.pt: damaged.*; {REMEDY}"),
         (lambda f: (f / STATES).write_text("text"), rf"model_states\.pt: .*; {REMEDY}"),

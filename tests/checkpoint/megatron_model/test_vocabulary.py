@@ -72,7 +72,7 @@ def test_without_vocab_size_all_rows_are_kept_with_a_warning(
     assert "--vocab-size" in line
     assert open_any(tmp_path / "hf").architecture.vocab_size == rows
     inspect(folder)
-    assert f"vocabulary    {rows} rows, padding among them" in capsys.readouterr().out
+    assert f"vocabulary    {rows} rows, which may include padding" in capsys.readouterr().out
 
 
 def test_vocab_size_decides_the_padding_of_the_target(tmp_path: Path) -> None:

@@ -94,7 +94,9 @@ def test_both_tools_agree(run: Path, capsys: pytest.CaptureFixture[str]) -> None
                     assert int(match[2]) == int(match[1]) + 1
                     rows_of.setdefault(int(match[1]), set()).add(f"step {step}, row {row}")
                 else:
-                    assert re.match(r"tokens? .* one sequence (\d+), document \1 \(.*no sources file", line)
+                    assert re.match(
+                        r"tokens? .* one sequence (\d+), document \1 \(.*no sources file", line
+                    )
     assert len(rows_of) > 40
     for document in range(90):
         trace_steps(run / "run.yaml", "two", document)

@@ -12,7 +12,7 @@ from tests.checkpoint.test_init_model import words
 from tests.support import runs
 from tests.support.gpts import ALIBI, ARCHITECTURES, LEARNED, MQA, ROTARY, gpt, reference
 from tokamake.checkpoint.convert import convert
-from tokamake.checkpoint.hf import hf_folder
+from tokamake.checkpoint.hf import config_json, hf_folder
 from tokamake.checkpoint.init_model import init_model
 from tokamake.checkpoint.model_tensors import random, to_model
 from tokamake.config.architecture import Architecture
@@ -83,9 +83,9 @@ def test_missing_keys_mean_what_transformers_takes_them_for(tmp_path: Path) -> N
         if kind is Starcoder2Config:
             plain["intermediate_size"] = theirs.intermediate_size
         (tmp_path / "config.json").write_text(json.dumps(plain))
-        few = hf_folder.read_config(tmp_path)[0]
+        few = config_json.read_config(tmp_path)[0]
         theirs.save_pretrained(tmp_path)
-        assert hf_folder.read_config(tmp_path)[0] == few
+        assert config_json.read_config(tmp_path)[0] == few
 
 
 @pytest.mark.parametrize(

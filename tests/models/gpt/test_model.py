@@ -22,7 +22,7 @@ from tests.support.gpts import (
 )
 from tests.support.paths import ROOT
 from tests.support.ranks import spawn
-from tokamake.checkpoint.hf import hf_folder
+from tokamake.checkpoint.hf import config_json
 from tokamake.checkpoint.model_tensors import from_model, random, shapes, to_model
 from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.errors import UserError
@@ -45,7 +45,7 @@ def _tokens(architecture: Architecture, length: int) -> torch.Tensor:
 
 def _ours(architecture: Architecture, theirs: Any) -> Any:
     """Our model with transformers' weights, copied."""
-    stored = hf_folder.format_for(architecture)
+    stored = config_json.format_for(architecture)
     tensors = stored.to_ours(architecture, tensors_of(theirs), shapes(architecture))
     return to_model(architecture, {name: tensor.clone() for name, tensor in tensors.items()})
 
@@ -56,7 +56,7 @@ def _as_theirs(architecture: Architecture, ours: Any, *, gradients: bool) -> dic
         family.hugging_face_name(name): (p.grad if gradients else p).detach()
         for name, p in ours.named_parameters()
     }
-    return hf_folder.format_for(architecture).to_theirs(architecture, values)
+    return config_json.format_for(architecture).to_theirs(architecture, values)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -218,7 +218,7 @@ BILLIONS = {
 def _size(name: str) -> int:
     shape = read_architecture(MODELS / f"{name}.yaml")
     shape = shape.model_copy(update={"vocab_size": shape.vocab_size or 8192})
-    assert hf_folder.format_for(shape)
+    assert config_json.format_for(shape)
     return sum(map(math.prod, shapes(shape).values()))
 
 

@@ -9,11 +9,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokamake import files
 from tokamake.checkpoint.deepspeed import folder as deepspeed_folder
 from tokamake.checkpoint.deepspeed.folder import REMEDY
+from tokamake.checkpoint.format_protocol import CheckpointFormat
+from tokamake.checkpoint.latest import pointed_files
 from tokamake.checkpoint.megatron import optimizer_writer
 from tokamake.checkpoint.megatron.optimizer_reader import OptimizerReader, Parameter
 from tokamake.checkpoint.megatron_model import module as megatron_module
@@ -36,6 +38,12 @@ from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 
 TITLE = "Megatron-LM, classic"
+PRIORITY = 40
+SIZES: tuple[str, ...] = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "virtual_pipeline_size",
+)
 IN_ROOT = False
 _FILE = "model_optim_rng.pt"
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
@@ -61,7 +69,11 @@ def _rank_folders(folder: Path) -> list[re.Match[str]]:
     return [match for name in names if (match := _RANK.fullmatch(name))]
 
 
-def opened(folder: Path) -> Checkpoint:
+def list_files(path: Path) -> list[Path]:
+    return pointed_files(path, _POINTER)
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
     """Open a checkpoint in a folder that `find` returned.
 
     Raises:
@@ -262,3 +274,9 @@ def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent
             extents += rank_extents
     files.write_text(folder / _POINTER, f"{step}")
     return extents
+
+
+if TYPE_CHECKING:
+    from tokamake.checkpoint.megatron import format as this_module
+
+    _: CheckpointFormat = this_module

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from tokamake import files, plugins
 from tokamake.checkpoint.deepspeed.zero_reader import settings_note
-from tokamake.checkpoint.native import latest, training_state
-from tokamake.checkpoint.native.description import describe
+from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.flat_chunks import FlatChunks
+from tokamake.checkpoint.native.folder import NativeCheckpoint, open_native, read_description
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.optim._groups import parameter_groups
@@ -183,7 +183,7 @@ class EngineBase(ABC):
 
     def _take_rest(self, folder: Path, state: dict[str, Any] | None) -> None:
         """Bring back the loss scale and, if there were as many ranks, what `_rank_state` gave."""
-        scale, steps = describe(folder)["loss_scale"]
+        scale, steps = read_description(folder)["loss_scale"]
         self._loss_scale.state = scale, steps
         if state:
             set_random_state(state["random"])
@@ -195,8 +195,8 @@ class EngineBase(ABC):
                 files.sync(folder)
 
 
-def _start(run: Run) -> latest.Description:
-    found = latest.describe(run.checkpoint)
+def _start(run: Run) -> NativeCheckpoint:
+    found = open_native(run.checkpoint)
     if found.architecture != run.architecture:
         raise UserError(
             f"{run.checkpoint}: not of the architecture that the run was resolved for; "

@@ -5,10 +5,13 @@ global_step<N>/mp_rank_<T>_model_states.pt holds the weights of rank T in `modul
 
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokamake.checkpoint.deepspeed import folder as deepspeed_folder
 from tokamake.checkpoint.deepspeed.zero_reader import read_states
 from tokamake.checkpoint.deepspeed.zero_writer import PartitionWriter
+from tokamake.checkpoint.format_protocol import CheckpointFormat
+from tokamake.checkpoint.latest import pointed_files
 from tokamake.checkpoint.megatron_model import module as megatron_module
 from tokamake.checkpoint.megatron_model.arguments import (
     architecture_of,
@@ -25,6 +28,8 @@ from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.parallel.axis import Axis
 
 TITLE = "Megatron-DeepSpeed, without pipeline"
+PRIORITY = 20
+SIZES: tuple[str, ...] = ("tensor_parallel_size", "data_parallel_size", "zero_stage")
 IN_ROOT = True
 
 
@@ -34,7 +39,11 @@ def find(path: Path) -> Path | None:
     return None if folder is None or any(folder.glob("layer_*-model_*")) else folder
 
 
-def opened(folder: Path) -> Checkpoint:
+def list_files(path: Path) -> list[Path]:
+    return pointed_files(path, "latest")
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
     """Open a checkpoint in a folder that `find` returned.
 
     Raises:
@@ -119,3 +128,9 @@ def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent
         for path in copies:
             shutil.copyfile(first, path)
     return extents
+
+
+if TYPE_CHECKING:
+    from tokamake.checkpoint.deepspeed.mds import format as this_module
+
+    _: CheckpointFormat = this_module

@@ -9,12 +9,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokamake.checkpoint.deepspeed import folder as deepspeed_folder
 from tokamake.checkpoint.deepspeed.folder import REMEDY, model_states_path
 from tokamake.checkpoint.deepspeed.zero_reader import read_states
 from tokamake.checkpoint.deepspeed.zero_writer import PartitionWriter
+from tokamake.checkpoint.format_protocol import CheckpointFormat
+from tokamake.checkpoint.latest import pointed_files
 from tokamake.checkpoint.megatron_model import module as megatron_module
 from tokamake.checkpoint.megatron_model.arguments import (
     architecture_of,
@@ -32,6 +34,13 @@ from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 
 TITLE = "Megatron-DeepSpeed, with pipeline"
+PRIORITY = 30
+SIZES: tuple[str, ...] = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "zero_stage",
+)
 IN_ROOT = True
 _LAYER = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
 
@@ -42,7 +51,11 @@ def find(path: Path) -> Path | None:
     return folder if folder is not None and any(folder.glob("layer_*-model_*")) else None
 
 
-def opened(folder: Path) -> Checkpoint:
+def list_files(path: Path) -> list[Path]:
+    return pointed_files(path, "latest")
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
     """Open a checkpoint in a folder that `find` returned.
 
     Raises:
@@ -225,3 +238,9 @@ def stage_slices(rank: Rank, stage: int, stages: int) -> dict[str, TensorSlice]:
         if in_stage:
             slices[name] = tensor
     return slices
+
+
+if TYPE_CHECKING:
+    from tokamake.checkpoint.deepspeed.mds_pipeline import format as this_module
+
+    _: CheckpointFormat = this_module

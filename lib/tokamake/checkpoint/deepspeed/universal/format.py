@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokamake import files
 from tokamake.checkpoint.deepspeed import folder as deepspeed_folder
@@ -25,6 +25,8 @@ from tokamake.checkpoint.deepspeed.zero_reader import (
     settings_note,
     state_chunks,
 )
+from tokamake.checkpoint.format_protocol import CheckpointFormat
+from tokamake.checkpoint.latest import pointed_files
 from tokamake.checkpoint.megatron_model import module as megatron_module
 from tokamake.checkpoint.megatron_model.arguments import (
     architecture_of,
@@ -45,6 +47,8 @@ from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 
 TITLE = "DeepSpeed universal"
+PRIORITY = 60
+SIZES: tuple[str, ...] = ("pipeline_parallel_size",)
 IN_ROOT = False
 _POINTER = "latest_universal"
 _ZERO, _WEIGHTS, _STEP = "zero", "fp32", "step"
@@ -66,7 +70,11 @@ def find(path: Path) -> Path | None:
     return next((folder for folder in folders if (folder / _ZERO).is_dir()), None)
 
 
-def opened(folder: Path) -> Checkpoint:
+def list_files(path: Path) -> list[Path]:
+    return pointed_files(path, _POINTER)
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
     """Open a checkpoint in a folder that `find` returned.
 
     Raises:
@@ -346,3 +354,9 @@ def _kinds(source: TensorSource) -> tuple[str, ...]:
 def _planned(tensor: TensorSlice, prefix: str) -> PlannedTensor:
     chunks = (chunk._replace(key=prefix + parameter_name(chunk.key)) for chunk in tensor.blocks)
     return PlannedTensor(tensor.shape, FLOAT32, (*chunks,))
+
+
+if TYPE_CHECKING:
+    from tokamake.checkpoint.deepspeed.universal import format as this_module
+
+    _: CheckpointFormat = this_module
