@@ -16,8 +16,7 @@ from tests.support.runs import ARCHITECTURE
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
-from tokamake.train.backends import _deepspeed_setup
-from tokamake.train.resolve import check_layout, check_precision
+from tokamake.train.checks import check_backend, check_layout, check_precision
 
 
 class Kind(NamedTuple):
@@ -105,8 +104,7 @@ def refusal(backend: str, one: str, other: str) -> str:
         run = Run.model_construct(architecture=architecture, train=train)
         check_layout(run, world_size)
         check_precision(train)
-        if backend == "deepspeed":
-            _deepspeed_setup.check(run, torch.device("cpu"))
+        check_backend(run, torch.device("cpu"))
     except ValidationError as error:
         return error.errors()[0]["msg"].removeprefix("Value error, ")
     except UserError as error:

@@ -12,7 +12,8 @@ from tests.support.runs import make_run, prepare
 from tokamake.config.resolved_run import read_run
 from tokamake.config.training import INDEX_SETTINGS
 from tokamake.errors import UserError
-from tokamake.train.numerics import check_repeatable, decided, precision_of, repeatable
+from tokamake.train.checks import check_deterministic
+from tokamake.train.numerics import decided, precision_of, repeatable
 from tokamake.train.resume import run_digest
 
 
@@ -78,9 +79,9 @@ def test_what_compiled_layers_do_not_fit_is_refused(root: Path, changes: dict[st
 def test_draws_are_not_repeatable_on_gpus(root: Path) -> None:
     config = make_run(root, "drawn", deterministic=True, optimizer={"name": "sophia_g"})
     run = read_run(config)
-    check_repeatable(run, torch.device("cpu"))
+    check_deterministic(run, torch.device("cpu"))
     with pytest.raises(UserError, match=r"deterministic: labels that sophia_g draws .* on cuda"):
-        check_repeatable(run, torch.device("cuda"))
+        check_deterministic(run, torch.device("cuda"))
 
 
 SHARED = parallel(tp=2, sp=True)

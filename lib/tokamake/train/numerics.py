@@ -12,7 +12,6 @@ import torch
 
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import TrainSettings
-from tokamake.errors import UserError
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -28,21 +27,6 @@ def decided(run: Run, device: torch.device) -> Run:
     """The run with what it leaves to the device written down."""
     train = run.train.model_copy(update={"precision": precision_of(run.train, device)})
     return run.model_copy(update={"train": train})
-
-
-def check_repeatable(run: Run, device: torch.device) -> None:
-    """Refuse what has no deterministic algorithm on a device.
-
-    Raises:
-        UserError: the run asks for it.
-    """
-    optimizer = run.train.optimizer
-    if run.train.deterministic and device.type != "cpu" and optimizer.hessian_interval is not None:
-        raise UserError(
-            f"train.deterministic: labels that {optimizer.name} draws need cumulative sums, which "
-            f"torch has no deterministic algorithm for on {device.type}; set it to false or take "
-            "another optimizer"
-        )
 
 
 @contextmanager

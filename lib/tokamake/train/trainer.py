@@ -26,6 +26,7 @@ from tokamake.runtime.rank_errors import STOPPED, raise_on_all_ranks, report_fro
 from tokamake.runtime.ranks import Ranks
 from tokamake.schedules import Schedule
 from tokamake.train import job_progress, metrics, resume
+from tokamake.train.checks import check_run, check_until_step
 from tokamake.train.deadline import (
     DURATIONS,
     Deadline,
@@ -35,8 +36,7 @@ from tokamake.train.deadline import (
 )
 from tokamake.train.initial_checkpoint import check_begun
 from tokamake.train.metrics import Metrics, console_line
-from tokamake.train.numerics import check_repeatable, decided, repeatable
-from tokamake.train.resolve import check_backend, check_layout, check_lengths, check_precision
+from tokamake.train.numerics import decided, repeatable
 from tokamake.train.resume import ResumeState
 from tokamake.train.startup_log import startup_log
 from tokamake.train.step_result import Saving, StepResult
@@ -79,12 +79,8 @@ def train_run(
         held.enter_context(repeatable(run.train.deterministic))
         with raise_on_all_ranks():
             described = read_index(run.index)
-            check_lengths(run.train, run.architecture, described, run.index)
-            check_layout(run, ranks.world_size)
-            check_precision(run.train)
-            check_backend(run, device)
-            check_repeatable(run, device)
-            _check_end(run, last)
+            check_run(run, index=described, world_size=ranks.world_size, device=device)
+            check_until_step(run, last)
         digest, state = _agree(run, ranks, described, held)
         if state and state.step >= last:
             which = ", the last" if state.step == run.train.train_steps else ""
@@ -107,14 +103,6 @@ def train_run(
             if ranks.rank == 0:
                 write_summary(run, resume.state_at(run.output, last, digest))
     return 0
-
-
-def _check_end(run: Run, last: int) -> None:
-    if not run.step < last <= run.train.train_steps:
-        raise UserError(
-            f"until_step: {last}: the run goes from step {run.step} to {run.train.train_steps}; "
-            "give one between them"
-        )
 
 
 def _say(ranks: Ranks, line: str) -> None:

@@ -13,12 +13,11 @@ from tokamake.config.resolved_run import Run
 from tokamake.data.samples.fim.samples import training_samples
 from tokamake.data.samples.index_folder import read_index
 from tokamake.data.samples.loader import steps
-from tokamake.errors import UserError
 from tokamake.runtime.cores import ahead
 from tokamake.runtime.rank_errors import raise_on_all_ranks, report_from_any_rank
 from tokamake.runtime.ranks import Ranks
-from tokamake.train.numerics import check_repeatable, decided
-from tokamake.train.resolve import check_backend, check_layout, check_lengths, check_precision
+from tokamake.train.checks import check_run, check_trial_samples
+from tokamake.train.numerics import decided
 from tokamake.train.startup_log import startup_log
 
 if TYPE_CHECKING:
@@ -60,12 +59,10 @@ class TrialSteps:
         self.run = decided(run.model_copy(update={"train": train}), device)
         self._ranks, self._num_steps, self._synthetic = ranks, num_steps, synthetic
         with raise_on_all_ranks():
-            check_layout(self.run, ranks.world_size)
-            check_precision(self.run.train)
-            check_backend(self.run, device)
-            check_repeatable(self.run, device)
-            if not synthetic:
-                self._check_samples()
+            index = None if synthetic else read_index(self.run.index)
+            check_run(self.run, index=index, world_size=ranks.world_size, device=device)
+            if index is not None:
+                check_trial_samples(self.run, index, num_steps)
                 self._samples = training_samples(self.run, verify=False)
             said = startup_log(self.run, ranks, device)
         if ranks.rank == 0:
@@ -73,17 +70,6 @@ class TrialSteps:
         self.engine: Any = plugins.load("train/backends", train.backend).Engine(
             self.run, ranks, device
         )
-
-    def _check_samples(self) -> None:
-        run, described = self.run, read_index(self.run.index)
-        check_lengths(run.train, run.architecture, described, run.index)
-        found = described["splits"]["train"]["samples"]
-        needed = self._num_steps * run.train.global_batch_size
-        if found < needed:
-            raise UserError(
-                f"{run.index}: has {found} training samples, {self._num_steps} steps take "
-                f"{needed}; lower --steps"
-            )
 
     def batches(self) -> "Iterator[list[TokenRows]]":
         """This rank's micro batches of each step."""
