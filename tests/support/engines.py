@@ -12,6 +12,7 @@ from tokamake.config.resolved_run import Run
 from tokamake.data.samples.loader import Samples, Step, steps
 from tokamake.parallel.sharding import Held
 from tokamake.runtime.ranks import Ranks
+from tokamake.train.numerics import with_precision
 
 RATES = {"learning_rate": 0.01, "weight_decay": 0.1}
 
@@ -24,7 +25,8 @@ def build(run: Run, **options: Any) -> Any:
     rank, size = dist.get_rank(), dist.get_world_size()
     os.environ["LOCAL_RANK"] = str(rank)  # as `runtime.process_group` does
     engine = plugins.load("train/backends", run.train.backend).Engine
-    return engine(run, Ranks(rank, size, rank, size), torch.device("cpu"), **options)
+    device = torch.device("cpu")
+    return engine(with_precision(run, device), Ranks(rank, size, rank, size), device, **options)
 
 
 def coming(engine: Any, run: Run, *, done: int = 0) -> Iterator[Step]:

@@ -22,6 +22,7 @@ from tokamake.models.common.positions import rotary
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.backends.native import Engine
 from tokamake.train.memory import _limits, estimate
+from tokamake.train.numerics import with_precision
 from tokamake.train.startup_log import chosen, startup_log
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -39,7 +40,8 @@ LARGER = Architecture(
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return read_run(make_run(prepare(tmp_path_factory.mktemp("memory")), "estimated"))
+    run = read_run(make_run(prepare(tmp_path_factory.mktemp("memory")), "estimated"))
+    return with_precision(run, CPU)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt"])
@@ -69,13 +71,13 @@ def test_formulas_of_layers_are_what_torch_keeps(family: str, dtype: torch.dtype
     assert told.states + told.gathered + told.cut == pytest.approx(found, rel=0.01)
 
 
-def larger(run: Run, folder: Path, **changes: Any) -> Run:
+def larger(run: Run, folder: Path, device: torch.device = CPU, **changes: Any) -> Run:
     """A run of some million parameters that needs no data."""
     if not folder.exists():
         write_start(folder, LARGER, model_tensors.random(LARGER, 1))
     sizes = {"sequence_length": 256, "micro_batch_size": 8, "global_batch_size": 8}
     run = run.model_copy(update={"architecture": LARGER, "checkpoint": folder})
-    return laid_out(run, {**sizes, **changes})
+    return with_precision(laid_out(run, {**sizes, **changes}), device)
 
 
 def train(run: Run) -> None:
@@ -113,9 +115,9 @@ def test_estimates_are_near_what_torch_allocates(run: Run, tmp_path: Path) -> No
 
 def test_each_way_to_share_needs_less(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "larger"
-    alone = estimate(larger(run, folder, micro_batch_size=4), 1, CUDA)
+    alone = estimate(larger(run, folder, CUDA, micro_batch_size=4), 1, CUDA)
     stages = {
-        stage: estimate(larger(run, folder, zero_stage=stage, micro_batch_size=2), 2, CUDA)
+        stage: estimate(larger(run, folder, CUDA, zero_stage=stage, micro_batch_size=2), 2, CUDA)
         for stage in range(4)
     }
     assert stages[0].optimizer == alone.optimizer == 2 * stages[1].optimizer
@@ -124,7 +126,7 @@ def test_each_way_to_share_needs_less(run: Run, tmp_path: Path) -> None:
 
     def shared(world_size: int, **sizes: Any) -> Any:
         return estimate(
-            larger(run, folder, micro_batch_size=4, **parallel(**sizes)), world_size, CUDA
+            larger(run, folder, CUDA, micro_batch_size=4, **parallel(**sizes)), world_size, CUDA
         )
 
     tensor, sequence = shared(2, tp=2), shared(2, tp=2, sp=True)

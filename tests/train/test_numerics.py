@@ -13,7 +13,7 @@ from tokamake.config.resolved_run import read_run
 from tokamake.config.training import INDEX_SETTINGS
 from tokamake.errors import UserError
 from tokamake.train.checks import check_deterministic
-from tokamake.train.numerics import decided, precision_of, repeatable
+from tokamake.train.numerics import choose_precision, deterministic_algorithms, with_precision
 from tokamake.train.resume import run_digest
 
 
@@ -25,11 +25,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_device_decides_precision_where_settings_do_not(root: Path) -> None:
     run = read_run(make_run(root, "undecided"))
     assert run.train.precision is None
-    assert precision_of(run.train, torch.device("cpu")) == "fp32"
+    assert choose_precision(run.train, torch.device("cpu")) == "fp32"
     for device in ("cuda", "xpu"):
-        assert precision_of(run.train, torch.device(device)) == "bf16"
+        assert choose_precision(run.train, torch.device(device)) == "bf16"
     asked = read_run(make_run(root, "asked", precision="fp16"))
-    assert precision_of(asked.train, torch.device("cpu")) == "fp16"
+    assert choose_precision(asked.train, torch.device("cpu")) == "fp16"
 
 
 def test_the_digest_is_of_the_decided_precision(root: Path) -> None:
@@ -45,16 +45,16 @@ def test_the_digest_is_of_the_decided_precision(root: Path) -> None:
         **dict.fromkeys(INDEX_SETTINGS),
     }
     digests = [
-        run_digest(decided(each, torch.device(device)), index=index, weights="")
+        run_digest(with_precision(each, torch.device(device)), index=index, weights="")
         for each, device in ((run, "cpu"), (run, "cuda"), (asked, "cpu"))
     ]
     assert digests[0] != digests[1] == digests[2]
 
 
 def test_deterministic_mode_ends_with_the_run() -> None:
-    with repeatable(False):
+    with deterministic_algorithms(False):
         assert not torch.are_deterministic_algorithms_enabled()
-    with repeatable(True):
+    with deterministic_algorithms(True):
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.is_deterministic_algorithms_warn_only_enabled()
         with pytest.raises(RuntimeError, match="deterministic"):

@@ -1,6 +1,6 @@
-"""Whatever ends a training, and when: the same command goes on, and ends as if nothing had been.
+"""A training that is killed or stopped at any point: the same command resumes it, bit by bit.
 
-Deaths are real, at layouts that `test_train.py` does not kill; ranks come from `forked.py`.
+The kills are real, at layouts that `test_trainer.py` does not kill; ranks come from `forked.py`.
 """
 
 from functools import partial
@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.forked import (
-    CONTEXT,
-    TIMEOUT,
+    TIMEOUT_SECONDS,
     Started,
     killed_in_backward,
     killed_in_commit,
@@ -19,6 +18,7 @@ from tests.support.forked import (
     train,
     writes_until_sigterm,
 )
+from tests.support.ranks import CONTEXT
 from tests.support.runs import losses, make_run, prepare
 from tokamake import files
 from tokamake.config.resolved_run import read_run
@@ -110,7 +110,7 @@ def test_sigterm_while_a_checkpoint_is_written(root: Path) -> None:
     writing = CONTEXT.Semaphore(0)
     with Started(config, ranks=2, fault=partial(writes_until_sigterm, writing)) as started:
         for _ in started.processes:
-            assert writing.acquire(timeout=TIMEOUT)
+            assert writing.acquire(timeout=TIMEOUT_SECONDS)
         for process in started.processes:
             process.terminate()
         assert started.ended() == [STOPPED] * 2, started.printed

@@ -43,6 +43,11 @@ class Ranks:
     local_size: int
     """Processes on this host."""
 
+    def print_once(self, line: str) -> None:
+        """Print a line on rank 0 only."""
+        if self.rank == 0:
+            print(line, flush=True)
+
     @classmethod
     def find(cls, environment: Mapping[str, str] = os.environ) -> "Ranks":
         """Read the launcher's variables; MPI is asked where they tell the rank only.

@@ -46,10 +46,10 @@ def benchmark_train(
                     f"--steps {steps} --warmup-steps {warmup_steps}: give 1 and 0 or more"
                 )
         from tokamake.train import speed
-        from tokamake.train.numerics import repeatable
+        from tokamake.train.numerics import deterministic_algorithms
         from tokamake.train.trial_steps import TrialSteps
 
-        with repeatable(run.train.deterministic):
+        with deterministic_algorithms(run.train.deterministic):
             total = warmup_steps + steps + speed.split_steps(steps)
             trial = TrialSteps(run, ranks, device, num_steps=total, synthetic=synthetic)
             found = speed.measure(trial, ranks, device, steps=steps, warmup_steps=warmup_steps)

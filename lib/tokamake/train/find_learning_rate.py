@@ -53,10 +53,10 @@ def find_learning_rate(
                 raise UserError(f"--from {start:g} --to {end:g}: give 0 < from < to")
             if steps < FEWEST:
                 raise UserError(f"--steps {steps}: give {FEWEST} or more")
-        from tokamake.train.numerics import repeatable
+        from tokamake.train.numerics import deterministic_algorithms
         from tokamake.train.trial_steps import TrialSteps
 
-        with repeatable(run.train.deterministic):
+        with deterministic_algorithms(run.train.deterministic):
             trial = TrialSteps(run, ranks, device, num_steps=steps)
             rates = sweep(start, end, steps)
             losses = measure(trial, rates)

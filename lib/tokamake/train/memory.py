@@ -99,7 +99,7 @@ def estimate(run: Run, world_size: int, device: torch.device) -> Estimate:
         train,
         data,
         num_batches=max(1, train.global_batch_size // (train.micro_batch_size * data)),
-        size=_BYTES[precision_of(train, device)],
+        size=_BYTES[precision_of(run)],
         device_type=device.type,
     )
     ranks = range(train.parallel.pipeline_parallel_size)

@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tokamake import files
+from tokamake import files, plugins
+from tokamake.config.resolved_run import Run
 from tokamake.units import duration
 
 Record = dict[str, int | float]
@@ -82,6 +83,13 @@ def validation(losses: dict[str, float]) -> Record:
     return {
         "validation_loss" + f"/{name}" * (name != "valid"): loss for name, loss in losses.items()
     }
+
+
+def model_flops_per_token(run: Run) -> int:
+    """Floating-point operations that the model needs for a token, forward and backward."""
+    family = plugins.load("models/*/model", run.architecture.family)
+    flops: int = family.num_flops_per_token(run.architecture, run.train.sequence_length)
+    return flops
 
 
 def title(name: str) -> str:

@@ -64,7 +64,7 @@ class PipelineStages:
         with torch.device("meta"):
             self.modules = {n: family.Model(run.architecture, mesh, layers[n]) for n in numbers}
         several = mesh.data.size * mesh.context.size > 1
-        precision = precision_of(run.train, device)
+        precision = precision_of(run)
         self._dtype = DTYPES[precision]
         # A pipeline adds up gradients in the precision of its weights; FSDP2 sees to fp32 there.
         rounded = precision != "fp32" and not several and mesh.pipeline.size == 1
@@ -154,7 +154,9 @@ class PipelineStages:
         self._scale = scale
         if self._pipeline:
             whole = concatenated([*batches])
-            return self._pipeline.train(whole.inputs, whole.labels, len(batches), **whole.apart)
+            return self._pipeline.train(
+                whole.inputs, whole.labels, len(batches), **whole.document_inputs
+            )
         (module,) = self.modules.values()
         sharding.round_originals(self.held)
         total = torch.zeros((), device=batches[0].inputs.device)
@@ -181,7 +183,7 @@ class PipelineStages:
         """
         self._scale = scale
         (module,) = self.modules.values()
-        logits, labels = module(batch.inputs, **batch.apart), batch.labels
+        logits, labels = module(batch.inputs, **batch.document_inputs), batch.labels
         if chances is not None:
             assert self._vocabulary is not None
             own = drawn(logits, chances.to(logits.device), self._mesh, size=self._vocabulary)
@@ -195,7 +197,7 @@ class PipelineStages:
         if self._pipeline:
             whole = concatenated([*batches])
             return self._pipeline.evaluate(
-                whole.inputs, whole.labels, len(batches), self._states, **whole.apart
+                whole.inputs, whole.labels, len(batches), self._states, **whole.document_inputs
             )
         sharding.round_originals(self.held)
         return torch.stack([self.loss(batch, 1.0) for batch in batches]).sum()

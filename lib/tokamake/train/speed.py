@@ -13,9 +13,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tokamake import plugins
 from tokamake.config.resolved_run import Run
 from tokamake.runtime.ranks import Ranks
+from tokamake.train.metrics import model_flops_per_token
 from tokamake.train.numerics import precision_of
 from tokamake.train.pipeline_stages import DTYPES
 from tokamake.train.trial_steps import TrialSteps
@@ -154,10 +154,9 @@ def utilization(
         device: of this rank.
         peak_tflops: of a rank's device; None: look it up or measure it.
     """
-    family = plugins.load("models/*/model", run.architecture.family)
-    per_token = family.num_flops_per_token(run.architecture, run.train.sequence_length)
+    per_token = model_flops_per_token(run)
     tflops = found["tokens_per_second_per_rank"] * per_token / 1e12
-    precision, source = precision_of(run.train, device), "stated"
+    precision, source = precision_of(run), "stated"
     peak = peak_tflops
     if peak is None:
         peak, source = known_peak(_name(device), precision), "data sheet"

@@ -77,7 +77,7 @@ def _layout(run: Run, ranks: Ranks, device: torch.device) -> str:
     product = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
     return (
         f"{counted(ranks.world_size, 'rank')}{f' = {product}' * bool(product)} on {device.type}, "
-        f"{precision_of(train, device)}, {train.backend}, ZeRO stage {train.zero_stage}"
+        f"{precision_of(run)}, {train.backend}, ZeRO stage {train.zero_stage}"
     )
 
 

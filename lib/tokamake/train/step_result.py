@@ -1,5 +1,6 @@
 """What a back end tells the loop of a step, and of a checkpoint that is being written."""
 
+import math
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -22,7 +23,17 @@ class StepResult(NamedTuple):
     saved: bool
     """Whether all ranks have finished what they had to save."""
     skipped: bool
-    """Whether there was no update, since gradients in fp16 were too large for it."""
+    """Whether there was no update because gradients overflowed in fp16."""
+
+    @property
+    def not_finite(self) -> str | None:
+        """Name and value of the first measure that is not finite; None: both are finite."""
+        if not math.isfinite(self.loss):
+            return f"loss: {self.loss}"
+        # A skipped step lowers the loss scale; training goes on.
+        if not self.skipped and not math.isfinite(self.grad_norm):
+            return f"gradient norm: {self.grad_norm}"
+        return None
 
 
 class Saving:

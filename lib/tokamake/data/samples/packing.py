@@ -15,10 +15,6 @@ from tokamake.data.samples.loader import PAD
 class PackedSamples(NamedTuple):
     """What a model needs of a batch of B samples of S tokens."""
 
-    tokens: npt.NDArray[np.int64]
-    """(B, S) inputs."""
-    labels: npt.NDArray[np.int64]
-    """(B, S) the token after each input."""
     loss_mask: npt.NDArray[np.bool_]
     """(B, S) where the loss counts."""
     position_ids: npt.NDArray[np.int64]
@@ -35,11 +31,10 @@ def packed(
     reset_attention_mask: bool = False,
     eod_mask_loss: bool = False,
 ) -> PackedSamples:
-    """Split rows of tokens into inputs and labels, with what keeps their documents apart.
+    """Loss mask, positions and document numbers that keep the documents of a row apart.
 
     Args:
-        rows: (B, S + 1) tokens of samples; where one is `PAD`, input and label are 0 and there is
-            no loss.
+        rows: (B, S + 1) tokens of samples; where the label is `PAD` there is no loss.
         eod: token that ends a document.
         reset_position_ids: count positions anew in each document.
         reset_attention_mask: let no token see those of another document.
@@ -60,8 +55,8 @@ def packed(
     loss_mask = ~ends if eod_mask_loss else np.ones(tokens.shape, bool)
     missing = rows == PAD
     if missing.any():
-        rows, loss_mask = np.where(missing, 0, rows), loss_mask & ~missing[:, 1:]
-    return PackedSamples(rows[:, :-1], rows[:, 1:], loss_mask, position_ids, document_ids)
+        loss_mask = loss_mask & ~missing[:, 1:]
+    return PackedSamples(loss_mask, position_ids, document_ids)
 
 
 def attention_mask(document_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:

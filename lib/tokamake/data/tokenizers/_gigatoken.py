@@ -19,13 +19,13 @@ from tokamake.data.tokenizers import Tokenizer
 from tokamake.data.tokenizers import _unicode_differences as code_points
 from tokamake.data.tokenizers._exactness import json_refusal, sentencepiece_refusal
 from tokamake.data.tokenizers._sentencepiece_model import without_control_pieces
+from tokamake.runtime.cores import set_malloc_options
 
 _PART = 16_000_000  # characters encoded between two looks at the memory, at most about
 _TEXTS = 1 << 16  # texts of a part at most: however short, each takes some memory
 _BUDGET = 450_000_000  # bytes that the process may grow by until gigatoken's caches are thrown away
 _ROOM_FOR = 84  # MiB of text for whose words, about 780,000, a cache has room from the beginning
 _SEPARATOR = b"\0" + b"\n" * 4095
-_ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1  # numbers in glibc's malloc.h
 
 
 def refusal(tokenizer: Tokenizer) -> str:
@@ -160,13 +160,7 @@ def reuse_memory() -> None:
     each time takes a tenth of all the time. Threads that have run before keep their own pools, and
     whoever allocates in many threads at once is slower.
     """
-    if hasattr(library := ctypes.CDLL(None), "mallopt"):
-        for what, value in (
-            (_ARENA_MAX, 1),
-            (_MMAP_THRESHOLD, 1 << 25),
-            (_TRIM_THRESHOLD, 1 << 28),
-        ):
-            library.mallopt(what, value)
+    set_malloc_options(arena_max=1, mmap_threshold=1 << 25, trim_threshold=1 << 28)
 
 
 def _trim() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokamake import files, plugins
 from tokamake.checkpoint.deepspeed.zero_reader import settings_of
-from tokamake.checkpoint.native import latest, training_state
+from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.description import describe
 from tokamake.checkpoint.native.flat_chunks import FlatChunks
 from tokamake.config.resolved_run import Run
@@ -26,10 +26,17 @@ from tokamake.optim._whole import ALONE, ParameterPart, WholeParameters
 from tokamake.parallel import mesh
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.sharding import Held
-from tokamake.runtime.cores import keep_memory
+from tokamake.runtime.cores import keep_freed_memory
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
-from tokamake.train.batch import MicroBatch, TokenRows, leaves_out, to_batch
+from tokamake.train.batch import (
+    MicroBatch,
+    TokenRows,
+    has_masked_labels,
+    num_micro_batches,
+    to_batch,
+)
+from tokamake.train.initial_checkpoint import describe_start
 from tokamake.train.loss_scale import LossScale
 from tokamake.train.numerics import precision_of
 from tokamake.train.pipeline_stages import PipelineStages
@@ -59,14 +66,12 @@ class EngineBase(ABC):
         self._run, self._ranks, self._device = run, ranks, device
         seed_all(run.seed)
         if device.type == "cpu":
-            keep_memory()
-        with raise_on_all_ranks():
-            run.train.parallel.data_parallel_size(ranks.world_size)
+            keep_freed_memory()
         parts = run.train.zero_stage > 0
         self.mesh = mesh.build(run.train.parallel, ranks.world_size, device, shard=parts)
         self._stages = PipelineStages(run, self.mesh, device, shard=shard)
         self._held: list[Held] = self._stages.held
-        self._loss_scale = LossScale(precision_of(run.train, device))
+        self._loss_scale = LossScale(precision_of(run))
         # Saving goes on beside training, and must not take part in its collectives.
         self._savers = dist.new_group(backend="gloo")
 
@@ -83,7 +88,7 @@ class EngineBase(ABC):
             UserError: there are none, or they are not of the run's architecture.
         """
         with raise_on_all_ranks():
-            start = _start(self._run)
+            start = describe_start(self._run)
         names: list[str] = [""] * self._ranks.world_size
         dist.all_gather_object(names, start.path.name)
         if len({*names}) > 1:
@@ -131,7 +136,7 @@ class EngineBase(ABC):
 
     def _count(self, batches: Sequence[MicroBatch]) -> int:
         """Tokens of all ranks that have a loss."""
-        if not leaves_out(self._run):
+        if not has_masked_labels(self._run.train):
             own = sum(batch.labels.numel() for batch in batches)
             return own * self.mesh.data.size * self.mesh.context.size
         counts = [(batch.labels != NO_LABEL).sum() for batch in batches]
@@ -155,8 +160,7 @@ class EngineBase(ABC):
         """Loss over all tokens of the micro batches of all ranks, without training on them."""
         self._set_mode("eval")
         total = torch.zeros(2, dtype=torch.float64, device=self._device)
-        block = self._run.train.micro_batch_size * self.mesh.data.size
-        num_batches = self._run.train.global_batch_size // block if self._stages.in_turns else 1
+        num_batches = num_micro_batches(self._run.train, self.mesh) if self._stages.in_turns else 1
         coming = iter(rows)
         while some := [*islice(coming, num_batches)]:
             batches = self._batches(some)
@@ -193,13 +197,3 @@ class EngineBase(ABC):
         with raise_on_all_ranks():
             if self._ranks.rank == 0:
                 files.sync(folder)
-
-
-def _start(run: Run) -> latest.Description:
-    found = latest.describe(run.checkpoint)
-    if found.architecture != run.architecture:
-        raise UserError(
-            f"{run.checkpoint}: not of the architecture that the run was resolved for; "
-            "run `tokamake resolve` again"
-        )
-    return found

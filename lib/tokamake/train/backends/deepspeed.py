@@ -26,7 +26,6 @@ from tokamake.train.backends import _deepspeed_partitions as pieces
 from tokamake.train.backends import _deepspeed_setup as setup
 from tokamake.train.backends._base import EngineBase
 from tokamake.train.batch import MicroBatch, TokenRows
-from tokamake.train.numerics import decided
 from tokamake.train.pipeline_stages import PipelineStages
 from tokamake.train.step_result import Saving, StepResult
 
@@ -61,10 +60,7 @@ class Engine(EngineBase):
     def __init__(
         self, run: Run, ranks: Ranks, device: torch.device, *, continues: bool = False
     ) -> None:
-        run = decided(run, device)
         self._stage, self._mode = run.train.zero_stage, ""
-        with raise_on_all_ranks():
-            setup.check(run, device)
         super().__init__(run, ranks, device, shard=False)
         # Of flat pieces there are no whole parameters.
         self._optimizer = self._build_optimizer(whole=self._stage == 0)

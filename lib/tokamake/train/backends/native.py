@@ -23,7 +23,7 @@ from tokamake.parallel.sharding import Held
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.backends._base import EngineBase
-from tokamake.train.batch import MicroBatch, TokenRows, chances
+from tokamake.train.batch import MicroBatch, TokenRows, label_draws
 from tokamake.train.step_result import Saving, StepResult
 
 
@@ -104,9 +104,9 @@ class Engine(EngineBase):
         if not self._needs_hessian(step, self._run.train.optimizer):
             return
         count, loss_scale = self._count(batches), self._loss_scale.value
-        drawing = chances(rows, seed=self._run.seed, step=step, mesh=self.mesh)
+        draws = label_draws(rows, seed=self._run.seed, step=step, mesh=self.mesh)
         scale = self._stages.num_averaged / count * loss_scale
-        self._stages.forward_backward(batches, scale, drawing)
+        self._stages.forward_backward(batches, scale, draws)
         self._add_up_gradients()
         squares = sharding.squares(self._held, self._device)
         dist.all_reduce(squares)
