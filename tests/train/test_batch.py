@@ -41,14 +41,14 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     return found
 
 
-def test_on_the_cpu_nothing_is_copied(pinned: list[torch.Tensor]) -> None:
+def test_cpu_batches_are_not_copied(pinned: list[torch.Tensor]) -> None:
     made = to_device(BATCH, torch.device("cpu"))
     assert not pinned
     assert (made.dtype, made.data_ptr()) == (torch.int64, BATCH.ctypes.data)
     np.testing.assert_array_equal(made.numpy(), BATCH)
 
 
-def test_to_other_devices_pinned_memory_is_copied_without_waiting(
+def test_accelerator_batches_are_pinned_and_copied_asynchronously(
     pinned: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
@@ -69,7 +69,7 @@ def test_to_other_devices_pinned_memory_is_copied_without_waiting(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: pytest -m gpu")
-def test_values_on_a_gpu() -> None:
+def test_gpu_batches_keep_their_values() -> None:
     for number in range(50):  # memory given out again is not overwritten too early
         batches = [to_device(BATCH + number + part, torch.device("cuda")) for part in range(3)]
         for part, made in enumerate(batches):

@@ -66,13 +66,15 @@ MISFITS: dict[str, Settings] = {
 
 
 @pytest.mark.parametrize("expected", MISFITS)
-def test_what_cannot_be_continued_is_said(root: Path, first: Path, expected: str) -> None:
+def test_checkpoints_that_cannot_be_continued_are_refused(
+    root: Path, first: Path, expected: str
+) -> None:
     told = refused(root, step(first, 4), finetune=False, **MISFITS[expected])
     assert expected in told
     assert "\n" not in told
 
 
-def test_states_of_an_unknown_optimizer_are_told_by_their_names(
+def test_states_of_another_optimizer_are_recognized_by_their_names(
     root: Path, first: Path, tmp_path: Path
 ) -> None:
     """As in a universal checkpoint that DeepSpeed has written."""
@@ -92,7 +94,7 @@ def test_states_of_an_unknown_optimizer_are_told_by_their_names(
     assert (run.step, run.consumed_samples) == (4, 32)
 
 
-def test_a_universal_checkpoint_tells_its_optimizer(
+def test_a_universal_checkpoint_names_its_optimizer(
     root: Path, first: Path, tmp_path: Path
 ) -> None:
     convert(source=step(first, 4), target=tmp_path / "a", format="universal")
@@ -100,18 +102,18 @@ def test_a_universal_checkpoint_tells_its_optimizer(
     assert "has optimizer states of adamw, not of lion; set train.optimizer.name to adamw" in told
 
 
-def test_weights_alone_cannot_be_continued(root: Path) -> None:
+def test_a_checkpoint_without_optimizer_states_cannot_be_continued(root: Path) -> None:
     expected = "start/global_step0: has no optimizer states of adamw to continue with; set train.f"
     assert expected in refused(root, root / "start", finetune=False)
 
 
-def test_whether_to_continue_must_be_said(root: Path, first: Path) -> None:
+def test_a_trained_checkpoint_needs_the_setting_finetune(root: Path, first: Path) -> None:
     told = refused(root, read_run(first).output)
     assert "train.finetune: missing: " in told
     assert "global_step6 is at step 6; add true" in told
 
 
-def test_other_formats_are_to_be_converted_first(
+def test_other_formats_must_be_converted_first(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hf_folder.write(tmp_path / "hf", ARCHITECTURE, model_tensors.random(ARCHITECTURE, 5))
@@ -137,7 +139,7 @@ def write_yaml(path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_another_architecture_is_told_field_by_field(
+def test_another_architecture_is_reported_field_by_field(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training_state, "fill", lambda *_, **__: pytest.fail("reads tensors"))
@@ -161,7 +163,7 @@ OPTIMIZERS: list[Settings] = [
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
-def test_states_of_optimizers_are_known_beforehand(root: Path, optimizer: Settings) -> None:
+def test_state_keys_match_the_states_of_each_optimizer(root: Path, optimizer: Settings) -> None:
     if optimizer["name"] == "adamw_8bit":
         pytest.importorskip("torchao")
     changes = {"optimizer": optimizer, "train_steps": 2, "schedule": {"name": "constant"}}
@@ -210,7 +212,7 @@ LAYOUTS: list[Settings] = [
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("way", WAYS)
-def test_a_run_continues_another_bit_by_bit_and_after_a_kill(root: Path, way: str) -> None:
+def test_a_run_continues_another_bit_by_bit_even_after_a_kill(root: Path, way: str) -> None:
     whole = make_run(root, f"whole-{way}", **WAYS[way])
     train(whole, ranks=2)
     changes = {"finetune": False, "save_interval": 1, **WAYS[way]}
@@ -230,14 +232,14 @@ def test_a_run_continues_another_bit_by_bit_and_after_a_kill(root: Path, way: st
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_other_layouts_continue(root: Path, first: Path, layout: Settings) -> None:
+def test_other_layouts_continue_a_run(root: Path, first: Path, layout: Settings) -> None:
     name = f"continued-{LAYOUTS.index(layout)}"
     config = make_run(root, name, start=step(first, 2), finetune=False, **layout)
     train(config, ranks=2)
     assert_continued(config, first, rel=1e-5)
 
 
-def test_one_rank_continues_what_two_have_begun(root: Path, tmp_path: Path) -> None:
+def test_one_rank_continues_a_run_of_two_ranks(root: Path, tmp_path: Path) -> None:
     whole = make_run(root, "whole-two", zero_stage=3)
     train(whole, ranks=2)
     # Through a conversion, too.
@@ -247,7 +249,7 @@ def test_one_rank_continues_what_two_have_begun(root: Path, tmp_path: Path) -> N
     assert_continued(config, whole, rel=1e-5)
 
 
-def test_a_finetune_run_begins_anew_and_goes_on_after_a_kill(root: Path, first: Path) -> None:
+def test_a_finetune_run_starts_at_step_0_and_resumes_after_a_kill(root: Path, first: Path) -> None:
     runs = [make_run(root, name, start=step(first, 4), finetune=True) for name in ("a", "b")]
     printed = train(runs[0])
     assert f"start     {step(first, 4)}, finetuned: weights alone, at step 0" in printed
@@ -261,7 +263,7 @@ def test_a_finetune_run_begins_anew_and_goes_on_after_a_kill(root: Path, first: 
     assert losses(runs[0], "validation_loss")[0] != losses(first, "validation_loss")[0]
 
 
-def test_continued_and_finetuned_are_different_runs(root: Path, first: Path) -> None:
+def test_continued_and_finetuned_runs_differ(root: Path, first: Path) -> None:
     config = make_run(root, "both", start=step(first, 4), finetune=True, train_steps=6)
     train(config)
     make_run(root, "both", start=step(first, 4), finetune=False, train_steps=6)
@@ -270,7 +272,7 @@ def test_continued_and_finetuned_are_different_runs(root: Path, first: Path) -> 
     assert losses(config) == losses(first)[4:]
 
 
-def test_a_start_that_is_another_by_now_is_refused(root: Path, first: Path) -> None:
+def test_an_initial_checkpoint_that_has_changed_is_refused(root: Path, first: Path) -> None:
     config = make_run(root, "moved", start=step(first, 2), finetune=False)
     text = config.read_text()
     config.write_text(text.replace("global_step2", "global_step4"))
@@ -280,7 +282,7 @@ def test_a_start_that_is_another_by_now_is_refused(root: Path, first: Path) -> N
     assert "has no optimizer states of adamw to continue with" in launch(config, code=2)
 
 
-def test_trials_take_the_weights_alone(
+def test_trials_take_weights_without_optimizer_states(
     root: Path, first: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = make_run(root, "tried", start=step(first, 2), finetune=False)
@@ -288,7 +290,7 @@ def test_trials_take_the_weights_alone(
     assert f"{step(first, 2)}, finetuned: weights alone, at step 0" in capsys.readouterr().out
 
 
-def test_fp16_begins_with_a_scale_of_its_own_after_another_precision() -> None:
+def test_fp16_starts_with_the_initial_scale_after_another_precision() -> None:
     scale = LossScale("fp16")
     before = scale.state
     scale.state = LossScale("bf16").state
@@ -311,7 +313,7 @@ def test_fp16_begins_with_a_scale_of_its_own_after_another_precision() -> None:
         ),
     ],
 )
-def test_a_run_continues_after_a_way_through_megatrons_formats(
+def test_a_run_continues_after_conversion_through_megatron_formats(
     way: Settings, title: str, root: Path, first: Path, tmp_path: Path
 ) -> None:
     """Every loss is the same, so that step, samples, schedule and states have come along."""

@@ -42,7 +42,7 @@ def write(folder: Path, weights: dict[str, torch.Tensor]) -> str:
     return weights_digest(folder)
 
 
-def test_every_weight_counts(tmp_path: Path) -> None:
+def test_the_digest_depends_on_every_weight(tmp_path: Path) -> None:
     weights = model_tensors.random(ARCHITECTURE, 5)
     found = {write(tmp_path / "start", weights)}
     assert {write(tmp_path / "again", weights)} == found
@@ -70,7 +70,7 @@ def imitate(folder: Path, text: str = "weights", **state: Any) -> str:
     return weights_digest(folder)
 
 
-def test_checkpoints_of_runs_are_told_by_run_and_step(
+def test_digests_of_run_checkpoints_depend_on_run_and_step_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strange = {imitate(tmp_path / "strange"), imitate(tmp_path / "strange", "others")}
@@ -84,7 +84,9 @@ def test_checkpoints_of_runs_are_told_by_run_and_step(
         weights_digest(tmp_path / "one")
 
 
-def test_a_start_is_read_once_to_tell_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_initial_checkpoint_is_hashed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     imitate(tmp_path / "a")
     note = tmp_path / "note"
     before = weights_digest(tmp_path / "a", note)
@@ -102,7 +104,7 @@ def test_a_start_is_read_once_to_tell_it(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("backend", ["native", "deepspeed"])
-def test_continuing_reads_nothing_of_the_start(
+def test_resuming_does_not_read_the_initial_checkpoint(
     root: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_run(root, f"continues-{backend}", backend=backend)
@@ -120,7 +122,9 @@ def test_continuing_reads_nothing_of_the_start(
     assert losses(config) == before
 
 
-def test_a_run_starts_from_another(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_starts_from_the_checkpoint_of_another(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = read_run(make_run(root, "first", train_steps=2))
     assert train_here(root / "first" / "run.yaml") == 0
     config = make_run(root, "second", train_steps=2)
@@ -131,7 +135,7 @@ def test_a_run_starts_from_another(root: Path, capsys: pytest.CaptureFixture[str
     assert "already at step 2" in capsys.readouterr().out
 
 
-def test_resolving_reads_no_tensors(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_reads_no_tensors(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = read_run(make_run(root, "resolved", train_steps=2))
     assert train_here(root / "resolved" / "run.yaml") == 0
     for name in ("read", "fill"):
@@ -156,7 +160,7 @@ def start_without(file: str) -> Callable[[Path], Any]:
         (lambda f: os.truncate(f / ".metadata", 99), r"global_step2: no whole checkpoint"),
     ],
 )
-def test_broken_starts_are_refused(
+def test_damaged_initial_checkpoints_are_refused(
     root: Path, change: Callable[[Path], Any], message: str, tmp_path: Path
 ) -> None:
     run = read_run(make_run(root, "broken"))
@@ -168,13 +172,13 @@ def test_broken_starts_are_refused(
     assert "\n" not in str(error.value)
 
 
-def test_a_start_of_another_architecture_is_refused(root: Path) -> None:
+def test_an_initial_checkpoint_of_another_architecture_is_refused(root: Path) -> None:
     run = read_run(make_run(root, "other-architecture"))
     with pytest.raises(UserError, match=r"not of the architecture .* run `tokamake resolve` again"):
         build(run.model_copy(update={"checkpoint": root / "other"}))
 
 
-def test_a_start_in_low_precision_trains_in_fp32(root: Path, tmp_path: Path) -> None:
+def test_an_initial_checkpoint_in_bf16_trains_in_fp32(root: Path, tmp_path: Path) -> None:
     convert(source=root / "start", target=tmp_path / "a", format="native", dtype="bf16")
     config = make_run(root, "low", start=tmp_path / "a", train_steps=2)
     (tmp_path / "b").mkdir()
@@ -190,7 +194,7 @@ def test_a_start_in_low_precision_trains_in_fp32(root: Path, tmp_path: Path) -> 
         assert torch.equal(tensor, weights(other)[name])
 
 
-def test_a_start_of_another_format_is_refused(root: Path, tmp_path: Path) -> None:
+def test_an_initial_checkpoint_of_another_format_is_refused(root: Path, tmp_path: Path) -> None:
     convert(source=root / "start", target=tmp_path / "a", format="mds")
     run = read_run(make_run(root, "other-format")).model_copy(update={"checkpoint": tmp_path / "a"})
     with pytest.raises(UserError, match=r"not of tokamake's own format; .* convert --format nat"):

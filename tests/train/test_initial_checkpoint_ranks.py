@@ -81,7 +81,7 @@ def of_second_stage(name: str) -> bool:
 
 
 @pytest.mark.ranks
-def test_ranks_read_what_they_hold(root: Path, tmp_path: Path) -> None:
+def test_ranks_read_only_their_chunks(root: Path, tmp_path: Path) -> None:
     config = make_run(root, "layouts", micro_batch_size=4)
     of_ranks = spawn(begin_all, 2, config, tmp_path)
     expected = model_tensors.random(TIED, 5)
@@ -147,7 +147,7 @@ def continue_all(config: Path, folder: Path, layouts: list[dict[str, Any]]) -> l
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("world_size", "layouts"), [(1, CONTINUED), (2, PIPELINED)])
-def test_continuing_needs_nothing_of_the_start(
+def test_resuming_needs_no_initial_weights(
     root: Path, tmp_path: Path, world_size: int, layouts: list[dict[str, Any]]
 ) -> None:
     config = make_run(root, f"poisoned-{world_size}")

@@ -21,9 +21,9 @@ from tokamake.config.resolved_run import Run, read_run
 from tokamake.models.common.positions import rotary
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.backends.native import Engine
-from tokamake.train.memory import _limits, estimate
+from tokamake.train.memory import _cgroup_limits, estimate
 from tokamake.train.numerics import with_precision
-from tokamake.train.startup_log import chosen, startup_log
+from tokamake.train.startup_log import changed_settings, startup_log
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 ONE = Ranks(0, 1, 0, 1)
@@ -46,7 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.parametrize("family", ["llama", "gpt"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_formulas_of_layers_are_what_torch_keeps(family: str, dtype: torch.dtype) -> None:
+def test_layer_formulas_equal_the_tensors_that_torch_saves(family: str, dtype: torch.dtype) -> None:
     other = {"position_embedding": "learned", "hidden_act": "gelu"} if family == "gpt" else {}
     architecture = Architecture(**{**LARGER.model_dump(), "family": family, **other})
     plug_in = plugins.load("models/*/model", family)
@@ -100,7 +100,7 @@ def peak(run: Run, folder: Path) -> float:
 
 
 @pytest.mark.ranks
-def test_estimates_are_near_what_torch_allocates(run: Run, tmp_path: Path) -> None:
+def test_estimates_are_close_to_allocated_memory(run: Run, tmp_path: Path) -> None:
     runs = {
         again: larger(run, tmp_path / "larger", recompute_granularity=again)
         for again in ("none", "selective", "full")
@@ -113,7 +113,7 @@ def test_estimates_are_near_what_torch_allocates(run: Run, tmp_path: Path) -> No
     assert saved == pytest.approx(told["none"].total - told["full"].total, rel=0.15)
 
 
-def test_each_way_to_share_needs_less(run: Run, tmp_path: Path) -> None:
+def test_each_kind_of_parallelism_reduces_memory(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "larger"
     alone = estimate(larger(run, folder, CUDA, micro_batch_size=4), 1, CUDA)
     stages = {
@@ -137,7 +137,7 @@ def test_each_way_to_share_needs_less(run: Run, tmp_path: Path) -> None:
     assert shared(2, pp=2, schedule="gpipe").activations >= pipeline.activations
 
 
-def test_optimizers_have_their_states(run: Run, tmp_path: Path) -> None:
+def test_optimizer_memory_follows_its_states(run: Run, tmp_path: Path) -> None:
     states = {
         name: estimate(larger(run, tmp_path / "larger", optimizer={"name": name}), 1, CPU).optimizer
         for name in ("sgd", "lion", "adamw", "adamw_8bit")
@@ -146,7 +146,7 @@ def test_optimizers_have_their_states(run: Run, tmp_path: Path) -> None:
     assert states["adamw_8bit"] < 0.26 * states["adamw"]
 
 
-def test_a_start_tells_what_was_chosen(run: Run) -> None:
+def test_the_startup_log_names_changed_settings(run: Run) -> None:
     lines = startup_log(run, ONE, CPU).splitlines()
     assert [line.split()[0] for line in lines] == ["model", "start", "layout", "settings", "memory"]
     parameters = sum(math.prod(shape) for shape in model_tensors.shapes(ARCHITECTURE).values())
@@ -161,27 +161,29 @@ def test_a_start_tells_what_was_chosen(run: Run) -> None:
     found = startup_log(shared, Ranks(0, 4, 0, 4), CPU)
     assert "4 ranks = data 2 × tensor 2 on cpu" in found
     assert "zero_stage 2" in found
-    assert list(chosen(run.train, run.train)) == []
+    assert list(changed_settings(run.train, run.train)) == []
     other = laid_out(run, {"optimizer": {"name": "sgd", "momentum": 0.8}, "zero_stage": 1})
-    told = [line for line in chosen(other.train, run.train) if line.startswith("optimizer")]
+    told = [
+        line for line in changed_settings(other.train, run.train) if line.startswith("optimizer")
+    ]
     assert told == ["optimizer.name sgd", "optimizer.momentum 0.8"]
 
 
-def test_the_hosts_memory_is_the_jobs_part_of_it(tmp_path: Path) -> None:
+def test_control_groups_limit_the_memory_of_the_host(tmp_path: Path) -> None:
     def write(name: str, text: str) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
 
-    assert min(_limits(tmp_path)) == math.inf
+    assert min(_cgroup_limits(tmp_path)) == math.inf
     write("proc/self/cgroup", "0::/slurm/job_7\n")
     write("sys/fs/cgroup/slurm/job_7/memory.max", "max\n")
     write("sys/fs/cgroup/slurm/memory.max", "16000000000\n")
-    assert min(_limits(tmp_path)) == 16e9
+    assert min(_cgroup_limits(tmp_path)) == 16e9
     write("proc/self/cgroup", "5:cpu:/x\n4:memory:/slurm/job_7\n")
     write("sys/fs/cgroup/memory/slurm/job_7/memory.limit_in_bytes", "8000000000\n")
-    assert min(_limits(tmp_path)) == 8e9
+    assert min(_cgroup_limits(tmp_path)) == 8e9
 
 
-def test_a_run_that_does_not_fit_is_warned_of(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_does_not_fit_gives_a_warning(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokamake.train.startup_log.device_memory", lambda *_: 1000.0)
     assert "more than there is: lower train.micro_batch_size" in startup_log(run, ONE, CPU)

@@ -22,7 +22,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare(tmp_path_factory.mktemp("numerics"), train_samples=8 * (NUM_STEPS + 1))
 
 
-def test_the_device_decides_precision_where_settings_do_not(root: Path) -> None:
+def test_the_default_precision_depends_on_the_device(root: Path) -> None:
     run = read_run(make_run(root, "undecided"))
     assert run.train.precision is None
     assert choose_precision(run.train, torch.device("cpu")) == "fp32"
@@ -32,7 +32,7 @@ def test_the_device_decides_precision_where_settings_do_not(root: Path) -> None:
     assert choose_precision(asked.train, torch.device("cpu")) == "fp16"
 
 
-def test_the_digest_is_of_the_decided_precision(root: Path) -> None:
+def test_the_digest_contains_the_chosen_precision(root: Path) -> None:
     run, asked = (
         read_run(make_run(root, name, **changes))
         for name, changes in (("left", {}), ("given", {"precision": "bf16"}))
@@ -71,12 +71,12 @@ def test_deterministic_mode_ends_with_the_run() -> None:
         parallel(pp=2, vpp=2, schedule="zbv"),
     ],
 )
-def test_what_compiled_layers_do_not_fit_is_refused(root: Path, changes: dict[str, Any]) -> None:
+def test_settings_that_cannot_be_compiled_are_refused(root: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="compile: "):
         make_run(root, "misfit", compile=True, **changes)
 
 
-def test_draws_are_not_repeatable_on_gpus(root: Path) -> None:
+def test_drawn_labels_are_not_deterministic_on_gpus(root: Path) -> None:
     config = make_run(root, "drawn", deterministic=True, optimizer={"name": "sophia_g"})
     run = read_run(config)
     check_deterministic(run, torch.device("cpu"))

@@ -32,7 +32,7 @@ with stop_signals.on_signals(request.note):
         ("SIGTERM", "SIGTERM", 0, 0, "SIGTERM"),
     ],
 )
-def test_a_second_ctrl_c_ends_at_once(
+def test_a_second_ctrl_c_ends_the_process_at_once(
     first: str, second: str, least: float, code: int, told: str
 ) -> None:
     program = TWICE.format(first=first, second=second, least=least)
@@ -42,7 +42,7 @@ def test_a_second_ctrl_c_ends_at_once(
     assert done.stdout.startswith(told)
 
 
-def test_signals_are_as_before_when_the_block_has_ended() -> None:
+def test_signal_handlers_are_restored() -> None:
     before = [signal.getsignal(number) for number in stop_signals.SIGNALS]
     request = StopRequest(tells=False)
     with stop_signals.on_signals(request.note):

@@ -42,7 +42,7 @@ def make_tokenizer(folder: Path, size: int) -> None:
 
 
 @pytest.mark.ranks
-def test_a_run_learns_of_rearranged_documents(root: Path) -> None:
+def test_a_run_trains_on_rearranged_documents(root: Path) -> None:
     fim = {"fim": FIM, "tokenizer": root / "tokenizer"}
     plain, rearranged = make_run(root, "plain"), make_run(root, "rearranged", **fim)
     for config in (plain, rearranged):
@@ -53,7 +53,7 @@ def test_a_run_learns_of_rearranged_documents(root: Path) -> None:
     assert len(losses(rearranged)) == SETTINGS["train_steps"]
 
 
-def test_samples_of_a_run(root: Path) -> None:
+def test_samples_follow_the_settings_of_the_run(root: Path) -> None:
     assert isinstance(training_samples(read_run(make_run(root, "off"))), Samples)
     run = read_run(make_run(root, "on", fim=FIM, tokenizer=root / "tokenizer"))
     samples = training_samples(run)

@@ -69,7 +69,7 @@ def hashes(config: Path) -> dict[str, str]:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_killed_in_a_step(root: Path, layout: str) -> None:
+def test_a_kill_in_a_step(root: Path, layout: str) -> None:
     expected = make_run(root, f"whole-{layout}", **LAYOUTS[layout])
     train(expected, ranks=2)
     config = make_run(root, f"killed-{layout}", **LAYOUTS[layout])
@@ -83,7 +83,7 @@ def assert_survives_kill(config: Path, expected: Path, *, ranks: int) -> None:
     assert_same_end(config, expected)
 
 
-def test_killed_while_the_batch_grows(root: Path) -> None:
+def test_a_kill_during_the_batch_size_ramp_up(root: Path) -> None:
     settings: Settings = {"rampup_batch_size": [4, 4, 10], "micro_batch_size": 1}
     expected = make_run(root, "whole-growing", **settings)
     train(expected)
@@ -121,7 +121,7 @@ def test_sigterm_while_a_checkpoint_is_written(root: Path) -> None:
     assert_same_end(config, expected)
 
 
-def test_killed_between_any_two_calls_that_move_a_checkpoint_in(root: Path, single: Path) -> None:
+def test_a_kill_between_any_two_calls_of_commit(root: Path, single: Path) -> None:
     latests = []
     for number in range(1, 40):
         config = make_run(root, f"moved-{number}")

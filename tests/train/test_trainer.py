@@ -137,7 +137,7 @@ RAMPED = {"rampup_batch_size": [4, 4, 10], "micro_batch_size": 1}
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_a_growing_batch_equals_torch(root: Path, zero_stage: int) -> None:
+def test_a_batch_size_ramp_up_equals_torch(root: Path, zero_stage: int) -> None:
     config = make_run(root, f"ramped-{zero_stage}", zero_stage=zero_stage, **RAMPED)
     assert train_here(config) == 0
     expected, norms, validation, _ = plain_training(root, (4, 4, 4, 8, 8, 8))
@@ -150,7 +150,7 @@ def test_a_growing_batch_equals_torch(root: Path, zero_stage: int) -> None:
 
 
 @pytest.mark.ranks
-def test_a_growing_batch_is_the_same_over_ranks(root: Path) -> None:
+def test_a_batch_size_ramp_up_is_the_same_over_ranks(root: Path) -> None:
     config = make_run(root, "ramped-ranks", zero_stage=2, **RAMPED)
     launch(config, ranks=2)
     expected, *_ = plain_training(root, (4, 4, 4, 8, 8, 8))
@@ -167,7 +167,7 @@ def test_training_equals_transformers_and_torch(root: Path, single: Path) -> Non
         torch.testing.assert_close(tensor, model.state_dict()[name], rtol=1e-3, atol=1e-4)
 
 
-def test_what_a_run_leaves(root: Path, single: Path) -> None:
+def test_files_of_a_finished_run(root: Path, single: Path) -> None:
     written, steps = summary(single), [r["step"] for r in records(single) if "loss" in r]
     assert steps == [1, 2, 3, 4, 5, 6]
     assert written["step"] == 6
@@ -182,7 +182,7 @@ def test_what_a_run_leaves(root: Path, single: Path) -> None:
     assert written["checkpoint"] == str(output / "global_step6")
 
 
-def test_finished_run_has_nothing_to_do(
+def test_a_finished_run_has_nothing_to_do(
     single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = copy(single, tmp_path / "again")
@@ -209,14 +209,16 @@ def test_other_settings_move_the_old_run_aside(
     assert losses(config)[5] != losses(single)[5]
 
 
-def test_watching_settings_do_not_begin_anew(single: Path, tmp_path: Path) -> None:
+def test_settings_without_effect_on_weights_do_not_restart_the_run(
+    single: Path, tmp_path: Path
+) -> None:
     config = copy(single, tmp_path / "run")
     config.write_text(config.read_text().replace("log_interval: 1", "log_interval: 5"))
     assert train_here(config) == 0
     assert not list(tmp_path.glob("run/training.*"))
 
 
-def test_other_validation_samples_do_not_begin_anew(
+def test_other_validation_samples_do_not_restart_the_run(
     root: Path, single: Path, tmp_path: Path
 ) -> None:
     config = copy(single, tmp_path / "run")
@@ -235,7 +237,7 @@ def test_other_validation_samples_do_not_begin_anew(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_the_run_continues(
+def test_a_signal_saves_and_the_run_resumes(
     root: Path,
     single: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -263,7 +265,9 @@ def test_a_signal_saves_and_the_run_continues(
     assert_same_run(config, single)
 
 
-def test_divergence_stops_with_the_step(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_divergence_stops_the_run_and_names_the_step(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = make_run(root, "diverged", optimizer={"learning_rate": 1e30})
     progress = config.with_name("progress")
     monkeypatch.setenv("JOB_PROGRESS_FILE", str(progress))
@@ -273,14 +277,14 @@ def test_divergence_stops_with_the_step(root: Path, monkeypatch: pytest.MonkeyPa
     assert not progress.exists()  # another job would diverge likewise
 
 
-def test_missing_weights_are_fatal(root: Path, tmp_path: Path) -> None:
+def test_missing_initial_weights_are_refused(root: Path, tmp_path: Path) -> None:
     config = make_run(root, "weightless")
     config.write_text(config.read_text().replace(str(root / "start"), str(tmp_path / "none")))
     with pytest.raises(UserError, match="none/global_step0: no such folder"):
         train_here(config)
 
 
-def test_validation_can_be_off(root: Path) -> None:
+def test_validation_can_be_turned_off(root: Path) -> None:
     config = make_run(root, "unvalidated", evaluation_steps=0, train_steps=2)
     assert train_here(config) == 0
     assert summary(config)["validation_losses"] == []
@@ -323,12 +327,12 @@ def test_zero_stages_agree(root: Path, single: Path, stage: int) -> None:
 
 
 @pytest.mark.ranks
-def test_killed_run_continues_bit_by_bit(root: Path, double: Path) -> None:
+def test_a_killed_run_resumes_bit_by_bit(root: Path, double: Path) -> None:
     assert_survives_kill(make_run(root, "killed"), double)
 
 
 @pytest.mark.ranks
-def test_killed_run_in_bf16_and_stage_3(root: Path, single: Path) -> None:
+def test_a_killed_run_in_bf16_and_stage_3_resumes_bit_by_bit(root: Path, single: Path) -> None:
     settings: dict[str, Any] = {"zero_stage": 3, "precision": "bf16"}
     expected = make_run(root, "uninterrupted", **settings)
     launch(expected, ranks=2)
@@ -352,7 +356,7 @@ def assert_survives_kill(config: Path, expected: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_mistakes_are_told_once(root: Path) -> None:
+def test_an_error_of_all_ranks_is_reported_once(root: Path) -> None:
     config = make_run(root, "indivisible", global_batch_size=6)
     printed = launch(config, ranks=2, code=1)
     message = "6 samples cannot be shared by 2 data-parallel ranks in micro batches of 2; make it"
@@ -388,7 +392,7 @@ def test_a_run_moves_to_another_layout_and_back(
     assert not list(tmp_path.glob("run/training.*"))
 
 
-def test_a_full_disk_is_told_in_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_in_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_run(root, "full", backend="native")
 
     def fail(*_: Any) -> Any:

@@ -46,7 +46,7 @@ def check(found: dict[str, Any], *, ranks: int) -> None:
     assert found["peak_memory_bytes"] > 1e7
 
 
-def test_a_benchmark_measures_and_leaves_nothing(
+def test_a_benchmark_measures_and_writes_nothing_else(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A clock on which half a second passes until it is asked again.
@@ -78,7 +78,7 @@ def test_random_tokens_need_no_index(root: Path, tmp_path: Path) -> None:
     assert (found["peak_tflops"], found["peak_source"]) == (2.0, "stated")
 
 
-def test_too_few_samples_are_told(root: Path) -> None:
+def test_too_few_samples_are_refused(root: Path) -> None:
     with pytest.raises(UserError, match=r"has 480 training samples, 105 steps take 840; lower"):
         benchmark_train(config=make_run(root, "short"), steps=80, warmup_steps=5)
     with pytest.raises(UserError, match="give 1 and 0 or more"):
@@ -89,7 +89,7 @@ def test_too_few_samples_are_told(root: Path) -> None:
 @pytest.mark.parametrize(
     "changes", [{"parallel": {"pipeline_parallel_size": 2}}, {"backend": "deepspeed"}]
 )
-def test_several_ranks_are_measured(root: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_benchmark_on_several_ranks(root: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     config = make_run(root, "several", **changes)
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     tool = ("-m", "tokamake", "benchmark-train", "--config", str(config), "--steps", "4")
@@ -107,7 +107,7 @@ def test_several_ranks_are_measured(root: Path, tmp_path: Path, changes: dict[st
     check(json.loads(output.read_text()), ranks=2)
 
 
-def test_peaks_are_known_by_name() -> None:
+def test_peaks_are_found_by_device_name() -> None:
     assert known_peak("NVIDIA H100 80GB HBM3", "bf16") == 989.4
     assert known_peak("NVIDIA H100 PCIe", "bf16") == 756.0
     assert known_peak("NVIDIA A100-SXM4-40GB", "fp16") == 312.0
@@ -117,7 +117,7 @@ def test_peaks_are_known_by_name() -> None:
     assert 0 < gemm_tflops(torch.float32, torch.device("cpu")) < 100
 
 
-def test_a_learning_rate_is_found(
+def test_find_learning_rate_suggests_a_rate(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, output = make_run(root, "swept"), tmp_path / "rates.json"

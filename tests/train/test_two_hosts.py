@@ -67,7 +67,9 @@ def hosts(tmp_path: Path) -> Iterator[list[list[str]]]:
         yield entered
 
 
-def test_two_hosts_meet_by_name_and_train_as_one(hosts: list[list[str]], tmp_path: Path) -> None:
+def test_two_hosts_meet_by_name_and_equal_one_process(
+    hosts: list[list[str]], tmp_path: Path
+) -> None:
     config = make_run(prepare(tmp_path), "run", train_steps=3, zero_stage=2)
     torchrun = [
         str(Path(sys.executable).with_name("torchrun")), "--nnodes=2", "--nproc-per-node=1",

@@ -78,7 +78,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.ranks
-def test_bf16_is_near_fp32_and_optimizers_equal_native(runs: dict[str, Path]) -> None:
+def test_bf16_is_close_to_fp32_and_optimizers_equal_native(runs: dict[str, Path]) -> None:
     changes: list[Changes] = [zero(stage, **BF16) for stage in (1, 2, 3)]
     changes += [zero(1, **BF16) | parallel(pp=2), zero(2, **BF16) | parallel(tp=2, sp=True)]
     changes += [zero(stage, offload_optimizer="cpu", **BF16) for stage in (1, 2, 3)]

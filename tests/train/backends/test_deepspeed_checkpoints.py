@@ -33,7 +33,7 @@ MOVES = [
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("start", ["untied", "tied"])
-def test_checkpoints_move(start: str, tmp_path: Path) -> None:
+def test_checkpoints_move_between_back_ends_and_layouts(start: str, tmp_path: Path) -> None:
     config = make_start(tmp_path / start, start)
     there = [Move(config, tmp_path / str(n), save=a, load=a) for n, (a, _, _) in enumerate(MOVES)]
     saved = spawn(move_all, 2, there, timeout=900)

@@ -76,7 +76,7 @@ def train(config: Path, name: str, layout: dict[str, Any], folder: Path) -> dict
 
 
 @pytest.mark.ranks
-def test_optimizers_train_alike_over_ranks(config: Path, tmp_path: Path) -> None:
+def test_optimizers_train_the_same_over_ranks(config: Path, tmp_path: Path) -> None:
     found = {
         size: spawn(train_all, size, config, layouts, tmp_path / str(size), timeout=500)
         for size, layouts in LAYOUTS.items()
@@ -127,11 +127,11 @@ def hessian(config: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_the_hessian_is_that_of_drawn_labels(config: Path) -> None:
+def test_the_hessian_uses_drawn_labels(config: Path) -> None:
     spawn(hessian, 1, config)
 
 
-def test_draws_follow_the_predictions() -> None:
+def test_drawn_labels_follow_the_predictions() -> None:
     logits = torch.tensor([0.0, 2.0, -torch.inf, 1.0, -1.0])
     number = 100_000
     chances = torch.from_numpy(np.random.default_rng(3).random(number, dtype=np.float32))
@@ -150,7 +150,9 @@ def test_draws_follow_the_predictions() -> None:
         ({"backend": "deepspeed"}, "optimizer.name: sophia_g: .* set backend to native"),
     ],
 )
-def test_sophia_is_refused_where_nothing_would_draw(changes: dict[str, Any], message: str) -> None:
+def test_sophia_is_refused_where_labels_cannot_be_drawn(
+    changes: dict[str, Any], message: str
+) -> None:
     values = {"train_steps": 9, **of_optimizer("sophia_g"), **changes}
     with pytest.raises(ValidationError, match=message):
         TrainSettings.model_validate(values)

@@ -45,7 +45,7 @@ def train_twice(config: Path, precisions: list[str], number: int) -> dict[str, l
     return found
 
 
-def test_low_precision_stays_near_fp32(config: Path) -> None:
+def test_low_precision_stays_close_to_fp32(config: Path) -> None:
     (found,) = spawn(train_twice, 1, config, ["fp32", *BANDS], STEPS, timeout=500)
     exact = np.array(found["fp32"])
     assert exact[-5:].mean() < exact[:5].mean() - 0.5
@@ -110,7 +110,7 @@ def overflow(config: Path, changes: dict[str, Any], folder: Path) -> None:
     assert_equal(weights(other), weights(engine))
 
 
-def test_two_ranks_do_the_same_twice_and_skip_what_overflows(config: Path, tmp_path: Path) -> None:
+def test_two_ranks_are_repeatable_and_skip_overflows(config: Path, tmp_path: Path) -> None:
     spawn(on_two_ranks, 2, config, tmp_path, timeout=500)
 
 
@@ -142,9 +142,7 @@ def test_documents_are_kept_apart_at_every_layout(config: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("backend", ["native", "deepspeed"])
-def test_what_is_converted_of_a_run_in_bf16_is_fp32_unless_asked(
-    backend: str, tmp_path: Path
-) -> None:
+def test_a_converted_bf16_run_has_fp32_weights_by_default(backend: str, tmp_path: Path) -> None:
     settings = {"backend": backend, "train_steps": 2, "save_interval": 2, "precision": "bf16"}
     launch(make_run(prepare(tmp_path), "run", **settings))
     for dtype, name in ((None, "float32"), ("bf16", "bfloat16")):
