@@ -1,4 +1,4 @@
-"""Ranks under every launcher, meeting places, threads, progress lines."""
+"""Ranks under every launcher, rendezvous, threads, errors across ranks, progress lines."""
 
 import errno
 import os
@@ -124,18 +124,18 @@ def test_an_invalid_port_is_refused(monkeypatch: pytest.MonkeyPatch, port: str) 
 def test_a_free_port_is_outside_the_assigned_range(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    given = tmp_path / "range"
-    given.write_text("20000\t60999\n")
-    assert static_ports(given) == [*range(15000, 20000), *range(61000, 65536)]
+    path = tmp_path / "range"
+    path.write_text("20000\t60999\n")
+    assert static_ports(path) == [*range(15000, 20000), *range(61000, 65536)]
     assert static_ports(tmp_path / "none") == [*range(15000, 32768), *range(61000, 65536)]
-    given.write_text("1024 65535\n")
-    assert static_ports(given) == []
+    path.write_text("1024 65535\n")
+    assert static_ports(path) == []
     assert free_port() in static_ports()
-    with socket.socket() as other:
-        other.bind(("", 0))
-        taken = other.getsockname()[1]
-        for kept in ([taken], []):
-            monkeypatch.setattr(runtime_process_group, "static_ports", lambda kept=kept: kept)
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        taken = listener.getsockname()[1]
+        for ports in ([taken], []):
+            monkeypatch.setattr(runtime_process_group, "static_ports", lambda ports=ports: ports)
             assert free_port() not in (0, taken)
 
 
@@ -154,18 +154,18 @@ def test_bound_ranks_share_cores_only_with_ranks_on_the_same_cores(
     import torch
     import torch.distributed as dist
 
-    def gather(found: list[object], own: tuple[str, set[int]]) -> None:
-        host, cores = own
-        found[:] = [own, own, (host, {50, 51}), ("another", cores)]
+    def gather(values: list[object], value: tuple[str, set[int]]) -> None:
+        host, cores = value
+        values[:] = [value, value, (host, {50, 51}), ("another", cores)]
 
-    given: list[int] = []
+    num_threads_set: list[int] = []
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
     monkeypatch.setattr(dist, "get_world_size", lambda: 4)
     monkeypatch.setattr(dist, "all_gather_object", gather)
-    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    monkeypatch.setattr(torch, "set_num_threads", num_threads_set.append)
     runtime_process_group._share_cores()
-    assert given == [6]
+    assert num_threads_set == [6]
 
 
 def test_a_process_group_of_one_can_be_opened_again() -> None:
@@ -197,8 +197,8 @@ def test_an_error_of_one_rank_is_raised_on_all() -> None:
     with process_group(ranks):
         with pytest.raises(UserError, match=r"^broken$"), raise_on_all_ranks():
             raise UserError("broken")
-        told = "^file: No space left on device; fix it and rerun$"
-        with pytest.raises(UserError, match=told), raise_on_all_ranks():
+        message = "^file: No space left on device; fix it and rerun$"
+        with pytest.raises(UserError, match=message), raise_on_all_ranks():
             raise OSError(errno.ENOSPC, "No space left on device", "file")
         with pytest.raises(UserError, match=r"^TimeoutError; fix it"), raise_on_all_ranks():
             raise TimeoutError

@@ -1,4 +1,4 @@
-"""Batches on their way to the device."""
+"""Micro batches: labels, and copies to the device."""
 
 import numpy as np
 import pytest
@@ -30,22 +30,22 @@ def test_filled_up_rows_and_masked_tokens_have_no_label() -> None:
 
 @pytest.fixture
 def pinned(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """Tensors that were pinned; no accelerator is needed for it."""
-    found: list[torch.Tensor] = []
+    """Tensors that were pinned; needs no accelerator."""
+    tensors: list[torch.Tensor] = []
 
     def pin(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor.clone())
-        return found[-1]
+        tensors.append(tensor.clone())
+        return tensors[-1]
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
-    return found
+    return tensors
 
 
 def test_cpu_batches_are_not_copied(pinned: list[torch.Tensor]) -> None:
-    made = to_device(BATCH, torch.device("cpu"))
+    tensor = to_device(BATCH, torch.device("cpu"))
     assert not pinned
-    assert (made.dtype, made.data_ptr()) == (torch.int64, BATCH.ctypes.data)
-    np.testing.assert_array_equal(made.numpy(), BATCH)
+    assert (tensor.dtype, tensor.data_ptr()) == (torch.int64, BATCH.ctypes.data)
+    np.testing.assert_array_equal(tensor.numpy(), BATCH)
 
 
 def test_accelerator_batches_are_pinned_and_copied_asynchronously(
@@ -59,8 +59,8 @@ def test_accelerator_batches_are_pinned_and_copied_asynchronously(
         return to(tensor, device, **options)
 
     monkeypatch.setattr(torch.Tensor, "to", recorded)
-    made = to_device(BATCH, torch.device("meta"))
-    assert (made.device.type, made.shape, made.dtype) == ("meta", (4, 6), torch.int64)
+    tensor = to_device(BATCH, torch.device("meta"))
+    assert (tensor.device.type, tensor.shape, tensor.dtype) == ("meta", (4, 6), torch.int64)
     ((copied, options),) = calls
     assert copied is pinned[0]
     assert options == {"non_blocking": True}
@@ -70,7 +70,7 @@ def test_accelerator_batches_are_pinned_and_copied_asynchronously(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: pytest -m gpu")
 def test_gpu_batches_keep_their_values() -> None:
-    for number in range(50):  # memory given out again is not overwritten too early
+    for number in range(50):  # reused memory must not be overwritten too early
         batches = [to_device(BATCH + number + part, torch.device("cuda")) for part in range(3)]
-        for part, made in enumerate(batches):
-            np.testing.assert_array_equal(made.cpu().numpy(), BATCH + number + part)
+        for part, batch in enumerate(batches):
+            np.testing.assert_array_equal(batch.cpu().numpy(), BATCH + number + part)

@@ -1,4 +1,4 @@
-"""A run's start: each rank reads what it holds, no more, and nothing of it where it continues."""
+"""The initial checkpoint of a run: its digest, damage, and that resuming does not read it."""
 
 import json
 import os
@@ -30,34 +30,34 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def refuse(*_: Any, **__: Any) -> Any:
-    pytest.fail("reads what it need not")
+    pytest.fail("reads more than it needs")
 
 
-# What tells starts apart.
+# Digests.
 
 
 def write(folder: Path, weights: dict[str, torch.Tensor]) -> str:
-    """Make a start; its digest."""
+    """Write an initial checkpoint and return its digest."""
     write_start(folder, ARCHITECTURE, weights)
     return weights_digest(folder)
 
 
 def test_the_digest_depends_on_every_weight(tmp_path: Path) -> None:
     weights = model_tensors.random(ARCHITECTURE, 5)
-    found = {write(tmp_path / "start", weights)}
-    assert {write(tmp_path / "again", weights)} == found
+    digests = {write(tmp_path / "start", weights)}
+    assert {write(tmp_path / "again", weights)} == digests
     for name, tensor in weights.items():
         changed = tensor.clone()
         changed.view(-1)[-1] += 1e-6
-        found.add(write(tmp_path / "start", {**weights, name: changed}))
+        digests.add(write(tmp_path / "start", {**weights, name: changed}))
     first, second = (f"model.layers.{number}.mlp.down_proj.weight" for number in (0, 1))
     swapped = {first: weights[second], second: weights[first]}
-    found.add(write(tmp_path / "start", weights | swapped))
-    assert len(found) == 1 + len(weights) + 1
+    digests.add(write(tmp_path / "start", weights | swapped))
+    assert len(digests) == 1 + len(weights) + 1
 
 
 def imitate(folder: Path, text: str = "weights", **state: Any) -> str:
-    """Make what looks like a run's checkpoint; its digest as a start."""
+    """Write files that look like a run's checkpoint, and return its digest."""
     path = folder / SAVED
     path.mkdir(parents=True, exist_ok=True)
     (folder / "latest").write_text(SAVED)
@@ -100,7 +100,7 @@ def test_an_initial_checkpoint_is_hashed_once(
     assert weights_digest(tmp_path / "a", note) == weights_digest(tmp_path / "a") != before
 
 
-# Runs that begin and continue.
+# Runs that start and resume.
 
 
 @pytest.mark.parametrize("backend", ["native", "deepspeed"])
@@ -186,12 +186,12 @@ def test_an_initial_checkpoint_in_bf16_trains_in_fp32(root: Path, tmp_path: Path
         name: tensor.bfloat16().float() for name, tensor in model_tensors.random(TIED, 5).items()
     }
     write_start(tmp_path / "b" / "start", TIED, rounded)
-    other = make_run(root, "high", start=tmp_path / "b" / "start", train_steps=2)
-    for each in (config, other):
-        assert train_here(each) == 0
-    assert losses(config) == losses(other)
+    rounded_config = make_run(root, "high", start=tmp_path / "b" / "start", train_steps=2)
+    for path in (config, rounded_config):
+        assert train_here(path) == 0
+    assert losses(config) == losses(rounded_config)
     for name, tensor in weights(config).items():
-        assert torch.equal(tensor, weights(other)[name])
+        assert torch.equal(tensor, weights(rounded_config)[name])
 
 
 def test_an_initial_checkpoint_of_another_format_is_refused(root: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The estimate of memory against what layers keep and what torch allocates."""
+"""The estimate of memory against tensors that torch saves and memory that it allocates."""
 
 import json
 import math
@@ -47,16 +47,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.mark.parametrize("family", ["llama", "gpt"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_layer_formulas_equal_the_tensors_that_torch_saves(family: str, dtype: torch.dtype) -> None:
-    other = {"position_embedding": "learned", "hidden_act": "gelu"} if family == "gpt" else {}
-    architecture = Architecture(**{**LARGER.model_dump(), "family": family, **other})
+    extra = {"position_embedding": "learned", "hidden_act": "gelu"} if family == "gpt" else {}
+    architecture = Architecture(**{**LARGER.model_dump(), "family": family, **extra})
     plug_in = plugins.load("models/*/model", family)
     layer = next(iter(plug_in.Model(architecture).to(dtype).layers.values()))
-    own = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
+    parameter_storages = {
+        parameter.untyped_storage().data_ptr() for parameter in layer.parameters()
+    }
     kept: dict[int, torch.Tensor] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage().data_ptr()
-        if storage not in own:
+        if storage not in parameter_storages:
             kept[storage] = tensor
         return tensor
 
@@ -66,13 +68,13 @@ def test_layer_formulas_equal_the_tensors_that_torch_saves(family: str, dtype: t
     x_BLD = torch.randn(4, 256, 256, dtype=dtype, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         layer(x_BLD, cos, sin)
-    found = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / (4 * 256)
-    told = plug_in.kept_per_token(architecture, size=dtype.itemsize, fused_norm=False)
-    assert told.states + told.gathered + told.cut == pytest.approx(found, rel=0.01)
+    saved_bytes = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / (4 * 256)
+    formula = plug_in.kept_per_token(architecture, size=dtype.itemsize, fused_norm=False)
+    assert formula.states + formula.gathered + formula.cut == pytest.approx(saved_bytes, rel=0.01)
 
 
 def larger(run: Run, folder: Path, device: torch.device = CPU, **changes: Any) -> Run:
-    """A run of some million parameters that needs no data."""
+    """A run of some million parameters that needs no data, with its precision chosen."""
     if not folder.exists():
         write_start(folder, LARGER, model_tensors.random(LARGER, 1))
     sizes = {"sequence_length": 256, "micro_batch_size": 8, "global_batch_size": 8}
@@ -105,12 +107,12 @@ def test_estimates_are_close_to_allocated_memory(run: Run, tmp_path: Path) -> No
         again: larger(run, tmp_path / "larger", recompute_granularity=again)
         for again in ("none", "selective", "full")
     }
-    told = {again: estimate(each, 1, CPU) for again, each in runs.items()}
-    found = {again: spawn(peak, 1, each, tmp_path)[0] for again, each in runs.items()}
+    estimated = {again: estimate(run, 1, CPU) for again, run in runs.items()}
+    measured = {again: spawn(peak, 1, run, tmp_path)[0] for again, run in runs.items()}
     for again in runs:
-        assert found[again] == pytest.approx(told[again].total, rel=0.1)
-    saved = found["none"] - found["full"]
-    assert saved == pytest.approx(told["none"].total - told["full"].total, rel=0.15)
+        assert measured[again] == pytest.approx(estimated[again].total, rel=0.1)
+    saved = measured["none"] - measured["full"]
+    assert saved == pytest.approx(estimated["none"].total - estimated["full"].total, rel=0.15)
 
 
 def test_each_kind_of_parallelism_reduces_memory(run: Run, tmp_path: Path) -> None:
@@ -158,15 +160,15 @@ def test_the_startup_log_names_changed_settings(run: Run) -> None:
     assert "zero_stage" not in lines[3]
     assert re.search(r"about \S+ MB a rank \(.*\); the device has \S+ GB for it$", lines[4])
     shared = laid_out(run, {**parallel(tp=2), "zero_stage": 2})
-    found = startup_log(shared, Ranks(0, 4, 0, 4), CPU)
-    assert "4 ranks = data 2 × tensor 2 on cpu" in found
-    assert "zero_stage 2" in found
+    log = startup_log(shared, Ranks(0, 4, 0, 4), CPU)
+    assert "4 ranks = data 2 × tensor 2 on cpu" in log
+    assert "zero_stage 2" in log
     assert list(changed_settings(run.train, run.train)) == []
-    other = laid_out(run, {"optimizer": {"name": "sgd", "momentum": 0.8}, "zero_stage": 1})
-    told = [
-        line for line in changed_settings(other.train, run.train) if line.startswith("optimizer")
+    sgd_run = laid_out(run, {"optimizer": {"name": "sgd", "momentum": 0.8}, "zero_stage": 1})
+    changed = [
+        line for line in changed_settings(sgd_run.train, run.train) if line.startswith("optimizer")
     ]
-    assert told == ["optimizer.name sgd", "optimizer.momentum 0.8"]
+    assert changed == ["optimizer.name sgd", "optimizer.momentum 0.8"]
 
 
 def test_control_groups_limit_the_memory_of_the_host(tmp_path: Path) -> None:

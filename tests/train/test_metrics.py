@@ -1,4 +1,4 @@
-"""Metrics survive restarts: torn lines and steps to be done again disappear."""
+"""Metrics survive restarts: incomplete lines and steps that are done again disappear."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_sync_reports_a_full_disk(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path, done=0)
     metrics._stream.close()
     with suppress(OSError), Path("/dev/full").open("a", encoding="utf-8") as metrics._stream:
-        metrics.add({"step": 1, "loss": 1.0})  # on one rank of several, which go on
+        metrics.add({"step": 1, "loss": 1.0})  # not raised here: only rank 0 writes metrics
         with pytest.raises(OSError, match="No space left"):
             metrics.sync()
         metrics.close()

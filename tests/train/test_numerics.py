@@ -28,12 +28,12 @@ def test_the_default_precision_depends_on_the_device(root: Path) -> None:
     assert choose_precision(run.train, torch.device("cpu")) == "fp32"
     for device in ("cuda", "xpu"):
         assert choose_precision(run.train, torch.device(device)) == "bf16"
-    asked = read_run(make_run(root, "asked", precision="fp16"))
-    assert choose_precision(asked.train, torch.device("cpu")) == "fp16"
+    run = read_run(make_run(root, "asked", precision="fp16"))
+    assert choose_precision(run.train, torch.device("cpu")) == "fp16"
 
 
 def test_the_digest_contains_the_chosen_precision(root: Path) -> None:
-    run, asked = (
+    run, with_setting = (
         read_run(make_run(root, name, **changes))
         for name, changes in (("left", {}), ("given", {"precision": "bf16"}))
     )
@@ -45,8 +45,8 @@ def test_the_digest_contains_the_chosen_precision(root: Path) -> None:
         **dict.fromkeys(INDEX_SETTINGS),
     }
     digests = [
-        run_digest(with_precision(each, torch.device(device)), index=index, weights="")
-        for each, device in ((run, "cpu"), (run, "cuda"), (asked, "cpu"))
+        run_digest(with_precision(run, torch.device(device)), index=index, weights="")
+        for run, device in ((run, "cpu"), (run, "cuda"), (with_setting, "cpu"))
     ]
     assert digests[0] != digests[1] == digests[2]
 
@@ -102,7 +102,7 @@ def test_compiled_layers_change_nothing(root: Path, changes: dict[str, Any]) -> 
         assert compiled["losses"] == pytest.approx(plain["losses"], rel=1e-5)
         assert compiled["norms"] == pytest.approx(plain["norms"], rel=1e-4)
         assert plain["gradients"][0]
-        for (*_, found), (*_, gradient) in zip(
+        for (*_, compiled_gradient), (*_, gradient) in zip(
             compiled["gradients"][0], plain["gradients"][0], strict=True
         ):
-            torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(compiled_gradient, gradient, rtol=1e-4, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Checkpoints take their place whole, runs find theirs again, nothing is lost."""
+"""Checkpoints are moved into place complete, runs find theirs again, nothing is lost."""
 
 import os
 import subprocess
@@ -27,11 +27,11 @@ def save(output: Path, step: int, text: str = "weights", digest: str = "a" * 64)
 
 
 def unexpected(line: str) -> None:
-    pytest.fail(f"said {line}")
+    pytest.fail(f"printed {line}")
 
 
 def settings(earlier: Path) -> str:
-    """Tells runs apart, as far as these have anything to tell."""
+    """Stand-in for `differences`: these checkpoints have no run.yaml."""
     return f"rate of {earlier.name}"
 
 
@@ -112,9 +112,9 @@ def test_differing_settings_are_named(tmp_path: Path) -> None:
     same = read_run(make_run(root, "same", log_interval=3, zero_stage=3))
     assert differences(tmp_path, same) == "its start or its data differ"
     other = read_run(make_run(root, "other", precision="bf16", gradient_clipping=2.0))
-    told = differences(tmp_path, other)
-    assert "train.gradient_clipping: 0.5 there, 2.0 here" in told
-    assert "train.precision: empty there, bf16 here" in told
+    message = differences(tmp_path, other)
+    assert "train.gradient_clipping: 0.5 there, 2.0 here" in message
+    assert "train.precision: empty there, bf16 here" in message
     several = read_run(make_run(root, "several", optimizer={"name": "sgd"}))
     assert differences(tmp_path, several).endswith(" more")
     assert differences(tmp_path / "none", other) == "its settings are not known"

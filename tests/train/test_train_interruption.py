@@ -52,19 +52,19 @@ def latest(config: Path) -> str:
     return (read_run(config).output / "latest").read_text()
 
 
-def assert_same_end(found: Path, expected: Path) -> None:
-    """Compare losses, and the last checkpoints' files: weights, optimizer and ranks' states."""
+def assert_same_end(actual: Path, expected: Path) -> None:
+    """Compare losses, and the files of the last checkpoints: weights, optimizer, random states."""
     for key in ("loss", "grad_norm", "validation_loss"):
-        assert losses(found, key) == losses(expected, key)
-    assert hashes(found) == hashes(expected)
-    assert not (read_run(found).output / ".saving").exists()
+        assert losses(actual, key) == losses(expected, key)
+    assert hashes(actual) == hashes(expected)
+    assert not (read_run(actual).output / ".saving").exists()
 
 
 def hashes(config: Path) -> dict[str, str]:
     folder = read_run(config).output / latest(config)
-    found = {path.name: files.sha256(path) for path in folder.glob("*.distcp")}
-    assert found
-    return found
+    digests = {path.name: files.sha256(path) for path in folder.glob("*.distcp")}
+    assert digests
+    return digests
 
 
 @pytest.mark.ranks
@@ -135,7 +135,7 @@ def test_a_kill_between_any_two_calls_of_commit(root: Path, single: Path) -> Non
         assert f"continuing at step {latests[-1].removeprefix('global_step')}" in printed
         assert_same_end(config, single)
     assert code == 0
-    # Before `latest` moves, and after it.
+    # Some kills come before `latest` moves, some after.
     assert latests == sorted(latests)
     assert latests.count("global_step2") > 3
     assert latests.count("global_step4") > 1

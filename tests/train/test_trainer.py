@@ -1,4 +1,4 @@
-"""Training against plain PyTorch and transformers, over ranks, ZeRO stages and deaths."""
+"""Training equals PyTorch and transformers: over ranks, ZeRO stages, signals and kills."""
 
 import errno
 import json
@@ -65,31 +65,31 @@ def double(root: Path) -> Path:
 
 
 def copy(config: Path, folder: Path) -> Path:
-    """Copy a finished run so that the same command finds its checkpoint in another place."""
+    """Copy a finished run to another folder, where the same command finds its checkpoint."""
     shutil.copytree(config.parent, folder)
     text = (folder / "run.yaml").read_text()
     (folder / "run.yaml").write_text(text.replace(str(config.parent), str(folder)))
     return folder / "run.yaml"
 
 
-def assert_same_run(found: Path, expected: Path) -> None:
+def assert_same_run(actual: Path, expected: Path) -> None:
     """Compare losses and final weights bit by bit."""
     for key in ("loss", "grad_norm", "validation_loss"):
-        assert losses(found, key) == losses(expected, key)
-    assert_equal_weights(found, expected, rtol=0, atol=0)
+        assert losses(actual, key) == losses(expected, key)
+    assert_equal_weights(actual, expected, rtol=0, atol=0)
 
 
-def assert_equal_weights(found: Path, expected: Path, *, rtol: float, atol: float) -> None:
-    theirs = weights(expected)
-    assert weights(found).keys() == theirs.keys()
-    for name, tensor in weights(found).items():
-        torch.testing.assert_close(tensor, theirs[name], rtol=rtol, atol=atol, msg=name)
+def assert_equal_weights(actual: Path, expected: Path, *, rtol: float, atol: float) -> None:
+    expected_weights = weights(expected)
+    assert weights(actual).keys() == expected_weights.keys()
+    for name, tensor in weights(actual).items():
+        torch.testing.assert_close(tensor, expected_weights[name], rtol=rtol, atol=atol, msg=name)
 
 
 def plain_training(
     root: Path, sizes: tuple[int, ...] = (8,) * 6
 ) -> tuple[list[float], list[float], list[float], Any]:
-    """Train transformers' Llama with torch alone; gives losses, norms, validation and the model."""
+    """Train transformers' Llama with torch; return losses, norms, validation losses, the model."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     values = ARCHITECTURE.model_dump(exclude={"family", "rope_theta"})
@@ -101,12 +101,12 @@ def plain_training(
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
     valid = torch.from_numpy(next(whole_batches(root, "valid", size=16)))
-    found: tuple[list[float], list[float], list[float]] = ([], [], [])
+    results: tuple[list[float], list[float], list[float]] = ([], [], [])
     rows = (row for (row,) in whole_batches(root, "train", size=1))
     for step, size in enumerate((*sizes, 0)):
         if step % 3 == 0:
             with torch.no_grad():
-                found[2].append(loss_of(model, valid).item())
+                results[2].append(loss_of(model, valid).item())
         if not size:
             break
         loss = loss_of(model, torch.from_numpy(np.stack([*islice(rows, size)])))
@@ -117,9 +117,9 @@ def plain_training(
             share = cosine.factor(step, warmup=2, length=6, decay=6, min_ratio=0.1)
             group["lr"] = 0.01 * (step / 2 if step < 2 else share)
         optimizer.step()
-        found[0].append(loss.item())
-        found[1].append(norm.item())
-    return (*found, model)
+        results[0].append(loss.item())
+        results[1].append(norm.item())
+    return (*results, model)
 
 
 def whole_batches(root: Path, split: str, *, size: int) -> Any:
@@ -250,7 +250,7 @@ def test_a_signal_saves_and_the_run_resumes(
         add(metrics, record)
         if record["step"] == 4:
             os.kill(os.getpid(), number)
-            os.kill(os.getpid(), number)  # by a launcher, once more
+            os.kill(os.getpid(), number)  # a launcher repeats the signal
 
     before, progress = signal.getsignal(number), config.with_name("progress")
     with monkeypatch.context() as patch:
@@ -274,7 +274,7 @@ def test_divergence_stops_the_run_and_names_the_step(
     with pytest.raises(UserError, match=r"step [3-6]: (loss|gradient norm): .*global_step2"):
         train_here(config)
     assert (read_run(config).output / "latest").read_text() == "global_step2"
-    assert not progress.exists()  # another job would diverge likewise
+    assert not progress.exists()  # another job would diverge in the same way
 
 
 def test_missing_initial_weights_are_refused(root: Path, tmp_path: Path) -> None:
@@ -338,17 +338,17 @@ def test_a_killed_run_in_bf16_and_stage_3_resumes_bit_by_bit(root: Path, single:
     launch(expected, ranks=2)
     assert losses(expected) == pytest.approx(losses(single), rel=1e-3)
     assert losses(expected) != losses(single)
-    # Checkpoints keep the weights that are updated, whatever the passes are in.
+    # Checkpoints keep fp32 weights in every precision.
     assert {tensor.dtype for tensor in weights(expected).values()} == {torch.float32}
     assert_survives_kill(make_run(root, "killed3", **settings), expected)
 
 
 def assert_survives_kill(config: Path, expected: Path) -> None:
-    """Kill rank 0 while it saves step 4, then continue, and compare with a run left alone."""
+    """Kill rank 0 while it saves step 4, then resume, and compare with an uninterrupted run."""
     launch(config, ranks=2, code=1, program=DYING)
     output = read_run(config).output
     assert (output / "latest").read_text() == "global_step2"
-    # Training has gone on while the checkpoint was written.
+    # Training went on while the checkpoint was written.
     done = [record["step"] for record in records(config) if "loss" in record]
     assert done[:4] == [1, 2, 3, 4]
     assert "continuing at step 2" in launch(config, ranks=2)

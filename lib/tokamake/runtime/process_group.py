@@ -114,7 +114,7 @@ def meeting(ranks: Ranks, seconds: float) -> "Store":
     except dist.DistError as error:
         reason = str(error).splitlines()[0].rstrip(". ")
         raise UserError(
-            f"rank {ranks.rank} on {socket.gethostname()}: rank 0 cannot be met at {host}:{port} "
+            f"rank {ranks.rank} on {socket.gethostname()}: cannot reach rank 0 at {host}:{port} "
             f"within {seconds:g} s: {reason}; look at that host, or set MASTER_ADDR and MASTER_PORT"
         ) from None
 

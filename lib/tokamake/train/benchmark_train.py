@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from tokamake.errors import UserError
+
 
 def benchmark_train(
     *,
@@ -32,7 +34,6 @@ def benchmark_train(
     """
     from tokamake import files
     from tokamake.config.resolved_run import read_run
-    from tokamake.errors import UserError
     from tokamake.runtime.process_group import process_group
     from tokamake.runtime.rank_errors import leave, raise_on_all_ranks, report_from_rank_0
     from tokamake.runtime.ranks import Ranks

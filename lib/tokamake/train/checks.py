@@ -2,7 +2,8 @@
 
 `resolve` checks what the files say (`check_resolved`). The ranks of `train`, `benchmark-train` and
 `find-learning-rate` check again, with their number and their device (`check_run`). A back end only
-checks itself, in a function that is called from here. No tensor is read.
+checks itself, in a function that is called from here. `initial_checkpoint` has the checks of the
+checkpoint that a run starts from. No tensor is read. Checks raise `UserError`.
 """
 
 from pathlib import Path
@@ -26,11 +27,7 @@ Index = dict[str, Any]
 
 
 def check_resolved(run: Run, index: Index) -> None:
-    """Check a run against its files, before the number of ranks and the device are known.
-
-    Raises:
-        UserError: the run cannot start.
-    """
+    """Check a run against its files, before the number of ranks and the device are known."""
     check_index(run, index)
     run.train.parallel.check_architecture(run.architecture, run.train.sequence_length)
     check_vocabulary(run.architecture, index, run.data_root)
@@ -48,9 +45,6 @@ def check_run(run: Run, *, index: Index | None, world_size: int, device: "torch.
         index: content of its index.json; None: the run reads no samples.
         world_size: number of ranks.
         device: device of this rank.
-
-    Raises:
-        UserError: the run cannot start.
     """
     if index is not None:
         check_index(run, index)
@@ -61,11 +55,7 @@ def check_run(run: Run, *, index: Index | None, world_size: int, device: "torch.
 
 
 def check_index(run: Run, index: Index) -> None:
-    """Compare sequence length, index settings and number of samples with the model and the index.
-
-    Raises:
-        UserError: they do not fit together.
-    """
+    """Compare sequence length, index settings and number of samples with model and index."""
     train, limit = run.train, run.architecture.max_position_embeddings
     if train.sequence_length > limit:
         raise UserError(
@@ -93,11 +83,7 @@ def num_training_samples(index: Index) -> int:
 
 
 def check_layout(run: Run, world_size: int) -> None:
-    """Check that the ranks can share the model, its sequences and its batches.
-
-    Raises:
-        UserError: they cannot.
-    """
+    """Check that the ranks can share the model, its sequences and its batches."""
     train = run.train
     data_parallel_size = train.parallel.data_parallel_size(world_size)
     train.batch_sizes.check(train.micro_batch_size, data_parallel_size)
@@ -107,11 +93,7 @@ def check_layout(run: Run, world_size: int) -> None:
 
 
 def check_precision(train: TrainSettings) -> None:
-    """Refuse pipeline schedules that would add up gradients in low precision.
-
-    Raises:
-        UserError: the schedule would.
-    """
+    """Refuse pipeline schedules that would add up gradients in low precision."""
     parallel = train.parallel
     split = parallel.pipeline_parallel_size > 1 and parallel.pipeline_schedule in SPLIT_BACKWARD
     if split and train.precision not in ("fp32", None):
@@ -136,11 +118,7 @@ def check_backend(run: Run, device: "torch.device | None" = None) -> None:
 
 
 def check_deterministic(run: Run, device: "torch.device") -> None:
-    """Refuse an optimizer that has no deterministic algorithm on a device.
-
-    Raises:
-        UserError: the run asks for deterministic algorithms and for such an optimizer.
-    """
+    """Refuse an optimizer that has no deterministic algorithm on a device."""
     optimizer = run.train.optimizer
     if run.train.deterministic and device.type != "cpu" and optimizer.hessian_interval is not None:
         raise UserError(
@@ -151,11 +129,7 @@ def check_deterministic(run: Run, device: "torch.device") -> None:
 
 
 def check_vocabulary(architecture: Architecture, index: Index, data_root: Path) -> None:
-    """Refuse tokens without a row in the embedding, as far as manifests of the datasets say.
-
-    Raises:
-        UserError: a dataset has a larger vocabulary than the model.
-    """
+    """Refuse tokens without a row in the embedding, as far as manifests of the datasets say."""
     assert architecture.vocab_size is not None
     for prefix in index["pairs"]:
         path = manifest_path(data_root / prefix)
@@ -169,12 +143,7 @@ def check_vocabulary(architecture: Architecture, index: Index, data_root: Path) 
 
 
 def check_fim(fim: FimSettings, architecture: Architecture, tokenizer: Path | None) -> None:
-    """Refuse fill-in-the-middle if its special tokens, or their embeddings, are missing.
-
-    Raises:
-        UserError: the tokenizer or a token is missing, or the tokenizer has more entries than the
-            model has embeddings.
-    """
+    """Refuse fill-in-the-middle if its special tokens, or their embeddings, are missing."""
     if tokenizer is None:
         raise UserError("train.fim.rate: needs a tokenizer; give it with --tokenizer")
     opened = open_tokenizer(tokenizer)
@@ -188,11 +157,7 @@ def check_fim(fim: FimSettings, architecture: Architecture, tokenizer: Path | No
 
 
 def check_until_step(run: Run, until_step: int) -> None:
-    """Check that the step at which this job ends lies within the run.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Check that the step at which this job ends lies within the run."""
     if not run.step < until_step <= run.train.train_steps:
         raise UserError(
             f"until_step: {until_step}: the run goes from step {run.step} to "
@@ -201,11 +166,7 @@ def check_until_step(run: Run, until_step: int) -> None:
 
 
 def check_trial_samples(run: Run, index: Index, num_steps: int) -> None:
-    """Check that the index has enough training samples for a trial.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Check that the index has enough training samples for a trial."""
     num_samples, needed = num_training_samples(index), num_steps * run.train.global_batch_size
     if num_samples < needed:
         raise UserError(

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from tokamake.errors import UserError
+
 if TYPE_CHECKING:
     from tokamake.train.trial_steps import TrialSteps
 
@@ -39,7 +41,6 @@ def find_learning_rate(
     """
     from tokamake import files
     from tokamake.config.resolved_run import read_run
-    from tokamake.errors import UserError
     from tokamake.runtime.process_group import process_group
     from tokamake.runtime.rank_errors import leave, raise_on_all_ranks, report_from_rank_0
     from tokamake.runtime.ranks import Ranks

@@ -8,6 +8,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokamake.errors import UserError
+
 if TYPE_CHECKING:
     from tokamake.checkpoint.native.latest import Description
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint
@@ -52,7 +54,6 @@ def check_architecture(start: "Checkpoint", path: Path) -> None:
         UserError: they differ; the message has a line for each field that does.
     """
     from tokamake.config.architecture import read_architecture
-    from tokamake.errors import UserError
 
     expected = read_architecture(path).model_dump(exclude=_WITHOUT_EFFECT)
     actual = start.architecture.model_dump()
@@ -76,8 +77,6 @@ def check_continued(start: "Checkpoint", train: "TrainSettings") -> None:
     Raises:
         UserError: optimizer states are missing, no step is left, or the batch sizes were different.
     """
-    from tokamake.errors import UserError
-
     _check_states(start, train.optimizer)
     step, consumed = start.progress.iteration, start.progress.consumed_samples
     last = train.num_steps
@@ -96,8 +95,6 @@ def check_continued(start: "Checkpoint", train: "TrainSettings") -> None:
 
 def _check_states(start: "Checkpoint", settings: "OptimizerSettings") -> None:
     """Check that a checkpoint has exactly the states of the run's optimizer."""
-    from tokamake.errors import UserError
-
     name = settings.name
     actual = {key for key in start.source if key.startswith("optimizer.")}
     expected = state_keys(start.architecture, settings)
@@ -159,7 +156,6 @@ def check_native(checkpoint: Path, start: "Checkpoint") -> None:
         UserError: it must be converted.
     """
     from tokamake.checkpoint.detect import title
-    from tokamake.errors import UserError
 
     if start.format != "native":
         command = ("tokamake", "convert", "--from", checkpoint, "--to", f"{checkpoint}-native")
@@ -175,8 +171,6 @@ def check_begun(run: "Run") -> None:
     Raises:
         UserError: it is another one, or cannot be continued.
     """
-    from tokamake.errors import UserError
-
     start = open_start(run.checkpoint, run.train)
     progress = start.progress
     actual = start.architecture, progress.iteration, progress.consumed_samples
@@ -194,7 +188,6 @@ def describe_start(run: "Run") -> "Description":
         UserError: it is missing or damaged, or of another architecture than the run.
     """
     from tokamake.checkpoint.native import latest
-    from tokamake.errors import UserError
 
     start = latest.describe(run.checkpoint)
     if start.architecture != run.architecture:

@@ -6,6 +6,8 @@ Reads metadata only. Writes the run.yaml that `train` reads.
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokamake.errors import UserError
+
 if TYPE_CHECKING:
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint
     from tokamake.config.training import TrainSettings
@@ -82,7 +84,6 @@ def starting_point(checkpoint: Path, start: "Checkpoint", train: "TrainSettings"
         UserError: the checkpoint must be converted, or it has been trained and train.finetune does
             not say whether to continue it.
     """
-    from tokamake.errors import UserError
     from tokamake.train.initial_checkpoint import check_native
 
     check_native(checkpoint, start)
@@ -107,8 +108,6 @@ def whole_steps(train: "TrainSettings", index_json: dict[str, Any], index: Path)
     Raises:
         UserError: they do not fill one batch.
     """
-    from tokamake.errors import UserError
-
     samples = index_json["splits"]["train"]["samples"]
     sizes = train.batch_sizes
     if not (steps := sizes.whole_steps(samples)):
@@ -129,7 +128,6 @@ def find_eod(train: "TrainSettings", tokenizer: Path | None) -> int | None:
     """
     from tokamake.config.training import PACKING_SETTINGS
     from tokamake.data.tokenizers import open_tokenizer
-    from tokamake.errors import UserError
 
     needed_by = [name for name in PACKING_SETTINGS if getattr(train, name)]
     if not needed_by:

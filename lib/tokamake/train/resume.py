@@ -312,7 +312,7 @@ def state_at(output: Path, step: int, digest: str) -> ResumeState:
     state = _read_state(folder)
     if state is None or state.digest != digest:
         raise UserError(
-            f"{folder}: not there, but the run is past step {step} already; set "
+            f"{folder}: missing, but the run is already past step {step}; set "
             "train.segment_steps so that segments end at later steps, or at those of checkpoints"
         )
     return state

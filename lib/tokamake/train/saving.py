@@ -38,8 +38,7 @@ class CheckpointSaver:
         return self._saving is not None and self._saving[0].done
 
     def begin(self, state: ResumeState) -> None:
-        """Begin to save a checkpoint, after the one before it is complete."""
-        self.finish()
+        """Begin to save a checkpoint; call `finish` before, if another one is being saved."""
         progress = {
             "iteration": state.step,
             "consumed_samples": state.consumed_samples,

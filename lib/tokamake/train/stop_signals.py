@@ -31,11 +31,11 @@ class StopRequest:
     """Records the first signal; a Ctrl-C after it ends the process at once, with code 130.
 
     Args:
-        tells: whether this process reports a Ctrl-C that ends it.
+        reports: whether this process prints a line if a Ctrl-C ends it.
     """
 
-    def __init__(self, *, tells: bool) -> None:
-        self._tells = tells
+    def __init__(self, *, reports: bool) -> None:
+        self._reports = reports
         self._since = 0.0
         self.by = ""
         """Name of the first signal; empty: none has come."""
@@ -45,7 +45,7 @@ class StopRequest:
         if not self.by:
             self.by, self._since = signal.Signals(number).name, time.monotonic()
         elif number == signal.SIGINT and time.monotonic() - self._since >= _REPEAT_SECONDS:
-            if self._tells:
+            if self._reports:
                 # Not print: the signal may interrupt one, and print cannot be nested.
                 os.write(1, b"ended by a second Ctrl-C; the same command goes on where it saved\n")
             os._exit(128 + signal.SIGINT)

@@ -123,7 +123,7 @@ class Trainer:
         self.run, self.ranks = run, ranks
         self.state, self.last_step = start.state, last_step
         self.deadline = deadline
-        self.stop_request = StopRequest(tells=ranks.rank == 0)
+        self.stop_request = StopRequest(reports=ranks.rank == 0)
 
         # ---- Data ----
         with raise_on_all_ranks():

@@ -1,4 +1,4 @@
-"""What DeepSpeed would do wrongly is refused."""
+"""Settings that DeepSpeed cannot train, or gets wrong, are refused."""
 
 from pathlib import Path
 

@@ -90,8 +90,8 @@ class EngineBase(ABC):
         dist.all_gather_object(names, start.path.name)
         if len({*names}) > 1:
             raise UserError(
-                f"{self._run.checkpoint}: its latest moves on while ranks start from it; end the "
-                "run that trains there, or start again"
+                f"{self._run.checkpoint}: its file `latest` has changed while ranks started; end "
+                "the run that trains there, and rerun"
             )
         weights = [*self._weights()]
         # A copy has the key of its original, so that one dict cannot hold both.
