@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.support.llamas import ARCHITECTURES, label, reference, tensors_of
+from tests.support.model_loss import mean_loss
 from tests.support.runs import ARCHITECTURE, launch, losses, make_run, prepare
 from tokamake.checkpoint.model_tensors import to_model
 from tokamake.checkpoint.native.folder import read_weights
@@ -62,10 +63,10 @@ def test_what_has_no_loss_has_no_gradient() -> None:
     ours = to_model(architecture, tensors_of(reference(architecture), architecture))
     rows = torch.tensor([[5, 9, EOD, 3, -1]])
     mask = torch.tensor([[True, True, False, True]])
-    loss = ours.loss(rows, loss_mask=mask)
+    loss = mean_loss(ours, rows, loss_mask=mask)
     logits = ours(rows[:, :2])
     torch.testing.assert_close(loss, F.cross_entropy(logits[0], rows[0, 1:3]))
-    none = ours.loss(rows, loss_mask=torch.zeros_like(mask))
+    none = mean_loss(ours, rows, loss_mask=torch.zeros_like(mask))
     none.backward()
     assert none == 0
     assert all(not p.grad.any() for p in ours.parameters() if p.grad is not None)

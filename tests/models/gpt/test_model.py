@@ -20,6 +20,7 @@ from tests.support.gpts import (
     reference,
     tensors_of,
 )
+from tests.support.model_loss import mean_loss
 from tests.support.paths import ROOT
 from tests.support.ranks import spawn
 from tokamake.checkpoint.hf import config_json
@@ -67,7 +68,7 @@ def test_logits_loss_gradients_and_a_step_equal_transformers(name: str) -> None:
     tokens = _tokens(architecture, 33)
     with torch.no_grad():
         assert (ours(tokens) - theirs(tokens).logits).abs().max() <= 1e-5
-    loss, expected = ours.loss(tokens), theirs(tokens, labels=tokens).loss
+    loss, expected = mean_loss(ours, tokens), theirs(tokens, labels=tokens).loss
     torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
     # Keys' biases move no softmax: their gradients are rounding, which a small eps would blow up.
     models = (ours, theirs)
@@ -127,7 +128,7 @@ def test_bf16_is_as_near_to_fp32_as_transformers(name: str) -> None:
         assert ours(tokens).dtype == torch.bfloat16
         error = (ours(tokens) - expected).abs().mean()
         assert 0 < error <= 1.1 * (theirs(tokens).logits - expected).abs().mean()
-    loss = ours.loss(tokens)
+    loss = mean_loss(ours, tokens)
     loss.backward()
     assert loss.dtype == torch.float32
     assert all(p.grad.isfinite().all() for p in ours.parameters())
@@ -142,7 +143,7 @@ def test_recomputing_changes_nothing(name: Any) -> None:
     for recompute in (Recompute(), Recompute(name)):
         model.set_recompute(recompute)
         model.zero_grad()
-        model.loss(_tokens(ALIBI, 33)).backward()
+        mean_loss(model, _tokens(ALIBI, 33)).backward()
         gradients.append({n: p.grad.clone() for n, p in model.named_parameters()})
     assert all(torch.equal(gradients[1][n], gradient) for n, gradient in gradients[0].items())
 
@@ -167,7 +168,7 @@ def test_names_round_trip_and_flops_equal_those_that_torch_counts(
     back = from_model(architecture, model)
     assert all(back[name].data_ptr() == tensor.data_ptr() for name, tensor in weights.items())
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model.loss(_tokens(architecture, 33)).backward()
+        mean_loss(model, _tokens(architecture, 33)).backward()
     assert family.num_flops_per_token(architecture, 32) * 2 * 32 == counter.get_total_flops()
 
 
@@ -320,7 +321,7 @@ def _gradients(architecture: Architecture, mesh: Mesh) -> tuple[float, dict[str,
         for name, parameter in model.named_parameters():
             own = cut(weights[family.hugging_face_name(name)], held[name], mesh.tensor)
             parameter.copy_(own)
-    loss = model.loss(_tokens(architecture, 33))
+    loss = mean_loss(model, _tokens(architecture, 33))
     loss.backward()
     whole = {}
     for name, parameter in model.named_parameters():

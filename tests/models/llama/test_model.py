@@ -8,6 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.llamas import ARCHITECTURES, BIASED, label, reference, tensors_of
+from tests.support.model_loss import mean_loss
 from tokamake.checkpoint.model_tensors import from_model, random, shapes, to_model
 from tokamake.config.architecture import Architecture
 from tokamake.models.llama import model as llama_model
@@ -27,7 +28,7 @@ def test_logits_loss_and_gradients_equal_transformers(architecture: Architecture
     tokens = _tokens(architecture, 33)
     with torch.no_grad():
         assert (ours(tokens) - theirs(tokens).logits).abs().max() <= 1e-5
-    loss, expected = ours.loss(tokens), theirs(tokens, labels=tokens).loss
+    loss, expected = mean_loss(ours, tokens), theirs(tokens, labels=tokens).loss
     torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
     loss.backward()
     expected.backward()
@@ -51,7 +52,7 @@ def test_logits_equal_transformers_at_far_positions() -> None:
         ours = to_model(architecture, tensors_of(theirs, architecture))
         ours_error = (ours(tokens) - expected).abs().mean()
         theirs_error = (theirs(tokens).logits - expected).abs().mean()
-    assert ours.loss(tokens).dtype == torch.float32
+    assert mean_loss(ours, tokens).dtype == torch.float32
     assert 0 < ours_error <= 1.05 * theirs_error
 
 
@@ -114,5 +115,5 @@ def test_flops_equal_those_that_torch_counts() -> None:
     architecture = ARCHITECTURES[4]
     model = to_model(architecture, random(architecture, 0))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model.loss(_tokens(architecture, 33)).backward()
+        mean_loss(model, _tokens(architecture, 33)).backward()
     assert llama_model.num_flops_per_token(architecture, 32) * 2 * 32 == counter.get_total_flops()

@@ -15,10 +15,6 @@ from tokamake.data.samples.loader import PAD
 class PackedSamples(NamedTuple):
     """Model inputs for a batch of B samples of S tokens."""
 
-    tokens: npt.NDArray[np.int64]
-    """(B, S) inputs."""
-    labels: npt.NDArray[np.int64]
-    """(B, S) the token after each input."""
     loss_mask: npt.NDArray[np.bool_]
     """(B, S) true where the loss counts."""
     position_ids: npt.NDArray[np.int64]
@@ -35,10 +31,10 @@ def packed(
     reset_attention_mask: bool = False,
     eod_mask_loss: bool = False,
 ) -> PackedSamples:
-    """Split rows of tokens into inputs and labels, and separate their documents if requested.
+    """Return the loss mask, positions and document numbers, separating documents if requested.
 
     Args:
-        rows: (B, S + 1) tokens of samples; `PAD` becomes 0 and has no loss.
+        rows: (B, S + 1) tokens of samples; a label `PAD` has no loss.
         eod: end-of-document token.
         reset_position_ids: restart positions in each document.
         reset_attention_mask: give each document of a row its own number.
@@ -58,6 +54,5 @@ def packed(
     loss_mask = ~ends if eod_mask_loss else np.ones(tokens.shape, bool)
     padding = rows == PAD
     if padding.any():
-        # After `ends`: padding becomes token 0, which may be `eod` but ends no document.
-        rows, loss_mask = np.where(padding, 0, rows), loss_mask & ~padding[:, 1:]
-    return PackedSamples(rows[:, :-1], rows[:, 1:], loss_mask, position_ids, document_ids)
+        loss_mask = loss_mask & ~padding[:, 1:]
+    return PackedSamples(loss_mask, position_ids, document_ids)

@@ -1,4 +1,4 @@
-"""What the models of all families share: a stage of the pipeline, random weights, the loss.
+"""What the models of all families share: a stage of the pipeline, random weights.
 
 A family's `Model` builds its layers here and defines `forward`; the trainer gives it a mesh and the
 layers of its stage, evaluation and generation take it whole.
@@ -19,7 +19,6 @@ from tokamake.models.common.layers import KeyValueCache
 from tokamake.models.common.recompute import NONE, Recompute, run
 from tokamake.parallel.context import Documents, PackedDocuments, document_mask, zigzag_indices
 from tokamake.parallel.linear import linear
-from tokamake.parallel.loss import NO_LABEL, cross_entropy
 from tokamake.parallel.mesh import ALONE, Mesh
 from tokamake.parallel.tensor import shared_input
 
@@ -129,28 +128,6 @@ class LanguageModel(nn.Module):
         """An empty cache for `forward`: one per layer."""
         return [KeyValueCache() for _ in self.layers]
 
-    def loss(
-        self,
-        tokens: Tensor,
-        *,
-        position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        loss_mask: Tensor | None = None,
-    ) -> Tensor:
-        """Mean cross entropy in nats, fp32, of tokens 1 … L given those before them.
-
-        Args:
-            tokens: (B, L + 1) int64 token ids; one below 0 is none, and has no part in the mean.
-            position_ids: (B, L) as `forward` takes them.
-            document_ids: (B, L) as `forward` takes them.
-            loss_mask: (B, L) bool, which inputs have a part in the mean; 0 where none has.
-        """
-        inputs, labels = inputs_and_labels(tokens, loss_mask)
-        logits = self(inputs, position_ids=position_ids, document_ids=document_ids)
-        assert self.architecture.vocab_size is not None
-        total = cross_entropy(logits, labels, self.mesh, size=self.architecture.vocab_size)
-        return total / (labels != NO_LABEL).sum().clamp(min=1)
-
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
         """Draw random weights: normal with deviation `initializer_range`, norms 1, biases 0.
@@ -171,20 +148,3 @@ class LanguageModel(nn.Module):
             drawn = generator.standard_normal(parameter.shape, dtype=np.float32)
             deviation = self.architecture.initializer_range / narrower
             parameter.copy_(torch.from_numpy(drawn).mul_(deviation))
-
-
-def inputs_and_labels(tokens: Tensor, loss_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Part rows of L + 1 tokens into what goes in and what shall come out.
-
-    Args:
-        tokens: (B, L + 1) int64 token ids; one below 0 is none.
-        loss_mask: (B, L) bool, which inputs have a loss; None: all.
-
-    Returns:
-        Inputs (B, L), 0 in the place of none; labels (B, L), `NO_LABEL` where there is no loss.
-    """
-    labels = tokens[:, 1:]
-    labels = labels.masked_fill(labels < 0, NO_LABEL)
-    if loss_mask is not None:
-        labels = labels.masked_fill(~loss_mask, NO_LABEL)
-    return tokens[:, :-1].clamp(min=0), labels

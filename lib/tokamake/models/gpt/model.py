@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokamake.config.architecture import Architecture
+from tokamake.models.common import flops
 from tokamake.models.common.activation_memory import SavedActivations
 from tokamake.models.common.language_model import LanguageModel
 from tokamake.models.common.layers import Attention, KeyValueCache, TransformerLayer
@@ -155,20 +156,8 @@ def hugging_face_name(name: str) -> str:
 
 
 def num_flops_per_token(architecture: Architecture, sequence_length: int) -> int:
-    """Floating-point operations of one token's forward and backward pass.
-
-    Counted as `llama` does: matrix products alone, backward twice the forward, attention over the
-    whole sequence. Embeddings are look-ups and free; the output layer is a product.
-    """
-    assert architecture.vocab_size is not None, "fill in vocab_size before counting"
-    hidden = architecture.hidden_size
-    key_value = architecture.num_key_value_heads * architecture.head_dim
-    projections = 2 * hidden * hidden + 2 * hidden * key_value
-    mlp = 2 * hidden * architecture.intermediate_size
-    scores_and_values = 2 * sequence_length * hidden
-    layer = projections + mlp + scores_and_values
-    multiply_adds = architecture.num_hidden_layers * layer + hidden * architecture.vocab_size
-    return 3 * 2 * multiply_adds
+    # Up and down.
+    return flops.per_token(architecture, sequence_length, num_mlp_matrices=2)
 
 
 def kept_per_token(architecture: Architecture, *, size: int, fused_norm: bool) -> SavedActivations:
