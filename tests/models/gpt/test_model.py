@@ -238,14 +238,14 @@ def test_published_sizes_have_the_published_number_of_parameters() -> None:
     [
         ({"family": "llama", "position_embedding": "learned"}, "llama has rotary only"),
         ({"family": "llama", "hidden_act": "gelu"}, "hidden_act: 'gelu': llama has silu only"),
-        ({"family": "llama", "layer_norm_epsilon": 1e-6}, "layer_norm_epsilon: 1e-06: llama has"),
-        ({"family": "llama", "embedding_layernorm": True}, "embedding_layernorm: True: llama has"),
-        ({"rms_norm_eps": 1e-6}, "rms_norm_eps: 1e-06: gpt has 1e-05 only"),
+        ({"family": "llama", "layer_norm_epsilon": 1e-6}, "layer_norm_epsilon: 1e-06: llama does"),
+        ({"family": "llama", "embedding_layernorm": True}, "embedding_layernorm: True: llama does"),
+        ({"rms_norm_eps": 1e-6}, "rms_norm_eps: 1e-06: gpt does not know it; remove"),
         ({"hidden_act": "silu"}, "'silu': gpt has gelu_new or gelu or gelu_pytorch_tanh or relu"),
-        ({"rope_theta": 5e5}, "rope_theta and rope_scaling are of position_embedding rotary, not"),
+        ({"rope_theta": 5e5}, "rope_theta and rope_scaling belong to position_embedding"),
         (
             {"rope_scaling": {"rope_type": "linear", "factor": 2}},
-            "are of position_embedding rotary, not learned; leave them out",
+            "belong to position_embedding rotary, not learned; remove them",
         ),
         (
             {"position_embedding": "rotary", "num_attention_heads": 16, "hidden_size": 48},

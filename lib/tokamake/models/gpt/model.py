@@ -32,16 +32,18 @@ from tokamake.parallel.tensor import (
     shared_input,
 )
 
-CHOICES = {
+SETTINGS = {
     "position_embedding": ("learned", "alibi", "rotary"),
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
     "hidden_act": ("gelu_new", "gelu", "gelu_pytorch_tanh", "relu"),
     "attention_bias": (True, False),
     "mlp_bias": (True, False),
+    "layer_norm_epsilon": 1e-5,
     "embedding_layernorm": (False, True),
     "tie_word_embeddings": (True, False),
-    "rms_norm_eps": (1e-5,),
 }
-"""Values of settings that families differ in; the first is the usual one."""
+"""Fields of `Architecture` that this family knows: choices, the default first, or a default."""
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,

@@ -21,16 +21,17 @@ from tokamake.parallel.tensor import (
     VocabParallelEmbedding,
 )
 
-CHOICES = {
+SETTINGS = {
     "position_embedding": ("rotary",),
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
     "hidden_act": ("silu",),
     "attention_bias": (False, True),
     "mlp_bias": (False, True),
-    "embedding_layernorm": (False,),
+    "rms_norm_eps": 1e-5,
     "tie_word_embeddings": (False, True),
-    "layer_norm_epsilon": (1e-5,),
 }
-"""Values of settings that families differ in; the first is the usual one."""
+"""Fields of `Architecture` that this family knows: choices, the default first, or a default."""
 
 
 def _block(architecture: Architecture, mesh: Mesh) -> TransformerLayer:
