@@ -65,8 +65,10 @@ def test_formulas_of_layers_are_what_torch_keeps(family: str, dtype: torch.dtype
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         layer(x_BLD, cos, sin)
     found = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / (4 * 256)
-    told = plug_in.kept_per_token(architecture, size=dtype.itemsize, fused_norm=False)
-    assert told.states + told.gathered + told.cut == pytest.approx(found, rel=0.01)
+    told = plugins.load("models/*/memory", family).saved_activations(
+        architecture, size=dtype.itemsize, fused_norm=False
+    )
+    assert told.states + told.gathered + told.split == pytest.approx(found, rel=0.01)
 
 
 def larger(run: Run, folder: Path, **changes: Any) -> Run:

@@ -27,7 +27,7 @@ def _empty_model(architecture: Architecture) -> "nn.Module":
 
 def from_model(architecture: Architecture, model: "nn.Module") -> "dict[str, Tensor]":
     """The tensors of a model, not copied, under their names in a checkpoint."""
-    rename = plugins.load("models/*/model", architecture.family).hugging_face_name
+    rename = plugins.load("models/*/model", architecture.family).Model.tensor_name
     return {rename(name): parameter.detach() for name, parameter in model.named_parameters()}
 
 
@@ -40,7 +40,7 @@ def shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
 
 def to_model(architecture: Architecture, tensors: "Mapping[str, Tensor]") -> "nn.Module":
     """Build the model on the tensors themselves: dtype and device stay, nothing is copied."""
-    rename = plugins.load("models/*/model", architecture.family).hugging_face_name
+    rename = plugins.load("models/*/model", architecture.family).Model.tensor_name
     model = _empty_model(architecture)
     named = {name: tensors[rename(name)] for name, _ in model.named_parameters()}
     model.load_state_dict(named, assign=True)

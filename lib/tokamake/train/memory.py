@@ -75,11 +75,11 @@ def estimate(run: Run, world_size: int, device: torch.device) -> Estimate:
       pipeline all), and 4P/S;
     - optimizer: 4DP/S; scalars and sums of rows and columns are left out, and where matrices have
       other states than the rest, all count as if they had all states;
-    - activations: of each layer the family's `kept_per_token` times the tokens of a micro batch on
-      this rank (divided by context-parallel ranks; `states` also by tensor-parallel ones under
-      sequence parallelism, `cut` always), times the micro batches that are on their way through
-      the pipeline; with recomputation `full` the input of each layer (or group of layers), and one
-      group whole; with `selective` the results of matrix products and attention;
+    - activations: of each layer the family's `saved_activations` times the tokens of a micro
+      batch on this rank (divided by context-parallel ranks; `states` also by tensor-parallel ones
+      under sequence parallelism, `split` always), times the micro batches that are on their way
+      through the pipeline; with recomputation `full` the input of each layer (or group of layers),
+      and one group whole; with `selective` the results of matrix products and attention;
     - logits: b of tokens × vocabulary of this rank, whose gradient takes their place; of as many
       micro batches as are on their way, where gradients of weights are computed late.
 
@@ -205,11 +205,11 @@ def _of_layers(run: Run, shape: _Shape, count: int) -> float:
     architecture, train = run.architecture, run.train
     tensor = train.parallel.tensor_parallel_size
     sequence = tensor if train.parallel.sequence_parallel else 1
-    family = plugins.load("models/*/model", architecture.family)
-    kept = family.kept_per_token(
+    family = plugins.load("models/*/memory", architecture.family)
+    kept = family.saved_activations(
         architecture, size=shape.size, fused_norm=shape.device_type != "cpu"
     )
-    layer = kept.states / sequence + kept.gathered + kept.cut / tensor
+    layer = kept.states / sequence + kept.gathered + kept.split / tensor
     state = architecture.hidden_size * shape.size / sequence
     if train.recompute_granularity == "none":
         return count * layer

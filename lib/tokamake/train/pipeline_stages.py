@@ -71,7 +71,7 @@ class PipelineStages:
         self._rounded = shard and rounded
         self._sharded = shard and (several or precision != "fp32") and not rounded
         self.num_averaged = mesh.data.size * mesh.context.size if self._sharded else 1
-        self._rename = family.hugging_face_name
+        self._rename = family.Model.tensor_name
         self.embedding_name: str = family.Model.embedding_name
         self.held = [
             held for module in self.modules.values() for held in self._ready(module, device)

@@ -154,8 +154,8 @@ def utilization(
         device: of this rank.
         peak_tflops: of a rank's device; None: look it up or measure it.
     """
-    family = plugins.load("models/*/model", run.architecture.family)
-    per_token = family.num_flops_per_token(run.architecture, run.train.sequence_length)
+    family = plugins.load("models/*/memory", run.architecture.family)
+    per_token = family.flops_per_token(run.architecture, run.train.sequence_length)
     tflops = found["tokens_per_second_per_rank"] * per_token / 1e12
     precision, source = precision_of(run.train, device), "stated"
     peak = peak_tflops

@@ -175,10 +175,8 @@ class Trainer:
         self._stop = StopRequest(tells=ranks.rank == 0)
         self._sizes = run.train.batch_sizes
         self._schedule = Schedule(run.train)
-        family = plugins.load("models/*/model", run.architecture.family)
-        self._flops_per_token = family.num_flops_per_token(
-            run.architecture, run.train.sequence_length
-        )
+        family = plugins.load("models/*/memory", run.architecture.family)
+        self._flops_per_token = family.flops_per_token(run.architecture, run.train.sequence_length)
         with raise_on_all_ranks():
             first = ranks.rank == 0
             self._samples = training_samples(run, verify=first)

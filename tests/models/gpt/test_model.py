@@ -26,6 +26,7 @@ from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.model_tensors import from_model, random, shapes, to_model
 from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.errors import UserError
+from tokamake.models.gpt import memory
 from tokamake.models.gpt import model as family
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.collectives import all_gather
@@ -53,7 +54,7 @@ def _ours(architecture: Architecture, theirs: Any) -> Any:
 def _as_theirs(architecture: Architecture, ours: Any, *, gradients: bool) -> dict[str, Any]:
     """Weights or gradients of our model, laid out as transformers'."""
     values = {
-        family.hugging_face_name(name): (p.grad if gradients else p).detach()
+        family.Model.tensor_name(name): (p.grad if gradients else p).detach()
         for name, p in ours.named_parameters()
     }
     return hf_folder.format_for(architecture).to_theirs(architecture, values)
@@ -168,7 +169,7 @@ def test_names_round_trip_and_flops_equal_those_that_torch_counts(
     assert all(back[name].data_ptr() == tensor.data_ptr() for name, tensor in weights.items())
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model.loss(_tokens(architecture, 33)).backward()
-    assert family.num_flops_per_token(architecture, 32) * 2 * 32 == counter.get_total_flops()
+    assert memory.flops_per_token(architecture, 32) * 2 * 32 == counter.get_total_flops()
 
 
 @pytest.mark.parametrize("architecture", [LEARNED, MQA, ROTARY, ALIBI], ids=range(4))
@@ -183,7 +184,7 @@ def test_stages_of_a_pipeline_are_the_whole(architecture: Architecture, cuts: li
             for name, parameter in stage.named_parameters():
                 tied = name == "lm_head.weight" and architecture.tie_word_embeddings
                 source = "embed_tokens.weight" if tied else name
-                parameter.copy_(weights[family.hugging_face_name(source)])
+                parameter.copy_(weights[family.Model.tensor_name(source)])
             x = stage(x)
         assert torch.equal(x, whole(tokens))
 
@@ -318,7 +319,7 @@ def _gradients(architecture: Architecture, mesh: Mesh) -> tuple[float, dict[str,
     held = placements(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            own = cut(weights[family.hugging_face_name(name)], held[name], mesh.tensor)
+            own = cut(weights[family.Model.tensor_name(name)], held[name], mesh.tensor)
             parameter.copy_(own)
     loss = model.loss(_tokens(architecture, 33))
     loss.backward()
@@ -337,7 +338,7 @@ def _gradients(architecture: Architecture, mesh: Mesh) -> tuple[float, dict[str,
 def _gathered(
     gradient: torch.Tensor, dim: int, weights: dict[str, torch.Tensor], name: str, axis: Axis
 ) -> torch.Tensor:
-    size = weights[family.hugging_face_name(name)].shape[dim]
+    size = weights[family.Model.tensor_name(name)].shape[dim]
     each = -(-size // axis.size)
     missing = each - gradient.shape[dim]
     padding = gradient.new_zeros([missing if d == dim else n for d, n in enumerate(gradient.shape)])
@@ -390,7 +391,7 @@ def context_parallel(method: Any) -> dict[str, Any]:
     for name in ("learned", "mqa", "gqa-rotary"):
         model = family.Model(SHARED[name], mesh)
         for key, parameter in model.named_parameters():
-            parameter.data = random(SHARED[name], 1)[family.hugging_face_name(key)]
+            parameter.data = random(SHARED[name], 1)[family.Model.tensor_name(key)]
         with torch.no_grad():
             logits[name] = model(share(_tokens(SHARED[name], 32), axis=axis))
     return logits

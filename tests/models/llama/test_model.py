@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.support.llamas import ARCHITECTURES, BIASED, label, reference, tensors_of
 from tokamake.checkpoint.model_tensors import from_model, random, shapes, to_model
 from tokamake.config.architecture import Architecture
+from tokamake.models.llama import memory as llama_memory
 from tokamake.models.llama import model as llama_model
 
 
@@ -31,7 +32,7 @@ def test_logits_loss_and_gradients_equal_transformers(architecture: Architecture
     torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
     loss.backward()
     expected.backward()
-    gradients = {llama_model.hugging_face_name(n): p.grad for n, p in ours.named_parameters()}
+    gradients = {llama_model.Model.tensor_name(n): p.grad for n, p in ours.named_parameters()}
     wanted = {n: p.grad for n, p in theirs.named_parameters()}
     assert gradients.keys() == wanted.keys()
     for key, gradient in wanted.items():
@@ -115,4 +116,4 @@ def test_flops_equal_those_that_torch_counts() -> None:
     model = to_model(architecture, random(architecture, 0))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model.loss(_tokens(architecture, 33)).backward()
-    assert llama_model.num_flops_per_token(architecture, 32) * 2 * 32 == counter.get_total_flops()
+    assert llama_memory.flops_per_token(architecture, 32) * 2 * 32 == counter.get_total_flops()

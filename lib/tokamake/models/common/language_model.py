@@ -71,6 +71,11 @@ class LanguageModel(nn.Module):
         self.is_last = numbers.stop == architecture.num_hidden_layers
         self.layers = nn.ModuleDict({str(n): block(architecture, mesh) for n in numbers})
 
+    @staticmethod
+    def tensor_name(parameter: str) -> str:
+        """Name of a parameter in a checkpoint: all but the output layer lie under `model.`."""
+        return parameter if parameter.startswith("lm_head.") else f"model.{parameter}"
+
     @property
     def has_copy(self) -> bool:
         """Whether the output layer is a copy of an embedding that lies in another stage."""

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokamake.config.architecture import Architecture
-from tokamake.models.common.activation_memory import SavedActivations
 from tokamake.models.common.language_model import LanguageModel
 from tokamake.models.common.layers import Attention, KeyValueCache, TransformerLayer
 from tokamake.models.common.positions import alibi, rotary
@@ -75,7 +74,7 @@ def _block(architecture: Architecture, mesh: Mesh) -> TransformerLayer:
 
 
 class Model(LanguageModel):
-    """A GPT whose parameters are named as those of Llama, see `hugging_face_name`.
+    """A GPT whose parameters are named as those of Llama, see `tensor_name`.
 
     Args:
         architecture: shape of the model; its vocab_size is filled in.
@@ -149,43 +148,3 @@ class Model(LanguageModel):
         heads = self.architecture.num_attention_heads
         total, own = past + length, part(heads, self.mesh.tensor)
         return alibi(heads, own, length=length, total=total, like=like, seen=seen)
-
-
-def hugging_face_name(name: str) -> str:
-    """Name of a parameter in a checkpoint: as Llama's; model types of transformers fuse some."""
-    return name if name.startswith("lm_head.") else f"model.{name}"
-
-
-def num_flops_per_token(architecture: Architecture, sequence_length: int) -> int:
-    """Floating-point operations of one token's forward and backward pass.
-
-    Counted as `llama` does: matrix products alone, backward twice the forward, attention over the
-    whole sequence. Embeddings are look-ups and free; the output layer is a product.
-    """
-    assert architecture.vocab_size is not None, "fill in vocab_size before counting"
-    hidden = architecture.hidden_size
-    key_value = architecture.num_key_value_heads * architecture.head_dim
-    projections = 2 * hidden * hidden + 2 * hidden * key_value
-    mlp = 2 * hidden * architecture.intermediate_size
-    scores_and_values = 2 * sequence_length * hidden
-    layer = projections + mlp + scores_and_values
-    multiply_adds = architecture.num_hidden_layers * layer + hidden * architecture.vocab_size
-    return 3 * 2 * multiply_adds
-
-
-def kept_per_token(architecture: Architecture, *, size: int, fused_norm: bool) -> SavedActivations:
-    """Bytes that a layer keeps of a token for its backward pass; `llama` tells the arguments.
-
-    Of both norms, which are fused on all devices, the input, and their outputs; queries, keys,
-    values, result of attention and its normalizers; of the MLP what its activation gets and gives.
-    """
-    hidden, heads = architecture.hidden_size, architecture.num_attention_heads
-    key_value = architecture.num_key_value_heads * architecture.head_dim
-    attention = (2 * hidden + 2 * key_value) * size + 4 * heads
-    inner = architecture.intermediate_size * size
-    return SavedActivations(
-        states=2 * hidden * size,
-        gathered=2 * hidden * size,
-        cut=attention + 2 * inner,
-        products=attention + inner,
-    )

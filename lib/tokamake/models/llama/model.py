@@ -10,7 +10,6 @@ from functools import partial
 from torch import Tensor
 
 from tokamake.config.architecture import Architecture
-from tokamake.models.common.activation_memory import SavedActivations
 from tokamake.models.common.language_model import LanguageModel
 from tokamake.models.common.layers import Attention, GatedMLP, KeyValueCache, TransformerLayer
 from tokamake.models.common.positions import rotary
@@ -40,7 +39,7 @@ def _block(architecture: Architecture, mesh: Mesh) -> TransformerLayer:
 
 
 class Model(LanguageModel):
-    """A Llama whose parameters are named as Hugging Face's, see `hugging_face_name`.
+    """A Llama whose parameters are named as Hugging Face's, see `tensor_name`.
 
     Args:
         architecture: shape of the model; its vocab_size is filled in.
@@ -90,51 +89,3 @@ class Model(LanguageModel):
         seen = self.mask(document_ids)
         x_BLD = self.through_layers(x_BLD, cos, sin, seen, cache=cache)
         return self.logits(x_BLD) if self.is_last else x_BLD
-
-
-def hugging_face_name(name: str) -> str:
-    """Hugging Face's name of a parameter: all but the output layer lie under `model.`."""
-    return name if name.startswith("lm_head.") else f"model.{name}"
-
-
-def num_flops_per_token(architecture: Architecture, sequence_length: int) -> int:
-    """Floating-point operations of one token's forward and backward pass.
-
-    Counts matrix products alone, two operations a multiply-add, backward twice the forward, and
-    attention over the whole sequence as if it were not causal: the accounting of PaLM (arXiv
-    2204.02311, appendix B). The embedding is a look-up and free; the output layer is a product.
-    """
-    assert architecture.vocab_size is not None, "fill in vocab_size before counting"
-    hidden = architecture.hidden_size
-    key_value = architecture.num_key_value_heads * architecture.head_dim
-    projections = 2 * hidden * hidden + 2 * hidden * key_value
-    mlp = 3 * hidden * architecture.intermediate_size
-    scores_and_values = 2 * sequence_length * hidden
-    layer = projections + mlp + scores_and_values
-    multiply_adds = architecture.num_hidden_layers * layer + hidden * architecture.vocab_size
-    return 3 * 2 * multiply_adds
-
-
-def kept_per_token(architecture: Architecture, *, size: int, fused_norm: bool) -> SavedActivations:
-    """Bytes that a layer keeps of a token for its backward pass.
-
-    Of both norms the input, and their outputs; queries, keys, values, result of attention and its
-    normalizers; of the MLP gate, its SiLU, the other half and their product. A norm that is not
-    fused, as on the CPU, also keeps what it divided, and both in fp32.
-
-    Args:
-        architecture: shape of the model.
-        size: bytes of a number of the forward pass.
-        fused_norm: whether the device has RMSNorm as one kernel.
-    """
-    hidden, heads = architecture.hidden_size, architecture.num_attention_heads
-    key_value = architecture.num_key_value_heads * architecture.head_dim
-    norm = hidden * size if fused_norm else 2 * hidden * 4
-    attention = (2 * hidden + 2 * key_value) * size + 4 * heads
-    inner = architecture.intermediate_size * size
-    return SavedActivations(
-        states=2 * norm,
-        gathered=2 * hidden * size,
-        cut=attention + 4 * inner,
-        products=attention + 2 * inner,
-    )
