@@ -186,6 +186,7 @@ def test_every_plug_in_has_its_functions() -> None:
         "optim": ["build"],
         "schedules": ["factor"],
         "models/*/model": ["Model"],
+        "models/*/megatron": ["fields", "arguments", "inexpressible"],
         "models/*/memory": ["flops_per_token", "saved_activations"],
         "data/readers": ["accepts", "read"],
         "data/tokenizers": ["files", "load"],
@@ -196,7 +197,7 @@ def test_every_plug_in_has_its_functions() -> None:
             assert all(callable(getattr(module, wanted, None)) for wanted in names), (folder, name)
 
 
-@pytest.mark.parametrize("part", ["hf", "memory"])
+@pytest.mark.parametrize("part", ["hf", "megatron", "memory"])
 def test_every_family_has_every_part(part: str) -> None:
     assert plugins.names(f"models/*/{part}") == plugins.names("models/*/model")
 

@@ -8,10 +8,18 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tokamake.checkpoint.megatron_model.function import described, first, function_of, untold
+from tokamake import plugins
+from tokamake.checkpoint.megatron_model.function import (
+    KIND,
+    arguments_of,
+    family_of,
+    function_of,
+    inexpressible,
+)
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout, Progress, Target
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
+from tokamake.models.common.megatron_format import first
 from tokamake.validation import validate
 
 _POSITIONS = {"learned": "absolute", "rotary": "rotary", "alibi": "alibi"}
@@ -45,9 +53,8 @@ def arguments(
 
 
 def _described(shape: Architecture) -> argparse.Namespace:
-    """Megatron's arguments that describe a model; ours lie whole in `tokamake`."""
-    rotary, llama = shape.position_embedding == "rotary", shape.family == "llama"
-    return argparse.Namespace(
+    """Megatron's arguments that describe a model; `tokamake` holds the whole architecture."""
+    arguments = dict(
         num_layers=shape.num_hidden_layers,
         hidden_size=shape.hidden_size,
         ffn_hidden_size=shape.intermediate_size,
@@ -60,18 +67,20 @@ def _described(shape: Architecture) -> argparse.Namespace:
         make_vocab_size_divisible_by=Target.make_vocab_size_divisible_by,
         untie_embeddings_and_output_weights=not shape.tie_word_embeddings,
         add_position_embedding=shape.position_embedding == "learned",
-        use_rotary_position_embeddings=rotary,
+        use_rotary_position_embeddings=shape.position_embedding == "rotary",
         position_embedding_type=_POSITIONS[shape.position_embedding],
         rope_theta=shape.rope_theta,
-        embed_layernorm=shape.embedding_layernorm,
-        normalization="rmsnorm" if llama else "layernorm",
-        layernorm_epsilon=shape.rms_norm_eps if llama else shape.layer_norm_epsilon,
-        swiglu=llama,
+        embed_layernorm=False,
+        normalization="layernorm",
+        layernorm_epsilon=1e-5,
+        swiglu=False,
         add_bias_linear=shape.attention_bias and shape.mlp_bias,
         init_method_std=shape.initializer_range,
         tokamake=shape.model_dump(),
-        **described(shape),
+        **arguments_of(shape),
     )
+    # The family's values replace those above and keep their places.
+    return argparse.Namespace(**arguments | plugins.load(KIND, shape.family).arguments(shape))
 
 
 def as_megatron_lm(args: argparse.Namespace) -> argparse.Namespace:
@@ -96,11 +105,14 @@ def warnings(architecture: Architecture, format: str) -> list[str]:
         architecture: of the model.
         format: that it is written in.
     """
-    if format not in _TITLES or not (left := untold(architecture, title := _TITLES[format])):
+    title = _TITLES.get(format)
+    is_megatron_lm = title == "Megatron-LM"
+    settings = inexpressible(architecture, is_megatron_lm=is_megatron_lm) if title else []
+    if not settings:
         return []
     return [
-        f"{title} has no argument for {', '.join(left)}: it would compute another model; tokamake "
-        "reads it back as it is"
+        f"{title} has no argument for {', '.join(settings)}: it would compute another model; "
+        "tokamake reads it back as it is"
     ]
 
 
@@ -160,9 +172,9 @@ def number(value: Any, where: str) -> int:
 
 def _shape(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
     heads = _needed(args, "num_attention_heads", file)
-    gated = bool(getattr(args, "swiglu", False))
+    family = family_of(args, file)
     return {
-        "family": "llama" if gated else "gpt",
+        "family": family,
         "hidden_size": _needed(args, "hidden_size", file),
         "intermediate_size": _needed(args, "ffn_hidden_size", file),
         "num_hidden_layers": _needed(args, "num_layers", file),
@@ -171,7 +183,7 @@ def _shape(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
         "max_position_embeddings": _needed(args, "max_position_embeddings", file),
         "tie_word_embeddings": not getattr(args, "untie_embeddings_and_output_weights", False),
         "initializer_range": first(args, "init_method_std") or 0.02,
-        **function_of(args, file, gated=gated, is_core=is_core),
+        **function_of(args, file, family=family, is_core=is_core),
     }
 
 
