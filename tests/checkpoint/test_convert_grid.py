@@ -23,6 +23,7 @@ KINDS = {
     **gpts.ARCHITECTURES,
     **{f"llama-kv{each.num_key_value_heads}": each for each in llamas.ARCHITECTURES},
     "llama-biased": llamas.BIASED,
+    "llama-wide-heads": llamas.WIDE_HEADS,
 }
 """A model of each kind that the trainer has, too small for many ranks."""
 VOCABULARIES = (131, 1025, 1024)

@@ -78,3 +78,16 @@ def test_a_family_may_have_settings_of_its_own() -> None:
         validate(Architecture, SHAPE | {"num_experts": "many"}, "x")
     with pytest.raises(UserError, match=r"num_experts: unknown key; "):
         validate(Architecture, SHAPE | {"family": "gpt", "num_experts": 8}, "x")
+
+
+def test_head_dim_follows_from_the_rest_unless_stated() -> None:
+    assert Architecture(**SHAPE).head_dim == 16
+    assert Architecture(**SHAPE, head_dim=None) == Architecture(**SHAPE, head_dim=16)
+    wide = Architecture(**SHAPE, head_dim=24)
+    assert (wide.query_size, wide.key_value_size) == (96, 96)
+    assert wide.model_dump()["head_dim"] == 24
+    assert Architecture.model_validate_json(wide.model_dump_json()) == wide
+    odd = SHAPE | {"hidden_size": 60, "num_attention_heads": 8, "num_key_value_heads": 8}
+    assert Architecture(**odd, head_dim=8).query_size == 64
+    with pytest.raises(UserError, match="hidden_size is not a multiple of num_attention_heads"):
+        validate(Architecture, odd, "x")

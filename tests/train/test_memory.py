@@ -26,15 +26,16 @@ from tokamake.train.startup_log import chosen, startup_log
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 ONE = Ranks(0, 1, 0, 1)
-LARGER = Architecture(
-    vocab_size=2000,
-    hidden_size=256,
-    intermediate_size=768,
-    num_hidden_layers=8,
-    num_attention_heads=8,
-    num_key_value_heads=4,
-    max_position_embeddings=256,
-)
+SIZES: dict[str, Any] = {
+    "vocab_size": 2000,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 256,
+}
+LARGER = Architecture(**SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +43,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return read_run(make_run(prepare(tmp_path_factory.mktemp("memory")), "estimated"))
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt"])
+@pytest.mark.parametrize("head_dim", [None, 40])
+@pytest.mark.parametrize("family", plugins.names("models/*/memory"))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_formulas_of_layers_are_what_torch_keeps(family: str, dtype: torch.dtype) -> None:
-    other = {"position_embedding": "learned", "hidden_act": "gelu"} if family == "gpt" else {}
-    architecture = Architecture(**{**LARGER.model_dump(), "family": family, **other})
+def test_formulas_of_layers_are_what_torch_keeps(
+    family: str, dtype: torch.dtype, head_dim: int | None
+) -> None:
+    architecture = Architecture(family=family, head_dim=head_dim, **SIZES)
     plug_in = plugins.load("models/*/model", family)
     layer = next(iter(plug_in.Model(architecture).to(dtype).layers.values()))
     own = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
@@ -59,7 +62,7 @@ def test_formulas_of_layers_are_what_torch_keeps(family: str, dtype: torch.dtype
         return tensor
 
     cos = sin = None
-    if family == "llama":
+    if architecture.position_embedding == "rotary":
         cos, sin = (angle.to(dtype) for angle in rotary(torch.arange(256), architecture))
     x_BLD = torch.randn(4, 256, 256, dtype=dtype, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):

@@ -8,7 +8,13 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from tokamake import plugins
 from tokamake.config.fields import Settings, plug_in
@@ -30,6 +36,7 @@ SCALING = {
 }
 """Settings of each `rope_type` beside its factor: required ones, optional ones."""
 _KIND = "models/*/model"
+_NO_HEAD_DIM = ("head_dim", None)
 
 
 class RopeScaling(Settings):
@@ -98,6 +105,8 @@ class Architecture(Settings):
     """Query heads."""
     num_key_value_heads: Annotated[int, Field(ge=1)]
     """Key and value heads: as many as query heads for MHA, 1 for MQA."""
+    head_dim: Annotated[int, Field(ge=1)] = None  # type: ignore[assignment]  # see _whole_heads
+    """Width of an attention head; empty: hidden_size / num_attention_heads."""
     max_position_embeddings: Annotated[int, Field(ge=1)] = 2048
     """Longest sequence the model is meant for."""
     position_embedding: Literal["rotary", "learned", "alibi"] = "rotary"
@@ -135,7 +144,19 @@ class Architecture(Settings):
         known = [*cls.model_fields, *(name for name in settings if name not in cls.model_fields)]
         if unknown := [name for name in values if name not in known]:
             raise ValueError(unknown_key(unknown[0], known))
-        return {name: _default(choices) for name, choices in settings.items()} | values
+        stated = {name: value for name, value in values.items() if (name, value) != _NO_HEAD_DIM}
+        return {name: _default(choices) for name, choices in settings.items()} | stated
+
+    @model_validator(mode="after")
+    def _whole_heads(self) -> "Architecture":
+        hidden, heads = self.hidden_size, self.num_attention_heads
+        if self.head_dim is None:
+            if hidden % heads:
+                raise ValueError("hidden_size is not a multiple of num_attention_heads")
+            self.__dict__["head_dim"] = hidden // heads  # fields are frozen only once validated
+        if heads % self.num_key_value_heads:
+            raise ValueError("num_attention_heads is not a multiple of num_key_value_heads")
+        return self
 
     @model_validator(mode="after")
     def _known_to_family(self) -> "Architecture":
@@ -159,8 +180,8 @@ class Architecture(Settings):
     @model_validator(mode="after")
     def _positions(self) -> "Architecture":
         if self.position_embedding == "rotary":
-            if self.hidden_size % self.num_attention_heads == 0 and self.head_dim % 2:
-                raise ValueError("hidden_size / num_attention_heads is odd; rotary needs pairs")
+            if self.head_dim % 2:
+                raise ValueError(f"head_dim {self.head_dim} is odd; rotary needs pairs")
         elif self.rope_theta != 10000.0 or self.rope_scaling is not None:
             raise ValueError(
                 "rope_theta and rope_scaling belong to position_embedding rotary, not "
@@ -168,18 +189,27 @@ class Architecture(Settings):
             )
         return self
 
-    @model_validator(mode="after")
-    def _whole_heads(self) -> "Architecture":
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError("hidden_size is not a multiple of num_attention_heads")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError("num_attention_heads is not a multiple of num_key_value_heads")
-        return self
+    @model_serializer(mode="wrap")
+    def _without_default_head_dim(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Digests of runs from before there was this field must stay.
+        values: dict[str, Any] = handler(self)
+        if self.has_default_head_dim:
+            values.pop("head_dim", None)
+        return values
 
     @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.hidden_size // self.num_attention_heads
+    def has_default_head_dim(self) -> bool:
+        return self.query_size == self.hidden_size
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def key_value_size(self) -> int:
+        """Width of all key heads together, and of all value heads."""
+        return self.num_key_value_heads * self.head_dim
 
     def setting(self, name: str) -> Any:
         """Value of a setting that this family alone has."""
@@ -200,7 +230,7 @@ class Architecture(Settings):
 
 _OF_ALL_FAMILIES = {
     *("family", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
     "initializer_range",
 }
 """Fields that no family lists in its SETTINGS."""

@@ -52,13 +52,13 @@ def check_architecture(found: "Checkpoint", path: Path) -> None:
     from tokamake.config.architecture import read_architecture
     from tokamake.errors import UserError
 
-    wanted = read_architecture(path).model_dump(exclude=_WITHOUT_EFFECT)
-    there = found.architecture.model_dump()
-    differ = [name for name in wanted if wanted[name] != there[name]]
+    wanted, there = dict(read_architecture(path)), dict(found.architecture)
+    names = wanted.keys() - _WITHOUT_EFFECT
+    differ = [name for name in wanted if name in names and wanted[name] != there.get(name)]
     if wanted["vocab_size"] is None:
         differ.remove("vocab_size")
     if differ:
-        lines = (f"{name}: checkpoint {there[name]}, config {wanted[name]}" for name in differ)
+        lines = (f"{name}: checkpoint {there.get(name)}, config {wanted[name]}" for name in differ)
         raise UserError(
             f"{found.path}: is of another architecture than model.architecture says; name its "
             "file, or from_checkpoint\n" + "\n".join(f"{line} ({path})" for line in lines)

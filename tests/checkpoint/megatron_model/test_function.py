@@ -92,6 +92,7 @@ CARRIED = [
     (GPT, {"attention_head_type": "multiquery"}, {"num_key_value_heads": 1}),
     (GPT, {"group_query_attention": True, "num_query_groups": 2}, {"num_key_value_heads": 2}),
     (GPT, {"num_query_groups": 1}, {"num_key_value_heads": 4}),
+    (LLAMA, {"kv_channels": 32}, {"head_dim": 32}),
 ]
 
 
@@ -146,7 +147,6 @@ REFUSED = [
     (GPT, {"position_embedding_type": by_name("sinusoidal")}),
     (LLAMA, {"normalization": "LayerNorm"}),
     (GPT, {"normalization": "RMSNorm"}),
-    (GPT, {"kv_channels": 32}),
     (GPT, {"vocab_size": "many"}),
     (GPT, {"num_key_value_heads": "few"}),
 ]

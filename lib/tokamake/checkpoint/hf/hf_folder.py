@@ -179,8 +179,8 @@ def read_config(path: Path) -> tuple[Architecture, HFFormat]:
         raise UserError(f"{where}: vocab_size: missing; {_REMEDY}")
     if config.get("head_dim") not in (None, architecture.head_dim):
         raise UserError(
-            f"{where}: head_dim: {config['head_dim']!r} is not hidden_size / num_attention_heads "
-            f"({architecture.head_dim}); choose a model where it is"
+            f"{where}: head_dim: {config['head_dim']!r}: models of type {kind} have hidden_size / "
+            f"num_attention_heads ({architecture.head_dim}); set that"
         )
     return architecture, stored
 
@@ -214,7 +214,7 @@ def format_for(architecture: Architecture) -> HFFormat:
     )
     if not differences[best]:
         return best
-    first, has = differences[best][0], best.fields(best.config(architecture))
+    first, has = differences[best][0], best.nearest(architecture)
     raise UserError(
         f"model.architecture: {first}: {getattr(architecture, first)!r}: transformers has no model "
         f"type for such a {architecture.family}; {best.model_type}, the nearest, has "

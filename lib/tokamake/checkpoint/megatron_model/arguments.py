@@ -135,14 +135,7 @@ def architecture_of(
         return validate(Architecture, own, f"{file}: args.tokamake")
     values = _shape(args, file, is_core=is_core)
     values["vocab_size"] = _vocab_size(args, file, padded_vocab_size) or padded_vocab_size
-    found = validate(Architecture, values, f"{file}: args")
-    width = getattr(args, "kv_channels", None)
-    if width not in (None, found.head_dim):
-        raise UserError(
-            f"{file}: args.kv_channels: {width!r}: is not hidden_size / num_attention_heads "
-            f"({found.head_dim}); give a checkpoint of a model where it is"
-        )
-    return found
+    return validate(Architecture, values, f"{file}: args")
 
 
 def is_padding_unknown(args: Any, file: Path, *, padded_vocab_size: int) -> bool:
@@ -180,6 +173,7 @@ def _shape(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
         "num_hidden_layers": _needed(args, "num_layers", file),
         "num_attention_heads": heads,
         "num_key_value_heads": _groups(args, file) or heads,
+        "head_dim": first(args, "kv_channels"),
         "max_position_embeddings": _needed(args, "max_position_embeddings", file),
         "tie_word_embeddings": not getattr(args, "untie_embeddings_and_output_weights", False),
         "initializer_range": first(args, "init_method_std") or 0.02,

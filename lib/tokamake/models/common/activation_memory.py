@@ -30,9 +30,8 @@ def attention_bytes(architecture: Architecture, size: int) -> int:
         architecture: shape of the model.
         size: bytes per number.
     """
-    heads, head_dim = architecture.num_attention_heads, architecture.head_dim
-    num_values = 2 * (heads + architecture.num_key_value_heads) * head_dim
-    return num_values * size + 4 * heads
+    num_values = 2 * (architecture.query_size + architecture.key_value_size)
+    return num_values * size + 4 * architecture.num_attention_heads
 
 
 def rms_norm_bytes(width: int, size: int, *, fused: bool) -> int:

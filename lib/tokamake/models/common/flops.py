@@ -18,11 +18,9 @@ def per_token(architecture: Architecture, sequence_length: int, *, num_mlp_matri
     """
     assert architecture.vocab_size is not None, "fill in vocab_size before counting"
     hidden = architecture.hidden_size
-    query = architecture.num_attention_heads * architecture.head_dim
-    key_value = architecture.num_key_value_heads * architecture.head_dim
-    projections = 2 * hidden * (query + key_value)
+    projections = 2 * hidden * (architecture.query_size + architecture.key_value_size)
     mlp = num_mlp_matrices * hidden * architecture.intermediate_size
-    scores_and_values = 2 * sequence_length * query
+    scores_and_values = 2 * sequence_length * architecture.query_size
     layer = projections + mlp + scores_and_values
     multiply_adds = architecture.num_hidden_layers * layer + hidden * architecture.vocab_size
     return 3 * 2 * multiply_adds

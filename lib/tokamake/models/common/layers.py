@@ -54,10 +54,10 @@ class Attention(nn.Module):
         super().__init__()
         self._mesh, self._width = mesh, architecture.head_dim
         hidden, bias = architecture.hidden_size, architecture.attention_bias
-        self.q_proj = ColumnParallelLinear(hidden, hidden, mesh, bias=bias)
+        self.q_proj = ColumnParallelLinear(hidden, architecture.query_size, mesh, bias=bias)
         self.k_proj = key_value_projection(architecture, mesh)
         self.v_proj = key_value_projection(architecture, mesh)
-        self.o_proj = RowParallelLinear(hidden, hidden, mesh, bias=bias)
+        self.o_proj = RowParallelLinear(architecture.query_size, hidden, mesh, bias=bias)
 
     def forward(
         self,

@@ -39,11 +39,11 @@ def _layer(
     architecture: Architecture, *, gated: bool, biased_norms: bool
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, inner = architecture.hidden_size, architecture.intermediate_size
-    narrow = architecture.num_key_value_heads * architecture.head_dim
-    attention = {"q": (hidden, hidden), "k": (narrow, hidden), "v": (narrow, hidden)}
+    query, key_value = architecture.query_size, architecture.key_value_size
+    attention = {"q": (query, hidden), "k": (key_value, hidden), "v": (key_value, hidden)}
     mlp = {"gate": (inner, hidden)} if gated else {}
     yield from _with_bias("input_layernorm", (hidden,), biased_norms).items()
-    for name, shape in {**attention, "o": (hidden, hidden)}.items():
+    for name, shape in {**attention, "o": (hidden, query)}.items():
         yield from _with_bias(f"self_attn.{name}_proj", shape, architecture.attention_bias).items()
     yield from _with_bias("post_attention_layernorm", (hidden,), biased_norms).items()
     for name, shape in {**mlp, "up": (inner, hidden), "down": (hidden, inner)}.items():
