@@ -23,6 +23,9 @@ from tokamake.parallel.loss import NO_LABEL, cross_entropy
 from tokamake.parallel.mesh import ALONE, Mesh
 from tokamake.parallel.tensor import shared_input
 
+Output = Tensor | tuple[Tensor, Tensor]
+"""What `forward` returns: logits, or logits and an auxiliary loss; see `LanguageModel`."""
+
 
 class LanguageModel(nn.Module):
     """A causal language model, or a stage of one: some of its layers.
@@ -33,6 +36,11 @@ class LanguageModel(nn.Module):
     To load weights without drawing random ones first, construct it under `torch.device("meta")` and
     call `load_state_dict(..., assign=True)`; see `tokamake.checkpoint.model_tensors.to_model`.
 
+    While it trains (`self.training`), the `forward` of a family with `has_auxiliary_loss` returns
+    (logits, auxiliary loss): a scalar that the trainer adds to the mean cross entropy of the same
+    tokens, with its coefficient already applied. Mixtures of experts balance their load this way.
+    It must not depend on the logits, which the cross entropy overwrites.
+
     Attributes:
         architecture: shape of the whole model.
         mesh: this rank among those that share the model.
@@ -40,6 +48,7 @@ class LanguageModel(nn.Module):
         recompute: what the backward pass computes again instead of keeping it.
         embedding_name: parameter that maps tokens to states.
         output_name: parameter that maps states to logits, where it is not the embedding.
+        has_auxiliary_loss: whether `forward` returns an auxiliary loss while training.
         into_residual: ends of the names of weights that add to the residual stream.
 
     Args:
@@ -52,6 +61,7 @@ class LanguageModel(nn.Module):
     embed_tokens: nn.Embedding
     norm: nn.Module
     lm_head: nn.Linear
+    has_auxiliary_loss = False
     into_residual: tuple[str, ...] = ()
     embedding_name = "embed_tokens.weight"
     output_name = "lm_head.weight"
@@ -151,7 +161,8 @@ class LanguageModel(nn.Module):
             loss_mask: (B, L) bool, which inputs have a part in the mean; 0 where none has.
         """
         inputs, labels = inputs_and_labels(tokens, loss_mask)
-        logits = self(inputs, position_ids=position_ids, document_ids=document_ids)
+        output: Output = self(inputs, position_ids=position_ids, document_ids=document_ids)
+        logits, _ = logits_and_auxiliary_loss(output)
         assert self.architecture.vocab_size is not None
         total = cross_entropy(logits, labels, self.mesh, size=self.architecture.vocab_size)
         return total / (labels != NO_LABEL).sum().clamp(min=1)
@@ -176,6 +187,11 @@ class LanguageModel(nn.Module):
             drawn = generator.standard_normal(parameter.shape, dtype=np.float32)
             deviation = self.architecture.initializer_range / narrower
             parameter.copy_(torch.from_numpy(drawn).mul_(deviation))
+
+
+def logits_and_auxiliary_loss(output: Output) -> tuple[Tensor, Tensor | None]:
+    """Separate what `forward` returns; None where there is no auxiliary loss."""
+    return output if isinstance(output, tuple) else (output, None)
 
 
 def inputs_and_labels(tokens: Tensor, loss_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
