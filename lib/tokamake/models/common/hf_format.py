@@ -155,6 +155,8 @@ class HFFormat:
             if key in config and config[key] not in values:
                 value = config[key]
                 return f"{key}: {value!r} is not supported; choose a model with {values[0]!r}"
+        if other := sorted({*(config.get("layer_types") or ())} - {"full_attention"}):
+            return f"layer_types: {other[0]!r} is not supported; choose a model with full_attention"
         key = _rope_key(config)
         parameters = config.get(key) or {}
         turned = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))

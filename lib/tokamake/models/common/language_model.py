@@ -21,7 +21,11 @@ from tokamake.parallel.context import Documents, PackedDocuments, document_mask,
 from tokamake.parallel.linear import linear
 from tokamake.parallel.loss import NO_LABEL, cross_entropy
 from tokamake.parallel.mesh import ALONE, Mesh
-from tokamake.parallel.tensor import shared_input
+from tokamake.parallel.tensor import (
+    ColumnParallelLinear,
+    VocabParallelEmbedding,
+    shared_input,
+)
 
 Output = Tensor | tuple[Tensor, Tensor]
 """What `forward` returns: logits, or logits and an auxiliary loss; see `LanguageModel`."""
@@ -61,6 +65,7 @@ class LanguageModel(nn.Module):
     embed_tokens: nn.Embedding
     norm: nn.Module
     lm_head: nn.Linear
+    layers: nn.ModuleDict
     has_auxiliary_loss = False
     into_residual: tuple[str, ...] = ()
     embedding_name = "embed_tokens.weight"
@@ -80,6 +85,43 @@ class LanguageModel(nn.Module):
         self.is_first = numbers.start == 0
         self.is_last = numbers.stop == architecture.num_hidden_layers
         self.layers = nn.ModuleDict({str(n): block(architecture, mesh) for n in numbers})
+
+    def add_embedding(self) -> None:
+        """Give the first stage its token embedding."""
+        vocab_size, hidden = self.architecture.vocab_size, self.architecture.hidden_size
+        assert vocab_size is not None
+        if self.is_first:
+            self.embed_tokens = VocabParallelEmbedding(vocab_size, hidden, self.mesh)
+
+    def add_output(self, norm: Callable[[], nn.Module]) -> None:
+        """Give the last stage its norm, and its output layer unless that is the embedding."""
+        vocab_size, hidden = self.architecture.vocab_size, self.architecture.hidden_size
+        assert vocab_size is not None
+        if self.is_last:
+            self.norm = norm()
+        if self.is_last and (self.has_copy or not self.architecture.tie_word_embeddings):
+            self.lm_head = ColumnParallelLinear(hidden, vocab_size, self.mesh)
+
+    def forward(
+        self,
+        x: Tensor,
+        cache: list[KeyValueCache] | None = None,
+        *,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+    ) -> Output:
+        """Predict each token's successor; families implement this.
+
+        Args:
+            x: (B, L) int64 token ids; for a later stage, (B, L, D) states.
+            cache: keys and values of earlier tokens, from `new_cache`; these tokens extend it.
+            position_ids: (B, L) positions, or (L,) for all rows; None: places in the row.
+            document_ids: (B, L) numbers; a token sees only tokens with its own number.
+
+        Returns:
+            (B, L, V) logits in the dtype of the weights; from an earlier stage, (B, L, D) states.
+        """
+        raise NotImplementedError
 
     @staticmethod
     def tensor_name(parameter: str) -> str:
