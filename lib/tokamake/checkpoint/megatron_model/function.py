@@ -91,8 +91,8 @@ def family_of(args: Any, file: Path) -> str:
     matching = [name for name, each in matches.items() if all(each)]
     if matching:
         return max(matching, key=lambda name: len(families[name]))
-    # ARGUMENTS begin with the most telling one: the nearest family differs in a late one.
-    nearest = families[max(matches, key=lambda name: matches[name])]
+    # ARGUMENTS begin with the most telling one: the nearest family differs in few and late ones.
+    nearest = families[max(matches, key=lambda name: (-matches[name].count(False), matches[name]))]
     argument = next(name for name, value in nearest.items() if not _matches(args, name, value))
     others = " and ".join(f"{name} {value}" for name, value in nearest.items() if name != argument)
     raise UserError(
