@@ -41,6 +41,7 @@ KINDS = (
     "llama-biased",
     "llama-wide-heads",
     "gpt2-relu",
+    "qwen3",
 )
 MODELS = FAMILIES | {
     name: shape for name, shape in SHAPES.items() if name.rsplit("-", 2)[0] in KINDS

@@ -93,6 +93,11 @@ CARRIED = [
     (GPT, {"group_query_attention": True, "num_query_groups": 2}, {"num_key_value_heads": 2}),
     (GPT, {"num_query_groups": 1}, {"num_key_value_heads": 4}),
     (LLAMA, {"kv_channels": 32}, {"head_dim": 32}),
+    (
+        LLAMA,
+        {"qk_layernorm": True, "norm_epsilon": 1e-3},
+        {"family": "qwen3", "rms_norm_eps": 1e-3},
+    ),
 ]
 
 
@@ -146,6 +151,7 @@ REFUSED = [
     (GPT, {"position_embedding_type": PositionEmbeddingType(9)}),
     (GPT, {"position_embedding_type": by_name("sinusoidal")}),
     (LLAMA, {"normalization": "LayerNorm"}),
+    (LLAMA, {"qk_layernorm": True, "normalization": "LayerNorm"}),
     (GPT, {"normalization": "RMSNorm"}),
     (GPT, {"vocab_size": "many"}),
     (GPT, {"num_key_value_heads": "few"}),
@@ -176,6 +182,7 @@ def test_an_argument_that_no_family_has_is_refused_by_name(
         ),
         (GPT, {"onnx_safe": True}, "Megatrons differ in which gelu"),
         (LLAMA, {"position_embedding_type": "learned_absolute"}, "llama has rotary only"),
+        (LLAMA, {"qk_layernorm": True, "add_bias_linear": True}, "qwen3 does not know it"),
     ],
 )
 def test_arguments_that_do_not_go_together_are_refused(
