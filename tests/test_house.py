@@ -190,12 +190,9 @@ def test_every_plug_in_has_its_functions() -> None:
         "checkpoint/**/format": ["find", "list_files", "open_checkpoint", "lay_out"],
         "optim": ["build"],
         "schedules": ["factor"],
-        "models/*/model": [
-            "Model",
-            "hugging_face_name",
-            "kept_per_token",
-            "num_flops_per_token",
-        ],
+        "models/*/model": ["Model"],
+        "models/*/megatron": ["fields", "arguments", "inexpressible"],
+        "models/*/memory": ["flops_per_token", "saved_activations"],
         "data/readers": ["accepts", "read"],
         "data/tokenizers": ["files", "load"],
     }.items():
@@ -203,7 +200,11 @@ def test_every_plug_in_has_its_functions() -> None:
         for name in plugins.names(folder):
             module = plugins.load(folder, name)
             assert all(callable(getattr(module, wanted, None)) for wanted in names), (folder, name)
-    assert plugins.names("models/*/model") == plugins.names("models/*/hf")
+
+
+@pytest.mark.parametrize("part", ["hf", "megatron", "memory"])
+def test_every_family_has_every_part(part: str) -> None:
+    assert plugins.names(f"models/*/{part}") == plugins.names("models/*/model")
 
 
 def test_profiles_have_a_launch_script() -> None:

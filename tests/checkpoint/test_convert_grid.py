@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from tests.support import gpts, llamas
+from tests.support import gpts, llamas, qwens
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors, writer
 from tokamake.checkpoint.detect import open_any
@@ -23,6 +23,8 @@ KINDS = {
     **gpts.ARCHITECTURES,
     **{f"llama-kv{each.num_key_value_heads}": each for each in llamas.ARCHITECTURES},
     "llama-biased": llamas.BIASED,
+    "llama-wide-heads": llamas.WIDE_HEADS,
+    "qwen3": qwens.ARCHITECTURES["qwen3"],
 }
 """A model of each kind that the trainer has, too small for many ranks."""
 VOCABULARIES = (131, 1025, 1024)

@@ -34,7 +34,15 @@ FORMS = {
 }  # fmt: skip
 
 
-KINDS = ("starcoder2", "starcoder2-mqa-plain", "bloom-6-heads", "llama-biased", "gpt2-relu")
+KINDS = (
+    "starcoder2",
+    "starcoder2-mqa-plain",
+    "bloom-6-heads",
+    "llama-biased",
+    "llama-wide-heads",
+    "gpt2-relu",
+    "qwen3",
+)
 MODELS = FAMILIES | {
     name: shape for name, shape in SHAPES.items() if name.rsplit("-", 2)[0] in KINDS
 }

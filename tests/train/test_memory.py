@@ -27,15 +27,16 @@ from tokamake.train.startup_log import changed_settings, startup_log
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 ONE = Ranks(0, 1, 0, 1)
-LARGER = Architecture(
-    vocab_size=2000,
-    hidden_size=256,
-    intermediate_size=768,
-    num_hidden_layers=8,
-    num_attention_heads=8,
-    num_key_value_heads=4,
-    max_position_embeddings=256,
-)
+SIZES: dict[str, Any] = {
+    "vocab_size": 2000,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 256,
+}
+LARGER = Architecture(**SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +45,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return with_precision(run, CPU)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt"])
+@pytest.mark.parametrize("head_dim", [None, 40])
+@pytest.mark.parametrize("family", plugins.names("models/*/memory"))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_layer_formulas_equal_the_tensors_that_torch_saves(family: str, dtype: torch.dtype) -> None:
-    extra = {"position_embedding": "learned", "hidden_act": "gelu"} if family == "gpt" else {}
-    architecture = Architecture(**{**LARGER.model_dump(), "family": family, **extra})
+def test_layer_formulas_equal_the_tensors_that_torch_saves(
+    family: str, dtype: torch.dtype, head_dim: int | None
+) -> None:
+    architecture = Architecture(family=family, head_dim=head_dim, **SIZES)
     plug_in = plugins.load("models/*/model", family)
     layer = next(iter(plug_in.Model(architecture).to(dtype).layers.values()))
     parameter_storages = {
@@ -63,14 +66,16 @@ def test_layer_formulas_equal_the_tensors_that_torch_saves(family: str, dtype: t
         return tensor
 
     cos = sin = None
-    if family == "llama":
+    if architecture.position_embedding == "rotary":
         cos, sin = (angle.to(dtype) for angle in rotary(torch.arange(256), architecture))
     x_BLD = torch.randn(4, 256, 256, dtype=dtype, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         layer(x_BLD, cos, sin)
     saved_bytes = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / (4 * 256)
-    formula = plug_in.kept_per_token(architecture, size=dtype.itemsize, fused_norm=False)
-    assert formula.states + formula.gathered + formula.cut == pytest.approx(saved_bytes, rel=0.01)
+    formula = plugins.load("models/*/memory", family).saved_activations(
+        architecture, size=dtype.itemsize, fused_norm=False
+    )
+    assert formula.states + formula.gathered + formula.split == pytest.approx(saved_bytes, rel=0.01)
 
 
 def larger(run: Run, folder: Path, device: torch.device = CPU, **changes: Any) -> Run:

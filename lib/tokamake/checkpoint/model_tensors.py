@@ -29,7 +29,7 @@ def _empty_model(architecture: Architecture) -> "nn.Module":
 
 def from_model(architecture: Architecture, model: "nn.Module") -> "dict[str, Tensor]":
     """Return a model's parameters by tensor name, without copying."""
-    rename = plugins.load("models/*/model", architecture.family).hugging_face_name
+    rename = plugins.load("models/*/model", architecture.family).Model.tensor_name
     return {rename(name): parameter.detach() for name, parameter in model.named_parameters()}
 
 
@@ -42,7 +42,7 @@ def shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
 
 def to_model(architecture: Architecture, tensors: "Mapping[str, Tensor]") -> "nn.Module":
     """Build a model whose parameters are the given tensors, with their dtype, without copying."""
-    rename = plugins.load("models/*/model", architecture.family).hugging_face_name
+    rename = plugins.load("models/*/model", architecture.family).Model.tensor_name
     model = _empty_model(architecture)
     parameters = {name: tensors[rename(name)] for name, _ in model.named_parameters()}
     model.load_state_dict(parameters, assign=True)

@@ -55,14 +55,14 @@ def check_architecture(start: "Checkpoint", path: Path) -> None:
     """
     from tokamake.config.architecture import read_architecture
 
-    expected = read_architecture(path).model_dump(exclude=_WITHOUT_EFFECT)
-    actual = start.architecture.model_dump()
-    differing = [name for name in expected if expected[name] != actual[name]]
+    expected, actual = dict(read_architecture(path)), dict(start.architecture)
+    names = [name for name in expected if name not in _WITHOUT_EFFECT]
+    differing = [name for name in names if expected[name] != actual.get(name)]
     if expected["vocab_size"] is None:
         differing.remove("vocab_size")
     if differing:
         lines = (
-            f"{name}: checkpoint {actual[name]}, config {expected[name]} ({path})"
+            f"{name}: checkpoint {actual.get(name)}, config {expected[name]} ({path})"
             for name in differing
         )
         raise UserError(

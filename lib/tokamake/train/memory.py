@@ -77,9 +77,9 @@ def estimate(run: Run, world_size: int, device: torch.device) -> Estimate:
       zero_stage 0 or 1, or in any pipeline.
     - optimizer: 4DP/S. Scalars and sums of rows and columns are left out. If matrices have other
       states than the rest, all parameters count with all states.
-    - activations: `kept_per_token` of the family, for each layer and each token of a micro batch on
-      this rank, times the micro batches on their way through the pipeline. Context parallelism
-      divides it; tensor parallelism divides `cut`, and with sequence parallelism `states`. With
+    - activations: `saved_activations` of the family, for each layer and each token of a micro batch
+      on this rank, times the micro batches on their way through the pipeline. Context parallelism
+      divides it; tensor parallelism divides `split`, and with sequence parallelism `states`. With
       recomputation `full`: the input of each layer (or group of layers), and all of one group. With
       `selective`: results of matrix products and attention.
     - logits: b × tokens × this rank's part of the vocabulary; their gradient replaces them. Times
@@ -209,11 +209,11 @@ def _layer_bytes(run: Run, setup: _Setup, num_layers: int) -> float:
     architecture, train = run.architecture, run.train
     tensor = train.parallel.tensor_parallel_size
     sequence = tensor if train.parallel.sequence_parallel else 1
-    family = plugins.load("models/*/model", architecture.family)
-    kept = family.kept_per_token(
+    family = plugins.load("models/*/memory", architecture.family)
+    kept = family.saved_activations(
         architecture, size=setup.dtype_bytes, fused_norm=setup.device_type != "cpu"
     )
-    layer = kept.states / sequence + kept.gathered + kept.cut / tensor
+    layer = kept.states / sequence + kept.gathered + kept.split / tensor
     state = architecture.hidden_size * setup.dtype_bytes / sequence
     if train.recompute_granularity == "none":
         return num_layers * layer

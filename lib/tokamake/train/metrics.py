@@ -84,8 +84,8 @@ def _line(record: Record) -> str:
 
 def model_flops_per_token(run: Run) -> int:
     """Floating-point operations that the model needs for a token, forward and backward."""
-    family = plugins.load("models/*/model", run.architecture.family)
-    flops: int = family.num_flops_per_token(run.architecture, run.train.sequence_length)
+    family = plugins.load("models/*/memory", run.architecture.family)
+    flops: int = family.flops_per_token(run.architecture, run.train.sequence_length)
     return flops
 
 

@@ -14,6 +14,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors
 from tokamake.config.resolved_run import Run
+from tokamake.errors import UserError
+from tokamake.models.common.language_model import Output, logits_and_auxiliary_loss
 from tokamake.models.common.recompute import Recompute
 from tokamake.parallel import sharding
 from tokamake.parallel.loss import NO_LABEL, cross_entropy, drawn
@@ -53,11 +55,16 @@ class PipelineStages:
         self._run, self._mesh, self._train = run, mesh, run.train
         self._vocab_size = run.architecture.vocab_size
         family = plugins.load("models/*/model", run.architecture.family)
-        self._to_hf_name = family.hugging_face_name
+        self._to_hf_name = family.Model.tensor_name
         self.embedding_name: str = family.Model.embedding_name
 
         # Which stages: none has weights yet.
         parallel = run.train.parallel
+        if family.Model.has_auxiliary_loss and parallel.pipeline_parallel_size > 1:
+            raise UserError(
+                f"train.parallel.pipeline_parallel_size: {parallel.pipeline_parallel_size}: a "
+                f"pipeline does not carry the auxiliary losses of {run.architecture.family}; set 1"
+            )
         layers = parallel.layers_of_stages(run.architecture.num_hidden_layers)
         stages = stages_of_rank(
             parallel.pipeline_schedule,
@@ -139,9 +146,13 @@ class PipelineStages:
         """Whether this rank has the last stage."""
         return self._pipeline is None or self._pipeline.has_last
 
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def _loss(self, output: Output, labels: Tensor) -> Tensor:
         assert self._vocab_size is not None
+        logits, auxiliary_loss = logits_and_auxiliary_loss(output)
         total = cross_entropy(logits, labels, self._mesh, size=self._vocab_size)
+        if auxiliary_loss is not None and torch.is_grad_enabled():
+            # It is a mean per token, `total` a sum. Validation reports cross entropy alone.
+            total = total + auxiliary_loss * (labels != NO_LABEL).sum()
         return total * self._scale
 
     def forward_backward(
@@ -193,12 +204,13 @@ class PipelineStages:
         """
         self._scale = scale
         (module,) = self.modules.values()
-        logits, labels = module(batch.inputs, **batch.document_inputs), batch.labels
+        output, labels = module(batch.inputs, **batch.document_inputs), batch.labels
         if draws is not None:
             assert self._vocab_size is not None
+            logits, _ = logits_and_auxiliary_loss(output)
             model_labels = drawn(logits, draws.to(logits.device), self._mesh, size=self._vocab_size)
-            labels = model_labels.where(labels != NO_LABEL, labels)
-        return self._loss(logits, labels)
+            return self._loss(logits, model_labels.where(labels != NO_LABEL, labels))
+        return self._loss(output, labels)
 
     @torch.no_grad()
     def losses(self, batches: Sequence[MicroBatch]) -> Tensor:

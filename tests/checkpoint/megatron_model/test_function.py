@@ -94,6 +94,12 @@ CARRIED = [
     (GPT, {"attention_head_type": "multiquery"}, {"num_key_value_heads": 1}),
     (GPT, {"group_query_attention": True, "num_query_groups": 2}, {"num_key_value_heads": 2}),
     (GPT, {"num_query_groups": 1}, {"num_key_value_heads": 4}),
+    (LLAMA, {"kv_channels": 32}, {"head_dim": 32}),
+    (
+        LLAMA,
+        {"qk_layernorm": True, "norm_epsilon": 1e-3},
+        {"family": "qwen3", "rms_norm_eps": 1e-3},
+    ),
 ]
 
 
@@ -147,8 +153,8 @@ REFUSED = [
     (GPT, {"position_embedding_type": PositionEmbeddingType(9)}),
     (GPT, {"position_embedding_type": by_name("sinusoidal")}),
     (LLAMA, {"normalization": "LayerNorm"}),
+    (LLAMA, {"qk_layernorm": True, "normalization": "LayerNorm"}),
     (GPT, {"normalization": "RMSNorm"}),
-    (GPT, {"kv_channels": 32}),
     (GPT, {"vocab_size": "many"}),
     (GPT, {"num_key_value_heads": "few"}),
 ]
@@ -178,6 +184,7 @@ def test_an_argument_that_no_family_supports_is_refused_by_name(
         ),
         (GPT, {"onnx_safe": True}, "Megatrons differ in which gelu"),
         (LLAMA, {"position_embedding_type": "learned_absolute"}, "llama has rotary only"),
+        (LLAMA, {"qk_layernorm": True, "add_bias_linear": True}, "qwen3 does not know it"),
     ],
 )
 def test_contradicting_arguments_are_refused(

@@ -103,7 +103,7 @@ def test_missing_keys_mean_what_transformers_takes_them_for(tmp_path: Path) -> N
             {"sliding_window": 8},
             "sliding_window: 8 is not supported; choose a model with N",
         ),
-        (ROTARY, {"head_dim": 32}, "head_dim: 32 is not hidden_size / num_attention_heads"),
+        (LEARNED, {"head_dim": 32}, r"head_dim: 32: models of type gpt2 have .* \(16\); set that"),
         (ALIBI, {"apply_residual_connection_post_layernorm": True}, "post_layernorm: True is not"),
         (ALIBI, {"quantization_config": {}}, "quantization_config: {} is not supported"),
     ],
@@ -123,6 +123,7 @@ def test_configs_beyond_the_family_are_refused(
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"head_dim": 32}, "head_dim: 32: .*; gpt2, the nearest, has 16: set that"),
         ({"num_key_value_heads": 2}, "num_key_value_heads: 2: .*; gpt2, the nearest, has 4: set"),
         ({"attention_bias": False}, "attention_bias: False: .* has True: set that"),
         ({"embedding_layernorm": True}, "embedding_layernorm: True: .*; gpt2, the nearest"),

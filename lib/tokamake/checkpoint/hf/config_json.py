@@ -43,8 +43,8 @@ def read_config(folder: Path) -> tuple[Architecture, HFFormat]:
         raise UserError(f"{file}: vocab_size: missing; {REMEDY}")
     if config.get("head_dim") not in (None, architecture.head_dim):
         raise UserError(
-            f"{file}: head_dim: {config['head_dim']!r} is not hidden_size / num_attention_heads "
-            f"({architecture.head_dim}); choose a model where it is"
+            f"{file}: head_dim: {config['head_dim']!r}: models of type {model_type} have "
+            f"hidden_size / num_attention_heads ({architecture.head_dim}); set that"
         )
     return architecture, model_format
 
@@ -78,7 +78,7 @@ def format_for(architecture: Architecture) -> HFFormat:
     )
     if not differences[nearest]:
         return nearest
-    field, values = differences[nearest][0], nearest.fields(nearest.config(architecture))
+    field, values = differences[nearest][0], nearest.nearest(architecture)
     raise UserError(
         f"model.architecture: {field}: {getattr(architecture, field)!r}: transformers has no model "
         f"type for such a {architecture.family}; {nearest.model_type}, the nearest, has "

@@ -8,10 +8,18 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tokamake.checkpoint.megatron_model.function import described, first, function_of, untold
+from tokamake import plugins
+from tokamake.checkpoint.megatron_model.function import (
+    KIND,
+    arguments_of,
+    family_of,
+    function_of,
+    inexpressible,
+)
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout, Progress, Target
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
+from tokamake.models.common.megatron_format import first
 from tokamake.validation import validate
 
 _POSITION_TYPES = {"learned": "absolute", "rotary": "rotary", "alibi": "alibi"}
@@ -46,8 +54,7 @@ def megatron_arguments(
 
 def _model_arguments(shape: Architecture) -> argparse.Namespace:
     """Return the arguments that describe a model, and the whole architecture in `tokamake`."""
-    rotary, llama = shape.position_embedding == "rotary", shape.family == "llama"
-    return argparse.Namespace(
+    arguments = dict(
         num_layers=shape.num_hidden_layers,
         hidden_size=shape.hidden_size,
         ffn_hidden_size=shape.intermediate_size,
@@ -60,18 +67,20 @@ def _model_arguments(shape: Architecture) -> argparse.Namespace:
         make_vocab_size_divisible_by=Target.make_vocab_size_divisible_by,
         untie_embeddings_and_output_weights=not shape.tie_word_embeddings,
         add_position_embedding=shape.position_embedding == "learned",
-        use_rotary_position_embeddings=rotary,
+        use_rotary_position_embeddings=shape.position_embedding == "rotary",
         position_embedding_type=_POSITION_TYPES[shape.position_embedding],
         rope_theta=shape.rope_theta,
-        embed_layernorm=shape.embedding_layernorm,
-        normalization="rmsnorm" if llama else "layernorm",
-        layernorm_epsilon=shape.rms_norm_eps if llama else shape.layer_norm_epsilon,
-        swiglu=llama,
+        embed_layernorm=False,
+        normalization="layernorm",
+        layernorm_epsilon=1e-5,
+        swiglu=False,
         add_bias_linear=shape.attention_bias and shape.mlp_bias,
         init_method_std=shape.initializer_range,
         tokamake=shape.model_dump(),
-        **described(shape),
+        **arguments_of(shape),
     )
+    # The family's values replace those above and keep their places.
+    return argparse.Namespace(**arguments | plugins.load(KIND, shape.family).arguments(shape))
 
 
 def as_megatron_lm(args: argparse.Namespace) -> argparse.Namespace:
@@ -92,7 +101,10 @@ def as_megatron_lm(args: argparse.Namespace) -> argparse.Namespace:
 
 def argument_warnings(architecture: Architecture, format: str) -> list[str]:
     """Return a warning if Megatron has no argument for a setting of the model."""
-    if format not in _TITLES or not (settings := untold(architecture, title := _TITLES[format])):
+    title = _TITLES.get(format)
+    is_megatron_lm = title == "Megatron-LM"
+    settings = inexpressible(architecture, is_megatron_lm=is_megatron_lm) if title else []
+    if not settings:
         return []
     return [
         f"{title} has no argument for {', '.join(settings)}: it would compute a different model; "
@@ -119,14 +131,7 @@ def architecture_of(
         return validate(Architecture, description, f"{file}: args.tokamake")
     values = _settings(args, file, is_core=is_core)
     values["vocab_size"] = _vocab_size(args, file, padded_vocab_size) or padded_vocab_size
-    architecture = validate(Architecture, values, f"{file}: args")
-    head_dim = getattr(args, "kv_channels", None)
-    if head_dim not in (None, architecture.head_dim):
-        raise UserError(
-            f"{file}: args.kv_channels: {head_dim!r}: is not hidden_size / num_attention_heads "
-            f"({architecture.head_dim}); give a checkpoint with this head size"
-        )
-    return architecture
+    return validate(Architecture, values, f"{file}: args")
 
 
 def is_padding_unknown(args: Any, file: Path, *, padded_vocab_size: int) -> bool:
@@ -157,18 +162,19 @@ def whole_number(value: Any, name: str) -> int:
 
 def _settings(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
     heads = _required(args, "num_attention_heads", file)
-    gated = bool(getattr(args, "swiglu", False))
+    family = family_of(args, file)
     return {
-        "family": "llama" if gated else "gpt",
+        "family": family,
         "hidden_size": _required(args, "hidden_size", file),
         "intermediate_size": _required(args, "ffn_hidden_size", file),
         "num_hidden_layers": _required(args, "num_layers", file),
         "num_attention_heads": heads,
         "num_key_value_heads": _key_value_heads(args, file) or heads,
+        "head_dim": first(args, "kv_channels"),
         "max_position_embeddings": _required(args, "max_position_embeddings", file),
         "tie_word_embeddings": not getattr(args, "untie_embeddings_and_output_weights", False),
         "initializer_range": first(args, "init_method_std") or 0.02,
-        **function_of(args, file, gated=gated, is_core=is_core),
+        **function_of(args, file, family=family, is_core=is_core),
     }
 
 
