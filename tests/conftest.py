@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.megatron_datasets import PARTS, megatron_pair
+from tests.support.megatron_datasets import MERGE_INPUTS, write_megatron_dataset
 from tokamake.data.corpus.sample_corpus import sample_corpus
 from tokamake.data.corpus.train_tokenizer import train_tokenizer
 from tokamake.data.indexed.merge import merge
@@ -127,6 +127,6 @@ def ours(workspace: Path, shards: list[Path]) -> list[Path]:
 def others(tmp_path: Path) -> list[Path]:
     """Pairs of another program, whose sequences have two tokens at most."""
     return [
-        megatron_pair(tmp_path / f"in/p{place}", part, longest=2)
-        for place, part in enumerate(PARTS)
+        write_megatron_dataset(tmp_path / f"in/p{place}", part, longest=2)
+        for place, part in enumerate(MERGE_INPUTS)
     ]

@@ -1,4 +1,4 @@
-"""The C++ index and blend builders against megatron-core's, and their refusal of bad input."""
+"""Sample indexes, blends and shuffles in C++, compared with megatron-core and NumPy."""
 
 import resource
 from pathlib import Path
@@ -29,8 +29,8 @@ def test_sample_index_equals_megatron(
     lengths, order, epochs = documents
     arguments = (lengths, order, sequence_length, epochs, int(lengths.sum()))
     assert_identical(_csrc.build_sample_index(*arguments), helpers.build_sample_idx(*arguments))
-    theirs = helpers.build_sample_idx_int64(*arguments, True, 1)
-    assert_identical(_csrc.build_sample_index(*arguments, wide=True), theirs)
+    reference = helpers.build_sample_idx_int64(*arguments, True, 1)
+    assert_identical(_csrc.build_sample_index(*arguments, wide=True), reference)
 
 
 def test_sample_index_reads_unaligned_lengths() -> None:
@@ -66,7 +66,7 @@ ORDER = np.arange(3, dtype=np.int32)
         (TypeError, (LENGTHS, np.repeat(ORDER, 2)[::2], 2, 1, 12)),
     ],
 )
-def test_sample_index_refuses(error: type[Exception], arguments: tuple) -> None:
+def test_sample_index_refuses_bad_input(error: type[Exception], arguments: tuple) -> None:
     with pytest.raises(error):
         _csrc.build_sample_index(*arguments)
 
@@ -76,9 +76,9 @@ def test_blend_equals_megatron(weights: list[float], size: int) -> None:
     shares = np.array(weights) / np.sum(weights)
     datasets, samples = np.zeros(size, np.int16), np.zeros(size, np.int64)
     helpers.build_blending_indices(datasets, samples, shares, len(shares), size, False)
-    ours = _csrc.build_blend_index(shares, size)
-    assert_identical(ours[0], datasets)
-    assert_identical(ours[1], samples)
+    blend = _csrc.build_blend_index(shares, size)
+    assert_identical(blend[0], datasets)
+    assert_identical(blend[1], samples)
 
 
 def many_weights(kind: str, size: int) -> np.ndarray:
@@ -118,9 +118,9 @@ WIDTHS = pytest.mark.parametrize("widest", [True, False], ids=["widest", "128 bi
 def assert_blend(weights: np.ndarray, samples: int, widest: bool) -> None:
     datasets, numbers = np.zeros(samples, np.int16), np.zeros(samples, np.int64)
     helpers.build_blending_indices(datasets, numbers, weights, len(weights), samples, False)
-    ours = _csrc.Blender(weights, widest=widest).draw(samples)
-    assert_identical(ours[0], datasets)
-    assert_identical(ours[1], numbers)
+    blend = _csrc.Blender(weights, widest=widest).draw(samples)
+    assert_identical(blend[0], datasets)
+    assert_identical(blend[1], numbers)
 
 
 @WIDTHS
@@ -134,34 +134,36 @@ def test_blend_of_many_equals_megatron(kind: str, size: int, samples: int, wides
 
 @WIDTHS
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=130), st.integers(0, 1000))
-def test_blend_of_weights_that_tie(widest: bool, weights: list[int], samples: int) -> None:
+def test_blend_of_tied_weights_equals_megatron(
+    widest: bool, weights: list[int], samples: int
+) -> None:
     shares = np.array(weights, np.float64)
     assert_blend(shares / shares.sum(), samples, widest)
 
 
 @pytest.mark.parametrize("size", range(1, 70))
-def test_blend_of_any_number_of_sets(size: int) -> None:
+def test_blend_of_any_number_of_datasets_equals_megatron(size: int) -> None:
     for widest in (True, False):
         assert_blend(many_weights("even", size), 2000, widest)
 
 
 @pytest.mark.parametrize("scale", [1e-9, 3.0, 1e300])
-def test_blend_of_weights_that_do_not_add_up_to_1(scale: float) -> None:
+def test_blend_of_unnormalized_weights_equals_megatron(scale: float) -> None:
     weights = many_weights("of few values", 300) * scale
     datasets, numbers = np.zeros(5000, np.int16), np.zeros(5000, np.int64)
     helpers.build_blending_indices(datasets, numbers, weights, 300, 5000, False)
-    ours = _csrc.build_blend_index(weights, 5000)
-    assert_identical(ours[0], datasets)
-    assert_identical(ours[1], numbers)
+    blend = _csrc.build_blend_index(weights, 5000)
+    assert_identical(blend[0], datasets)
+    assert_identical(blend[1], numbers)
 
 
-def test_blend_piece_by_piece() -> None:
+def test_blocks_equal_the_whole_blend() -> None:
     weights = many_weights("even", 700)
     whole = _csrc.build_blend_index(weights, 1000)
     blender = _csrc.Blender(weights)
-    pieces = [blender.draw(size) for size in (0, 1, 7, 92, 900)]
+    blocks = [blender.draw(size) for size in (0, 1, 7, 92, 900)]
     for column in (0, 1):
-        assert_identical(np.concatenate([piece[column] for piece in pieces]), whole[column])
+        assert_identical(np.concatenate([block[column] for block in blocks]), whole[column])
 
 
 def assert_exhaustive(sizes: np.ndarray) -> None:
@@ -169,9 +171,9 @@ def assert_exhaustive(sizes: np.ndarray) -> None:
     datasets, numbers = np.zeros(total, np.int16), np.zeros(total, np.int64)
     helpers.build_exhaustive_blending_indices(datasets, numbers, sizes, len(sizes))
     narrow = _csrc.Blender.exhaustive(sizes, widest=False).draw(total)
-    for ours in (_csrc.build_exhaustive_blend_index(sizes), narrow):
-        assert_identical(ours[0], datasets)
-        assert_identical(ours[1], numbers)
+    for blend in (_csrc.build_exhaustive_blend_index(sizes), narrow):
+        assert_identical(blend[0], datasets)
+        assert_identical(blend[1], numbers)
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=60))
@@ -183,11 +185,11 @@ def test_exhaustive_blend_equals_megatron(sizes: list[int]) -> None:
 def test_exhaustive_blend_of_many_equals_megatron(most: int) -> None:
     random = np.random.default_rng(most)
     sizes = np.minimum(random.integers(1, most, 900), random.integers(1, 40, 900))
-    sizes[17] = most  # one goes on when the others are used up
+    sizes[17] = most  # one dataset continues when the others have ended
     assert_exhaustive(sizes)
 
 
-def test_exhaustive_blend_ends() -> None:
+def test_exhaustive_blend_has_an_end() -> None:
     blender = _csrc.Blender.exhaustive(np.array([2, 1], np.int64))
     blender.draw(2)
     with pytest.raises(ValueError, match="left"):
@@ -198,7 +200,7 @@ def test_exhaustive_blend_ends() -> None:
 @pytest.mark.parametrize(
     "sizes", [np.zeros(0, np.int64), np.array([1, 0]), np.array([2**53, 1]), np.ones(2**15, int)]
 )
-def test_exhaustive_blend_refuses(sizes: np.ndarray) -> None:
+def test_exhaustive_blend_refuses_bad_sizes(sizes: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"sizes|datasets"):
         _csrc.build_exhaustive_blend_index(sizes)
 
@@ -210,19 +212,19 @@ def test_exhaustive_blend_refuses(sizes: np.ndarray) -> None:
     st.sampled_from([np.int32, np.uint32, np.int64]),
 )
 def test_shuffle_equals_numpy(seed: int, before: int, size: int, dtype: type[np.integer]) -> None:
-    theirs, state = np.random.RandomState(seed), np.random.RandomState(seed)
-    theirs.bytes(4 * before)
-    state.bytes(4 * before)
+    reference, random = np.random.RandomState(seed), np.random.RandomState(seed)
+    reference.bytes(4 * before)
+    random.bytes(4 * before)
     expected, values = np.arange(size, dtype=dtype), np.arange(size, dtype=dtype)
-    theirs.shuffle(expected)
-    _, key, position, *_ = state.get_state()
+    reference.shuffle(expected)
+    _, key, position, *_ = random.get_state()
     position = _csrc.shuffle(values, key, position)
     assert_identical(values, expected)
-    assert position == theirs.get_state()[2]
-    assert_identical(key, theirs.get_state()[1])
+    assert position == reference.get_state()[2]
+    assert_identical(key, reference.get_state()[1])
 
 
-def test_shuffle_of_many_equals_numpy() -> None:
+def test_shuffle_of_a_large_array_equals_numpy() -> None:
     expected, values = np.arange(5_000_000), np.arange(5_000_000)
     random = np.random.RandomState(3)
     _, key, position, *_ = random.get_state()
@@ -231,16 +233,16 @@ def test_shuffle_of_many_equals_numpy() -> None:
     assert_identical(values, expected)
 
 
-def test_shuffle_leaves_the_generator_as_numpy_does() -> None:
-    ours, theirs = np.random.RandomState(4), np.random.RandomState(4)
+def test_shuffle_leaves_the_generator_in_the_state_of_numpy() -> None:
+    random, reference = np.random.RandomState(4), np.random.RandomState(4)
     values, expected = np.arange(1000), np.arange(1000)
     for _ in range(3):
-        assert ours.randn() == theirs.randn()  # keeps a second number for the next call
-        shuffle(values, ours)
-        theirs.shuffle(expected)
+        assert random.randn() == reference.randn()  # keeps a second number for the next call
+        shuffle(values, random)
+        reference.shuffle(expected)
     assert_identical(values, expected)
-    assert ours.randn() == theirs.randn()
-    assert ours.randint(1 << 30) == theirs.randint(1 << 30)
+    assert random.randn() == reference.randn()
+    assert random.randint(1 << 30) == reference.randint(1 << 30)
 
 
 KEY = np.zeros(624, np.uint32)
@@ -256,15 +258,15 @@ KEY = np.zeros(624, np.uint32)
         (TypeError, (np.zeros(2, np.float64), KEY, 0)),
         (TypeError, (np.zeros(4, np.int64)[::2], KEY, 0)),
         (TypeError, (np.zeros(2, np.int64), KEY.astype(np.int64), 0)),
-        (ValueError, (np.frombuffer(bytes(16), np.int64), KEY, 0)),  # not to be written to
+        (ValueError, (np.frombuffer(bytes(16), np.int64), KEY, 0)),  # read-only
     ],
 )
-def test_shuffle_refuses(error: type[Exception], arguments: tuple) -> None:
+def test_shuffle_refuses_bad_input(error: type[Exception], arguments: tuple) -> None:
     with pytest.raises(error):
         _csrc.shuffle(*arguments)
 
 
-def test_blend_gives_a_tie_to_the_lowest_number() -> None:
+def test_the_lowest_number_wins_a_tie() -> None:
     datasets, _ = _csrc.build_blend_index(np.full(3, 1 / 3), 6)
     assert datasets.tolist() == [0, 1, 2, 0, 1, 2]
 
@@ -282,7 +284,7 @@ def test_blend_gives_a_tie_to_the_lowest_number() -> None:
         (TypeError, np.ones(1, np.float32), 1),
     ],
 )
-def test_blend_refuses(error: type[Exception], weights: np.ndarray, size: int) -> None:
+def test_blend_refuses_bad_input(error: type[Exception], weights: np.ndarray, size: int) -> None:
     with pytest.raises(error):
         _csrc.build_blend_index(weights, size)
 
@@ -293,18 +295,18 @@ def test_a_mapped_file_keeps_no_descriptor(tmp_path: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, limit[0]), limit[1]))
     try:
-        held = [_csrc.map_file(path) for _ in range(600)]
+        mapped_files = [_csrc.map_file(path) for _ in range(600)]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
-    assert all(mapped.tobytes() == path.read_bytes() for mapped in held)
-    assert not held[0].flags.writeable
-    path.unlink()  # a mapping outlives the name
-    part = held[0][256:260].view(np.uint16)
-    del held
-    assert part.tolist() == [0x0100, 0x0302]
+    assert all(mapped.tobytes() == path.read_bytes() for mapped in mapped_files)
+    assert not mapped_files[0].flags.writeable
+    path.unlink()  # a mapping outlives the file name
+    view = mapped_files[0][256:260].view(np.uint16)
+    del mapped_files
+    assert view.tolist() == [0x0100, 0x0302]
 
 
-def test_files_that_cannot_be_mapped(tmp_path: Path) -> None:
+def test_empty_missing_and_unmappable_files(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     assert _csrc.map_file(tmp_path / "empty").shape == (0,)
     with pytest.raises(FileNotFoundError) as caught:

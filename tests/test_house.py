@@ -115,7 +115,7 @@ def test_modules_and_longer_functions_have_docstrings(path: Path) -> None:
     tree = ast.parse(path.read_text())
     docstring = ast.get_docstring(tree)
     assert docstring
-    assert 1 <= len(docstring.splitlines()) <= 8
+    assert 1 <= len(docstring.splitlines()) <= 12
     members = [each for node in tree.body if isinstance(node, ast.ClassDef) for each in node.body]
     for node in [*tree.body, *members]:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
@@ -181,21 +181,18 @@ def test_the_executor_is_a_package_of_its_own() -> None:
 def test_the_library_knows_no_place() -> None:
     for path in MODULES:
         for line in path.read_text().splitlines():
-            assert "profiles/" not in line or path.name == "config.py", f"{path}: {line}"
+            assert "profiles/" not in line or path.name == "cli.py", f"{path}: {line}"
 
 
 def test_every_plug_in_has_its_functions() -> None:
     for folder, names in {
         "models/*/hf": ["shapes"],
-        "checkpoint/**/format": ["find", "opened", "lay_out"],
+        "checkpoint/**/format": ["find", "list_files", "open_checkpoint", "lay_out"],
         "optim": ["build"],
         "schedules": ["factor"],
-        "models/*/model": [
-            "Model",
-            "hugging_face_name",
-            "kept_per_token",
-            "num_flops_per_token",
-        ],
+        "models/*/model": ["Model"],
+        "models/*/megatron": ["fields", "arguments", "inexpressible"],
+        "models/*/memory": ["flops_per_token", "saved_activations"],
         "data/readers": ["accepts", "read"],
         "data/tokenizers": ["files", "load"],
     }.items():
@@ -203,7 +200,11 @@ def test_every_plug_in_has_its_functions() -> None:
         for name in plugins.names(folder):
             module = plugins.load(folder, name)
             assert all(callable(getattr(module, wanted, None)) for wanted in names), (folder, name)
-    assert plugins.names("models/*/model") == plugins.names("models/*/hf")
+
+
+@pytest.mark.parametrize("part", ["hf", "megatron", "memory"])
+def test_every_family_has_every_part(part: str) -> None:
+    assert plugins.names(f"models/*/{part}") == plugins.names("models/*/model")
 
 
 def test_profiles_have_a_launch_script() -> None:

@@ -1,5 +1,5 @@
-// Python bindings; those of the byte-level tokenizer are in a file of their own. NumPy arrays come
-// in by reference and new ones go out; the work between runs without Python's global lock.
+// Python bindings; text_bindings.cpp has those of the byte-level tokenizer. NumPy arrays come in by
+// reference, and results are new arrays. The work runs without Python's global interpreter lock.
 #include "bindings.hpp"
 
 #include <pybind11/numpy.h>
@@ -38,7 +38,7 @@ using UInt32Array = py::array_t<uint32_t, py::array::c_style>;
 using Float64Array = py::array_t<double, py::array::c_style>;
 
 tokamake::Int32View view(const Int32Array& array) {
-  if (array.ndim() != 1) throw std::invalid_argument("arrays have one dimension");
+  if (array.ndim() != 1) throw std::invalid_argument("arrays must have one dimension");
   return {static_cast<const py::array&>(array).data(), array.size()};
 }
 
@@ -77,25 +77,25 @@ py::array build_sample_index(const Int32Array& lengths, const Int32Array& docume
                              int64_t sequence_length, int64_t num_epochs, int64_t tokens_per_epoch,
                              bool wide) {
   const auto samples = tokamake::count_samples(sequence_length, num_epochs, tokens_per_epoch);
-  // Offsets always fit: a length is an int32. Megatron decides by the positions alone, too.
+  // Like Megatron, the number of positions decides. Offsets always fit: a length is an int32.
   wide = wide || document_index.size() > std::numeric_limits<int32_t>::max();
   const auto build = wide ? sample_index<int64_t> : sample_index<int32_t>;
   return build(view(lengths), view(document_index), sequence_length, samples);
 }
 
-// Hands the work out in pieces of a second at the very most: between them Ctrl-C is heard.
+// Divides work into blocks of less than a second, so that Ctrl-C works between them.
 template <typename Work>
-void in_pieces(int64_t size, int64_t piece, const Work& work) {
-  for (int64_t start = 0; start < size; start += piece) {
+void in_blocks(int64_t size, int64_t block, const Work& work) {
+  for (int64_t start = 0; start < size; start += block) {
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     py::gil_scoped_release release;
-    work(start, std::min(piece, size - start));
+    work(start, std::min(block, size - start));
   }
 }
 
 template <typename T>
-std::vector<T> copied(const py::array_t<T, py::array::c_style>& array) {
-  if (array.ndim() != 1) throw std::invalid_argument("arrays have one dimension");
+std::vector<T> to_vector(const py::array_t<T, py::array::c_style>& array) {
+  if (array.ndim() != 1) throw std::invalid_argument("arrays must have one dimension");
   std::vector<T> values(static_cast<size_t>(array.size()));
   const auto* data = static_cast<const char*>(static_cast<const py::array&>(array).data());
   std::copy_n(data, values.size() * sizeof(T), reinterpret_cast<char*>(values.data()));
@@ -104,13 +104,13 @@ std::vector<T> copied(const py::array_t<T, py::array::c_style>& array) {
 
 py::tuple draw_blend(tokamake::Blender& blender, int64_t size) {
   if (size < 0 || size > blender.left()) {
-    throw std::invalid_argument("size is not negative, and not above what is left");
+    throw std::invalid_argument("size must be 0 to the number of samples left");
   }
   py::array_t<int16_t> dataset_index(size);
   py::array_t<int64_t> dataset_sample_index(size);
   auto* datasets = dataset_index.mutable_data();
   auto* samples = dataset_sample_index.mutable_data();
-  in_pieces(size, 1 << 15, [&](int64_t start, int64_t count) {
+  in_blocks(size, 1 << 15, [&](int64_t start, int64_t count) {
     blender.draw(count, datasets + start, samples + start);
   });
   return py::make_tuple(dataset_index, dataset_sample_index);
@@ -121,12 +121,12 @@ const tokamake::Lanes& lanes(bool widest) {
 }
 
 py::tuple build_blend_index(const Float64Array& weights, int64_t size) {
-  auto blender = tokamake::Blender::of_weights(copied(weights));
+  auto blender = tokamake::Blender::of_weights(to_vector(weights));
   return draw_blend(blender, size);
 }
 
 py::tuple build_exhaustive_blend_index(const Int64Array& sizes) {
-  auto blender = tokamake::Blender::of_sizes(copied(sizes));
+  auto blender = tokamake::Blender::of_sizes(to_vector(sizes));
   return draw_blend(blender, blender.left());
 }
 
@@ -148,7 +148,7 @@ py::tuple exact_block(const tokamake::ExactBlend& blend, int64_t start, int64_t 
 template <typename T>
 int64_t shuffle(py::array_t<T, py::array::c_style>& values, UInt32Array& key, int64_t position) {
   if (values.ndim() != 1 || key.ndim() != 1 || key.size() != tokamake::Twister::kWords) {
-    throw std::invalid_argument("arrays have one dimension, and a key has 624 words");
+    throw std::invalid_argument("arrays must have one dimension, and the key 624 words");
   }
   if (values.size() > int64_t{1} << 32 || position < 0 || position > key.size()) {
     throw std::invalid_argument("at most 2**32 values, and a position of 0 to 624");
@@ -156,7 +156,7 @@ int64_t shuffle(py::array_t<T, py::array::c_style>& values, UInt32Array& key, in
   tokamake::Twister twister(key.mutable_data(), position);
   T* data = values.mutable_data();
   const int64_t last = static_cast<int64_t>(values.size()) - 1;
-  in_pieces(last, 1 << 22, [&](int64_t done, int64_t count) {
+  in_blocks(last, 1 << 22, [&](int64_t done, int64_t count) {
     tokamake::shuffle(data, last - done, last - done - count, twister);
   });
   return twister.position();
@@ -164,16 +164,18 @@ int64_t shuffle(py::array_t<T, py::array::c_style>& values, UInt32Array& key, in
 
 template <typename T>
 py::array as_rows(std::vector<T>&& values, int64_t columns) {
-  auto* kept = new std::vector<T>(std::move(values));
-  const py::capsule owner(kept, [](void* data) { delete static_cast<std::vector<T>*>(data); });
-  const auto rows = static_cast<int64_t>(kept->size()) / columns;
-  return py::array_t<T>({rows, columns}, kept->data(), owner);
+  // The array takes ownership of the vector: no copy.
+  auto* owned = new std::vector<T>(std::move(values));
+  const py::capsule owner(owned, [](void* data) { delete static_cast<std::vector<T>*>(data); });
+  const auto rows = static_cast<int64_t>(owned->size()) / columns;
+  return py::array_t<T>({rows, columns}, owned->data(), owner);
 }
 
-// Rows of uint64 if sentences need it; `fill` makes the vector of a type that it is given.
+// Rows of uint32, or of uint64 if uint32 cannot count the sentences. The argument of `fill` only
+// carries the type.
 template <typename Fill>
 py::array mapping(const tokamake::Int32View& lengths, int64_t columns, const Fill& fill) {
-  const auto make = [&](auto type) {
+  const auto build = [&](auto type) {
     std::vector<decltype(type)> rows;
     {
       py::gil_scoped_release release;
@@ -182,12 +184,12 @@ py::array mapping(const tokamake::Int32View& lengths, int64_t columns, const Fil
     return as_rows(std::move(rows), columns);
   };
   const bool wide = lengths.size() > std::numeric_limits<uint32_t>::max();
-  return wide ? make(uint64_t{}) : make(uint32_t{});
+  return wide ? build(uint64_t{}) : build(uint32_t{});
 }
 
 tokamake::Sentences sentences_of(const Int64Array& documents, const tokamake::Int32View& lengths) {
   if (documents.ndim() != 1 || documents.size() < 1) {
-    throw std::invalid_argument("documents has one dimension, and one bound or more");
+    throw std::invalid_argument("documents must have one dimension, and at least one bound");
   }
   return {documents.data(), documents.size() - 1, lengths};
 }
@@ -224,7 +226,7 @@ bool holds_marked(PyObject* text, const uint8_t* table) {
       return tokamake::holds_marked(PyUnicode_2BYTE_DATA(text), size, table);
     case PyUnicode_4BYTE_KIND:
       return tokamake::holds_marked(PyUnicode_4BYTE_DATA(text), size, table);
-    default:  // code points below 256, which find_marked has made sure are not marked
+    default:  // 1 byte: code points below 256, which are never marked
       return false;
   }
 }
@@ -235,40 +237,39 @@ py::array find_marked(const py::list& texts, const UInt8Array& table) {
   const uint8_t* marks = table.data();
   if (std::any_of(marks, marks + 256, [](uint8_t mark) { return mark != 0; }))
     throw std::invalid_argument("code points below 256 cannot be marked");
-  std::vector<int64_t> found;
+  std::vector<int64_t> numbers;
   for (int64_t i = 0; i < static_cast<int64_t>(texts.size()); ++i) {
     PyObject* text = PyList_GET_ITEM(texts.ptr(), i);
     if (!PyUnicode_Check(text)) throw py::type_error("texts are strings");
-    if (holds_marked(text, marks)) found.push_back(i);
+    if (holds_marked(text, marks)) numbers.push_back(i);
   }
-  return py::array_t<int64_t>(static_cast<int64_t>(found.size()), found.data());
+  return py::array_t<int64_t>(static_cast<int64_t>(numbers.size()), numbers.data());
 }
 
 template <typename T>
 py::array packed_tokens(const UInt32Array& ids, const Int64Array& lengths, int64_t bos,
                         int64_t eod) {
-  const int64_t* each = lengths.data();
+  const int64_t* counts = lengths.data();
   const auto documents =
-      std::count_if(each, each + lengths.size(), [](int64_t n) { return n > 0; });
+      std::count_if(counts, counts + lengths.size(), [](int64_t n) { return n > 0; });
   const int64_t size = ids.size() + documents * ((bos >= 0) + (eod >= 0));
   py::array_t<T> packed(size);
   const uint32_t* from = ids.data();
   T* to = packed.mutable_data();
   {
     py::gil_scoped_release release;
-    tokamake::pack_tokens(from, ids.size(), each, lengths.size(), bos, eod, to, size);
+    tokamake::pack_tokens(from, ids.size(), counts, lengths.size(), bos, eod, to, size);
   }
   return packed;
 }
 
 py::array pack(const UInt32Array& ids, const Int64Array& lengths, int64_t bos, int64_t eod,
                const py::object& dtype) {
-  const auto wanted = py::dtype::from_args(dtype);
+  const auto type = py::dtype::from_args(dtype);
   if (ids.ndim() != 1 || lengths.ndim() != 1)
-    throw std::invalid_argument("arrays have one dimension");
-  if (wanted.equal(py::dtype::of<uint16_t>()))
-    return packed_tokens<uint16_t>(ids, lengths, bos, eod);
-  if (wanted.equal(py::dtype::of<int32_t>())) return packed_tokens<int32_t>(ids, lengths, bos, eod);
+    throw std::invalid_argument("arrays must have one dimension");
+  if (type.equal(py::dtype::of<uint16_t>())) return packed_tokens<uint16_t>(ids, lengths, bos, eod);
+  if (type.equal(py::dtype::of<int32_t>())) return packed_tokens<int32_t>(ids, lengths, bos, eod);
   throw std::invalid_argument("tokens are packed as uint16 or int32");
 }
 
@@ -314,42 +315,41 @@ py::tuple finish_words(tokamake::Words& words, const UInt32Array& ids, const Int
 }  // namespace
 
 PYBIND11_MODULE(_csrc, module) {
-  module.doc() = "Index and blend builders, and what the tokenizers' way needs of speed.";
+  module.doc() = "Sample indexes, blends, and fast paths of reading and tokenization.";
   module.def("build_sample_index", &build_sample_index, py::arg("lengths").noconvert(),
              py::arg("document_index").noconvert(), py::arg("sequence_length"),
              py::arg("num_epochs"), py::arg("tokens_per_epoch"), py::kw_only(),
              py::arg("wide") = false,
              "Rows (position in document_index, offset) of each sample's first token.");
   module.def("map_file", &map_file, py::arg("path"),
-             "Bytes of a file, read when they are looked at; no descriptor stays open.");
+             "Map a file into memory, without an open file descriptor.");
   module.def("build_blend_index", &build_blend_index, py::arg("weights").noconvert(),
-             py::arg("size"), "Dataset of each sample of a blend, and the sample's number in it.");
+             py::arg("size"), "Dataset of each sample of a blend, and number of the sample in it.");
   module.def("build_exhaustive_blend_index", &build_exhaustive_blend_index,
-             py::arg("sizes").noconvert(),
-             "Dataset of each sample of a blend of whole datasets, and the sample's number in it.");
-  py::class_<tokamake::Blender>(module, "Blender", "A blend that is drawn piece by piece.")
+             py::arg("sizes").noconvert(), "The same for a blend of all samples of all datasets.");
+  py::class_<tokamake::Blender>(module, "Blender", "A blend that is drawn in blocks.")
       .def(py::init([](const Float64Array& weights, bool widest) {
-             return tokamake::Blender::of_weights(copied(weights), lanes(widest));
+             return tokamake::Blender::of_weights(to_vector(weights), lanes(widest));
            }),
            py::arg("weights").noconvert(), py::kw_only(), py::arg("widest") = true)
       .def_static(
           "exhaustive",
           [](const Int64Array& sizes, bool widest) {
-            return tokamake::Blender::of_sizes(copied(sizes), lanes(widest));
+            return tokamake::Blender::of_sizes(to_vector(sizes), lanes(widest));
           },
           py::arg("sizes").noconvert(), py::kw_only(), py::arg("widest") = true,
-          "A blend of whole datasets.")
-      .def("draw", &draw_blend, py::arg("size"), "The next samples.");
-  py::class_<tokamake::ExactBlend>(module, "ExactBlend", "A blend that is exact in integers.")
+          "Start a blend of all samples of all datasets.")
+      .def("draw", &draw_blend, py::arg("size"), "Draw the next samples.");
+  py::class_<tokamake::ExactBlend>(module, "ExactBlend", "Exact blend in integers.")
       .def(py::init([](const Int64Array& counts) {
-             return std::make_unique<tokamake::ExactBlend>(copied(counts));
+             return std::make_unique<tokamake::ExactBlend>(to_vector(counts));
            }),
            py::arg("counts").noconvert())
       .def("block", &exact_block, py::arg("start"), py::arg("stop"),
-           "Dataset of each of some samples, and the sample's number in it.");
+           "Dataset of each sample of a block, and number of the sample in it.");
   module.def("shuffle", &shuffle<uint32_t>, py::arg("values").noconvert(),
              py::arg("key").noconvert(), py::arg("position"),
-             "Shuffle in place as numpy's RandomState does; the generator's new position.");
+             "Shuffle in place like numpy's RandomState; return the generator's new position.");
   module.def("shuffle", &shuffle<int32_t>, py::arg("values").noconvert(),
              py::arg("key").noconvert(), py::arg("position"));
   module.def("shuffle", &shuffle<int64_t>, py::arg("values").noconvert(),
@@ -358,24 +358,24 @@ PYBIND11_MODULE(_csrc, module) {
              py::arg("lengths").noconvert(), py::kw_only(), py::arg("num_epochs"),
              py::arg("max_num_samples"), py::arg("max_seq_length"), py::arg("short_seq_prob"),
              py::arg("seed"), py::arg("min_num_sent"),
-             "Rows (first sentence, end, tokens aimed at) of samples of whole sentences.");
+             "Rows (first sentence, end, target tokens) of samples of whole sentences.");
   module.def("build_blocks_mapping", &build_blocks_mapping, py::arg("documents").noconvert(),
              py::arg("lengths").noconvert(), py::arg("title_lengths").noconvert(), py::kw_only(),
              py::arg("num_epochs"), py::arg("max_num_samples"), py::arg("max_seq_length"),
              py::arg("seed"), py::arg("use_one_sent_blocks"),
              "Rows (first sentence, end, document, block) of blocks of whole sentences.");
   module.def("find_marked", &find_marked, py::arg("texts"), py::arg("table").noconvert(),
-             "Numbers of the texts that hold a marked code point.");
+             "Find the texts that hold a marked code point.");
   module.def("pack", &pack, py::arg("ids").noconvert(), py::arg("lengths").noconvert(),
              py::kw_only(), py::arg("bos"), py::arg("eod"), py::arg("dtype"),
-             "Tokens of all documents, with bos before and eod after each that has one.");
+             "Tokens of all documents, with bos before and eod after each that is not empty.");
   py::class_<tokamake::Words>(module, "Words",
-                              "Words of texts and the tokens of those seen before.")
+                              "Splits texts into words and caches the tokens of each word.")
       .def(py::init(&make_words), py::arg("kinds").noconvert(), py::arg("whole"), py::kw_only(),
            py::arg("capacity"))
       .def("split", &split_words, py::arg("texts"),
-           "Split texts; the words whose tokens are not known yet.")
+           "Split texts; return the words without cached tokens.")
       .def("finish", &finish_words, py::arg("ids").noconvert(), py::arg("lengths").noconvert(),
-           "Take the tokens of the missing words; the tokens of all texts and how many of each.");
+           "Add the tokens of the missing words; return the tokens of all texts.");
   bind_texts(module);
 }

@@ -1,4 +1,4 @@
-// Python bindings that bindings.cpp does not hold itself.
+// Python bindings in other files than bindings.cpp.
 #pragma once
 
 #include <pybind11/pybind11.h>

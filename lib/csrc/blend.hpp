@@ -1,4 +1,4 @@
-// Blend: which dataset, and which of its samples, each sample of a mixture is.
+// Weighted blend: the dataset of each sample, and the number of the sample in it.
 #pragma once
 
 #include <cstddef>
@@ -10,46 +10,48 @@
 
 namespace tokamake {
 
-// Sample i goes to the dataset that lags most behind its share: weight x max(i, 1) - drawn, all in
-// doubles; the lowest number wins a tie. Weights are normalized by the caller and used as they are.
+// Sample i comes from the leader: the dataset with the largest lag weight x max(i, 1) - drawn, in
+// doubles. The lowest number wins a tie. The caller normalizes the weights.
 //
-// Datasets of one weight take turns by number, so they are compared once for all, as one class. Of
-// the classes only those are compared that can lead soon: see Pool. For some samples on end they
-// are compared by vectors: see BlendRun, which stops where more is to be done.
+// Three steps make this fast. Datasets with equal weights take turns by number, so they form a
+// class with one comparison. Only classes that can lead soon are compared: see Pool. Vector
+// instructions compare them for consecutive samples: see BlendRun, which stops at cases that it
+// cannot handle.
 class Blender {
  public:
-  // Never ends. Throws std::invalid_argument if there is no weight, more than int16 can number, or
-  // a weight that is negative or not finite.
+  // An endless blend. Throws std::invalid_argument if there is no weight, if int16 cannot number
+  // the weights, or if a weight is negative or not finite.
   static Blender of_weights(const std::vector<double>& weights,
                             const Lanes& lanes = widest_lanes());
 
-  // Gives each dataset exactly its size and weighs by size; a dataset that is used up takes no more
-  // part. Throws std::invalid_argument if there is no size, more than int16 can number, one below
-  // 1, or their sum is above 2**53.
+  // A blend of all samples, with sizes as weights. A dataset without remaining samples drops out.
+  // Throws std::invalid_argument if there is no size, if int16 cannot number the sizes, if a size
+  // is below 1, or if the sum is above 2**53.
   static Blender of_sizes(const std::vector<int64_t>& sizes, const Lanes& lanes = widest_lanes());
 
-  // Writes the next `count` samples: the dataset's number, and the sample's number in it. Throws
-  // std::invalid_argument if sizes allow for fewer.
+  // Writes dataset numbers and sample numbers of the next `count` samples. Throws
+  // std::invalid_argument if fewer samples remain.
   void draw(int64_t count, int16_t* dataset_index, int64_t* dataset_sample_index);
 
-  // Samples not drawn yet.
-  int64_t left() const { return last_ - sample_; }
+  // Remaining samples.
+  int64_t left() const { return total_ - sample_; }
 
  private:
-  // Classes that can lead before sample `end`, all of them in pool 0. Those that the pool leaves
-  // out of the one before it lie below a line, bottom + slope_ x sample, from when the pool was
-  // filled to its end; so whoever leads the pool and is not below the line leads all.
+  // Classes that can lead before sample `end`. Pool 0 has all classes; each further pool is a
+  // subset of its outer pool, the one before. The classes that it omits stay below the line bottom
+  // + slope_ x sample until `end`. So a leader of the pool that is not below the line leads all
+  // classes.
   struct Pool {
     std::vector<double> weights;
-    std::vector<double> drawn;      // by the next member; infinite when the class is used up
-    std::vector<uint32_t> classes;  // their numbers
-    std::vector<uint32_t> parent;   // their places in the pool before
+    std::vector<double> drawn;      // by the next member; infinite if no samples remain
+    std::vector<uint32_t> classes;  // class numbers
+    std::vector<uint32_t> parent;   // places in the outer pool
     size_t size = 0;
-    int64_t block = 0;  // samples that a pool is meant for
+    int64_t block = 0;  // samples for which the pool is sized
     int64_t end = 0;
-    bool ahead = false;  // of the pool before: what was drawn is still to be written there
+    bool dirty = false;  // `drawn` is newer than in the outer pool
     double bottom = -std::numeric_limits<double>::infinity();
-    double depth = 0;  // how far below the leaders of late the line is drawn
+    double depth = 0;  // distance of the line below recent leaders
   };
 
   struct Leader {
@@ -65,12 +67,12 @@ class Blender {
   void fill_pools();
   void fill_pool(size_t level);
   static void copy_classes(const Pool& outer, Pool& pool, size_t size);
-  void close(size_t level);
+  void write_back(size_t level);
   static Candidates candidates(Pool& pool);
   void follow_trend();
   bool leads_all(const Pool& pool, double lag) const;
-  size_t look_wider();
-  void note(double lowest, int64_t samples);
+  size_t search_outer_pools();
+  void update_recent(double lowest, int64_t samples);
   Leader leader(size_t level);
   size_t take(size_t level, size_t place);
   double scale() const { return sample_ > 1 ? static_cast<double>(sample_) : 1.0; }
@@ -78,16 +80,16 @@ class Blender {
   const Lanes* lanes_;
   std::vector<uint32_t> members_;
   std::vector<BlendClass> classes_;
-  std::vector<BlendTurn> turns_;  // of each class
+  std::vector<BlendTurn> turns_;  // by class
   std::vector<Pool> pools_;
-  std::vector<uint32_t> leaders_;  // places, for a moment
+  std::vector<uint32_t> leaders_;  // scratch: places of tied leaders
   int64_t sample_ = 0;
-  int64_t last_ = 0;
-  int64_t drawn_of_latest_ = 0;
-  double slope_ = 0;          // of the lines: by how much leaders' lags grow with each sample
-  double recent_ = 0;         // lowest leader of late, above slope_ x sample
-  double trend_recent_ = 0;   // the same when slope_ was looked at last
-  int64_t trend_sample_ = 0;  // when that was
+  int64_t total_ = 0;
+  int64_t latest_sample_ = 0;
+  double slope_ = 0;          // slope of the lines: growth of the leaders' lags per sample
+  double recent_ = 0;         // smoothed lowest lag of recent leaders, minus slope_ x sample
+  double trend_recent_ = 0;   // recent_ at the last update of slope_
+  int64_t trend_sample_ = 0;  // sample of that update
 };
 
 }  // namespace tokamake

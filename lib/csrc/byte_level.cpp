@@ -19,11 +19,11 @@ namespace {
 constexpr uint64_t kFactor = 0x9E3779B97F4A7C15;  // 2^64 / golden ratio
 constexpr size_t kHugePage = size_t{1} << 21;
 constexpr int kLineBits = 17;
-constexpr size_t kLines = size_t{1} << kLineBits;  // 8 MiB of short words
-constexpr size_t kSlots = size_t{1} << 16;         // 1 MiB of longer words,
+constexpr size_t kLines = size_t{1} << kLineBits;  // 8 MiB for short words
+constexpr size_t kSlots = size_t{1} << 16;         // 1 MiB for longer words,
 constexpr size_t kTextBytes = size_t{1} << 21;     // their text,
 constexpr size_t kIds = size_t{1} << 20;           // and tokens
-constexpr size_t kLongest = 1024;                  // bytes of a word worth remembering
+constexpr size_t kLongest = 1024;                  // bytes; longer words are rare and not cached
 
 uint32_t hash_of(std::string_view word) {
   uint64_t hash = word.size() * kFactor;
@@ -39,7 +39,7 @@ uint32_t hash_of(std::string_view word) {
   return static_cast<uint32_t>(hash >> 32);
 }
 
-// The key of a word of 1 to 15 bytes; up to `end` all may be read.
+// Key of a word of 1 to 15 bytes. Bytes after the word may be read, up to `end`.
 inline WordCache::Key key_of(std::string_view word, const char* end) {
   const size_t size = word.size();
   const char* from = word.data();
@@ -59,11 +59,12 @@ WordCache::WordCache() : slots_(kSlots) {
   void* memory = std::aligned_alloc(kHugePage, kLines * sizeof(Line));
   if (memory == nullptr) throw std::bad_alloc();
 #ifdef __linux__
-  madvise(memory, kLines * sizeof(Line), MADV_HUGEPAGE);  // else most look-ups miss the TLB, too
+  // With small pages most look-ups would also miss the TLB.
+  madvise(memory, kLines * sizeof(Line), MADV_HUGEPAGE);
 #endif
   lines_.reset(static_cast<Line*>(memory));
   std::uninitialized_fill_n(lines_.get(), kLines, Line{});
-  texts_.assign(kTextBytes, '\0');  // all memory is taken now, once for all
+  texts_.assign(kTextBytes, '\0');  // allocate and touch all memory now
   ids_.assign(kIds, 0);
   texts_.clear();
   ids_.clear();
@@ -99,7 +100,7 @@ uint32_t* WordCache::write(Key key, Line& line, uint32_t* out) const {
   }
   const Short& word = line.latest;
   if (word.count > kFew) return write(word.ids[0], word.count, out);
-  std::memcpy(out, word.ids, sizeof word.ids);  // faster than as many as there are
+  std::memcpy(out, word.ids, sizeof word.ids);  // a copy of fixed size is faster
   return out + word.count;
 }
 
@@ -151,16 +152,16 @@ ByteLevel::ByteLevel(PreTokenizer words, Merges merges, std::vector<Added> added
       add_prefix_space_(add_prefix_space) {
   std::stable_sort(added_.begin(), added_.end(),
                    [](const Added& a, const Added& b) { return a.text.size() > b.text.size(); });
-  for (const Added& one : added_) {
-    if (one.text.empty()) throw std::invalid_argument("an added text is not empty");
-    if (beginnings_.find(one.text[0]) == std::string::npos) beginnings_ += one.text[0];
+  for (const Added& token : added_) {
+    if (token.text.empty()) throw std::invalid_argument("an added text is not empty");
+    if (beginnings_.find(token.text[0]) == std::string::npos) beginnings_ += token.text[0];
   }
 }
 
 size_t ByteLevel::encode(const std::vector<std::string_view>& texts, uint32_t* ids,
                          int64_t* lengths) {
   uint32_t* at = ids;
-  num_waiting_ = 0;  // of an earlier call that failed
+  num_pending_ = 0;  // an earlier call may have thrown
   for (const auto text : texts) {
     uint32_t* const after = encode_text(text, at);
     *lengths++ = after - at;
@@ -170,23 +171,23 @@ size_t ByteLevel::encode(const std::vector<std::string_view>& texts, uint32_t* i
 }
 
 uint32_t* ByteLevel::encode_text(std::string_view text, uint32_t* ids) {
-  size_t begin = 0;  // of what follows the latest added token
+  size_t begin = 0;  // end of the last added token
   const auto next = [&](char beginning, size_t from) { return text.find(beginning, from); };
-  std::vector<size_t> places(beginnings_.size());  // the next place of each of them
+  std::vector<size_t> places(beginnings_.size());  // next occurrence of each beginning
   for (size_t i = 0; i < places.size(); ++i) places[i] = next(beginnings_[i], 0);
   while (true) {
     const auto nearest = std::min_element(places.begin(), places.end());
     if (nearest == places.end() || *nearest == std::string_view::npos) break;
     const size_t at = *nearest;
     const std::string_view rest = text.substr(at);
-    const auto found = std::find_if(added_.begin(), added_.end(), [&](const Added& one) {
-      return rest.substr(0, one.text.size()) == one.text;
+    const auto match = std::find_if(added_.begin(), added_.end(), [&](const Added& token) {
+      return rest.substr(0, token.text.size()) == token.text;
     });
     size_t from = at + 1;
-    if (found != added_.end()) {
+    if (match != added_.end()) {
       ids = encode_between(text.substr(begin, at - begin), ids);
-      *ids++ = found->id;
-      begin = from = at + found->text.size();
+      *ids++ = match->id;
+      begin = from = at + match->text.size();
     }
     for (size_t i = 0; i < places.size(); ++i)
       if (places[i] < from) places[i] = next(beginnings_[i], from);
@@ -201,40 +202,40 @@ uint32_t* ByteLevel::encode_between(std::string_view text, uint32_t* ids) {
   }
   const char* const end = text.data() + text.size();
   words_.split(text, [&](std::string_view word) {
-    Waiting& last = waiting_[num_waiting_++];
-    last.word = word;
-    last.line = nullptr;
+    PendingWord& pending = pending_[num_pending_++];
+    pending.word = word;
+    pending.line = nullptr;
     if (word.size() <= WordCache::kShort) {
       const auto key = key_of(word, end);
       auto& line = cache_.line_of(key);
       __builtin_prefetch(&line);
-      last.key = key;
-      last.line = &line;
+      pending.key = key;
+      pending.line = &line;
     }
-    if (num_waiting_ == waiting_.size()) ids = encode_waiting(ids);
+    if (num_pending_ == pending_.size()) ids = encode_pending(ids);
   });
-  return encode_waiting(ids);
+  return encode_pending(ids);
 }
 
-uint32_t* ByteLevel::encode_waiting(uint32_t* ids) {
-  for (size_t i = 0; i < num_waiting_; ++i) {
-    const Waiting& one = waiting_[i];
-    const bool is_short = one.line != nullptr;
+uint32_t* ByteLevel::encode_pending(uint32_t* ids) {
+  for (size_t i = 0; i < num_pending_; ++i) {
+    const PendingWord& pending = pending_[i];
+    const bool is_short = pending.line != nullptr;
     uint32_t* after =
-        is_short ? cache_.write(one.key, *one.line, ids) : cache_.write(one.word, ids);
+        is_short ? cache_.write(pending.key, *pending.line, ids) : cache_.write(pending.word, ids);
     if (after == nullptr) {
-      found_.clear();
-      merges_.encode(one.word, found_);
+      word_ids_.clear();
+      merges_.encode(pending.word, word_ids_);
       if (is_short) {
-        cache_.add(one.key, *one.line, found_);
+        cache_.add(pending.key, *pending.line, word_ids_);
       } else {
-        cache_.add(one.word, found_);
+        cache_.add(pending.word, word_ids_);
       }
-      after = std::copy(found_.begin(), found_.end(), ids);
+      after = std::copy(word_ids_.begin(), word_ids_.end(), ids);
     }
     ids = after;
   }
-  num_waiting_ = 0;
+  num_pending_ = 0;
   return ids;
 }
 

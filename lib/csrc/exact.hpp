@@ -1,4 +1,4 @@
-// A blend that is exact in integers: each set gives as many samples as were asked of it.
+// Exact blend in integers: each dataset gives exactly its number of samples.
 #pragma once
 
 #include <cstdint>
@@ -6,36 +6,37 @@
 
 namespace tokamake {
 
-// Sample k of a set of n samples stands at the point (2 k + 1) / (2 n) between 0 and 1: in the
-// middle of the k-th of n equal parts. The blend has all samples in the order of their points;
-// among equal ones the lowest set comes first.
+// Sample k of a dataset with n samples stands at the point (2 k + 1) / (2 n) between 0 and 1: in
+// the middle of the k-th of n equal intervals. The blend orders all samples by their points, and by
+// dataset if points are equal.
 //
-// How even that is: up to a point x a set has given n x samples, off by 1/2 at most. Let N be the
-// sum of all n of the m sets and p = n / N. After L samples, these offs add up to L - N x; so the
-// set has given p L, off by at most its own off x (1 - p) and p times the others' offs, together
-//   (1 - p) / 2 + p (m - 1) / 2:
-// below 1/2 for p = 1 / m and less, at most 1 for every set with p <= 1 / (m - 2), and for all
-// sets if there are no more than three. After N samples each set has given exactly its n.
+// Evenness. Up to a point x, a dataset gives n x samples, with an error of at most 1/2. Let m be
+// the number of datasets, N the sum of all n, and p = n / N. After L samples, the errors of all
+// datasets add up to L - N x. So the dataset has given p L samples with an error of at most (1 - p)
+// times its own error plus p times the errors of the others:
+//   (1 - p) / 2 + p (m - 1) / 2.
+// This is below 1/2 for p <= 1 / m, and at most 1 for p <= 1 / (m - 2) and for every dataset if
+// m <= 3. After N samples each dataset has given exactly n.
 class ExactBlend {
  public:
-  // Throws std::invalid_argument if there is no set, more than 2**31 - 1, a negative count, or
-  // their sum is above 2**53.
+  // Throws std::invalid_argument if there is no dataset, there are more than 2**31 - 1, a count is
+  // negative, or the sum is above 2**53.
   explicit ExactBlend(std::vector<int64_t> counts);
 
   int64_t size() const { return size_; }
 
-  // Writes the set and its sample for samples start to stop of the blend, which takes time for
-  // all sets some 50 times and for the samples. Throws std::out_of_range if there are none such.
-  void fill(int64_t start, int64_t stop, int32_t* sets, int64_t* samples) const;
+  // Writes dataset and sample number of samples start to stop. Visits all datasets up to about 50
+  // times. Throws std::out_of_range if a bound is out of range.
+  void fill(int64_t start, int64_t stop, int32_t* datasets, int64_t* samples) const;
 
  private:
-  int64_t given(int64_t count, int64_t point) const;
-  int64_t given_by_all(int64_t point) const;
-  int64_t last_point(int64_t most) const;
+  int64_t samples_up_to(int64_t count, int64_t point) const;
+  int64_t total_up_to(int64_t point) const;
+  int64_t last_point(int64_t max_samples) const;
 
   std::vector<int64_t> counts_;
   int64_t size_ = 0;
-  bool narrow_ = false;  // 64 bits suffice
+  bool narrow_ = false;  // products fit 64 bits
 };
 
 }  // namespace tokamake

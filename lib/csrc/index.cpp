@@ -10,8 +10,8 @@
 namespace tokamake {
 namespace {
 
-// Lengths of the documents in reading order. They lie all over `lengths`, so a block at a time is
-// fetched with no branch that waits for them: several cache misses are then under way at once.
+// Lengths of the documents in reading order. They are scattered over `lengths`, so a loop without
+// dependent branches fetches a block of them: several cache misses then overlap.
 class LengthStream {
  public:
   LengthStream(const Int32View& lengths, const Int32View& document_index)
@@ -26,7 +26,7 @@ class LengthStream {
   void refill() {
     filled_ = std::min<int64_t>(kBlock, document_index_.size() - fetched_);
     if (filled_ == 0) {
-      throw std::invalid_argument("document_index holds fewer tokens than epochs promise");
+      throw std::invalid_argument("document_index holds fewer tokens than the epochs need");
     }
     for (int64_t i = 0; i < filled_; ++i) block_[i] = lengths_[checked(fetched_ + i)];
     if (*std::min_element(block_.begin(), block_.begin() + filled_) < 0) {
@@ -50,7 +50,7 @@ class LengthStream {
   const Int32View& lengths_;
   const Int32View& document_index_;
   std::array<int32_t, kBlock> block_{};
-  int64_t fetched_ = 0;  // documents in this block and the ones before
+  int64_t fetched_ = 0;  // documents in this block and all earlier ones
   int64_t filled_ = 0;
   int64_t cursor_ = 0;
 };
@@ -61,10 +61,10 @@ int64_t count_samples(int64_t sequence_length, int64_t num_epochs, int64_t token
   if (sequence_length < 1 || num_epochs < 1 || tokens_per_epoch < 1) {
     throw std::invalid_argument("sequence_length, num_epochs and tokens_per_epoch start at 1");
   }
-  // The document that holds the last token may end one int32 behind it.
-  constexpr int64_t kMost =
+  // The document of the last token may end up to one int32 after it.
+  constexpr int64_t kMaxTokens =
       std::numeric_limits<int64_t>::max() - std::numeric_limits<int32_t>::max();
-  if (tokens_per_epoch > kMost / num_epochs) {
+  if (tokens_per_epoch > kMaxTokens / num_epochs) {
     throw std::invalid_argument("num_epochs x tokens_per_epoch overflows 64 bits");
   }
   return (num_epochs * tokens_per_epoch - 1) / sequence_length;
@@ -73,12 +73,12 @@ int64_t count_samples(int64_t sequence_length, int64_t num_epochs, int64_t token
 template <typename T>
 void fill_sample_index(const Int32View& lengths, const Int32View& document_index,
                        int64_t sequence_length, int64_t num_samples, T* rows) {
-  // Row 0 stays at the very first document even if that is empty, as Megatron has it.
+  // Like Megatron: row 0 is at the first document, even if that is empty.
   rows[0] = rows[1] = 0;
   LengthStream stream(lengths, document_index);
   int64_t position = -1;
-  int64_t begin = 0;  // tokens before the document at `position`, and before the one after it
-  int64_t end = 0;
+  int64_t begin = 0;  // tokens before the document at `position`
+  int64_t end = 0;    // tokens up to and with this document
   for (int64_t sample = 1; sample <= num_samples; ++sample) {
     const int64_t token = sample * sequence_length;
     while (end <= token) {

@@ -1,4 +1,4 @@
-// Sample index of one token file: where in its shuffled documents each training sample begins.
+// Sample index of one dataset: the start of each sample in its shuffled documents.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace tokamake {
 
-// Read-only int32 values at any address: an .idx file keeps its lengths at byte 34, unaligned.
+// Read-only int32 values at any address: the lengths in an .idx file start at byte 34, unaligned.
 class Int32View {
  public:
   Int32View(const void* data, int64_t size) : data_(static_cast<const char*>(data)), size_(size) {}
@@ -24,14 +24,14 @@ class Int32View {
   int64_t size_;
 };
 
-// Whole samples in the given epochs. Neighbours share a token: the last label of one sample is the
-// first input of the next. Throws std::invalid_argument if an argument is not positive or the
-// tokens overflow int64.
+// Number of whole samples in some epochs. Neighboring samples share a token: the last label of one
+// is the first input of the next. Throws std::invalid_argument if an argument is not positive or
+// the tokens overflow int64.
 int64_t count_samples(int64_t sequence_length, int64_t num_epochs, int64_t tokens_per_epoch);
 
-// Writes num_samples + 1 rows (position in document_index, offset in that document) of T.
-// Throws std::out_of_range if a document has no length, std::invalid_argument if a length is
-// negative or the documents hold fewer tokens than the samples need.
+// Writes num_samples + 1 rows: position in document_index, offset in that document. Throws
+// std::out_of_range if a document has no length, std::invalid_argument if a length is negative or
+// the documents hold too few tokens.
 template <typename T>
 void fill_sample_index(const Int32View& lengths, const Int32View& document_index,
                        int64_t sequence_length, int64_t num_samples, T* rows);

@@ -12,17 +12,18 @@ namespace tokamake {
 
 namespace {
 
-constexpr int kDeepest = 64;
-constexpr int kDigits = 17;  // of a number: more may be too large for what others read it into
+constexpr int kMaxDepth = 64;
+constexpr int kMaxDigits = 17;  // larger numbers may overflow the types of other parsers
 
-// How many of the bytes at `at`, kWide of them, stand before a quote, a backslash, a control
-// character or a byte beyond ASCII; kWide if none is there.
+// Number of plain bytes, out of the kWide bytes at `at`, before the first quote, backslash, control
+// character or non-ASCII byte.
 #ifdef __SSE2__
 constexpr ptrdiff_t kWide = 16;
 
 int plain_bytes(const char* at) {
   const auto bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
-  const auto others = _mm_or_si128(_mm_cmplt_epi8(bytes, _mm_set1_epi8(0x20)),  // signed
+  // The signed comparison with 0x20 also finds bytes from 0x80 on.
+  const auto others = _mm_or_si128(_mm_cmplt_epi8(bytes, _mm_set1_epi8(0x20)),
                                    _mm_or_si128(_mm_cmpeq_epi8(bytes, _mm_set1_epi8('"')),
                                                 _mm_cmpeq_epi8(bytes, _mm_set1_epi8('\\'))));
   return __builtin_ctz(static_cast<unsigned>(_mm_movemask_epi8(others)) | 1U << kWide);
@@ -31,9 +32,11 @@ int plain_bytes(const char* at) {
 constexpr ptrdiff_t kWide = 8;
 
 int plain_bytes(const char* at) {
-  constexpr uint64_t kEach = 0x0101010101010101;  // 1 in each byte; borrows spoil higher ones only
+  constexpr uint64_t kEach = 0x0101010101010101;  // 1 in each byte
   const uint64_t bytes = load_bytes(at);
-  const auto below = [&](uint64_t each, uint64_t limit) { return (each - limit * kEach) & ~each; };
+  // Sets the high bit of each byte below the limit. A borrow may corrupt higher bytes only, and
+  // only the lowest set bit counts.
+  const auto below = [&](uint64_t word, uint64_t limit) { return (word - limit * kEach) & ~word; };
   const uint64_t others =
       bytes | below(bytes, 0x20) | below(bytes ^ '"' * kEach, 1) | below(bytes ^ '\\' * kEach, 1);
   const uint64_t high = others & 0x80 * kEach;
@@ -41,7 +44,7 @@ int plain_bytes(const char* at) {
 }
 #endif
 
-// Bytes of the well-formed UTF-8 character beyond ASCII that begins at `at`; 0 if there is none.
+// Size in bytes of the well-formed non-ASCII UTF-8 character at `at`; 0 if there is none.
 ptrdiff_t utf8_size(const char* at, const char* end) {
   const auto byte = [&](int i) { return static_cast<uint8_t>(at[i]); };
   const auto follows = [&](int i) { return (byte(i) & 0xC0) == 0x80; };
@@ -82,7 +85,7 @@ char* write_utf8(uint32_t code_point, char* out) {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// What a backslash and this character stand for; 0 if that is no short escape.
+// Character of the short escape with this letter; 0 if there is no such escape.
 char escaped(char c) {
   switch (c) {
     case '"':
@@ -104,7 +107,7 @@ char escaped(char c) {
   }
 }
 
-// Reads JSON from left to right; every function returns false where there is something else.
+// Parser from left to right. Each function returns false on unexpected input.
 class Reader {
  public:
   Reader(std::string_view text, std::string_view key)
@@ -113,18 +116,18 @@ class Reader {
   bool done() const { return at_ == end_; }
   const char* at() const { return at_; }
 
-  // One line, and the text under the key, which `out` is moved behind.
+  // Parses a line, and writes the text under the key to `out`, which it advances.
   bool line(char*& out) {
-    bool found = false;
+    bool has_text = false;
     if (!object([&](std::string_view name) {
           if (name != key_) return value(1);
-          if (found) return false;
-          found = true;
+          if (has_text) return false;  // duplicate key
+          has_text = true;
           return string<true>(out);
         }))
       return false;
     white();
-    return found && (done() || *at_ == '\n');
+    return has_text && (done() || *at_ == '\n');
   }
 
   void next_line() { at_ += !done(); }
@@ -149,7 +152,7 @@ class Reader {
     return true;
   }
 
-  // An object; `member` reads the value of each key.
+  // Parses an object. `member` gets each key and parses its value.
   template <typename Member>
   bool object(const Member& member) {
     if (!take('{')) return false;
@@ -158,9 +161,9 @@ class Reader {
       white();
       const char* const begin = at_ + 1;
       bool escapes = false;
-      char* nowhere = nullptr;
-      if (!string<false>(nowhere, &escapes) || escapes || !take(':')) return false;
-      const char* last = at_;  // behind the colon: the quote stands before it and white space
+      char* no_output = nullptr;
+      if (!string<false>(no_output, &escapes) || escapes || !take(':')) return false;
+      const char* last = at_;  // search backwards from the colon for the closing quote
       while (*--last != '"') {
       }
       white();
@@ -180,11 +183,11 @@ class Reader {
   }
 
   bool value(int depth) {
-    if (at_ == end_ || depth > kDeepest) return false;
-    char* nowhere = nullptr;
+    if (at_ == end_ || depth > kMaxDepth) return false;
+    char* no_output = nullptr;
     switch (*at_) {
       case '"':
-        return string<false>(nowhere);
+        return string<false>(no_output);
       case '{':
         return object([&](std::string_view) { return value(depth + 1); });
       case '[':
@@ -203,7 +206,7 @@ class Reader {
   bool digits() {
     const char* const begin = at_;
     while (at_ != end_ && is_digit(*at_)) ++at_;
-    return at_ != begin && at_ - begin <= kDigits;
+    return at_ != begin && at_ - begin <= kMaxDigits;
   }
 
   bool number() {  // without an exponent
@@ -215,7 +218,7 @@ class Reader {
     return digits();
   }
 
-  // A string, written to `out` or only looked at.
+  // Parses a string and, if kWrite, writes its text to `out`.
   template <bool kWrite>
   bool string(char*& out, bool* escapes = nullptr) {
     if (at_ == end_ || *at_ != '"') return false;
@@ -224,6 +227,7 @@ class Reader {
       while (end_ - at_ >= kWide) {
         const int plain = plain_bytes(at_);
         if (kWrite) {
+          // A copy of fixed size is faster; kJsonSlack gives it room.
           std::memcpy(out, at_, static_cast<size_t>(kWide));
           out += plain;
         }
@@ -240,10 +244,10 @@ class Reader {
         if (escapes != nullptr) *escapes = true;
         if (!escape<kWrite>(out)) return false;
       } else if (byte >= 0x80) {
-        if (!beyond_ascii<kWrite>(out)) return false;
+        if (!non_ascii<kWrite>(out)) return false;
       } else if (byte < 0x20) {
         return false;
-      } else {  // near the end of all
+      } else {  // a plain byte in the last kWide bytes
         if (kWrite) *out++ = *at_;
         ++at_;
       }
@@ -251,7 +255,7 @@ class Reader {
   }
 
   template <bool kWrite>
-  bool beyond_ascii(char*& out) {
+  bool non_ascii(char*& out) {
     do {
       const ptrdiff_t size = utf8_size(at_, end_);
       if (size == 0) return false;
@@ -269,8 +273,8 @@ class Reader {
     if (end_ - at_ < 2) return false;
     const char c = at_[1];
     at_ += 2;
-    if (const char meant = escaped(c)) {
-      if (kWrite) *out++ = meant;
+    if (const char character = escaped(c)) {
+      if (kWrite) *out++ = character;
       return true;
     }
     uint32_t unit = 0;

@@ -1,4 +1,4 @@
-// Texts of jsonl, taken out of lines that hold plain JSON objects.
+// Fast reader of the texts in lines of plain JSON objects.
 #pragma once
 
 #include <cstddef>
@@ -8,14 +8,14 @@
 
 namespace tokamake {
 
-// Writes what the strings under `key` say, in UTF-8 and one after the other, to `out`, which has
-// room for as many bytes as there are lines, and kJsonSlack more; `ends` says where each text ends
-// there, and `line_ends` where each line ends: at its line feed, or at the end of all.
+// Writes the strings under `key`, concatenated in UTF-8, to `out`, which has room for lines.size()
+// + kJsonSlack bytes. `ends` gets the end of each text in `out`, `line_ends` the end of each line:
+// its line feed, or the end of `lines`.
 //
-// Takes RFC 8259's JSON and no more. Returns false, and leaves nothing of use, if a line is
-// anything but one object with a single such key, or holds what would be slow or doubtful here:
-// blank lines, keys with escapes, lone surrogates, deep nesting, numbers that may be too large.
-// The caller reads the lines in another way then.
+// Accepts RFC 8259 without extensions. Returns false, with undefined output, if a line is not one
+// object with exactly one such key, or holds something that is slow or that parsers treat
+// differently: blank lines, keys with escapes, lone surrogates, deep nesting, numbers that may be
+// too large. The caller then reads the lines with another parser.
 bool read_texts(std::string_view lines, std::string_view key, char* out, std::vector<int64_t>& ends,
                 std::vector<int64_t>& line_ends);
 

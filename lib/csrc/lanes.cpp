@@ -1,4 +1,4 @@
-// Vectors of two doubles, which GCC and Clang make of what every processor has.
+// Vectors of two doubles. GCC and Clang compile them for every processor.
 #include "lanes.hpp"
 
 #ifdef __SSE2__
@@ -34,7 +34,8 @@ void store(double* to, Vector value) { __builtin_memcpy(to, &value, sizeof(value
 
 Vector larger(Vector left, Vector right) {
 #ifdef __SSE2__
-  return {_mm_max_pd(left.lanes, right.lanes)};  // GCC 12 makes three instructions of the other
+  // GCC 12 compiles the ternary to three instructions.
+  return {_mm_max_pd(left.lanes, right.lanes)};
 #else
   return {left.lanes > right.lanes ? left.lanes : right.lanes};
 #endif
@@ -56,11 +57,11 @@ Vector add_one(Vector value, Mask mask) {
   return {value.lanes + reinterpret_cast<Doubles>(mask & reinterpret_cast<Mask>(Doubles{1, 1}))};
 }
 
-size_t write_places(uint32_t found, uint32_t start, uint32_t* places) {
+size_t write_places(uint32_t bits, uint32_t start, uint32_t* places) {
   size_t size = 0;
-  for (uint32_t lane = 0; lane < kGroup; ++lane) {  // without a branch: it would be a coin's toss
+  for (uint32_t lane = 0; lane < kGroup; ++lane) {  // no branch: it would be unpredictable
     places[size] = start + lane;
-    size += found >> lane & 1;
+    size += bits >> lane & 1;
   }
   return size;
 }

@@ -1,4 +1,4 @@
-// What the blend does with many candidates at once, by vectors of the width that a processor has.
+// Vector operations of the blend, for each vector width of a processor.
 #pragma once
 
 #include <cstddef>
@@ -6,50 +6,50 @@
 
 namespace tokamake {
 
-// Datasets of one weight and size; `next` is the one of them whose turn it is.
+// Datasets of equal weight and size. `next` is the member whose turn it is.
 struct BlendClass {
-  size_t first;  // in the list of members
+  size_t first;  // position in the list of members
   size_t count;
   size_t next;
-  int64_t most;  // samples that each of them has
+  int64_t size;  // samples of each member
 };
 
 struct BlendTurn {
-  uint32_t dataset;  // the next one of the class
-  bool always;       // it is the only one, and has no end
-  int64_t given;     // samples that it gave
+  uint32_t dataset;  // next member of the class
+  bool always;       // the class has one member, without end
+  int64_t drawn;     // samples of this member
 };
 
-// Arrays of candidates are filled up to a multiple of this: by weight 0 and `drawn` infinite.
+// Arrays of candidates are padded to a multiple of this, with weight 0 and infinite `drawn`.
 constexpr size_t kGroup = 8;
 
-// Classes that are compared: one lags by weight x max(sample, 1) - drawn.
+// Classes to compare. The lag of a class is weight x max(sample, 1) - drawn.
 struct Candidates {
   const double* weights;
   double* drawn;
   size_t size;
 };
 
-// Most candidates that a run takes: it has code for each number of groups.
-constexpr size_t kMostOfRun = 8 * kGroup;
+// Maximum number of candidates of a run: there is code for each number of groups.
+constexpr size_t kMaxRunClasses = 8 * kGroup;
 
-// Consecutive samples out of the same candidates.
+// Draws consecutive samples from the same candidates.
 struct BlendRun {
   Candidates candidates;
-  const uint32_t* classes;  // of each candidate
-  BlendTurn* turns;         // of each class
-  BlendClass* sharing;      // each class
+  const uint32_t* classes;  // by candidate
+  BlendTurn* turns;         // by class
+  BlendClass* blend_classes;
   const uint32_t* members;
-  double bottom;  // who leads is not below the line bottom + slope x max(sample, 1)
+  double bottom;  // leaders must not be below the line bottom + slope x max(sample, 1)
   double slope;
   int64_t sample;
   int64_t stop;
-  int16_t* datasets;  // where the next samples are written
+  int16_t* datasets;  // output: next position
   int64_t* samples;
-  double lowest;  // lag of a leader less slope x max(sample, 1)
+  double lowest;  // output: lowest lag of a leader, minus slope x max(sample, 1)
 };
 
-// Two samples, and how much a candidate lags at one of them at least.
+// A candidate is within reach if its lag at one of two samples is at least the lag given here.
 struct Reach {
   double first_sample;
   double first_lag;
@@ -57,23 +57,23 @@ struct Reach {
   double last_lag;
 };
 
-// Whatever the width, the doubles are computed one by one as ever: all give the same bits.
+// All widths give the same bits: each lane computes the same scalar operations.
 struct Lanes {
-  // Draws samples up to `stop`, or until one is not for a run to draw: its leader lies below the
-  // line, or gives its last sample. Moves `sample`, `datasets` and `samples` on.
+  // Draws samples up to `stop`. Stops earlier before a leader that is below the line, or whose
+  // class has only one sample left. Advances `sample`, `datasets` and `samples`.
   void (*run)(BlendRun&);
 
-  // Writes the places of candidates that lag so much at either sample, ascending, and up to kGroup
-  // words that mean nothing; returns the number of places.
+  // Writes the places of the candidates within reach, ascending, and up to kGroup words of garbage
+  // after them. Returns the number of places.
   size_t (*gather)(Candidates, Reach, uint32_t* places);
 
-  // How much the leader lags.
+  // Returns the lag of the leader.
   double (*lead)(Candidates, double sample);
 };
 
 extern const Lanes kLanesOf128Bits;
 
-// The widest that this processor has.
+// Widest vectors of this processor.
 const Lanes& widest_lanes();
 
 }  // namespace tokamake

@@ -1,4 +1,4 @@
-// Vectors of four doubles, for x86 processors that have AVX2; this file alone is compiled for them.
+// Vectors of four doubles, for x86 processors with AVX2. Only this file is compiled with -mavx2.
 #include <immintrin.h>
 
 #include "lanes.hpp"
@@ -40,15 +40,15 @@ Vector add_one(Vector value, Mask mask) {
 }
 
 struct Table {
-  uint64_t packed[1 << kGroup];  // for each set of bits: their places, a byte each
+  uint64_t packed[1 << kGroup];  // for each bit mask: the places of its bits, a byte each
 };
 
 constexpr Table places_of_bits() {
   Table table{};
-  for (uint32_t found = 0; found < 1 << kGroup; ++found) {
+  for (uint32_t mask = 0; mask < 1 << kGroup; ++mask) {
     uint32_t size = 0;
     for (uint64_t lane = 0; lane < kGroup; ++lane) {
-      if (found >> lane & 1) table.packed[found] |= lane << (8 * size++);
+      if (mask >> lane & 1) table.packed[mask] |= lane << (8 * size++);
     }
   }
   return table;
@@ -56,12 +56,12 @@ constexpr Table places_of_bits() {
 
 constexpr Table kPlacesOfBits = places_of_bits();
 
-size_t write_places(uint32_t found, uint32_t start, uint32_t* places) {
-  const auto packed = static_cast<int64_t>(kPlacesOfBits.packed[found]);
+size_t write_places(uint32_t bits, uint32_t start, uint32_t* places) {
+  const auto packed = static_cast<int64_t>(kPlacesOfBits.packed[bits]);
   const __m256i lanes = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(packed));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(places),
                       _mm256_add_epi32(lanes, _mm256_set1_epi32(static_cast<int>(start))));
-  return static_cast<size_t>(__builtin_popcount(found));
+  return static_cast<size_t>(__builtin_popcount(bits));
 }
 
 }  // namespace
@@ -71,7 +71,7 @@ size_t write_places(uint32_t found, uint32_t start, uint32_t* places) {
 
 namespace tokamake {
 
-extern const Lanes kLanesOf256Bits;  // a constant is its file's own unless it is announced
+extern const Lanes kLanesOf256Bits;  // without the declaration a constant has internal linkage
 const Lanes kLanesOf256Bits = {draw_any, gather, lead};
 
 }  // namespace tokamake

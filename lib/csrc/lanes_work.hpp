@@ -1,7 +1,8 @@
-// The work of lanes.hpp in terms of `Vector`; each file that includes this has one of its width.
+// The operations of lanes.hpp for a class `Vector`, which the including file defines.
 //
-// Such files are compiled for different processors. So all in here is theirs alone, and they call
-// no inline function of the standard library: the linker keeps one copy of such, for all files.
+// The including files are compiled for different processors. So this code has internal linkage and
+// calls no inline function of the standard library: the linker would keep one copy for all files,
+// possibly with instructions that the processor lacks.
 #pragma once
 
 #include "lanes.hpp"
@@ -16,36 +17,37 @@ Vector lag(const Candidates& candidates, size_t place, Vector sample) {
 }
 
 uint32_t lowest_dataset(const BlendRun& run, uint64_t leaders) {
-  uint32_t found = 0;
+  uint32_t lowest_place = 0;
   uint32_t lowest = UINT32_MAX;
   for (; leaders != 0; leaders &= leaders - 1) {
     const auto place = static_cast<uint32_t>(__builtin_ctzll(leaders));
     const uint32_t dataset = run.turns[run.classes[place]].dataset;
     if (dataset < lowest) {
       lowest = dataset;
-      found = place;
+      lowest_place = place;
     }
   }
-  return found;
+  return lowest_place;
 }
 
 bool is_last(const BlendRun& run, uint32_t number) {
-  const BlendClass& one = run.sharing[number];
-  return one.next + 1 == one.count && run.turns[number].given + 1 == one.most;
+  const BlendClass& blend_class = run.blend_classes[number];
+  return blend_class.next + 1 == blend_class.count &&
+         run.turns[number].drawn + 1 == blend_class.size;
 }
 
-// Gives the turn to the next member; whether all have had theirs.
+// Passes the turn to the next member. Returns whether all members had their turn.
 bool ends_round(const BlendRun& run, uint32_t number) {
-  BlendClass& one = run.sharing[number];
-  one.next = one.next + 1 == one.count ? 0 : one.next + 1;
-  run.turns[number].dataset = run.members[one.first + one.next];
-  return one.next == 0;
+  BlendClass& blend_class = run.blend_classes[number];
+  blend_class.next = blend_class.next + 1 == blend_class.count ? 0 : blend_class.next + 1;
+  run.turns[number].dataset = run.members[blend_class.first + blend_class.next];
+  return blend_class.next == 0;
 }
 
 template <size_t kVectors>
 Vector largest_of(const Vector (&values)[kVectors]) {
   Vector even = values[0];
-  Vector odd = values[kVectors > 1 ? 1 : 0];  // two by two, so that less waits for what is before
+  Vector odd = values[kVectors > 1 ? 1 : 0];  // two chains of maxima: shorter dependencies
   for (size_t i = 2; i < kVectors; i += 2) even = larger(even, values[i]);
   for (size_t i = 3; i < kVectors; i += 2) odd = larger(odd, values[i]);
   return in_all_lanes(larger(even, odd));
@@ -71,8 +73,9 @@ uint64_t find(const Vector (&lags)[kVectors], Vector most, Mask (&leads)[kVector
   return leaders;
 }
 
-// Each sample waits for what the one before has drawn. So counts stay in registers, and a mask, not
-// the place that is found of it, tells which of them grows; all else is done meanwhile.
+// Each sample depends on the counts of the one before. To shorten this chain, the counts stay in
+// registers, and the mask of the leaders increments them directly; the place of the leader and the
+// output are computed in parallel.
 template <size_t kVectors>
 void draw_run(BlendRun& run) {
   const Candidates candidates = run.candidates;
@@ -105,10 +108,10 @@ void draw_run(BlendRun& run) {
     if (!turn.always && is_last(run, number)) break;
     lowest = first(most) - line < lowest ? first(most) - line : lowest;
     datasets[sample] = static_cast<int16_t>(turn.dataset);
-    samples[sample] = turn.given;
+    samples[sample] = turn.drawn;
     if (!turn.always && !ends_round(run, number)) continue;
-    ++turn.given;
-    if (tie) {  // the mask is of all that lead
+    ++turn.drawn;
+    if (tie) {  // the mask has all leaders, but only one is drawn
       store_all(drawn, candidates.drawn);
       candidates.drawn[place] += 1;
       load_all(candidates.drawn, drawn);
@@ -128,7 +131,7 @@ void draw_any(BlendRun& run) {
   constexpr void (*kRuns[])(BlendRun&) = {
       draw_run<kOne>,     draw_run<2 * kOne>, draw_run<3 * kOne>, draw_run<4 * kOne>,
       draw_run<5 * kOne>, draw_run<6 * kOne>, draw_run<7 * kOne>, draw_run<8 * kOne>};
-  static_assert(sizeof(kRuns) / sizeof(kRuns[0]) * kGroup == kMostOfRun, "a run for each size");
+  static_assert(sizeof(kRuns) / sizeof(kRuns[0]) * kGroup == kMaxRunClasses, "a run for each size");
   kRuns[(run.candidates.size - 1) / kGroup](run);
 }
 
@@ -139,13 +142,13 @@ size_t gather(Candidates candidates, Reach reach, uint32_t* places) {
   const Vector least_to = Vector::all(reach.last_lag);
   size_t size = 0;
   for (size_t start = 0; start < candidates.size; start += kGroup) {
-    uint32_t found = 0;
+    uint32_t reached = 0;
     for (size_t i = 0; i < kGroup; i += Vector::kLanes) {
-      found |= (bits(at_least(lag(candidates, start + i, from), least_from)) |
-                bits(at_least(lag(candidates, start + i, to), least_to)))
-               << i;
+      reached |= (bits(at_least(lag(candidates, start + i, from), least_from)) |
+                  bits(at_least(lag(candidates, start + i, to), least_to)))
+                 << i;
     }
-    size += write_places(found, static_cast<uint32_t>(start), places + size);
+    size += write_places(reached, static_cast<uint32_t>(start), places + size);
   }
   return size;
 }
@@ -153,7 +156,7 @@ size_t gather(Candidates candidates, Reach reach, uint32_t* places) {
 double lead(Candidates candidates, double sample) {
   const Vector now = Vector::all(sample);
   Vector most[kVectorsOfGroup];
-  for (Vector& one : most) one = Vector::all(-__builtin_inf());
+  for (Vector& vector : most) vector = Vector::all(-__builtin_inf());
   for (size_t start = 0; start < candidates.size; start += kGroup) {
     for (size_t i = 0; i < kVectorsOfGroup; ++i) {
       most[i] = larger(lag(candidates, start + i * Vector::kLanes, now), most[i]);

@@ -1,4 +1,4 @@
-// Maps a file and closes it at once: the mapping stays.
+// Maps a file and closes it: the mapping stays valid.
 #include "mapped.hpp"
 
 #include <fcntl.h>

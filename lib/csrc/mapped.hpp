@@ -1,4 +1,4 @@
-// A file in memory, which holds no file descriptor open.
+// Memory-mapped file without an open file descriptor.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 
 namespace tokamake {
 
-// Pages come from disk when they are read. Python's own mapping keeps a descriptor for as long as
-// it lives, of which a process has often 1,024: too few for a mixture of thousands of files.
+// Pages come from disk when they are read. Python's mmap keeps a descriptor open, and many
+// processes may open only 1,024: too few for a mixture of thousands of datasets.
 class MappedFile {
  public:
   // Throws std::system_error if the file cannot be opened or mapped.

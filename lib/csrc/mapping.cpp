@@ -1,4 +1,4 @@
-// Cuts documents into runs of whole sentences and shuffles them, with Megatron's generators.
+// Cuts documents into runs of whole sentences and shuffles them with Megatron's random generators.
 #include "mapping.hpp"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace tokamake {
 namespace {
 
-constexpr int32_t kLongSentence = 512;  // a document with a longer one is left out
+constexpr int32_t kLongSentence = 512;  // documents with a longer one are left out
 
 template <typename Rule>
 void check(const Sentences& sentences, const Rule& rule) {
@@ -20,10 +20,10 @@ void check(const Sentences& sentences, const Rule& rule) {
   }
   const int64_t* bounds = sentences.bounds;
   if (bounds[0] < 0 || bounds[sentences.num_documents] > sentences.lengths.size()) {
-    throw std::out_of_range("a document's sentences lie outside the lengths");
+    throw std::out_of_range("a document's sentences are outside the lengths");
   }
   if (!std::is_sorted(bounds, bounds + sentences.num_documents + 1)) {
-    throw std::invalid_argument("documents' bounds do not rise");
+    throw std::invalid_argument("documents' bounds decrease");
   }
 }
 
@@ -34,10 +34,10 @@ bool has_long_sentence(const Int32View& lengths, int64_t first, int64_t last) {
   return false;
 }
 
-// Tokens that a sample aims at: some, one in `ratio`, are to be short.
-class Aims {
+// Target lengths of samples; one in `ratio` is shorter than the maximum.
+class TargetLengths {
  public:
-  explicit Aims(const SampleRule& rule)
+  explicit TargetLengths(const SampleRule& rule)
       : generator_(static_cast<uint32_t>(rule.seed)),
         ratio_(rule.short_seq_prob > 0
                    ? static_cast<uint32_t>(std::round(1.0 / rule.short_seq_prob))
@@ -46,7 +46,7 @@ class Aims {
 
   int32_t next() {
     if (ratio_ == 0) return static_cast<int32_t>(longest_);
-    // The standard fixes the generator's numbers, so they are the same everywhere.
+    // The C++ standard specifies mt19937 exactly, but not its distributions: use raw numbers.
     const auto drawn = static_cast<uint32_t>(generator_());
     return static_cast<int32_t>(drawn % ratio_ == 0 ? 2 + drawn % (longest_ - 1) : longest_);
   }
@@ -57,25 +57,25 @@ class Aims {
   uint32_t longest_;
 };
 
-// Calls emit(first, end) for each run of sentences of a document. A run is closed when it is long
-// enough, has `min_num_sent` sentences and leaves `least_left`, or when the document ends.
-// `aim` tells how long the next run should be.
-template <typename Aim, typename Emit>
+// Calls emit(first, end, target) for each run of sentences of a document. A run ends when it has
+// the target length and `min_num_sent` sentences and leaves at least `min_remaining` sentences, or
+// when the document ends. `next_target` returns the target length of the next run.
+template <typename NextTarget, typename Emit>
 void cut(const Int32View& lengths, int64_t first, int64_t last, int32_t min_num_sent,
-         int64_t least_left, const Aim& aim, const Emit& emit) {
+         int64_t min_remaining, const NextTarget& next_target, const Emit& emit) {
   int64_t tokens = 0;
   int64_t start = first;
-  int32_t target = aim();
+  int32_t target = next_target();
   for (int64_t sentence = first; sentence < last; ++sentence) {
     tokens += lengths[sentence];
     const int64_t left = last - sentence - 1;
     const bool full =
-        tokens >= target && left >= least_left && sentence + 1 - start >= min_num_sent;
+        tokens >= target && left >= min_remaining && sentence + 1 - start >= min_num_sent;
     if (!full && left > 0) continue;
     emit(start, sentence + 1, target);
     start = sentence + 1;
     tokens = 0;
-    target = aim();
+    target = next_target();
   }
 }
 
@@ -83,10 +83,10 @@ template <size_t kColumns, typename T>
 void shuffle(std::vector<T>& rows, int32_t seed) {
   std::mt19937_64 generator(static_cast<uint64_t>(static_cast<int64_t>(seed) + 1));
   for (size_t row = rows.size() / kColumns; row-- > 1;) {
-    const auto other = static_cast<size_t>(generator() % (row + 1));
+    const auto partner = static_cast<size_t>(generator() % (row + 1));
     std::swap_ranges(rows.begin() + static_cast<int64_t>(row * kColumns),
                      rows.begin() + static_cast<int64_t>((row + 1) * kColumns),
-                     rows.begin() + static_cast<int64_t>(other * kColumns));
+                     rows.begin() + static_cast<int64_t>(partner * kColumns));
   }
 }
 
@@ -99,11 +99,11 @@ std::vector<T> map_samples(const Sentences& sentences, const SampleRule& rule) {
     throw std::invalid_argument("short_seq_prob is 0 to 1");
   }
   if (rule.short_seq_prob > 0 && 1.0 / rule.short_seq_prob >= std::numeric_limits<int32_t>::max()) {
-    throw std::invalid_argument("short_seq_prob is too small; 0 stands for never");
+    throw std::invalid_argument("short_seq_prob is too small; use 0 for never");
   }
   const Int32View& lengths = sentences.lengths;
   std::vector<T> rows;
-  Aims aims(rule);
+  TargetLengths target_lengths(rule);
   for (int32_t epoch = 0; epoch < rule.num_epochs; ++epoch) {
     if (rows.size() / 3 >= rule.max_num_samples) break;
     for (int64_t document = 0; document < sentences.num_documents; ++document) {
@@ -112,7 +112,7 @@ std::vector<T> map_samples(const Sentences& sentences, const SampleRule& rule) {
       if (last - first < rule.min_num_sent) continue;
       if (last - first > 1 && has_long_sentence(lengths, first, last)) continue;
       cut(
-          lengths, first, last, rule.min_num_sent, 2, [&] { return aims.next(); },
+          lengths, first, last, rule.min_num_sent, 2, [&] { return target_lengths.next(); },
           [&](int64_t start, int64_t end, int32_t target) {
             rows.insert(rows.end(),
                         {static_cast<T>(start), static_cast<T>(end), static_cast<T>(target)});

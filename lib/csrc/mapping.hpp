@@ -1,4 +1,4 @@
-// Samples of documents that are stored sentence by sentence (BERT, T5, ICT), as Megatron maps them.
+// Samples of sentence data (BERT, T5, ICT), like Megatron's mappings.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace tokamake {
 
-// Sentences of document d are bounds[d] to bounds[d + 1]; lengths are their tokens.
+// Document d has sentences bounds[d] to bounds[d + 1]; `lengths` has the tokens of each sentence.
 struct Sentences {
   const int64_t* bounds;
   int64_t num_documents;
@@ -17,7 +17,7 @@ struct Sentences {
 
 struct SampleRule {
   int32_t num_epochs;
-  uint64_t max_num_samples;  // no epoch starts when there are so many
+  uint64_t max_num_samples;  // no further epoch starts at this number
   int32_t max_seq_length;
   double short_seq_prob;
   int32_t seed;
@@ -32,14 +32,14 @@ struct BlockRule {
   int32_t min_num_sent;
 };
 
-// Rows of T, shuffled: first sentence, end of sentences, tokens aimed at.
-// Both throw std::invalid_argument if a number is out of range or the bounds fall,
-// std::out_of_range if a bound lies beyond the lengths.
+// Shuffled rows of T: first sentence, end of sentences, target tokens. Both functions throw
+// std::invalid_argument if a number is out of range or the bounds decrease, std::out_of_range if a
+// bound is outside the lengths.
 template <typename T>
 std::vector<T> map_samples(const Sentences& sentences, const SampleRule& rule);
 
-// Rows of T, shuffled: first sentence, end of sentences, document, number of the block in its
-// epoch. `title_lengths` has an entry for each document.
+// Shuffled rows of T: first sentence, end of sentences, document, number of the block in its epoch.
+// `title_lengths` has the tokens of the title of each document.
 template <typename T>
 std::vector<T> map_blocks(const Sentences& sentences, const Int32View& title_lengths,
                           const BlockRule& rule);

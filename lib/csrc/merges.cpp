@@ -10,7 +10,8 @@ namespace tokamake {
 
 namespace {
 
-constexpr size_t kShort = 64;  // bytes up to which looking at all pairs again is faster than a heap
+// Bytes of a short word: a linear search of all its pairs is faster than a heap.
+constexpr size_t kShort = 64;
 
 }  // namespace
 
@@ -26,7 +27,7 @@ Merges::Merges(const std::array<uint32_t, 256>& bytes, const std::vector<Merge>&
     if (!fits(rank) || !fits(merge.left) || !fits(merge.right) || !fits(merge.merged))
       throw std::invalid_argument("a token or a rank has more than 21 bits");
     if (rank_of(merge.left, merge.right) != kNone)
-      throw std::invalid_argument("two merges are of the same pair");
+      throw std::invalid_argument("two merges have the same pair");
     const uint64_t pair = uint64_t{merge.left} << kBits | merge.right;
     may_merge_[hash_of(pair) & (may_merge_.size() - 1)] = true;
     size_t at = hash_of(pair) & (size - 1);
@@ -48,8 +49,8 @@ void Merges::encode(std::string_view word, std::vector<uint32_t>& ids) const {
 }
 
 void Merges::encode_short(std::string_view word, std::vector<uint32_t>& ids) const {
-  std::array<uint32_t, kShort> part;   // tokens so far
-  std::array<uint32_t, kShort> ranks;  // of each pair of neighbours
+  std::array<uint32_t, kShort> part;   // current tokens
+  std::array<uint32_t, kShort> ranks;  // of each pair of neighbors
   constexpr uint64_t kNoPair = uint64_t{kNone} << 32;
   size_t count = word.size();
   for (size_t i = 0; i < count; ++i) part[i] = bytes_[static_cast<uint8_t>(word[i])];
@@ -70,41 +71,41 @@ void Merges::encode_short(std::string_view word, std::vector<uint32_t>& ids) con
   for (size_t i = 0; i < count; ++i) ids.push_back(part[i]);
 }
 
-// Ranks wait in a heap with the place of their pair, and count if that has not changed since.
+// A heap holds ranks with the place of their pair. An entry is stale if its pair has changed since.
 void Merges::encode_long(std::string_view word, std::vector<uint32_t>& ids) const {
   if (word.size() >= std::numeric_limits<uint32_t>::max())
-    throw std::length_error("a word of 4 GB");
+    throw std::length_error("a word has 4 GB or more");
   struct Part {
-    uint32_t id, rank, before, after;  // `before` and `after` are places; `after` may be the end
+    uint32_t id, rank, before, after;  // `before` and `after` are places or `end`
   };
   const auto end = static_cast<uint32_t>(word.size());
   std::vector<Part> parts(end);
-  std::vector<uint64_t> waiting;  // rank << 32 | place
+  std::vector<uint64_t> initial;  // heap entries: rank << 32 | place
   for (uint32_t i = 0; i < end; ++i)
     parts[i] = {bytes_[static_cast<uint8_t>(word[i])], kNone, i == 0 ? end : i - 1, i + 1};
-  const auto look = [&](uint32_t i) {
+  const auto update_rank = [&](uint32_t i) {
     Part& part = parts[i];
     part.rank = part.after == end ? kNone : rank_of(part.id, parts[part.after].id);
     return part.rank != kNone;
   };
   const auto key = [&](uint32_t i) { return uint64_t{parts[i].rank} << 32 | i; };
   for (uint32_t i = 0; i < end; ++i)
-    if (look(i)) waiting.push_back(key(i));
+    if (update_rank(i)) initial.push_back(key(i));
   std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> heap(std::greater<>(),
-                                                                            std::move(waiting));
+                                                                            std::move(initial));
   while (!heap.empty()) {
     const auto i = static_cast<uint32_t>(heap.top());
     const bool stale = heap.top() != key(i);
     heap.pop();
     if (stale) continue;
     Part& part = parts[i];
-    Part& gone = parts[part.after];
+    Part& removed = parts[part.after];
     part.id = merged_[part.rank];
-    part.after = gone.after;
-    gone.rank = kNone;
+    part.after = removed.after;
+    removed.rank = kNone;
     if (part.after != end) parts[part.after].before = i;
-    if (look(i)) heap.push(key(i));
-    if (part.before != end && look(part.before)) heap.push(key(part.before));
+    if (update_rank(i)) heap.push(key(i));
+    if (part.before != end && update_rank(part.before)) heap.push(key(part.before));
   }
   for (uint32_t i = 0; i != end; i = parts[i].after) ids.push_back(parts[i].id);
 }

@@ -15,17 +15,17 @@ class Merges {
     uint32_t left, right, merged;
   };
 
-  // `bytes` are the tokens of single bytes; of the merges the first has the lowest rank. Throws
-  // std::invalid_argument if two merges are of the same pair, or a number has more than 21 bits.
+  // `bytes` has the tokens of single bytes. `merges` is in order of rank. Throws
+  // std::invalid_argument if two merges have the same pair, or a number has more than 21 bits.
   Merges(const std::array<uint32_t, 256>& bytes, const std::vector<Merge>& merges);
 
-  // Replaces again and again the leftmost of the pairs of lowest rank by its token, until no two
-  // neighbours are a pair. Appends the tokens of the word to `ids`.
+  // Repeatedly replaces the pair of lowest rank, the leftmost if there are several, by its merged
+  // token, until no two neighbors can merge. Appends the tokens of the word to `ids`.
   void encode(std::string_view word, std::vector<uint32_t>& ids) const;
 
  private:
-  static constexpr int kBits = 21;  // of a token, and of a rank: three fit a word of 64 bits
-  static constexpr uint32_t kNone = UINT32_MAX;  // rank of what is no pair
+  static constexpr int kBits = 21;  // of a token or rank: three of them fit into 64 bits
+  static constexpr uint32_t kNone = UINT32_MAX;  // rank of a pair that cannot merge
 
   uint32_t rank_of(uint32_t left, uint32_t right) const {
     const uint64_t pair = uint64_t{left} << kBits | right;
@@ -48,10 +48,12 @@ class Merges {
   void encode_long(std::string_view word, std::vector<uint32_t>& ids) const;
 
   std::array<uint32_t, 256> bytes_;
-  std::vector<uint32_t> merged_;      // by rank
-  std::vector<bool> may_merge_;       // by hash, 8 a slot: what is no pair mostly ends here,
-  std::vector<uint64_t> slots_;       // and not in this larger hash table of pair and rank + 1
-  std::vector<uint32_t> byte_ranks_;  // of each pair of bytes: half of all that is looked up
+  std::vector<uint32_t> merged_;  // by rank
+  // Filter by hash, with 8 bits for each slot of slots_: answers most look-ups of pairs that cannot
+  // merge, and fits the cache better than slots_.
+  std::vector<bool> may_merge_;
+  std::vector<uint64_t> slots_;       // hash table with open addressing: pair and rank + 1, or 0
+  std::vector<uint32_t> byte_ranks_;  // rank of each pair of bytes: half of all look-ups
 };
 
 }  // namespace tokamake

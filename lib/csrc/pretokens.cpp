@@ -20,14 +20,15 @@ CharacterClass ascii_class(unsigned byte) {
   return byte == ' ' || (byte >= '\t' && byte <= '\r') ? kWhiteSpace : kSign;
 }
 
-// Kinds of 64 bytes, a bit each.
+// Classes of 64 bytes: one bit for each byte.
 struct Masks {
   uint64_t letter = 0, digit = 0, white = 0, space = 0, beyond_ascii = 0;
 };
 
 #ifdef __SSE2__
-// The bytes in [first, first + size), all bits of each.
-__m128i within(__m128i bytes, char first, char size) {  // signed: the range is moved to the lowest
+// Sets all bits of the bytes in [first, first + size). SSE2 compares signed bytes only, so the
+// range is moved to the lowest values.
+__m128i within(__m128i bytes, char first, char size) {
   const auto moved = _mm_add_epi8(bytes, _mm_set1_epi8(static_cast<char>(0x80 - first)));
   return _mm_cmplt_epi8(moved, _mm_set1_epi8(static_cast<char>(0x80 + size)));
 }
@@ -52,13 +53,13 @@ Masks masks_of(const char* block) {
 constexpr uint64_t kEach = 0x0101010101010101;  // 1 in each of 8 bytes
 constexpr uint64_t kHigh = 0x80 * kEach;
 
-// The highest bit of each byte that is in [first, last]; all bytes are below 0x80.
+// Sets the highest bit of each byte in [first, last]. All bytes must be below 0x80.
 uint64_t within(uint64_t bytes, uint64_t first, uint64_t last) {
   return (bytes + (0x80 - first) * kEach) & ~(bytes + (0x7F - last) * kEach);
 }
 
-// The highest bits of 8 bytes, side by side: each bit moves to its place by one of the factors.
-uint64_t gathered(uint64_t bytes) { return ((bytes & kHigh) >> 7) * 0x0102040810204080 >> 56; }
+// Packs the highest bits of 8 bytes into one byte: the multiplication moves each bit to its place.
+uint64_t packed(uint64_t bytes) { return ((bytes & kHigh) >> 7) * 0x0102040810204080 >> 56; }
 
 Masks masks_of(const char* block) {
   Masks masks;
@@ -66,10 +67,10 @@ Masks masks_of(const char* block) {
     const uint64_t bytes = load_bytes(block + i);
     const uint64_t below = bytes & ~kHigh;
     const uint64_t space = within(below, ' ', ' ');
-    masks.letter |= gathered(within(below | 0x20 * kEach, 'a', 'z')) << i;
-    masks.digit |= gathered(within(below, '0', '9')) << i;
-    masks.white |= gathered(within(below, '\t', '\r') | space) << i;
-    masks.space |= gathered(space) << i;
+    masks.letter |= packed(within(below | 0x20 * kEach, 'a', 'z')) << i;
+    masks.digit |= packed(within(below, '0', '9')) << i;
+    masks.white |= packed(within(below, '\t', '\r') | space) << i;
+    masks.space |= packed(space) << i;
     masks.beyond_ascii |= bytes & kHigh;
   }
   return masks;
@@ -83,7 +84,7 @@ PreTokenizer::PreTokenizer(std::vector<uint8_t> classes) : classes_(std::move(cl
     throw std::invalid_argument("the table has an entry for each of 0x110000 code points");
   for (unsigned byte = 0; byte < 0x80; ++byte)
     if (classes_[byte] != ascii_class(byte))
-      throw std::invalid_argument("ASCII is classified in another way");
+      throw std::invalid_argument("ASCII has other classes than in Unicode");
   if (*std::max_element(classes_.begin(), classes_.end()) > kWhiteSpace)
     throw std::invalid_argument("a class is 0 to 3");
 }
@@ -92,13 +93,14 @@ uint64_t PreTokenizer::starts_in_block(std::string_view text, size_t at, Before&
   std::array<char, kBlock> last;
   const char* block = text.data() + at;
   const size_t left = text.size() - at;
-  if (left < kBlock) {  // what follows the end is like white space to a stretch of it
+  if (left < kBlock) {
+    // White space at the end of a text is not split, as if more white space followed.
     last.fill(' ');
     std::memcpy(last.data(), block, left);
     block = last.data();
   }
   const Masks is = masks_of(block);
-  if (is.beyond_ascii) return starts_one_by_one(text, at, before);
+  if (is.beyond_ascii) return starts_by_character(text, at, before);
   const uint64_t sign = ~(is.letter | is.digit | is.white);
   const uint64_t others = (is.letter & ~(is.letter << 1 | before.letter)) |
                           (is.digit & ~(is.digit << 1 | before.digit)) |
@@ -113,12 +115,13 @@ uint64_t PreTokenizer::starts_in_block(std::string_view text, size_t at, Before&
   return starts;
 }
 
-uint64_t PreTokenizer::starts_one_by_one(std::string_view text, size_t at, Before& before) const {
+uint64_t PreTokenizer::starts_by_character(std::string_view text, size_t at, Before& before) const {
   const size_t end = std::min(text.size(), at + kBlock);
   uint64_t starts = 0;
   size_t size = 0;
   for (size_t here = at; here < end; here += size) {
-    if ((static_cast<uint8_t>(text[here]) & 0xC0) == 0x80) {  // of a character before this block
+    // The rest of a character of the previous block.
+    if ((static_cast<uint8_t>(text[here]) & 0xC0) == 0x80) {
       size = 1;
       continue;
     }

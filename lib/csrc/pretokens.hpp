@@ -1,11 +1,12 @@
 // Words of a text as GPT-2's pre-tokenizer splits it (Radford et al. 2019, its encoder.py):
 //   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //
-// Read the other way round: a letter, digit or sign begins a word where what stands before it is
-// of another kind and no single space, which it takes with it; white space begins one where a
-// stretch of it begins, and once more at its last character if something follows. So all that is
-// needed of the surroundings is one character on each side, and 64 bytes of ASCII are looked at
-// together. Contractions are mended afterwards: their apostrophe is a word of one sign by then.
+// The expression is equivalent to rules about where a word begins. A letter, digit or sign begins a
+// word if the character before it has another class and is not a space (a single space belongs to
+// the word). White space begins a word at the first character of a run, and again at its last
+// character if something follows. The rules need one character on each side, so 64 bytes of ASCII
+// are classified together. Contractions are corrected afterwards: until then, their apostrophe is a
+// word of one sign.
 #pragma once
 
 #include <cstddef>
@@ -15,10 +16,10 @@
 
 namespace tokamake {
 
-// What a code point is to the expression; the values of the table that PreTokenizer gets.
+// Class of a code point in the expression, and values of the table of PreTokenizer.
 enum CharacterClass : uint8_t { kSign = 0, kLetter = 1, kDigit = 2, kWhiteSpace = 3 };
 
-// The 8 bytes at `at`, the first of them lowest.
+// Loads 8 bytes in little-endian order, on any processor.
 inline uint64_t load_bytes(const char* at) {
   uint64_t bytes = 0;
   for (int i = 0; i < 8; ++i) bytes |= uint64_t{static_cast<uint8_t>(at[i])} << (8 * i);
@@ -28,38 +29,41 @@ inline uint64_t load_bytes(const char* at) {
 class PreTokenizer {
  public:
   // `classes` has an entry for each code point from 0 to 0x10FFFF. Throws std::invalid_argument if
-  // it has not, or if ASCII is not classified as always.
+  // the size differs, or if ASCII has other classes than in Unicode.
   explicit PreTokenizer(std::vector<uint8_t> classes);
 
-  // Calls `take` with each word of a text of valid UTF-8, in order; together they are the text.
-  template <typename Take>
-  void split(std::string_view text, const Take& take) const {
+  // Calls `emit` with each word of a text of valid UTF-8, in order. The words concatenate to the
+  // text.
+  template <typename Emit>
+  void split(std::string_view text, const Emit& emit) const {
     Before before;
     size_t begin = 0;
     for (size_t at = 0; at < text.size(); at += kBlock) {
       uint64_t starts = starts_in_block(text, at, before);
       for (; starts != 0; starts &= starts - 1) {
         const size_t end = at + static_cast<size_t>(__builtin_ctzll(starts));
-        if (end <= begin) continue;  // inside of a contraction, or the first word of all
+        if (end <= begin) continue;  // inside a contraction, or at the beginning of the text
         const size_t size = word_size(text, begin, end);
-        take(text.substr(begin, size));
+        emit(text.substr(begin, size));
         begin += size;
       }
     }
-    if (begin < text.size()) take(text.substr(begin));
+    if (begin < text.size()) emit(text.substr(begin));
   }
 
  private:
   static constexpr size_t kBlock = 64;
 
-  // The last character before a block: which kind it is, in bit 0 of each; none at the beginning.
+  // Class of the last character before a block, in bit 0 of each field. All 0 before the first
+  // block.
   struct Before {
     uint64_t letter = 0, digit = 0, sign = 0, white = 0, space = 0;
   };
 
-  // The bytes of the block at `at` where a word begins but for contractions; bit 0 is the first.
+  // Bit mask of the bytes of the block at `at` that begin a word, before contractions are
+  // corrected. Bit 0 is the first byte.
   uint64_t starts_in_block(std::string_view text, size_t at, Before& before) const;
-  uint64_t starts_one_by_one(std::string_view text, size_t at, Before& before) const;
+  uint64_t starts_by_character(std::string_view text, size_t at, Before& before) const;
   bool is_white_at(std::string_view text, size_t at) const;
   CharacterClass class_at(std::string_view text, size_t at, size_t& size) const;
 

@@ -1,4 +1,4 @@
-// Draws the places of a block of swaps before it makes them, so that their memory is on its way.
+// Draws the places of a block of swaps before it does them, so that their memory is prefetched.
 #include "shuffle.hpp"
 
 #include <algorithm>
@@ -21,13 +21,13 @@ uint32_t ones_below(uint32_t value) {
   return value;
 }
 
-// For each place from `last` down, one of 0 to that place, evenly: numbers of as many bits are
-// drawn until one is in range, as numpy's legacy generator does.
+// Draws a uniform place from 0 to i for each place i from `last` down, like numpy's legacy
+// generator: it draws numbers with the bits of i until one is in range.
 void draw_places(int64_t last, int64_t count, Twister& twister, uint32_t* places) {
   int64_t drawn = 0;
   while (drawn < count) {
     const uint32_t mask = ones_below(static_cast<uint32_t>(last - drawn));
-    // The mask holds down to the place of its highest bit.
+    // The mask is the same for all places down to its highest bit.
     const int64_t stop = std::min(count, last - static_cast<int64_t>(mask >> 1));
     while (drawn < stop) {
       places[drawn] = twister.next() & mask;
@@ -38,7 +38,7 @@ void draw_places(int64_t last, int64_t count, Twister& twister, uint32_t* places
 
 }  // namespace
 
-void Twister::renew() {
+void Twister::refill() {
   constexpr int64_t kAhead = 397;
   for (int64_t i = 0; i < kWords - kAhead; ++i) {
     key_[i] = key_[i + kAhead] ^ twist(key_[i], key_[i + 1]);
@@ -52,7 +52,7 @@ void Twister::renew() {
 
 template <typename T>
 void shuffle(T* values, int64_t last, int64_t end, Twister& twister) {
-  std::array<std::array<uint32_t, kBlock>, 2> places;  // of this block and of the next
+  std::array<std::array<uint32_t, kBlock>, 2> places;  // this block and the next
   const auto prepare = [&](int64_t from, std::array<uint32_t, kBlock>& block) {
     const int64_t count = std::min(kBlock, from - end);
     draw_places(from, count, twister, block.data());

@@ -1,11 +1,11 @@
-// Shuffles arrays bit for bit as numpy.random.RandomState does, but faster.
+// Shuffles arrays bit for bit like numpy.random.RandomState, but faster.
 #pragma once
 
 #include <cstdint>
 
 namespace tokamake {
 
-// The Mersenne twister MT19937 over a state that the caller keeps (Matsumoto and Nishimura, 1998).
+// Mersenne twister MT19937 (Matsumoto and Nishimura, 1998). The caller owns the state.
 class Twister {
  public:
   static constexpr int64_t kWords = 624;
@@ -15,7 +15,7 @@ class Twister {
   int64_t position() const { return position_; }
 
   uint32_t next() {
-    if (position_ == kWords) renew();
+    if (position_ == kWords) refill();
     uint32_t word = key_[position_++];
     word ^= word >> 11;
     word ^= (word << 7) & 0x9d2c5680u;
@@ -24,14 +24,15 @@ class Twister {
   }
 
  private:
-  void renew();
+  void refill();
 
   uint32_t* key_;
   int64_t position_;
 };
 
-// The part of a Fisher-Yates shuffle that settles the places `last` down to `end` + 1; from the
-// last place down to 0 it is RandomState.shuffle. `last` is at most 2**32 - 1, `end` 0 or more.
+// Part of a Fisher-Yates shuffle: swaps for the places `last` down to `end` + 1. From the last
+// place down to 0 the result equals RandomState.shuffle. `last` is at most 2**32 - 1, `end` at
+// least 0.
 template <typename T>
 void shuffle(T* values, int64_t last, int64_t end, Twister& twister);
 

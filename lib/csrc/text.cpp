@@ -6,7 +6,7 @@ namespace tokamake {
 
 namespace {
 
-constexpr int64_t kBlock = 64;  // long enough to keep the loop free of branches, short to stop soon
+constexpr int64_t kBlock = 64;  // long for a loop without branches, short to stop early
 
 void check_fits(uint64_t token, uint64_t highest) {
   if (token > highest)

@@ -1,4 +1,4 @@
-// Python bindings of what reads and encodes texts that stand one after the other, in UTF-8.
+// Python bindings for the reader of JSON lines and the byte-level tokenizer.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -23,7 +23,7 @@ using UInt8Array = py::array_t<uint8_t, py::array::c_style>;
 using UInt32Array = py::array_t<uint32_t, py::array::c_style>;
 using Int64Array = py::array_t<int64_t, py::array::c_style>;
 
-// Gives back the memory behind the first elements, all that is of use.
+// Shrinks an array to its first elements, and releases the memory after them.
 template <typename Array>
 Array& cut(Array& array, size_t size) {
   array.resize({static_cast<py::ssize_t>(size)}, false);
@@ -37,7 +37,7 @@ Int64Array array_of(const std::vector<int64_t>& numbers) {
 py::object json_texts(const py::buffer& lines, const std::string& key) {
   const py::buffer_info info = lines.request();
   if (info.itemsize != 1 || info.ndim != 1 || (info.size > 1 && info.strides[0] != 1))
-    throw std::invalid_argument("lines are bytes");
+    throw std::invalid_argument("lines must be bytes");
   const std::string_view text(static_cast<const char*>(info.ptr), static_cast<size_t>(info.size));
   UInt8Array utf8(info.size + static_cast<py::ssize_t>(tokamake::kJsonSlack));
   auto* const out = reinterpret_cast<char*>(utf8.mutable_data());
@@ -54,9 +54,9 @@ py::object json_texts(const py::buffer& lines, const std::string& key) {
 
 tokamake::Merges merges_of(const UInt32Array& bytes, const UInt32Array& merges) {
   if (bytes.ndim() != 1 || bytes.size() != 256)
-    throw std::invalid_argument("bytes has a token for each of 256 bytes");
+    throw std::invalid_argument("bytes must have a token for each of 256 bytes");
   if (merges.ndim() != 2 || merges.shape(1) != 3)
-    throw std::invalid_argument("merges has three columns");
+    throw std::invalid_argument("merges must have three columns");
   std::array<uint32_t, 256> singles;
   std::copy_n(bytes.data(), singles.size(), singles.begin());
   std::vector<tokamake::Merges::Merge> pairs;
@@ -113,7 +113,7 @@ py::tuple encode_utf8(tokamake::ByteLevel& tokenizer, const UInt8Array& utf8,
   int64_t begin = 0;
   for (py::ssize_t i = 0; i < ends.size(); ++i) {
     const int64_t end = ends.data()[i];
-    if (end < begin || end > utf8.size()) throw std::invalid_argument("ends do not fit the texts");
+    if (end < begin || end > utf8.size()) throw std::invalid_argument("an end is out of range");
     views.emplace_back(text + begin, static_cast<size_t>(end - begin));
     begin = end;
   }
@@ -123,15 +123,17 @@ py::tuple encode_utf8(tokamake::ByteLevel& tokenizer, const UInt8Array& utf8,
 }  // namespace
 
 void bind_texts(py::module_& module) {
-  module.def("json_texts", &json_texts, py::arg("lines"), py::arg("key"),
-             "Texts under a key of lines of JSON, one after the other in UTF-8, where each ends, "
-             "and where each line ends; None if a line is no plain object with such a text.");
-  py::class_<tokamake::ByteLevel>(module, "ByteLevel", "Byte-level BPE with GPT-2's words.")
+  module.def(
+      "json_texts", &json_texts, py::arg("lines"), py::arg("key"),
+      "Concatenated texts under a key of lines of JSON, the end of each text and of each line; "
+      "None if a line is not a plain object with such a text.");
+  py::class_<tokamake::ByteLevel>(module, "ByteLevel",
+                                  "Byte-level BPE with GPT-2's pre-tokenization.")
       .def(py::init(&make), py::arg("classes").noconvert(), py::arg("bytes").noconvert(),
            py::arg("merges").noconvert(), py::kw_only(), py::arg("added"),
            py::arg("add_prefix_space"))
       .def("encode", &encode, py::arg("texts"),
-           "Tokens of all texts, one after the other, and how many each has.")
+           "Concatenated tokens of all texts, and the tokens of each text.")
       .def("encode_utf8", &encode_utf8, py::arg("utf8").noconvert(), py::arg("ends").noconvert(),
-           "The same of texts that stand one after the other, in valid UTF-8.");
+           "The same for concatenated texts in valid UTF-8.");
 }

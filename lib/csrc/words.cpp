@@ -11,7 +11,7 @@ namespace tokamake {
 namespace {
 
 constexpr size_t kBlockBytes = size_t{1} << 20;
-constexpr size_t kFewestSlots = size_t{1} << 16;
+constexpr size_t kMinSlots = size_t{1} << 16;
 
 uint32_t hash_of(const char* text, size_t size) {
   constexpr uint64_t kFactor = 0x9E3779B97F4A7C15;  // 2^64 / golden ratio
@@ -28,7 +28,7 @@ uint32_t hash_of(const char* text, size_t size) {
   return static_cast<uint32_t>(hash >> 32);
 }
 
-// Decodes the code point at `text`, which is valid UTF-8, and moves behind it.
+// Decodes the code point at `text`, which is valid UTF-8, and advances `text`.
 uint32_t next_code_point(const char*& text) {
   const auto byte = [&](int i) { return static_cast<uint32_t>(static_cast<uint8_t>(text[i])); };
   const auto low = [&](int i) { return byte(i) & 0x3F; };
@@ -68,7 +68,7 @@ void Words::clear() {
   blocks_.clear();
   entries_.clear();
   ids_.clear();
-  slots_.assign(kFewestSlots, 0);
+  slots_.assign(kMinSlots, 0);
 }
 
 void Words::split(const std::vector<std::string_view>& texts) {
@@ -87,24 +87,24 @@ void Words::split(const std::vector<std::string_view>& texts) {
 void Words::split_text(std::string_view text) {
   const char* at = text.data();
   const char* const end = at + text.size();
-  const char* word = at;           // where the present word begins
-  const char* stretch = at;        // where the present stretch without spaces begins
-  size_t before = latest_.size();  // words before that stretch
-  bool whole = false;              // that stretch is one word
+  const char* word = at;           // start of the current word
+  const char* run = at;            // start of the current text without spaces
+  size_t before = latest_.size();  // number of words before it
+  bool whole = false;              // it is one word
   const auto end_word = [&](const char* here) {
     if (here != word && !whole) add(word, here);
   };
-  const auto end_stretch = [&](const char* here) {
+  const auto end_run = [&](const char* here) {
     end_word(here);
-    if (whole) add(stretch, here);
+    if (whole) add(run, here);
   };
   while (at != end) {
     const char* here = at;
     const uint8_t kind = kinds_[next_code_point(at)];
     if (kind == kInside) continue;
     if (kind & kSpace) {
-      end_stretch(here);
-      word = stretch = at;
+      end_run(here);
+      word = run = at;
       before = latest_.size();
       whole = false;
       continue;
@@ -119,7 +119,7 @@ void Words::split_text(std::string_view text) {
       word = at;
     }
   }
-  end_stretch(end);
+  end_run(end);
 }
 
 bool Words::is_whole(const char* at, const char* end) const {
@@ -171,7 +171,7 @@ const char* Words::keep(std::string_view word) {
 
 void Words::finish(const uint32_t* ids, int64_t size, const int64_t* lengths, int64_t words) {
   if (finished_ || words != static_cast<int64_t>(missing_.size()))
-    throw std::invalid_argument("tokens of the missing words, and of no others, are wanted");
+    throw std::invalid_argument("give the tokens of the missing words, once");
   const uint64_t before = ids_.size();
   uint64_t first = before;
   for (int64_t i = 0; i < words; ++i) {

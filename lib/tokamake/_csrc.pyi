@@ -1,4 +1,4 @@
-"""Types of the C++ extension (lib/csrc), which modules of `tokamake.data` call."""
+"""Types of the C++ extension (lib/csrc), for the modules of `tokamake.data`."""
 
 from os import PathLike
 
@@ -14,110 +14,110 @@ def build_sample_index(
     *,
     wide: bool = False,
 ) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]:
-    """Where each sample begins, as Megatron's `build_sample_idx` has it.
+    """Find the start of each sample, like Megatron's `build_sample_idx`.
 
     Args:
-        lengths: (documents,) tokens of each document; contiguous, need not be aligned.
-        document_index: (epochs × documents,) order in which documents are read.
-        sequence_length: tokens between the starts of neighbouring samples.
+        lengths: (documents,) tokens of each document; contiguous, may be unaligned.
+        document_index: (epochs × documents,) reading order of the documents.
+        sequence_length: tokens between the starts of neighboring samples.
         num_epochs: epochs in `document_index`.
         tokens_per_epoch: tokens of one epoch.
-        wide: answer in int64 even where int32 holds every position.
+        wide: return int64 even if int32 is enough.
 
     Returns:
-        (samples + 1, 2): position in `document_index` and offset in that document, of the first
-        token of each sample and of the last sample's last label; int32 unless `document_index`
-        has 2**31 entries or more.
+        (samples + 1, 2) position in `document_index` and offset in that document: of the first
+        token of each sample, and of the last label of the last sample. int32, or int64 if
+        `document_index` has 2**31 entries or more.
 
     Raises:
-        TypeError: an array is not contiguous or of another type.
-        ValueError: a number is out of range, or the documents hold fewer tokens than promised.
-        IndexError: `document_index` names a document that has no length.
+        TypeError: an array is not contiguous or has another dtype.
+        ValueError: a number is out of range, or the documents hold too few tokens.
+        IndexError: `document_index` names a document without a length.
     """
 
 def map_file(path: str | PathLike[str]) -> npt.NDArray[np.uint8]:
-    """Map a file into memory, for reading: pages come from disk when they are looked at.
+    """Map a file into memory, read-only. Pages come from disk when they are read.
 
-    Unlike `mmap` and `np.memmap` it keeps no file descriptor open, of which a process often has
-    1,024. An empty file is an empty array.
+    Unlike `mmap` and `np.memmap`, this keeps no file descriptor open: many processes may open only
+    1,024. An empty file gives an empty array.
 
     Raises:
-        OSError: the file cannot be opened or mapped, or is a folder.
+        OSError: the file cannot be opened or mapped, or is a directory.
     """
 
 def build_blend_index(
     weights: npt.NDArray[np.float64], size: int
 ) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int64]]:
-    """Order in which datasets are drawn from, as Megatron's `build_blending_indices` has it.
+    """Draw from datasets by weight, like Megatron's `build_blending_indices`.
 
     Args:
-        weights: (datasets,) shares that add up to 1; used as they are.
-        size: samples of the blend.
+        weights: (datasets,) shares with sum 1; not normalized here.
+        size: number of samples.
 
     Returns:
-        (size,) int16 number of the dataset and (size,) int64 number of the sample in it.
+        (size,) dataset numbers and (size,) sample numbers in the datasets.
 
     Raises:
-        TypeError: `weights` is not contiguous or of another type.
-        ValueError: `size` is negative, a weight is negative or not finite, or there are none or
-            more than 32,767 weights.
+        TypeError: `weights` is not contiguous or has another dtype.
+        ValueError: `size` is negative, a weight is negative or not finite, or the number of weights
+            is 0 or above 32,767.
     """
 
 def build_exhaustive_blend_index(
     sizes: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int64]]:
-    """Order of all samples of all datasets, as Megatron's `build_exhaustive_blending_indices`.
+    """Order all samples of all datasets, like Megatron's `build_exhaustive_blending_indices`.
 
     Args:
         sizes: (datasets,) samples of each.
 
     Returns:
-        (samples,) int16 number of the dataset and (samples,) int64 number of the sample in it.
+        (samples,) dataset numbers and (samples,) sample numbers in the datasets.
 
     Raises:
-        TypeError: `sizes` is not contiguous or of another type.
-        ValueError: a size is below 1, or there are none or more than 32,767.
+        TypeError: `sizes` is not contiguous or has another dtype.
+        ValueError: a size is below 1, or the number of sizes is 0 or above 32,767.
     """
 
 class Blender:
-    """The order of `build_blend_index`, piece by piece. Not for several threads at once."""
+    """The order of `build_blend_index` in blocks. Not thread-safe."""
 
     def __init__(self, weights: npt.NDArray[np.float64], *, widest: bool = True) -> None:
-        """Begin an order by weights; it has no end.
+        """Start an endless order by weights.
 
         Args:
-            weights: as of `build_blend_index`.
-            widest: use the widest vectors that the processor has, else those that all have; only
-                the speed differs.
+            weights: as for `build_blend_index`.
+            widest: use the widest vectors of the processor, otherwise 128 bits; only the speed
+                differs.
         """
 
     @staticmethod
     def exhaustive(sizes: npt.NDArray[np.int64], *, widest: bool = True) -> Blender:
-        """Begin the order of `build_exhaustive_blend_index`."""
+        """Start the order of `build_exhaustive_blend_index`."""
 
     def draw(self, size: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int64]]:
-        """Take the next `size` samples.
+        """Draw the next `size` samples.
 
         Raises:
-            ValueError: `size` is negative, or there are not so many left.
+            ValueError: `size` is negative or larger than the number of remaining samples.
         """
 
 class ExactBlend:
-    """A blend that is exact in integers; see `tokamake.data.samples.blend.ExactBlend`."""
+    """Exact blend in integers; see `tokamake.data.samples.blend.ExactBlend`."""
 
     def __init__(self, counts: npt.NDArray[np.int64]) -> None:
-        """Take (datasets,) the samples of each.
+        """Start a blend of (datasets,) sample counts.
 
         Raises:
-            TypeError: `counts` is not contiguous or of another type.
-            ValueError: a count is negative, there are none, or they add up to more than 2**53.
+            TypeError: `counts` is not contiguous or has another dtype.
+            ValueError: a count is negative, there are none, or their sum is above 2**53.
         """
 
     def block(self, start: int, stop: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """Compute samples `start` to `stop`: number of the dataset and of the sample in it.
+        """Dataset numbers, and sample numbers in the datasets, of samples `start` to `stop`.
 
         Raises:
-            IndexError: there are no such samples.
+            IndexError: a bound is out of range.
         """
 
 def shuffle(
@@ -125,19 +125,19 @@ def shuffle(
     key: npt.NDArray[np.uint32],
     position: int,
 ) -> int:
-    """Shuffle in place, bit for bit as `numpy.random.RandomState.shuffle` does.
+    """Shuffle in place, bit for bit like `numpy.random.RandomState.shuffle`.
 
     Args:
-        values: (values,) at most 2**32 of them.
-        key: (624,) of the generator's state; changed as by numpy.
-        position: in the key, of the generator's state.
+        values: (values,) at most 2**32.
+        key: (624,) key of the generator's state; changed in place.
+        position: position of the generator's state in the key.
 
     Returns:
-        The position afterwards.
+        The new position.
 
     Raises:
-        TypeError: an array is not contiguous or of another type.
-        ValueError: a shape or number is out of range, or an array cannot be written to.
+        TypeError: an array is not contiguous or has another dtype.
+        ValueError: a shape or number is out of range, or an array is read-only.
     """
 
 def build_mapping(
@@ -151,17 +151,18 @@ def build_mapping(
     seed: int,
     min_num_sent: int,
 ) -> npt.NDArray[np.uint32] | npt.NDArray[np.uint64]:
-    """Shuffled samples of sentences, as Megatron's function of this name has them.
+    """Shuffled samples of whole sentences, like Megatron's function of this name.
+
+    `tokamake.data.samples.sentence_mappings` describes the arguments.
 
     Returns:
-        (samples, 3): first sentence, end of sentences, tokens aimed at; uint64 if there are more
-        sentences than uint32 counts. `tokamake.data.samples.sentence_mappings` describes the
-        arguments.
+        (samples, 3) first sentence, end of sentences, target tokens; uint64 if uint32 cannot count
+        the sentences.
 
     Raises:
-        TypeError: an array is not contiguous or of another type.
-        ValueError: a number is out of range, or the documents' bounds fall.
-        IndexError: a bound lies outside the lengths.
+        TypeError: an array is not contiguous or has another dtype.
+        ValueError: a number is out of range, or the documents' bounds decrease.
+        IndexError: a bound is outside the lengths.
     """
 
 def build_blocks_mapping(
@@ -175,25 +176,25 @@ def build_blocks_mapping(
     seed: int,
     use_one_sent_blocks: bool,
 ) -> npt.NDArray[np.uint32] | npt.NDArray[np.uint64]:
-    """Shuffled blocks of sentences, as Megatron's function of this name has them.
+    """Shuffled blocks of whole sentences, like Megatron's function of this name.
 
     Returns:
-        (blocks, 4): first sentence, end of sentences, document, number of the block in its epoch;
-        dtype and errors as of `build_mapping`.
+        (blocks, 4) first sentence, end of sentences, document, number of the block in its epoch;
+        dtype and errors as for `build_mapping`.
     """
 
 def find_marked(texts: list[str], table: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Which texts hold a code point that the table marks.
+    """Find the texts that hold a marked code point.
 
     Args:
         texts: any strings.
-        table: (0x110000,) 0 or 1 for each code point; those below 256 are 0.
+        table: (0x110000,) 1 for each marked code point; those below 256 must be 0.
 
     Returns:
-        (found,) numbers of the texts, ascending.
+        Numbers of these texts, ascending.
 
     Raises:
-        TypeError: a text is no string, or the table is not contiguous or of another type.
+        TypeError: a text is not a string, or the table is not contiguous or has another dtype.
         ValueError: the table has another size or marks a code point below 256.
     """
 
@@ -205,46 +206,45 @@ def pack(
     eod: int,
     dtype: npt.DTypeLike,
 ) -> npt.NDArray[np.uint16] | npt.NDArray[np.int32]:
-    """Tokens as they stand in a .bin file; documents without a token stay empty.
+    """Tokens of documents in the layout of a .bin file; empty documents stay empty.
 
     Args:
-        ids: (tokens,) tokens of all documents.
-        lengths: (documents,) tokens of each.
-        bos: token put before each document that has one; -1: none.
-        eod: token put after each document that has one; -1: none.
+        ids: (tokens,) concatenated tokens of all documents.
+        lengths: (documents,) tokens of each document.
+        bos: token before each document that is not empty; -1: none.
+        eod: token after each document that is not empty; -1: none.
         dtype: uint16 or int32.
 
     Returns:
-        (tokens with those added,) of `dtype`.
+        (tokens, bos and eod,) array of `dtype`.
 
     Raises:
-        TypeError: an array is not contiguous or of another type.
-        ValueError: lengths are negative or do not add up, or `dtype` is another.
+        TypeError: an array is not contiguous or has another dtype.
+        ValueError: a length is negative, the lengths do not add up, or `dtype` is not supported.
         IndexError: a token does not fit `dtype`.
     """
 
 class Words:
-    """Splits texts into words and remembers the tokens of each word.
+    """Splits texts into words and caches the tokens of each word. Not thread-safe.
 
-    For tokenizers that give a text the tokens of its words, one after the other. Not for several
-    threads at once.
+    For tokenizers whose tokens of a text are the concatenated tokens of its words.
     """
 
     def __init__(self, kinds: npt.NDArray[np.uint8], whole: list[str], *, capacity: int) -> None:
-        """Make one that knows no word.
+        """Start with an empty cache.
 
         Args:
-            kinds: (0x110000,) of each code point: 0 if it is part of a word, 1 a space between
-                words, which has no tokens, 2 a word of its own wherever it stands.
-            whole: what stands between two spaces is one word if one of these occurs in it.
-            capacity: bytes of words and tokens from which on all are forgotten before more come.
+            kinds: (0x110000,) kind of each code point: 0 part of a word, 1 space between words,
+                without tokens, 2 always a word of its own.
+            whole: text between two spaces is one word if it contains one of these.
+            capacity: bytes of words and tokens; a larger cache is cleared.
 
         Raises:
             ValueError: `kinds` has another size, or a text of `whole` is empty.
         """
 
     def split(self, texts: list[str]) -> list[str]:
-        """Split texts, and say which words have no known tokens yet.
+        """Split texts and return the words without cached tokens.
 
         Raises:
             UnicodeEncodeError: a text has a lone surrogate.
@@ -253,38 +253,39 @@ class Words:
     def finish(
         self, ids: npt.NDArray[np.uint32], lengths: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """Take the tokens of the missing words of the latest texts.
+        """Add the tokens of the words from the last `split`.
 
         Args:
-            ids: (tokens,) of these words, one after the other.
-            lengths: (words,) tokens of each.
+            ids: (tokens,) concatenated tokens of these words.
+            lengths: (words,) tokens of each word.
 
         Returns:
-            (tokens,) of all of the latest texts, and (texts,) tokens of each.
+            (tokens,) concatenated tokens of the texts from the last `split`, and (texts,) tokens of
+            each text.
 
         Raises:
-            ValueError: these are not the tokens of as many words.
+            ValueError: the number of words differs, or the lengths do not add up.
         """
 
 def json_texts(
     lines: bytes | memoryview, key: str
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
-    """Read the texts that lines of JSON have under a key, by RFC 8259 and no more.
+    """Read the texts under a key from lines of JSON. Accepts RFC 8259 without extensions.
 
     Args:
-        lines: whole lines, whose line feeds are not in a string.
-        key: has no quotes, backslashes or control characters in it, or no line is plain.
+        lines: whole lines.
+        key: key without quotes, backslashes or control characters; others give None.
 
     Returns:
-        (bytes,) the texts one after the other in UTF-8, (lines,) where each of them ends, and
-        (lines,) where each line ends, at its line feed or at the end of all. None if a line is not
-        one object in valid UTF-8 with a single such key and text under it, is blank, or has
-        something that parsers differ on: lone surrogates, numbers of many digits or with exponents,
-        keys with escapes, more than 64 levels.
+        (bytes,) concatenated texts in UTF-8, (lines,) end of each text, and (lines,) end of each
+        line, without its line feed. None if a line is blank, or is not one object in valid UTF-8
+        with exactly one such key and a string as its value, or holds something that JSON parsers
+        treat differently: lone surrogates, numbers with many digits or exponents, keys with
+        escapes, more than 64 levels.
     """
 
 class ByteLevel:
-    """Byte-level BPE with the words of GPT-2's expression. Not for several threads at once."""
+    """Byte-level BPE with GPT-2's pre-tokenization. Not thread-safe."""
 
     def __init__(
         self,
@@ -295,25 +296,27 @@ class ByteLevel:
         added: list[tuple[str, int]],
         add_prefix_space: bool,
     ) -> None:
-        """Make one that knows no word.
+        """Start with an empty cache of words.
 
         Args:
-            classes: (0x110000,) of each code point: 1 a letter, 2 a digit, 3 white space, 0 else.
+            classes: (0x110000,) class of each code point: 1 letter, 2 digit, 3 white space,
+                0 other.
             bytes: (256,) tokens of single bytes.
-            merges: (merges, 3) tokens of each pair, and what it becomes; the first rank lowest.
-            added: texts that are a token each, found before anything else, and their tokens.
-            add_prefix_space: put a space before what stands between added tokens and has none.
+            merges: (merges, 3) left, right and merged token, in order of rank.
+            added: added texts and their tokens; they are found before the text is split into words.
+            add_prefix_space: start text between added tokens with a space.
 
         Raises:
-            ValueError: an array has another shape, ASCII is classified in another way, two merges
-                are of the same pair, a number has more than 21 bits, or an added text is empty.
+            ValueError: an array has another shape, ASCII has other classes than in Unicode, two
+                merges have the same pair, a number has more than 21 bits, or an added text is
+                empty.
         """
 
     def encode(self, texts: list[str]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
         """Encode texts.
 
         Returns:
-            (tokens,) of all texts one after the other, and (texts,) tokens of each.
+            (tokens,) concatenated tokens of all texts, and (texts,) tokens of each text.
 
         Raises:
             UnicodeEncodeError: a text has a lone surrogate.
@@ -322,12 +325,12 @@ class ByteLevel:
     def encode_utf8(
         self, utf8: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """The same of texts that stand one after the other.
+        """Encode concatenated texts.
 
         Args:
-            utf8: (bytes,) valid UTF-8 in each text.
-            ends: (texts,) where each ends, ascending.
+            utf8: (bytes,) concatenated texts, each valid UTF-8.
+            ends: (texts,) end of each text, ascending.
 
         Raises:
-            ValueError: the ends do not fit the bytes.
+            ValueError: an end is out of range.
         """

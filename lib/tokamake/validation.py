@@ -41,13 +41,8 @@ def _explain(model: type[BaseModel], item: Any, where: str) -> str:
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
         keys = [*_section(model, item["loc"][:-1]).model_fields]
-        close = difflib.get_close_matches(str(item["loc"][-1]), keys, n=2, cutoff=0.7)
-        advice = (
-            f"did you mean {' or '.join(close)}?"
-            if close
-            else f"this section knows {', '.join(keys)}"
-        )
-        return f"{where}: {path}: unknown key; {advice}"
+        prefix = "".join(f"{part}." for part in item["loc"][:-1])
+        return f"{where}: {prefix}{unknown_key(str(item['loc'][-1]), keys)}"
     if item["type"] == "missing":
         return f"{where}: {path}: missing; add it"
     shown = "" if isinstance(item["input"], dict | BaseModel) else f" {item['input']!r}:"
@@ -58,6 +53,14 @@ def _explain(model: type[BaseModel], item: Any, where: str) -> str:
     if not shown and key and key[0] in _section(model, item["loc"]).model_fields:
         return f"{where}: {path}.{message}"
     return f"{where}: {path}:{shown} {message[0].lower()}{message[1:]}"
+
+
+def unknown_key(key: str, known: list[str]) -> str:
+    """Message about a key that is none of `known`: it names the nearest ones."""
+    close = difflib.get_close_matches(key, known, n=2, cutoff=0.7)
+    if close:
+        return f"{key}: unknown key; did you mean {' or '.join(close)}?"
+    return f"{key}: unknown key; this section knows {', '.join(known)}"
 
 
 def _section(model: type[BaseModel], location: tuple[Any, ...]) -> type[BaseModel]:

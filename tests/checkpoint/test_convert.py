@@ -1,4 +1,4 @@
-"""Checkpoints of any format and layout become those of any other, every bit as it was."""
+"""Conversion between all formats and layouts keeps every bit."""
 
 import argparse
 import json
@@ -22,7 +22,7 @@ from tests.support.runs import write_start
 from tokamake import plugins
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
-from tokamake.checkpoint.detect import KIND, open_any
+from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.inspect import inspect
 from tokamake.checkpoint.tensors import copy
@@ -30,12 +30,13 @@ from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout, T
 from tokamake.checkpoint.tensors.extents import TensorSource
 from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
 from tokamake.config.architecture import Architecture
+from tokamake.config.model import FORMATS
 from tokamake.errors import UserError
 
 
 def chunked(architecture: Architecture, size: int) -> Iterator[dict[str, Tensor]]:
     """What each of several ranks must have, cut from what the one of one rank has."""
-    one = megatron_names.whole(architecture, weights(architecture))
+    one = megatron_names.megatron_tensors(architecture, weights(architecture))
     for rank in range(size):
         found = {}
         for name, tensor in one.items():
@@ -53,7 +54,7 @@ def chunked(architecture: Architecture, size: int) -> Iterator[dict[str, Tensor]
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2-untied"])
-def test_ranks_have_what_chunks_of_the_whole_are(name: str, tmp_path: Path) -> None:
+def test_each_rank_holds_its_chunks_of_the_whole(name: str, tmp_path: Path) -> None:
     # 256 rows are padding for one rank and for two alike.
     architecture = FAMILIES[name]
     hf_folder.write(tmp_path / "hf", architecture, weights(architecture))
@@ -72,7 +73,9 @@ def test_ranks_have_what_chunks_of_the_whole_are(name: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("version", [0, 1.0, 2.0, 3.0])
 @pytest.mark.parametrize("older", [False, True])
-def test_orders_of_queries_keys_and_values(version: float, older: bool, tmp_path: Path) -> None:
+def test_each_order_of_queries_keys_and_values_is_read(
+    version: float, older: bool, tmp_path: Path
+) -> None:
     architecture, size = FAMILIES["gpt2"], 2
     heads, head = architecture.num_attention_heads // size, architecture.head_dim
     known = argparse.Namespace(
@@ -128,7 +131,7 @@ def test_a_pipeline_of_an_earlier_version_is_read_in_its_order(tmp_path: Path) -
     assert_same(open_any(tmp_path / "pipe"), architecture)
 
 
-def test_virtual_stages_and_their_tied_head(tmp_path: Path) -> None:
+def test_virtual_stages_hold_their_layers_and_a_tied_head(tmp_path: Path) -> None:
     architecture = FAMILIES["llama-tied"]
     hf_folder.write(tmp_path / "hf", architecture, weights(architecture))
     arguments: dict[str, Any] = {"pipeline_parallel_size": 2, "virtual_pipeline_size": 2}
@@ -147,7 +150,7 @@ def test_virtual_stages_and_their_tied_head(tmp_path: Path) -> None:
     assert torch.equal(fused, weights(architecture)["model.layers.3.mlp.down_proj.weight"])
 
 
-def test_walks_over_formats_and_layouts(tmp_path: Path) -> None:
+def test_random_chains_of_conversions_keep_every_bit(tmp_path: Path) -> None:
     random, refused = chances.Random(0), 0
     known: dict[str, list[Path]] = {}
     for name in ("llama-gqa", "gpt_bigcode", "gpt2-untied"):
@@ -156,7 +159,7 @@ def test_walks_over_formats_and_layouts(tmp_path: Path) -> None:
     for number in range(60):
         so_far = [*known.values()][number % 3]
         begin = open_any(random.choice(so_far))
-        kind = random.choice(plugins.names(KIND))
+        kind = random.choice(plugins.names(FORMATS))
         target = Target(random_layout(random, kind))
         folder = tmp_path / f"walk-{number}"
         heads = begin.architecture.num_key_value_heads
@@ -187,7 +190,7 @@ def random_layout(random: chances.Random, kind: str) -> ParallelLayout:
     return ParallelLayout()
 
 
-def test_padding_is_the_mean_and_leaves_again(tmp_path: Path) -> None:
+def test_padding_is_the_mean_of_rows_and_is_removed_again(tmp_path: Path) -> None:
     architecture = FAMILIES["llama"]
     known = weights(architecture, torch.float32)
     hf_folder.write(tmp_path / "hf", architecture, known)
@@ -275,7 +278,7 @@ DAMAGES: dict[str, tuple[str, str, Any, str]] = {
         "mds",
         "latest",
         lambda file: file.write_text("global_step9"),
-        r"latest: names global_step9, which is missing; name one that is there \(global_step0\)",
+        r"latest: names global_step9, which is missing; name an existing one \(global_step0\)",
     ),
 }
 
@@ -306,7 +309,7 @@ def with_layers(file: Path, number_of: dict[int, int]) -> None:
         ([{0: 0, 1: 1}, {1: 1}], "00_001/model_optim.* has layers up to 1, but none of number 0"),
     ],
 )
-def test_stages_without_all_layers_are_named(
+def test_stages_with_missing_layers_are_named(
     left: list[dict[int, int]], message: str, folder: Path, tmp_path: Path
 ) -> None:
     broken = copied(folder / "stages", tmp_path / "broken")
@@ -343,13 +346,13 @@ def test_damage_is_one_error_that_names_the_file(damage: str, folder: Path, tmp_
     assert not (broken / file).with_name("ran").exists()
 
 
-def test_what_a_conversion_cannot_do_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_impossible_conversions_are_refused(folder: Path, tmp_path: Path) -> None:
     def refused(message: str, **options: Any) -> None:
         with pytest.raises(UserError, match=message):
             convert(**{"source": folder / "hf", "target": tmp_path / "a", **options})
         assert not (tmp_path / "a").exists()
 
-    refused("no such parts", format="hf", tensor_parallel_size=2)
+    refused("is not split this way", format="hf", tensor_parallel_size=2)
     refused("give 1 or more", format="mds", tensor_parallel_size=0)
     refused("--workers -1: give 1 or more, or 0", format="mds", workers=-1)
     refused("does not divide 4 layers", format="megatron", pipeline_parallel_size=3)
@@ -362,26 +365,28 @@ def test_what_a_conversion_cannot_do_is_refused(folder: Path, tmp_path: Path) ->
     assert not (tmp_path / ".a.converting").exists()
     refused("give --pipeline-parallel-size, too", format="megatron", virtual_pipeline_size=2)
     refused("give --zero-stage, too", format="mds", data_parallel_size=2)
-    refused("no shards of DeepSpeed's; leave it out, or", format="megatron", zero_stage=1)
+    refused("no ZeRO partitions; leave it out, or", format="megatron", zero_stage=1)
     refused("has no optimizer states for --zero-stage 1", format="mds-pipeline", zero_stage=1)
     refused("no such folder", format="mds", source=tmp_path / "none")
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="already exists"):
         convert(source=folder / "hf", target=folder / "mds", format="mds")
     assert open_any(folder / "mds").layout.tensor_parallel_size == 2
 
 
-def test_cut_off_it_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_conversion_continues(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, architecture = open_any(folder / "mds"), FAMILIES["llama"]
-    move, asked = copy._move, list[str]()
+    move, asked = copy._copy_tensor, list[str]()
 
-    def moves(key: str, *rest: Any) -> None:
+    def moves(key: str, *rest: Any) -> bool:
         asked.append(key)
         if len(asked) == 20:
             raise KeyboardInterrupt
-        move(key, *rest)
+        return move(key, *rest)
 
-    monkeypatch.setattr(copy, "_move", moves)
-    monkeypatch.setattr(writer, "_NOTED_BYTES", 0)
+    monkeypatch.setattr(copy, "_copy_tensor", moves)
+    monkeypatch.setattr(writer, "_SYNC_BYTES", 0)
     with pytest.raises(KeyboardInterrupt):
         writer.write(tmp_path / "a", source, "megatron", Target(ParallelLayout(2)))
     assert not (tmp_path / "a").exists()
@@ -399,19 +404,21 @@ from tokamake.checkpoint.tensors import copy
 from tokamake.cli import main
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell's background has none.
-move, numbers = copy._move, itertools.count(1)
+move, numbers = copy._copy_tensor, itertools.count(1)
 
 def moves(*arguments):
     if next(numbers) == 10:  # of those of all threads
         os.kill(os.getpid(), signal.SIGINT)
-    move(*arguments)
+    return move(*arguments)
 
-copy._move = moves
+copy._copy_tensor = moves
 main()
 """
 
 
-def test_ctrl_c_is_one_line_and_the_same_command_goes_on(folder: Path, tmp_path: Path) -> None:
+def test_ctrl_c_prints_one_line_and_the_same_command_continues(
+    folder: Path, tmp_path: Path
+) -> None:
     arguments = ["convert", "--from", str(folder / "hf"), "--to", "a", "--format", "mds"]
 
     def run(*python: str) -> subprocess.CompletedProcess[str]:
@@ -433,7 +440,7 @@ def test_ctrl_c_is_one_line_and_the_same_command_goes_on(folder: Path, tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_another_conversion_does_not_go_on_there(folder: Path, tmp_path: Path) -> None:
+def test_a_different_conversion_starts_over(folder: Path, tmp_path: Path) -> None:
     growing = tmp_path / ".a.converting" / "notes"
     growing.mkdir(parents=True)
     (growing / "plan.json").write_text(json.dumps({"digest": "other", "regions": []}))
@@ -451,7 +458,7 @@ def change(folder: Path, rank: str, name: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["mds", "pipe", "megatron", "universal", "native", "trained"])
-def test_a_flipped_bit_is_seen(name: str, folder: Path, tmp_path: Path) -> None:
+def test_a_flipped_bit_is_detected(name: str, folder: Path, tmp_path: Path) -> None:
     kept = folder / name
     if name in ("universal", "native"):
         kept = tmp_path / "kept"
@@ -471,12 +478,12 @@ def test_a_flipped_bit_is_seen(name: str, folder: Path, tmp_path: Path) -> None:
         lambda: inspect(broken, values=True),
         lambda: convert(source=broken, target=tmp_path / "out", format="hf"),
     ):
-        with pytest.raises(UserError, match=r"damaged: .* is not what its checksum says; fetch"):
+        with pytest.raises(UserError, match=r"damaged: the checksum of .* is wrong; fetch"):
             look()
     assert not (tmp_path / "out").exists()
 
 
-def test_inspect_tells_what_is_there(
+def test_inspect_describes_a_checkpoint(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inspect(folder / "pipe", tensors=True, values=True)
@@ -491,7 +498,7 @@ def test_inspect_tells_what_is_there(
         assert line in told
     broken = copied(folder / "mds", tmp_path / "broken")
     change(broken, "mp_rank_01", "post_attention_layernorm", 7.0)
-    differs = r"mp_rank_01.*: tensor .*layernorm.* differs from that of other.*--take-first-copy"
+    differs = r"mp_rank_01.*: replicated tensor .*layernorm.* differs .*--take-first-copy"
     with pytest.raises(UserError, match=differs):
         inspect(broken, values=True)
     with pytest.raises(UserError, match=differs):
@@ -504,7 +511,7 @@ def test_inspect_tells_what_is_there(
         inspect(broken, values=True)
 
 
-def test_what_is_left_behind_is_said(
+def test_convert_prints_what_is_left_behind(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mds = open_any(folder / "mds")
@@ -518,7 +525,7 @@ def test_what_is_left_behind_is_said(
     assert "left behind" not in capsys.readouterr().out
 
 
-def test_universal_keeps_what_a_run_is_continued_with(tmp_path: Path) -> None:
+def test_universal_keeps_the_notes_of_a_run(tmp_path: Path) -> None:
     known = {f"model.{key}": tensor for key, tensor in weights(FAMILIES["llama"]).items()}
     moments = {key.replace("model.", "optimizer.exp_avg.", 1): known[key] for key in known}
     notes = {"optimizer": "lion", "loss_scale": [512.0, 3], "eos_token_id": 5}
@@ -541,9 +548,9 @@ def test_universal_keeps_what_a_run_is_continued_with(tmp_path: Path) -> None:
     assert open_any(tmp_path / "universal").notes == {"eos_token_id": 5}
 
 
-def test_one_conversion_at_a_time(folder: Path, tmp_path: Path) -> None:
+def test_one_conversion_at_a_time_writes_a_target(folder: Path, tmp_path: Path) -> None:
     with (
-        writer._alone(tmp_path / ".a.converting", tmp_path / "a"),
+        writer._locked(tmp_path / ".a.converting", tmp_path / "a"),
         pytest.raises(UserError, match="a: another conversion writes it"),
     ):
         convert(source=folder / "hf", target=tmp_path / "a", format="mds")
@@ -552,7 +559,7 @@ def test_one_conversion_at_a_time(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mds", "mds-pipeline", "megatron", "native"])
-def test_the_end_token_goes_along(
+def test_the_end_of_text_token_is_carried_over(
     kind: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     architecture = FAMILIES["llama"]
@@ -571,7 +578,7 @@ def test_the_end_token_goes_along(
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "gpt2", "llama-tied", "gpt2-untied"])
-def test_megatrons_own_arguments_tell_the_same_model(name: str, tmp_path: Path) -> None:
+def test_megatrons_own_arguments_describe_the_same_model(name: str, tmp_path: Path) -> None:
     architecture = FAMILIES[name]
     hf_folder.write(tmp_path / "hf", architecture, weights(architecture))
     for kind in ("mds", "megatron"):

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from tests.support import gpts, llamas
+from tests.support import gpts, llamas, qwens
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors, writer
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import hf_folder
+from tokamake.checkpoint.hf import config_json, hf_folder
 from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
@@ -23,6 +23,8 @@ KINDS = {
     **gpts.ARCHITECTURES,
     **{f"llama-kv{each.num_key_value_heads}": each for each in llamas.ARCHITECTURES},
     "llama-biased": llamas.BIASED,
+    "llama-wide-heads": llamas.WIDE_HEADS,
+    "qwen3": qwens.ARCHITECTURES["qwen3"],
 }
 """A model of each kind that the trainer has, too small for many ranks."""
 VOCABULARIES = (131, 1025, 1024)
@@ -125,7 +127,7 @@ def test_every_layout_keeps_the_sha256_of_every_tensor(
         assert configs[0] == configs[1]
 
 
-def test_every_model_type_is_there_tied_and_not() -> None:
+def test_every_model_type_is_tested_tied_and_untied() -> None:
     families = plugins.names("models/*/hf")
     types = {
         stored.model_type
@@ -134,7 +136,7 @@ def test_every_model_type_is_there_tied_and_not() -> None:
     }
     for tied in (True, False):
         shown = [each for each in SHAPES.values() if each.tie_word_embeddings == tied]
-        assert {hf_folder.format_for(each).model_type for each in shown} == types
+        assert {config_json.format_for(each).model_type for each in shown} == types
         assert {each.position_embedding for each in shown} == {"learned", "rotary", "alibi"}
         gpt = {each.num_key_value_heads for each in shown if each.family == "gpt"}
         llama = {each.num_key_value_heads for each in shown if each.family == "llama"}

@@ -1,4 +1,4 @@
-"""However large a tensor is, converting it takes no more than twice its bytes, and a constant."""
+"""Conversion needs at most twice the bytes of the largest tensor, and a constant."""
 
 import shutil
 import subprocess
@@ -126,7 +126,7 @@ WAYS: dict[str, tuple[str, float, list[list[str]]]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_no_more_than_twice_the_largest_tensor(way: str, root: Path, tmp_path: Path) -> None:
+def test_memory_stays_below_twice_the_largest_tensor(way: str, root: Path, tmp_path: Path) -> None:
     model, factor, conversions = WAYS[way]
     small, large = (root / size / model for size in ("small", "large"))
     for number, options in enumerate(conversions):
@@ -140,7 +140,7 @@ def test_no_more_than_twice_the_largest_tensor(way: str, root: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_values_are_looked_at_a_few_at_a_time(model: str, root: Path) -> None:
+def test_inspecting_values_needs_little_memory(model: str, root: Path) -> None:
     base, most = (
         peak_of("inspect", str(root / size / model), "--values") for size in ("small", "large")
     )

@@ -1,4 +1,4 @@
-"""A tokenizer goes along into Hugging Face's folder, and what is left of it is said."""
+"""A tokenizer is copied into a Hugging Face folder; other formats report that it is left behind."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ def end_tokens(folder: Path) -> list[Any]:
     return [json.loads((folder / name).read_text())["eos_token_id"] for name in OF_MODEL[:2]]
 
 
-def test_a_tokenizer_is_put_beside_the_weights(
+def test_a_tokenizer_is_copied_beside_the_weights(
     native: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokenizer, files = words(tmp_path, 120), ["chat_template.jinja", *FILES]
@@ -59,7 +59,7 @@ def test_a_tokenizer_is_put_beside_the_weights(
     assert names(tmp_path / "b") == names(tmp_path / "a")
 
 
-def test_transformers_takes_the_tokenizer_with_the_model(tmp_path: Path, sampled: Path) -> None:
+def test_transformers_loads_the_tokenizer_with_the_model(tmp_path: Path, sampled: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -97,7 +97,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused(native: Path, tmp_path: Path) 
     convert(source=native, target=tmp_path / "fits", format="hf", tokenizer=words(tmp_path, 131))
 
 
-def test_the_tokenizer_of_a_hugging_face_folder_comes_along(
+def test_the_tokenizer_of_a_hugging_face_folder_is_copied(
     native: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, tokenizer = tmp_path / "a", words(tmp_path, 120)
@@ -123,7 +123,7 @@ def test_the_tokenizer_of_a_hugging_face_folder_comes_along(
     ]
 
 
-def test_cut_off_it_does_not_go_on_with_another_tokenizer(
+def test_an_interrupted_conversion_does_not_continue_with_another_tokenizer(
     native: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = words(tmp_path, 120).rename(tmp_path / "tokenizer")
@@ -139,7 +139,7 @@ def test_cut_off_it_does_not_go_on_with_another_tokenizer(
     assert end_tokens(tmp_path / "a") == [99, 99]
 
 
-def test_large_models_have_it_beside_their_shards(native: Path, tmp_path: Path) -> None:
+def test_large_models_have_the_tokenizer_beside_their_shards(native: Path, tmp_path: Path) -> None:
     files = (*(words(tmp_path, 120) / name for name in FILES),)
     target = Target(tokenizer=files, max_shard_bytes=50_000)
     writer.write(tmp_path / "a", open_any(native), "hf", target)

@@ -1,4 +1,4 @@
-"""A model computes the same in every format: transformers' logits are the measure."""
+"""A model computes the same logits as in transformers after every conversion."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,15 @@ FORMS = {
 }  # fmt: skip
 
 
-KINDS = ("starcoder2", "starcoder2-mqa-plain", "bloom-6-heads", "llama-biased", "gpt2-relu")
+KINDS = (
+    "starcoder2",
+    "starcoder2-mqa-plain",
+    "bloom-6-heads",
+    "llama-biased",
+    "llama-wide-heads",
+    "gpt2-relu",
+    "qwen3",
+)
 MODELS = FAMILIES | {
     name: shape for name, shape in SHAPES.items() if name.rsplit("-", 2)[0] in KINDS
 }
@@ -58,7 +66,7 @@ def of_the_trainer(folder: Path) -> Tensor:
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_logits_are_those_of_transformers_after_every_conversion(
+def test_logits_equal_those_of_transformers_after_every_conversion(
     family: str, tmp_path: Path
 ) -> None:
     architecture = MODELS[family]

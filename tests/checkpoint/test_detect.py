@@ -1,4 +1,4 @@
-"""A checkpoint that cannot be opened: what is said of it, and of complete ones beside it."""
+"""Errors for checkpoints that cannot be opened name a complete step of the same run."""
 
 import shutil
 from pathlib import Path
@@ -8,8 +8,7 @@ import pytest
 
 from tests.support import llamas, megatron_names
 from tokamake.checkpoint.convert import convert
-from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.format_files import start_files
+from tokamake.checkpoint.detect import list_files, open_any
 from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.inspect import inspect
 from tokamake.checkpoint.model_tensors import random
@@ -18,7 +17,7 @@ from tokamake.errors import UserError
 
 SHAPE = llamas.ARCHITECTURES[5]
 FORMATS = {
-    # name, what a step's folder is called, what names it
+    # name, folder of a step, pointer file
     "native": ("global_step{}", "latest"),
     "mds": ("global_step{}", "latest"),
     "mds_pipeline": ("global_step{}", "latest"),
@@ -28,48 +27,48 @@ FORMATS = {
 
 
 def steps(root: Path, name: str) -> dict[int, Path]:
-    """Folders of steps 4, 8 and 12, of which the last is the latest."""
+    """Write checkpoints of steps 4, 8 and 12; the pointer file names step 12."""
     tensors = random(SHAPE, 1)
     for step in (4, 8, 12):
-        made = root.with_name(f"step{step}")
-        megatron_names.write(made, name, SHAPE, tensors, Progress(step, 0, 0))
-        shutil.copytree(made, root, dirs_exist_ok=True)
+        single = root.with_name(f"step{step}")
+        megatron_names.write(single, name, SHAPE, tensors, Progress(step, 0, 0))
+        shutil.copytree(single, root, dirs_exist_ok=True)
     return {step: root / FORMATS[name][0].format(step) for step in (4, 8, 12)}
 
 
-def cut_off(folder: Path) -> None:
-    """Cut all files with tensors."""
+def truncate(folder: Path) -> None:
+    """Truncate all files with tensors."""
     for file in folder.rglob("*"):
         if file.suffix in (".pt", ".distcp"):
             file.write_bytes(file.read_bytes()[:40])
 
 
-@pytest.mark.parametrize("spoil", [cut_off, shutil.rmtree])
+@pytest.mark.parametrize("damage", [truncate, shutil.rmtree])
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_newest_complete_one_beside_is_named(name: str, spoil: Any, tmp_path: Path) -> None:
+def test_the_newest_complete_step_is_named(name: str, damage: Any, tmp_path: Path) -> None:
     root = tmp_path / "root"
     folders = steps(root, name)
     assert open_any(root).path == folders[12]
-    spoil(folders[12])
+    damage(folders[12])
 
-    def told(path: Path) -> list[str]:
-        errors = []
+    def messages(path: Path) -> list[str]:
+        texts = []
         for read in (lambda: inspect(path), lambda: convert(source=path, target=out, format="hf")):
             with pytest.raises(UserError) as error:
                 read()
-            errors.append(str(error.value))
-            assert "\n" not in errors[-1]
-        return errors
+            texts.append(str(error.value))
+            assert "\n" not in texts[-1]
+        return texts
 
     out = tmp_path / "out"
-    assert told(root)[0].endswith(f", or give {folders[8]}, which is complete")
-    assert told(root)[0] == told(root)[1]
-    assert told(folders[12])[0].endswith(f", or give {folders[8]}, which is complete")
-    cut_off(folders[8])
-    assert told(root)[0].endswith(f", or give {folders[4]}, which is complete")
+    assert messages(root)[0].endswith(f", or give {folders[8]}, which is complete")
+    assert messages(root)[0] == messages(root)[1]
+    assert messages(folders[12])[0].endswith(f", or give {folders[8]}, which is complete")
+    truncate(folders[8])
+    assert messages(root)[0].endswith(f", or give {folders[4]}, which is complete")
     convert(source=folders[4], target=out, format="hf")
     shutil.rmtree(folders[4])
-    assert "which is complete" not in told(root)[0]
+    assert "which is complete" not in messages(root)[0]
 
 
 @pytest.mark.parametrize("name", ["universal", "megatron"])
@@ -80,7 +79,7 @@ def test_a_missing_step_is_named(name: str, tmp_path: Path) -> None:
         open_any(tmp_path / "root")
 
 
-def test_what_is_no_checkpoint_has_none_beside(tmp_path: Path) -> None:
+def test_no_other_step_is_named_for_a_folder_without_checkpoint(tmp_path: Path) -> None:
     steps(tmp_path / "root", "mds")
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "empty", tmp_path / "none", tmp_path):
@@ -89,7 +88,7 @@ def test_what_is_no_checkpoint_has_none_beside(tmp_path: Path) -> None:
         assert "which is complete" not in str(error.value)
 
 
-def test_weights_that_are_not_there_are_said_to_be_missing(tmp_path: Path) -> None:
+def test_missing_weights_are_reported(tmp_path: Path) -> None:
     megatron_names.write(tmp_path / "a", "hf", SHAPE, random(SHAPE, 1), Progress())
     (tmp_path / "a/model.safetensors").unlink()
     with pytest.raises(UserError, match=r"a: has config\.json but no weights .*; fetch them, too$"):
@@ -103,45 +102,45 @@ def test_a_missing_file_of_a_universal_checkpoint_is_named(name: str, tmp_path: 
     for folder in folders:  # as if it had optimizer states
         shutil.copy(folder / "fp32.pt", folder / "exp_avg.pt")
     open_any(tmp_path / "a")
-    gone = next(folder for folder in folders if folder.name.endswith("query_key_value.weight"))
-    (gone / name).unlink()
+    parameter = next(folder for folder in folders if folder.name.endswith("query_key_value.weight"))
+    (parameter / name).unlink()
     with pytest.raises(UserError, match=f"query_key_value.weight/{name}: no such file; fetch or"):
         open_any(tmp_path / "a")
 
 
 @pytest.mark.parametrize("name", [*FORMATS, "hf"])
-def test_a_start_is_all_files_that_are_read(name: str, tmp_path: Path) -> None:
+def test_list_files_includes_all_files_that_are_read(name: str, tmp_path: Path) -> None:
     megatron_names.write(tmp_path / "a", name, SHAPE, random(SHAPE, 1), Progress())
     if name != "hf":
-        (tmp_path / "a/config.json").write_text("{}")  # of whatever program
-    read = {region.file for region in open_any(tmp_path / "a").source.regions}
-    assert read
-    assert read <= {*start_files(tmp_path / "a")}
+        (tmp_path / "a/config.json").write_text("{}")  # a file of another program
+    files = {extent.file for extent in open_any(tmp_path / "a").source.regions}
+    assert files
+    assert files <= {*list_files(tmp_path / "a")}
 
 
 @pytest.mark.parametrize("name", ["hf", "mds"])
-def test_steps_are_told_where_there_are_some(
+def test_inspect_prints_steps_if_there_are_any(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     megatron_names.write(tmp_path / "a", name, SHAPE, random(SHAPE, 1), Progress(7, 70, 700))
     inspect(tmp_path / "a")
-    told = capsys.readouterr().out
-    assert ("progress      step 7, 70 samples, 700 tokens" in told) == (name == "mds")
-    assert ("progress" in told) == (name == "mds")
+    output = capsys.readouterr().out
+    assert ("progress      step 7, 70 samples, 700 tokens" in output) == (name == "mds")
+    assert ("progress" in output) == (name == "mds")
 
 
-def test_an_older_checkpoint_is_named_beside_one_with_a_flipped_bit(tmp_path: Path) -> None:
+def test_an_older_step_is_named_for_one_with_a_flipped_bit(tmp_path: Path) -> None:
     hf_folder.write(tmp_path / "hf", SHAPE, random(SHAPE, 1))
     convert(source=tmp_path / "hf", target=tmp_path / "run", format="mds")
     newer = Path(shutil.copytree(tmp_path / "run/global_step0", tmp_path / "run/global_step7"))
     (tmp_path / "run/latest").write_text("global_step7")
-    region = max(open_any(newer).source.regions, key=lambda each: each.num_bytes)
-    with region.file.open("r+b") as stream:
-        stream.seek(region.offset)
+    extent = max(open_any(newer).source.regions, key=lambda extent: extent.num_bytes)
+    with extent.file.open("r+b") as stream:
+        stream.seek(extent.offset)
         byte = stream.read(1)[0]
-        stream.seek(region.offset)
+        stream.seek(extent.offset)
         stream.write(bytes([byte ^ 1]))
-    match = r"global_step7/.*checksum says.*, or give .*global_step0, which is complete"
+    match = r"global_step7/.*checksum of .* is wrong.*, or give .*global_step0, which is complete"
     with pytest.raises(UserError, match=match):
         convert(source=tmp_path / "run", target=tmp_path / "out", format="hf")
     with pytest.raises(UserError, match=match):

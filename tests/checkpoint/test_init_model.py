@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import models
 
 from tokamake.checkpoint.convert import convert
-from tokamake.checkpoint.hf import hf_folder
+from tokamake.checkpoint.hf import config_json, hf_folder
 from tokamake.checkpoint.init_model import init_model
 from tokamake.errors import UserError
 
@@ -77,12 +77,12 @@ def test_the_same_seed_gives_the_same_files(yaml: Path, tmp_path: Path) -> None:
     assert a == b != c
 
 
-def test_vocabulary_is_the_tokenizers_unless_given(yaml: Path, tmp_path: Path) -> None:
+def test_vocab_size_defaults_to_the_tokenizers(yaml: Path, tmp_path: Path) -> None:
     init_model(architecture=yaml, tokenizer=words(tmp_path, 300), seed=1, output=tmp_path / "a")
-    assert hf_folder.read_config(tmp_path / "a")[0].vocab_size == 300
+    assert config_json.read_config(tmp_path / "a")[0].vocab_size == 300
     yaml.write_text(SHAPE + "vocab_size: 320\n")
     init_model(architecture=yaml, tokenizer=words(tmp_path, 300), seed=1, output=tmp_path / "a")
-    assert hf_folder.read_config(tmp_path / "a")[0].vocab_size == 320
+    assert config_json.read_config(tmp_path / "a")[0].vocab_size == 320
     with pytest.raises(UserError, match=r"tiny\.yaml: vocab_size: 320 is less than .* 321 entries"):
         init_model(architecture=yaml, tokenizer=words(tmp_path, 321), seed=1, output=tmp_path / "b")
     assert not (tmp_path / "b").exists()

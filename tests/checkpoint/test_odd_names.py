@@ -1,4 +1,4 @@
-"""Odd files beside a checkpoint's, and odd values in it: one clear error, or none."""
+"""Odd files beside a checkpoint, and odd values in it, give one clear error or none."""
 
 import shutil
 from collections.abc import Callable
@@ -54,34 +54,38 @@ BROKEN = [
         lambda f: renamed(f, "*/layer_*", ".partial"),
         r"has no layer_\*-model_\*-model_states\.pt, but layer_01-model_00-model_states\.pt\.part",
     ),
-    ("mds", lambda f: renamed(f, "*/mp_rank_*", ".bak"), r"in which no rank has its first file"),
-    ("megatron", lambda f: renamed(f, "*/mp_rank_*", ".bak"), r"no checkpoint of a format that"),
+    ("mds", lambda f: renamed(f, "*/mp_rank_*", ".bak"), r"which has no file of the first rank"),
+    ("megatron", lambda f: renamed(f, "*/mp_rank_*", ".bak"), r"no checkpoint of a known format"),
     *(
         (kind, changed(**values), message)
         for kind in ("mds", "mds_pipeline", "megatron", "universal")
         for values, message in [
-            ({"iteration": "abc"}, r"\.pt: iteration: 'abc': is no whole number; fetch"),
-            ({"iteration": 1.5}, r"\.pt: iteration: 1\.5: is no whole number"),
+            ({"iteration": "abc"}, r"\.pt: iteration: 'abc': is not a whole number; fetch"),
+            ({"iteration": 1.5}, r"\.pt: iteration: 1\.5: is not a whole number"),
             (
                 {"args_consumed_train_samples": "abc"},
-                r"\.pt: consumed_train_samples: 'abc': is no whole number",
+                r"\.pt: consumed_train_samples: 'abc': is not a whole number",
             ),
         ]
     ),
     *(
-        (kind, changed(checkpoint_version="abc"), r"\.pt: checkpoint_version: 'abc': is no number")
+        (
+            kind,
+            changed(checkpoint_version="abc"),
+            r"\.pt: checkpoint_version: 'abc': is not a number",
+        )
         for kind in ("mds", "megatron")
     ),
     (
         "universal",
         changed(args_hidden_size="abc"),
-        r"\.pt: args\.hidden_size: 'abc': is no whole number",
+        r"\.pt: args\.hidden_size: 'abc': is not a whole number",
     ),
 ]
 
 
 @pytest.mark.parametrize(("kind", "change", "message"), BROKEN)
-def test_what_is_odd_is_one_error(
+def test_odd_content_is_one_error(
     kind: str, change: Callable[[Path], None], message: str, folder: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(folder / kind, tmp_path / kind)
@@ -107,7 +111,7 @@ def test_what_is_odd_is_one_error(
         ("megatron", RANK, "mp_rank_01.bak"),
     ],
 )
-def test_odd_files_beside_do_not_hinder(
+def test_unrelated_files_are_ignored(
     kind: str, name: Path, other: str, folder: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(folder / kind, tmp_path / kind)
@@ -119,13 +123,13 @@ def test_odd_files_beside_do_not_hinder(
     assert torch.equal(found.source.read(key), expected.source.read(key))
 
 
-def test_data_parallel_ranks_that_are_no_number_do_not_hinder(folder: Path, tmp_path: Path) -> None:
+def test_an_invalid_number_of_data_parallel_ranks_is_ignored(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "mds", tmp_path / "mds")
     changed(dp_world_size="abc")(tmp_path / "mds")
     assert open_any(tmp_path / "mds").layout.data_parallel_size == 1
 
 
-def test_megatrons_distributed_checkpoint_is_named_as_such(tmp_path: Path) -> None:
+def test_megatrons_distributed_checkpoint_is_recognized(tmp_path: Path) -> None:
     step = tmp_path / "iter_0000010"
     step.mkdir()
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("10")

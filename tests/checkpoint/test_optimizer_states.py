@@ -1,4 +1,4 @@
-"""Optimizer states of any ranks become those of any other, bit by bit."""
+"""Optimizer states convert between any numbers of ranks, bit by bit."""
 
 import math
 import random as chances
@@ -204,7 +204,7 @@ MANY_RANKS = [(1, 768, 1), (1, 768, 3)]
     [(family, ranks) for family in FAMILIES for ranks in RANKS]
     + [("tiny", ranks) for ranks in MANY_RANKS],
 )
-def test_shards_of_zero_move_to_any_ranks(
+def test_zero_partitions_convert_to_any_ranks(
     family: str, ranks: tuple[int, int, int], tmp_path: Path
 ) -> None:
     architecture, (size, data, stage) = FAMILIES.get(family, TINY), ranks
@@ -216,7 +216,7 @@ def test_shards_of_zero_move_to_any_ranks(
     assert_has(open_any(tmp_path / "native"), architecture, sliced=True)
 
 
-def test_walks_of_whole_runs(tmp_path: Path) -> None:
+def test_random_chains_of_conversions_of_whole_runs(tmp_path: Path) -> None:
     """Every step keeps every bit of what its format holds; all begin with ranks of ZeRO."""
     random, shared = chances.Random(3), Counter[tuple[int, int]]()
     refused, states = Counter[str](), 0
@@ -250,7 +250,7 @@ def test_walks_of_whole_runs(tmp_path: Path) -> None:
     assert states > 200
 
 
-def test_walks_take_every_family_of_the_trainer() -> None:
+def test_chains_cover_every_family() -> None:
     assert {each.family for each in WALKED.values()} == {*plugins.names("models/*/model")}
 
 
@@ -325,7 +325,7 @@ def assert_moved(begin: Checkpoint, found: Checkpoint, kind: str, layout: Parall
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_damaged_shards_are_told(stage: int, tmp_path: Path) -> None:
+def test_damaged_partitions_are_reported(stage: int, tmp_path: Path) -> None:
     run = zero(tmp_path, FAMILIES["llama"], 1, 3, stage)
     (folder,) = run.glob("global_step*")
     files = sorted(folder.glob("*_optim_states.pt"))
@@ -338,13 +338,13 @@ def test_damaged_shards_are_told(stage: int, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{files[2].name}: damaged"):
         open_any(run)
     torch.save({"optimizer_state_dict": {"partition_count": 3}}, files[2])
-    with pytest.raises(UserError, match="optimizer states in an order that is not known"):
+    with pytest.raises(UserError, match="optimizer states in an unknown order"):
         open_any(run)
     name = {1: "single_partition_of_fp32_groups", 3: "fp32_flat_groups"}[stage]
     inner = states[2]["optimizer_state_dict"]
     inner[name] = [tensor[:1].clone() for tensor in inner[name]]
     torch.save(states[2], files[2])
-    with pytest.raises(UserError, match=r"damaged|elements of tensor|would end at|not known"):
+    with pytest.raises(UserError, match=r"damaged|elements of tensor|would end at|unknown order"):
         open_any(run)
 
 
@@ -365,7 +365,7 @@ NORM = "optimizer.step.model.norm.weight"
             {"optimizer": "adopt"},
             1,
             "mds",
-            "exp_avg, exp_avg_sq, step of adopt, not those of Adam",
+            "exp_avg, exp_avg_sq, step of adopt, not Adam's states",
         ),
         (lambda known: {**known, NORM: torch.tensor(6.0)}, {}, 1, "mds", "updated 6 to 7 times"),
         (
@@ -373,20 +373,20 @@ NORM = "optimizer.step.model.norm.weight"
             {OPTIMIZER_SETTINGS: {"lr": 1.0}},
             1,
             "mds",
-            "not tell its optimizer's betas, epsilon",
+            "not record its optimizer's betas, epsilon",
         ),
         (
             dict,
             {"optimizer": "adopt"},
             3,
             "mds",
-            "exp_avg, exp_avg_sq, step of adopt, not those of Adam",
+            "exp_avg, exp_avg_sq, step of adopt, not Adam's states",
         ),
         (dict, {}, 2, "mds_pipeline", "--zero-stage 2: DeepSpeed itself refuses stages 2 and 3 wi"),
         (dict, {}, 3, "mds_pipeline", "--zero-stage 3: DeepSpeed itself refuses stages 2 and 3 wi"),
     ],
 )
-def test_states_that_deepspeed_could_not_go_on_with_are_refused(
+def test_states_that_deepspeed_could_not_load_are_refused(
     change: Any, notes: dict[str, Any], stage: int, kind: str, message: str, tmp_path: Path
 ) -> None:
     architecture = FAMILIES["llama"]

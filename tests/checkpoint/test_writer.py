@@ -1,4 +1,4 @@
-"""What stands in a conversion's way, and what it goes on with: nothing old, nothing half."""
+"""Conversions are atomic, refuse existing targets, and continue after interruptions."""
 
 import errno
 import fcntl
@@ -38,12 +38,12 @@ def cut_off(start: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(copy, "_move", stops)
+        patched.setattr(copy, "_copy_tensor", stops)
         with pytest.raises(KeyboardInterrupt):
             writer.write(target, open_any(start), "mds", Target(ParallelLayout(2)))
 
 
-def test_another_description_is_not_gone_on_with(
+def test_a_changed_source_starts_the_conversion_over(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut_off(start, tmp_path / "a", monkeypatch)
@@ -55,14 +55,14 @@ def test_another_description_is_not_gone_on_with(
     assert open_any(tmp_path / "a").architecture.rms_norm_eps == 0.5
 
 
-def test_killed_after_the_rename_it_is_done_anew_where_the_target_is_gone(
+def test_a_conversion_killed_after_the_rename_runs_again_if_the_target_is_gone(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stops(_: Path) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(writer, "_remove", stops)
+        patched.setattr(writer.shutil, "rmtree", stops)
         with pytest.raises(KeyboardInterrupt):
             convert(source=start, target=tmp_path / "a", format="mds")
     shutil.rmtree(tmp_path / "a")
@@ -71,7 +71,7 @@ def test_killed_after_the_rename_it_is_done_anew_where_the_target_is_gone(
     assert {path.name for path in tmp_path.iterdir()} == {"a", "hf"}
 
 
-def test_what_is_laid_out_is_on_disk_before_its_plan(
+def test_laid_out_files_are_synced_before_the_plan(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced, plans = set[Path](), list[set[Path]]()
@@ -89,35 +89,35 @@ def test_what_is_laid_out_is_on_disk_before_its_plan(
     assert {path.name for path in before} >= {"mp_rank_00_model_states.pt", "latest", "content"}
 
 
-def test_what_another_conversion_made_meanwhile_is_left(
+def test_the_target_of_a_concurrent_conversion_is_kept(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse = writer.refuse_other
+    refuse = writer.refuse_existing
 
     def refuses(path: Path) -> None:
         refuse(path)
         path.mkdir()
         (path / "theirs").touch()
 
-    monkeypatch.setattr(writer, "refuse_other", refuses)
-    with pytest.raises(UserError, match="a: is there already; name another folder"):
+    monkeypatch.setattr(writer, "refuse_existing", refuses)
+    with pytest.raises(UserError, match="a: already exists; name another folder"):
         convert(source=start, target=tmp_path / "a", format="mds")
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["theirs"]
     assert {path.name for path in tmp_path.iterdir()} == {"a", "hf"}
 
 
-def test_what_is_in_the_way_is_named(
+def test_existing_targets_and_full_disks_are_refused(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"file/a: .*file is a file, not a folder; name another"):
         convert(source=start, target=tmp_path / "file/a", format="mds")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="link: is there already; name another folder"):
+    with pytest.raises(UserError, match="link: already exists; name another folder"):
         convert(source=start, target=tmp_path / "link", format="mds")
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-        with pytest.raises(UserError, match=r"[\d,]+ bytes are wanted there and 1,000 are free;"):
+        with pytest.raises(UserError, match=r"needs [\d,]+ bytes, but 1,000 are free;"):
             convert(source=start, target=tmp_path / "a", format="mds")
     assert {path.name for path in tmp_path.iterdir()} == {"hf", "file", "link"}
     (tmp_path / "empty").mkdir()
@@ -141,7 +141,7 @@ def test_ranks_of_different_steps_are_refused(name: str, start: Path, tmp_path: 
         open_any(tmp_path / "early")
 
 
-def test_a_lock_that_was_removed_before_it_was_taken_counts_for_nothing(
+def test_a_lock_on_a_removed_file_is_taken_again(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock, flock = tmp_path / ".a.lock", fcntl.flock
@@ -162,7 +162,7 @@ def test_a_lock_that_was_removed_before_it_was_taken_counts_for_nothing(
     assert {path.name for path in tmp_path.iterdir()} == {"a", "hf"}
 
 
-def test_what_is_refused_while_it_is_written_leaves_nothing(tmp_path: Path) -> None:
+def test_a_refused_conversion_leaves_nothing(tmp_path: Path) -> None:
     tensors = weights(FAMILIES["llama"], torch.float32)
     tensors["model.layers.2.mlp.up_proj.weight"][5, 7] = 70000.0
     hf_folder.write(tmp_path / "hf", FAMILIES["llama"], tensors)
@@ -173,7 +173,7 @@ def test_what_is_refused_while_it_is_written_leaves_nothing(tmp_path: Path) -> N
     assert {path.name for path in tmp_path.iterdir()} == {"hf"}
 
 
-def test_a_full_disk_is_one_error_and_what_is_done_is_gone_on_with(
+def test_a_full_disk_is_one_error_and_finished_work_is_kept(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written_bytes, pwrite, keys = [0], os.pwrite, list[str]()
@@ -184,19 +184,21 @@ def test_a_full_disk_is_one_error_and_what_is_done_is_gone_on_with(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return pwrite(descriptor, content, place)
 
-    monkeypatch.setattr(writer, "_NOTED_BYTES", 0)
+    monkeypatch.setattr(writer, "_SYNC_BYTES", 0)
     with monkeypatch.context() as patched:
         patched.setattr(chunks.os, "pwrite", full)
-        with pytest.raises(UserError, match=r"a: No space left .* make room, and the same command"):
+        with pytest.raises(
+            UserError, match=r"a: No space left .* free some space and run the same"
+        ):
             convert(source=start, target=tmp_path / "a", format="mds", workers=1)
     assert {path.name for path in tmp_path.iterdir()} == {"hf", ".a.converting"}
-    move = copy._move
+    move = copy._copy_tensor
 
-    def moves(key: str, *rest: Any) -> None:
+    def moves(key: str, *rest: Any) -> bool:
         keys.append(key)
-        move(key, *rest)
+        return move(key, *rest)
 
-    monkeypatch.setattr(copy, "_move", moves)
+    monkeypatch.setattr(copy, "_copy_tensor", moves)
     convert(source=start, target=tmp_path / "a", format="mds")
     assert 0 < len(keys) < len(weights(FAMILIES["llama"]))
     assert_same(open_any(tmp_path / "a"), FAMILIES["llama"])
@@ -237,7 +239,7 @@ def test_a_real_full_disk_ends_no_process_by_a_signal(family: str, tmp_path: Pat
     assert done.stderr.count("\n") == 1
 
 
-def test_tensors_with_nan_are_named_even_if_it_was_cut_off(
+def test_tensors_with_nan_are_named_also_after_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     architecture = FAMILIES["llama"]
@@ -254,17 +256,17 @@ def test_tensors_with_nan_are_named_even_if_it_was_cut_off(
         options: dict[str, Any] = {"format": form, "dtype": dtype}
         convert(source=tmp_path / "hf", target=tmp_path / f"{number}", **options)
         assert capsys.readouterr().err == told
-    move, asked = copy._move, list[str]()
+    move, asked = copy._copy_tensor, list[str]()
 
-    def moves(key: str, *rest: Any) -> None:
+    def moves(key: str, *rest: Any) -> bool:
         asked.append(key)
         if len(asked) == len(tensors):
             raise KeyboardInterrupt
-        move(key, *rest)
+        return move(key, *rest)
 
-    monkeypatch.setattr(writer, "_NOTED_BYTES", 0)
+    monkeypatch.setattr(writer, "_SYNC_BYTES", 0)
     with monkeypatch.context() as patched:
-        patched.setattr(copy, "_move", moves)
+        patched.setattr(copy, "_copy_tensor", moves)
         with pytest.raises(KeyboardInterrupt):
             convert(source=tmp_path / "hf", target=tmp_path / "a", format="mds", workers=1)
     assert "unsound " in (tmp_path / ".a.converting/notes/done.txt").read_text()
@@ -290,7 +292,7 @@ def counted(function):
 
 for name in ("pwrite", "fsync", "rename", "replace", "unlink", "rmdir"):
     setattr(os, name, counted(getattr(os, name)))
-writer._NOTED_BYTES = 0
+writer._SYNC_BYTES = 0
 try:
     main()
 finally:
@@ -298,7 +300,7 @@ finally:
 """
 
 
-def test_killed_anywhere_it_is_whole_or_not_there_and_ends_with_the_same_bytes(
+def test_a_conversion_killed_anywhere_is_whole_or_absent_and_continues_to_the_same_bytes(
     tmp_path: Path,
 ) -> None:
     shape = FAMILIES["llama"].model_copy(update={"num_hidden_layers": 1})

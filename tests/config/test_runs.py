@@ -102,9 +102,9 @@ def test_tables_of_corpora_differ_in_their_mixture_alone(tmp_path: Path) -> None
 
     weighed = merged("corpus\tfiles\tweight\nz\tz/*\t1\nx\tx/*\t9\n")
     assert weighed == {"x": "x/*", "y": "y/*", "z": "z/*"}
-    with pytest.raises(UserError, match=r'b\.tsv: corpus "x": files is \'w\', and \'x/\*\' in .*a'):
+    with pytest.raises(UserError, match=r'b\.tsv: corpus "x": files is \'w\', but \'x/\*\' in .*a'):
         merged("corpus\tfiles\tweight\nx\tw\t1\n")
-    with pytest.raises(UserError, match=r"b\.tsv: sets are train, valid, and none in .*a\.tsv"):
+    with pytest.raises(UserError, match=r"b\.tsv: sets are train, valid, but none in .*a\.tsv"):
         merged("corpus\tfiles\tweight\tsets\nx\tx/*\t1\ttrain=0:0.9 valid=0.9:1\n")
 
 

@@ -200,7 +200,7 @@ def test_a_rank_that_never_comes_is_told(tmp_path: Path) -> None:
     assert found.returncode == 2
     (line,) = found.stderr.splitlines()
     assert "rank 1 on " in line
-    assert ": rank 0 cannot be met at localhost:" in line
+    assert ": cannot reach rank 0 at localhost:" in line
 
 
 HANGING = """

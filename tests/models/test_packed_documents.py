@@ -10,9 +10,10 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.support.llamas import ARCHITECTURES, label, reference, tensors_of
+from tests.support.model_loss import mean_loss
 from tests.support.runs import ARCHITECTURE, launch, losses, make_run, prepare
 from tokamake.checkpoint.model_tensors import to_model
-from tokamake.checkpoint.native import latest
+from tokamake.checkpoint.native.folder import read_weights
 from tokamake.config.resolved_run import read_run
 from tokamake.config.training import PACKING_SETTINGS
 from tokamake.data.samples.loader import Samples, batches
@@ -62,10 +63,10 @@ def test_what_has_no_loss_has_no_gradient() -> None:
     ours = to_model(architecture, tensors_of(reference(architecture), architecture))
     rows = torch.tensor([[5, 9, EOD, 3, -1]])
     mask = torch.tensor([[True, True, False, True]])
-    loss = ours.loss(rows, loss_mask=mask)
+    loss = mean_loss(ours, rows, loss_mask=mask)
     logits = ours(rows[:, :2])
     torch.testing.assert_close(loss, F.cross_entropy(logits[0], rows[0, 1:3]))
-    none = ours.loss(rows, loss_mask=torch.zeros_like(mask))
+    none = mean_loss(ours, rows, loss_mask=torch.zeros_like(mask))
     none.backward()
     assert none == 0
     assert all(not p.grad.any() for p in ours.parameters() if p.grad is not None)
@@ -87,7 +88,7 @@ def test_a_run_keeps_documents_apart(root: Path) -> None:
     values = ARCHITECTURE.model_dump(exclude={"family", "rope_theta"})
     rope = {"rope_type": "default", "rope_theta": ARCHITECTURE.rope_theta}
     model = LlamaForCausalLM(LlamaConfig(**values, rope_parameters=rope)).eval()
-    model.load_state_dict(latest.read(run.checkpoint)[1])
+    model.load_state_dict(read_weights(run.checkpoint)[1])
     layout = {"micro_batch_size": 2, "data_parallel_rank": 0, "data_parallel_size": 1}
     for name, key, number in (("valid", "validation_loss", 8), ("train", "loss", 4)):
         samples = Samples(run.index, split=name, data_root=run.data_root)

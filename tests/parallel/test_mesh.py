@@ -37,7 +37,8 @@ def seen(plan: Plan) -> Plan:
         sequence_parallel=plan["sp"],
     )
     made = mesh.build(sizes, dist.get_world_size(), torch.device("cpu"), shard=plan["shard"])
-    found: Plan = {"copy": made.copy, "last": made.is_last_stage, "sp": made.sequence_parallel}
+    last = made.pipeline.rank == made.pipeline.size - 1
+    found: Plan = {"copy": made.copy, "last": last, "sp": made.sequence_parallel}
     for name in ("tensor", "context", "data", "pipeline"):
         axis = getattr(made, name)
         group = dist.get_process_group_ranks(axis.group) if axis.group else [dist.get_rank()]

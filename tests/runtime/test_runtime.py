@@ -1,4 +1,4 @@
-"""Ranks under every launcher, meeting places, threads, progress lines."""
+"""Ranks under every launcher, rendezvous, threads, errors across ranks, progress lines."""
 
 import errno
 import os
@@ -18,9 +18,9 @@ from tokamake.runtime.cores import num_threads
 from tokamake.runtime.process_group import (
     check_devices,
     free_port,
-    kept_ports,
     meeting,
     process_group,
+    static_ports,
 )
 from tokamake.runtime.rank_errors import (
     raise_on_all_ranks,
@@ -50,11 +50,11 @@ SBATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
 
 
 @pytest.mark.parametrize("environment", [TORCHRUN, DEEPSPEED, OPEN_MPI, MPICH, PALS, SRUN])
-def test_launchers(environment: dict[str, str]) -> None:
+def test_ranks_are_found_under_each_launcher(environment: dict[str, str]) -> None:
     assert Ranks.find(environment) == Ranks(rank=3, world_size=4, local_rank=1, local_size=2)
 
 
-def test_ranks_that_are_told_their_number_alone_ask_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpi_is_asked_if_only_the_rank_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     class World:
         rank, size = 3, 4
 
@@ -68,7 +68,7 @@ def test_ranks_that_are_told_their_number_alone_ask_mpi(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("environment", [{}, SBATCH])
-def test_alone(environment: dict[str, str]) -> None:
+def test_a_single_process_has_no_launcher(environment: dict[str, str]) -> None:
     assert Ranks.find(environment) == Ranks(rank=0, world_size=1, local_rank=0, local_size=1)
 
 
@@ -83,7 +83,7 @@ def test_broken_variables_are_refused(name: str, value: str) -> None:
         Ranks.find({**TORCHRUN, name: value})
 
 
-def test_slurm_meets_at_the_first_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_ranks_meet_at_the_first_host(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -94,7 +94,7 @@ def test_slurm_meets_at_the_first_host(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1024 < int(os.environ["MASTER_PORT"]) < 32768
 
 
-def test_a_port_that_is_taken_is_left_to_whom_it_belongs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.setenv(name, "0")
     with socket.socket() as listener:
@@ -110,7 +110,7 @@ def test_a_port_that_is_taken_is_left_to_whom_it_belongs(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("port", ["abc", "", "0", "65536", "-1", "29500 "])
-def test_a_port_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
+def test_an_invalid_port_is_refused(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_PORT", port)
@@ -121,21 +121,21 @@ def test_a_port_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch, port: str)
         pass
 
 
-def test_a_free_port_is_none_that_others_are_given(
+def test_a_free_port_is_outside_the_assigned_range(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    given = tmp_path / "range"
-    given.write_text("20000\t60999\n")
-    assert kept_ports(given) == [*range(15000, 20000), *range(61000, 65536)]
-    assert kept_ports(tmp_path / "none") == [*range(15000, 32768), *range(61000, 65536)]
-    given.write_text("1024 65535\n")
-    assert kept_ports(given) == []
-    assert free_port() in kept_ports()
-    with socket.socket() as other:
-        other.bind(("", 0))
-        taken = other.getsockname()[1]
-        for kept in ([taken], []):
-            monkeypatch.setattr(runtime_process_group, "kept_ports", lambda kept=kept: kept)
+    path = tmp_path / "range"
+    path.write_text("20000\t60999\n")
+    assert static_ports(path) == [*range(15000, 20000), *range(61000, 65536)]
+    assert static_ports(tmp_path / "none") == [*range(15000, 32768), *range(61000, 65536)]
+    path.write_text("1024 65535\n")
+    assert static_ports(path) == []
+    assert free_port() in static_ports()
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        taken = listener.getsockname()[1]
+        for ports in ([taken], []):
+            monkeypatch.setattr(runtime_process_group, "static_ports", lambda ports=ports: ports)
             assert free_port() not in (0, taken)
 
 
@@ -148,25 +148,27 @@ def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert num_threads(64, {}) == 1
 
 
-def test_bound_ranks_share_with_those_of_the_same_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bound_ranks_share_cores_only_with_ranks_on_the_same_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import torch
     import torch.distributed as dist
 
-    def gather(found: list[object], own: tuple[str, set[int]]) -> None:
-        host, cores = own
-        found[:] = [own, own, (host, {50, 51}), ("another", cores)]
+    def gather(values: list[object], value: tuple[str, set[int]]) -> None:
+        host, cores = value
+        values[:] = [value, value, (host, {50, 51}), ("another", cores)]
 
-    given: list[int] = []
+    num_threads_set: list[int] = []
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
     monkeypatch.setattr(dist, "get_world_size", lambda: 4)
     monkeypatch.setattr(dist, "all_gather_object", gather)
-    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    monkeypatch.setattr(torch, "set_num_threads", num_threads_set.append)
     runtime_process_group._share_cores()
-    assert given == [6]
+    assert num_threads_set == [6]
 
 
-def test_process_group_of_one_opens_again_and_again() -> None:
+def test_a_process_group_of_one_can_be_opened_again() -> None:
     import torch
     import torch.distributed as dist
 
@@ -178,7 +180,7 @@ def test_process_group_of_one_opens_again_and_again() -> None:
         assert not dist.is_initialized()
 
 
-def test_one_voice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rank_0_reports_a_common_error(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
     monkeypatch.setattr(rank_errors, "time", SimpleNamespace(sleep=waited.append))
     with pytest.raises(UserError, match=r"^broken$"), report_from_rank_0(Ranks(0, 2, 0, 2)):
@@ -190,15 +192,15 @@ def test_one_voice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert waited
 
 
-def test_same_fate_passes_an_error_on() -> None:
+def test_an_error_of_one_rank_is_raised_on_all() -> None:
     ranks = Ranks(0, 1, 0, 1)
     with process_group(ranks):
         with pytest.raises(UserError, match=r"^broken$"), raise_on_all_ranks():
             raise UserError("broken")
-        told = "^file: No space left on device; mend it and run again$"
-        with pytest.raises(UserError, match=told), raise_on_all_ranks():
+        message = "^file: No space left on device; fix it and rerun$"
+        with pytest.raises(UserError, match=message), raise_on_all_ranks():
             raise OSError(errno.ENOSPC, "No space left on device", "file")
-        with pytest.raises(UserError, match=r"^TimeoutError; mend it"), raise_on_all_ranks():
+        with pytest.raises(UserError, match=r"^TimeoutError; fix it"), raise_on_all_ranks():
             raise TimeoutError
         with raise_on_all_ranks():
             pass
@@ -209,7 +211,7 @@ def damaged() -> Iterator[int]:
     raise UserError("a.bin: damaged")
 
 
-def test_what_one_rank_alone_meets_is_heard(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_on_one_rank_only_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     for rank in range(2):
         items = report_from_any_rank(damaged(), Ranks(rank, 2, rank, 2))
         assert next(items) == 1
@@ -238,7 +240,7 @@ def test_progress_on_a_terminal(
     assert "reading" in capsys.readouterr().err
 
 
-def test_ranks_with_one_device_are_refused() -> None:
+def test_two_ranks_on_one_device_are_refused() -> None:
     check_devices([("a", "0"), ("a", "1"), ("b", "0")])
     with pytest.raises(UserError, match="ranks 1 and 2 have the same device of b: start no more"):
         check_devices([("a", "0"), ("b", "0"), ("b", "0")])

@@ -25,11 +25,20 @@ _ROPE = {"position_embedding_type": "rope", "rotary_base": 5000}
 CASES: dict[str, dict[str, Any]] = {
     "llama": {**_LLAMA, **_ROPE, "num_query_groups": 2, "vocab_size": 131},
     "llama3": {**_LLAMA, **_ROPE, "use_rope_scaling": True, "rope_scaling_factor": 4.0},
+    "llama-wide-heads": {**_LLAMA, **_ROPE, "num_query_groups": 2, "kv_channels": 24},
     "llama-tied": {
         **_LLAMA,
         **_ROPE,
         "rotary_seq_len_interpolation_factor": 2,
         "untie_embeddings_and_output_weights": False,
+    },
+    "qwen3": {
+        **_LLAMA,
+        **_ROPE,
+        "num_query_groups": 2,
+        "kv_channels": 24,
+        "qk_layernorm": True,
+        "vocab_size": 131,
     },
     "gpt": {**_GPT, "position_embedding_type": "learned_absolute", "bias_gelu_fusion": True},
     "gpt-exact": {**_GPT, **_ROPE, "bias_gelu_fusion": False, "num_query_groups": 1},
@@ -51,6 +60,7 @@ def arguments(name: str) -> Namespace:
         "num_attention_heads": 4,
         "num_query_groups": None,
         "kv_channels": 16,
+        "qk_layernorm": False,
         "max_position_embeddings": 32,
         "norm_epsilon": 1e-3,
         "rotary_percent": 1.0,
@@ -94,6 +104,8 @@ def model_of(args: Namespace, rank: int) -> Any:
         ffn_hidden_size=args.ffn_hidden_size,
         num_attention_heads=args.num_attention_heads,
         num_query_groups=args.num_query_groups,
+        kv_channels=args.kv_channels,
+        qk_layernorm=args.qk_layernorm,
         layernorm_epsilon=args.norm_epsilon,
         normalization=args.normalization,
         add_bias_linear=args.add_bias_linear,
@@ -109,7 +121,7 @@ def model_of(args: Namespace, rank: int) -> Any:
     torch.manual_seed(1)
     model = GPTModel(
         config,
-        get_gpt_layer_local_spec(normalization=args.normalization),
+        get_gpt_layer_local_spec(normalization=args.normalization, qk_layernorm=args.qk_layernorm),
         vocab_size=ROWS,
         max_sequence_length=args.max_position_embeddings,
         share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,

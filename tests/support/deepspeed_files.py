@@ -1,10 +1,10 @@
-"""Checkpoints that DeepSpeed writes of a tiny Llama of Megatron-DeepSpeed, and what its ranks held.
+"""Checkpoints that DeepSpeed itself writes for a tiny Llama, and the states that its ranks held.
 
-Modules have Megatron's names and shapes, training is real, gradients are random numbers.
+Modules have the names and shapes of Megatron-DeepSpeed. Gradients are random numbers.
 
 case = Case(zero_stage=2, precision="bf16")
-folder = made(tmp_path, case)[case]  # as given to `engine.save_checkpoint`
-truth(folder)["language_model.embedding.word_embeddings"]["exp_avg"]
+folder = write_checkpoints(tmp_path, case)[case]  # the argument of `engine.save_checkpoint`
+held_states(folder)["language_model.embedding.word_embeddings"]["exp_avg"]
 """
 
 import os
@@ -38,7 +38,7 @@ from tests.support.deepspeed_models import (
     Chain,
     Weight,
     arguments,
-    piped,
+    pipeline_module,
     weights_of,
 )
 from tests.support.ranks import spawn
@@ -47,37 +47,39 @@ from tokamake.checkpoint.torch_files import torch_archive
 KINDS = ("exp_avg", "exp_avg_sq")
 
 
-def made(folder: Path, *cases: Case) -> dict[Case, Path]:
-    """Train and save, all cases of as many ranks in one launch.
+def write_checkpoints(folder: Path, *cases: Case) -> dict[Case, Path]:
+    """Train and save. One launch handles all cases of a world size.
 
     Args:
-        folder: to write in, a folder a case.
-        cases: what to write.
+        folder: where to write a folder for each case.
+        cases: checkpoints to write.
 
     Returns:
-        Folders that have `latest`, global_step3 and truth.pt.
+        The folders. Each has `latest`, global_step3 and held.pt.
     """
     for size in sorted({case.world_size for case in cases}):
-        some = [case for case in cases if case.world_size == size]
-        of_ranks = spawn(_train_all, size, folder, some, timeout=600)
-        for number, case in enumerate(some):
-            found = _merged(case.tensor, [held[number] for held in of_ranks])
-            torch.save(found, folder / str(case) / "truth.pt")
+        cases_of_size = [case for case in cases if case.world_size == size]
+        results = spawn(_train_all, size, folder, cases_of_size, timeout=600)
+        for number, case in enumerate(cases_of_size):
+            held = _merged(case.tensor, [result[number] for result in results])
+            torch.save(held, folder / str(case) / "held.pt")
     return {case: folder / str(case) for case in cases}
 
 
-def truth(folder: Path) -> dict[str, dict[str, Any]]:
-    """What ranks held when they saved: of each of Megatron's weights (without `.weight`), whole,
-    `weight` as the model had it, `master` in fp32, `exp_avg`, `exp_avg_sq` and `step`.
+def held_states(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the states that the ranks held when they saved.
+
+    For each of Megatron's weights (without `.weight`): `weight` in the model's dtype, `master` in
+    fp32, `exp_avg`, `exp_avg_sq` and `step`. Tensors are whole.
     """
-    found: dict[str, dict[str, Any]] = torch.load(folder / "truth.pt", weights_only=True)
-    return found
+    held: dict[str, dict[str, Any]] = torch.load(folder / "held.pt", weights_only=True)
+    return held
 
 
-def universal(folder: Path) -> Path:
-    """Have DeepSpeed's own program make a universal checkpoint, beside global_step3.
+def convert_to_universal(folder: Path) -> Path:
+    """Run DeepSpeed's ds_to_universal, and return the universal checkpoint beside global_step3.
 
-    It stumbles over weights that are nested as Megatron's; they are set aside meanwhile.
+    The program fails if weights are nested, as Megatron's are. So remove them while it runs.
     """
     source, target = folder / f"global_step{STEPS}", folder / f"global_step{STEPS}_universal"
     kept = {file: torch.load(file, weights_only=False) for file in source.glob("mp_rank_*")}
@@ -94,11 +96,11 @@ def universal(folder: Path) -> Path:
 
 
 def _mpu(case: Case) -> Any:
-    """What DeepSpeed asks Megatron of ranks; those of a tensor follow one another."""
+    """Return Megatron's `mpu` as DeepSpeed uses it. Ranks of a tensor are consecutive."""
     rank, size = dist.get_rank(), case.tensor
     grid = torch.arange(case.world_size).view(-1, size)
-    model = [dist.new_group(each.tolist()) for each in grid][rank // size]
-    data = [dist.new_group(each.tolist()) for each in grid.T][rank % size]
+    model = [dist.new_group(ranks.tolist()) for ranks in grid][rank // size]
+    data = [dist.new_group(ranks.tolist()) for ranks in grid.T][rank % size]
     return SimpleNamespace(
         get_model_parallel_group=lambda: model,
         get_model_parallel_rank=lambda: rank % size,
@@ -115,21 +117,18 @@ def _mpu(case: Case) -> Any:
 
 
 class Scheduler:
-    """Keeps what Megatron's OptimizerParamScheduler keeps."""
+    """Scheduler with the state of Megatron's OptimizerParamScheduler."""
 
     def __init__(self) -> None:
         self.num_steps = 0
 
     def step(self, increment: int) -> None:
-        """Count samples."""
         self.num_steps += increment
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state in a checkpoint."""
         self.num_steps = state["num_steps"]
 
     def state_dict(self) -> dict[str, Any]:
-        """State in a checkpoint."""
         return {
             "max_lr": 0.01,
             "lr_warmup_steps": 0,
@@ -145,7 +144,7 @@ class Scheduler:
 
 
 def _settings(case: Case) -> dict[str, Any]:
-    """DeepSpeed's configuration."""
+    """Return DeepSpeed's configuration."""
     zero = {
         "stage": case.zero_stage,
         "round_robin_gradients": case.round_robin,
@@ -153,7 +152,7 @@ def _settings(case: Case) -> dict[str, Any]:
         "sub_group_size": SUB_GROUP_SIZE,
         "stage3_param_persistence_threshold": 0,
     }
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": SAMPLES // STEPS // case.data,
         "gradient_accumulation_steps": 1,
         "zero_optimization": zero,
@@ -162,15 +161,15 @@ def _settings(case: Case) -> dict[str, Any]:
         "pipeline": {"pipe_partitioned": False, "grad_partitioned": False},
     }
     if case.precision == "bf16":
-        found["bf16"] = {"enabled": True}
-        found["data_types"] = {"grad_accum_dtype": case.sums}
+        settings["bf16"] = {"enabled": True}
+        settings["data_types"] = {"grad_accum_dtype": case.accumulation}
     if case.precision == "fp16":
-        found["fp16"] = {"enabled": True, "loss_scale": 8.0}
-    return found
+        settings["fp16"] = {"enabled": True, "loss_scale": 8.0}
+    return settings
 
 
-def loaded(checkpoint: Path, case: Case) -> dict[str, dict[str, Any]]:
-    """What ranks of DeepSpeed hold once they have loaded a universal checkpoint; see `truth`."""
+def load_universal(checkpoint: Path, case: Case) -> dict[str, dict[str, Any]]:
+    """Have DeepSpeed load a universal checkpoint; return the ranks' states (`held_states`)."""
     return _merged(case.tensor, spawn(_load, case.world_size, checkpoint, case, timeout=600))
 
 
@@ -184,30 +183,30 @@ def _load(checkpoint: Path, case: Case) -> dict[str, dict[str, Any]]:
 
 
 class Resumed(NamedTuple):
-    """What ranks of DeepSpeed have of a checkpoint; tensors as in `truth`."""
+    """States of the ranks of DeepSpeed, as in `held_states`."""
 
     held: dict[str, dict[str, Any]]
-    """Once they have loaded it."""
+    """After loading."""
     after: dict[str, dict[str, Any]]
     """After another step."""
     num_steps: int
-    """Of the scheduler, when it was loaded."""
+    """Step count of the scheduler after loading."""
 
 
-def resumed(*checkpoints: tuple[Path, Case, bool]) -> list[Resumed]:
-    """Have DeepSpeed load checkpoints as it has written them, not universal ones, and train on.
+def resume(*checkpoints: tuple[Path, Case, bool]) -> list[Resumed]:
+    """Have DeepSpeed load checkpoints that are not universal, and train another step.
 
     Args:
-        checkpoints: folders with `latest`, whose ranks load them, and whether also optimizer
-            states, without which there is no other step; of one world size.
+        checkpoints: folder with `latest`, case of its ranks, and whether to load optimizer states.
+            Without these, there is no other step. All cases have the same world size.
     """
     (size,) = {case.world_size for _, case, _ in checkpoints}
-    of_ranks = spawn(_resume_all, size, checkpoints, timeout=600)
+    results = spawn(_resume_all, size, checkpoints, timeout=600)
     return [
         Resumed(
-            _merged(case.tensor, [held[number][0] for held in of_ranks]),
-            _merged(case.tensor, [held[number][1] for held in of_ranks]),
-            of_ranks[0][number][2],
+            _merged(case.tensor, [result[number][0] for result in results]),
+            _merged(case.tensor, [result[number][1] for result in results]),
+            results[0][number][2],
         )
         for number, (_, case, _) in enumerate(checkpoints)
     ]
@@ -215,14 +214,14 @@ def resumed(*checkpoints: tuple[Path, Case, bool]) -> list[Resumed]:
 
 def _resume_all(checkpoints: list[tuple[Path, Case, bool]]) -> list[tuple[Any, ...]]:
     _begin()
-    return [_resume(*each) for each in checkpoints]
+    return [_resume(*checkpoint) for checkpoint in checkpoints]
 
 
 def _resume(checkpoint: Path, case: Case, with_states: bool) -> tuple[Any, ...]:
     engine, module = _engine(case)
-    plain = module.load_state_dict
+    load_state_dict = module.load_state_dict
     if not case.pipeline:
-        module.load_state_dict = lambda nested, **options: plain(  # type: ignore[method-assign]
+        module.load_state_dict = lambda nested, **options: load_state_dict(  # type: ignore[method-assign]
             dict(torch_archive.leaves(nested)), **options
         )
     path, state = engine.load_checkpoint(str(checkpoint), load_optimizer_states=with_states)
@@ -230,7 +229,7 @@ def _resume(checkpoint: Path, case: Case, with_states: bool) -> tuple[Any, ...]:
     assert state["iteration"] == engine.global_steps == STEPS
     num_steps, weights = engine.lr_scheduler.num_steps, [*_weights(module)]
     if not with_states:
-        return {each.name: {"weight": _gathered(each.weight)} for each in weights}, {}, 0
+        return {weight.name: {"weight": _gathered(weight.weight)} for weight in weights}, {}, 0
     held = dict(_held(engine, module))
     for weight in weights:
         weight.calls = STEPS
@@ -239,7 +238,7 @@ def _resume(checkpoint: Path, case: Case, with_states: bool) -> tuple[Any, ...]:
 
 
 def _begin() -> None:
-    """Ready a rank's process."""
+    """Prepare the process of a rank."""
     os.environ["DS_ACCELERATOR"] = "cpu"
     os.environ.setdefault("LOCAL_RANK", "0")
     import deepspeed
@@ -247,33 +246,32 @@ def _begin() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled
-    # A CPU without instructions for it computes fp16 slowly, not wrongly.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # DeepSpeed would compile it
+    # Without fp16 instructions, a CPU is slow but correct.
     deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
     deepspeed.init_distributed(dist_backend="gloo", dist_init_required=False)
 
 
 def _train_all(folder: Path, cases: list[Case]) -> list[dict[str, dict[str, Any]]]:
-    """Train, save and tell this rank's part of the truth, of each case."""
+    """Train and save each case; return the states of this rank."""
     _begin()
     return [_train(folder / str(case), case) for case in cases]
 
 
 def _engine(case: Case, **settings: Any) -> tuple[Any, nn.Module]:
-    """DeepSpeed's engine of a case's ranks, and the model that was given to it."""
+    """Return DeepSpeed's engine, and the model inside it."""
     import deepspeed
 
     deepspeed.utils.groups.mpu = None
     mpu = None if case.pipeline else _mpu(case)
     rank = dist.get_rank()
     weights = weights_of(case, rank % case.tensor, rank // case.tensor % case.data)
-    module = piped(weights, case) if case.pipeline else Chain(weights)
-    kinds: dict[bool, list[nn.Parameter]] = {True: [], False: []}
-    for parameter in module.parameters():
-        kinds[parameter.dim() > 1].append(parameter)
-    groups = [
-        {"name": "wd_no_scale_lr", "wd_mult": 1.0, "lr_mult": 1.0, "params": kinds[True]},
-        {"name": "no_wd_no_scale_lr", "wd_mult": 0.0, "lr_mult": 1.0, "params": kinds[False]},
+    module = pipeline_module(weights, case) if case.pipeline else Chain(weights)
+    matrices = [parameter for parameter in module.parameters() if parameter.dim() > 1]
+    vectors = [parameter for parameter in module.parameters() if parameter.dim() <= 1]
+    groups: list[dict[str, Any]] = [
+        {"name": "wd_no_scale_lr", "wd_mult": 1.0, "lr_mult": 1.0, "params": matrices},
+        {"name": "no_wd_no_scale_lr", "wd_mult": 0.0, "lr_mult": 1.0, "params": vectors},
     ]
     groups[1]["weight_decay"] = 0.0
     engine, *_ = deepspeed.initialize(
@@ -313,9 +311,9 @@ def _step(engine: Any, case: Case) -> None:
 def _save(engine: Any, folder: Path, case: Case) -> None:
     """Save as Megatron-DeepSpeed does."""
     module = engine.module
-    plain = module.state_dict
+    state_dict = module.state_dict
     if not case.pipeline:
-        module.state_dict = lambda **options: _nested(plain(**options))
+        module.state_dict = lambda **options: _nested(state_dict(**options))
     state = {
         "args": arguments(case),
         "checkpoint_version": 3.0,
@@ -333,11 +331,11 @@ def _save(engine: Any, folder: Path, case: Case) -> None:
         ],
     }
     engine.save_checkpoint(str(folder), client_state=state)
-    module.state_dict = plain
+    module.state_dict = state_dict
 
 
 def _nested(flat: dict[str, Tensor]) -> dict[str, Any]:
-    """A state as Megatron's state_dict_for_save_checkpoint nests it."""
+    """Nest a state as Megatron's state_dict_for_save_checkpoint does."""
     encoder = "language_model.encoder."
     model: dict[str, Any] = {
         "embedding": {"word_embeddings": {"weight": flat[f"{EMBEDDING}.weight"]}},
@@ -349,52 +347,53 @@ def _nested(flat: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _universal_info(case: Case) -> dict[str, Any]:
-    """What DeepSpeed's conversion to universal checkpoints asks Megatron of names."""
+    """Return the patterns of parameter names that ds_to_universal needs."""
     if case.pipeline:
-        of_layers, norm = r"\d+.", r"\d+.weight"
-        words = [r"\d+.word_embeddings", r"\d+.lm_head"]
-        words = ["tied_modules.embed.word_embeddings"] if case.tied else words
+        layers, norm = r"\d+.", r"\d+.weight"
+        embeddings = [r"\d+.word_embeddings", r"\d+.lm_head"]
+        embeddings = ["tied_modules.embed.word_embeddings"] if case.tied else embeddings
     else:
-        of_layers, norm = LAYERS + r"\d+.", f"{NORM}.weight"
-        words = [EMBEDDING, *([] if case.tied else [HEAD])]
-    found: dict[str, Any] = {
+        layers, norm = LAYERS + r"\d+.", f"{NORM}.weight"
+        embeddings = [EMBEDDING, *([] if case.tied else [HEAD])]
+    info: dict[str, Any] = {
         "universal_checkpoint_version": 0.2,
         "padded_vocab_size": PADDED,
         "original_vocab_size": PADDED if case.full else VOCAB,
-        "vocabulary_parameter_patterns": [f"{name}.weight" for name in words],
-        "parameter_with_2_sub_params_cat_dim_0": [f"{of_layers}mlp.dense_h_to_4h.weight"],
+        "vocabulary_parameter_patterns": [f"{name}.weight" for name in embeddings],
+        "parameter_with_2_sub_params_cat_dim_0": [f"{layers}mlp.dense_h_to_4h.weight"],
     }
     if case.pipeline and case.tied:
-        found["pipeline_replicated_parameter_patterns"] = [f"{words[0]}.weight"]
+        info["pipeline_replicated_parameter_patterns"] = [f"{embeddings[0]}.weight"]
     if case.tensor > 1:
         names = ("input_layernorm", "post_attention_layernorm")
-        copies = [f"{of_layers}{name}.weight" for name in names]
-        found["tp_replicated_parameter_patterns"] = [*copies, norm]
+        copies = [f"{layers}{name}.weight" for name in names]
+        info["tp_replicated_parameter_patterns"] = [*copies, norm]
         names = ("mlp.dense_4h_to_h", "self_attention.dense")
-        columns = [f"{of_layers}{name}.weight" for name in names]
-        found["parameter_with_row_parallelism_patterns"] = columns
-    return found
+        columns = [f"{layers}{name}.weight" for name in names]
+        info["parameter_with_row_parallelism_patterns"] = columns
+    return info
 
 
 def _weights(module: nn.Module) -> Iterator[Weight]:
-    return (each for each in module.modules() if isinstance(each, Weight))
+    return (child for child in module.modules() if isinstance(child, Weight))
 
 
 def _held(engine: Any, module: nn.Module) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What this rank has of each weight, its data-parallel peers' shares included."""
+    """Yield the states of each weight on this rank, gathered from its data-parallel peers."""
     optimizer = engine.optimizer
     base = getattr(optimizer, "optimizer", optimizer)
-    # DeepSpeed takes a step of zeros before the first one where it has no ZeRO, but masters.
+    # With master weights but without ZeRO, DeepSpeed takes a step with zero gradients first.
     (step,) = {int(state["step"]) for state in base.state.values()}
     for weight in _weights(module):
         parameter = weight.weight
-        states = _states(optimizer, base, parameter)
-        found = {kind: value.detach().clone() for kind, value in states}
-        yield weight.name, {**found, "weight": _gathered(parameter), "step": step}
+        states = {
+            kind: value.detach().clone() for kind, value in _states(optimizer, base, parameter)
+        }
+        yield weight.name, {**states, "weight": _gathered(parameter), "step": step}
 
 
 def _gathered(parameter: Tensor) -> Tensor:
-    """A whole weight, also where ranks share it."""
+    """Return the whole weight, also with ZeRO 3."""
     from deepspeed import zero
 
     with zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
@@ -402,7 +401,7 @@ def _gathered(parameter: Tensor) -> Tensor:
 
 
 def _states(optimizer: Any, base: Any, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Master and moments of a parameter."""
+    """Yield the master weights and the moments of a parameter."""
     from deepspeed import utils
 
     if hasattr(parameter, "ds_id"):
@@ -411,34 +410,36 @@ def _states(optimizer: Any, base: Any, parameter: Tensor) -> Iterator[tuple[str,
             yield kind, utils.safe_get_full_optimizer_state(parameter, kind)
         return
     if hasattr(parameter, "_hp_mapping"):
-        yield from _of_partitions(optimizer, base, parameter)
+        yield from _partitioned_states(optimizer, base, parameter)
         return
-    ours, theirs = (chain(*getattr(optimizer, f"fp{bits}_groups", [])) for bits in (16, 32))
-    masters = dict(zip(ours, theirs, strict=True))
-    master = masters.get(parameter, parameter)  # in fp32 it is the weight itself
+    fp16, fp32 = (chain(*getattr(optimizer, f"fp{bits}_groups", [])) for bits in (16, 32))
+    masters = dict(zip(fp16, fp32, strict=True))
+    master = masters.get(parameter, parameter)  # an fp32 weight is its own master
     yield "master", master
     for kind in KINDS:
         yield kind, base.state[master][kind]
 
 
-def _of_partitions(optimizer: Any, base: Any, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The same where ranks share flat groups, found by where the parameter lies in memory.
+def _partitioned_states(
+    optimizer: Any, base: Any, parameter: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the same for flat groups, by the address of the parameter in memory.
 
-    DeepSpeed's own functions are wrong for round_robin_gradients, and find no states of a second
+    DeepSpeed's own functions are wrong with round_robin_gradients, and find no states of a second
     group.
     """
     flats = getattr(optimizer, "bit16_groups_flat", None) or optimizer.bf16_groups_flat
-    own = getattr(optimizer, "single_partition_of_fp32_groups", None)
+    masters = getattr(optimizer, "single_partition_of_fp32_groups", None)
     for flat, master, group in zip(
         flats,
-        own or optimizer.fp32_groups_flat_partition,
+        masters or optimizer.fp32_groups_flat_partition,
         optimizer.real_dp_process_group,
         strict=True,
     ):
         if flat.untyped_storage().data_ptr() != parameter.untyped_storage().data_ptr():
             continue
         start = parameter.storage_offset()
-        # Sorted: DeepSpeed's order of what it has loaded differs between ranks.
+        # Sorted, because the order of loaded states differs between ranks of DeepSpeed.
         for kind, partition in sorted({"master": master, **base.state[master]}.items()):
             if partition.shape == master.shape:
                 parts = [torch.empty_like(partition) for _ in range(dist.get_world_size(group))]
@@ -447,11 +448,11 @@ def _of_partitions(optimizer: Any, base: Any, parameter: Tensor) -> Iterator[tup
                 yield kind, whole.view(parameter.shape)
 
 
-def _merged(tensor: int, of_ranks: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Whole tensors of all ranks' parts; those of a tensor follow one another."""
-    found: dict[str, dict[str, Any]] = {}
-    for start in range(0, len(of_ranks), tensor):
-        peers = of_ranks[start : start + tensor]
+def _merged(tensor_size: int, states: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Return whole tensors from the states of all ranks. Ranks of a tensor are consecutive."""
+    merged: dict[str, dict[str, Any]] = {}
+    for start in range(0, len(states), tensor_size):
+        peers = states[start : start + tensor_size]
         for name in peers[0]:
             kinds = ("weight", "master", *KINDS)
             values = {
@@ -461,14 +462,14 @@ def _merged(tensor: int, of_ranks: list[dict[str, dict[str, Any]]]) -> dict[str,
             }
             exact = values.get("master", values["weight"])
             assert torch.equal(exact.to(values["weight"].dtype), values["weight"]), name
-            # Other data-parallel ranks, and stages with the same embedding, hold the same.
-            known = found.setdefault(name, {**values, "step": peers[0][name].get("step")})
-            assert all(torch.equal(known[kind], value) for kind, value in values.items()), name
-    return found
+            # Other data-parallel ranks, and stages with a tied embedding, hold replicas.
+            first = merged.setdefault(name, {**values, "step": peers[0][name].get("step")})
+            assert all(torch.equal(first[kind], value) for kind, value in values.items()), name
+    return merged
 
 
 def _whole(name: str, parts: list[Tensor]) -> Tensor:
-    """One tensor of what tensor-parallel ranks have."""
+    """Return the whole tensor from the slices of tensor-parallel ranks."""
     if name.endswith(("norm", "layernorm")):
         assert all(torch.equal(part, parts[0]) for part in parts)
         return parts[0]

@@ -1,6 +1,7 @@
-"""A tiny Llama as Megatron-DeepSpeed has it: names, shapes, arguments; with pipeline and without.
+"""A tiny Llama with the names, shapes and arguments of Megatron-DeepSpeed.
 
-What it computes is a sum of its weights times random numbers, so that gradients are random.
+It may have a pipeline. It computes the sum of its weights times random numbers, so its gradients
+are random.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 STEPS, SAMPLES, TOKENS = 3, 12, 192
 NUM_LAYERS, HEAD_DIM, VOCAB, PADDED = 3, 2, 25, 28
 SUB_GROUP_SIZE = 1000
-"""Elements of a rank at which a flat tensor of stage 3 is full."""
+"""DeepSpeed's sub_group_size: elements of a rank at which a flat tensor of stage 3 is full."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 EMBEDDING = "language_model.embedding.word_embeddings"
 HEAD = "language_model.output_layer"
@@ -24,37 +25,37 @@ LAYERS = "language_model.encoder.layers."
 
 @dataclass(frozen=True)
 class Case:
-    """How a checkpoint is written."""
+    """Parallel layout and settings of the run that writes a checkpoint."""
 
     zero_stage: int = 1
     precision: str = "fp32"
     data: int = 2
     tensor: int = 1
     pipeline: int = 0
-    """Stages; 0: a model without pipeline."""
+    """Number of stages; 0 for a model without pipeline."""
     tied: bool = False
-    sums: str = "fp32"
-    """Where gradients of bf16 are added up; in fp32 and with ZeRO 1, BF16_Optimizer does it."""
+    accumulation: str = "fp32"
+    """Dtype in which bf16 gradients accumulate. With fp32 and ZeRO 1, DeepSpeed uses its
+    BF16_Optimizer."""
     round_robin: bool = False
-    """Whether ZeRO deals out parameters to its ranks in turn."""
+    """DeepSpeed's round_robin_gradients, which changes the order of parameters in a group."""
     fused: bool = False
-    """Whether Adam counts as DeepSpeed's FusedAdam: in ints, with a 0 that stays in its groups."""
+    """Whether step counts are those of DeepSpeed's FusedAdam: ints, and 0 in the groups."""
     full: bool = False
-    """Whether the vocabulary is as large as its embedding, so that there is no padding."""
+    """Whether the vocabulary fills the embedding, so there is no padding."""
 
     @property
     def world_size(self) -> int:
-        """Ranks that write it."""
         return self.data * self.tensor * max(1, self.pipeline)
 
     @property
     def heads(self) -> tuple[int, int]:
-        """Query heads; key and value heads."""
+        """Number of query heads, and of key and value heads."""
         return (9, 3) if self.tensor == 1 else (4, 2)
 
     @property
     def ffn(self) -> int:
-        """Width inside the MLP; odd numbers make sizes that are no multiples of 4."""
+        """Width inside the MLP. An odd number gives sizes that are not multiples of 4."""
         return 7 if self.tensor == 1 else 14
 
     def __str__(self) -> str:
@@ -62,11 +63,11 @@ class Case:
         parts += [f"tp{self.tensor}"] * (self.tensor > 1) + ["tied"] * self.tied
         parts += [f"pp{self.pipeline}"] * (self.pipeline > 0) + ["robin"] * self.round_robin
         parts += ["fused"] * self.fused + ["full"] * self.full
-        return "-".join(parts + ["bf16-sums"] * (self.sums == "bf16"))
+        return "-".join(parts + ["bf16-sums"] * (self.accumulation == "bf16"))
 
 
 def arguments(case: Case) -> argparse.Namespace:
-    """Arguments as Megatron-DeepSpeed keeps them in checkpoints."""
+    """Return the arguments that Megatron-DeepSpeed saves in checkpoints."""
     heads, groups = case.heads
     return argparse.Namespace(
         num_layers=NUM_LAYERS,
@@ -102,7 +103,7 @@ def arguments(case: Case) -> argparse.Namespace:
 
 
 class Weight(nn.Module):
-    """What a rank has of a weight; adds its numbers times random ones to what comes in."""
+    """A rank's slice of a weight. The module adds the weight times random numbers to its input."""
 
     def __init__(self, name: str, shape: tuple[int, ...], part: int | None, data_rank: int) -> None:
         super().__init__()
@@ -111,18 +112,18 @@ class Weight(nn.Module):
         self.weight = nn.Parameter(0.1 * self._random("start"))
         self.weight.tensor_model_parallel = part is not None
 
-    def _random(self, *of: Any) -> Tensor:
-        seed = zlib.crc32(repr((self.name, self.part, *of)).encode())
+    def _random(self, *keys: Any) -> Tensor:
+        seed = zlib.crc32(repr((self.name, self.part, *keys)).encode())
         return torch.randn(self.shape, generator=torch.Generator().manual_seed(seed))
 
     def forward(self, total: Tensor) -> Tensor:
-        """Add this weight's share of the loss; each call has other gradients."""
+        """Add the loss of this weight. Each call gives different gradients."""
         self.calls += 1
         return total + (self.weight * self._random(self.calls, self.data_rank).to(total)).sum()
 
 
 class Chain(nn.Module):
-    """Weights by names with dots, which add up one after the other."""
+    """Weights by dotted names. The module applies them one after the other."""
 
     def __init__(self, weights: dict[str, Weight]) -> None:
         super().__init__()
@@ -136,7 +137,6 @@ class Chain(nn.Module):
             module.add_module(last, weight)
 
     def forward(self, total: Tensor) -> Tensor:
-        """The loss so far."""
         for module in self.modules():
             if isinstance(module, Weight):
                 total = module(total)
@@ -144,11 +144,11 @@ class Chain(nn.Module):
 
 
 class TransformerLayer(Chain):
-    """A layer; stages have as many of them each."""
+    """A layer. DeepSpeed counts modules of this name to divide them among stages."""
 
 
 def weights_of(case: Case, tensor_rank: int, data_rank: int) -> dict[str, Weight]:
-    """A rank's weights by Megatron's names, in its order."""
+    """Return a rank's weights by Megatron's names, in Megatron's order."""
     (heads, groups), size = case.heads, case.tensor
     hidden, vocabulary = heads * HEAD_DIM, PADDED // size
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (vocabulary, hidden)}
@@ -174,8 +174,8 @@ def weights_of(case: Case, tensor_rank: int, data_rank: int) -> dict[str, Weight
     }
 
 
-def piped(weights: dict[str, Weight], case: Case) -> nn.Module:
-    """The same as layers of a pipeline: Megatron-DeepSpeed's GPTModelPipe."""
+def pipeline_module(weights: dict[str, Weight], case: Case) -> nn.Module:
+    """Return the weights as the layers of a pipeline, as in Megatron-DeepSpeed's GPTModelPipe."""
     from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
@@ -188,10 +188,11 @@ def piped(weights: dict[str, Weight], case: Case) -> nn.Module:
     layers, norm = [], weights[NORM]
     for number in range(NUM_LAYERS):
         prefix = f"{LAYERS}{number}."
-        own = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
-        layers.append(LayerSpec(TransformerLayer, own))
+        layer = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
+        layers.append(LayerSpec(TransformerLayer, layer))
     last = LayerSpec(Weight, norm.name, norm.shape, norm.part, norm.data_rank)
-    if case.tied:  # as BigScience's, where functions between take numbers, too
+    if case.tied:
+        # As in BigScience's fork, where functions between the layers have layer numbers, too.
         first = TiedLayerSpec(*tied, **attribute)
         head = TiedLayerSpec(*tied, **attribute, forward_fn=lambda module, total: module(total))
         specs = [to_dtype, first, to_dtype, *layers, to_dtype, last, head]

@@ -1,4 +1,4 @@
-"""Settings of DeepSpeed, and checkpoints that move between it and others, for tests."""
+"""Runs with DeepSpeed, and checkpoints that one parallel layout saves and another loads."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,26 +12,26 @@ from tokamake.data.samples.loader import Step
 BF16 = {"precision": "bf16"}
 
 
-def zero(stage: int, **more: Any) -> dict[str, Any]:
-    """Changes of the section `train`: ZeRO's stage, and others."""
-    return {"backend": "deepspeed", "zero_stage": stage, **more}
+def zero(stage: int, **settings: Any) -> dict[str, Any]:
+    """Return settings of the section `train` for DeepSpeed with a ZeRO stage."""
+    return {"backend": "deepspeed", "zero_stage": stage, **settings}
 
 
 class Move(NamedTuple):
-    """A checkpoint saved by one layout, loaded by another; or one of these."""
+    """A checkpoint that one layout saves, another loads, or both."""
 
     config: Path
     """The run.yaml."""
     folder: Path
-    """Of the checkpoint."""
+    """Folder of the checkpoint."""
     save: dict[str, Any] | None = None
-    """Settings of the section `train` that differ from the config's where it is saved."""
+    """Changed settings of the section `train` for saving, or None to save nothing."""
     load: dict[str, Any] | None = None
-    """The same where it is loaded."""
+    """Changed settings for loading, or None to load nothing."""
 
 
 def move_all(moves: list[Move]) -> list[Found]:
-    """Do moves one after the other; all ranks call this, each gets its part."""
+    """Save and load checkpoints. All ranks call this; each returns its own results."""
     return [_save(move) | _load(move) for move in moves]
 
 
@@ -40,16 +40,16 @@ def _save(move: Move) -> Found:
         return {}
     run = laid_out(read_run(move.config), move.save)
     engine = build(run)
-    some = coming(engine, run)
+    steps = coming(engine, run)
     for number in range(3):
-        engine.train_step(next(some).micro_batches, **rates(number))
+        engine.train_step(next(steps).micro_batches, **rates(number))
     progress = {"iteration": 3, "consumed_samples": 24, "consumed_tokens": 24 * 16}
     saving = engine.save(move.folder, progress)
-    found: Found = {"saved": states(engine)}
-    found["losses after saving"] = _go_on(engine, some)
-    found["end after saving"] = states(engine)
+    results: Found = {"saved": states(engine)}
+    results["losses after saving"] = _train_on(engine, steps)
+    results["end after saving"] = states(engine)
     saving.wait()
-    return found
+    return results
 
 
 def _load(move: Move) -> Found:
@@ -58,27 +58,27 @@ def _load(move: Move) -> Found:
     run = laid_out(read_run(move.config), move.load)
     engine = build(run)
     engine.load(move.folder)
-    found: Found = {"loaded": states(engine)}
-    found["losses after loading"] = _go_on(engine, coming(engine, run, done=3))
-    found["end after loading"] = states(engine)
-    return found
+    results: Found = {"loaded": states(engine)}
+    results["losses after loading"] = _train_on(engine, coming(engine, run, done=3))
+    results["end after loading"] = states(engine)
+    return results
 
 
-def _go_on(engine: Any, some: Iterator[Step]) -> list[float]:
+def _train_on(engine: Any, steps: Iterator[Step]) -> list[float]:
     return [
-        engine.train_step(next(some).micro_batches, **rates(number)).loss for number in range(3, 6)
+        engine.train_step(next(steps).micro_batches, **rates(number)).loss for number in range(3, 6)
     ]
 
 
 def states(engine: Any) -> list[Part]:
-    """Weights and optimizer states of this rank; what is not cut as they are has all places."""
-    found: list[Part] = []
-    for one in pieces(engine):
-        flat, held = buffer(one), getattr(one, "held", one)
+    """Return the weights and optimizer states of this rank."""
+    states: list[Part] = []
+    for piece in pieces(engine):
+        flat, held = buffer(piece), getattr(piece, "held", piece)
         state = engine._optimizer.state.get(flat, {})
         for kind, value in {"model": flat, **state}.items():
             if value.shape == flat.shape:
-                found += parts(one, value, f"{kind}.")
-            else:
-                found.append((f"{kind}.{held.saved_name}", value.shape, ..., value.clone()))
-    return found
+                states += parts(piece, value, f"{kind}.")
+            else:  # a step count, which is not partitioned
+                states.append((f"{kind}.{held.saved_name}", value.shape, ..., value.clone()))
+    return states

@@ -1,4 +1,4 @@
-"""`python dying.py train --config run.yaml`: killed with its second checkpoint half done."""
+"""`python dying.py train --config run.yaml`: a training killed during its second checkpoint."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ _commit = resume.commit
 
 
 def commit(output: Path, state: resume.ResumeState) -> Path:
-    """Put the first checkpoint in place; at the second, die before anything is renamed."""
+    """Move the first checkpoint into place; at the second, die before anything is renamed."""
     if state.step > 2:
         os.kill(os.getpid(), signal.SIGKILL)
     return _commit(output, state)

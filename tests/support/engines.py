@@ -1,4 +1,4 @@
-"""Engines by themselves, on the ranks that tests spawn: built, fed, stepped, looked into."""
+"""Engines without a trainer, on the ranks that tests spawn: build, step, compare."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -12,23 +12,25 @@ from tokamake.config.resolved_run import Run
 from tokamake.data.samples.loader import Samples, Step, steps
 from tokamake.parallel.sharding import Held
 from tokamake.runtime.ranks import Ranks
+from tokamake.train.numerics import with_precision
 
 RATES = {"learning_rate": 0.01, "weight_decay": 0.1}
 
 Part = tuple[str, torch.Size, Any, torch.Tensor]
-"""Name and shape of a whole tensor, a place in it, and what is there."""
+"""Name and shape of a whole tensor, the place of a chunk in it, and the chunk."""
 
 
 def build(run: Run, **options: Any) -> Any:
-    """The engine of a run's back end, of this rank."""
+    """Engine of a run's back end on this rank."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    os.environ["LOCAL_RANK"] = str(rank)  # as `runtime.process_group` does
+    os.environ["LOCAL_RANK"] = str(rank)  # `runtime.process_group` sets it, too
     engine = plugins.load("train/backends", run.train.backend).Engine
-    return engine(run, Ranks(rank, size, rank, size), torch.device("cpu"), **options)
+    device = torch.device("cpu")
+    return engine(with_precision(run, device), Ranks(rank, size, rank, size), device, **options)
 
 
 def coming(engine: Any, run: Run, *, done: int = 0) -> Iterator[Step]:
-    """Steps of this rank after so many of full size."""
+    """Steps of this rank after `done` steps of full size."""
     return steps(
         Samples(run.index, split="train", data_root=run.data_root),
         run.train.batch_sizes,
@@ -39,26 +41,26 @@ def coming(engine: Any, run: Run, *, done: int = 0) -> Iterator[Step]:
     )
 
 
-def go(engine: Any, some: Iterable[Step], number: int, **rates: float) -> list[float]:
-    """Do so many steps; their losses."""
-    pairs = zip(range(number), some, strict=False)
-    found = [engine.train_step(step.micro_batches, **{**RATES, **rates}) for _, step in pairs]
-    assert len(found) == number
-    return [result.loss for result in found]
+def go(engine: Any, steps_left: Iterable[Step], number: int, **rates: float) -> list[float]:
+    """Train on `number` steps; return their losses."""
+    steps = zip(range(number), steps_left, strict=False)
+    results = [engine.train_step(step.micro_batches, **{**RATES, **rates}) for _, step in steps]
+    assert len(results) == number
+    return [result.loss for result in results]
 
 
 def pieces(engine: Any) -> list[Any]:
-    """What this rank holds: parts of parameters, or pieces of the flat buffers of DeepSpeed."""
+    """This rank's chunks of parameters, or pieces of the flat buffers of DeepSpeed."""
     return list(getattr(engine, "_pieces", engine._held))
 
 
 def buffer(piece: Any) -> torch.Tensor:
-    """What the optimizer sees as the parameter of a piece."""
+    """Parameter of the optimizer that contains a piece."""
     return piece.local if isinstance(piece, Held) else piece.flat
 
 
 def parts(piece: Any, tensor: torch.Tensor, kind: str = "") -> Iterator[Part]:
-    """Copies of the parts of whole tensors that a tensor like a piece's buffer has."""
+    """Copies of the chunks of whole tensors in a tensor of the shape of a piece's buffer."""
     if isinstance(piece, Held):
         yield kind + piece.saved_name, piece.shape, piece.place, tensor.detach().clone()
         return
@@ -69,13 +71,13 @@ def parts(piece: Any, tensor: torch.Tensor, kind: str = "") -> Iterator[Part]:
         yield kind + held.saved_name, held.shape, place, box.clone()
 
 
-def whole(founds: Iterable[Iterable[Part]]) -> dict[str, torch.Tensor]:
-    """Put the parts of all ranks together; where ranks have the same, they must agree."""
+def whole(of_ranks: Iterable[Iterable[Part]]) -> dict[str, torch.Tensor]:
+    """Join the chunks of all ranks; where ranks have the same elements, these must be equal."""
     result: dict[str, torch.Tensor] = {}
-    for name, shape, place, part in (part for found in founds for part in found):
+    for name, shape, place, part in (part for of_rank in of_ranks for part in of_rank):
         empty = torch.full(shape, torch.nan, dtype=part.dtype)
-        before = result.setdefault(name, empty)[place]
-        assert torch.equal(before.where(~before.isnan(), part), part), f"{name}: ranks differ"
+        earlier = result.setdefault(name, empty)[place]
+        assert torch.equal(earlier.where(~earlier.isnan(), part), part), f"{name}: ranks differ"
         result[name][place] = part
     missing = [name for name, tensor in result.items() if tensor.isnan().any()]
     assert not missing, f"no rank has all of {missing}"
@@ -83,12 +85,12 @@ def whole(founds: Iterable[Iterable[Part]]) -> dict[str, torch.Tensor]:
 
 
 def weights(engine: Any) -> dict[str, torch.Tensor]:
-    """Copies of this rank's parts, of the native back end."""
+    """Copies of this rank's weights, of the native back end."""
     return {held.saved_name: held.local.detach().clone() for held in engine._held}
 
 
 def states(engine: Any) -> dict[str, Any]:
-    """Copies of this rank's parts of what the optimizer of the native back end keeps."""
+    """Copies of this rank's optimizer states, of the native back end."""
     return {
         f"{held.saved_name} {kind}": value.clone()
         for held in engine._held
@@ -97,9 +99,9 @@ def states(engine: Any) -> dict[str, Any]:
 
 
 def assert_equal(
-    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], where: Any = ""
+    actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], where: Any = ""
 ) -> None:
-    """They hold the same bits."""
-    assert found.keys() == expected.keys(), where
+    """Check that two sets of tensors have the same bits."""
+    assert actual.keys() == expected.keys(), where
     for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), (name, where)
+        assert torch.equal(actual[name], tensor), (name, where)

@@ -1,7 +1,7 @@
-"""`python faulty.py NUMBER STAGE ...`: a stage killed at a call that brings files to disk.
+"""`python faulty.py NUMBER STAGE ...`: a stage that is killed while it writes files.
 
-Counted are fsync, rename and unlink; at NUMBER the process ends as by `kill -9`. A NUMBER with a
-dot is a time in seconds instead, at which the system ends the process wherever it is.
+The process is killed as by `kill -9` at its call number NUMBER of fsync, rename or unlink. A NUMBER
+with a dot is a time in seconds, after which the process ends at any point.
 """
 
 import os
@@ -14,7 +14,7 @@ from tokamake.cli import main
 
 
 def dying(function: Callable[..., Any], calls: list[int]) -> Callable[..., Any]:
-    """Wrap a function so that the process is killed instead of its last call."""
+    """Wrap a function: when `calls[0]` reaches 0, kill the process instead of calling it."""
 
     def call(*arguments: Any, **options: Any) -> Any:
         calls[0] -= 1
@@ -28,7 +28,7 @@ def dying(function: Callable[..., Any], calls: list[int]) -> Callable[..., Any]:
 if __name__ == "__main__":
     when = sys.argv.pop(1)
     if "." in when:
-        signal.setitimer(signal.ITIMER_REAL, float(when))  # its signal's default is to end us
+        signal.setitimer(signal.ITIMER_REAL, float(when))  # SIGALRM ends the process by default
     else:
         calls = [int(when)]
         for name in ("fsync", "replace", "unlink"):

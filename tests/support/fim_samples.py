@@ -1,4 +1,4 @@
-"""What tests of fill-in-the-middle share: a tokenizer with its special tokens, and samples."""
+"""A tokenizer with special tokens, and samples, for tests of fill-in-the-middle."""
 
 from pathlib import Path
 from typing import Any
@@ -15,23 +15,23 @@ from tokamake.data.samples.fim.tokens import Fim
 from tokamake.data.samples.loader import Samples
 
 NAMES = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<file_sep>")
-EOD, PREFIX, SUFFIX, MIDDLE, SEPARATOR = range(5)  # as the trainer numbers them
+EOD, PREFIX, SUFFIX, MIDDLE, SEPARATOR = range(5)  # as train_tokenizer numbers them
 SLACK = [EOD] * 300
-"""Behind a document, so that it can become longer and nothing of it is cut off."""
+"""Room after a document: it can grow without being truncated."""
 
 
 def is_plain(text: str) -> bool:
-    """Whether a text spells no special token."""
+    """Return whether a text contains no special token."""
     return not any(name in text for name in (*NAMES, "<|endoftext|>"))
 
 
-class Given:
+class FixedSamples:
     """Rows as samples."""
 
     def __init__(self, rows: list[list[int]]) -> None:
         self.rows = rows
-        self.pairs: list[Path] = []
-        self.digest = "given"
+        self.prefixes: list[Path] = []
+        self.digest = "fixed"
         self.sequence_length = len(rows[0]) - 1
 
     def __len__(self) -> int:
@@ -42,10 +42,10 @@ class Given:
 
 
 def prepare(folder: Path, raw: list[Path]) -> Path:
-    """Make a tokenizer with the special tokens in a folder, a pair of it and an index."""
+    """Write a tokenizer with the special tokens, a dataset and an index into a folder."""
     train_tokenizer(raw, vocab_size=600, special_tokens=NAMES, output=folder / "tokenizer")
-    own = tokenizers.Tokenizer.from_file(str(folder / "tokenizer/tokenizer.json"))
-    ids = [[*own.encode(text).ids, EOD] for text in documents(raw[0]) if text.isascii()]
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer/tokenizer.json"))
+    ids = [[*tokenizer.encode(text).ids, EOD] for text in documents(raw[0]) if text.isascii()]
     with DatasetWriter(folder / "code.bin", folder / "code.idx", np.uint16) as writer:
         writer.add(np.concatenate(ids), np.array([*map(len, ids)], np.int32))
     (folder / "weights.txt").write_text("1 code code\n")
@@ -62,6 +62,6 @@ def rearranged(folder: Path, samples: Any, *, seed: int = 11, **settings: Any) -
     return FimSamples(samples, Fim(**settings), tokenizer=folder / "tokenizer", seed=seed)
 
 
-def of_rows(folder: Path, rows: list[list[int]], **settings: Any) -> list[list[int]]:
-    found = rearranged(folder, Given(rows), **settings)
-    return [found[number].tolist() for number in range(len(rows))]
+def rearrange_rows(folder: Path, rows: list[list[int]], **settings: Any) -> list[list[int]]:
+    samples = rearranged(folder, FixedSamples(rows), **settings)
+    return [samples[number].tolist() for number in range(len(rows))]

@@ -1,7 +1,7 @@
-"""`tokamake train` on ranks that a server forks, which has imported all they need: 1 s, not 7 s.
+"""`tokamake train` on ranks that are forks of a server: they start in 1 s instead of 7 s.
 
-They meet as torchrun's do, in a store that their parent keeps. Faults change what a rank does
-before it begins, and end it as the system would.
+Ranks meet as under torchrun, in a store that their parent keeps. A fault is a function that changes
+a rank before it begins, for example so that the rank is killed at a certain point.
 """
 
 import os
@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing import get_context
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.synchronize import Semaphore
@@ -22,32 +21,20 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 
 from tests.support.faulty import dying
+from tests.support.ranks import CONTEXT, kill, start
 from tokamake.cli import main
 from tokamake.runtime.rank_errors import STOPPED
 from tokamake.train import resume
+from tokamake.train.saving import CheckpointSaver
 from tokamake.train.stop_signals import StopRequest
 from tokamake.train.trainer import Trainer
 
-CONTEXT = get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    [
-        "pytest",
-        "cyclopts",
-        "deepspeed",
-        "tokamake.models.llama.model",
-        "tokamake.optim.adamw",
-        "tokamake.train.backends.deepspeed",
-        "tokamake.train.backends.native",
-        "tokamake.train.trainer",
-        "tokamake.train.train",
-    ]
-)
-
 Fault = Callable[[], None]
-TIMEOUT = 600.0
-"""Seconds until ranks that do not end are killed: nothing else ends what hangs."""
+TIMEOUT_SECONDS = 600.0
+"""Time until ranks that do not end are killed: nothing else ends a rank that hangs."""
 CALLS = ("mkdir", "rename", "replace", "unlink", "rmdir")
-"""Functions of `os` between which a folder looks the same; a killed process loses no page."""
+"""Functions of `os` that change which files a folder has. Between two calls a kill has the same
+effect: pages that were written before are in the system's cache, and not lost."""
 
 
 def nothing() -> None:
@@ -55,12 +42,12 @@ def nothing() -> None:
 
 
 class Started:
-    """Ranks of a run that have begun; those left are killed on leaving the `with` block.
+    """Ranks of a run that have begun; those that still run are killed at the end of the `with`.
 
     Args:
         config: run.yaml.
-        ranks: number of processes.
-        fault: what each of them calls first; of a module's top level, or a partial of such.
+        ranks: number of ranks.
+        fault: each rank calls it first; defined at a module's top level, or a partial of such.
     """
 
     def __init__(self, config: Path, *, ranks: int = 1, fault: Fault = nothing) -> None:
@@ -73,11 +60,10 @@ class Started:
             )
             for rank in range(ranks)
         ]
-        for process in self.processes:
-            process.start()
+        start(self.processes)
 
     def _environment(self, rank: int, ranks: int) -> dict[str, str]:
-        """What torchrun gives its ranks."""
+        """Variables that torchrun sets."""
         return {
             "RANK": str(rank),
             "WORLD_SIZE": str(ranks),
@@ -94,36 +80,31 @@ class Started:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._kill()
-
-    def _kill(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.join()
+        kill(self.processes)
 
     def ended(self) -> list[int | None]:
-        """Wait until all have ended, or one was killed or failed; then the others are killed.
+        """Wait until all ranks have ended; if one was killed or failed, kill the others.
 
         Returns:
-            Exit codes: minus the signal's number of a rank that was killed.
+            Exit codes: minus the signal's number for a rank that was killed.
         """
         running = {process.sentinel: process for process in self.processes}
-        while running and (ready := wait(running, TIMEOUT)):
+        while running and (ready := wait(running, TIMEOUT_SECONDS)):
             for sentinel in ready:
                 process = running.pop(sentinel)
                 process.join()
                 if process.exitcode not in (0, STOPPED):
-                    self._kill()
+                    kill(self.processes)
         return [process.exitcode for process in self.processes]
 
     @property
     def printed(self) -> str:
-        """What ranks have printed."""
+        """Output of all ranks."""
         return self._printed.read_text()
 
 
 def train(config: Path, *, ranks: int = 1, fault: Fault = nothing, code: int = 0) -> str:
-    """Train until the ranks end; at least one must end with a code. Returns what was printed."""
+    """Train until the ranks end, one or more of them with an exit code; return their output."""
     with Started(config, ranks=ranks, fault=fault) as started:
         codes = started.ended()
         assert code in codes, f"exit codes {codes}\n{started.printed}"
@@ -143,13 +124,13 @@ def _rank(config: Path, environment: dict[str, str], printed: Path, fault: Fault
 
 def killed_in_backward() -> None:
     """Kill the last rank in its first backward pass after a checkpoint has taken its place."""
-    finish, backward = Trainer._finish_saving, torch.autograd.backward
+    finish, backward = CheckpointSaver.finish, torch.autograd.backward
     saved = False
 
-    def finish_saving(loop: Trainer) -> None:
+    def finish_saving(saver: CheckpointSaver) -> None:
         nonlocal saved
-        saving = loop._saving is not None
-        finish(loop)
+        saving = saver._saving is not None
+        finish(saver)
         saved = saved or saving
 
     def backward_or_die(*arguments: Any, **options: Any) -> None:
@@ -157,7 +138,7 @@ def killed_in_backward() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         backward(*arguments, **options)
 
-    Trainer._finish_saving = finish_saving
+    CheckpointSaver.finish = finish_saving
     torch.autograd.backward = backward_or_die
 
 
@@ -169,20 +150,20 @@ def killed_in_commit(number: int) -> None:
         if state.step != 4:
             return commit(output, state)
         calls = [number]
-        real = {name: getattr(os, name) for name in CALLS}
-        for name, function in real.items():
+        originals = {name: getattr(os, name) for name in CALLS}
+        for name, function in originals.items():
             setattr(os, name, dying(function, calls))
         try:
             return commit(output, state)
         finally:
-            for name, function in real.items():
+            for name, function in originals.items():
                 setattr(os, name, function)
 
     resume.commit = dying_commit
 
 
 def terminated_in_start() -> None:
-    """Ask each rank to stop while the loop is being made, before the engine's first collective."""
+    """Send each rank SIGTERM while it builds the trainer, before the engine's first collective."""
 
     def begin(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -193,14 +174,14 @@ def terminated_in_start() -> None:
 
 
 def writes_until_sigterm(writing: Semaphore) -> None:
-    """Say when a checkpoint is being written, and write on only when SIGTERM has come."""
+    """Report that a checkpoint is being written, and write on only after a SIGTERM."""
     write_data, request_stop = FileSystemWriter.write_data, StopRequest.note
     stopped = threading.Event()
 
     def wait_and_write(*arguments: Any) -> Any:
         assert threading.current_thread() is not threading.main_thread()
         writing.release()
-        assert stopped.wait(TIMEOUT)
+        assert stopped.wait(TIMEOUT_SECONDS)
         return write_data(*arguments)
 
     def stop(request: StopRequest, *arguments: Any) -> None:

@@ -41,6 +41,7 @@ ARCHITECTURES = {
         mlp_bias=False,
         rope_scaling={"rope_type": "linear", "factor": 2.0},
     ),
+    "starcoder2-wide-heads": gpt(position_embedding="rotary", num_key_value_heads=2, head_dim=24),
     "bloom": ALIBI,
     "bloom-6-heads": gpt(
         position_embedding="alibi",
@@ -81,6 +82,7 @@ def reference(
             num_hidden_layers=shape.num_hidden_layers,
             num_attention_heads=shape.num_attention_heads,
             num_key_value_heads=shape.num_key_value_heads,
+            head_dim=shape.head_dim,
             hidden_act=shape.hidden_act,
             max_position_embeddings=shape.max_position_embeddings,
             norm_epsilon=shape.layer_norm_epsilon,

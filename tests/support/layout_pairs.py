@@ -1,7 +1,7 @@
-"""Which kinds of parallelism go together: proved in one layout, refused with a reason, or neither.
+"""Pairs of kinds of parallelism: proved in one layout, refused with a reason, or neither.
 
-Proved layouts come from the tests, reasons from the checks that a run's start makes;
-docs/parallelism.md gets a table of them.
+Proved layouts come from the tests, reasons from the checks of a run; docs/parallelism.md has the
+table.
 """
 
 from itertools import product
@@ -16,19 +16,18 @@ from tests.support.runs import ARCHITECTURE
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
-from tokamake.train.backends import _deepspeed_setup
-from tokamake.train.resolve import check_layout, check_precision
+from tokamake.train.checks import check_backend, check_layout, check_precision
 
 
 class Kind(NamedTuple):
-    """A way to share or to save work."""
+    """A kind of parallelism, or another way to save memory."""
 
     short: str
-    """Name in the table's head."""
+    """Name in the head of the table."""
     choice: str
-    """What it is one value of; two values of one choice exclude each other."""
+    """Setting of which it is a value; two values of one setting exclude each other."""
     changes: Changes
-    """Settings that ask for it, on ranks enough."""
+    """Settings that turn it on, given enough ranks."""
 
 
 KINDS = {
@@ -62,7 +61,7 @@ def settings(changes: Changes) -> TrainSettings:
 
 
 def kinds_of(world_size: int, changes: Changes) -> set[str]:
-    """The kinds that a layout has, least those that have nothing to do in it."""
+    """Kinds of parallelism that have an effect in a layout."""
     train = settings(changes)
     parallel = train.parallel
     data, context = parallel.data_parallel_size(world_size), parallel.context_parallel_size
@@ -82,7 +81,7 @@ def kinds_of(world_size: int, changes: Changes) -> set[str]:
 
 
 def proved_pairs(proved: Proved) -> set[tuple[str, str]]:
-    """Kinds that some layout has together; each with itself, if any has it."""
+    """Pairs of kinds that a layout has together; includes each kind with itself."""
     return {
         pair
         for world_size, layouts in proved.items()
@@ -91,9 +90,9 @@ def proved_pairs(proved: Proved) -> set[tuple[str, str]]:
     }
 
 
-def refusal(backend: str, one: str, other: str) -> str:
-    """Why a run with both kinds, all else being as by default, does not start; empty: it does."""
-    changes = _both(KINDS[one].changes, KINDS[other].changes)
+def refusal(backend: str, first: str, second: str) -> str:
+    """Error message for a run with both kinds and defaults for the rest; empty: it starts."""
+    changes = _both(KINDS[first].changes, KINDS[second].changes)
     sizes = ("tensor", "context", "pipeline")
     try:
         # Four data-parallel ranks, of two micro batches each.
@@ -105,8 +104,7 @@ def refusal(backend: str, one: str, other: str) -> str:
         run = Run.model_construct(architecture=architecture, train=train)
         check_layout(run, world_size)
         check_precision(train)
-        if backend == "deepspeed":
-            _deepspeed_setup.check(run, torch.device("cpu"))
+        check_backend(run, torch.device("cpu"))
     except ValidationError as error:
         return error.errors()[0]["msg"].removeprefix("Value error, ")
     except UserError as error:
@@ -114,26 +112,26 @@ def refusal(backend: str, one: str, other: str) -> str:
     return ""
 
 
-def _both(one: Changes, other: Changes) -> Changes:
-    shared: dict[str, Any] = {**one.get("parallel", {}), **other.get("parallel", {})}
-    return {**one, **other, "parallel": shared}
+def _both(first: Changes, second: Changes) -> Changes:
+    parallel: dict[str, Any] = {**first.get("parallel", {}), **second.get("parallel", {})}
+    return {**first, **second, "parallel": parallel}
 
 
 def pairs(backend: str, proved: Proved) -> str:
     """A Markdown table of all pairs of kinds, and the reasons of those that are refused."""
     together, reasons = proved_pairs(proved), dict[str, int]()
 
-    def cell(one: str, other: str) -> str:
-        if one != other and KINDS[one].choice == KINDS[other].choice:
+    def cell(row: str, column: str) -> str:
+        if row != column and KINDS[row].choice == KINDS[column].choice:
             return ""
-        reason = refusal(backend, one, other)
-        assert not (reason and (one, other) in together), f"proved, but refused: {reason}"
+        reason = refusal(backend, row, column)
+        assert not (reason and (row, column) in together), f"proved, but refused: {reason}"
         if reason:
             return f"no {reasons.setdefault(reason, len(reasons) + 1)}"
-        return "yes" if (one, other) in together else "–"
+        return "yes" if (row, column) in together else "–"
 
     lines = [("", *(kind.short for kind in KINDS.values())), ("---",) * (len(KINDS) + 1)]
-    for one, kind in KINDS.items():
-        lines.append((f"{one} ({kind.short})", *(cell(one, other) for other in KINDS)))
+    for row, kind in KINDS.items():
+        lines.append((f"{row} ({kind.short})", *(cell(row, column) for column in KINDS)))
     rows = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
     return rows + "\n" + "".join(f"{number}. {reason}\n" for reason, number in reasons.items())

@@ -1,4 +1,4 @@
-"""Training steps of either back end at any layout; what comes of them, for proofs of layouts."""
+"""Training steps of a back end at any layout, with their results, for proofs of layouts."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,21 +13,21 @@ from tokamake.parallel import document_attention, linear
 NUM_STEPS = 20
 
 Found = dict[str, Any]
-"""Of one rank: losses, norms, validation before and after; parts of gradients, by updates, and of
-weights."""
+"""Results on one rank: losses, norms, validation losses before and after; chunks of gradients for
+each update, and of weights."""
 
 
 class Layout(NamedTuple):
-    """A way to share a run."""
+    """A run with a parallel layout."""
 
     config: Path
     """The run.yaml."""
     changes: dict[str, Any]
-    """Settings of the section `train` that differ from it."""
+    """Settings of the section `train` that differ from the run.yaml."""
 
 
 def parallel(**sizes: Any) -> dict[str, Any]:
-    """Changes of the section `train.parallel`, by short names."""
+    """Settings of the section `train.parallel`, by short names."""
     names = {
         "tp": "tensor_parallel_size",
         "sp": "sequence_parallel",
@@ -43,69 +43,70 @@ def parallel(**sizes: Any) -> dict[str, Any]:
 
 
 def laid_out(run: Run, changes: dict[str, Any]) -> Run:
-    """The run with other training settings."""
+    """A run with changed training settings."""
     train = type(run.train).model_validate({**run.train.model_dump(), **changes})
     return run.model_copy(update={"train": train})
 
 
 def train_all(layouts: list[Layout]) -> list[Found]:
-    """Train once for each layout; all ranks call this, each gets its part."""
+    """Train once for each layout; all ranks call this, each returns its chunks."""
     return [train(laid_out(read_run(config), changes)) for config, changes in layouts]
 
 
 def rates(step: int) -> dict[str, float]:
-    """Learning rate and weight decay of a step, from 0."""
+    """Learning rate and weight decay of a step; the first is 0."""
     return {"learning_rate": 0.01 * (step + 1) / NUM_STEPS, "weight_decay": 0.1}
 
 
 def train(run: Run) -> Found:
-    """Do steps and say what came of them."""
-    # Products and documents are too small here for what large ones take: tied models have the
-    # former nevertheless, several ranks the latter.
+    """Train `NUM_STEPS` steps."""
+    # Matrix products and documents are too small here for the code for large ones. Use that code
+    # even so: for products in tied models, for documents on several ranks.
     linear._FEWEST = 0 if run.architecture.tie_word_embeddings else 2**24
     document_attention._SHORT = 1 if dist.get_world_size() > 1 else 32
     engine = build(run)
-    found: Found = {"losses": [], "norms": [], "gradients": []}
-    watch(engine, found["gradients"])
-    some = coming(engine, run)
-    held_out = next(some).micro_batches
-    found["validation"] = engine.mean_loss(iter(held_out))
+    results: Found = {"losses": [], "norms": [], "gradients": []}
+    watch(engine, results["gradients"])
+    steps = coming(engine, run)
+    held_out = next(steps).micro_batches
+    results["validation"] = engine.mean_loss(iter(held_out))
     for number in range(NUM_STEPS):
-        result = engine.train_step(next(some).micro_batches, **rates(number))
-        found["losses"].append(result.loss)
-        found["norms"].append(result.grad_norm)
-    found["after"] = engine.mean_loss(iter(held_out))
-    found["weights"] = [part for one in pieces(engine) for part in parts(one, buffer(one))]
-    return found
+        result = engine.train_step(next(steps).micro_batches, **rates(number))
+        results["losses"].append(result.loss)
+        results["norms"].append(result.grad_norm)
+    results["after"] = engine.mean_loss(iter(held_out))
+    results["weights"] = [part for piece in pieces(engine) for part in parts(piece, buffer(piece))]
+    return results
 
 
 def watch(engine: Any, into: list[list[Part]]) -> None:
-    """Keep the gradients of each update, clipped, before the optimizer has them."""
-    update, every = engine._optimizer.step, pieces(engine)
-    wanted: list[Any] = []
+    """Record the clipped gradients of each update."""
+    update, all_pieces = engine._optimizer.step, pieces(engine)
+    remaining: list[Any] = []
 
     def step(*arguments: Any) -> Any:
-        # DeepSpeed updates groups of parameters one after the other, clipping each just before.
-        if not wanted:
-            wanted.extend(every)
+        # DeepSpeed clips and updates groups of parameters one after the other.
+        if not remaining:
+            remaining.extend(all_pieces)
             into.append([])
-        now = {id(each) for group in engine._optimizer.param_groups for each in group["params"]}
-        for one in [*wanted]:
-            if id(buffer(one)) in now:
-                into[-1].extend(parts(one, buffer(one).grad))
-                wanted.remove(one)
+        groups = engine._optimizer.param_groups
+        updated = {id(parameter) for group in groups for parameter in group["params"]}
+        for piece in [*remaining]:
+            if id(buffer(piece)) in updated:
+                into[-1].extend(parts(piece, buffer(piece).grad))
+                remaining.remove(piece)
         into[-1] = _packed(into[-1])
         return update(*arguments)
 
     engine._optimizer.step = step
 
 
-def _packed(some: list[Part]) -> list[Part]:
-    """The same parts in one piece of memory, for each piece takes its time to be sent."""
-    *_, tensors = zip(*some, strict=True)
+def _packed(chunks: list[Part]) -> list[Part]:
+    """The same chunks in one block of memory: to send many blocks takes long."""
+    *_, tensors = zip(*chunks, strict=True)
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     cut = flat.split([tensor.numel() for tensor in tensors])
     return [
         (name, shape, place, piece.view_as(tensor))
-        for (name, shape, place, tensor), piece in zip(some, cut, strict=True)
+        for (name, shape, place, tensor), piece in zip(chunks, cut, strict=True)
     ]

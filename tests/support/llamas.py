@@ -24,6 +24,8 @@ ARCHITECTURES = [
 ]
 """MHA, GQA and MQA, output layer tied or not, vocabulary that fits Megatron's padding or not."""
 
+WIDE_HEADS = Architecture(**{**ARCHITECTURES[4].model_dump(), "head_dim": 24})
+"""Heads that are wider together than the residual stream."""
 BIASED = ARCHITECTURES[5].model_copy(update={"attention_bias": True, "mlp_bias": True})
 """With biases of all projections."""
 

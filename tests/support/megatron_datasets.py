@@ -1,4 +1,4 @@
-"""What several tests compare with: tiny token files, and megatron-core's datasets over them."""
+"""Small indexed datasets for tests, and megatron-core as the reference to compare with."""
 
 import struct
 from pathlib import Path
@@ -13,8 +13,8 @@ from tokamake.data.indexed.dataset import DatasetWriter
 from tokamake.data.indexed.paths import bin_path, idx_path
 
 
-def write_pair(prefix: Path, lengths: list[int], *, first_token: int = 0) -> Path:
-    """Write documents whose tokens count upwards from `first_token`: each tells its place."""
+def write_dataset(prefix: Path, lengths: list[int], *, first_token: int = 0) -> Path:
+    """Write documents with ascending tokens from `first_token`: a token tells its position."""
     tokens = np.arange(first_token, first_token + sum(lengths))
     paths = (prefix.with_name(f"{prefix.name}.{suffix}") for suffix in ("bin", "idx"))
     with DatasetWriter(*paths, np.int32) as writer:
@@ -22,32 +22,32 @@ def write_pair(prefix: Path, lengths: list[int], *, first_token: int = 0) -> Pat
     return prefix
 
 
-PARTS = [[[1, 2, 3], [], [4]], [], [[5, 6, 7, 8, 9]], [[], [10]]]
-"""Documents of pairs to merge: some empty, one pair without any."""
+MERGE_INPUTS = [[[1, 2, 3], [], [4]], [], [[5, 6, 7, 8, 9]], [[], [10]]]
+"""Documents of four datasets to merge: some are empty, one dataset has none."""
 
 
-def megatron_pair(
+def write_megatron_dataset(
     prefix: Path, documents: list[list[int]], dtype: type = np.uint16, *, longest: int = 1 << 30
 ) -> Path:
-    """Write a pair of another program: sequences of a document have `longest` tokens at most."""
+    """Write a dataset with megatron-core; sequences have at most `longest` tokens."""
     prefix.parent.mkdir(exist_ok=True)
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
     for tokens in documents:
         starts = range(0, len(tokens), longest)
-        builder.add_document(tensor(tokens), [len(tokens[at : at + longest]) for at in starts])
+        builder.add_document(tensor(tokens), [len(tokens[start:][:longest]) for start in starts])
     builder.finalize(f"{prefix}.idx")
     return prefix
 
 
-def overwrite(path: Path, at: int, value: int, kind: str) -> None:
-    """Put a number of a `struct` kind at a place of a file."""
+def overwrite(path: Path, offset: int, value: int, kind: str) -> None:
+    """Overwrite a number in a file; `kind` is a format of `struct`."""
     content = bytearray(path.read_bytes())
-    struct.pack_into(kind, content, at, value)
+    struct.pack_into(kind, content, offset, value)
     path.write_bytes(content)
 
 
 def random_lengths(seed: int, num_documents: int) -> list[int]:
-    """Draw document lengths from 0 to 30 tokens, the first and the last documents empty."""
+    """Draw document lengths from 0 to 30 tokens; the first and the last document are empty."""
     lengths = np.random.default_rng(seed).integers(0, 31, num_documents)
     lengths[[0, -1]] = 0
     return lengths.tolist()
@@ -56,7 +56,7 @@ def random_lengths(seed: int, num_documents: int) -> list[int]:
 def config(
     *, sequence_length: int, seed: int, split: str, blend: tuple[list[str], list[float] | None]
 ) -> GPTDatasetConfig:
-    """Configure megatron-core as tokamake works; it will cache its indexes beside the data."""
+    """Configure megatron-core like tokamake; it caches its indexes beside the data."""
     return GPTDatasetConfig(
         random_seed=seed,
         sequence_length=sequence_length,
@@ -70,20 +70,20 @@ def config(
     )
 
 
-def assert_same_pair(ours: Path, theirs: Path) -> None:
-    """Compare two pairs' token files and indexes, byte by byte."""
-    assert bin_path(ours).read_bytes() == bin_path(theirs).read_bytes()
-    assert idx_path(ours).read_bytes() == idx_path(theirs).read_bytes()
+def assert_same_dataset(prefix: Path, expected: Path) -> None:
+    """Compare the .bin and .idx files of two datasets byte by byte."""
+    assert bin_path(prefix).read_bytes() == bin_path(expected).read_bytes()
+    assert idx_path(prefix).read_bytes() == idx_path(expected).read_bytes()
 
 
-def assert_identical(ours: np.ndarray, theirs: np.ndarray) -> None:
+def assert_identical(array: np.ndarray, expected: np.ndarray) -> None:
     """Compare shape, dtype and every value."""
-    assert ours.dtype == theirs.dtype
-    np.testing.assert_array_equal(ours, theirs, strict=True)
+    assert array.dtype == expected.dtype
+    np.testing.assert_array_equal(array, expected, strict=True)
 
 
 def megatron_merge(prefixes: list[Path], output: Path, dtype: type) -> Path:
-    """What Megatron's merge_datasets.py does."""
+    """Merge datasets as Megatron's merge_datasets.py does."""
     builder = IndexedDatasetBuilder(f"{output}.bin", dtype=dtype)
     for prefix in prefixes:
         builder.add_index(str(prefix))

@@ -1,4 +1,4 @@
-"""What Megatron has of a model, spelled out head by head: an oracle for the formats of its kin."""
+"""Megatron's tensors of a model, built head by head: an oracle for the checkpoint formats."""
 
 import argparse
 from collections.abc import Iterator, Mapping
@@ -20,13 +20,20 @@ _MODULES = {
     "post_attention_layernorm": "post_attention_layernorm",
     "mlp.down_proj": "mlp.dense_4h_to_h",
 }
-"""Of a layer, ours and Megatron's, where they differ in name only."""
+"""Modules of a layer that differ only in their names: Hugging Face's and Megatron's."""
 
 
-def whole(architecture: Architecture, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Megatron's tensors of one rank by their names with dots, of those with our names."""
+def megatron_tensors(
+    architecture: Architecture, tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return Megatron's tensors on a single rank, by dotted names.
+
+    Args:
+        architecture: architecture of the model.
+        tensors: tensors by Hugging Face's names.
+    """
     model = "language_model."
-    found = {
+    result = {
         f"{model}encoder.layers.{number}.{name}": tensor
         for number in range(architecture.num_hidden_layers)
         for name, tensor in _layer(architecture, tensors, f"model.layers.{number}.")
@@ -35,31 +42,33 @@ def whole(architecture: Architecture, tensors: Mapping[str, Tensor]) -> dict[str
     renamed = {f"model.norm.{kind}": f"{model}encoder.final_layernorm.{kind}" for kind in KINDS}
     renamed |= {f"model.embed_layernorm.{kind}": f"{embedding}norm.{kind}" for kind in KINDS}
     renamed["model.embed_positions.weight"] = f"{model}embedding.position_embeddings.weight"
-    found |= {renamed[name]: tensor for name, tensor in tensors.items() if name in renamed}
-    found[f"{embedding}weight"] = _padded(tensors["model.embed_tokens.weight"])
+    result |= {renamed[name]: tensor for name, tensor in tensors.items() if name in renamed}
+    result[f"{embedding}weight"] = _padded(tensors["model.embed_tokens.weight"])
     if not architecture.tie_word_embeddings:
-        found[f"{model}output_layer.weight"] = _padded(tensors["lm_head.weight"])
-    return found
+        result[f"{model}output_layer.weight"] = _padded(tensors["lm_head.weight"])
+    return result
 
 
 def _layer(
     architecture: Architecture, tensors: Mapping[str, Tensor], layer: str
 ) -> Iterator[tuple[str, Tensor]]:
     for kind in KINDS:
-        for ours, theirs in _MODULES.items():
-            if f"{layer}{ours}.{kind}" in tensors:
-                yield f"{theirs}.{kind}", tensors[f"{layer}{ours}.{kind}"]
+        for hf, megatron in _MODULES.items():
+            if f"{layer}{hf}.{kind}" in tensors:
+                yield f"{megatron}.{kind}", tensors[f"{layer}{hf}.{kind}"]
         if f"{layer}self_attn.q_proj.{kind}" in tensors:
-            rows = rows_of_fused(architecture)
-            each = [tensors[f"{layer}self_attn.{part}_proj.{kind}"][row] for part, row in rows]
-            yield f"self_attention.query_key_value.{kind}", torch.stack(each)
-        names = [f"{layer}mlp.{part}_proj.{kind}" for part in ("gate", "up")]
-        if wider := [tensors[name] for name in names if name in tensors]:
-            yield f"mlp.dense_h_to_4h.{kind}", torch.cat(wider)
+            rows = [
+                tensors[f"{layer}self_attn.{matrix}_proj.{kind}"][row]
+                for matrix, row in rows_of_fused(architecture)
+            ]
+            yield f"self_attention.query_key_value.{kind}", torch.stack(rows)
+        names = [f"{layer}mlp.{matrix}_proj.{kind}" for matrix in ("gate", "up")]
+        if projections := [tensors[name] for name in names if name in tensors]:
+            yield f"mlp.dense_h_to_4h.{kind}", torch.cat(projections)
 
 
 def rows_of_fused(architecture: Architecture) -> list[tuple[str, int]]:
-    """Which matrix and row each row of query_key_value is."""
+    """Return the matrix (q, k or v) and the row in it for each row of query_key_value."""
     width = architecture.head_dim
     per_group = architecture.num_attention_heads // architecture.num_key_value_heads
     rows = []
@@ -72,15 +81,15 @@ def rows_of_fused(architecture: Architecture) -> list[tuple[str, int]]:
 
 
 def _padded(rows: Tensor) -> Tensor:
-    """With the mean of all rows, up to a multiple of 128."""
+    """Pad to a multiple of 128 rows with the mean of all rows."""
     mean = rows.double().mean(dim=0, keepdim=True).float().to(rows.dtype)
     return torch.cat([rows, *[mean] * (-len(rows) % 128)])
 
 
-def opened(
+def in_memory(
     architecture: Architecture, tensors: Mapping[str, Tensor], progress: Progress | None = None
 ) -> Checkpoint:
-    """A checkpoint of tensors with our names that lies in no file."""
+    """Return a checkpoint of tensors in memory, by Hugging Face's names."""
     source = TensorSource([], {}, {f"model.{name}": tensor for name, tensor in tensors.items()})
     return Checkpoint("test", Path("memory"), architecture, source, progress=progress or Progress())
 
@@ -92,30 +101,30 @@ def write(
     tensors: Mapping[str, Tensor],
     progress: Progress | None = None,
 ) -> None:
-    """Write a checkpoint of tensors with our names, of one rank.
+    """Write a checkpoint for a single rank.
 
     Args:
-        folder: to make.
-        name: of the format's plug-in.
-        architecture: shape of the model.
-        tensors: what to write.
-        progress: how far it has come.
+        folder: folder to create.
+        name: name of the format's plug-in.
+        architecture: architecture of the model.
+        tensors: weights by Hugging Face's names.
+        progress: progress of the run.
     """
-    writer.write(folder, opened(architecture, tensors, progress), name, Target())
+    writer.write(folder, in_memory(architecture, tensors, progress), name, Target())
 
 
-def as_others_write(folder: Path, **changes: Any) -> None:
-    """Take what only tokamake writes out of a checkpoint's arguments, and change some.
+def remove_tokamake_arguments(folder: Path, **changes: Any) -> None:
+    """Remove the argument `tokamake`, which Megatron does not write, and change others.
 
     Args:
-        folder: of the checkpoint.
-        changes: arguments; None takes one out.
+        folder: folder of the checkpoint.
+        changes: arguments to set, or to remove if None.
     """
     for file in folder.rglob("*.pt"):
         state = torch.load(file, weights_only=False)
         if not isinstance(state, dict) or "args" not in state:
             continue
-        known = {**vars(state["args"]), "tokamake": None, **changes}
-        kept = {name: value for name, value in known.items() if value is not None}
-        state["args"] = argparse.Namespace(**kept)
+        args = {**vars(state["args"]), "tokamake": None, **changes}
+        args = {name: value for name, value in args.items() if value is not None}
+        state["args"] = argparse.Namespace(**args)
         torch.save(state, file)

@@ -1,8 +1,8 @@
-"""Checkpoints in Megatron-LM's classic format whose optimizer is megatron.core's own: an oracle.
+"""Classic checkpoints of Megatron-LM with the optimizers of megatron.core: an oracle.
 
-Gradients of its one step are the fp32 weights and its learning rate is 0, so that with these betas
-each first moment is half the weight, and each second a quarter of its square: whoever mixes up
-parameters, rows or halves gets other numbers.
+The optimizer takes one step with the fp32 weights as gradients and a learning rate of 0. With these
+betas, each first moment is half the weight, and each second moment a quarter of its square. Thus
+mixed-up parameters, rows or halves give other numbers.
 """
 
 import inspect
@@ -47,9 +47,9 @@ FAMILIES = {
 STEP, LR = 1.0, 0.0
 BETAS = (0.5, 0.75)
 PADDING = 6
-"""Rows of the embedding, all of them on the last rank."""
+"""Padding rows of the embedding. All of them are on the last rank."""
 SCALE = 1024.0
-"""Of the loss in fp16."""
+"""Loss scale in fp16."""
 PROGRESS = Progress(1, 8, 64)
 SCHEDULER = {
     "max_lr": 1e-3,
@@ -71,22 +71,25 @@ ORDER = (
     *("post_attention_layernorm", "dense_h_to_4h", "dense_4h_to_h", "final_layernorm"),
     *("output_layer", "word_embeddings_for_head"),
 )
-"""Of a model in Megatron-LM, as its constructors make it; layers are in the order of numbers."""
-WORDS = ("word_embeddings.weight", "output_layer.weight", "word_embeddings_for_head.weight")
+"""Parts of parameter names, in the order in which Megatron-LM constructs the modules."""
+EMBEDDINGS = ("word_embeddings.weight", "output_layer.weight", "word_embeddings_for_head.weight")
 
 
 def on_cpu() -> Any:
-    """megatron.core's optimizers and scalers, which ask for a GPU in some constants."""
+    """Return megatron.core's optimizers and scalers for the CPU.
+
+    The modules refer to CUDA devices and tensor types. Replace these in the source.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHDYNAMO_DISABLE", "1")
         from megatron.core.optimizer import grad_scaler, optimizer
-    made = types.ModuleType("megatron.core.optimizer.on_cpu")
-    vars(made).update(__package__="megatron.core.optimizer", __file__=optimizer.__file__)
+    patched = types.ModuleType("megatron.core.optimizer.on_cpu")
+    vars(patched).update(__package__="megatron.core.optimizer", __file__=optimizer.__file__)
     for module in (grad_scaler, optimizer):
-        text = inspect.getsource(module).replace("'torch.cuda.", "'torch.")
-        text = text.replace(".cuda(torch.cuda.current_device())", "").replace("'cuda'", "'cpu'")
-        exec(compile(text, str(module.__file__), "exec"), vars(made))
-    return made
+        source = inspect.getsource(module).replace("'torch.cuda.", "'torch.")
+        source = source.replace(".cuda(torch.cuda.current_device())", "").replace("'cuda'", "'cpu'")
+        exec(compile(source, str(module.__file__), "exec"), vars(patched))
+    return patched
 
 
 def random(architecture: Architecture) -> dict[str, Tensor]:
@@ -97,28 +100,27 @@ def random(architecture: Architecture) -> dict[str, Tensor]:
     }
 
 
-def in_memory(architecture: Architecture, known: dict[str, Tensor], **notes: Any) -> Checkpoint:
-    return Checkpoint(
-        "native", Path(), architecture, TensorSource([], {}, known), progress=PROGRESS, notes=notes
-    )
+def in_memory(architecture: Architecture, tensors: dict[str, Tensor], **notes: Any) -> Checkpoint:
+    source = TensorSource([], {}, tensors)
+    return Checkpoint("native", Path(), architecture, source, progress=PROGRESS, notes=notes)
 
 
 def named_parameters(state: dict[str, Any]) -> list[tuple[str, Tensor]]:
-    """Of all stages of a file, in the order in which Megatron's optimizer gets them."""
-    found = []
+    """Return the parameters of all stages in a file, in the order of Megatron's optimizer."""
+    parameters = []
     for model in sorted(name for name in state if re.fullmatch(r"model\d*", name)):
-        each = dict(torch_archive.leaves(state[model]))
-        assert [*each] == sorted(each, key=place)
-        found += [*each.items()]
-    return found
+        tensors = dict(torch_archive.leaves(state[model]))
+        assert [*tensors] == sorted(tensors, key=position)
+        parameters += [*tensors.items()]
+    return parameters
 
 
-def place(name: str) -> tuple[int, int, int, bool]:
-    """Where a parameter comes in a model: layers are between embedding and last norm."""
-    number = next(n for n, part in enumerate(ORDER) if part in name)
+def position(name: str) -> tuple[int, int, int, bool]:
+    """Return the sort key of a parameter: embedding, layers, last norm and output layer."""
+    module = next(n for n, part in enumerate(ORDER) if part in name)
     layer = re.search(r"layers\.(\d+)", name)
-    part = 0 if name.startswith("language_model.embedding") else 1 if layer else 2
-    return part, int(layer[1]) if layer else 0, number, name.endswith("bias")
+    section = 0 if name.startswith("language_model.embedding") else 1 if layer else 2
+    return section, int(layer[1]) if layer else 0, module, name.endswith("bias")
 
 
 def decays_first(name: str, shape: Any) -> int:
@@ -129,8 +131,8 @@ def decays_last(name: str, shape: Any) -> int:
     return int(len(shape) > 1)
 
 
-def words_apart(name: str, shape: Any) -> int:
-    return 1 if len(shape) < 2 else 2 if name.endswith(WORDS) else 0
+def separate_embeddings(name: str, shape: Any) -> int:
+    return 1 if len(shape) < 2 else 2 if name.endswith(EMBEDDINGS) else 0
 
 
 Grouping = Callable[[str, Any], int]
@@ -139,7 +141,7 @@ Grouping = Callable[[str, Any], int]
 def optimizer_of(
     megatron: Any, state: dict[str, Any], grouping: Grouping = decays_first
 ) -> tuple[Any, list[torch.nn.Parameter]]:
-    """Megatron's optimizer of a file's model, not stepped yet, and its parameters."""
+    """Return Megatron's optimizer for the model in a file, before any step, and its parameters."""
     from megatron.core.optimizer import OptimizerConfig
 
     groups: dict[int, list[torch.nn.Parameter]] = {}
@@ -148,28 +150,28 @@ def optimizer_of(
         groups.setdefault(grouping(name, tensor.shape), []).append(parameter)
     flat = [parameter for _, group in sorted(groups.items()) for parameter in group]
     multiples = {"lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False}
-    described = [
+    param_groups = [
         {"params": group, "wd_mult": float(group[0].dim() > 1), **multiples}
         for _, group in sorted(groups.items())
     ]
-    for number, group in enumerate(described):
+    for number, group in enumerate(param_groups):
         group["is_decoupled_lr"] = number == 2
         group["weight_decay"] = 0.1 * group["wd_mult"]
-    base = torch.optim.AdamW(described, lr=LR, betas=BETAS, eps=1e-8)
-    kind = flat[0].dtype
-    if kind == torch.float32:
+    base = torch.optim.AdamW(param_groups, lr=LR, betas=BETAS, eps=1e-8)
+    dtype = flat[0].dtype
+    if dtype == torch.float32:
         return megatron.FP32Optimizer(base, OptimizerConfig(), None), flat
     scaler = None
-    if kind == torch.float16:
+    if dtype == torch.float16:
         scaler = megatron.DynamicGradScaler(1.0, 1.0, 2.0, 0.5, 10, 2)
-    config = OptimizerConfig(fp16=kind == torch.float16, bf16=kind == torch.bfloat16)
+    config = OptimizerConfig(fp16=dtype == torch.float16, bf16=dtype == torch.bfloat16)
     return megatron.Float16OptimizerWithFloat16Params(base, config, scaler, None), flat
 
 
 def as_apex(state: dict[str, Any]) -> None:
-    """Steps in groups, as the Adam of Apex has them."""
-    for each in state["state"].values():
-        assert each.pop("step") == STEP
+    """Move the step counts into the groups, where the Adam of Apex keeps them."""
+    for parameter in state["state"].values():
+        assert parameter.pop("step") == STEP
     for group in state["param_groups"]:
         group["step"] = int(STEP)
 
@@ -184,21 +186,21 @@ def trained(
     grouping: Grouping = decays_first,
     change: Callable[[dict[str, Any]], None] | None = None,
 ) -> Path:
-    """A checkpoint whose weights have been written and whose optimizer is Megatron's."""
-    exact = random(architecture)
-    for kind in {dtype, "fp32"}:
-        target = Target(layout, kind)
-        writer.write(folder / kind, in_memory(architecture, exact), "megatron", target)
+    """Write a checkpoint of tokamake's weights and Megatron's optimizer after one step."""
+    weights = random(architecture)
+    for name in {dtype, "fp32"}:
+        target = Target(layout, name)
+        writer.write(folder / name, in_memory(architecture, weights), "megatron", target)
     for file in (folder / dtype).rglob("model_optim_rng.pt"):
         state = torch.load(file, weights_only=False)
         optimizer, _ = optimizer_of(megatron, state, grouping)
-        whole = torch.load(folder / "fp32" / file.relative_to(folder / dtype), weights_only=False)
+        fp32 = torch.load(folder / "fp32" / file.relative_to(folder / dtype), weights_only=False)
         groups: dict[int, list[Tensor]] = {}
-        for name, tensor in named_parameters(whole):
+        for name, tensor in named_parameters(fp32):
             groups.setdefault(grouping(name, tensor.shape), []).append(tensor)
         masters = [tensor for _, group in sorted(groups.items()) for tensor in group]
-        own = [each for group in optimizer.optimizer.param_groups for each in group["params"]]
-        for parameter, tensor in zip(own, masters, strict=True):
+        parameters = [p for group in optimizer.optimizer.param_groups for p in group["params"]]
+        for parameter, tensor in zip(parameters, masters, strict=True):
             parameter.data.copy_(tensor)
             parameter.grad = tensor.clone()
         optimizer.optimizer.step()
@@ -213,25 +215,26 @@ def trained(
     return folder / dtype
 
 
-def assert_trained(found: Checkpoint, architecture: Architecture) -> None:
-    """See that all is there bit by bit, whatever the weights' number format."""
-    check_copies(found.source)
+def assert_trained(checkpoint: Checkpoint, architecture: Architecture) -> None:
+    """Check every bit of a checkpoint after the step, with weights in any dtype."""
+    source = checkpoint.source
+    check_copies(source)
     for name, exact in random(architecture).items():
         name = name.removeprefix("model.")
-        weights = found.source.read(f"model.{name}")
+        weights = source.read(f"model.{name}")
         assert torch.equal(weights, exact.to(weights.dtype)), name
         if weights.dtype != torch.float32:
-            assert torch.equal(found.source.read(f"master.{name}"), exact), name
-        assert torch.equal(found.source.read(f"optimizer.exp_avg.{name}"), exact / 2), name
-        second = found.source.read(f"optimizer.exp_avg_sq.{name}")
+            assert torch.equal(source.read(f"master.{name}"), exact), name
+        assert torch.equal(source.read(f"optimizer.exp_avg.{name}"), exact / 2), name
+        second = source.read(f"optimizer.exp_avg_sq.{name}")
         assert torch.equal(second, exact * exact / 4), name
-        assert found.source.number(f"optimizer.step.{name}") == STEP
-    kinds = {"model": 1, "optimizer": 3} | ({"master": 1} if weights.dtype != torch.float32 else {})
-    count = len(random(architecture))
-    assert len([*found.source]) == sum(kinds.values()) * count
-    assert found.unread == ()
-    assert found.progress == PROGRESS
-    assert found.notes[OPTIMIZER_SETTINGS] == {
+        assert source.number(f"optimizer.step.{name}") == STEP
+    # Weights, two moments, a step count, and master weights if the weights are rounded.
+    tensors_per_parameter = 4 + (weights.dtype != torch.float32)
+    assert len([*source]) == tensors_per_parameter * len(random(architecture))
+    assert checkpoint.unread == ()
+    assert checkpoint.progress == PROGRESS
+    assert checkpoint.notes[OPTIMIZER_SETTINGS] == {
         "lr": LR,
         "betas": [*BETAS],
         "eps": 1e-8,
@@ -240,16 +243,16 @@ def assert_trained(found: Checkpoint, architecture: Architecture) -> None:
 
 
 def assert_loads(megatron: Any, file: Path, expected: dict[str, Any]) -> None:
-    """See that Megatron's optimizer has what it saved itself at this layout, but for padding."""
+    """Check that Megatron's optimizer loads a file, and has the expected states, except padding."""
     state = torch.load(file, weights_only=False)
     optimizer, _ = optimizer_of(megatron, state)
     optimizer.load_state_dict(state["optimizer"])
-    found = dict(torch_archive.leaves(optimizer.state_dict()))
+    loaded = dict(torch_archive.leaves(optimizer.state_dict()))
     for name, value in torch_archive.leaves(expected["optimizer"]):
         if not isinstance(value, Tensor):
-            assert found[name] == value, name
+            assert loaded[name] == value, name
             continue
         rows = len(value) - PADDING if value.shape[:1] in ((256,), (128,)) else None
         assert torch.equal(
-            found[name][:rows] if rows else found[name], value[:rows] if rows else value
+            loaded[name][:rows] if rows else loaded[name], value[:rows] if rows else value
         ), name

@@ -1,4 +1,4 @@
-"""Proofs of layouts: runs, what transformers and torch make of them, and how ours must compare."""
+"""Proofs of layouts: training at a layout equals training by transformers and torch."""
 
 from collections.abc import Iterator
 from functools import cache, partial
@@ -14,19 +14,19 @@ from tests.support.layouts import NUM_STEPS, Found, Layout, rates, train_all
 from tests.support.ranks import spawn
 from tests.support.runs import ARCHITECTURE, make_run, prepare, write_start
 from tokamake.checkpoint import model_tensors
-from tokamake.checkpoint.hf import hf_folder
-from tokamake.checkpoint.native import latest
+from tokamake.checkpoint.hf import config_json
+from tokamake.checkpoint.native.folder import read_weights
 from tokamake.config.architecture import Architecture
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.data.samples.loader import Samples
 
 Changes = dict[str, Any]
-"""Settings of the section `train` that differ."""
+"""Settings of the section `train` that differ from the run.yaml."""
 
 Proved = dict[int, list[tuple[str, Changes]]]
-"""By number of ranks: which start, and which settings."""
+"""By number of ranks: name of the initial checkpoint, settings."""
 
-# An odd vocabulary, so that its parts are uneven; more ranks than key-value heads at tp4.
+# An odd vocabulary has uneven parts; at tp 4 there are more ranks than key-value heads.
 SHAPE = {"num_hidden_layers": 4, "vocab_size": 121}
 STARTS: dict[str, Architecture] = {
     name: ARCHITECTURE.model_copy(update=SHAPE | changes)
@@ -37,7 +37,7 @@ STARTS: dict[str, Architecture] = {
         "deep": {"num_hidden_layers": 8},
     }.items()
 }
-# Biases of keys move no softmax: their gradients are rounding alone, which AdamW blows up.
+# Biases of keys do not change a softmax: their gradients are rounding errors, which AdamW enlarges.
 STARTS["gpt"] = gpt(
     **SHAPE,
     position_embedding="rotary",
@@ -47,7 +47,7 @@ STARTS["gpt"] = gpt(
     tie_word_embeddings=False,
 )
 SHALLOW = "shallow-"
-"""Starts whose names begin so have half the layers, which is enough without a pipeline."""
+"""Prefix of initial checkpoints with half the layers, enough without a pipeline."""
 STARTS |= {
     SHALLOW + name: shape.model_copy(update={"num_hidden_layers": 2})
     for name, shape in STARTS.items()
@@ -56,7 +56,7 @@ STARTS |= {
 
 
 def start_of(name: str, changes: Changes) -> str:
-    """What a layout starts from: stages of a pipeline need layers, others are faster with few."""
+    """Initial checkpoint of a layout: only a pipeline needs many layers, and few are faster."""
     stages = changes.get("parallel", {}).get("pipeline_parallel_size", 1)
     return name if stages > 1 or name == "deep" else SHALLOW + name
 
@@ -69,16 +69,17 @@ SEEDS = {
     SHALLOW + "mqa": 11,
     SHALLOW + "gpt": 6,
 }
-"""Of random weights, else 6. With others, rounding alone may come to move a gradient by 1e-5."""
+"""Seeds of random weights; the default is 6. With other seeds, rounding alone may move a gradient
+by more than 1e-5."""
 
 
 def make_runs(folder: Path) -> dict[str, Path]:
-    """A run.yaml for each start."""
+    """A run.yaml for each initial checkpoint."""
     return {start: make_start(folder / start, start) for start in STARTS}
 
 
 def make_start(root: Path, start: str) -> Path:
-    """Make a folder with a start and a run.yaml from there, which is returned."""
+    """Write a folder with an initial checkpoint; return the run.yaml of a run from there."""
     root.mkdir()
     prepare(root, train_samples=200)
     architecture = STARTS[start]
@@ -93,26 +94,26 @@ def check(world_size: int, layouts: list[tuple[str, Changes]], runs: dict[str, P
     places = [Layout(runs[start_of(start, changes)], changes) for start, changes in layouts]
     of_ranks = spawn(train_all, world_size, places, timeout=900)
     problems = []
-    for (start, changes), *founds in zip(layouts, *of_ranks, strict=True):
+    for (start, changes), *results in zip(layouts, *of_ranks, strict=True):
         config = runs[start_of(start, changes)]
         expected = plain_training(config, grows="rampup_batch_size" in changes)
-        if problem := difference(founds, expected):
+        if problem := difference(results, expected):
             problems.append(f"{start} {changes}: {problem}")
     assert not problems, "\n".join(problems)
 
 
-def difference(founds: list[Found], theirs: Found) -> str:
-    """What differs between the ranks' training and the expected; empty: nothing does."""
+def difference(results: list[Found], expected: Found) -> str:
+    """First difference between the ranks' training and the expected one; empty: none."""
     for key in ("losses", "norms", "validation"):
-        for found in founds:
-            if not np.allclose(found[key], theirs[key], rtol=1e-5, atol=0):
-                return f"{key} {found[key]}, expected {theirs[key]}"
-    for number, expected in enumerate(theirs["gradients"]):
-        parts = [found["gradients"][number] for found in founds]
-        # AdamW divides small gradients by small ones: from then on single elements vary more.
-        if problem := _differ(parts, expected, 1e-5, order=2 if number else torch.inf):
+        for result in results:
+            if not np.allclose(result[key], expected[key], rtol=1e-5, atol=0):
+                return f"{key} {result[key]}, expected {expected[key]}"
+    for number, gradients in enumerate(expected["gradients"]):
+        parts = [result["gradients"][number] for result in results]
+        # AdamW divides small gradients by small ones: after the first update, elements vary more.
+        if problem := _differ(parts, gradients, 1e-5, order=2 if number else torch.inf):
             return f"gradients of update {number}: {problem}"
-    problem = _differ([found["weights"] for found in founds], theirs["weights"], 1e-4)
+    problem = _differ([result["weights"] for result in results], expected["weights"], 1e-4)
     return f"weights: {problem}" if problem else ""
 
 
@@ -123,23 +124,25 @@ def _differ(
     *,
     order: float = torch.inf,
 ) -> str:
-    """What differs between tensors, in parts on all ranks, and the expected; empty: nothing.
+    """First difference between chunks of tensors on all ranks and expected tensors; empty: none.
 
     Args:
-        parts: of each rank.
+        parts: chunks of each rank.
         expected: whole tensors by name.
-        most: how large the norm of a difference may be, in terms of the tensor's norm.
-        order: of these norms; of infinity, that of the largest element.
+        most: largest norm of a difference, relative to the tensor's norm.
+        order: order of these norms; infinity: the largest element.
     """
     try:
-        ours = whole(parts)
+        tensors = whole(parts)
     except AssertionError as error:
         return str(error)
-    shapes, wanted = ({n: t.shape for n, t in each.items()} for each in (ours, expected))
-    if shapes != wanted:
-        return f"shapes {shapes}, expected {wanted}"
+    shapes, expected_shapes = (
+        {name: tensor.shape for name, tensor in named.items()} for named in (tensors, expected)
+    )
+    if shapes != expected_shapes:
+        return f"shapes {shapes}, expected {expected_shapes}"
     for name, tensor in expected.items():
-        apart, norm = (torch.linalg.vector_norm(t, order) for t in (ours[name] - tensor, tensor))
+        apart, norm = (torch.linalg.vector_norm(t, order) for t in (tensors[name] - tensor, tensor))
         if not apart <= most * norm:
             return f"{name} differs by {apart / norm:.1e} of its norm"
     return ""
@@ -156,33 +159,33 @@ def plain_training(config: Path, *, grows: bool) -> Found:
     run = read_run(config)
     model = _their_model(run)
     as_ours = partial(
-        hf_folder.format_for(run.architecture).to_ours,
+        config_json.format_for(run.architecture).to_ours,
         run.architecture,
         names=[*model_tensors.shapes(run.architecture)],
     )
     named, batches = dict(model.named_parameters()), _batches(run, grows=grows)
     optimizer = _their_optimizer(named)
-    found: Found = {"losses": [], "norms": [], "gradients": []}
-    found["validation"] = loss_of(model, next(batches)).item()
+    results: Found = {"losses": [], "norms": [], "gradients": []}
+    results["validation"] = loss_of(model, next(batches)).item()
     for number in range(NUM_STEPS):
         loss = loss_of(model, next(batches))
         optimizer.zero_grad()
         loss.backward()
-        found["losses"].append(loss.item())
-        found["norms"].append(torch.nn.utils.clip_grad_norm_(named.values(), 0.5).item())
-        found["gradients"].append(as_ours({n: p.grad.clone() for n, p in named.items()}))
+        results["losses"].append(loss.item())
+        results["norms"].append(torch.nn.utils.clip_grad_norm_(named.values(), 0.5).item())
+        results["gradients"].append(as_ours({n: p.grad.clone() for n, p in named.items()}))
         for group in optimizer.param_groups:
             group["lr"] = rates(number)["learning_rate"]
         optimizer.step()
-    found["weights"] = as_ours({name: p.detach() for name, p in named.items()})
-    return found
+    results["weights"] = as_ours({name: p.detach() for name, p in named.items()})
+    return results
 
 
 def _their_model(run: Run) -> Any:
-    """Transformers' model with the weights that a run starts from."""
+    """Transformers' model with the initial weights of a run."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    architecture, weights, _ = latest.read(run.checkpoint)
+    architecture, weights, _ = read_weights(run.checkpoint)
     if architecture.family == "gpt":
         model: Any = reference(architecture)
     else:
@@ -191,8 +194,8 @@ def _their_model(run: Run) -> Any:
         )
         rope = {"rope_type": "default", "rope_theta": architecture.rope_theta}
         model = LlamaForCausalLM(LlamaConfig(**values, rope_parameters=rope))
-    theirs = hf_folder.format_for(architecture).to_theirs(architecture, weights)
-    model.load_state_dict(theirs, strict=not architecture.tie_word_embeddings)
+    state = config_json.format_for(architecture).to_theirs(architecture, weights)
+    model.load_state_dict(state, strict=not architecture.tie_word_embeddings)
     return model
 
 
@@ -205,7 +208,7 @@ def _their_optimizer(named: dict[str, Any]) -> torch.optim.Optimizer:
 
 
 def _batches(run: Run, *, grows: bool) -> Iterator[torch.Tensor]:
-    """Tokens of global batches, one after the other."""
+    """Tokens of each global batch."""
     samples = Samples(run.index, split="train", data_root=run.data_root)
     begin = 0
     while True:
@@ -215,6 +218,6 @@ def _batches(run: Run, *, grows: bool) -> Iterator[torch.Tensor]:
 
 
 def loss_of(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-    """Mean loss by transformers' model and torch."""
+    """Mean loss of transformers' model, by torch."""
     logits = model(tokens[:, :-1]).logits
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

@@ -58,8 +58,9 @@ def architecture(draw: st.DrawFn, multiple: int, layers: int) -> Architecture:
     """A model whose heads and widths are multiples of so many."""
     groups = draw(st.sampled_from([1, multiple]))
     heads = multiple * draw(st.integers(1, 3))
-    return ARCHITECTURE.model_copy(
-        update={
+    return Architecture(
+        **ARCHITECTURE.model_dump()
+        | {
             "num_hidden_layers": layers,
             "num_attention_heads": heads,
             "num_key_value_heads": groups,

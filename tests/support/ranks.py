@@ -1,4 +1,4 @@
-"""Runs a test's function on several gloo ranks: processes of this machine, one thread each.
+"""Run a test's function on several gloo ranks: processes of this machine, one thread each.
 
 def sums(number: int) -> float:
     total = torch.tensor(float(number + dist.get_rank()))
@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -29,32 +29,46 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-_PRELOADED = ["tokamake.train.backends.native", "tokamake.train.backends.deepspeed", "deepspeed"]
-"""Modules that ranks find imported: to import them takes each of them seconds of a core."""
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-_GRACE = 3.0
-"""Seconds that peers of a failed rank have to say what they met."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Environment of ranks, and of the server that they are forks of."""
+CONTEXT = multiprocessing.get_context("forkserver")
+# A process has one server. It imports what ranks need, which takes seconds, for all of them.
+CONTEXT.set_forkserver_preload(
+    [
+        "pytest",
+        "cyclopts",
+        "deepspeed",
+        "tokamake.models.llama.model",
+        "tokamake.optim.adamw",
+        "tokamake.train.backends.deepspeed",
+        "tokamake.train.backends.native",
+        "tokamake.train.trainer",
+        "tokamake.train.train",
+    ]
+)
+_GRACE_SECONDS = 3.0
+"""Time that peers of a failed rank have to report an error of their own."""
 
 
 class RanksFailed(Exception):
-    """Some rank failed; the message holds what each of them met, the first one first."""
+    """A rank failed; the message holds the errors of all ranks, the first one first."""
 
 
 def spawn(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 600) -> list:
     """Call a function on each rank of a new default process group.
 
-    A failure of any rank ends them all. The first launch of a test session imports what ranks need,
-    which takes seconds; later ones are forks of it.
+    A failure of any rank ends them all. The first launch of a test session takes seconds, later
+    ones do not: their ranks are forks of a server that has imported what they need.
 
     Args:
-        function: of a module's top level, so that it can be pickled; `dist.get_rank()` tells it
-            which rank it is.
-        world_size: ranks.
-        args: what each rank calls it with.
+        function: defined at a module's top level, so that it can be pickled; `dist.get_rank()` is
+            its rank.
+        world_size: number of ranks.
+        args: arguments of the function, the same on each rank.
         timeout: seconds from launch until all have returned.
 
     Returns:
-        What it returned on each rank, in order of ranks; tensors are copies on the CPU.
+        Return values, in order of ranks; tensors are copies on the CPU.
 
     Raises:
         RanksFailed: a rank raised, died or did not return in time.
@@ -64,13 +78,27 @@ def spawn(function: Callable[..., Any], world_size: int, *args: Any, timeout: fl
         return [_result(Path(folder, f"{rank}.result")) for rank in range(world_size)]
 
 
+def start(processes: Sequence[BaseProcess]) -> None:
+    """Start processes of `CONTEXT`."""
+    # torch reads the number of threads when the server imports it.
+    with patch.dict(os.environ, ONE_THREAD):
+        for process in processes:
+            process.start()
+
+
+def kill(processes: Sequence[BaseProcess]) -> None:
+    """Kill processes that still run, and wait for their end."""
+    for process in processes:
+        if process.pid is not None:
+            process.kill()
+            process.join()
+
+
 def _run(folder: Path, function: Callable, world_size: int, args: tuple, timeout: float) -> None:
     deadline = time.monotonic() + timeout
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
-    environment = {**os.environ, **_ONE_THREAD}
+    environment = {**os.environ, **ONE_THREAD}
     processes = [
-        context.Process(
+        CONTEXT.Process(
             target=_rank,
             args=(rank, world_size, folder, timeout, environment, function, args),
             daemon=True,
@@ -78,46 +106,40 @@ def _run(folder: Path, function: Callable, world_size: int, args: tuple, timeout
         for rank in range(world_size)
     ]
     try:
-        # Read when torch is first imported.
-        with patch.dict(os.environ, _ONE_THREAD):
-            for process in processes:
-                process.start()
+        start(processes)
         _wait(processes, deadline)
         failures = _failures(folder, processes)
     finally:
-        for process in processes:
-            if process.pid is not None:
-                process.kill()
-                process.join()
+        kill(processes)
     if failures:
         name = getattr(function, "__name__", function)
         raise RanksFailed("\n".join([f"{name} on {world_size} ranks:", *failures]))
 
 
-def _wait(processes: list[BaseProcess], deadline: float) -> None:
+def _wait(processes: Sequence[BaseProcess], deadline: float) -> None:
     running = {process.sentinel: process for process in processes}
     while running and (ended := wait(running, max(0.0, deadline - time.monotonic()))):
         for sentinel in ended:
             process = running.pop(sentinel)
             process.join()
             if process.exitcode:
-                # Peers may wait for the dead one for ever.
-                deadline = min(deadline, time.monotonic() + _GRACE)
+                # Peers may wait for the dead rank for ever.
+                deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
 
 
-def _failures(folder: Path, processes: list[BaseProcess]) -> list[str]:
-    """What went wrong, of each rank, in order of time; empty where nothing did."""
-    found, silent = [], []
+def _failures(folder: Path, processes: Sequence[BaseProcess]) -> list[str]:
+    """The error of each rank that failed, in order of time."""
+    failures, silent = [], []
     for rank, process in enumerate(processes):
         error = folder / f"{rank}.error"
         if error.exists():
             text = error.read_text(encoding="utf-8")
-            found.append((error.stat().st_mtime_ns, f"rank {rank} raised:\n{text}"))
+            failures.append((error.stat().st_mtime_ns, f"rank {rank} raised:\n{text}"))
         elif process.exitcode is None:
             silent.append(f"rank {rank} did not return in time and was killed")
         elif process.exitcode:
-            found.append((0, f"rank {rank} died with exit code {process.exitcode}"))
-    return [text for _, text in sorted(found)] + silent
+            failures.append((0, f"rank {rank} died with exit code {process.exitcode}"))
+    return [text for _, text in sorted(failures)] + silent
 
 
 def _result(path: Path) -> Any:
@@ -133,13 +155,13 @@ def _rank(
     function: Callable,
     args: tuple,
 ) -> None:
-    """A process's life. It never leaves through Python's own exit, where gloo's threads abort."""
+    """Body of a rank's process. Python's own exit is avoided: gloo's threads would abort there."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    gc.freeze()  # what was imported stays: to look through it takes long
+    gc.freeze()  # imported objects stay alive, and to search them takes long
     code = 1
-    os.environ.clear()  # that of the process which all ranks are forks of
+    os.environ.clear()  # it is the server's
     os.environ.update(environment)
-    # It warns where an in-place operation after a module could lose gradients.
+    # torch warns where an in-place operation after a module could lose gradients.
     warnings.filterwarnings("error", message="FSDP2-wrapped module")
     try:
         torch.set_num_threads(1)

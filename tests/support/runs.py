@@ -1,4 +1,4 @@
-"""Tiny training runs for the trainer's tests: random tokens, index, random Llama, run.yaml."""
+"""Tiny training runs for tests: random tokens, index, random Llama, run.yaml."""
 
 import json
 import os
@@ -16,9 +16,7 @@ import torch.distributed.checkpoint as dcp
 
 from tokamake import files
 from tokamake.checkpoint import model_tensors
-from tokamake.checkpoint.format_files import DESCRIPTION
-from tokamake.checkpoint.native import latest
-from tokamake.checkpoint.native.description import VERSION
+from tokamake.checkpoint.native.folder import DESCRIPTION, VERSION, read_weights
 from tokamake.config.architecture import Architecture
 from tokamake.config.resolved_run import read_run
 from tokamake.data.indexed.dataset import DatasetWriter
@@ -32,9 +30,9 @@ from tokamake.train.resolve import resolve
 from tokamake.train.trainer import train_run
 
 MPICH = Path(sys.prefix) / "mpich"
-"""Where `make install` puts MPICH, for tests alone: off PATH, and not where mpi4py searches."""
+"""Folder of MPICH, installed for tests only: not on PATH, and not where mpi4py searches."""
 MPI = str(MPICH / "lib/libmpi.so.12")
-"""Its library, for mpi4py's variable MPI4PY_LIBMPI."""
+"""Library of MPICH, for mpi4py's variable MPI4PY_LIBMPI."""
 
 ARCHITECTURE = Architecture(
     vocab_size=120,  # not a multiple of Megatron's padding
@@ -62,10 +60,10 @@ SETTINGS: dict[str, Any] = {
 
 
 def prepare(root: Path, *, train_samples: int = 80) -> Path:
-    """Make data, index and initial checkpoint in a folder."""
+    """Write data, index and initial checkpoint into a folder."""
     generator = np.random.default_rng(0)
     lengths = generator.integers(5, 40, 200)
-    # A token often repeats the one before, so that there is something to learn.
+    # Each token is repeated three times, so that the model can learn to predict it.
     tokens = np.repeat(generator.integers(0, 120, lengths.sum()), 3)[: lengths.sum()]
     with DatasetWriter(root / "corpus.bin", root / "corpus.idx", np.uint16) as writer:
         writer.add(tokens, lengths.astype(np.int32))
@@ -80,27 +78,27 @@ def prepare(root: Path, *, train_samples: int = 80) -> Path:
 def write_start(
     folder: Path, architecture: Architecture, weights: Mapping[str, torch.Tensor]
 ) -> None:
-    """Write what a run can start from; one that is there is replaced."""
+    """Write an initial checkpoint; replace an existing one."""
     shutil.rmtree(folder, ignore_errors=True)
-    inside = folder / "global_step0"
-    inside.mkdir(parents=True)
-    described = {"architecture": architecture.model_dump(mode="json"), "loss_scale": (1.0, 0)}
+    step_folder = folder / "global_step0"
+    step_folder.mkdir(parents=True)
+    model = {"architecture": architecture.model_dump(mode="json"), "loss_scale": (1.0, 0)}
     progress = {"version": VERSION, "world_size": 0, "iteration": 0}
-    files.write_json(inside / DESCRIPTION, progress | described)
+    files.write_json(step_folder / DESCRIPTION, progress | model)
     state = {f"model.{name}": tensor for name, tensor in weights.items()}
-    with warnings.catch_warnings(action="ignore"):  # that there is one process
-        dcp.save(state, checkpoint_id=inside, no_dist=True)
-    (folder / "latest").write_text(inside.name)
+    with warnings.catch_warnings(action="ignore"):  # it warns of a single process
+        dcp.save(state, checkpoint_id=step_folder, no_dist=True)
+    (folder / "latest").write_text(step_folder.name)
 
 
 def vouch(prefix: Path, **known: Any) -> None:
-    """Write a pair's manifest."""
+    """Write the manifest of an indexed dataset."""
     paths = bin_path(prefix), idx_path(prefix)
     write_manifest(manifest_path(prefix), {**known, **sizes_and_hashes(*paths)})
 
 
 def make_index(root: Path, **options: Any) -> None:
-    """Index the pairs that weights.txt in a folder names, beside it."""
+    """Index the datasets that `root`/weights.txt names."""
     index(weights=root / "weights.txt", data_root=root, output=root / "index", **options)
 
 
@@ -113,7 +111,7 @@ def make_run(
     architecture: Path | None = None,
     **changes: Any,
 ) -> Path:
-    """Resolve a run over the prepared folder; returns its run.yaml."""
+    """Resolve a run in a prepared folder; return its run.yaml."""
     output = root / name / "run.yaml"
     resolve(
         settings=json.dumps({**SETTINGS, **changes}),
@@ -138,9 +136,9 @@ def launch(
     launcher: str = "torchrun",
     program: tuple[str, ...] = ("-m", "tokamake"),
 ) -> str:
-    """Train in processes of their own, check the exit code, return what was printed."""
+    """Train in new processes, check the exit code, return the output."""
     start = launch_line(launcher, ranks) if ranks > 1 else [sys.executable]
-    mpi = {"MPI4PY_LIBMPI": MPI} if launcher == "mpiexec" else {}  # the others need none
+    mpi = {"MPI4PY_LIBMPI": MPI} if launcher == "mpiexec" else {}  # no other launcher needs MPI
     process = subprocess.run(
         [*start, *program, "train", "--config", str(config)],
         env={**os.environ, **mpi, "OMP_NUM_THREADS": "1"},
@@ -155,7 +153,7 @@ def launch(
 
 
 def launch_line(launcher: str, ranks: int) -> list[str]:
-    """What starts Python on several ranks of this machine; for deepspeed, a program of Python."""
+    """Command prefix that starts Python, or for deepspeed a Python program, on several ranks."""
     folder = Path(sys.executable).parent
     if launcher == "mpiexec":
         return [str(MPICH / "bin/mpiexec"), "-n", str(ranks), sys.executable]
@@ -166,14 +164,14 @@ def launch_line(launcher: str, ranks: int) -> list[str]:
 
 
 def train_here(config: Path, **options: Any) -> int:
-    """Train in this process, with options of `train_run`; returns the exit code."""
+    """Train in this process, with options of `train_run`; return the exit code."""
     ranks = Ranks(0, 1, 0, 1)
     with process_group(ranks) as device:
         return train_run(read_run(config), ranks, device, **options)
 
 
 def losses(config: Path, key: str = "loss") -> list[float]:
-    """Training losses of a run, step by step."""
+    """Training losses of a run, or other values of its records, step by step."""
     return [record[key] for record in records(config) if key in record]
 
 
@@ -184,7 +182,7 @@ def records(config: Path) -> list[Record]:
 
 def weights(config: Path) -> dict[str, torch.Tensor]:
     """Weights in a run's latest checkpoint, under Hugging Face's names."""
-    return latest.read(read_run(config).output)[1]
+    return read_weights(read_run(config).output)[1]
 
 
 def summary(config: Path) -> dict[str, Any]:

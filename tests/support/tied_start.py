@@ -1,4 +1,4 @@
-"""A run whose model has a tied embedding, of which pipelines have a copy."""
+"""A run whose model has a tied embedding; a pipeline has a copy of it in the last stage."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ TIED = ARCHITECTURE.model_copy(update={"tie_word_embeddings": True, "num_hidden_
 
 
 def prepare_tied(folder: Path) -> Path:
-    """Fill a folder as `prepare` does; `start` has the tied model, `other` the usual one."""
+    """Like `prepare`; `start` has the tied model, `other` the untied one."""
     root = prepare(folder)
     (root / "start").rename(root / "other")
     write_start(root / "start", TIED, model_tensors.random(TIED, 5))

@@ -1,35 +1,54 @@
-"""Batches on their way to the device."""
+"""Micro batches: labels, and copies to the device."""
 
 import numpy as np
 import pytest
 import torch
 
-from tokamake.train.batch import to_device
+from tokamake.data.samples.loader import PAD
+from tokamake.parallel.loss import NO_LABEL
+from tokamake.train.batch import inputs_and_labels, to_device
 
 BATCH = np.arange(24).reshape(4, 6)
 
 
+def test_the_label_of_a_token_is_the_next_token() -> None:
+    inputs, labels = inputs_and_labels(BATCH)
+    np.testing.assert_array_equal(inputs, BATCH[:, :-1])
+    np.testing.assert_array_equal(labels, BATCH[:, 1:])
+
+
+def test_filled_up_rows_and_masked_tokens_have_no_label() -> None:
+    rows = np.array([[5, 0, 6, PAD, PAD, PAD], [8, 8, 8, 8, 8, 0]])
+    before = rows.copy()
+    mask = np.array([[True, False, True, True, True], [True] * 5])
+    inputs, labels = inputs_and_labels(rows, mask)
+    assert inputs.tolist() == [[5, 0, 6, 0, 0], [8] * 5]
+    none = [NO_LABEL] * 4
+    assert labels.tolist() == [[0, *none], [8, 8, 8, 8, 0]]
+    np.testing.assert_array_equal(rows, before)
+
+
 @pytest.fixture
 def pinned(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """Tensors that were pinned; no accelerator is needed for it."""
-    found: list[torch.Tensor] = []
+    """Tensors that were pinned; needs no accelerator."""
+    tensors: list[torch.Tensor] = []
 
     def pin(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor.clone())
-        return found[-1]
+        tensors.append(tensor.clone())
+        return tensors[-1]
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
-    return found
+    return tensors
 
 
-def test_on_the_cpu_nothing_is_copied(pinned: list[torch.Tensor]) -> None:
-    made = to_device(BATCH, torch.device("cpu"))
+def test_cpu_batches_are_not_copied(pinned: list[torch.Tensor]) -> None:
+    tensor = to_device(BATCH, torch.device("cpu"))
     assert not pinned
-    assert (made.dtype, made.data_ptr()) == (torch.int64, BATCH.ctypes.data)
-    np.testing.assert_array_equal(made.numpy(), BATCH)
+    assert (tensor.dtype, tensor.data_ptr()) == (torch.int64, BATCH.ctypes.data)
+    np.testing.assert_array_equal(tensor.numpy(), BATCH)
 
 
-def test_to_other_devices_pinned_memory_is_copied_without_waiting(
+def test_accelerator_batches_are_pinned_and_copied_asynchronously(
     pinned: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
@@ -40,8 +59,8 @@ def test_to_other_devices_pinned_memory_is_copied_without_waiting(
         return to(tensor, device, **options)
 
     monkeypatch.setattr(torch.Tensor, "to", recorded)
-    made = to_device(BATCH, torch.device("meta"))
-    assert (made.device.type, made.shape, made.dtype) == ("meta", (4, 6), torch.int64)
+    tensor = to_device(BATCH, torch.device("meta"))
+    assert (tensor.device.type, tensor.shape, tensor.dtype) == ("meta", (4, 6), torch.int64)
     ((copied, options),) = calls
     assert copied is pinned[0]
     assert options == {"non_blocking": True}
@@ -50,8 +69,8 @@ def test_to_other_devices_pinned_memory_is_copied_without_waiting(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: pytest -m gpu")
-def test_values_on_a_gpu() -> None:
-    for number in range(50):  # memory given out again is not overwritten too early
+def test_gpu_batches_keep_their_values() -> None:
+    for number in range(50):  # reused memory must not be overwritten too early
         batches = [to_device(BATCH + number + part, torch.device("cuda")) for part in range(3)]
-        for part, made in enumerate(batches):
-            np.testing.assert_array_equal(made.cpu().numpy(), BATCH + number + part)
+        for part, batch in enumerate(batches):
+            np.testing.assert_array_equal(batch.cpu().numpy(), BATCH + number + part)

@@ -1,4 +1,4 @@
-"""Runs that continue another one, or take its weights alone: what is refused, and what they do."""
+"""Runs that continue another run or take its weights: which are refused, and what the others do."""
 
 import re
 import shlex
@@ -44,11 +44,11 @@ def step(config: Path, number: int) -> Path:
     return read_run(config).output / f"global_step{number}"
 
 
-# What a run may start from.
+# Checkpoints that a run may start from.
 
 
 def refused(root: Path, start: Path, **changes: Any) -> str:
-    """What is said of a start; no run.yaml is written."""
+    """Error message for an initial checkpoint; no run.yaml is written."""
     with pytest.raises(UserError) as error:
         make_run(root, "refused", start=start, **changes)
     assert not (root / "refused" / "run.yaml").exists()
@@ -66,16 +66,18 @@ MISFITS: dict[str, Settings] = {
 
 
 @pytest.mark.parametrize("expected", MISFITS)
-def test_what_cannot_be_continued_is_said(root: Path, first: Path, expected: str) -> None:
-    told = refused(root, step(first, 4), finetune=False, **MISFITS[expected])
-    assert expected in told
-    assert "\n" not in told
+def test_checkpoints_that_cannot_be_continued_are_refused(
+    root: Path, first: Path, expected: str
+) -> None:
+    message = refused(root, step(first, 4), finetune=False, **MISFITS[expected])
+    assert expected in message
+    assert "\n" not in message
 
 
-def test_states_of_an_unknown_optimizer_are_told_by_their_names(
+def test_states_of_another_optimizer_are_recognized_by_their_names(
     root: Path, first: Path, tmp_path: Path
 ) -> None:
-    """As in a universal checkpoint that DeepSpeed has written."""
+    """A universal checkpoint of DeepSpeed itself does not name its optimizer."""
     convert(source=step(first, 4), target=tmp_path / "universal", format="universal")
     file = tmp_path / "universal/global_step4_universal/mp_rank_00_model_states.pt"
     state = torch.load(file, weights_only=False)
@@ -86,49 +88,49 @@ def test_states_of_an_unknown_optimizer_are_told_by_their_names(
         ("lion", r"lion has no use for its optimizer\.exp_avg_sq\.\S+ and \d+ more"),
         ("muon", r"has no optimizer\.momentum_buffer\.\S+ and \d+ more, so its optimizer was not"),
     ):
-        told = refused(root, tmp_path / "a", finetune=False, optimizer={"name": name})
-        assert re.search(expected, told)
+        message = refused(root, tmp_path / "a", finetune=False, optimizer={"name": name})
+        assert re.search(expected, message)
     run = read_run(make_run(root, "converted", start=tmp_path / "a", finetune=False))
     assert (run.step, run.consumed_samples) == (4, 32)
 
 
-def test_a_universal_checkpoint_tells_its_optimizer(
+def test_a_universal_checkpoint_names_its_optimizer(
     root: Path, first: Path, tmp_path: Path
 ) -> None:
     convert(source=step(first, 4), target=tmp_path / "a", format="universal")
-    told = refused(root, tmp_path / "a", finetune=False, optimizer={"name": "lion"})
-    assert "has optimizer states of adamw, not of lion; set train.optimizer.name to adamw" in told
+    text = refused(root, tmp_path / "a", finetune=False, optimizer={"name": "lion"})
+    assert "has optimizer states of adamw, not of lion; set train.optimizer.name to adamw" in text
 
 
-def test_weights_alone_cannot_be_continued(root: Path) -> None:
+def test_a_checkpoint_without_optimizer_states_cannot_be_continued(root: Path) -> None:
     expected = "start/global_step0: has no optimizer states of adamw to continue with; set train.f"
     assert expected in refused(root, root / "start", finetune=False)
 
 
-def test_whether_to_continue_must_be_said(root: Path, first: Path) -> None:
-    told = refused(root, read_run(first).output)
-    assert "train.finetune: missing: " in told
-    assert "global_step6 is at step 6; add true" in told
+def test_a_trained_checkpoint_needs_the_setting_finetune(root: Path, first: Path) -> None:
+    message = refused(root, read_run(first).output)
+    assert "train.finetune: missing: " in message
+    assert "global_step6 is at step 6; add true" in message
 
 
-def test_other_formats_are_to_be_converted_first(
+def test_other_formats_must_be_converted_first(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hf_folder.write(tmp_path / "hf", ARCHITECTURE, model_tensors.random(ARCHITECTURE, 5))
-    told = refused(root, tmp_path / "hf", finetune=True)
+    message = refused(root, tmp_path / "hf", finetune=True)
     start = f"{tmp_path}/hf: is a checkpoint of Hugging Face, which training does not read; convert"
-    assert told.startswith(start)
-    command = re.search(r"`?(tokamake convert .*)$", told)
+    assert message.startswith(start)
+    command = re.search(r"`?(tokamake convert .*)$", message)
     assert command
     _, _, _, source, _, target, _, format = shlex.split(command[1])
     assert format == "native"
     convert(source=Path(source), target=Path(target), format="native")
     run = read_run(make_run(root, "converted-hf", start=Path(target), finetune=True))
-    # One checkpoint, wherever `latest` may point to later.
+    # A folder of one step: `latest` may name another one later.
     assert run.checkpoint == Path(target) / "global_step0"
     convert(source=root / "start", target=tmp_path / "mds", format="mds", tensor_parallel_size=2)
-    told = refused(root, tmp_path / "mds", finetune=True)
-    assert "is a checkpoint of Megatron-DeepSpeed, without pipeline, which training does" in told
+    message = refused(root, tmp_path / "mds", finetune=True)
+    assert "is a checkpoint of Megatron-DeepSpeed, without pipeline, which training does" in message
 
 
 def write_yaml(path: Path, **changes: Any) -> Path:
@@ -137,7 +139,7 @@ def write_yaml(path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_another_architecture_is_told_field_by_field(
+def test_another_architecture_is_reported_field_by_field(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training_state, "fill", lambda *_, **__: pytest.fail("reads tensors"))
@@ -161,7 +163,7 @@ OPTIMIZERS: list[Settings] = [
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
-def test_states_of_optimizers_are_known_beforehand(root: Path, optimizer: Settings) -> None:
+def test_state_keys_match_the_states_of_each_optimizer(root: Path, optimizer: Settings) -> None:
     if optimizer["name"] == "adamw_8bit":
         pytest.importorskip("torchao")
     changes = {"optimizer": optimizer, "train_steps": 2, "schedule": {"name": "constant"}}
@@ -188,12 +190,12 @@ def assert_continued(config: Path, whole: Path, *, rel: float = 0.0) -> None:
 
 
 def hashes(config: Path) -> dict[str, str]:
-    """Of the last checkpoint's files: weights, optimizer and ranks' states."""
+    """Hashes of the last checkpoint's files: weights, optimizer states, states of ranks."""
     return {path.name: files.sha256(path) for path in step(config, 6).glob("*.distcp")}
 
 
-def plotted(config: Path) -> str:
-    """What the report says of a run."""
+def report_text(config: Path) -> str:
+    """Summary of a run in the report."""
     return report_of(read_run(config), summary(config), num_parameters=1)
 
 
@@ -210,7 +212,7 @@ LAYOUTS: list[Settings] = [
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("way", WAYS)
-def test_a_run_continues_another_bit_by_bit_and_after_a_kill(root: Path, way: str) -> None:
+def test_a_run_continues_another_bit_by_bit_even_after_a_kill(root: Path, way: str) -> None:
     whole = make_run(root, f"whole-{way}", **WAYS[way])
     train(whole, ranks=2)
     changes = {"finetune": False, "save_interval": 1, **WAYS[way]}
@@ -222,32 +224,32 @@ def test_a_run_continues_another_bit_by_bit_and_after_a_kill(root: Path, way: st
     printed = train(config, ranks=2)
     assert re.search(r"start .*/training/global_step[345], where this run goes on", printed)
     assert_continued(config, whole)
-    assert f"{step(whole, 2)}, continued at step 2" in plotted(config)
-    told, before = summary(config), summary(whole)
-    assert told["consumed_samples"] == before["consumed_samples"] == 48
-    assert told["tokens_per_second"] == pytest.approx(4 * 8 * 16 / told["seconds"])
+    assert f"{step(whole, 2)}, continued at step 2" in report_text(config)
+    continued, uninterrupted = summary(config), summary(whole)
+    assert continued["consumed_samples"] == uninterrupted["consumed_samples"] == 48
+    assert continued["tokens_per_second"] == pytest.approx(4 * 8 * 16 / continued["seconds"])
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_other_layouts_continue(root: Path, first: Path, layout: Settings) -> None:
+def test_other_layouts_continue_a_run(root: Path, first: Path, layout: Settings) -> None:
     name = f"continued-{LAYOUTS.index(layout)}"
     config = make_run(root, name, start=step(first, 2), finetune=False, **layout)
     train(config, ranks=2)
     assert_continued(config, first, rel=1e-5)
 
 
-def test_one_rank_continues_what_two_have_begun(root: Path, tmp_path: Path) -> None:
+def test_one_rank_continues_a_run_of_two_ranks(root: Path, tmp_path: Path) -> None:
     whole = make_run(root, "whole-two", zero_stage=3)
     train(whole, ranks=2)
-    # Through a conversion, too.
+    # Through a conversion, which must not change anything.
     convert(source=step(whole, 2), target=tmp_path / "a", format="native")
     config = make_run(root, "continued-by-one", start=tmp_path / "a", finetune=False)
     train(config)
     assert_continued(config, whole, rel=1e-5)
 
 
-def test_a_finetune_run_begins_anew_and_goes_on_after_a_kill(root: Path, first: Path) -> None:
+def test_a_finetune_run_starts_at_step_0_and_resumes_after_a_kill(root: Path, first: Path) -> None:
     runs = [make_run(root, name, start=step(first, 4), finetune=True) for name in ("a", "b")]
     printed = train(runs[0])
     assert f"start     {step(first, 4)}, finetuned: weights alone, at step 0" in printed
@@ -256,12 +258,12 @@ def test_a_finetune_run_begins_anew_and_goes_on_after_a_kill(root: Path, first: 
     assert losses(runs[1]) == losses(runs[0])
     assert hashes(runs[1]) == hashes(runs[0])
     assert len(losses(runs[0])) == 6
-    # The optimizer is another one than at step 4.
+    # The optimizer is new, other than at step 4.
     assert losses(runs[0])[0] != losses(first)[4]
     assert losses(runs[0], "validation_loss")[0] != losses(first, "validation_loss")[0]
 
 
-def test_continued_and_finetuned_are_different_runs(root: Path, first: Path) -> None:
+def test_continued_and_finetuned_runs_differ(root: Path, first: Path) -> None:
     config = make_run(root, "both", start=step(first, 4), finetune=True, train_steps=6)
     train(config)
     make_run(root, "both", start=step(first, 4), finetune=False, train_steps=6)
@@ -270,17 +272,17 @@ def test_continued_and_finetuned_are_different_runs(root: Path, first: Path) -> 
     assert losses(config) == losses(first)[4:]
 
 
-def test_a_start_that_is_another_by_now_is_refused(root: Path, first: Path) -> None:
+def test_an_initial_checkpoint_that_has_changed_is_refused(root: Path, first: Path) -> None:
     config = make_run(root, "moved", start=step(first, 2), finetune=False)
     text = config.read_text()
     config.write_text(text.replace("global_step2", "global_step4"))
-    told = launch(config, code=2)
-    assert "global_step4: is not at the step or of the architecture that the run was" in told
+    message = launch(config, code=2)
+    assert "global_step4: is not at the step or of the architecture that the run was" in message
     config.write_text(text.replace(str(step(first, 2)), str(root / "start")))
     assert "has no optimizer states of adamw to continue with" in launch(config, code=2)
 
 
-def test_trials_take_the_weights_alone(
+def test_trials_take_weights_without_optimizer_states(
     root: Path, first: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = make_run(root, "tried", start=step(first, 2), finetune=False)
@@ -288,7 +290,7 @@ def test_trials_take_the_weights_alone(
     assert f"{step(first, 2)}, finetuned: weights alone, at step 0" in capsys.readouterr().out
 
 
-def test_fp16_begins_with_a_scale_of_its_own_after_another_precision() -> None:
+def test_fp16_starts_with_the_initial_scale_after_another_precision() -> None:
     scale = LossScale("fp16")
     before = scale.state
     scale.state = LossScale("bf16").state
@@ -311,14 +313,14 @@ def test_fp16_begins_with_a_scale_of_its_own_after_another_precision() -> None:
         ),
     ],
 )
-def test_a_run_continues_after_a_way_through_megatrons_formats(
+def test_a_run_continues_after_conversion_through_megatron_formats(
     way: Settings, title: str, root: Path, first: Path, tmp_path: Path
 ) -> None:
-    """Every loss is the same, so that step, samples, schedule and states have come along."""
+    """Equal losses show that step, samples, schedule and optimizer states were converted."""
     begin = read_run(make_run(root, "begin", start=step(first, 2), finetune=False))
     convert(source=step(first, 2), target=tmp_path / "a", **way)
-    told = refused(root, tmp_path / "a", finetune=False)
-    assert f"is a checkpoint of {title}, which training does not read; convert" in told
+    message = refused(root, tmp_path / "a", finetune=False)
+    assert f"is a checkpoint of {title}, which training does not read; convert" in message
     convert(source=tmp_path / "a", target=tmp_path / "b", format="native")
     config = make_run(root, f"continued-{way['format']}", start=tmp_path / "b", finetune=False)
     run = read_run(config)

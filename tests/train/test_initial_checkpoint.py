@@ -1,4 +1,4 @@
-"""A run's start: each rank reads what it holds, no more, and nothing of it where it continues."""
+"""The initial checkpoint of a run: its digest, damage, and that resuming does not read it."""
 
 import json
 import os
@@ -15,8 +15,9 @@ from tests.support.tied_start import SAVED, TIED, prepare_tied
 from tokamake import files
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.convert import convert
-from tokamake.checkpoint.format_files import DESCRIPTION
-from tokamake.checkpoint.native import latest, training_state
+from tokamake.checkpoint.native import folder as native_folder
+from tokamake.checkpoint.native import training_state
+from tokamake.checkpoint.native.folder import DESCRIPTION, NativeCheckpoint, open_native
 from tokamake.config.resolved_run import read_run
 from tokamake.errors import UserError
 from tokamake.train.resume import weights_digest
@@ -30,34 +31,34 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def refuse(*_: Any, **__: Any) -> Any:
-    pytest.fail("reads what it need not")
+    pytest.fail("reads more than it needs")
 
 
-# What tells starts apart.
+# Digests.
 
 
 def write(folder: Path, weights: dict[str, torch.Tensor]) -> str:
-    """Make a start; its digest."""
+    """Write an initial checkpoint and return its digest."""
     write_start(folder, ARCHITECTURE, weights)
     return weights_digest(folder)
 
 
-def test_every_weight_counts(tmp_path: Path) -> None:
+def test_the_digest_depends_on_every_weight(tmp_path: Path) -> None:
     weights = model_tensors.random(ARCHITECTURE, 5)
-    found = {write(tmp_path / "start", weights)}
-    assert {write(tmp_path / "again", weights)} == found
+    digests = {write(tmp_path / "start", weights)}
+    assert {write(tmp_path / "again", weights)} == digests
     for name, tensor in weights.items():
         changed = tensor.clone()
         changed.view(-1)[-1] += 1e-6
-        found.add(write(tmp_path / "start", {**weights, name: changed}))
+        digests.add(write(tmp_path / "start", {**weights, name: changed}))
     first, second = (f"model.layers.{number}.mlp.down_proj.weight" for number in (0, 1))
     swapped = {first: weights[second], second: weights[first]}
-    found.add(write(tmp_path / "start", weights | swapped))
-    assert len(found) == 1 + len(weights) + 1
+    digests.add(write(tmp_path / "start", weights | swapped))
+    assert len(digests) == 1 + len(weights) + 1
 
 
 def imitate(folder: Path, text: str = "weights", **state: Any) -> str:
-    """Make what looks like a run's checkpoint; its digest as a start."""
+    """Write files that look like a run's checkpoint, and return its digest."""
     path = folder / SAVED
     path.mkdir(parents=True, exist_ok=True)
     (folder / "latest").write_text(SAVED)
@@ -70,7 +71,7 @@ def imitate(folder: Path, text: str = "weights", **state: Any) -> str:
     return weights_digest(folder)
 
 
-def test_checkpoints_of_runs_are_told_by_run_and_step(
+def test_digests_of_run_checkpoints_depend_on_run_and_step_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strange = {imitate(tmp_path / "strange"), imitate(tmp_path / "strange", "others")}
@@ -84,7 +85,9 @@ def test_checkpoints_of_runs_are_told_by_run_and_step(
         weights_digest(tmp_path / "one")
 
 
-def test_a_start_is_read_once_to_tell_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_initial_checkpoint_is_hashed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     imitate(tmp_path / "a")
     note = tmp_path / "note"
     before = weights_digest(tmp_path / "a", note)
@@ -98,11 +101,11 @@ def test_a_start_is_read_once_to_tell_it(tmp_path: Path, monkeypatch: pytest.Mon
     assert weights_digest(tmp_path / "a", note) == weights_digest(tmp_path / "a") != before
 
 
-# Runs that begin and continue.
+# Runs that start and resume.
 
 
 @pytest.mark.parametrize("backend", ["native", "deepspeed"])
-def test_continuing_reads_nothing_of_the_start(
+def test_resuming_does_not_read_the_initial_checkpoint(
     root: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_run(root, f"continues-{backend}", backend=backend)
@@ -111,8 +114,8 @@ def test_continuing_reads_nothing_of_the_start(
     (read_run(config).output / "latest").write_text("global_step4")
     with monkeypatch.context() as patch:
         for module, name in (
-            (latest, "describe"),
-            (latest, "read"),
+            (native_folder, "open_native"),
+            (native_folder, "read_weights"),
             (files, "sha256"),
         ):
             patch.setattr(module, name, refuse)
@@ -120,7 +123,9 @@ def test_continuing_reads_nothing_of_the_start(
     assert losses(config) == before
 
 
-def test_a_run_starts_from_another(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_starts_from_the_checkpoint_of_another(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = read_run(make_run(root, "first", train_steps=2))
     assert train_here(root / "first" / "run.yaml") == 0
     config = make_run(root, "second", train_steps=2)
@@ -131,17 +136,17 @@ def test_a_run_starts_from_another(root: Path, capsys: pytest.CaptureFixture[str
     assert "already at step 2" in capsys.readouterr().out
 
 
-def test_resolving_reads_no_tensors(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_reads_no_tensors(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = read_run(make_run(root, "resolved", train_steps=2))
     assert train_here(root / "resolved" / "run.yaml") == 0
     for name in ("read", "fill"):
         monkeypatch.setattr(training_state, name, refuse)
     make_run(root, "resolved-again")
-    path = latest.describe(run.output).path
-    assert latest.describe(run.output) == latest.Description(path, run.architecture, 2)
+    path = open_native(run.output).path
+    assert open_native(run.output) == NativeCheckpoint(path, run.architecture, 2)
     (path / ".metadata").unlink()
     with pytest.raises(UserError, match=r"\.metadata: no such file; name another checkpoint"):
-        latest.describe(run.output)
+        open_native(run.output)
 
 
 def start_without(file: str) -> Callable[[Path], Any]:
@@ -153,10 +158,10 @@ def start_without(file: str) -> Callable[[Path], Any]:
     [
         (start_without("__0_0.distcp"), r"global_step2: damaged \(.*; name another checkpoint"),
         (lambda f: os.truncate(f / "__0_0.distcp", 999), r"global_step2: damaged \("),
-        (lambda f: os.truncate(f / ".metadata", 99), r"global_step2: no whole checkpoint"),
+        (lambda f: os.truncate(f / ".metadata", 99), r"global_step2: no complete checkpoint"),
     ],
 )
-def test_broken_starts_are_refused(
+def test_damaged_initial_checkpoints_are_refused(
     root: Path, change: Callable[[Path], Any], message: str, tmp_path: Path
 ) -> None:
     run = read_run(make_run(root, "broken"))
@@ -168,13 +173,13 @@ def test_broken_starts_are_refused(
     assert "\n" not in str(error.value)
 
 
-def test_a_start_of_another_architecture_is_refused(root: Path) -> None:
+def test_an_initial_checkpoint_of_another_architecture_is_refused(root: Path) -> None:
     run = read_run(make_run(root, "other-architecture"))
     with pytest.raises(UserError, match=r"not of the architecture .* run `tokamake resolve` again"):
         build(run.model_copy(update={"checkpoint": root / "other"}))
 
 
-def test_a_start_in_low_precision_trains_in_fp32(root: Path, tmp_path: Path) -> None:
+def test_an_initial_checkpoint_in_bf16_trains_in_fp32(root: Path, tmp_path: Path) -> None:
     convert(source=root / "start", target=tmp_path / "a", format="native", dtype="bf16")
     config = make_run(root, "low", start=tmp_path / "a", train_steps=2)
     (tmp_path / "b").mkdir()
@@ -182,18 +187,20 @@ def test_a_start_in_low_precision_trains_in_fp32(root: Path, tmp_path: Path) -> 
         name: tensor.bfloat16().float() for name, tensor in model_tensors.random(TIED, 5).items()
     }
     write_start(tmp_path / "b" / "start", TIED, rounded)
-    other = make_run(root, "high", start=tmp_path / "b" / "start", train_steps=2)
-    for each in (config, other):
-        assert train_here(each) == 0
-    assert losses(config) == losses(other)
+    rounded_config = make_run(root, "high", start=tmp_path / "b" / "start", train_steps=2)
+    for path in (config, rounded_config):
+        assert train_here(path) == 0
+    assert losses(config) == losses(rounded_config)
     for name, tensor in weights(config).items():
-        assert torch.equal(tensor, weights(other)[name])
+        assert torch.equal(tensor, weights(rounded_config)[name])
 
 
-def test_a_start_of_another_format_is_refused(root: Path, tmp_path: Path) -> None:
+def test_an_initial_checkpoint_of_another_format_is_refused(root: Path, tmp_path: Path) -> None:
     convert(source=root / "start", target=tmp_path / "a", format="mds")
     run = read_run(make_run(root, "other-format")).model_copy(update={"checkpoint": tmp_path / "a"})
-    with pytest.raises(UserError, match=r"not of tokamake's own format; .* convert --format nat"):
+    with pytest.raises(
+        UserError, match=r"not in tokamake's native format; .* convert --format nat"
+    ):
         build(run)
     with pytest.raises(UserError, match=r"no weights in tokamake's own format; .* --format native"):
         weights_digest(run.checkpoint)

@@ -1,4 +1,4 @@
-"""Ranks that share a model read of a run's start what they hold, and nothing when it continues."""
+"""Ranks that share a model read only their chunks of the initial checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -42,25 +42,29 @@ LAYOUTS = [
 ]
 
 
-class Watch:
-    """Which tensors this rank reads, and how many of their elements."""
+class ReadCounter:
+    """Counts the elements of each tensor that this rank reads."""
 
     def __init__(self) -> None:
-        self.found: dict[str, int] = {}
+        self.counts: dict[str, int] = {}
         read = FileSystemReader.read_data
 
         def read_data(reader: Any, plan: Any, planner: Any) -> Any:
             for item in plan.items:
                 name = item.dest_index.fqn.removeprefix("model.")
-                self.found[name] = self.found.get(name, 0) + item.lengths.numel()
+                self.counts[name] = self.counts.get(name, 0) + item.lengths.numel()
             return read(reader, plan, planner)
 
         FileSystemReader.read_data = read_data  # type: ignore[method-assign]
 
 
 def begin_all(config: Path, folder: Path) -> list[Any]:
-    """Begin at each layout, from one file and from those of ranks: parts, what was read, loss."""
-    run, watch, found = read_run(config), Watch(), []
+    """Start at each layout, from one file and from files of two ranks.
+
+    Returns:
+        Weights of this rank, counts of read elements, validation loss of each start.
+    """
+    run, counter, results = read_run(config), ReadCounter(), []
     engine = build(laid_out(run, parallel(tp=2)))
     engine.save(folder / SAVED, {"iteration": 2}).wait()
     if dist.get_rank() == 0:
@@ -68,31 +72,32 @@ def begin_all(config: Path, folder: Path) -> list[Any]:
     dist.barrier()
     for changes in LAYOUTS:
         for start in (run.checkpoint, folder):
-            watch.found.clear()
+            counter.counts.clear()
             engine = build(laid_out(run.model_copy(update={"checkpoint": start}), changes))
             first = next(coming(engine, run)).micro_batches
-            found.append((weights(engine), {**watch.found}, engine.mean_loss(iter(first))))
-    return found
+            loss = engine.mean_loss(iter(first))
+            results.append((weights(engine), {**counter.counts}, loss))
+    return results
 
 
 def of_second_stage(name: str) -> bool:
-    """Whether the second of two pipeline ranks has a tensor, under 1F1B."""
+    """Whether a tensor belongs to the second of two pipeline ranks under 1F1B."""
     return name.startswith(("model.layers.2.", "model.layers.3.", "model.norm.", "model.embed"))
 
 
 @pytest.mark.ranks
-def test_ranks_read_what_they_hold(root: Path, tmp_path: Path) -> None:
+def test_ranks_read_only_their_chunks(root: Path, tmp_path: Path) -> None:
     config = make_run(root, "layouts", micro_batch_size=4)
     of_ranks = spawn(begin_all, 2, config, tmp_path)
     expected = model_tensors.random(TIED, 5)
-    for number, founds in enumerate(zip(*of_ranks, strict=True)):
+    for number, of_ranks_at_layout in enumerate(zip(*of_ranks, strict=True)):
         changes = LAYOUTS[number // 2]
-        found = whole(parts for parts, _, _ in founds)
-        assert found.keys() == expected.keys(), changes
+        tensors = whole(parts for parts, _, _ in of_ranks_at_layout)
+        assert tensors.keys() == expected.keys(), changes
         for name, tensor in expected.items():
-            assert torch.equal(found[name], tensor), (name, changes)
-        for rank, (held, read, loss) in enumerate(founds):
-            # Passes have the weights, too.
+            assert torch.equal(tensors[name], tensor), (name, changes)
+        for rank, (held, read, loss) in enumerate(of_ranks_at_layout):
+            # The passes use these weights.
             rel = 1e-2 if "precision" in changes else 1e-5
             assert loss == pytest.approx(of_ranks[0][0][2], rel=rel), changes
             assert read.keys() == {name for name, *_ in held}, changes
@@ -123,7 +128,7 @@ PIPELINED = [PIPELINE, {"zero_stage": 3, **BF16}, zero(1, **BF16) | PIPELINE]
 
 def continue_all(config: Path, folder: Path, layouts: list[dict[str, Any]]) -> list[Any]:
     """Losses of steps after saving, and after loading into a model full of NaN."""
-    found = []
+    results = []
     for number, changes in enumerate(layouts):
         constant = {"schedule": {"name": "constant"}, **changes}
         run, saved = laid_out(read_run(config), constant), folder / f"{number}"
@@ -133,7 +138,7 @@ def continue_all(config: Path, folder: Path, layouts: list[dict[str, Any]]) -> l
         engine.save(saved, {"iteration": 2}).wait()
         expected = go(engine, steps, 2)
         missing = run.model_copy(update={"checkpoint": folder / "missing"})
-        # So torch fills memory that nobody has written.
+        # torch then fills new memory with NaN.
         torch.use_deterministic_algorithms(True)
         engine = build(missing, continues=True)
         torch.use_deterministic_algorithms(False)
@@ -141,16 +146,16 @@ def continue_all(config: Path, folder: Path, layouts: list[dict[str, Any]]) -> l
         assert held.isnan().all()
         engine.load(saved)
         assert not any(value.isnan().any() for value in states(engine).values())
-        found.append((expected, go(engine, coming(engine, run, done=2), 2)))
-    return found
+        results.append((expected, go(engine, coming(engine, run, done=2), 2)))
+    return results
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("world_size", "layouts"), [(1, CONTINUED), (2, PIPELINED)])
-def test_continuing_needs_nothing_of_the_start(
+def test_resuming_needs_no_initial_weights(
     root: Path, tmp_path: Path, world_size: int, layouts: list[dict[str, Any]]
 ) -> None:
     config = make_run(root, f"poisoned-{world_size}")
-    for founds in spawn(continue_all, world_size, config, tmp_path, layouts):
-        for changes, (expected, found) in zip(layouts, founds, strict=True):
-            assert found == expected, changes
+    for of_rank in spawn(continue_all, world_size, config, tmp_path, layouts):
+        for changes, (expected, resumed) in zip(layouts, of_rank, strict=True):
+            assert resumed == expected, changes

@@ -1,4 +1,4 @@
-"""The estimate of memory against what layers keep and what torch allocates."""
+"""The estimate of memory against tensors that torch saves and memory that it allocates."""
 
 import json
 import math
@@ -21,61 +21,70 @@ from tokamake.config.resolved_run import Run, read_run
 from tokamake.models.common.positions import rotary
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.backends.native import Engine
-from tokamake.train.memory import _limits, estimate
-from tokamake.train.startup_log import chosen, startup_log
+from tokamake.train.memory import _cgroup_limits, estimate
+from tokamake.train.numerics import with_precision
+from tokamake.train.startup_log import changed_settings, startup_log
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 ONE = Ranks(0, 1, 0, 1)
-LARGER = Architecture(
-    vocab_size=2000,
-    hidden_size=256,
-    intermediate_size=768,
-    num_hidden_layers=8,
-    num_attention_heads=8,
-    num_key_value_heads=4,
-    max_position_embeddings=256,
-)
+SIZES: dict[str, Any] = {
+    "vocab_size": 2000,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 256,
+}
+LARGER = Architecture(**SIZES)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return read_run(make_run(prepare(tmp_path_factory.mktemp("memory")), "estimated"))
+    run = read_run(make_run(prepare(tmp_path_factory.mktemp("memory")), "estimated"))
+    return with_precision(run, CPU)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt"])
+@pytest.mark.parametrize("head_dim", [None, 40])
+@pytest.mark.parametrize("family", plugins.names("models/*/memory"))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_formulas_of_layers_are_what_torch_keeps(family: str, dtype: torch.dtype) -> None:
-    other = {"position_embedding": "learned", "hidden_act": "gelu"} if family == "gpt" else {}
-    architecture = Architecture(**{**LARGER.model_dump(), "family": family, **other})
+def test_layer_formulas_equal_the_tensors_that_torch_saves(
+    family: str, dtype: torch.dtype, head_dim: int | None
+) -> None:
+    architecture = Architecture(family=family, head_dim=head_dim, **SIZES)
     plug_in = plugins.load("models/*/model", family)
     layer = next(iter(plug_in.Model(architecture).to(dtype).layers.values()))
-    own = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
+    parameter_storages = {
+        parameter.untyped_storage().data_ptr() for parameter in layer.parameters()
+    }
     kept: dict[int, torch.Tensor] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage().data_ptr()
-        if storage not in own:
+        if storage not in parameter_storages:
             kept[storage] = tensor
         return tensor
 
     cos = sin = None
-    if family == "llama":
+    if architecture.position_embedding == "rotary":
         cos, sin = (angle.to(dtype) for angle in rotary(torch.arange(256), architecture))
     x_BLD = torch.randn(4, 256, 256, dtype=dtype, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         layer(x_BLD, cos, sin)
-    found = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / (4 * 256)
-    told = plug_in.kept_per_token(architecture, size=dtype.itemsize, fused_norm=False)
-    assert told.states + told.gathered + told.cut == pytest.approx(found, rel=0.01)
+    saved_bytes = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / (4 * 256)
+    formula = plugins.load("models/*/memory", family).saved_activations(
+        architecture, size=dtype.itemsize, fused_norm=False
+    )
+    assert formula.states + formula.gathered + formula.split == pytest.approx(saved_bytes, rel=0.01)
 
 
-def larger(run: Run, folder: Path, **changes: Any) -> Run:
-    """A run of some million parameters that needs no data."""
+def larger(run: Run, folder: Path, device: torch.device = CPU, **changes: Any) -> Run:
+    """A run of some million parameters that needs no data, with its precision chosen."""
     if not folder.exists():
         write_start(folder, LARGER, model_tensors.random(LARGER, 1))
     sizes = {"sequence_length": 256, "micro_batch_size": 8, "global_batch_size": 8}
     run = run.model_copy(update={"architecture": LARGER, "checkpoint": folder})
-    return laid_out(run, {**sizes, **changes})
+    return with_precision(laid_out(run, {**sizes, **changes}), device)
 
 
 def train(run: Run) -> None:
@@ -98,24 +107,24 @@ def peak(run: Run, folder: Path) -> float:
 
 
 @pytest.mark.ranks
-def test_estimates_are_near_what_torch_allocates(run: Run, tmp_path: Path) -> None:
+def test_estimates_are_close_to_allocated_memory(run: Run, tmp_path: Path) -> None:
     runs = {
         again: larger(run, tmp_path / "larger", recompute_granularity=again)
         for again in ("none", "selective", "full")
     }
-    told = {again: estimate(each, 1, CPU) for again, each in runs.items()}
-    found = {again: spawn(peak, 1, each, tmp_path)[0] for again, each in runs.items()}
+    estimated = {again: estimate(run, 1, CPU) for again, run in runs.items()}
+    measured = {again: spawn(peak, 1, run, tmp_path)[0] for again, run in runs.items()}
     for again in runs:
-        assert found[again] == pytest.approx(told[again].total, rel=0.1)
-    saved = found["none"] - found["full"]
-    assert saved == pytest.approx(told["none"].total - told["full"].total, rel=0.15)
+        assert measured[again] == pytest.approx(estimated[again].total, rel=0.1)
+    saved = measured["none"] - measured["full"]
+    assert saved == pytest.approx(estimated["none"].total - estimated["full"].total, rel=0.15)
 
 
-def test_each_way_to_share_needs_less(run: Run, tmp_path: Path) -> None:
+def test_each_kind_of_parallelism_reduces_memory(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "larger"
-    alone = estimate(larger(run, folder, micro_batch_size=4), 1, CUDA)
+    alone = estimate(larger(run, folder, CUDA, micro_batch_size=4), 1, CUDA)
     stages = {
-        stage: estimate(larger(run, folder, zero_stage=stage, micro_batch_size=2), 2, CUDA)
+        stage: estimate(larger(run, folder, CUDA, zero_stage=stage, micro_batch_size=2), 2, CUDA)
         for stage in range(4)
     }
     assert stages[0].optimizer == alone.optimizer == 2 * stages[1].optimizer
@@ -124,7 +133,7 @@ def test_each_way_to_share_needs_less(run: Run, tmp_path: Path) -> None:
 
     def shared(world_size: int, **sizes: Any) -> Any:
         return estimate(
-            larger(run, folder, micro_batch_size=4, **parallel(**sizes)), world_size, CUDA
+            larger(run, folder, CUDA, micro_batch_size=4, **parallel(**sizes)), world_size, CUDA
         )
 
     tensor, sequence = shared(2, tp=2), shared(2, tp=2, sp=True)
@@ -135,7 +144,7 @@ def test_each_way_to_share_needs_less(run: Run, tmp_path: Path) -> None:
     assert shared(2, pp=2, schedule="gpipe").activations >= pipeline.activations
 
 
-def test_optimizers_have_their_states(run: Run, tmp_path: Path) -> None:
+def test_optimizer_memory_follows_its_states(run: Run, tmp_path: Path) -> None:
     states = {
         name: estimate(larger(run, tmp_path / "larger", optimizer={"name": name}), 1, CPU).optimizer
         for name in ("sgd", "lion", "adamw", "adamw_8bit")
@@ -144,7 +153,7 @@ def test_optimizers_have_their_states(run: Run, tmp_path: Path) -> None:
     assert states["adamw_8bit"] < 0.26 * states["adamw"]
 
 
-def test_a_start_tells_what_was_chosen(run: Run) -> None:
+def test_the_startup_log_names_changed_settings(run: Run) -> None:
     lines = startup_log(run, ONE, CPU).splitlines()
     assert [line.split()[0] for line in lines] == ["model", "start", "layout", "settings", "memory"]
     parameters = sum(math.prod(shape) for shape in model_tensors.shapes(ARCHITECTURE).values())
@@ -156,30 +165,32 @@ def test_a_start_tells_what_was_chosen(run: Run) -> None:
     assert "zero_stage" not in lines[3]
     assert re.search(r"about \S+ MB a rank \(.*\); the device has \S+ GB for it$", lines[4])
     shared = laid_out(run, {**parallel(tp=2), "zero_stage": 2})
-    found = startup_log(shared, Ranks(0, 4, 0, 4), CPU)
-    assert "4 ranks = data 2 × tensor 2 on cpu" in found
-    assert "zero_stage 2" in found
-    assert list(chosen(run.train, run.train)) == []
-    other = laid_out(run, {"optimizer": {"name": "sgd", "momentum": 0.8}, "zero_stage": 1})
-    told = [line for line in chosen(other.train, run.train) if line.startswith("optimizer")]
-    assert told == ["optimizer.name sgd", "optimizer.momentum 0.8"]
+    log = startup_log(shared, Ranks(0, 4, 0, 4), CPU)
+    assert "4 ranks = data 2 × tensor 2 on cpu" in log
+    assert "zero_stage 2" in log
+    assert list(changed_settings(run.train, run.train)) == []
+    sgd_run = laid_out(run, {"optimizer": {"name": "sgd", "momentum": 0.8}, "zero_stage": 1})
+    changed = [
+        line for line in changed_settings(sgd_run.train, run.train) if line.startswith("optimizer")
+    ]
+    assert changed == ["optimizer.name sgd", "optimizer.momentum 0.8"]
 
 
-def test_the_hosts_memory_is_the_jobs_part_of_it(tmp_path: Path) -> None:
+def test_control_groups_limit_the_memory_of_the_host(tmp_path: Path) -> None:
     def write(name: str, text: str) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
 
-    assert min(_limits(tmp_path)) == math.inf
+    assert min(_cgroup_limits(tmp_path)) == math.inf
     write("proc/self/cgroup", "0::/slurm/job_7\n")
     write("sys/fs/cgroup/slurm/job_7/memory.max", "max\n")
     write("sys/fs/cgroup/slurm/memory.max", "16000000000\n")
-    assert min(_limits(tmp_path)) == 16e9
+    assert min(_cgroup_limits(tmp_path)) == 16e9
     write("proc/self/cgroup", "5:cpu:/x\n4:memory:/slurm/job_7\n")
     write("sys/fs/cgroup/memory/slurm/job_7/memory.limit_in_bytes", "8000000000\n")
-    assert min(_limits(tmp_path)) == 8e9
+    assert min(_cgroup_limits(tmp_path)) == 8e9
 
 
-def test_a_run_that_does_not_fit_is_warned_of(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_does_not_fit_gives_a_warning(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokamake.train.startup_log.device_memory", lambda *_: 1000.0)
     assert "more than there is: lower train.micro_batch_size" in startup_log(run, ONE, CPU)

@@ -1,4 +1,4 @@
-"""Metrics survive restarts: torn lines and steps to be done again disappear."""
+"""Metrics survive restarts: incomplete lines and steps that are done again disappear."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -16,11 +16,11 @@ def write(folder: Path, steps: range, *, done: int, scale: float = 1.0) -> None:
     metrics.close()
 
 
-def test_missing_file_has_no_records(tmp_path: Path) -> None:
+def test_a_missing_file_has_no_records(tmp_path: Path) -> None:
     assert read(tmp_path / "metrics.jsonl") == []
 
 
-def test_restart_drops_later_and_torn_lines(tmp_path: Path) -> None:
+def test_a_restart_drops_later_and_incomplete_lines(tmp_path: Path) -> None:
     write(tmp_path, range(1, 6), done=0)
     path = tmp_path / "metrics.jsonl"
     path.write_text(path.read_text() + '{"step": 6, "lo')
@@ -28,17 +28,17 @@ def test_restart_drops_later_and_torn_lines(tmp_path: Path) -> None:
     assert [record["loss"] for record in read(path)] == [1, 2, 3, 40, 50, 60]
 
 
-def test_a_full_disk_is_told_when_records_are_to_be_on_it(tmp_path: Path) -> None:
+def test_sync_reports_a_full_disk(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path, done=0)
     metrics._stream.close()
     with suppress(OSError), Path("/dev/full").open("a", encoding="utf-8") as metrics._stream:
-        metrics.add({"step": 1, "loss": 1.0})  # on one rank of several, which go on
+        metrics.add({"step": 1, "loss": 1.0})  # not raised here: only rank 0 writes metrics
         with pytest.raises(OSError, match="No space left"):
             metrics.sync()
         metrics.close()
 
 
-def test_start_drops_all(tmp_path: Path) -> None:
+def test_a_new_start_drops_all_records(tmp_path: Path) -> None:
     write(tmp_path, range(1, 3), done=0)
     write(tmp_path, range(1, 2), done=0, scale=5.0)
     assert read(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": 5.0}]

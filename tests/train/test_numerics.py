@@ -12,7 +12,8 @@ from tests.support.runs import make_run, prepare
 from tokamake.config.resolved_run import read_run
 from tokamake.config.training import INDEX_SETTINGS
 from tokamake.errors import UserError
-from tokamake.train.numerics import check_repeatable, decided, precision_of, repeatable
+from tokamake.train.checks import check_deterministic
+from tokamake.train.numerics import choose_precision, deterministic_algorithms, with_precision
 from tokamake.train.resume import run_digest
 
 
@@ -21,18 +22,18 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare(tmp_path_factory.mktemp("numerics"), train_samples=8 * (NUM_STEPS + 1))
 
 
-def test_the_device_decides_precision_where_settings_do_not(root: Path) -> None:
+def test_the_default_precision_depends_on_the_device(root: Path) -> None:
     run = read_run(make_run(root, "undecided"))
     assert run.train.precision is None
-    assert precision_of(run.train, torch.device("cpu")) == "fp32"
+    assert choose_precision(run.train, torch.device("cpu")) == "fp32"
     for device in ("cuda", "xpu"):
-        assert precision_of(run.train, torch.device(device)) == "bf16"
-    asked = read_run(make_run(root, "asked", precision="fp16"))
-    assert precision_of(asked.train, torch.device("cpu")) == "fp16"
+        assert choose_precision(run.train, torch.device(device)) == "bf16"
+    run = read_run(make_run(root, "asked", precision="fp16"))
+    assert choose_precision(run.train, torch.device("cpu")) == "fp16"
 
 
-def test_the_digest_is_of_the_decided_precision(root: Path) -> None:
-    run, asked = (
+def test_the_digest_contains_the_chosen_precision(root: Path) -> None:
+    run, with_setting = (
         read_run(make_run(root, name, **changes))
         for name, changes in (("left", {}), ("given", {"precision": "bf16"}))
     )
@@ -44,16 +45,16 @@ def test_the_digest_is_of_the_decided_precision(root: Path) -> None:
         **dict.fromkeys(INDEX_SETTINGS),
     }
     digests = [
-        run_digest(decided(each, torch.device(device)), index=index, weights="")
-        for each, device in ((run, "cpu"), (run, "cuda"), (asked, "cpu"))
+        run_digest(with_precision(run, torch.device(device)), index=index, weights="")
+        for run, device in ((run, "cpu"), (run, "cuda"), (with_setting, "cpu"))
     ]
     assert digests[0] != digests[1] == digests[2]
 
 
 def test_deterministic_mode_ends_with_the_run() -> None:
-    with repeatable(False):
+    with deterministic_algorithms(False):
         assert not torch.are_deterministic_algorithms_enabled()
-    with repeatable(True):
+    with deterministic_algorithms(True):
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.is_deterministic_algorithms_warn_only_enabled()
         with pytest.raises(RuntimeError, match="deterministic"):
@@ -70,17 +71,17 @@ def test_deterministic_mode_ends_with_the_run() -> None:
         parallel(pp=2, vpp=2, schedule="zbv"),
     ],
 )
-def test_what_compiled_layers_do_not_fit_is_refused(root: Path, changes: dict[str, Any]) -> None:
+def test_settings_that_cannot_be_compiled_are_refused(root: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="compile: "):
         make_run(root, "misfit", compile=True, **changes)
 
 
-def test_draws_are_not_repeatable_on_gpus(root: Path) -> None:
+def test_drawn_labels_are_not_deterministic_on_gpus(root: Path) -> None:
     config = make_run(root, "drawn", deterministic=True, optimizer={"name": "sophia_g"})
     run = read_run(config)
-    check_repeatable(run, torch.device("cpu"))
+    check_deterministic(run, torch.device("cpu"))
     with pytest.raises(UserError, match=r"deterministic: labels that sophia_g draws .* on cuda"):
-        check_repeatable(run, torch.device("cuda"))
+        check_deterministic(run, torch.device("cuda"))
 
 
 SHARED = parallel(tp=2, sp=True)
@@ -101,7 +102,7 @@ def test_compiled_layers_change_nothing(root: Path, changes: dict[str, Any]) -> 
         assert compiled["losses"] == pytest.approx(plain["losses"], rel=1e-5)
         assert compiled["norms"] == pytest.approx(plain["norms"], rel=1e-4)
         assert plain["gradients"][0]
-        for (*_, found), (*_, gradient) in zip(
+        for (*_, compiled_gradient), (*_, gradient) in zip(
             compiled["gradients"][0], plain["gradients"][0], strict=True
         ):
-            torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(compiled_gradient, gradient, rtol=1e-4, atol=1e-6)

@@ -15,7 +15,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare(tmp_path_factory.mktemp("resolve"))
 
 
-def test_run_is_complete(root: Path) -> None:
+def test_a_resolved_run_is_complete(root: Path) -> None:
     run = read_run(make_run(root, "complete"))
     assert run.architecture == ARCHITECTURE
     assert (run.run, run.seed, run.output) == ("complete", 11, root / "complete" / "training")
@@ -25,7 +25,7 @@ def test_run_is_complete(root: Path) -> None:
     assert run.train.optimizer.beta2 == 0.95
 
 
-def test_same_inputs_give_the_same_bytes(root: Path) -> None:
+def test_equal_inputs_give_equal_bytes(root: Path) -> None:
     first = make_run(root, "same").read_bytes()
     assert make_run(root, "same").read_bytes() == first
 
@@ -49,21 +49,23 @@ def test_same_inputs_give_the_same_bytes(root: Path) -> None:
         ({"optimizer": {"name": "magic"}}, r"train: optimizer.name: 'magic': unknown name"),
     ],
 )
-def test_misfits_are_refused(root: Path, changes: dict[str, Any], message: str) -> None:
+def test_settings_that_do_not_fit_are_refused(
+    root: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         make_run(root, "misfit", **changes)
     assert not (root / "misfit" / "run.yaml").exists()
 
 
-def test_tokens_without_embedding_are_refused(tmp_path: Path) -> None:
+def test_a_vocabulary_larger_than_the_embedding_is_refused(tmp_path: Path) -> None:
     prepare(tmp_path)
     vouch(tmp_path / "corpus", vocab_size=121)
     with pytest.raises(UserError, match="vocabulary of 121, the model has 120 embeddings"):
         make_run(tmp_path, "misfit")
 
 
-def test_missing_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
     prepare(tmp_path)
     (tmp_path / "start" / "latest").unlink()
-    with pytest.raises(UserError, match=r"start: no checkpoint of a format that is known .*; give"):
+    with pytest.raises(UserError, match=r"start: no checkpoint of a known format .*; give"):
         make_run(tmp_path, "misfit")

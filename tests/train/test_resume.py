@@ -1,4 +1,4 @@
-"""Checkpoints take their place whole, runs find theirs again, nothing is lost."""
+"""Checkpoints are moved into place complete, runs find theirs again, nothing is lost."""
 
 import os
 import subprocess
@@ -27,20 +27,20 @@ def save(output: Path, step: int, text: str = "weights", digest: str = "a" * 64)
 
 
 def unexpected(line: str) -> None:
-    pytest.fail(f"said {line}")
+    pytest.fail(f"printed {line}")
 
 
 def settings(earlier: Path) -> str:
-    """Tells runs apart, as far as these have anything to tell."""
+    """Stand-in for `differences`: these checkpoints have no run.yaml."""
     return f"rate of {earlier.name}"
 
 
-def test_new_folder_starts_at_the_beginning(tmp_path: Path) -> None:
+def test_a_new_folder_starts_from_the_beginning(tmp_path: Path) -> None:
     assert claim(tmp_path / "new", "a" * 64, unexpected, settings) is None
     assert (tmp_path / "new").is_dir()
 
 
-def test_continue_at_the_latest(tmp_path: Path) -> None:
+def test_a_run_resumes_from_latest(tmp_path: Path) -> None:
     for step in (2, 4):
         save(tmp_path, step)
     assert claim(tmp_path, "a" * 64, unexpected, settings) == state(4)
@@ -49,14 +49,14 @@ def test_continue_at_the_latest(tmp_path: Path) -> None:
     assert not (tmp_path / resume.SAVING).exists()
 
 
-def test_half_a_checkpoint_does_not_count(tmp_path: Path) -> None:
+def test_an_incomplete_checkpoint_does_not_count(tmp_path: Path) -> None:
     save(tmp_path, 2)
     (tmp_path / resume.SAVING / "global_step4").mkdir(parents=True)
     assert claim(tmp_path, "a" * 64, unexpected, settings) == state(2)
     assert not (tmp_path / resume.SAVING).exists()
 
 
-def test_same_step_again_keeps_the_old_folder(tmp_path: Path) -> None:
+def test_a_step_saved_again_keeps_the_old_folder(tmp_path: Path) -> None:
     save(tmp_path, 2)
     save(tmp_path, 4, "first")
     files.write_text(tmp_path / "latest", "global_step2")  # the user goes back
@@ -80,7 +80,7 @@ def test_other_runs_are_moved_aside(tmp_path: Path) -> None:
         assert aside.read_text() == digest * 64
 
 
-def test_checkpoint_of_another_program_is_moved_aside(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_program_is_moved_aside(tmp_path: Path) -> None:
     output, said = tmp_path / "training", []
     (output / "global_step9").mkdir(parents=True)
     (output / "latest").write_text("global_step9")
@@ -89,13 +89,13 @@ def test_checkpoint_of_another_program_is_moved_aside(tmp_path: Path) -> None:
     assert len(said) == 1
 
 
-def test_latest_without_its_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_latest_naming_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latest").write_text("global_step9")
     with pytest.raises(UserError, match=r"latest: names global_step9, which is missing"):
         claim(tmp_path, "a" * 64, unexpected, settings)
 
 
-def test_one_training_at_a_time(tmp_path: Path) -> None:
+def test_only_one_process_trains_in_a_folder(tmp_path: Path) -> None:
     child = "import sys; from pathlib import Path; from tokamake.train.resume import locked\n"
     child += "with locked(Path(sys.argv[1])): pass"
     command = [sys.executable, "-c", child, str(tmp_path / "training")]
@@ -105,16 +105,16 @@ def test_one_training_at_a_time(tmp_path: Path) -> None:
     subprocess.run(command, check=True)
 
 
-def test_what_tells_two_runs_apart_is_said(tmp_path: Path) -> None:
+def test_differing_settings_are_named(tmp_path: Path) -> None:
     root = prepare(tmp_path)
     earlier = read_run(make_run(root, "earlier"))
     write_run(tmp_path / "run.yaml", earlier)
     same = read_run(make_run(root, "same", log_interval=3, zero_stage=3))
     assert differences(tmp_path, same) == "its start or its data differ"
     other = read_run(make_run(root, "other", precision="bf16", gradient_clipping=2.0))
-    told = differences(tmp_path, other)
-    assert "train.gradient_clipping: 0.5 there, 2.0 here" in told
-    assert "train.precision: empty there, bf16 here" in told
+    message = differences(tmp_path, other)
+    assert "train.gradient_clipping: 0.5 there, 2.0 here" in message
+    assert "train.precision: empty there, bf16 here" in message
     several = read_run(make_run(root, "several", optimizer={"name": "sgd"}))
     assert differences(tmp_path, several).endswith(" more")
     assert differences(tmp_path / "none", other) == "its settings are not known"

@@ -1,4 +1,4 @@
-"""How a training is asked to stop, and what a second Ctrl-C does."""
+"""Signals that stop a training, and a second Ctrl-C."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ TWICE = """
 import os, signal, time
 from tokamake.train import stop_signals
 stop_signals._REPEAT_SECONDS = {least}
-request = stop_signals.StopRequest(tells=True)
+request = stop_signals.StopRequest(reports=True)
 with stop_signals.on_signals(request.note):
     os.kill(os.getpid(), signal.{first})
     os.kill(os.getpid(), signal.{second})
@@ -23,7 +23,7 @@ with stop_signals.on_signals(request.note):
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "least", "code", "told"),
+    ("first", "second", "least", "code", "printed"),
     [
         ("SIGINT", "SIGINT", 0, 130, "ended by a second Ctrl-C; the same command goes on"),
         ("SIGTERM", "SIGINT", 0, 130, "ended by a second Ctrl-C; the same command goes on"),
@@ -32,19 +32,19 @@ with stop_signals.on_signals(request.note):
         ("SIGTERM", "SIGTERM", 0, 0, "SIGTERM"),
     ],
 )
-def test_a_second_ctrl_c_ends_at_once(
-    first: str, second: str, least: float, code: int, told: str
+def test_a_second_ctrl_c_ends_the_process_at_once(
+    first: str, second: str, least: float, code: int, printed: str
 ) -> None:
     program = TWICE.format(first=first, second=second, least=least)
-    # A shell's background has SIGINT ignored; on_signals is to take it all the same.
+    # A shell ignores SIGINT in its background jobs; on_signals must install its handler even so.
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (code, "")
-    assert done.stdout.startswith(told)
+    assert done.stdout.startswith(printed)
 
 
-def test_signals_are_as_before_when_the_block_has_ended() -> None:
+def test_signal_handlers_are_restored() -> None:
     before = [signal.getsignal(number) for number in stop_signals.SIGNALS]
-    request = StopRequest(tells=False)
+    request = StopRequest(reports=False)
     with stop_signals.on_signals(request.note):
         os.kill(os.getpid(), signal.SIGINT)
     assert request.by == "SIGINT"

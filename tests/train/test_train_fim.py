@@ -1,4 +1,4 @@
-"""Training with documents rearranged for fill-in-the-middle, from the settings on."""
+"""Training with documents that are rearranged for fill-in-the-middle."""
 
 import json
 import string
@@ -19,7 +19,7 @@ SPECIAL = ["<|endoftext|>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>"]
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared run, and a tokenizer of ASCII with as many entries as its model."""
+    """A prepared run, and a tokenizer of ASCII with as many entries as the model has embeddings."""
     root = prepare(tmp_path_factory.mktemp("fim"))
     make_tokenizer(root / "tokenizer", 116)
     make_tokenizer(root / "larger", 117)
@@ -32,28 +32,28 @@ def make_tokenizer(folder: Path, size: int) -> None:
     pairs = [(letter, letter) for letter in string.ascii_lowercase][: size - 97]
     entries = [*map(chr, range(33, 127)), *"ĠĊĉ", *(a + b for a, b in pairs)]
     model = models.BPE({entry: number for number, entry in enumerate(entries)}, pairs)
-    made = tokenizers.Tokenizer(model)
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(SPECIAL)
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIAL)
     folder.mkdir()
-    made.save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": SPECIAL[0]}))
 
 
 @pytest.mark.ranks
-def test_a_run_learns_of_rearranged_documents(root: Path) -> None:
+def test_a_run_trains_on_rearranged_documents(root: Path) -> None:
     fim = {"fim": FIM, "tokenizer": root / "tokenizer"}
     plain, rearranged = make_run(root, "plain"), make_run(root, "rearranged", **fim)
     for config in (plain, rearranged):
         launch(config)
-    # Before the first step both measure the same: validation samples are left as they are.
+    # Validation samples are not rearranged: before the first step the loss is the same.
     assert losses(plain, "validation_loss")[0] == losses(rearranged, "validation_loss")[0]
     assert losses(plain)[0] != losses(rearranged)[0]
     assert len(losses(rearranged)) == SETTINGS["train_steps"]
 
 
-def test_samples_of_a_run(root: Path) -> None:
+def test_samples_follow_the_settings_of_the_run(root: Path) -> None:
     assert isinstance(training_samples(read_run(make_run(root, "off"))), Samples)
     run = read_run(make_run(root, "on", fim=FIM, tokenizer=root / "tokenizer"))
     samples = training_samples(run)

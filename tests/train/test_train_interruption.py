@@ -1,6 +1,6 @@
-"""Whatever ends a training, and when: the same command goes on, and ends as if nothing had been.
+"""A training that is killed or stopped at any point: the same command resumes it, bit by bit.
 
-Deaths are real, at layouts that `test_train.py` does not kill; ranks come from `forked.py`.
+The kills are real, at layouts that `test_trainer.py` does not kill; ranks come from `forked.py`.
 """
 
 from functools import partial
@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.forked import (
-    CONTEXT,
-    TIMEOUT,
+    TIMEOUT_SECONDS,
     Started,
     killed_in_backward,
     killed_in_commit,
@@ -19,6 +18,7 @@ from tests.support.forked import (
     train,
     writes_until_sigterm,
 )
+from tests.support.ranks import CONTEXT
 from tests.support.runs import losses, make_run, prepare
 from tokamake import files
 from tokamake.config.resolved_run import read_run
@@ -52,24 +52,24 @@ def latest(config: Path) -> str:
     return (read_run(config).output / "latest").read_text()
 
 
-def assert_same_end(found: Path, expected: Path) -> None:
-    """Compare losses, and the last checkpoints' files: weights, optimizer and ranks' states."""
+def assert_same_end(actual: Path, expected: Path) -> None:
+    """Compare losses, and the files of the last checkpoints: weights, optimizer, random states."""
     for key in ("loss", "grad_norm", "validation_loss"):
-        assert losses(found, key) == losses(expected, key)
-    assert hashes(found) == hashes(expected)
-    assert not (read_run(found).output / ".saving").exists()
+        assert losses(actual, key) == losses(expected, key)
+    assert hashes(actual) == hashes(expected)
+    assert not (read_run(actual).output / ".saving").exists()
 
 
 def hashes(config: Path) -> dict[str, str]:
     folder = read_run(config).output / latest(config)
-    found = {path.name: files.sha256(path) for path in folder.glob("*.distcp")}
-    assert found
-    return found
+    digests = {path.name: files.sha256(path) for path in folder.glob("*.distcp")}
+    assert digests
+    return digests
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_killed_in_a_step(root: Path, layout: str) -> None:
+def test_a_kill_in_a_step(root: Path, layout: str) -> None:
     expected = make_run(root, f"whole-{layout}", **LAYOUTS[layout])
     train(expected, ranks=2)
     config = make_run(root, f"killed-{layout}", **LAYOUTS[layout])
@@ -83,7 +83,7 @@ def assert_survives_kill(config: Path, expected: Path, *, ranks: int) -> None:
     assert_same_end(config, expected)
 
 
-def test_killed_while_the_batch_grows(root: Path) -> None:
+def test_a_kill_during_the_batch_size_ramp_up(root: Path) -> None:
     settings: Settings = {"rampup_batch_size": [4, 4, 10], "micro_batch_size": 1}
     expected = make_run(root, "whole-growing", **settings)
     train(expected)
@@ -110,7 +110,7 @@ def test_sigterm_while_a_checkpoint_is_written(root: Path) -> None:
     writing = CONTEXT.Semaphore(0)
     with Started(config, ranks=2, fault=partial(writes_until_sigterm, writing)) as started:
         for _ in started.processes:
-            assert writing.acquire(timeout=TIMEOUT)
+            assert writing.acquire(timeout=TIMEOUT_SECONDS)
         for process in started.processes:
             process.terminate()
         assert started.ended() == [STOPPED] * 2, started.printed
@@ -121,7 +121,7 @@ def test_sigterm_while_a_checkpoint_is_written(root: Path) -> None:
     assert_same_end(config, expected)
 
 
-def test_killed_between_any_two_calls_that_move_a_checkpoint_in(root: Path, single: Path) -> None:
+def test_a_kill_between_any_two_calls_of_commit(root: Path, single: Path) -> None:
     latests = []
     for number in range(1, 40):
         config = make_run(root, f"moved-{number}")
@@ -135,7 +135,7 @@ def test_killed_between_any_two_calls_that_move_a_checkpoint_in(root: Path, sing
         assert f"continuing at step {latests[-1].removeprefix('global_step')}" in printed
         assert_same_end(config, single)
     assert code == 0
-    # Before `latest` moves, and after it.
+    # Some kills come before `latest` moves, some after.
     assert latests == sorted(latests)
     assert latests.count("global_step2") > 3
     assert latests.count("global_step4") > 1

@@ -1,4 +1,4 @@
-"""Training against plain PyTorch and transformers, over ranks, ZeRO stages and deaths."""
+"""Training equals PyTorch and transformers: over ranks, ZeRO stages, signals and kills."""
 
 import errno
 import json
@@ -28,7 +28,7 @@ from tests.support.runs import (
     train_here,
     weights,
 )
-from tokamake.checkpoint.native import latest as start_of
+from tokamake.checkpoint.native.folder import read_weights
 from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.index import index
 from tokamake.data.samples.loader import Samples, batches
@@ -65,48 +65,48 @@ def double(root: Path) -> Path:
 
 
 def copy(config: Path, folder: Path) -> Path:
-    """Copy a finished run so that the same command finds its checkpoint in another place."""
+    """Copy a finished run to another folder, where the same command finds its checkpoint."""
     shutil.copytree(config.parent, folder)
     text = (folder / "run.yaml").read_text()
     (folder / "run.yaml").write_text(text.replace(str(config.parent), str(folder)))
     return folder / "run.yaml"
 
 
-def assert_same_run(found: Path, expected: Path) -> None:
+def assert_same_run(actual: Path, expected: Path) -> None:
     """Compare losses and final weights bit by bit."""
     for key in ("loss", "grad_norm", "validation_loss"):
-        assert losses(found, key) == losses(expected, key)
-    assert_equal_weights(found, expected, rtol=0, atol=0)
+        assert losses(actual, key) == losses(expected, key)
+    assert_equal_weights(actual, expected, rtol=0, atol=0)
 
 
-def assert_equal_weights(found: Path, expected: Path, *, rtol: float, atol: float) -> None:
-    theirs = weights(expected)
-    assert weights(found).keys() == theirs.keys()
-    for name, tensor in weights(found).items():
-        torch.testing.assert_close(tensor, theirs[name], rtol=rtol, atol=atol, msg=name)
+def assert_equal_weights(actual: Path, expected: Path, *, rtol: float, atol: float) -> None:
+    expected_weights = weights(expected)
+    assert weights(actual).keys() == expected_weights.keys()
+    for name, tensor in weights(actual).items():
+        torch.testing.assert_close(tensor, expected_weights[name], rtol=rtol, atol=atol, msg=name)
 
 
 def plain_training(
     root: Path, sizes: tuple[int, ...] = (8,) * 6
 ) -> tuple[list[float], list[float], list[float], Any]:
-    """Train transformers' Llama with torch alone; gives losses, norms, validation and the model."""
+    """Train transformers' Llama with torch; return losses, norms, validation losses, the model."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     values = ARCHITECTURE.model_dump(exclude={"family", "rope_theta"})
     rope = {"rope_type": "default", "rope_theta": ARCHITECTURE.rope_theta}
     model = LlamaForCausalLM(LlamaConfig(**values, rope_parameters=rope))
-    model.load_state_dict(start_of.read(root / "start")[1])
+    model.load_state_dict(read_weights(root / "start")[1])
     matrices = [p for p in model.parameters() if p.dim() > 1]
     norms = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
     valid = torch.from_numpy(next(whole_batches(root, "valid", size=16)))
-    found: tuple[list[float], list[float], list[float]] = ([], [], [])
+    results: tuple[list[float], list[float], list[float]] = ([], [], [])
     rows = (row for (row,) in whole_batches(root, "train", size=1))
     for step, size in enumerate((*sizes, 0)):
         if step % 3 == 0:
             with torch.no_grad():
-                found[2].append(loss_of(model, valid).item())
+                results[2].append(loss_of(model, valid).item())
         if not size:
             break
         loss = loss_of(model, torch.from_numpy(np.stack([*islice(rows, size)])))
@@ -117,9 +117,9 @@ def plain_training(
             share = cosine.factor(step, warmup=2, length=6, decay=6, min_ratio=0.1)
             group["lr"] = 0.01 * (step / 2 if step < 2 else share)
         optimizer.step()
-        found[0].append(loss.item())
-        found[1].append(norm.item())
-    return (*found, model)
+        results[0].append(loss.item())
+        results[1].append(norm.item())
+    return (*results, model)
 
 
 def whole_batches(root: Path, split: str, *, size: int) -> Any:
@@ -137,7 +137,7 @@ RAMPED = {"rampup_batch_size": [4, 4, 10], "micro_batch_size": 1}
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_a_growing_batch_equals_torch(root: Path, zero_stage: int) -> None:
+def test_a_batch_size_ramp_up_equals_torch(root: Path, zero_stage: int) -> None:
     config = make_run(root, f"ramped-{zero_stage}", zero_stage=zero_stage, **RAMPED)
     assert train_here(config) == 0
     expected, norms, validation, _ = plain_training(root, (4, 4, 4, 8, 8, 8))
@@ -150,7 +150,7 @@ def test_a_growing_batch_equals_torch(root: Path, zero_stage: int) -> None:
 
 
 @pytest.mark.ranks
-def test_a_growing_batch_is_the_same_over_ranks(root: Path) -> None:
+def test_a_batch_size_ramp_up_is_the_same_over_ranks(root: Path) -> None:
     config = make_run(root, "ramped-ranks", zero_stage=2, **RAMPED)
     launch(config, ranks=2)
     expected, *_ = plain_training(root, (4, 4, 4, 8, 8, 8))
@@ -167,7 +167,7 @@ def test_training_equals_transformers_and_torch(root: Path, single: Path) -> Non
         torch.testing.assert_close(tensor, model.state_dict()[name], rtol=1e-3, atol=1e-4)
 
 
-def test_what_a_run_leaves(root: Path, single: Path) -> None:
+def test_files_of_a_finished_run(root: Path, single: Path) -> None:
     written, steps = summary(single), [r["step"] for r in records(single) if "loss" in r]
     assert steps == [1, 2, 3, 4, 5, 6]
     assert written["step"] == 6
@@ -182,7 +182,7 @@ def test_what_a_run_leaves(root: Path, single: Path) -> None:
     assert written["checkpoint"] == str(output / "global_step6")
 
 
-def test_finished_run_has_nothing_to_do(
+def test_a_finished_run_has_nothing_to_do(
     single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = copy(single, tmp_path / "again")
@@ -209,14 +209,16 @@ def test_other_settings_move_the_old_run_aside(
     assert losses(config)[5] != losses(single)[5]
 
 
-def test_watching_settings_do_not_begin_anew(single: Path, tmp_path: Path) -> None:
+def test_settings_without_effect_on_weights_do_not_restart_the_run(
+    single: Path, tmp_path: Path
+) -> None:
     config = copy(single, tmp_path / "run")
     config.write_text(config.read_text().replace("log_interval: 1", "log_interval: 5"))
     assert train_here(config) == 0
     assert not list(tmp_path.glob("run/training.*"))
 
 
-def test_other_validation_samples_do_not_begin_anew(
+def test_other_validation_samples_do_not_restart_the_run(
     root: Path, single: Path, tmp_path: Path
 ) -> None:
     config = copy(single, tmp_path / "run")
@@ -235,7 +237,7 @@ def test_other_validation_samples_do_not_begin_anew(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_the_run_continues(
+def test_a_signal_saves_and_the_run_resumes(
     root: Path,
     single: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -248,7 +250,7 @@ def test_a_signal_saves_and_the_run_continues(
         add(metrics, record)
         if record["step"] == 4:
             os.kill(os.getpid(), number)
-            os.kill(os.getpid(), number)  # by a launcher, once more
+            os.kill(os.getpid(), number)  # a launcher repeats the signal
 
     before, progress = signal.getsignal(number), config.with_name("progress")
     with monkeypatch.context() as patch:
@@ -263,24 +265,26 @@ def test_a_signal_saves_and_the_run_continues(
     assert_same_run(config, single)
 
 
-def test_divergence_stops_with_the_step(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_divergence_stops_the_run_and_names_the_step(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = make_run(root, "diverged", optimizer={"learning_rate": 1e30})
     progress = config.with_name("progress")
     monkeypatch.setenv("JOB_PROGRESS_FILE", str(progress))
     with pytest.raises(UserError, match=r"step [3-6]: (loss|gradient norm): .*global_step2"):
         train_here(config)
     assert (read_run(config).output / "latest").read_text() == "global_step2"
-    assert not progress.exists()  # another job would diverge likewise
+    assert not progress.exists()  # another job would diverge in the same way
 
 
-def test_missing_weights_are_fatal(root: Path, tmp_path: Path) -> None:
+def test_missing_initial_weights_are_refused(root: Path, tmp_path: Path) -> None:
     config = make_run(root, "weightless")
     config.write_text(config.read_text().replace(str(root / "start"), str(tmp_path / "none")))
     with pytest.raises(UserError, match="none/global_step0: no such folder"):
         train_here(config)
 
 
-def test_validation_can_be_off(root: Path) -> None:
+def test_validation_can_be_turned_off(root: Path) -> None:
     config = make_run(root, "unvalidated", evaluation_steps=0, train_steps=2)
     assert train_here(config) == 0
     assert summary(config)["validation_losses"] == []
@@ -323,28 +327,28 @@ def test_zero_stages_agree(root: Path, single: Path, stage: int) -> None:
 
 
 @pytest.mark.ranks
-def test_killed_run_continues_bit_by_bit(root: Path, double: Path) -> None:
+def test_a_killed_run_resumes_bit_by_bit(root: Path, double: Path) -> None:
     assert_survives_kill(make_run(root, "killed"), double)
 
 
 @pytest.mark.ranks
-def test_killed_run_in_bf16_and_stage_3(root: Path, single: Path) -> None:
+def test_a_killed_run_in_bf16_and_stage_3_resumes_bit_by_bit(root: Path, single: Path) -> None:
     settings: dict[str, Any] = {"zero_stage": 3, "precision": "bf16"}
     expected = make_run(root, "uninterrupted", **settings)
     launch(expected, ranks=2)
     assert losses(expected) == pytest.approx(losses(single), rel=1e-3)
     assert losses(expected) != losses(single)
-    # Checkpoints keep the weights that are updated, whatever the passes are in.
+    # Checkpoints keep fp32 weights in every precision.
     assert {tensor.dtype for tensor in weights(expected).values()} == {torch.float32}
     assert_survives_kill(make_run(root, "killed3", **settings), expected)
 
 
 def assert_survives_kill(config: Path, expected: Path) -> None:
-    """Kill rank 0 while it saves step 4, then continue, and compare with a run left alone."""
+    """Kill rank 0 while it saves step 4, then resume, and compare with an uninterrupted run."""
     launch(config, ranks=2, code=1, program=DYING)
     output = read_run(config).output
     assert (output / "latest").read_text() == "global_step2"
-    # Training has gone on while the checkpoint was written.
+    # Training went on while the checkpoint was written.
     done = [record["step"] for record in records(config) if "loss" in record]
     assert done[:4] == [1, 2, 3, 4]
     assert "continuing at step 2" in launch(config, ranks=2)
@@ -352,7 +356,7 @@ def assert_survives_kill(config: Path, expected: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_mistakes_are_told_once(root: Path) -> None:
+def test_an_error_of_all_ranks_is_reported_once(root: Path) -> None:
     config = make_run(root, "indivisible", global_batch_size=6)
     printed = launch(config, ranks=2, code=1)
     message = "6 samples cannot be shared by 2 data-parallel ranks in micro batches of 2; make it"
@@ -388,7 +392,7 @@ def test_a_run_moves_to_another_layout_and_back(
     assert not list(tmp_path.glob("run/training.*"))
 
 
-def test_a_full_disk_is_told_in_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_in_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_run(root, "full", backend="native")
 
     def fail(*_: Any) -> Any:

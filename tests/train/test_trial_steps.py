@@ -1,4 +1,4 @@
-"""`benchmark-train` and `find-learning-rate`: real steps of a run that leave nothing behind."""
+"""`benchmark-train` and `find-learning-rate` train without writing to the run's folder."""
 
 import itertools
 import json
@@ -29,41 +29,43 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def check(found: dict[str, Any], *, ranks: int) -> None:
-    """See that numbers of a benchmark fit each other."""
-    assert found["world_size"] == ranks
-    assert found["tokens_per_step"] == 8 * 16
-    times, parts = found["step_seconds"], found["split_seconds"]
+def check(report: dict[str, Any], *, ranks: int) -> None:
+    """Check that the numbers of a benchmark fit together."""
+    assert report["world_size"] == ranks
+    assert report["tokens_per_step"] == 8 * 16
+    times, parts = report["step_seconds"], report["split_seconds"]
     assert 0 < times["p10"] <= times["median"] <= times["p90"]
-    # Half of all steps take the median or longer; one may take as long as it likes.
-    assert 0 < found["tokens_per_second"] <= 2.0001 * 128 / times["median"]
-    assert found["tokens_per_second_per_rank"] * ranks == pytest.approx(found["tokens_per_second"])
+    # Half of the steps take the median time or longer; a single step may take any time.
+    assert 0 < report["tokens_per_second"] <= 2.0001 * 128 / times["median"]
+    assert report["tokens_per_second_per_rank"] * ranks == pytest.approx(
+        report["tokens_per_second"]
+    )
     assert set(parts) == {"forward_backward", "optimizer", "rest"}
     assert all(seconds > 0 for seconds in parts.values())
-    flops = found["tokens_per_second_per_rank"] * found["flops_per_token"] / 1e12
-    assert found["model_tflops_per_rank"] == pytest.approx(flops)
-    assert found["mfu"] == pytest.approx(flops / found["peak_tflops"])
-    assert found["peak_memory_bytes"] > 1e7
+    flops = report["tokens_per_second_per_rank"] * report["flops_per_token"] / 1e12
+    assert report["model_tflops_per_rank"] == pytest.approx(flops)
+    assert report["mfu"] == pytest.approx(flops / report["peak_tflops"])
+    assert report["peak_memory_bytes"] > 1e7
 
 
-def test_a_benchmark_measures_and_leaves_nothing(
+def test_a_benchmark_measures_and_writes_nothing_else(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A clock on which half a second passes until it is asked again.
+    # A clock that advances by half a second at each call.
     clock = itertools.count(0, 0.5).__next__
     monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=clock))
     config, output = make_run(root, "measured"), tmp_path / "speed.json"
     before = files_in(root)
     benchmark_train(config=config, steps=6, warmup_steps=1, output=output)
     assert files_in(root) == before
-    found = json.loads(output.read_text())
-    check(found, ranks=1)
-    assert (found["steps"], found["peak_source"]) == (6, "matrix product")
-    assert found["step_seconds"] == {"median": 0.5, "p10": 0.5, "p90": 0.5}
-    assert found["tokens_per_second"] == pytest.approx(6 * 128 / 3.5)
-    assert found["split_seconds"] == {"forward_backward": 0.5, "optimizer": 0.5, "rest": 1.5}
+    report = json.loads(output.read_text())
+    check(report, ranks=1)
+    assert (report["steps"], report["peak_source"]) == (6, "matrix product")
+    assert report["step_seconds"] == {"median": 0.5, "p10": 0.5, "p90": 0.5}
+    assert report["tokens_per_second"] == pytest.approx(6 * 128 / 3.5)
+    assert report["split_seconds"] == {"forward_backward": 0.5, "optimizer": 0.5, "rest": 1.5}
     printed = capsys.readouterr().out
-    assert f"{found['tokens_per_second']:,.0f} tokens/s" in printed
+    assert f"{report['tokens_per_second']:,.0f} tokens/s" in printed
     assert "forward and backward" in printed
 
 
@@ -74,11 +76,11 @@ def test_random_tokens_need_no_index(root: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="none"):
         benchmark_train(**arguments)
     benchmark_train(**arguments, synthetic=True, peak_tflops=2.0, output=output)
-    found = json.loads(output.read_text())
-    assert (found["peak_tflops"], found["peak_source"]) == (2.0, "stated")
+    report = json.loads(output.read_text())
+    assert (report["peak_tflops"], report["peak_source"]) == (2.0, "stated")
 
 
-def test_too_few_samples_are_told(root: Path) -> None:
+def test_too_few_samples_are_refused(root: Path) -> None:
     with pytest.raises(UserError, match=r"has 480 training samples, 105 steps take 840; lower"):
         benchmark_train(config=make_run(root, "short"), steps=80, warmup_steps=5)
     with pytest.raises(UserError, match="give 1 and 0 or more"):
@@ -89,7 +91,7 @@ def test_too_few_samples_are_told(root: Path) -> None:
 @pytest.mark.parametrize(
     "changes", [{"parallel": {"pipeline_parallel_size": 2}}, {"backend": "deepspeed"}]
 )
-def test_several_ranks_are_measured(root: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_benchmark_on_several_ranks(root: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     config = make_run(root, "several", **changes)
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     tool = ("-m", "tokamake", "benchmark-train", "--config", str(config), "--steps", "4")
@@ -107,7 +109,7 @@ def test_several_ranks_are_measured(root: Path, tmp_path: Path, changes: dict[st
     check(json.loads(output.read_text()), ranks=2)
 
 
-def test_peaks_are_known_by_name() -> None:
+def test_peaks_are_found_by_device_name() -> None:
     assert known_peak("NVIDIA H100 80GB HBM3", "bf16") == 989.4
     assert known_peak("NVIDIA H100 PCIe", "bf16") == 756.0
     assert known_peak("NVIDIA A100-SXM4-40GB", "fp16") == 312.0
@@ -117,18 +119,18 @@ def test_peaks_are_known_by_name() -> None:
     assert 0 < gemm_tflops(torch.float32, torch.device("cpu")) < 100
 
 
-def test_a_learning_rate_is_found(
+def test_find_learning_rate_suggests_a_rate(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, output = make_run(root, "swept"), tmp_path / "rates.json"
     before = files_in(root)
     find_learning_rate(config=config, steps=60, start=1e-5, end=10.0, output=output)
     assert files_in(root) == before
-    found = json.loads(output.read_text())
-    assert 1e-3 < found["suggestion"] < 1
-    assert found["suggestion"] in found["rates"]
-    assert len(found["losses"]) == len(found["rates"]) <= 60
-    assert f"{found['suggestion']:.2e}" in capsys.readouterr().out
+    report = json.loads(output.read_text())
+    assert 1e-3 < report["suggestion"] < 1
+    assert report["suggestion"] in report["rates"]
+    assert len(report["losses"]) == len(report["rates"]) <= 60
+    assert f"{report['suggestion']:.2e}" in capsys.readouterr().out
 
 
 def test_rates_that_do_not_grow_are_refused(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""Two hosts on one machine: each a network and a name of its own, with a cable between them."""
+"""Two hosts simulated on one machine: each has its own network and name; a cable joins them."""
 
 import os
 import shutil
@@ -15,22 +15,22 @@ from tests.support.runs import losses, make_run, prepare, summary
 NAMES = ("ip-10-99-0-1", "ip-10-99-0-2")
 ADDRESSES = ("10.99.0.1", "10.99.0.2")
 
-# A host is as long as the process that stands in it; `read` ends with the test's end of the pipe.
+# A host exists as long as its process; `read` ends when the test closes its end of the pipe.
 HOST = (
     "hostname {name} && mount --bind {hosts} /etc/hosts && ip link set lo up && echo up && read x"
 )
 
 
 def obstacle() -> str:
-    """Why there can be no such hosts here, or nothing."""
+    """Reason why this machine cannot simulate hosts; empty: it can."""
     missing = [name for name in ("unshare", "nsenter", "ip", "mount") if not shutil.which(name)]
     if missing:
         return f"no {', '.join(missing)}"
-    tried = subprocess.run(
+    attempt = subprocess.run(
         ["unshare", "--net", "--uts", "--mount", "ip", "link", "add", "x", "type", "veth"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    return f"no networks of one's own here: {tried.stderr.strip()}" if tried.returncode else ""
+    return f"cannot create networks: {attempt.stderr.strip()}" if attempt.returncode else ""
 
 
 OBSTACLE = obstacle()
@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.skipif(bool(OBSTACLE), reason=OBSTA
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[list[list[str]]]:
-    """What starts a command on each host."""
+    """Command prefix of each host."""
     known = tmp_path / "hosts"
     lines = [f"{address} {name}" for name, address in zip(NAMES, ADDRESSES, strict=True)]
     known.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
@@ -51,7 +51,7 @@ def hosts(tmp_path: Path) -> Iterator[list[list[str]]]:
                 ["unshare", "--net", "--uts", "--mount", "sh", "-c", script],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             )  # fmt: skip
-            stack.enter_context(process)  # closes its pipe, which ends it
+            stack.enter_context(process)  # closes its pipe at the end, which ends it
             assert process.stdout is not None
             assert process.stdout.readline() == "up\n"
             pids.append(str(process.pid))
@@ -67,7 +67,9 @@ def hosts(tmp_path: Path) -> Iterator[list[list[str]]]:
         yield entered
 
 
-def test_two_hosts_meet_by_name_and_train_as_one(hosts: list[list[str]], tmp_path: Path) -> None:
+def test_two_hosts_meet_by_name_and_equal_one_process(
+    hosts: list[list[str]], tmp_path: Path
+) -> None:
     config = make_run(prepare(tmp_path), "run", train_steps=3, zero_stage=2)
     torchrun = [
         str(Path(sys.executable).with_name("torchrun")), "--nnodes=2", "--nproc-per-node=1",

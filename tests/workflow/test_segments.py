@@ -76,7 +76,9 @@ def test_ends_that_cannot_be_are_refused(root: Path, whole: Path) -> None:
         train_here(whole, until_step=7)
     with pytest.raises(UserError, match="until_step: 0: the run goes from step 0 to 6"):
         train_here(whole, until_step=0)
-    with pytest.raises(UserError, match="global_step5: not there, but the run is past step 5"):
+    with pytest.raises(
+        UserError, match="global_step5: missing, but the run is already past step 5"
+    ):
         train_here(whole, until_step=5)
 
 

@@ -1,4 +1,4 @@
-"""Checksums that are in a checkpoint's files already: torch's zip archives have CRC-32s."""
+"""Verify the checksums in a checkpoint's files: the zip archives of torch.save have CRC-32s."""
 
 import zipfile
 from collections.abc import Mapping
@@ -13,38 +13,40 @@ from tokamake.errors import UserError
 
 
 def check_checksums(source: TensorSource, *, workers: int) -> None:
-    """Compare what tensors' files hold with the checksums in them, where they have any.
+    """Read all files of a checkpoint, and compare the data with the checksums in them.
 
-    Files are read once, in whole. Safetensors have no checksums, nor have files of torch before
-    1.6.
+    Safetensors have no checksums, nor have files of torch before 1.6.
 
     Args:
-        source: whose files to read.
-        workers: files that are read at once.
+        source: tensors of the checkpoint.
+        workers: number of files that are read at the same time.
 
     Raises:
         UserError: a bit has changed; the message names the file and its record.
     """
-    files = sorted({region.file for region in source.regions})
+    files = sorted({extent.file for extent in source.regions})
     folders = {file.parent for file in files if file.suffix == dcp_metadata.SUFFIX}
-    parts = {file: some for each in folders for file, some in dcp_metadata.archives(each).items()}
+    # Files of DCP are concatenated archives; all other files are one archive each.
+    archives = {
+        file: places for folder in folders for file, places in dcp_metadata.archives(folder).items()
+    }
     with ThreadPoolExecutor(workers) as pool:
-        for _ in pool.map(lambda file: _check(file, parts), files):
+        for _ in pool.map(lambda file: _check(file, archives), files):
             pass
 
 
-def _check(file: Path, parts: Mapping[Path, list[tuple[int, int]]]) -> None:
+def _check(file: Path, archives: Mapping[Path, list[tuple[int, int]]]) -> None:
     with file.open("rb") as stream:
-        for start, length in parts.get(file, [(0, file.stat().st_size)]):
-            part = View(stream, start, length)
-            if not zipfile.is_zipfile(part):
+        for start, length in archives.get(file, [(0, file.stat().st_size)]):
+            view = View(stream, start, length)
+            if not zipfile.is_zipfile(view):
                 continue
-            with zipfile.ZipFile(part) as archive:
-                # 0 is what a writer leaves that took none.
+            with zipfile.ZipFile(view) as archive:
+                # A writer that computes no checksum leaves 0.
                 for entry in (entry for entry in archive.infolist() if entry.CRC):
-                    place = start + data_offset(part, entry)
-                    if checksum(stream.fileno(), place, entry.file_size) != entry.CRC:
+                    offset = start + data_offset(view, entry)
+                    if checksum(stream.fileno(), offset, entry.file_size) != entry.CRC:
                         raise UserError(
-                            f"{file}: damaged: {entry.filename} is not what its checksum says; "
+                            f"{file}: damaged: the checksum of {entry.filename} is wrong; "
                             "fetch or write the checkpoint again"
                         )

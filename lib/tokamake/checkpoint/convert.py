@@ -1,7 +1,8 @@
-"""Stage `convert`: a checkpoint of any format and layout becomes one of any other, bit by bit.
+"""Stage `convert`: convert a checkpoint between formats, layouts and dtypes, bit by bit.
 
-Files are laid out first, then filled tensor by tensor, so that memory does not grow with the model.
-They grow beside the target and are renamed last; cut off, the same command goes on.
+The files of the target are laid out first, then filled tensor by tensor, so that memory does not
+grow with the model. They grow in a folder beside the target, which is renamed last. After an
+interruption, the same command continues.
 """
 
 import sys
@@ -11,22 +12,28 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from tokamake.config.model import FORMAT_SIZES
+from tokamake.config.model import format_names, format_sizes, formats_with
 
 if TYPE_CHECKING:
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 
-_NAMED = 5
-"""Tensors that a message names."""
-_BESIDE = ("added_tokens.json", "chat_template.jinja")
-"""Files beside a tokenizer that transformers takes for its own."""
+# cyclopts lists and checks the choices of a Literal; mypy does not accept a computed one.
+if TYPE_CHECKING:
+    FormatName = str
+else:
+    FormatName = Literal[tuple(format_names())]
+
+_MAX_NAMED = 5
+"""Number of tensors that a message names."""
+_OPTIONAL_FILES = ("added_tokens.json", "chat_template.jinja")
+"""Further files of a tokenizer that transformers reads."""
 
 
 def convert(
     *,
     source: Annotated[Path, Parameter(name="--from")],
     target: Annotated[Path, Parameter(name="--to")],
-    format: Literal["hf", "mds", "mds-pipeline", "universal", "megatron", "native"],
+    format: FormatName,
     tensor_parallel_size: int = 1,
     pipeline_parallel_size: int = 1,
     virtual_pipeline_size: int = 1,
@@ -42,30 +49,29 @@ def convert(
 
     Formats: hf (Hugging Face), mds and mds-pipeline (Megatron-DeepSpeed without and with pipeline),
     universal (DeepSpeed's, for any ZeRO stage and ranks), megatron (Megatron-LM, classic), native
-    (tokamake's own, which any number of ranks reads). What it is converted from, its files tell.
-    Optimizer states go along into universal and native, those of Adam into megatron, too, and with
-    --zero-stage into mds and mds-pipeline; a tokenizer beside Hugging Face's weights into hf. Cut
-    off, the same command goes on.
+    (tokamake's own, for any number of ranks). The format of the source is detected. universal and
+    native hold all optimizer states; megatron holds those of Adam, and so do mds and mds-pipeline
+    with --zero-stage. A tokenizer in a Hugging Face folder is copied into hf. After an
+    interruption, the same command continues.
 
     Args:
-        source: Folder of the checkpoint, or one whose file `latest` names it.
-        target: Folder to write; there must be nothing in it.
-        format: What to write.
-        tensor_parallel_size: Ranks that share each layer in what is written.
-        pipeline_parallel_size: Ranks that share the layers in what is written.
+        source: Folder of the checkpoint, or its parent whose file `latest` names it.
+        target: Folder to write; it must be empty or missing.
+        format: Format to write.
+        tensor_parallel_size: Ranks that share each layer in the target.
+        pipeline_parallel_size: Ranks that share the layers in the target.
         virtual_pipeline_size: Stages of each pipeline rank, in Megatron-LM's format.
-        data_parallel_size: Ranks that share optimizer states in what is written.
-        zero_stage: Stage of DeepSpeed's ZeRO whose optimizer states are written: 1 to 3, in a
-            pipeline 1; 0 writes none.
+        data_parallel_size: Ranks that share optimizer states in the target.
+        zero_stage: Stage of DeepSpeed's ZeRO for optimizer states: 1 to 3, with a pipeline 1; 0
+            writes no states.
         dtype: Number format of all tensors; by default each keeps its own.
-        tokenizer: Folder or file of the tokenizer to put beside the weights, with format hf; its
+        tokenizer: Folder or file of the tokenizer to copy into the target, with format hf; its
             end-of-document token becomes the model's end-of-text token.
-        vocab_size: Tokens in the vocabulary, where Megatron's arguments do not tell; rows of the
-            embedding beyond them are padding, and left. By default all rows are tokens there.
-        take_first_copy: Where ranks differ in what they should have alike, such as norms that
-            drifted apart in training, take the first rank's; by default that is an error.
-        workers: Threads; 0: as many as there are cores, but no more than 4. What is written does
-            not depend on it.
+        vocab_size: Tokens in the vocabulary, if Megatron's arguments do not state it; further rows
+            of the embedding are padding, which is removed. By default all rows are tokens then.
+        take_first_copy: If replicated tensors differ between ranks, such as norms that drifted
+            apart in training, take the first rank's; by default that is an error.
+        workers: Threads; 0: one a core, at most 4. The output does not depend on it.
 
     Raises:
         UserError: a file is missing or damaged, the format cannot hold the model, or the tokenizer
@@ -74,13 +80,13 @@ def convert(
     from dataclasses import replace
 
     from tokamake.checkpoint.checksums import check_checksums
-    from tokamake.checkpoint.detect import offering_another, open_any, title
-    from tokamake.checkpoint.megatron.optimizer_writer import left_states
-    from tokamake.checkpoint.megatron_model.arguments import warnings
-    from tokamake.checkpoint.megatron_model.vocabulary import unknown_size, with_vocab_size
+    from tokamake.checkpoint.detect import open_any, suggesting_other_step, title
+    from tokamake.checkpoint.megatron.optimizer_writer import unloadable_states_warning
+    from tokamake.checkpoint.megatron_model.arguments import argument_warnings
+    from tokamake.checkpoint.megatron_model.vocabulary import unknown_size_warning, with_vocab_size
     from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
     from tokamake.checkpoint.tensors.replicas import check_copies
-    from tokamake.checkpoint.writer import refuse_other, write
+    from tokamake.checkpoint.writer import refuse_existing, write
     from tokamake.files import allow_open_files
     from tokamake.runtime.cores import file_workers
 
@@ -92,49 +98,48 @@ def convert(
     }
     _check_options(format, sizes, tokenizer, workers)
     _check_zero(format, data_parallel_size, zero_stage)
-    refuse_other(target)
+    refuse_existing(target)
     allow_open_files()
     checkpoint, name = open_any(source), format.replace("-", "_")
     if vocab_size is not None:
         checkpoint = with_vocab_size(checkpoint, vocab_size)
-    unknown = unknown_size(checkpoint)
+    vocabulary_warning = unknown_size_warning(checkpoint)
     if tokenizer is not None:
-        token, files = _end_and_files(tokenizer, checkpoint)
-        notes = {**checkpoint.notes, "eos_token_id": token}
+        eos_token, files = _read_tokenizer(tokenizer, checkpoint)
+        notes = {**checkpoint.notes, "eos_token_id": eos_token}
         checkpoint = replace(checkpoint, notes=notes, tokenizer=files)
     workers = workers or file_workers()
-    with offering_another(source, checkpoint.path):
+    with suggesting_other_step(source, checkpoint.path):
         check_checksums(checkpoint.source, workers=workers)
         if not take_first_copy:
             check_copies(checkpoint.source)
-    kept = checkpoint.tokenizer if format == "hf" else ()
-    wanted = Target(ParallelLayout(**sizes, zero_stage=zero_stage), dtype, tokenizer=kept)
-    found = write(target, checkpoint, name, wanted, workers=workers)
-    print(f"{target}: {title(name)}, {_told(checkpoint, wanted)}, from {_at(source, checkpoint)}")
-    _tell_rest(checkpoint, wanted, format, found.left)
-    states = left_states(checkpoint) if format == "megatron" else None
-    told = warnings(checkpoint.architecture, format)
-    for line in (unknown, states, *told, _unsound(found.unsound)):
-        if line:
-            print(line, file=sys.stderr)
+    copied_tokenizer = checkpoint.tokenizer if format == "hf" else ()
+    layout = ParallelLayout(**sizes, zero_stage=zero_stage)
+    options = Target(layout, dtype, tokenizer=copied_tokenizer)
+    result = write(target, checkpoint, name, options, workers=workers)
+    step = f" at step {n:,}" if (n := checkpoint.progress.iteration) else ""
+    print(f"{target}: {title(name)}, {_summary(checkpoint, options)}, from {source}{step}")
+    _print_side_files(checkpoint, options, format, result.left)
+    for warning in (
+        vocabulary_warning,
+        unloadable_states_warning(checkpoint) if format == "megatron" else None,
+        *argument_warnings(checkpoint.architecture, format),
+        _not_finite_warning(result.not_finite),
+    ):
+        if warning:
+            print(warning, file=sys.stderr)
 
 
-def _unsound(keys: Sequence[str]) -> str | None:
-    """What to tell of tensors that hold numbers which are none."""
+def _not_finite_warning(keys: Sequence[str]) -> str | None:
     if not keys:
         return None
-    more = f" and {left:,} more" if (left := len(keys) - _NAMED) > 0 else ""
-    return f"holds NaN or infinity: {', '.join(keys[:_NAMED])}{more}"
+    more = f" and {n:,} more" if (n := len(keys) - _MAX_NAMED) > 0 else ""
+    return f"holds NaN or infinity: {', '.join(keys[:_MAX_NAMED])}{more}"
 
 
 def _check_options(
     format: str, sizes: dict[str, int], tokenizer: Path | None, workers: int
 ) -> None:
-    """See that a format has what is asked for.
-
-    Raises:
-        UserError: it has not.
-    """
     from tokamake.errors import UserError
 
     if workers < 0:
@@ -143,11 +148,10 @@ def _check_options(
         option = f"--{name.replace('_', '-')} {size}"
         if size < 1:
             raise UserError(f"{option}: give 1 or more")
-        if size > 1 and name not in FORMAT_SIZES[format]:
-            others = " or ".join(other for other, has in FORMAT_SIZES.items() if name in has)
+        if size > 1 and name not in format_sizes(format):
             raise UserError(
-                f"{option}: a checkpoint of format {format} has no such parts; leave it out, or "
-                f"choose {others}"
+                f"{option}: a checkpoint of format {format} is not split this way; leave it out, "
+                f"or choose {' or '.join(formats_with(name))}"
             )
     if (virtual := sizes["virtual_pipeline_size"]) > 1 == sizes["pipeline_parallel_size"]:
         raise UserError(
@@ -161,76 +165,67 @@ def _check_options(
         )
 
 
-def _check_zero(format: str, ranks: int, stage: int) -> None:
-    """See that a format holds optimizer states in such parts.
-
-    Raises:
-        UserError: it does not.
-    """
+def _check_zero(format: str, num_ranks: int, stage: int) -> None:
     from tokamake.errors import UserError
 
-    if stage and "zero_stage" not in FORMAT_SIZES[format]:
-        others = " or ".join(other for other, has in FORMAT_SIZES.items() if "zero_stage" in has)
+    if stage and "zero_stage" not in format_sizes(format):
         raise UserError(
-            f"--zero-stage {stage}: a checkpoint of format {format} has no shards of DeepSpeed's; "
-            f"leave it out, or choose {others}"
+            f"--zero-stage {stage}: a checkpoint of format {format} has no ZeRO partitions; "
+            f"leave it out, or choose {' or '.join(formats_with('zero_stage'))}"
         )
-    if ranks > 1 and not stage:
+    if num_ranks > 1 and not stage:
         raise UserError(
-            f"--data-parallel-size {ranks}: says how ranks share optimizer states; give "
+            f"--data-parallel-size {num_ranks}: says how ranks share optimizer states; give "
             "--zero-stage, too"
         )
 
 
-def _end_and_files(tokenizer: Path, checkpoint: "Checkpoint") -> tuple[int, tuple[Path, ...]]:
-    """A tokenizer's end-of-document token, its files, and those that tell transformers its use.
+def _read_tokenizer(tokenizer: Path, checkpoint: "Checkpoint") -> tuple[int, tuple[Path, ...]]:
+    """Return a tokenizer's end-of-document token and all its files that transformers reads.
 
     Raises:
-        UserError: there is none, or it has more entries than the model.
+        UserError: there is no tokenizer, or it has more entries than the model.
     """
     from tokamake.data.tokenizers import open_tokenizer, tokenizer_files, with_configs
     from tokamake.errors import UserError
 
     opened, vocab_size = open_tokenizer(tokenizer), checkpoint.architecture.vocab_size
-    assert vocab_size is not None, "a checkpoint has its vocabulary's size"
+    assert vocab_size is not None, "an open checkpoint has its vocab_size set"
     if opened.vocab_size > vocab_size:
         raise UserError(
             f"--tokenizer {tokenizer}: has {opened.vocab_size:,} entries, the model of "
             f"{checkpoint.path} has {vocab_size:,}; give the tokenizer that it was trained with"
         )
-    own = tokenizer_files(tokenizer)[1]
-    others = (own[0].with_name(name) for name in _BESIDE)
-    return opened.eod, (*sorted({*with_configs(own), *filter(Path.is_file, others)}),)
+    files = tokenizer_files(tokenizer)[1]
+    optional = (files[0].with_name(name) for name in _OPTIONAL_FILES)
+    return opened.eod, (*sorted({*with_configs(files), *filter(Path.is_file, optional)}),)
 
 
-def _told(checkpoint: "Checkpoint", target: "Target") -> str:
+def _summary(checkpoint: "Checkpoint", target: "Target") -> str:
     from math import prod
 
     weights = [key for key in checkpoint.source if key.startswith("model.")]
-    parameters = sum(prod(checkpoint.source.shapes[key]) for key in weights)
-    told = f"{parameters:,} parameters in {len(weights)} tensors"
-    return f"{told}, {target.layout}" if str(target.layout) else told
+    num_parameters = sum(prod(checkpoint.source.shapes[key]) for key in weights)
+    text = f"{num_parameters:,} parameters in {len(weights)} tensors"
+    return f"{text}, {target.layout}" if str(target.layout) else text
 
 
-def _at(source: Path, checkpoint: "Checkpoint") -> str:
-    step = checkpoint.progress.iteration
-    return f"{source} at step {step:,}" if step else f"{source}"
-
-
-def _tell_rest(checkpoint: "Checkpoint", target: "Target", format: str, left: list[str]) -> None:
-    """Say what came beside the weights, and what did not.
+def _print_side_files(
+    checkpoint: "Checkpoint", target: "Target", format: str, left: list[str]
+) -> None:
+    """Print what was written beside the weights, and what was left behind.
 
     Args:
-        checkpoint: that was converted.
-        target: what into.
-        format: of it.
-        left: kinds of tensors that it does not hold.
+        checkpoint: the source.
+        target: what was written.
+        format: what was written.
+        left: kinds of tensors that the format does not hold.
     """
     names = ", ".join(file.name for file in checkpoint.tokenizer)
     if target.tokenizer:
         print(f"tokenizer: {names}, from {checkpoint.tokenizer[0].parent}")
     if format == "hf" and checkpoint.notes.get("eos_token_id") is None:
         print("config.json names no end-of-text token, for none is known; set its eos_token_id")
-    rest = [f"tokenizer ({names})"] if names and not target.tokenizer else []
-    if every := [*checkpoint.unread, *left, *rest]:
-        print(f"left behind: {', '.join(every)}")
+    left_tokenizer = [f"tokenizer ({names})"] if names and not target.tokenizer else []
+    if everything := [*checkpoint.unread, *left, *left_tokenizer]:
+        print(f"left behind: {', '.join(everything)}")

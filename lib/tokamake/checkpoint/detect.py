@@ -1,109 +1,137 @@
-"""Opens a checkpoint of whatever format its files are in."""
+"""Detect the format of a checkpoint from its files, and open it."""
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tokamake import plugins
+from tokamake.checkpoint.format_protocol import CheckpointFormat
 from tokamake.checkpoint.latest import pointed
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
+from tokamake.config.model import FORMATS
 from tokamake.errors import UserError
 
-KIND = "checkpoint/**/format"
-"""Plug-ins that are formats."""
 _STEP = re.compile(r"(?:global_step|iter_)(\d+)(?:_universal)?")
-"""Name of a checkpoint's folder beside those of other steps."""
-
+"""Name of the folder of one step, in a root folder with several."""
 _DISTRIBUTED = "metadata.json"
-"""File by which Megatron-LM knows its distributed checkpoints."""
+"""File in Megatron-LM's distributed checkpoints only."""
 
 
 def open_any(path: Path) -> Checkpoint:
-    """Tell a checkpoint's format from its files, and open it.
+    """Open a checkpoint of any format.
 
     Args:
-        path: folder of the checkpoint, or one whose `latest` names it.
+        path: folder of the checkpoint, or its parent with a pointer file such as `latest`.
 
     Raises:
-        UserError: there is none, or it is damaged; the message names another one beside it that is
-            complete, if there is one.
+        UserError: there is no checkpoint, or it is damaged. The message names a complete checkpoint
+            of another step, if the same root folder holds one.
     """
-    with offering_another(path):
+    with suggesting_other_step(path):
         return _open(path)
 
 
-@contextmanager
-def offering_another(path: Path, damaged: Path | None = None) -> Iterator[None]:
-    """Add to an error which other checkpoint is there.
+def list_files(path: Path) -> list[Path]:
+    """List the files of a checkpoint of any format, by name alone; none if `open_any` would fail.
 
     Args:
-        path: what the user has named.
-        damaged: the checkpoint that it stands for; None: it could not be opened.
+        path: as for `open_any`.
+    """
+    try:
+        for name in _names():
+            if load_format(name).find(path):
+                return load_format(name).list_files(path)
+    except UserError:  # a pointer file names a missing folder: `open_any` reports it
+        pass
+    return []
+
+
+def load_format(name: str) -> CheckpointFormat:
+    """Import the module of a format."""
+    module: Any = plugins.load(FORMATS, name)
+    checked: CheckpointFormat = module
+    return checked
+
+
+def title(name: str) -> str:
+    """Name of a format in messages."""
+    text: str = plugins.constant(FORMATS, name, "TITLE")
+    return text
+
+
+def _names() -> list[str]:
+    """Names of all formats, in the order of detection."""
+    return sorted(
+        plugins.names(FORMATS), key=lambda name: plugins.constant(FORMATS, name, "PRIORITY")
+    )
+
+
+@contextmanager
+def suggesting_other_step(path: Path, damaged: Path | None = None) -> Iterator[None]:
+    """Add the name of a complete checkpoint to any error raised in the block.
+
+    Args:
+        path: folder that the user gave.
+        damaged: folder of the opened checkpoint; None if it could not be opened.
 
     Raises:
-        UserError: the error, with the name of the newest checkpoint beside it that is complete, if
-            there is one.
+        UserError: the error of the block. If the same root folder holds complete checkpoints of
+            other steps, the message names the newest one.
     """
     try:
         yield
     except UserError as error:
-        if other := _complete_beside(path, damaged):
-            raise UserError(f"{error}, or give {other}, which is complete") from None
+        if complete := _newest_complete(path, damaged):
+            raise UserError(f"{error}, or give {complete}, which is complete") from None
         raise
 
 
-def _complete_beside(path: Path, damaged: Path | None) -> Path | None:
-    """The newest checkpoint of another step that is complete, as far as names and sizes tell."""
+def _newest_complete(path: Path, damaged: Path | None) -> Path | None:
+    """Newest checkpoint of another step that is complete as far as names and sizes show."""
     root = path.parent if _STEP.fullmatch(path.name) else path
-    steps = {each: m for each in root.glob("*/") if (m := _STEP.fullmatch(each.name))}
-    for folder in sorted(steps, key=lambda each: int(steps[each][1]), reverse=True):
+    steps = {folder: m for folder in root.glob("*/") if (m := _STEP.fullmatch(folder.name))}
+    for folder in sorted(steps, key=lambda folder: int(steps[folder][1]), reverse=True):
         try:
-            found = _open(folder).path
+            checkpoint_path = _open(folder).path
         except (UserError, OSError):
             continue
-        if found != damaged:
-            return found
+        if checkpoint_path != damaged:
+            return checkpoint_path
     return None
 
 
 def _open(path: Path) -> Checkpoint:
-    for name in plugins.names(KIND):
-        plug_in = plugins.load(KIND, name)
+    for name in _names():
+        plug_in = load_format(name)
         if folder := plug_in.find(path):
-            found: Checkpoint = plug_in.opened(folder)
-            return found
+            return plug_in.open_checkpoint(folder)
+    raise _unknown(path)
+
+
+def _unknown(path: Path) -> UserError:
+    """Error for a path that holds no checkpoint of a known format."""
     if not path.is_dir():
         problem = "is a file" if path.exists() else "no such folder"
-        raise UserError(f"{path}: {problem}; give the folder of a checkpoint")
-    folder = pointed(path)[1]
+        return UserError(f"{path}: {problem}; give the folder of a checkpoint")
+    pointer, folder = pointed(path)
     if (folder / _DISTRIBUTED).is_file() and any(folder.glob("*.distcp")):
-        raise UserError(
-            f"{folder}: Megatron-LM's distributed checkpoint, which is not read; have Megatron-LM "
-            "write it with --ckpt-convert-format torch"
+        return UserError(
+            f"{folder}: Megatron-LM's distributed format is not supported; have Megatron-LM "
+            "write the checkpoint with --ckpt-convert-format torch"
         )
     if (path / "config.json").is_file():
-        raise UserError(
+        return UserError(
             f"{path}: has config.json but no weights (*.safetensors or pytorch_model*); "
             "fetch them, too"
         )
-    known = ", ".join(name.replace("_", "-") for name in plugins.names(KIND))
-    raise UserError(
-        f"{path}: no checkpoint of a format that is known ({known}); give its folder, or one whose "
-        f"file latest names it{_named(path)}"
+    known = ", ".join(name.replace("_", "-") for name in plugins.names(FORMATS))
+    hint = ""
+    if pointer is not None:
+        problem = "which has no file of the first rank" if folder.is_dir() else "which is missing"
+        hint = f" (here {pointer.name} names {folder.name}, {problem})"
+    return UserError(
+        f"{path}: no checkpoint of a known format ({known}); give its folder, or the parent folder "
+        f"whose file latest names it{hint}"
     )
-
-
-def _named(path: Path) -> str:
-    """What a file such as `latest` names that is none."""
-    pointer, folder = pointed(path)
-    if pointer is None:
-        return ""
-    problem = "in which no rank has its first file" if folder.is_dir() else "which is missing"
-    return f" (here {pointer.name} names {folder.name}, {problem})"
-
-
-def title(name: str) -> str:
-    """What a format is called."""
-    found: str = plugins.constant(KIND, name, "TITLE")
-    return found

@@ -1,21 +1,21 @@
-"""Stage `init_model`: a model's shape becomes a Hugging Face checkpoint of random weights."""
+"""Stage `init_model`: write a Hugging Face checkpoint with random weights for an architecture."""
 
 from pathlib import Path
 
 
 def init_model(*, architecture: Path, tokenizer: Path, seed: int, output: Path) -> None:
-    """Make a randomly initialized model, offline, as a Hugging Face checkpoint in fp32.
+    """Write a randomly initialized model as a Hugging Face checkpoint in fp32, offline.
 
     Args:
-        architecture: YAML file that gives the model's shape, e.g. of config/models.
-        tokenizer: folder or file of the tokenizer; where the architecture gives no vocab_size, the
-            model gets the tokenizer's.
+        architecture: YAML file with the model's shape, e.g. of config/models.
+        tokenizer: folder or file of the tokenizer; its vocabulary size is the model's if the
+            architecture has no vocab_size.
         seed: seed of the weights.
         output: folder to write.
 
     Raises:
-        UserError: the file is not a valid architecture, its vocabulary is too small, or there is no
-            such tokenizer.
+        UserError: the architecture is invalid, its vocabulary is too small, or there is no
+            tokenizer.
     """
     from tokamake.checkpoint import model_tensors
     from tokamake.checkpoint.hf import hf_folder
@@ -32,6 +32,7 @@ def init_model(*, architecture: Path, tokenizer: Path, seed: int, output: Path) 
             f"{architecture}: vocab_size: {shape.vocab_size} is less than the tokenizer's "
             f"{tokenizer_vocab_size} entries; raise it or leave it out"
         )
-    made = model_tensors.random(shape, seed)
-    hf_folder.write(output, shape, made)
-    print(f"{output}: {model_tensors.summary(made)}, random with seed {seed}, from {architecture}")
+    weights = model_tensors.random(shape, seed)
+    hf_folder.write(output, shape, weights)
+    summary = model_tensors.summary(weights)
+    print(f"{output}: {summary}, random with seed {seed}, from {architecture}")

@@ -1,50 +1,68 @@
-"""Files such as `latest`, which name the folder of a checkpoint beside them."""
+"""Pointer files such as `latest`, which name a checkpoint's folder in the same parent folder."""
 
 from pathlib import Path
 
 from tokamake.errors import UserError
 
 REMEDY = (
-    "give the folder of a training run, or make one of any other checkpoint with "
+    "give the folder of a training run, or convert any other checkpoint with "
     "`tokamake convert --format native`"
 )
 _MEGATRON = "latest_checkpointed_iteration.txt"
+_POINTERS = ("latest", "latest_universal", _MEGATRON)
 
 
 def latest(folder: Path) -> Path:
-    """Checkpoint that `latest` of a folder points to.
+    """Return the checkpoint that the file `latest` of a folder names.
 
     Raises:
-        UserError: no `latest`, or what it names is missing.
+        UserError: there is no `latest`, or the folder that it names is missing.
     """
     pointer = folder / "latest"
     if not folder.is_dir():
         raise UserError(f"checkpoint {folder}: no such folder; {REMEDY}")
     if not pointer.is_file():
         raise UserError(
-            f"checkpoint {folder}: has no file latest, so none is finished there; {REMEDY}"
+            f"checkpoint {folder}: has no file latest, so it holds no finished checkpoint; {REMEDY}"
         )
     name = pointer.read_text(encoding="utf-8", errors="replace").strip()
     if not name or Path(name).name != name:
         raise UserError(f"{pointer}: {name!r} is not the name of a folder; {REMEDY}")
     if not (folder / name).is_dir():
-        others = sorted(path.name for path in folder.glob("global_step*") if path.is_dir())
-        there = f" ({', '.join(others)})" if others else ""
-        raise UserError(f"{pointer}: names {name}, which is missing; name one that is there{there}")
+        steps = sorted(path.name for path in folder.glob("global_step*") if path.is_dir())
+        choices = f" ({', '.join(steps)})" if steps else ""
+        raise UserError(f"{pointer}: names {name}, which is missing; name an existing one{choices}")
     return folder / name
 
 
 def pointed(path: Path) -> tuple[Path | None, Path]:
-    """The file that names a checkpoint's folder, if there is one, and that folder.
+    """Return the pointer file in a folder and the folder that it names, which may not exist.
 
-    Args:
-        path: folder of the checkpoint, or one with such a file.
+    Without a pointer file, return None and `path` itself.
     """
-    for name in ("latest", "latest_universal", _MEGATRON):
+    for name in _POINTERS:
         pointer = path / name
         if pointer.is_file():
-            named = pointer.read_text(encoding="utf-8", errors="replace").strip()
-            if name == _MEGATRON:
-                named = f"iter_{int(named):07d}" if named.isdecimal() else named
-            return pointer, path / named
+            return pointer, _target(pointer)
     return None, path
+
+
+def pointed_files(path: Path, pointer_name: str) -> list[Path]:
+    """List the pointer file of a folder, if it exists, and all files of the checkpoint's folder.
+
+    Args:
+        path: folder of a checkpoint, or its parent with the pointer file.
+        pointer_name: name of the pointer file of the checkpoint's format.
+    """
+    pointer = path / pointer_name
+    has_pointer = pointer.is_file()
+    folder = _target(pointer) if has_pointer else path
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return [pointer, *files] if has_pointer else files
+
+
+def _target(pointer: Path) -> Path:
+    name = pointer.read_text(encoding="utf-8", errors="replace").strip()
+    if pointer.name == _MEGATRON and name.isdecimal():
+        name = f"iter_{int(name):07d}"
+    return pointer.parent / name

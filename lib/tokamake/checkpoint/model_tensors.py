@@ -1,7 +1,7 @@
-"""A checkpoint's tensors between the formats: a mapping from names to tensors.
+"""Tensors of a model by name, independent of any checkpoint format.
 
-Names are those of Hugging Face's Llama for all families, one for each parameter. Formats read into
-it and write from it; `to_model` and `from_model` connect it to the model's code.
+Tensor names are those of Hugging Face's Llama for all families, one name a parameter. Formats read
+into such mappings and write from them; `to_model` and `from_model` connect them to the model code.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+_REMEDY = "fetch or export the checkpoint again, or fix its architecture"
+
 
 def _empty_model(architecture: Architecture) -> "nn.Module":
     import torch
@@ -26,75 +28,72 @@ def _empty_model(architecture: Architecture) -> "nn.Module":
 
 
 def from_model(architecture: Architecture, model: "nn.Module") -> "dict[str, Tensor]":
-    """The tensors of a model, not copied, under their names in a checkpoint."""
-    rename = plugins.load("models/*/model", architecture.family).hugging_face_name
+    """Return a model's parameters by tensor name, without copying."""
+    rename = plugins.load("models/*/model", architecture.family).Model.tensor_name
     return {rename(name): parameter.detach() for name, parameter in model.named_parameters()}
 
 
 def shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that a checkpoint of this architecture holds."""
-    stored = plugins.load("models/*/hf", architecture.family)
-    found: dict[str, tuple[int, ...]] = stored.shapes(architecture)
-    return found
+    """Return name and shape of every tensor that a checkpoint of this architecture holds."""
+    family = plugins.load("models/*/hf", architecture.family)
+    by_name: dict[str, tuple[int, ...]] = family.shapes(architecture)
+    return by_name
 
 
 def to_model(architecture: Architecture, tensors: "Mapping[str, Tensor]") -> "nn.Module":
-    """Build the model on the tensors themselves: dtype and device stay, nothing is copied."""
-    rename = plugins.load("models/*/model", architecture.family).hugging_face_name
+    """Build a model whose parameters are the given tensors, with their dtype, without copying."""
+    rename = plugins.load("models/*/model", architecture.family).Model.tensor_name
     model = _empty_model(architecture)
-    named = {name: tensors[rename(name)] for name, _ in model.named_parameters()}
-    model.load_state_dict(named, assign=True)
+    parameters = {name: tensors[rename(name)] for name, _ in model.named_parameters()}
+    model.load_state_dict(parameters, assign=True)
     return model
 
 
 def random(architecture: Architecture, seed: int) -> "dict[str, Tensor]":
-    """Random weights in fp32, on the CPU; they depend on architecture and seed alone."""
+    """Return random weights in fp32 on the CPU; they depend on architecture and seed only."""
     model: Any = _empty_model(architecture).to_empty(device="cpu")
     model.initialize(seed)
     return from_model(architecture, model)
 
 
-def check_names(found: Mapping[str, Any], wanted: Mapping[str, Any], where: str) -> None:
-    """Check that a checkpoint has the tensors that its architecture calls for, and no others.
+def check_names(names: Mapping[str, Any], expected: Mapping[str, Any], where: str) -> None:
+    """Check that a checkpoint has exactly the tensors of its architecture.
 
     Raises:
         UserError: a tensor is missing or not part of the model.
     """
-    for problem, names in (
-        ("is missing", sorted(wanted.keys() - found.keys())),
-        ("is not part of the model", sorted(found.keys() - wanted.keys())),
+    for problem, wrong in (
+        ("is missing", sorted(expected.keys() - names.keys())),
+        ("is not part of the model", sorted(names.keys() - expected.keys())),
     ):
-        if names:
-            others = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            raise UserError(
-                f"{where}: tensor {names[0]}{others} {problem}; "
-                "fetch or export the checkpoint again, or mend its architecture"
-            )
+        if wrong:
+            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            raise UserError(f"{where}: tensor {wrong[0]}{more} {problem}; {_REMEDY}")
 
 
-def check_shape(name: str, found: Sequence[int], wanted: Sequence[int], where: str) -> None:
-    """Check one tensor's shape.
+def check_shape(name: str, shape: Sequence[int], expected: Sequence[int], where: str) -> None:
+    """Check the shape of a tensor.
 
     Raises:
         UserError: it does not fit the architecture.
     """
-    if tuple(found) != tuple(wanted):
+    if tuple(shape) != tuple(expected):
         raise UserError(
-            f"{where}: tensor {name} has shape {list(found)}, the architecture calls for "
-            f"{list(wanted)}; fetch or export the checkpoint again, or mend its architecture"
+            f"{where}: tensor {name} has shape {list(shape)}, the architecture calls for "
+            f"{list(expected)}; {_REMEDY}"
         )
 
 
 def common_dtype(tensors: "Mapping[str, Tensor]", where: str) -> "torch.dtype":
-    """The one dtype of all tensors.
+    """Return the dtype of all tensors.
 
     Raises:
-        UserError: there are several, or it is not a floating-point type that models are kept in.
+        UserError: they differ in dtype, or it is none of fp32, bf16 and fp16.
     """
-    dtype, known = None, [each.torch for each in dtypes.OF_WEIGHTS.values()]
+    dtype, supported = None, [dtype.torch for dtype in dtypes.OF_WEIGHTS.values()]
     for name, tensor in tensors.items():
         dtype = dtype or tensor.dtype
-        if tensor.dtype != dtype or dtype not in known:
+        if tensor.dtype != dtype or dtype not in supported:
             raise UserError(
                 f"{where}: tensor {name} is {tensor.dtype}; save all tensors in one of "
                 f"{', '.join(dtypes.OF_WEIGHTS)}"
@@ -104,7 +103,7 @@ def common_dtype(tensors: "Mapping[str, Tensor]", where: str) -> "torch.dtype":
 
 
 def summary(tensors: "Mapping[str, Tensor]") -> str:
-    """Size of a checkpoint in words, e.g. `3,412,992 parameters in 38 tensors, fp32`."""
-    parameters = sum(tensor.numel() for tensor in tensors.values())
-    kind = dtypes.of(next(iter(tensors.values())).dtype).short
-    return f"{parameters:,} parameters in {len(tensors)} tensors, {kind}"
+    """Describe the size of a checkpoint, e.g. `3,412,992 parameters in 38 tensors, fp32`."""
+    num_parameters = sum(tensor.numel() for tensor in tensors.values())
+    dtype = dtypes.of(next(iter(tensors.values())).dtype).short
+    return f"{num_parameters:,} parameters in {len(tensors)} tensors, {dtype}"

@@ -1,7 +1,7 @@
-"""Writes a checkpoint in a format: files are laid out, filled, sealed, and renamed last.
+"""Write a checkpoint in a format: lay the files out, fill and seal them, rename the folder last.
 
-What is done already is noted beside the files that grow, on disk, so that the same conversion goes
-on where it was cut off.
+The files grow in a folder beside the target. A plan and a list of finished tensors lie beside
+them, so that the same conversion continues after an interruption.
 """
 
 import errno
@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from tokamake import __version__, files, plugins
-from tokamake.checkpoint.detect import KIND
+from tokamake import __version__, files
+from tokamake.checkpoint.detect import load_format
 from tokamake.checkpoint.native import dcp_metadata
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
@@ -29,66 +29,65 @@ from tokamake.errors import UserError
 from tokamake.runtime.console import progress
 
 _PLAN, _DONE = "plan.json", "done.txt"
-_UNSOUND = "unsound "
-"""What a line on a tensor begins with that holds NaN or infinity."""
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-"""What writing on a full disk fails with."""
-_NOTED_BYTES = 2**27
-"""Size of tensors that are brought to disk, and noted as done, at once."""
+_NOT_FINITE = "unsound "
+"""Prefix of a line in `done.txt` for a tensor that holds NaN or infinity."""
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_SYNC_BYTES = 2**27
+"""Bytes of finished tensors after which they are synced to disk and listed in `done.txt`."""
 
 
 class WriteResult(NamedTuple):
-    """What is told of a checkpoint that was written."""
+    """What a caller reports about a written checkpoint."""
 
     left: list[str]
-    """Kinds of tensors that the format does not hold, and which were left."""
-    unsound: list[str]
+    """Kinds of tensors that the format does not hold."""
+    not_finite: list[str]
     """Keys of tensors that hold NaN or infinity."""
 
 
 def write(
     path: Path, checkpoint: Checkpoint, name: str, target: Target, *, workers: int = 1
 ) -> WriteResult:
-    """Write a checkpoint, whole or not at all.
+    """Write a checkpoint atomically.
 
     Args:
-        path: folder to make.
-        checkpoint: what to write.
+        path: folder to write.
+        checkpoint: the source.
         name: of the format's plug-in.
-        target: layout and number format.
-        workers: threads.
+        target: layout and dtype.
+        workers: number of threads.
 
     Raises:
-        UserError: something is in the way, or the format cannot hold the model so: nothing is left
-            then; or the disk is full: what was done is kept.
+        UserError: `path` exists, the format cannot hold the model in this layout (nothing is left
+            then), or the disk is full (finished work is kept).
     """
-    refuse_other(path)
-    whole = path.absolute()
-    growing = whole.with_name(f".{whole.name}.converting")
-    with _alone(growing, path):
-        refuse_other(path)  # which another conversion may have made meanwhile
+    refuse_existing(path)
+    absolute = path.absolute()
+    growing = absolute.with_name(f".{absolute.name}.converting")
+    with _locked(growing, path):
+        refuse_existing(path)  # another conversion may have finished since the first check
         try:
             return _write(growing, checkpoint, name, target, workers)
         except UserError:
             shutil.rmtree(growing, ignore_errors=True)
             raise
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in _DISK_FULL:
                 raise
             raise UserError(
-                f"{path}: {error.strerror} while it was written; make room, and the same command "
-                f"goes on, or remove {growing}"
+                f"{path}: {error.strerror} while writing; free some space and run the same command "
+                f"again to continue, or remove {growing}"
             ) from None
 
 
-def refuse_other(path: Path) -> None:
-    """See that nothing is in the way.
+def refuse_existing(path: Path) -> None:
+    """Check that a folder can be written.
 
     Raises:
-        UserError: something is.
+        UserError: it exists and is not an empty folder, or a parent is a file.
     """
     if path.is_symlink() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
-        raise UserError(f"{path}: is there already; name another folder, or remove it")
+        raise UserError(f"{path}: already exists; name another folder, or remove it")
     for folder in path.absolute().parents:
         if folder.exists():
             if not folder.is_dir():
@@ -97,11 +96,11 @@ def refuse_other(path: Path) -> None:
 
 
 @contextmanager
-def _alone(growing: Path, path: Path) -> Iterator[None]:
-    """Keep other conversions out.
+def _locked(growing: Path, path: Path) -> Iterator[None]:
+    """Hold the lock of a growing folder.
 
     Raises:
-        UserError: one writes there.
+        UserError: another conversion holds it.
     """
     lock = growing.with_suffix(".lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -112,9 +111,11 @@ def _alone(growing: Path, path: Path) -> Iterator[None]:
             except BlockingIOError:
                 raise UserError(f"{path}: another conversion writes it; wait for its end") from None
             except OSError:
-                pass  # Some parallel file systems are mounted without locks.
+                pass  # some parallel file systems are mounted without locks
             if not _is_at(stream, lock):
-                continue  # Whoever had it has removed it since: others lock the one that is there.
+                # The previous holder removed its file after we opened it, so our lock excludes
+                # nobody. Lock the current file instead.
+                continue
             try:
                 yield
             finally:
@@ -123,7 +124,7 @@ def _alone(growing: Path, path: Path) -> Iterator[None]:
 
 
 def _is_at(stream: IO[str], path: Path) -> bool:
-    """Whether an open file is the one that a path names."""
+    """Whether a path still names an open file."""
     try:
         return os.path.samestat(os.fstat(stream.fileno()), path.stat())
     except FileNotFoundError:
@@ -135,104 +136,105 @@ def _write(
 ) -> WriteResult:
     path = growing.with_name(growing.name.removeprefix(".").removesuffix(".converting"))
     content, notes = growing / "content", growing / "notes"
-    regions = _planned(content, notes, checkpoint, name, target)
-    wanted = {block.key for region in regions for block in region.blocks}
-    done = _noted(notes)
-    keys = [key for key in checkpoint.source if key in wanted and key not in done]
-    unsound = {key for key, is_unsound in done.items() if is_unsound}
-    _fill(notes, checkpoint, regions, keys, unsound, workers)
+    extents = _plan(content, notes, checkpoint, name, target)
+    stored = {chunk.key for extent in extents for chunk in extent.blocks}
+    done = _read_done(notes)
+    keys = [key for key in checkpoint.source if key in stored and key not in done]
+    not_finite = {key for key, is_not_finite in done.items() if is_not_finite}
+    _fill(notes, checkpoint, extents, keys, not_finite, workers)
     for file in target.tokenizer:
         shutil.copyfile(file, content / file.name)
     _sync([*content.rglob("*"), content])
     if path.exists():
         path.rmdir()
-    (notes / _PLAN).unlink()  # from here on there is nothing to go on with
+    (notes / _PLAN).unlink()  # the content is about to move, so nothing can be continued
     content.rename(path)
     files.sync(path.parent)
-    _remove(growing)
-    # One step stands for all parameters that are stored in one.
-    left = {_kind(key) for key in checkpoint.source} - {_kind(key) for key in wanted}
+    shutil.rmtree(growing)
+    # Compare kinds, not keys: some formats store one step count for all parameters.
+    left = {_kind(key) for key in checkpoint.source} - {_kind(key) for key in stored}
     return WriteResult(
-        sorted(left - {"model"}), [key for key in checkpoint.source if key in unsound]
+        sorted(left - {"model"}), [key for key in checkpoint.source if key in not_finite]
     )
 
 
 def _kind(key: str) -> str:
-    """optimizer.exp_avg of optimizer.exp_avg.model.norm.weight."""
+    """Return e.g. optimizer.exp_avg for optimizer.exp_avg.model.norm.weight."""
     return ".".join(key.split(".")[: 2 if key.startswith("optimizer.") else 1])
 
 
-def _planned(
+def _plan(
     content: Path, notes: Path, checkpoint: Checkpoint, name: str, target: Target
 ) -> list[Extent]:
-    """Lay the files out, or find them as an earlier process has left them."""
-    told = [repr(each) for each in (target, checkpoint.notes, checkpoint.progress)]
+    """Lay the files out, or reuse those that an interrupted process laid out."""
+    options = [repr(value) for value in (target, checkpoint.notes, checkpoint.progress)]
     shape = checkpoint.architecture.model_dump(mode="json")
-    digest = files.digest([__version__, name, *told, shape, _identity(checkpoint)])
+    digest = files.digest([__version__, name, *options, shape, _file_states(checkpoint)])
     plan = notes / _PLAN
     if plan.is_file() and content.is_dir():
-        known = files.read_json(plan, "")
-        if known["digest"] == digest:
-            return [_region(content, each) for each in known["regions"]]
+        saved = files.read_json(plan, "")
+        if saved["digest"] == digest:
+            return [_from_json(content, entry) for entry in saved["regions"]]
     if content.parent.exists():
-        _remove(content.parent)
+        shutil.rmtree(content.parent)
     content.mkdir(parents=True)
     notes.mkdir()
-    inside = content
-    if plugins.constant(KIND, name, "IN_ROOT"):
-        step = checkpoint.progress.iteration
-        inside = content / f"global_step{step}"
-        inside.mkdir()
-        files.write_text(content / "latest_checkpointed_iteration.txt", f"{step}")
-        files.write_text(content / "latest", inside.name)
-    regions: list[Extent] = plugins.load(KIND, name).lay_out(inside, checkpoint, target)
-    _refuse_small_disk(content, regions)
+    extents = _lay_out(content, checkpoint, name, target)
+    _check_free_space(content, extents)
     files.write_text(notes / _DONE, "")
-    described = [_described(content, region) for region in regions]
-    _sync([*content.rglob("*"), content])  # the plan vouches for what is laid out
-    files.write_text(plan, json.dumps({"digest": digest, "regions": described}))
-    return regions
+    # Sync before the plan: a plan promises that its files are complete.
+    _sync([*content.rglob("*"), content])
+    entries = [_to_json(content, extent) for extent in extents]
+    files.write_text(plan, json.dumps({"digest": digest, "regions": entries}))
+    return extents
 
 
-def _refuse_small_disk(content: Path, regions: list[Extent]) -> None:
-    """See that there is room for what is laid out with holes.
+def _lay_out(content: Path, checkpoint: Checkpoint, name: str, target: Target) -> list[Extent]:
+    plug_in, folder = load_format(name), content
+    if plug_in.IN_ROOT:
+        step = checkpoint.progress.iteration
+        folder = content / f"global_step{step}"
+        folder.mkdir()
+        files.write_text(content / "latest_checkpointed_iteration.txt", f"{step}")
+        files.write_text(content / "latest", folder.name)
+    return plug_in.lay_out(folder, checkpoint, target)
 
-    Raises:
-        UserError: there is not.
-    """
-    wanted = sum(region.num_bytes for region in regions)
-    if wanted > (free := shutil.disk_usage(content).free):
+
+def _check_free_space(content: Path, extents: list[Extent]) -> None:
+    # The files have holes, so their size does not yet count as used.
+    needed = sum(extent.num_bytes for extent in extents)
+    if needed > (free := shutil.disk_usage(content).free):
         raise UserError(
-            f"{content.parent.parent}: {wanted:,} bytes are wanted there and {free:,} are free; "
-            "make room, or name a folder on another disk"
+            f"{content.parent.parent}: needs {needed:,} bytes, but {free:,} are free; "
+            "free some space, or name a folder on another disk"
         )
 
 
-def _identity(checkpoint: Checkpoint) -> Any:
-    """What tells a checkpoint's files from others, without reading them."""
-    found = {str(region.file) for region in checkpoint.source.regions}
-    states = ((file, Path(file).stat()) for file in sorted(found))
-    return [[file, state.st_size, state.st_mtime_ns] for file, state in states]
+def _file_states(checkpoint: Checkpoint) -> Any:
+    """Size and modification time of the source's files: they identify it without reading it."""
+    names = sorted({str(extent.file) for extent in checkpoint.source.regions})
+    states = ((name, Path(name).stat()) for name in names)
+    return [[name, state.st_size, state.st_mtime_ns] for name, state in states]
 
 
-def _described(content: Path, region: Extent) -> list[Any]:
-    blocks = [
+def _to_json(content: Path, extent: Extent) -> list[Any]:
+    chunks = [
         [
-            block.key,
-            [[at.start, at.stop] for at in block.place],
-            block.start,
-            block.stride,
-            block.is_mean,
+            chunk.key,
+            [[at.start, at.stop] for at in chunk.place],
+            chunk.start,
+            chunk.stride,
+            chunk.is_mean,
         ]
-        for block in region.blocks
+        for chunk in extent.blocks
     ]
-    where = str(region.file.relative_to(content))
-    return [where, region.name, region.offset, region.shape, region.dtype.name, blocks]
+    file = str(extent.file.relative_to(content))
+    return [file, extent.name, extent.offset, extent.shape, extent.dtype.name, chunks]
 
 
-def _region(content: Path, described: list[Any]) -> Extent:
-    where, name, offset, shape, dtype, blocks = described
-    found = (
+def _from_json(content: Path, entry: list[Any]) -> Extent:
+    file, name, offset, shape, dtype_name, entries = entry
+    chunks = (
         Chunk(
             key,
             tuple(slice(*at) for at in place),
@@ -240,75 +242,73 @@ def _region(content: Path, described: list[Any]) -> Extent:
             None if stride is None else tuple(stride),
             is_mean,
         )
-        for key, place, start, stride, is_mean in blocks
+        for key, place, start, stride, is_mean in entries
     )
-    kind = dtypes.named(dtype)
-    assert kind is not None, "the plan is of the same version"
-    return Extent(content / where, name, offset, tuple(shape), kind, (*found,))
+    dtype = dtypes.named(dtype_name)
+    assert dtype is not None, "the digest holds the version, so the same code wrote the plan"
+    return Extent(content / file, name, offset, tuple(shape), dtype, (*chunks,))
 
 
 def _fill(
     notes: Path,
     checkpoint: Checkpoint,
-    regions: list[Extent],
+    extents: list[Extent],
     keys: list[str],
-    unsound: set[str],
+    not_finite: set[str],
     workers: int,
 ) -> None:
-    """Fill and seal the files; meanwhile what is done goes to disk, and is noted."""
-    source, waiting, size = checkpoint.source, list[str](), 0
+    """Fill and seal the files. A thread syncs and lists finished tensors meanwhile."""
+    source, finished, num_bytes = checkpoint.source, list[str](), 0
     files_of: dict[str, set[Path]] = defaultdict(set)
-    for region in regions:
-        for block in region.blocks:
-            files_of[block.key].add(region.file)
-    moved = fill(regions, source, keys=keys, workers=workers, unsound=unsound)
+    for extent in extents:
+        for chunk in extent.blocks:
+            files_of[chunk.key].add(extent.file)
+    filled = fill(extents, source, keys=keys, workers=workers, not_finite=not_finite)
     with ThreadPoolExecutor(1) as pool:
-        noted = []
+        tasks = []
         label = f"writing {notes.parent.name}"
-        for key in progress(moved, label=label, total=len(keys)):
-            waiting.append(key)
-            size += math.prod(source.shapes[key]) * source.dtype(key).itemsize
-            if size >= _NOTED_BYTES:
-                written = {file for each in waiting for file in files_of[each]}
-                found = {key: key in unsound for key in waiting}
-                noted.append(pool.submit(_note, notes, found, sorted(written)))
-                waiting, size = [], 0
-        every = sorted({region.file for region in regions})
-        rest = pool.submit(_sync, every)
-        _seal(every, workers)
-        for each in (*noted, rest):
-            each.result()
+        for key in progress(filled, label=label, total=len(keys)):
+            finished.append(key)
+            num_bytes += math.prod(source.shapes[key]) * source.dtype(key).itemsize
+            if num_bytes >= _SYNC_BYTES:
+                written = sorted({file for key in finished for file in files_of[key]})
+                states = {key: key in not_finite for key in finished}
+                tasks.append(pool.submit(_add_done, notes, states, written))
+                finished, num_bytes = [], 0
+        all_files = sorted({extent.file for extent in extents})
+        tasks.append(pool.submit(_sync, all_files))
+        _seal(all_files, workers)
+        for task in tasks:
+            task.result()
 
 
-def _seal(every: list[Path], workers: int) -> None:
-    """Give files of torch.save their checksums."""
-    folders = {file.parent for file in every if file.suffix == dcp_metadata.SUFFIX}
-    parts = {file: some for each in folders for file, some in dcp_metadata.archives(each).items()}
-    for file in every:
+def _seal(written: list[Path], workers: int) -> None:
+    """Write the checksums of files in torch.save's format."""
+    folders = {file.parent for file in written if file.suffix == dcp_metadata.SUFFIX}
+    archives = {
+        file: places for folder in folders for file, places in dcp_metadata.archives(folder).items()
+    }
+    for file in written:
         if file.suffix in (".pt", dcp_metadata.SUFFIX):
-            torch_archive.seal(file, archives=parts.get(file), workers=workers)
+            torch_archive.seal(file, archives=archives.get(file), workers=workers)
 
 
-def _note(notes: Path, found: dict[str, bool], written: list[Path]) -> None:
-    """Note tensors, which are brought to disk first, and whether they are unsound."""
+def _add_done(notes: Path, not_finite: dict[str, bool], written: list[Path]) -> None:
+    """Sync files, then list their tensors as finished."""
     _sync(written)
     with (notes / _DONE).open("a") as stream:
-        stream.writelines(f"{_UNSOUND * bad}{key}\n" for key, bad in found.items())
+        stream.writelines(f"{_NOT_FINITE * bad}{key}\n" for key, bad in not_finite.items())
         stream.flush()
         os.fsync(stream.fileno())
 
 
-def _noted(notes: Path) -> dict[str, bool]:
-    """Tensors that are done, and whether they are unsound; a line that was cut off says nothing."""
+def _read_done(notes: Path) -> dict[str, bool]:
+    """Read the finished tensors, and whether each holds NaN or infinity."""
     text = (notes / _DONE).read_text()
-    lines = text[: text.rfind("\n") + 1].splitlines()
-    return {line.removeprefix(_UNSOUND): line.startswith(_UNSOUND) for line in lines}
+    lines = text[: text.rfind("\n") + 1].splitlines()  # a truncated last line counts for nothing
+    return {line.removeprefix(_NOT_FINITE): line.startswith(_NOT_FINITE) for line in lines}
 
 
 def _sync(paths: Iterable[Path]) -> None:
     for path in paths:
         files.sync(path)
-
-
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder)

@@ -1,18 +1,25 @@
-"""Shape of a model, as files of config/models have it.
+"""Shape of a model, as the files of config/models state it.
 
-What families differ in, their files in lib/tokamake/models say: `CHOICES`.
+A family's `SETTINGS` (lib/tokamake/models/<family>/model.py) lists the fields that it knows beside
+those of all families, with their defaults and choices. Other fields are refused.
 """
 
 import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from tokamake import plugins
 from tokamake.config.fields import Settings, plug_in
 from tokamake.errors import UserError
-from tokamake.validation import read_yaml, validate
+from tokamake.validation import read_yaml, unknown_key, validate
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -27,56 +34,65 @@ SCALING = {
         {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"},
     ),
 }
-"""What each `rope_type` needs beside its factor, and what it takes."""
+"""Settings of each `rope_type` beside its factor: required ones, optional ones."""
+_KIND = "models/*/model"
+_NO_HEAD_DIM = ("head_dim", None)
 
 
 class RopeScaling(Settings):
-    """Rotary positions stretched beyond those that a model was first trained on."""
+    """Rotary positions stretched beyond the sequences of the first training."""
 
     rope_type: Literal["linear", "llama3", "yarn"]
-    """All frequencies alike (arXiv 2306.15595); the low ones, as Llama 3.1 (arXiv 2407.21783); or
-    YaRN (arXiv 2309.00071)."""
+    """linear stretches all frequencies (arXiv 2306.15595); llama3 the low ones (arXiv 2407.21783);
+    yarn is arXiv 2309.00071."""
     factor: Annotated[float, Field(ge=1)]
-    """How many times longer sequences get."""
+    """How many times longer sequences become."""
     original_max_position_embeddings: Annotated[int, Field(ge=1)] | None = None
-    """Of llama3 and yarn: longest sequence of the first training."""
+    """llama3 and yarn: longest sequence of the first training."""
     low_freq_factor: Positive | None = None
-    """Of llama3: frequencies that turn less often in such a sequence are stretched fully."""
+    """llama3: frequencies with fewer turns in such a sequence are stretched fully."""
     high_freq_factor: Positive | None = None
-    """Of llama3: frequencies that turn more often are left as they are."""
+    """llama3: frequencies with more turns do not change."""
     beta_fast: Positive | None = None
-    """Of yarn: frequencies that turn more often are left as they are; empty: 32."""
+    """yarn: frequencies with more turns do not change; empty: 32."""
     beta_slow: Positive | None = None
-    """Of yarn: frequencies that turn less often are stretched fully; empty: 1."""
+    """yarn: frequencies with fewer turns are stretched fully; empty: 1."""
     attention_factor: Positive | None = None
-    """Of yarn: what cosines and sines are multiplied by; empty: 0.1 ln factor + 1."""
+    """yarn: factor of cosines and sines; empty: 0.1 ln factor + 1."""
     mscale: float | None = None
-    """Of yarn: multiplies 0.1 ln factor in that formula."""
+    """yarn: multiplies 0.1 ln factor in that formula."""
     mscale_all_dim: float | None = None
-    """Of yarn: by that formula with this in place of mscale, its result is divided."""
+    """yarn: the formula with this instead of mscale divides its result."""
     truncate: bool | None = None
-    """Of yarn: let whole pairs of dimensions bound the stretched frequencies; empty: true."""
+    """yarn: round the bounds of the stretched frequencies to whole pairs; empty: true."""
 
     @model_validator(mode="after")
     def _fit_type(self) -> "RopeScaling":
-        needed, taken = SCALING[self.rope_type]
-        given = self.model_dump(exclude_none=True).keys() - {"rope_type", "factor"}
-        if missing := sorted(needed - given):
+        required, optional = SCALING[self.rope_type]
+        keys = self.model_dump(exclude_none=True).keys() - {"rope_type", "factor"}
+        if missing := sorted(required - keys):
             raise ValueError(f"rope_type {self.rope_type} needs {', '.join(missing)}; add it")
-        if useless := sorted(given - needed - taken):
+        if useless := sorted(keys - required - optional):
             raise ValueError(
                 f"rope_type {self.rope_type} has no use for {', '.join(useless)}; leave it out"
             )
-        if needed and (self.high_freq_factor or math.inf) <= (self.low_freq_factor or 0.0):
+        if required and (self.high_freq_factor or math.inf) <= (self.low_freq_factor or 0.0):
             raise ValueError("high_freq_factor is not greater than low_freq_factor")
         return self
 
 
 class Architecture(Settings):
-    """Shape of a model, in Hugging Face's terms."""
+    """Shape of a model, in Hugging Face's terms.
 
-    family: Annotated[str, plug_in("models/*/model")] = "llama"
-    """A file name in lib/tokamake/models."""
+    A family may have settings of its own: names in its `SETTINGS` that are no field here. Their
+    values are attributes, too; see `setting`.
+    """
+
+    # Keys that are no fields are checked against SETTINGS of the family, see _fill_in.
+    model_config = ConfigDict(extra="allow")
+
+    family: Annotated[str, plug_in(_KIND)] = "llama"
+    """Name of a folder in lib/tokamake/models."""
     vocab_size: Annotated[int, Field(ge=1)] | None = None
     """Rows of the embedding; empty: the tokenizer's vocabulary size."""
     hidden_size: Annotated[int, Field(ge=1)]
@@ -84,104 +100,153 @@ class Architecture(Settings):
     intermediate_size: Annotated[int, Field(ge=1)]
     """Width inside the MLP."""
     num_hidden_layers: Annotated[int, Field(ge=1)]
-    """Transformer blocks."""
+    """Transformer layers."""
     num_attention_heads: Annotated[int, Field(ge=1)]
     """Query heads."""
     num_key_value_heads: Annotated[int, Field(ge=1)]
     """Key and value heads: as many as query heads for MHA, 1 for MQA."""
+    head_dim: Annotated[int, Field(ge=1)] = None  # type: ignore[assignment]  # see _whole_heads
+    """Width of an attention head; empty: hidden_size / num_attention_heads."""
     max_position_embeddings: Annotated[int, Field(ge=1)] = 2048
     """Longest sequence the model is meant for."""
     position_embedding: Literal["rotary", "learned", "alibi"] = "rotary"
-    """How a token's position comes in: llama has rotary; gpt learned, unless told otherwise."""
+    """How a token's position enters; the default of gpt is learned."""
     rope_theta: Positive = 10000.0
     """Base of the rotary position frequencies."""
     rope_scaling: RopeScaling | None = None
-    """Rotary positions for longer sequences; empty: as they are."""
+    """Rotary positions for longer sequences; empty: no stretch."""
     hidden_act: Literal["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"] = "silu"
-    """Activation of the MLP: llama has silu, gating; gpt gelu_new, which gelu_pytorch_tanh is, too,
-    the approximation by tanh; gelu is the exact one."""
+    """Activation of the MLP. silu gates. gelu is exact; gelu_new (the default of gpt) and
+    gelu_pytorch_tanh are its approximation by tanh."""
     attention_bias: bool = False
-    """Biases of attention's projections; gpt has them unless told otherwise."""
+    """Biases of attention's projections; the default of gpt is true."""
     mlp_bias: bool = False
-    """Biases of the MLP's projections; gpt has them unless told otherwise."""
+    """Biases of the MLP's projections; the default of gpt is true."""
     rms_norm_eps: Positive = 1e-5
-    """Added to the mean square in RMSNorm, llama's norm."""
+    """Added to the mean square in RMSNorm."""
     layer_norm_epsilon: Positive = 1e-5
-    """Added to the variance in LayerNorm, gpt's norm."""
+    """Added to the variance in LayerNorm."""
     embedding_layernorm: bool = False
-    """Norm the embeddings of tokens, as Bloom; gpt alone."""
+    """Norm the embeddings of tokens, as Bloom does."""
     tie_word_embeddings: bool = False
-    """Share the embedding with the output layer; gpt does unless told otherwise."""
+    """Share the embedding with the output layer; the default of gpt is true."""
     initializer_range: Positive = 0.02
     """Standard deviation of random weights."""
 
     @model_validator(mode="before")
     @classmethod
-    def _as_family(cls, values: Any) -> Any:
-        """Fill in what the family has unless told otherwise."""
-        if not isinstance(values, dict) or values.get("family", "llama") not in plugins.names(
-            "models/*/model"
-        ):
-            return values
-        usual = {name: options[0] for name, options in _choices(values).items()}
-        return usual | values
+    def _fill_in(cls, values: Any) -> Any:
+        """Add the family's defaults; refuse keys that neither it nor any family has."""
+        family = values.get("family", "llama") if isinstance(values, dict) else None
+        if family not in plugins.names(_KIND):
+            return values  # the check of the field names the choices
+        settings = _settings(family)
+        known = [*cls.model_fields, *(name for name in settings if name not in cls.model_fields)]
+        if unknown := [name for name in values if name not in known]:
+            raise ValueError(unknown_key(unknown[0], known))
+        stated = {name: value for name, value in values.items() if (name, value) != _NO_HEAD_DIM}
+        return {name: _default(choices) for name, choices in settings.items()} | stated
 
     @model_validator(mode="after")
-    def _covered(self) -> "Architecture":
-        """Refuse what the family has not."""
-        for name, options in _choices({"family": self.family}).items():
-            if (value := getattr(self, name)) not in options:
-                some = " or ".join(map(str, options))
-                raise ValueError(f"{name}: {value!r}: {self.family} has {some} only")
+    def _whole_heads(self) -> "Architecture":
+        hidden, heads = self.hidden_size, self.num_attention_heads
+        if self.head_dim is None:
+            if hidden % heads:
+                raise ValueError("hidden_size is not a multiple of num_attention_heads")
+            self.__dict__["head_dim"] = hidden // heads  # fields are frozen only once validated
+        if heads % self.num_key_value_heads:
+            raise ValueError("num_attention_heads is not a multiple of num_key_value_heads")
+        return self
+
+    @model_validator(mode="after")
+    def _known_to_family(self) -> "Architecture":
+        settings = _settings(self.family)
+        for name, choices in settings.items():
+            value = getattr(self, name)
+            if isinstance(choices, tuple) and value not in choices:
+                listed = " or ".join(map(str, choices))
+                raise ValueError(f"{name}: {value!r}: {self.family} has {listed} only")
+            default = _default(choices)
+            is_own = name in (self.model_extra or {}) and default is not None
+            if is_own and type(value) is not type(default):
+                raise ValueError(f"{name}: {value!r}: is no {type(default).__name__}; give one")
+        for name, field in type(self).model_fields.items():
+            # Files that state every default stay valid: they name fields of other families.
+            is_default = (value := getattr(self, name)) == field.default
+            if name not in settings and name not in _OF_ALL_FAMILIES and not is_default:
+                raise ValueError(f"{name}: {value!r}: {self.family} does not know it; remove it")
         return self
 
     @model_validator(mode="after")
     def _positions(self) -> "Architecture":
         if self.position_embedding == "rotary":
-            if self.hidden_size % self.num_attention_heads == 0 and self.head_dim % 2:
-                raise ValueError("hidden_size / num_attention_heads is odd; rotary needs pairs")
+            if self.head_dim % 2:
+                raise ValueError(f"head_dim {self.head_dim} is odd; rotary needs pairs")
         elif self.rope_theta != 10000.0 or self.rope_scaling is not None:
             raise ValueError(
-                "rope_theta and rope_scaling are of position_embedding rotary, not "
-                f"{self.position_embedding}; leave them out"
+                "rope_theta and rope_scaling belong to position_embedding rotary, not "
+                f"{self.position_embedding}; remove them"
             )
         return self
 
-    @model_validator(mode="after")
-    def _whole_heads(self) -> "Architecture":
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError("hidden_size is not a multiple of num_attention_heads")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError("num_attention_heads is not a multiple of num_key_value_heads")
-        return self
+    @model_serializer(mode="wrap")
+    def _without_default_head_dim(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Digests of runs from before there was this field must stay.
+        values: dict[str, Any] = handler(self)
+        if self.has_default_head_dim:
+            values.pop("head_dim", None)
+        return values
 
     @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.hidden_size // self.num_attention_heads
+    def has_default_head_dim(self) -> bool:
+        return self.query_size == self.hidden_size
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def key_value_size(self) -> int:
+        """Width of all key heads together, and of all value heads."""
+        return self.num_key_value_heads * self.head_dim
+
+    def setting(self, name: str) -> Any:
+        """Value of a setting that this family alone has."""
+        return (self.model_extra or {})[name]
 
     def check_context_parallel(self, size: int) -> None:
-        """See that so many ranks can share a sequence.
+        """Check that `size` ranks can share a sequence.
 
         Raises:
-            UserError: they cannot.
+            UserError: the positions do not allow it.
         """
         if size > 1 and self.position_embedding == "alibi":
             raise UserError(
-                f"train.parallel.context_parallel_size: {size}: a bias of attention, as "
-                "position_embedding alibi is, does not go over ranks that share a sequence; set 1"
+                f"train.parallel.context_parallel_size: {size}: position_embedding alibi is a "
+                "bias of attention, which ranks that share a sequence do not support; set 1"
             )
 
 
-def _choices(values: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """What a family has of settings that families differ in, the usual value first."""
-    choices: dict[str, tuple[Any, ...]] = plugins.constant(
-        "models/*/model", values.get("family", "llama"), "CHOICES"
-    )
-    return choices
+_OF_ALL_FAMILIES = {
+    *("family", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
+    "initializer_range",
+}
+"""Fields that no family lists in its SETTINGS."""
+
+
+def _settings(family: str) -> dict[str, Any]:
+    """Fields that a family knows: a tuple of choices, the default first, or a default alone."""
+    settings: dict[str, Any] = plugins.constant(_KIND, family, "SETTINGS")
+    return settings
+
+
+def _default(choices: Any) -> Any:
+    return choices[0] if isinstance(choices, tuple) else choices
 
 
 def read_architecture(path: Path) -> Architecture:
-    """Read one file of config/models."""
+    """Read a file of config/models."""
     value = read_yaml(path, "fix model.architecture or choose a file of config/models")
     return validate(Architecture, value, str(path))

@@ -1,4 +1,4 @@
-"""Settings of the model: where training starts from, and what the trained model is written as."""
+"""Section `model` of the config, and the names of export formats such as mds-tp2-bf16."""
 
 import re
 from pathlib import Path
@@ -6,23 +6,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
+from tokamake import plugins
 from tokamake.config.architecture import Architecture
 from tokamake.config.fields import Settings
 
-FORMAT_SIZES = {
-    "hf": (),
-    "mds": ("tensor_parallel_size", "data_parallel_size", "zero_stage"),
-    "mds-pipeline": (
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "data_parallel_size",
-        "zero_stage",
-    ),
-    "universal": ("pipeline_parallel_size",),
-    "megatron": ("tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_size"),
-    "native": (),
-}
-"""Formats of checkpoints that are written: the sizes that each has."""
+FORMATS = "checkpoint/**/format"
+"""Kind of the plug-ins that are checkpoint formats."""
 _SHORT = {
     "tp": "tensor_parallel_size",
     "pp": "pipeline_parallel_size",
@@ -31,29 +20,45 @@ _SHORT = {
     "zero": "zero_stage",
 }
 ADAMS = ("adam", "adamw")
-"""Optimizers whose states a zero_stage can be of."""
+"""Optimizers whose states DeepSpeed's ZeRO files can hold."""
 _DTYPES = ("fp32", "bf16", "fp16")
+
+
+def format_names() -> list[str]:
+    """Names of all checkpoint formats, as the config and the command line spell them."""
+    return [name.replace("_", "-") for name in plugins.names(FORMATS)]
+
+
+def format_sizes(format: str) -> tuple[str, ...]:
+    """Options of `convert` that split a checkpoint of a format, such as tensor_parallel_size."""
+    sizes: tuple[str, ...] = plugins.constant(FORMATS, format.replace("-", "_"), "SIZES")
+    return sizes
+
+
+def formats_with(size: str) -> list[str]:
+    """Names of the formats that have a size, such as zero_stage."""
+    return [format for format in format_names() if size in format_sizes(format)]
 
 
 class ModelSettings(Settings):
     """Where training starts from: a checkpoint, or random weights."""
 
     architecture: Literal["from_checkpoint"] | Path | None = Path("config/models/tiny-llama.yaml")
-    """Shape of the model: a file, which a checkpoint is compared with, or from_checkpoint, which is
-    usual where there is one; its vocab_size, if empty, is the checkpoint's or the tokenizer's."""
+    """Shape of the model: a file, or from_checkpoint, the default where a checkpoint is named. A
+    checkpoint must match the file. An empty vocab_size is the checkpoint's or the tokenizer's."""
     checkpoint: Path | None = None
-    """Folder of a checkpoint to start from, of any format that `tokamake inspect` knows, or one
-    whose file `latest` names it; train.finetune says how. Empty: random weights."""
+    """Folder of a checkpoint to start from, in any format that `tokamake inspect` reads, or its
+    parent whose file `latest` names it; see train.finetune. Empty: random weights."""
 
     @model_validator(mode="before")
     @classmethod
-    def _of_the_checkpoint(cls, values: Any) -> Any:
+    def _default_to_the_checkpoint(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("checkpoint") is not None:
             return {**values, "architecture": values.get("architecture") or "from_checkpoint"}
         return values
 
     @model_validator(mode="after")
-    def _has_a_start(self) -> "ModelSettings":
+    def _check_checkpoint_is_named(self) -> "ModelSettings":
         if self.checkpoint is None and self.architecture == "from_checkpoint":
             raise ValueError(
                 "architecture: from_checkpoint: there is no model.checkpoint; name one, or a file "
@@ -63,81 +68,81 @@ class ModelSettings(Settings):
 
     @property
     def stated(self) -> Path | None:
-        """The file that says what the architecture is, if one does."""
+        """File of the architecture; None if the checkpoint alone defines it."""
         return self.architecture if isinstance(self.architecture, Path) else None
 
 
 class ExportFormat(NamedTuple):
-    """What a checkpoint is written as."""
+    """How to write a checkpoint: format, layout and dtype."""
 
     format: str
-    """One of `FORMAT_SIZES`."""
+    """One of `format_names()`."""
     sizes: dict[str, int]
-    """Its sizes by the names in `FORMAT_SIZES`; those left out are 1, and zero_stage 0."""
+    """By the names of `format_sizes`; a missing size is 1, a missing zero_stage 0."""
     dtype: str | None
-    """Number format of all tensors; None: each keeps its own."""
+    """Of all tensors; None: each keeps its own."""
 
 
 def parse_export_format(text: str) -> ExportFormat:
-    """Take the name of a form apart: mds-pipeline-tp2-pp4-bf16.
+    """Parse the name of an export format, such as mds-pipeline-tp2-pp4-bf16.
 
     Raises:
-        ValueError: there is no such format, or it has no such sizes.
+        ValueError: the format is unknown, or lacks one of the sizes.
     """
-    formats = "|".join(sorted(FORMAT_SIZES, key=len, reverse=True))
-    sizes = "".join(f"(?:-{short}(?P<{short}>[1-9][0-9]*))?" for short in _SHORT)
-    found = re.fullmatch(f"(?P<format>{formats}){sizes}(?:-(?P<dtype>{'|'.join(_DTYPES)}))?", text)
-    if not found:
+    # Longest first: "mds" is also the beginning of "mds-pipeline".
+    formats = "|".join(sorted(format_names(), key=len, reverse=True))
+    pattern = "".join(f"(?:-{short}(?P<{short}>[1-9][0-9]*))?" for short in _SHORT)
+    match = re.fullmatch(
+        f"(?P<format>{formats}){pattern}(?:-(?P<dtype>{'|'.join(_DTYPES)}))?", text
+    )
+    if not match:
         raise ValueError(
-            f"give a format ({', '.join(FORMAT_SIZES)}), then its sizes ({', '.join(_SHORT)}) and "
-            f"dtype ({', '.join(_DTYPES)}), if need be, as in mds-pipeline-tp2-pp4-bf16"
+            f"give a format ({', '.join(format_names())}), then its sizes ({', '.join(_SHORT)}) "
+            f"and dtype ({', '.join(_DTYPES)}), if need be, as in mds-pipeline-tp2-pp4-bf16"
         )
-    given = {size: int(found[short]) for short, size in _SHORT.items() if found[short]}
-    if others := given.keys() - set(FORMAT_SIZES[found["format"]]):
-        raise ValueError(f"format {found['format']} has no {min(others)}; leave it out")
-    if found["format"] == "universal" and found["dtype"]:
+    format, dtype = match["format"], match["dtype"]
+    sizes = {name: int(match[short]) for short, name in _SHORT.items() if match[short]}
+    if unknown := sizes.keys() - set(format_sizes(format)):
+        raise ValueError(f"format {format} has no {min(unknown)}; leave it out")
+    if format == "universal" and dtype:
         raise ValueError("format universal holds fp32 weights; leave the dtype out")
-    if given.get("virtual_pipeline_size", 1) > 1 == given.get("pipeline_parallel_size", 1):
+    if sizes.get("virtual_pipeline_size", 1) > 1 == sizes.get("pipeline_parallel_size", 1):
         raise ValueError("vpp says how pipeline ranks share layers; give pp, too")
-    _check_zero(found["format"], given)
-    return ExportFormat(found["format"], given, found["dtype"])
+    _check_zero(format, sizes)
+    return ExportFormat(format, sizes, dtype)
 
 
 def _check_zero(format: str, sizes: dict[str, int]) -> None:
-    """See that optimizer states can be shared so.
-
-    Raises:
-        ValueError: they cannot.
-    """
-    stage, ranks = sizes.get("zero_stage", 0), sizes.get("data_parallel_size", 1)
+    stage, num_ranks = sizes.get("zero_stage", 0), sizes.get("data_parallel_size", 1)
     if stage > 3:
         raise ValueError(f"zero{stage}: DeepSpeed has stages 1 to 3; give one of them")
     if format == "mds-pipeline" and stage > 1:
         raise ValueError(
             f"zero{stage}: DeepSpeed itself refuses stages 2 and 3 with pipelines; give zero1, or "
-            "mds, which has none"
+            "use mds, which has no pipeline"
         )
-    if ranks > 1 and not stage:
-        raise ValueError(f"dp{ranks} says how ranks share optimizer states; give zero1, too")
+    if num_ranks > 1 and not stage:
+        raise ValueError(f"dp{num_ranks} says how ranks share optimizer states; give zero1, too")
 
 
 def check_export_format(form: ExportFormat, architecture: Architecture) -> None:
-    """See that a model can be shared as a form wants it.
+    """Check that the layout of an export format fits a model.
 
     Raises:
-        ValueError: ranks do not divide its heads, or stages its layers.
+        ValueError: ranks do not divide the heads, or stages do not divide the layers.
     """
     tensor = form.sizes.get("tensor_parallel_size", 1)
     for name in ("num_attention_heads", "num_key_value_heads"):
-        heads = getattr(architecture, name)
-        if heads > 1 and heads % tensor:
-            raise ValueError(f"tp{tensor}: does not divide {name} {heads}; give a divisor")
-    stages = form.sizes.get("pipeline_parallel_size", 1)
-    stages *= form.sizes.get("virtual_pipeline_size", 1)
-    layers = architecture.num_hidden_layers
-    if stages > layers or (form.format == "megatron" and layers % stages):
+        num_heads = getattr(architecture, name)
+        # A single head of keys and values (multi-query) is replicated, not divided.
+        if num_heads > 1 and num_heads % tensor:
+            raise ValueError(f"tp{tensor}: does not divide {name} {num_heads}; give a divisor")
+    num_stages = form.sizes.get("pipeline_parallel_size", 1)
+    num_stages *= form.sizes.get("virtual_pipeline_size", 1)
+    num_layers = architecture.num_hidden_layers
+    if num_stages > num_layers or (form.format == "megatron" and num_layers % num_stages):
         raise ValueError(
-            f"{stages} stages: the model has {layers} layers; give a number that "
+            f"{num_stages} stages: the model has {num_layers} layers; give a number that "
             f"{'divides them' if form.format == 'megatron' else 'is no larger'}"
         )
 
@@ -147,11 +152,11 @@ def _check_form(text: str) -> str:
     return text
 
 
-def _listed(value: Any) -> Any:
+def _as_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
 CheckpointForms = Annotated[
-    tuple[Annotated[str, AfterValidator(_check_form)], ...], BeforeValidator(_listed)
+    tuple[Annotated[str, AfterValidator(_check_form)], ...], BeforeValidator(_as_tuple)
 ]
-"""What `parse_export_format` takes, several or one."""
+"""One name of an export format, or several."""

@@ -93,15 +93,14 @@ def _score(
 ) -> dict[str, Any]:
     from tokamake.checkpoint import model_tensors
     from tokamake.checkpoint.hf import hf_folder
-    from tokamake.checkpoint.native import latest
-    from tokamake.checkpoint.native.description import is_native
+    from tokamake.checkpoint.native.folder import is_native, read_weights
     from tokamake.evaluate.held_out import text_bytes
     from tokamake.evaluate.perplexity import total_loss
     from tokamake.runtime.process_group import choose_device
     from tokamake.runtime.ranks import Ranks
 
     if is_native(checkpoint):
-        architecture, weights, _ = latest.read(checkpoint)
+        architecture, weights, _ = read_weights(checkpoint)
     else:
         architecture, weights = hf_folder.read(checkpoint)
     _check_fit(checkpoint, architecture, corpora, sequence_length)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from tokamake.runtime.console import progress
+from tokamake.train.batch import inputs_and_labels
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 """Tokens (B, L) int64 to logits (B, L, V)."""
@@ -47,10 +48,12 @@ def total_loss(
     with torch.inference_mode():
         batches = _batches(tokens, sequence_length, batch_size)
         for batch in progress(batches, label="evaluate", unit="batches"):
-            batch = batch.to(device)
-            logits = forward(batch[:, :-1]).float()
+            inputs, labels = (
+                torch.from_numpy(array).to(device) for array in inputs_and_labels(batch)
+            )
+            logits = forward(inputs).float()
             losses = torch.nn.functional.cross_entropy(
-                logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none"
+                logits.flatten(0, 1), labels.flatten(), reduction="none"
             )
             total += losses.double().sum().cpu()
     return total.item()
@@ -58,12 +61,12 @@ def total_loss(
 
 def _batches(
     tokens: npt.NDArray[np.int64], sequence_length: int, batch_size: int
-) -> Iterator[torch.Tensor]:
+) -> Iterator[npt.NDArray[np.int64]]:
     """Windows of equal length in batches, then the short one alone: nothing is padded."""
     bounds = windows(len(tokens), sequence_length)
     whole = [(start, end) for start, end in bounds if end - start == sequence_length + 1]
     for first in range(0, len(whole), batch_size):
         rows = whole[first : first + batch_size]
-        yield torch.from_numpy(np.stack([tokens[start:end] for start, end in rows]))
+        yield np.stack([tokens[start:end] for start, end in rows])
     for start, end in bounds[len(whole) :]:
-        yield torch.from_numpy(tokens[None, start:end])
+        yield tokens[None, start:end]

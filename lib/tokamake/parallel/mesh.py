@@ -40,11 +40,6 @@ class Mesh:
     copy: tuple[tuple[int, ...], ...] = ((0,),)
     """Ranks that together have one copy of this stage: [tensor-parallel rank][shard]."""
 
-    @property
-    def is_last_stage(self) -> bool:
-        """Whether this rank has the end of the pipeline, where the loss is."""
-        return self.pipeline.rank == self.pipeline.size - 1
-
 
 ALONE = Mesh()
 """Where a rank has no peers."""

@@ -1,4 +1,4 @@
-"""What people read while work goes on: numbers with their nouns, progress."""
+"""Text for people while work goes on: counts with their nouns, progress."""
 
 import sys
 import time
@@ -7,9 +7,12 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 
+_LOG_SECONDS = 30
+"""Time between two lines of progress in a log."""
+
 
 def counted(number: int, noun: str) -> str:
-    """A number with what it counts, for people: 1 file, 2,000 files."""
+    """A number and its noun: 1 file, 2,000 files."""
     return f"{number:,} {noun}{'s'[: number != 1]}"
 
 
@@ -21,14 +24,14 @@ def progress(
     unit: str = "items",
     size: Callable[[Item], int] = lambda _: 1,
 ) -> Iterator[Item]:
-    """Pass items through and show how far they are: a bar on a terminal, in a log a line each 30 s.
+    """Pass items through and show progress: a bar on a terminal, a line each 30 s in a log.
 
     Args:
-        items: what to go through.
-        label: what is being done.
-        total: number of items; taken from `items` where it knows.
-        unit: what is counted.
-        size: how many of it an item is.
+        items: items to pass through.
+        label: name of the work.
+        total: total size of all items; by default their number, if `items` has a length.
+        unit: unit of `size`.
+        size: size of an item.
     """
     if total is None and isinstance(items, Sized):
         total = len(items)
@@ -40,11 +43,11 @@ def progress(
                 yield item
                 bar.update(size(item))
         return
-    last, number = time.monotonic(), 0
+    last, done = time.monotonic(), 0
     for item in items:
         yield item
-        number += size(item)
-        if time.monotonic() - last >= 30:
+        done += size(item)
+        if time.monotonic() - last >= _LOG_SECONDS:
             last = time.monotonic()
-            share = f"/{total:,} ({number / total:.0%})" if total else ""
-            print(f"{label}: {number:,}{share} {unit}", file=sys.stderr, flush=True)
+            share = f"/{total:,} ({done / total:.0%})" if total else ""
+            print(f"{label}: {done:,}{share} {unit}", file=sys.stderr, flush=True)

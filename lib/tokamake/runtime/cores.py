@@ -1,4 +1,4 @@
-"""What this process takes of its machine: threads and memory."""
+"""Cores and memory of the machine that this process may use."""
 
 import ctypes
 import os
@@ -9,41 +9,55 @@ from typing import TypeVar, cast
 
 Item = TypeVar("Item")
 
+_MALLOC_OPTIONS = {
+    "trim_threshold": -1,
+    "top_pad": -2,
+    "mmap_threshold": -3,
+    "mmap_max": -4,
+    "arena_max": -8,
+}
+"""Options of `mallopt`: their numbers in glibc's malloc.h."""
 
-def num_threads(sharers: int, environment: Mapping[str, str] = os.environ) -> int | None:
-    """Threads for each of the ranks that share the same cores; None: the user has chosen.
 
-    torchrun itself sets OMP_NUM_THREADS=1, so that value is no choice under torchrun.
-    """
+def num_threads(num_sharers: int, environment: Mapping[str, str] = os.environ) -> int | None:
+    """Threads for each of the ranks that share the same cores; None: the user has set them."""
     chosen = environment.get("OMP_NUM_THREADS")
+    # torchrun itself sets OMP_NUM_THREADS=1, so under torchrun that is no choice of the user.
     if chosen and not (chosen == "1" and "TORCHELASTIC_RUN_ID" in environment):
         return None
-    return max(1, len(os.sched_getaffinity(0)) // sharers)
+    return max(1, len(os.sched_getaffinity(0)) // num_sharers)
 
 
 def file_workers() -> int:
-    """Threads that read and write files at once where nobody says how many: disks have enough."""
+    """Default number of threads that read and write files; more do not make disks faster."""
     return min(4, len(os.sched_getaffinity(0)))
 
 
 def ahead(items: Iterator[Item], *, depth: int = 1) -> Iterator[Item]:
-    """The same items, made in a thread, at most `depth` of them before the caller asks for them."""
-    done = object()
+    """Compute items in a thread, up to `depth` of them before the caller asks."""
+    end = object()
     with ThreadPoolExecutor(1) as pool:
-        coming = deque(pool.submit(next, items, done) for _ in range(depth))
-        while (item := coming.popleft().result()) is not done:
-            coming.append(pool.submit(next, items, done))
+        pending = deque(pool.submit(next, items, end) for _ in range(depth))
+        while (item := pending.popleft().result()) is not end:
+            pending.append(pool.submit(next, items, end))
             yield cast("Item", item)
 
 
-def keep_memory() -> None:
-    """Let glibc keep memory that is freed, for the next step needs it again.
+def set_malloc_options(**values: int) -> None:
+    """Set options of glibc's malloc, by the names in `_MALLOC_OPTIONS`.
 
-    It would else give large tensors back to the kernel, which has to clear their pages each time:
-    on a CPU that takes up to a tenth of a training step. Other C libraries are left as they are.
+    Does nothing with other C libraries, whose options have other numbers.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "gnu_get_libc_version"):
-        # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD of malloc.h.
-        for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)):
-            library.mallopt(option, value)
+        for name, value in values.items():
+            library.mallopt(_MALLOC_OPTIONS[name], value)
+
+
+def keep_freed_memory() -> None:
+    """Let malloc keep freed memory, because the next training step needs it again.
+
+    By default glibc returns large tensors to the kernel, which clears their pages each time they
+    are allocated. On a CPU that takes up to a tenth of a training step.
+    """
+    set_malloc_options(mmap_max=0, trim_threshold=2**31 - 1, top_pad=2**26)

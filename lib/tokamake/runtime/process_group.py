@@ -1,4 +1,4 @@
-"""The process group of a run: where ranks meet, through what they talk, on which devices."""
+"""The process group of a run: rendezvous of its ranks, their communication, their devices."""
 
 import os
 import secrets
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
-"""What ranks talk through, by the kind of device."""
+"""Communication library by kind of device."""
 
 
 def choose_device(ranks: Ranks) -> "torch.device":
-    """Device of this rank: a CUDA or XPU accelerator if there is one, else the CPU."""
+    """Device of this rank: a CUDA or XPU device if there is one, else the CPU."""
     import torch
 
     for kind in ("cuda", "xpu"):
         backend = getattr(torch, kind, None)
         if backend is not None and backend.is_available():
-            # Some launchers show each rank only its own device.
+            # Some launchers show each rank only its own device, as number 0.
             device = torch.device(kind, ranks.local_rank % backend.device_count())
             backend.set_device(device)
             return device
@@ -40,11 +40,14 @@ def choose_device(ranks: Ranks) -> "torch.device":
 def process_group(ranks: Ranks, store: "Store | None" = None) -> Iterator["torch.device"]:
     """Join torch's process group and yield this rank's device; leave the group on exit.
 
-    Inside another `process_group`, that one serves.
+    Inside another `process_group`, use that one.
 
-    gloo on CPU, nccl on CUDA, xccl on XPU. Peers meet at MASTER_ADDR and MASTER_PORT where they
-    are set, else at a place that Slurm's variables or an MPI broadcast tell. A lone process needs
-    none, nor do peers that have met in a store (`meeting`).
+    Peers meet at MASTER_ADDR and MASTER_PORT if they are set, else at an address from Slurm's
+    variables or from an MPI broadcast. A single process needs no address.
+
+    Args:
+        ranks: this process among its peers.
+        store: where the peers have met already, see `meeting`.
 
     Raises:
         UserError: MPI does not see the peers that the launcher started, the port is taken, or two
@@ -57,7 +60,7 @@ def process_group(ranks: Ranks, store: "Store | None" = None) -> Iterator["torch
         yield device
         return
     backend = BACKENDS[device.type]
-    # DeepSpeed reads the device number from here.
+    # DeepSpeed reads the number of the device from this variable.
     os.environ["LOCAL_RANK"] = str(ranks.local_rank)
     if ranks.world_size == 1:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
@@ -81,16 +84,16 @@ def process_group(ranks: Ranks, store: "Store | None" = None) -> Iterator["torch
 
 
 def meeting(ranks: Ranks, seconds: float) -> "Store":
-    """Open a store of keys and values that all peers share, at the place where they meet.
+    """Open a key-value store that all peers share, at their rendezvous.
 
-    It is rank 0's; others wait for it, it does not wait for them.
+    Rank 0 serves it. The others wait for rank 0; rank 0 does not wait for them.
 
     Args:
         ranks: this process among its peers.
         seconds: how long to wait for rank 0, and for any key.
 
     Raises:
-        UserError: rank 0 does not come.
+        UserError: rank 0 cannot be reached in time.
     """
     import torch.distributed as dist
 
@@ -98,16 +101,20 @@ def meeting(ranks: Ranks, seconds: float) -> "Store":
         return dist.HashStore()
     _rendezvous(ranks)
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    # torchrun has a store of its own there.
-    first = ranks.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    # torchrun itself serves a store there.
+    is_server = ranks.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
         return dist.TCPStore(
-            host, port, is_master=first, timeout=timedelta(seconds=seconds), wait_for_workers=False
+            host,
+            port,
+            is_master=is_server,
+            timeout=timedelta(seconds=seconds),
+            wait_for_workers=False,
         )
     except dist.DistError as error:
         reason = str(error).splitlines()[0].rstrip(". ")
         raise UserError(
-            f"rank {ranks.rank} on {socket.gethostname()}: rank 0 cannot be met at {host}:{port} "
+            f"rank {ranks.rank} on {socket.gethostname()}: cannot reach rank 0 at {host}:{port} "
             f"within {seconds:g} s: {reason}; look at that host, or set MASTER_ADDR and MASTER_PORT"
         ) from None
 
@@ -119,7 +126,7 @@ def _rendezvous(ranks: Ranks) -> None:
         return
     tasks = variable(os.environ, "SLURM_STEP_NUM_TASKS")
     if tasks == ranks.world_size and "SLURM_STEP_NODELIST" in os.environ:
-        # No message can agree on a free port here, so each job and step has its own.
+        # Ranks cannot exchange a free port without MPI, so each job and step has its own port.
         job, step = (variable(os.environ, f"SLURM_{name}_ID") or 0 for name in ("JOB", "STEP"))
         host, port = (
             hosts_of(os.environ["SLURM_STEP_NODELIST"])[0],
@@ -130,10 +137,10 @@ def _rendezvous(ranks: Ranks) -> None:
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)
 
 
-def _check_port(told: str) -> None:
-    if not (told.isascii() and told.isdecimal() and 0 < int(told) < 65536):
+def _check_port(value: str) -> None:
+    if not (value.isascii() and value.isdecimal() and 0 < int(value) < 65536):
         raise UserError(
-            f"MASTER_PORT={told}: not a port, which is a number from 1 to 65535; set it to one "
+            f"MASTER_PORT={value}: not a port, which is a number from 1 to 65535; set it to one "
             "that is free on the first host, or unset it"
         )
 
@@ -146,10 +153,10 @@ def _join(backend: str, ranks: Ranks) -> None:
             backend, init_method="env://", rank=ranks.rank, world_size=ranks.world_size
         )
     except dist.DistNetworkError as error:
-        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = str(error).split("\n")[0]
         raise UserError(
-            f"ranks cannot meet at {place}: {reason}; set MASTER_ADDR to the first host and "
+            f"ranks cannot meet at {address}: {reason}; set MASTER_ADDR to the first host and "
             "MASTER_PORT to a port that is free there"
         ) from None
 
@@ -161,48 +168,54 @@ def _agree_through_mpi(ranks: Ranks) -> tuple[str, int]:
             f"MPI sees {world.size} processes, the launcher started {ranks.world_size}; "
             "set MASTER_ADDR and MASTER_PORT, or install the mpi4py of this launcher's MPI"
         )
-    place: tuple[str, int] = world.bcast(
+    address: tuple[str, int] = world.bcast(
         (socket.gethostname(), free_port()) if ranks.rank == 0 else None
     )
-    return place
+    return address
 
 
 def free_port() -> int:
-    """A port of this host that nobody listens at, nor gets by chance before it is used.
+    """A port of this host without a listener.
 
-    That is one beside those that the system gives to whoever asks for any, if it leaves some.
+    If possible, a port outside the range from which the system assigns ports: such a port is not
+    assigned to another program before it is used here.
     """
-    kept = kept_ports() or [0]
-    for port in (*(secrets.choice(kept) for _ in range(20)), 0):
+    static = static_ports() or [0]
+    for port in (*(secrets.choice(static) for _ in range(20)), 0):
         with socket.socket() as listener, suppress(OSError):
             listener.bind(("", port))
-            free: int = listener.getsockname()[1]
-            return free
-    raise UserError(f"no port is free on {socket.gethostname()}; end what holds so many there")
+            number: int = listener.getsockname()[1]
+            return number
+    raise UserError(
+        f"no port is free on {socket.gethostname()}; end programs that hold ports there"
+    )
 
 
-def kept_ports(given: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> list[int]:
-    """Ports from 15000 on, less those that Linux gives to connections that ask for any.
+def static_ports(path: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> list[int]:
+    """Ports from 15000 on that Linux does not assign to connections without a port of their own.
 
     Args:
-        given: file with the first and the last of those.
+        path: file with the first and the last port that Linux assigns.
     """
     try:
-        first, last = map(int, given.read_text().split())
+        first, last = map(int, path.read_text().split())
     except (OSError, ValueError):
-        first, last = 32768, 60999  # as Linux has it by itself
+        first, last = 32768, 60999  # the default of Linux
     return [port for port in range(15000, 65536) if not first <= port <= last]
 
 
 def _share_cores() -> None:
-    """Set this rank's threads; launchers may bind each rank to cores of its own, or all to all."""
+    """Set this rank's number of threads.
+
+    A launcher may bind each rank to its own cores, or all ranks of a host to all cores.
+    """
     import torch
     import torch.distributed as dist
 
-    own = (socket.gethostname(), os.sched_getaffinity(0))
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, own)
-    threads = num_threads(everyone.count(own))
+    cores = (socket.gethostname(), os.sched_getaffinity(0))
+    cores_of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(cores_of_ranks, cores)
+    threads = num_threads(cores_of_ranks.count(cores))
     if threads:
         torch.set_num_threads(threads)
 
@@ -211,28 +224,29 @@ def _compare_devices(device: "torch.device") -> None:
     import torch
     import torch.distributed as dist
 
-    # Ranks of one device could not even tell each other through it.
+    # Not nccl: it fails if two ranks have the same device.
     group = dist.new_group(backend="gloo")
-    # Launchers may show each rank one device, which all call 0; tiles of an XPU have no such name.
-    own = (socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid))
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, own, group=group)
-    check_devices(everyone)
+    # Not the number: launchers may show each rank one device, with number 0. (XPU tiles have no
+    # such identifier, so they are not compared.)
+    owner = (socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid))
+    owners: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(owners, owner, group=group)
+    check_devices(owners)
 
 
 def check_devices(owners: Sequence[tuple[str, str]]) -> None:
-    """See that each rank has a device of its own.
+    """Check that each rank has its own device.
 
     Args:
         owners: host and device of each rank.
 
     Raises:
-        UserError: two have the same.
+        UserError: two ranks have the same device.
     """
-    first: dict[tuple[str, str], int] = {}
+    first_ranks: dict[tuple[str, str], int] = {}
     for rank, owner in enumerate(owners):
-        if (other := first.setdefault(owner, rank)) != rank:
+        if (first := first_ranks.setdefault(owner, rank)) != rank:
             raise UserError(
-                f"ranks {other} and {rank} have the same device of {owner[0]}: start no more ranks "
+                f"ranks {first} and {rank} have the same device of {owner[0]}: start no more ranks "
                 "a host than it has devices, or hide these (CUDA_VISIBLE_DEVICES=) to train on CPUs"
             )

@@ -1,4 +1,4 @@
-"""How ranks end: what one meets, all learn of; one of them says it; all leave."""
+"""Errors across ranks: an error on one rank is raised on all; one rank reports it; all exit."""
 
 import os
 import sys
@@ -18,58 +18,59 @@ STOPPED = 75
 
 @contextmanager
 def raise_on_all_ranks() -> Iterator[None]:
-    """Raise what one rank of the process group meets on all of them, else they would wait for it.
+    """Raise an error of any rank on all ranks; the others would wait for that rank for ever.
 
     Raises:
-        UserError: a rank met one, or an `OSError`: a disk that is full, a file that is gone.
+        UserError: a rank raised one, or an `OSError`, such as for a full disk or a missing file.
     """
     import torch.distributed as dist
 
-    own: str | None = None
+    message: str | None = None
     try:
         yield
     except UserError as error:
-        own = str(error)
+        message = str(error)
     except OSError as error:
-        own = f"{of_system(error)}; mend it and run again"
-    errors: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(errors, own)
-    for found in errors:
-        if found is not None:
-            raise UserError(found)
+        message = f"{of_system(error)}; fix it and rerun"
+    messages: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(messages, message)
+    for first in messages:
+        if first is not None:
+            raise UserError(first)
 
 
 def report_from_any_rank(items: Iterable[Item], ranks: Ranks) -> Iterator[Item]:
-    """Items, and any rank reports a `UserError` that comes in place of one; rank 0 does so anyway.
+    """Pass items through; if they raise a `UserError`, any rank reports it, not only rank 0.
 
-    The other ranks may not meet it; launchers end them, who wait for this one.
+    An error while reading samples may occur on one rank only. The other ranks then wait until the
+    launcher ends them.
     """
     try:
         yield from items
     except UserError as error:
-        if ranks.rank:
+        if ranks.rank:  # rank 0 reports all its errors
             print(f"tokamake: rank {ranks.rank}: {error}", file=sys.stderr, flush=True)
         raise
 
 
 @contextmanager
 def report_from_rank_0(ranks: Ranks) -> Iterator[None]:
-    """Let rank 0 alone report a `UserError` that all ranks raise; the others exit with code 2."""
+    """Let only rank 0 report a `UserError` that all ranks raise; the others exit with code 2."""
     try:
         yield
     except UserError:
         if ranks.rank:
-            # torchrun ends all ranks as soon as one has failed, and rank 0 is still to speak.
+            # torchrun ends all ranks when one has failed: give rank 0 time to report.
             time.sleep(2)
             raise SystemExit(2) from None
         raise
 
 
 def leave(ranks: Ranks, code: int) -> None:
-    """End a rank of several at once, with an exit code; does nothing in a lone process with code 0.
+    """Exit with a code if there are several ranks, or if the code is not 0.
 
-    Python's own way out would now and then abort: gloo's threads ask for the interpreter while it
-    shuts down.
+    Several ranks exit without Python's own shutdown: it aborts now and then, because threads of
+    gloo ask for the interpreter while it ends.
     """
     if ranks.world_size == 1:
         if code:
@@ -79,7 +80,7 @@ def leave(ranks: Ranks, code: int) -> None:
 
 
 def exit_now(code: int) -> NoReturn:
-    """End this process without Python's own way out, on which see `leave`."""
+    """End this process without Python's own shutdown, see `leave`."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi is not None and not mpi.Is_finalized():
         mpi.Finalize()

@@ -1,7 +1,7 @@
-"""Rank and world size, as the launcher tells them.
+"""Rank and world size, from variables of the launcher or from MPI.
 
-torchrun, deepspeed, srun and mpiexec (MPICH, Intel MPI, PALS, Open MPI) leave variables in the
-environment; MPI itself is asked where these are not enough. mpi4py is imported only then.
+torchrun, deepspeed, srun and mpiexec (MPICH, Intel MPI, PALS, Open MPI) set environment variables.
+Where these are not enough, MPI is asked; only then is mpi4py imported.
 """
 
 import os
@@ -27,7 +27,8 @@ _LAUNCHERS = (
 """Variables of rank, world size, local rank and local size; the first complete set counts."""
 
 _SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
-"""Only srun sets these for a step; a batch script has SLURM_PROCID and SLURM_NTASKS too."""
+"""Only srun sets all of these. A batch script has SLURM_PROCID and SLURM_NTASKS, too, but is not a
+rank."""
 
 
 @dataclass(frozen=True)
@@ -37,33 +38,38 @@ class Ranks:
     rank: int
     """Number of this process, 0 to world_size - 1."""
     world_size: int
-    """Processes of the run."""
+    """Number of processes of the run."""
     local_rank: int
     """Number of this process on its host."""
     local_size: int
-    """Processes on this host."""
+    """Number of processes on this host."""
+
+    def print_once(self, line: str) -> None:
+        """Print a line on rank 0 only."""
+        if self.rank == 0:
+            print(line, flush=True)
 
     @classmethod
     def find(cls, environment: Mapping[str, str] = os.environ) -> "Ranks":
-        """Read the launcher's variables; MPI is asked where they tell the rank only.
+        """Read the launcher's variables; ask MPI if they are incomplete.
 
         Raises:
-            UserError: a variable is no number, or rank and size do not fit.
+            UserError: a variable is not a number, or rank and size do not fit.
         """
-        found = [
+        candidates = [
             names
             for names in (*_LAUNCHERS, _SLURM)
             if names[0] in environment and (names[1] in environment or names[0] == "PMIX_RANK")
         ]
-        if not found:
+        if not candidates:
             return cls(rank=0, world_size=1, local_rank=0, local_size=1)
-        whole = (names for names in found if names[2] in environment)
-        return cls._read(environment, next(whole, found[0]))
+        # Launchers share PMI_RANK: the variable of the local rank tells them apart.
+        complete = (names for names in candidates if names[2] in environment)
+        return cls._read(environment, next(complete, candidates[0]))
 
     @classmethod
     def _read(cls, environment: Mapping[str, str], names: tuple[str, ...]) -> "Ranks":
-        found = [variable(environment, name) for name in names]
-        rank, world_size, local_rank, local_size = found
+        rank, world_size, local_rank, local_size = (variable(environment, name) for name in names)
         if world_size is None or (world_size > 1 and local_rank is None):
             return cls._ask_mpi()
         if rank is None or not 0 <= rank < world_size:
@@ -83,10 +89,10 @@ class Ranks:
 
 
 def variable(environment: Mapping[str, str], name: str) -> int | None:
-    """Value of a launcher's variable; None if it is not set.
+    """Value of a launcher's variable; None: it is not set.
 
     Raises:
-        UserError: it is no number.
+        UserError: it is not a number.
     """
     value = environment.get(name)
     if value is None:
@@ -99,10 +105,10 @@ def variable(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def mpi() -> Any:
-    """Load `mpi4py.MPI`.
+    """Import `mpi4py.MPI`, which initializes MPI.
 
     Raises:
-        UserError: there is none, or its MPI is not to be found.
+        UserError: mpi4py or its MPI library is missing.
     """
     try:
         from mpi4py import MPI

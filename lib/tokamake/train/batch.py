@@ -1,10 +1,10 @@
-"""A micro batch on its way to the device: what goes in, what shall come out, what is kept apart.
+"""Micro batches: rows of tokens become inputs and labels on the device.
 
-TokenRows come from the loader; of a sequence that ranks share, each takes its part.
+Rows come from the loader. Where ranks share a sequence, each takes its part of it.
 Shape suffixes: B samples of a micro batch, L tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 from tokamake.config.resolved_run import Run
-from tokamake.config.training import PACKING_SETTINGS
+from tokamake.config.training import PACKING_SETTINGS, TrainSettings
+from tokamake.data.samples.loader import Rows, Step, steps
 from tokamake.data.samples.packing import packed
 from tokamake.parallel.context import share
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.mesh import ALONE, Mesh
 
 TokenRows = npt.NDArray[np.int64]
-"""(B, L + 1) tokens."""
+"""(B, L + 1) tokens; one below 0 fills up a row and is no token."""
 
 
 class MicroBatch(NamedTuple):
@@ -29,83 +30,133 @@ class MicroBatch(NamedTuple):
     inputs: Tensor
     """(B, L) tokens."""
     labels: Tensor
-    """(B, L) tokens that shall come out, `NO_LABEL` where there is no loss."""
-    apart: dict[str, Tensor]
-    """What keeps documents apart, as `Model.forward` takes it."""
+    """(B, L) tokens to predict, `NO_LABEL` where there is no loss."""
+    document_inputs: dict[str, Tensor]
+    """Inputs of `Model.forward` that keep documents apart: (B, L) position_ids, document_ids."""
+
+
+def inputs_and_labels(
+    rows: TokenRows, loss_mask: npt.NDArray[np.bool_] | None = None
+) -> tuple[TokenRows, TokenRows]:
+    """Split rows into inputs and labels: the label of a token is the next token.
+
+    Args:
+        rows: (B, L + 1) tokens.
+        loss_mask: (B, L) which inputs have a loss; None: all.
+
+    Returns:
+        (B, L) inputs, 0 where a row is filled up; (B, L) labels, `NO_LABEL` where there is no loss.
+    """
+    labels = np.where(rows[:, 1:] < 0, NO_LABEL, rows[:, 1:])
+    if loss_mask is not None:
+        labels = np.where(loss_mask, labels, NO_LABEL)
+    return np.maximum(rows[:, :-1], 0), labels
 
 
 def to_batch(rows: TokenRows, run: Run, device: torch.device, mesh: Mesh = ALONE) -> MicroBatch:
-    """Part rows of tokens into inputs and labels, on the device.
+    """Split rows into inputs and labels and bring this rank's part of them to the device.
 
     Args:
-        rows: from the loader; a token below 0 is none.
-        run: says what is kept apart.
-        device: where the model is.
+        rows: (B, L + 1) tokens.
+        run: its settings say whether documents of a row are kept apart.
+        device: device of the model.
         mesh: this rank among its peers.
     """
-    apart = keep_apart(rows, run)
-    labels = np.where(rows[:, 1:] < 0, NO_LABEL, rows[:, 1:])
-    if (mask := apart.pop("loss_mask", None)) is not None:
-        labels = np.where(mask, labels, NO_LABEL)
-    arrays = {"inputs": np.maximum(rows[:, :-1], 0), "labels": labels, **apart}
-    tensors = {
-        name: share(to_device(array, device), axis=mesh.context) for name, array in arrays.items()
-    }
-    return MicroBatch(tensors.pop("inputs"), tensors.pop("labels"), tensors)
+    loss_mask, document_arrays = _documents(rows, run)
+    inputs, labels = inputs_and_labels(rows, loss_mask)
+
+    def rank_tensor(array: npt.NDArray[Any]) -> Tensor:
+        return share(to_device(array, device), axis=mesh.context)
+
+    return MicroBatch(
+        rank_tensor(inputs),
+        rank_tensor(labels),
+        {name: rank_tensor(array) for name, array in document_arrays.items()},
+    )
 
 
-def chances(rows: Sequence[TokenRows], *, seed: int, step: int, mesh: Mesh = ALONE) -> list[Tensor]:
-    """Numbers in [0, 1) to draw a label of each of this rank's tokens by, (B, L) fp32 each.
-
-    They belong to the tokens of a global batch, however ranks share these.
-
-    Args:
-        rows: this rank's micro batches of a step.
-        seed: of the run.
-        step: which one it is.
-        mesh: this rank among its peers.
-    """
-    samples, width = rows[0].shape
-    shape = (len(rows), mesh.data.size, samples, width - 1)
-    every = np.random.default_rng((seed, step)).random(shape, dtype=np.float32)
-    own = torch.from_numpy(every[:, mesh.data.rank])
-    return [*share(own, axis=mesh.context, dim=2)]
-
-
-def concatenated(batches: list[MicroBatch]) -> MicroBatch:
-    """TokenRows of several micro batches, one after the other."""
-    first = batches[0]
-    apart = {name: torch.cat([batch.apart[name] for batch in batches]) for name in first.apart}
-    inputs = torch.cat([batch.inputs for batch in batches])
-    return MicroBatch(inputs, torch.cat([batch.labels for batch in batches]), apart)
-
-
-def leaves_out(run: Run) -> bool:
-    """Whether some tokens of training samples may have no loss."""
-    return run.train.fim.rate > 0 or any(getattr(run.train, name) for name in PACKING_SETTINGS)
-
-
-def keep_apart(rows: TokenRows, run: Run) -> dict[str, npt.NDArray[Any]]:
-    """What the run's settings say about documents that share a row, as `Model.loss` takes it."""
+def _documents(
+    rows: TokenRows, run: Run
+) -> tuple[npt.NDArray[np.bool_] | None, dict[str, npt.NDArray[Any]]]:
+    """Loss mask, and inputs of the model, that keep the documents of a row apart."""
     options = {name: getattr(run.train, name) for name in PACKING_SETTINGS}
     if not any(options.values()):
-        return {}
-    assert run.eod is not None, "resolve has looked it up"
-    made = packed(rows, eod=run.eod, **options)
-    found: dict[str, npt.NDArray[Any]] = {"loss_mask": made.loss_mask}
+        return None, {}
+    assert run.eod is not None, "resolve looks it up for these settings"
+    samples = packed(rows, eod=run.eod, **options)
+    arrays: dict[str, npt.NDArray[Any]] = {}
     if run.train.reset_position_ids:
-        found["position_ids"] = made.position_ids
+        arrays["position_ids"] = samples.position_ids
     if run.train.reset_attention_mask:
-        found["document_ids"] = made.document_ids
-    return found
+        arrays["document_ids"] = samples.document_ids
+    return samples.loss_mask, arrays
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """Bring a batch to the device; an accelerator reads it from pinned memory, with no one waiting.
+    """Bring an array to the device; an accelerator copies it while the host goes on.
 
-    torch keeps pinned memory and gives it out again once the device has read it.
+    That needs pinned memory. torch does not reuse pinned memory before the copy has ended.
     """
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def concatenated(batches: list[MicroBatch]) -> MicroBatch:
+    """Join micro batches along their samples."""
+    names = batches[0].document_inputs
+    return MicroBatch(
+        torch.cat([batch.inputs for batch in batches]),
+        torch.cat([batch.labels for batch in batches]),
+        {name: torch.cat([batch.document_inputs[name] for batch in batches]) for name in names},
+    )
+
+
+def label_draws(
+    rows: Sequence[TokenRows], *, seed: int, step: int, mesh: Mesh = ALONE
+) -> list[Tensor]:
+    """Random numbers in [0, 1) that draw a label for each token of this rank, (B, L) fp32 each.
+
+    A token of a global batch has the same number however ranks share the batch.
+
+    Args:
+        rows: this rank's micro batches of a step.
+        seed: seed of the run.
+        step: number of the step.
+        mesh: this rank among its peers.
+    """
+    num_samples, width = rows[0].shape
+    shape = (len(rows), mesh.data.size, num_samples, width - 1)
+    # Drawn for all data-parallel ranks: the generator has no cheap way to skip numbers.
+    all_ranks = np.random.default_rng((seed, step)).random(shape, dtype=np.float32)
+    of_rank = torch.from_numpy(all_ranks[:, mesh.data.rank])
+    return [*share(of_rank, axis=mesh.context, dim=2)]
+
+
+def steps_of_rank(
+    samples: Rows, train: TrainSettings, mesh: Mesh, consumed_samples: int
+) -> Iterator[Step]:
+    """This rank's share of each training step that is left.
+
+    Raises:
+        UserError: the ranks cannot share a global batch.
+    """
+    return steps(
+        samples,
+        train.batch_sizes,
+        consumed_samples=consumed_samples,
+        micro_batch_size=train.micro_batch_size,
+        data_parallel_rank=mesh.data.rank,
+        data_parallel_size=mesh.data.size,
+    )
+
+
+def num_micro_batches(train: TrainSettings, mesh: Mesh) -> int:
+    """Micro batches of each rank in a global batch of full size."""
+    return train.global_batch_size // (train.micro_batch_size * mesh.data.size)
+
+
+def has_masked_labels(train: TrainSettings) -> bool:
+    """Whether some tokens of training samples may have no loss."""
+    return train.fim.rate > 0 or any(getattr(train, name) for name in PACKING_SETTINGS)

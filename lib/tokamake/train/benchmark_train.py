@@ -1,6 +1,8 @@
-"""The tool `benchmark-train`: how fast a run's steps are at its layout, and where time goes."""
+"""The tool `benchmark-train`: speed of a run's training steps, and where their time goes."""
 
 from pathlib import Path
+
+from tokamake.errors import UserError
 
 
 def benchmark_train(
@@ -15,24 +17,23 @@ def benchmark_train(
     """Measure the speed of a run's training steps; nothing of the run is written.
 
     Trains from the run's first weights, on one rank or several, as `train` does, but without
-    validation and checkpoints. Prints tokens and floating-point operations per second, the share of
-    the device's peak that these are (MFU), times of steps and what they are spent on, and memory.
+    validation and checkpoints. Prints tokens and floating-point operations per second, their share
+    of the device's peak (MFU), times of steps and of their parts, and memory.
 
     Args:
         config: The run, as `tokamake resolve` writes it.
-        steps: Steps that are measured.
-        warmup_steps: Steps before them that are not.
+        steps: Steps to measure.
+        warmup_steps: Steps before them that are not measured.
         synthetic: Train on random tokens instead of the run's samples; its index may be missing.
         peak_tflops: Peak of a rank's device in 10¹² operations per second; by default that of a
-            known device, else what a matrix product of the same number format reaches.
-        output: File for all numbers, as JSON.
+            known device, else the speed of a matrix product in the same precision.
+        output: JSON file for all numbers.
 
     Raises:
         UserError: the run cannot start, or has too few samples.
     """
     from tokamake import files
     from tokamake.config.resolved_run import read_run
-    from tokamake.errors import UserError
     from tokamake.runtime.process_group import process_group
     from tokamake.runtime.rank_errors import leave, raise_on_all_ranks, report_from_rank_0
     from tokamake.runtime.ranks import Ranks
@@ -46,16 +47,16 @@ def benchmark_train(
                     f"--steps {steps} --warmup-steps {warmup_steps}: give 1 and 0 or more"
                 )
         from tokamake.train import speed
-        from tokamake.train.numerics import repeatable
+        from tokamake.train.numerics import deterministic_algorithms
         from tokamake.train.trial_steps import TrialSteps
 
-        with repeatable(run.train.deterministic):
-            total = warmup_steps + steps + speed.split_steps(steps)
+        with deterministic_algorithms(run.train.deterministic):
+            total = warmup_steps + steps + speed.num_timed_steps(steps)
             trial = TrialSteps(run, ranks, device, num_steps=total, synthetic=synthetic)
-            found = speed.measure(trial, ranks, device, steps=steps, warmup_steps=warmup_steps)
-        found |= speed.utilization(found, trial.run, ranks, device, peak_tflops=peak_tflops)
+            report = speed.measure(trial, ranks, device, steps=steps, warmup_steps=warmup_steps)
+        report |= speed.utilization(report, trial.run, ranks, device, peak_tflops=peak_tflops)
         if ranks.rank == 0:
-            print(speed.report(found))
+            print(speed.report(report))
             if output:
-                files.write_json(output, found)
+                files.write_json(output, report)
     leave(ranks, 0)

@@ -1,7 +1,7 @@
-"""When the job that trains will be killed, so that it saves and ends before.
+"""The time at which the scheduler kills this job; training saves and ends before.
 
-The scheduler tells the time; how much of it a step and a checkpoint take is measured, by this job
-and by the one before it in the same output folder.
+The scheduler states the time. How long a step and a checkpoint take is measured: by this job, and
+by the previous job of the same run.
 """
 
 import os
@@ -14,20 +14,22 @@ from typing import NamedTuple
 from tokamake import files
 from tokamake.batch_systems import seconds_of
 from tokamake.errors import UserError
+from tokamake.runtime.ranks import Ranks
 
-_WORST_MARGIN = 300.0
 _MARGIN = 0.1
-"""What is kept for the end in any case: this share of the time left at the start, 5 min at most."""
+"""Share of the time at the start of the job that is kept for its end."""
+_MAX_MARGIN_SECONDS = 300.0
 _ANSWER_SECONDS = 20
+"""How long squeue may take to answer."""
 DURATIONS = "durations.json"
-"""File in the output folder that says how long things took in the job that saved last."""
+"""File in the output folder: how long things took in the last job that saved."""
 
 
 class Durations(NamedTuple):
-    """How long things took in a job at the worst, in seconds."""
+    """Longest times that a job has measured, in seconds."""
 
     step: float = 0.0
-    """A step, with what lies between it and the next: a validation, the begin of a checkpoint."""
+    """From one step to the next, including a validation or the begin of a checkpoint."""
     checkpoint: float = 0.0
     """A checkpoint, until it is on disk; 0: none was written."""
 
@@ -36,9 +38,9 @@ class Deadline:
     """The end of a job, and what must be done before it.
 
     Args:
-        end: time.time() at which the job is killed; None: it may run for ever.
-        clock: gives the time.
-        earlier: what an earlier job of the run has measured.
+        end: time.time() at which the job is killed; None: it has no time limit.
+        clock: returns the time.
+        earlier: times that the previous job of the run has measured.
     """
 
     def __init__(
@@ -49,21 +51,35 @@ class Deadline:
         earlier: Durations = Durations(),  # noqa: B008
     ) -> None:
         self.end, self._clock, self._earlier = end, clock, earlier
-        self._margin = min(_MARGIN * max(end - clock(), 0), _WORST_MARGIN) if end else 0.0
-        self._asked: float | None = None
+        self._margin = min(_MARGIN * max(end - clock(), 0), _MAX_MARGIN_SECONDS) if end else 0.0
+        self._last_call: float | None = None
         self._saving_since = 0.0
         self.measured = Durations()
 
-    def near(self) -> bool:
-        """Whether to stop after the next step; ask before each.
+    @classmethod
+    def of_job(cls, output: Path, ranks: Ranks, minutes: float | None) -> "Deadline":
+        """Deadline of this job; rank 0 alone knows it and tells the others to stop.
 
-        There must be time for two steps as long as the longest so far, with what lies between them,
-        for two checkpoints as slow as the slowest, and a margin.
+        Args:
+            output: output folder of the run.
+            ranks: this process among its peers.
+            minutes: how long the job may take; None: what its scheduler says.
         """
-        now, before = self._clock(), self._asked
-        self._asked = now
-        if before is not None:
-            step = max(self.measured.step, now - before)
+        end = end_of_job(minutes) if ranks.rank == 0 else None
+        if end:
+            ranks.print_once(f"this job ends at {time.ctime(end)}; training saves before")
+        return cls(end, earlier=read_durations(output / DURATIONS, ranks.world_size))
+
+    def near(self) -> bool:
+        """Whether to stop after the next step; call it before each step.
+
+        There must be time for two steps as long as the longest so far, for two checkpoints as slow
+        as the slowest, and for the margin.
+        """
+        now, last_call = self._clock(), self._last_call
+        self._last_call = now
+        if last_call is not None:
+            step = max(self.measured.step, now - last_call)
             self.measured = self.measured._replace(step=step)
         if self.end is None:
             return False
@@ -72,54 +88,51 @@ class Deadline:
         return now + 2 * step + (2 * checkpoint or self._margin) + self._margin > self.end
 
     def begin_saving(self) -> None:
-        """Note that a checkpoint begins to be written."""
         self._saving_since = self._clock()
 
     def end_saving(self) -> None:
-        """Note that it is on disk."""
         checkpoint = max(self.measured.checkpoint, self._clock() - self._saving_since)
         self.measured = self.measured._replace(checkpoint=checkpoint)
 
 
 def read_durations(path: Path, world_size: int) -> Durations:
-    """What the job before has written down; nothing, if it had other ranks or the file is damaged.
+    """Read what the previous job measured; zeros if it had another number of ranks.
 
-    Args:
-        path: its file.
-        world_size: ranks of this job.
+    A missing or damaged file gives zeros, too.
     """
     try:
-        found = files.read_json(path, "")
-        if found["world_size"] == world_size:
-            return Durations(float(found["step_seconds"]), float(found["checkpoint_seconds"]))
+        content = files.read_json(path, "")
+        if content["world_size"] == world_size:
+            return Durations(float(content["step_seconds"]), float(content["checkpoint_seconds"]))
     except (UserError, OSError, KeyError, TypeError, ValueError):
         pass
     return Durations()
 
 
 def write_durations(path: Path, world_size: int, measured: Durations) -> None:
-    """Write down what a job has measured, for the next one.
+    """Write what this job has measured, for the next one.
 
-    What jobs before it measured is not kept: a bad day of a file system would slow all to come.
+    Replaces the times of earlier jobs: one slow day of a file system must not slow all later jobs.
     """
     seconds = {"step_seconds": measured.step, "checkpoint_seconds": measured.checkpoint}
     files.write_json(path, {"world_size": world_size, **seconds})
 
 
 def end_of_job(minutes: float | None = None) -> float | None:
-    """When this job will be killed, as time.time(); None: nothing says so.
+    """When this job will be killed, as time.time(); None: it has no known time limit.
 
-    Slurm says it in SLURM_JOB_END_TIME, older versions to who asks squeue; a job of
-    snakemake-executor-plugin-pbs has it in PBS_JOB_END_TIME.
+    Slurm sets SLURM_JOB_END_TIME; older versions do not, but squeue knows the time left. A job of
+    snakemake-executor-plugin-pbs has PBS_JOB_END_TIME.
 
     Args:
-        minutes: how long it may run from now, which goes before what the scheduler says.
+        minutes: how long the job may run from now; takes precedence over the scheduler.
     """
     if minutes is not None:
         return time.time() + 60 * minutes
     for name in ("SLURM_JOB_END_TIME", "PBS_JOB_END_TIME"):
         value = os.environ.get(name, "")
-        if value.isdecimal() and float(value) > time.time():  # else it is that of an earlier job
+        # A time in the past was inherited from an earlier job.
+        if value.isdecimal() and float(value) > time.time():
             return float(value)
     left = _slurm_seconds_left(job) if (job := os.environ.get("SLURM_JOB_ID")) else None
     return None if left is None else time.time() + left

@@ -5,13 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from tokamake.errors import UserError
+
 if TYPE_CHECKING:
     from tokamake.train.trial_steps import TrialSteps
 
-_ROWS = 20
-"""Lines of the printed curve, at most."""
-_DIVERGED = 4.0
-"""The sweep ends where the loss is so many times the lowest."""
+_MAX_ROWS = 20
+"""Lines of the printed curve."""
+_DIVERGENCE = 4.0
+"""The sweep ends at a loss of this many times the lowest loss."""
 
 
 def find_learning_rate(
@@ -22,24 +24,23 @@ def find_learning_rate(
     end: Annotated[float, Parameter(name="--to")] = 1.0,
     output: Path | None = None,
 ) -> None:
-    """Suggest a learning rate: where the loss falls fastest as the rate grows at each step.
+    """Suggest a learning rate: where the loss falls fastest while the rate grows at each step.
 
-    Trains from the run's first weights on its first samples, with a fresh optimizer, on one rank or
-    several, as `train` does; the run's output folder is not touched.
+    Trains from the run's first weights on its first samples, with a new optimizer, on one rank or
+    several, as `train` does. Does not touch the run's output folder.
 
     Args:
         config: The run, as `tokamake resolve` writes it.
         steps: Steps of the sweep, each with a larger rate; it ends early if training diverges.
         start: Learning rate of the first step.
         end: Learning rate of the last step.
-        output: File for the suggestion and the curve, as JSON.
+        output: JSON file for the suggestion and the curve.
 
     Raises:
         UserError: the run cannot start, the rates do not grow, or no rate lowers the loss.
     """
     from tokamake import files
     from tokamake.config.resolved_run import read_run
-    from tokamake.errors import UserError
     from tokamake.runtime.process_group import process_group
     from tokamake.runtime.rank_errors import leave, raise_on_all_ranks, report_from_rank_0
     from tokamake.runtime.ranks import Ranks
@@ -53,43 +54,43 @@ def find_learning_rate(
                 raise UserError(f"--from {start:g} --to {end:g}: give 0 < from < to")
             if steps < FEWEST:
                 raise UserError(f"--steps {steps}: give {FEWEST} or more")
-        from tokamake.train.numerics import repeatable
+        from tokamake.train.numerics import deterministic_algorithms
         from tokamake.train.trial_steps import TrialSteps
 
-        with repeatable(run.train.deterministic):
+        with deterministic_algorithms(run.train.deterministic):
             trial = TrialSteps(run, ranks, device, num_steps=steps)
             rates = sweep(start, end, steps)
             losses = measure(trial, rates)
-        found = suggest(rates[: len(losses)], losses)
+        suggestion = suggest(rates[: len(losses)], losses)
         if ranks.rank == 0:
             print(curve(rates, losses))
-            print(f"suggested train.optimizer.learning_rate: {found:.2e}")
+            print(f"suggested train.optimizer.learning_rate: {suggestion:.2e}")
             if output:
-                value = {"suggestion": found, "rates": rates[: len(losses)], "losses": losses}
+                value = {"suggestion": suggestion, "rates": rates[: len(losses)], "losses": losses}
                 files.write_json(output, value)
     leave(ranks, 0)
 
 
 def measure(trial: "TrialSteps", rates: list[float]) -> list[float]:
-    """Loss of each step of a sweep, before its update; fewer than rates where it diverges."""
+    """Loss before the update of each step of a sweep; fewer than rates if training diverges."""
     from math import isfinite
 
     from tokamake.schedules import Schedule
 
-    decay = Schedule(trial.run.train).weight_decay(0, 0)
+    weight_decay = Schedule(trial.run.train).weight_decay(0, 0)
     losses: list[float] = []
     for rate, rows in zip(rates, trial.batches(), strict=False):
-        found = trial.engine.train_step(rows, learning_rate=rate, weight_decay=decay)
-        if not isfinite(found.loss):
+        loss = trial.engine.train_step(rows, learning_rate=rate, weight_decay=weight_decay).loss
+        if not isfinite(loss):
             break
-        losses.append(found.loss)
-        if found.loss > _DIVERGED * min(losses):
+        losses.append(loss)
+        if loss > _DIVERGENCE * min(losses):
             break
     return losses
 
 
 def curve(rates: list[float], losses: list[float]) -> str:
-    """Rates and losses as a table of some lines."""
-    every = -(-len(losses) // _ROWS)
-    shown = zip(rates[::every], losses[::every], strict=False)
+    """Rates and losses as a short table."""
+    stride = -(-len(losses) // _MAX_ROWS)
+    shown = zip(rates[::stride], losses[::stride], strict=False)
     return "\n".join(["   rate      loss", *(f"{rate:.2e}  {loss:8.4f}" for rate, loss in shown)])

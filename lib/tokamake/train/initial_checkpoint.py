@@ -1,121 +1,130 @@
-"""What a run starts from: whether a checkpoint fits it, told before any tensor is read.
+"""The checkpoint that a run starts from, and whether it fits the run; no tensor is read.
 
-The workflow asks as it begins, `resolve` once more, and `train` of a checkpoint that it continues.
+The workflow checks it before any job runs, `resolve` checks it again, and `train` checks that it is
+still the same.
 """
 
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokamake.errors import UserError
+
 if TYPE_CHECKING:
+    from tokamake.checkpoint.native.folder import NativeCheckpoint
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint
     from tokamake.config.architecture import Architecture
     from tokamake.config.optimization import OptimizerSettings
     from tokamake.config.resolved_run import Run
     from tokamake.config.training import TrainSettings
 
-_ANEW = "set train.finetune to true to take its weights alone"
+_FINETUNE_REMEDY = "set train.finetune to true to take its weights alone"
 _WITHOUT_EFFECT = {"initializer_range"}
-"""Of an architecture, on weights that are there."""
+"""Fields of an architecture that do not matter once there are weights."""
 
 
 def open_start(
     checkpoint: Path, train: "TrainSettings", architecture: Path | None = None
 ) -> "Checkpoint":
-    """Open a checkpoint of any format that a run shall start from; no tensor is read.
+    """Open a checkpoint of any format for a run to start from.
 
     Args:
         checkpoint: its folder, or one whose `latest` names it.
         train: settings of the run.
-        architecture: file that says what the model should be; None: whatever it is.
+        architecture: file of the architecture that the checkpoint must have; None: any.
 
     Raises:
-        UserError: it is missing or damaged, it is of another architecture, or it cannot be
-            continued with these settings.
+        UserError: it is missing or damaged, has another architecture, or cannot be continued with
+            these settings.
     """
     from tokamake.checkpoint.detect import open_any
 
-    found = open_any(checkpoint)
+    start = open_any(checkpoint)
     if architecture:
-        check_architecture(found, architecture)
+        check_architecture(start, architecture)
     if train.finetune is False:
-        check_continued(found, train)
-    return found
+        check_continued(start, train)
+    return start
 
 
-def check_architecture(found: "Checkpoint", path: Path) -> None:
-    """Compare a checkpoint with a file of config/models; a vocab_size left out fits any.
+def check_architecture(start: "Checkpoint", path: Path) -> None:
+    """Compare a checkpoint with a file of config/models; a file without vocab_size fits any.
 
     Raises:
-        UserError: they differ; it has a line a field.
+        UserError: they differ; the message has a line for each field that does.
     """
     from tokamake.config.architecture import read_architecture
-    from tokamake.errors import UserError
 
-    wanted = read_architecture(path).model_dump(exclude=_WITHOUT_EFFECT)
-    there = found.architecture.model_dump()
-    differ = [name for name in wanted if wanted[name] != there[name]]
-    if wanted["vocab_size"] is None:
-        differ.remove("vocab_size")
-    if differ:
-        lines = (f"{name}: checkpoint {there[name]}, config {wanted[name]}" for name in differ)
+    expected, actual = dict(read_architecture(path)), dict(start.architecture)
+    names = [name for name in expected if name not in _WITHOUT_EFFECT]
+    differing = [name for name in names if expected[name] != actual.get(name)]
+    if expected["vocab_size"] is None:
+        differing.remove("vocab_size")
+    if differing:
+        lines = (
+            f"{name}: checkpoint {actual.get(name)}, config {expected[name]} ({path})"
+            for name in differing
+        )
         raise UserError(
-            f"{found.path}: is of another architecture than model.architecture says; name its "
-            "file, or from_checkpoint\n" + "\n".join(f"{line} ({path})" for line in lines)
+            f"{start.path}: is of another architecture than model.architecture says; name its "
+            "file, or from_checkpoint\n" + "\n".join(lines)
         )
 
 
-def check_continued(found: "Checkpoint", train: "TrainSettings") -> None:
-    """See that a run can go on where a checkpoint ends.
+def check_continued(start: "Checkpoint", train: "TrainSettings") -> None:
+    """Check that a run can continue a checkpoint.
 
     Raises:
-        UserError: optimizer states are missing, no step is left, or the batches were others.
+        UserError: optimizer states are missing, no step is left, or the batch sizes were different.
     """
-    from tokamake.errors import UserError
-
-    _check_states(found, train.optimizer)
-    step, consumed = found.progress.iteration, found.progress.consumed_samples
+    _check_states(start, train.optimizer)
+    step, consumed = start.progress.iteration, start.progress.consumed_samples
     last = train.num_steps
     if last is not None and step >= last:
         raise UserError(
-            f"{found.path}: is at step {step:,} already, and the run ends at step {last:,}; raise "
-            f"train.train_steps, or {_ANEW}"
+            f"{start.path}: is at step {step:,} already, and the run ends at step {last:,}; raise "
+            f"train.train_steps, or {_FINETUNE_REMEDY}"
         )
     if consumed != (expected := train.batch_sizes.samples(step)):
         raise UserError(
-            f"{found.path}: has consumed {consumed:,} samples in {step:,} steps, with "
+            f"{start.path}: has consumed {consumed:,} samples in {step:,} steps, with "
             f"train.global_batch_size and rampup_batch_size it would be {expected:,}; set these as "
-            f"they were, or {_ANEW}"
+            f"they were, or {_FINETUNE_REMEDY}"
         )
 
 
-def _check_states(found: "Checkpoint", settings: "OptimizerSettings") -> None:
-    """See that a checkpoint has the optimizer's states, no fewer and no others."""
-    from tokamake.errors import UserError
-
+def _check_states(start: "Checkpoint", settings: "OptimizerSettings") -> None:
+    """Check that a checkpoint has exactly the states of the run's optimizer."""
     name = settings.name
-    there = {key for key in found.source if key.startswith("optimizer.")}
-    wanted = state_keys(found.architecture, settings)
-    if wanted and not there:
+    actual = {key for key in start.source if key.startswith("optimizer.")}
+    expected = state_keys(start.architecture, settings)
+    if expected and not actual:
         raise UserError(
-            f"{found.path}: has no optimizer states of {name} to continue with; {_ANEW}"
+            f"{start.path}: has no optimizer states of {name} to continue with; {_FINETUNE_REMEDY}"
         )
-    if (saved := found.notes.get("optimizer", name)) != name:
+    if (saved := start.notes.get("optimizer", name)) != name:
         raise UserError(
-            f"{found.path}: has optimizer states of {saved}, not of {name}; set "
-            f"train.optimizer.name to {saved}, or {_ANEW}"
+            f"{start.path}: has optimizer states of {saved}, not of {name}; set "
+            f"train.optimizer.name to {saved}, or {_FINETUNE_REMEDY}"
         )
-    for some, told in ((wanted - there, "has no"), (there - wanted, f"{name} has no use for its")):
-        if some:
-            more = f" and {len(some) - 1} more" if len(some) > 1 else ""
+    for keys, problem in (
+        (expected - actual, "has no"),
+        (actual - expected, f"{name} has no use for its"),
+    ):
+        if keys:
+            others = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
             raise UserError(
-                f"{found.path}: {told} {min(some)}{more}, so its optimizer was not {name}; set "
-                f"train.optimizer.name as it was, or {_ANEW}"
+                f"{start.path}: {problem} {min(keys)}{others}, so its optimizer was not {name}; "
+                f"set train.optimizer.name as it was, or {_FINETUNE_REMEDY}"
             )
 
 
 def state_keys(architecture: "Architecture", settings: "OptimizerSettings") -> set[str]:
-    """Keys of the states that an optimizer has of a model after its first step."""
+    """Keys of an optimizer's states in a checkpoint of a model, after the first step.
+
+    Found by a step of the optimizer on tiny parameters: which states there are depends only on
+    names and numbers of dimensions.
+    """
     import torch
 
     from tokamake import plugins
@@ -123,7 +132,6 @@ def state_keys(architecture: "Architecture", settings: "OptimizerSettings") -> s
     from tokamake.optim._groups import parameter_groups
 
     plug_in = plugins.load("optim", settings.name)
-    # States depend on names and dimensions, so tiny parameters tell them.
     named = [
         (name, torch.nn.Parameter(torch.ones([2] * len(shape))))
         for name, shape in model_tensors.shapes(architecture).items()
@@ -141,36 +149,50 @@ def state_keys(architecture: "Architecture", settings: "OptimizerSettings") -> s
     }
 
 
-def check_native(checkpoint: Path, found: "Checkpoint") -> None:
-    """See that a checkpoint is tokamake's own, of which each rank reads its parts.
+def check_native(checkpoint: Path, start: "Checkpoint") -> None:
+    """Check that a checkpoint has the native format, in which each rank reads only its chunks.
 
     Raises:
-        UserError: it is not, and must be converted.
+        UserError: it must be converted.
     """
     from tokamake.checkpoint.detect import title
-    from tokamake.errors import UserError
 
-    if found.format != "native":
+    if start.format != "native":
         command = ("tokamake", "convert", "--from", checkpoint, "--to", f"{checkpoint}-native")
         raise UserError(
-            f"{checkpoint}: is a checkpoint of {title(found.format)}, which training does not "
+            f"{checkpoint}: is a checkpoint of {title(start.format)}, which training does not "
             f"read; convert it first: {shlex.join(map(str, command))} --format native"
         )
 
 
 def check_begun(run: "Run") -> None:
-    """See that the checkpoint which a run continues is what the run was resolved for.
+    """Check that a checkpoint to continue is still the one that the run was resolved for.
 
     Raises:
-        UserError: it is another one by now, or cannot be continued.
+        UserError: it is another one, or cannot be continued.
     """
-    from tokamake.errors import UserError
-
-    found = open_start(run.checkpoint, run.train)
-    progress = found.progress
-    there = found.architecture, progress.iteration, progress.consumed_samples
-    if there != (run.architecture, run.step, run.consumed_samples):
+    start = open_start(run.checkpoint, run.train)
+    progress = start.progress
+    actual = start.architecture, progress.iteration, progress.consumed_samples
+    if actual != (run.architecture, run.step, run.consumed_samples):
         raise UserError(
             f"{run.checkpoint}: is not at the step or of the architecture that the run was "
             "resolved for; run `tokamake resolve` again"
         )
+
+
+def describe_start(run: "Run") -> "NativeCheckpoint":
+    """Describe the checkpoint whose weights a run takes.
+
+    Raises:
+        UserError: it is missing or damaged, or of another architecture than the run.
+    """
+    from tokamake.checkpoint.native.folder import open_native
+
+    start = open_native(run.checkpoint)
+    if start.architecture != run.architecture:
+        raise UserError(
+            f"{run.checkpoint}: not of the architecture that the run was resolved for; "
+            "run `tokamake resolve` again"
+        )
+    return start

@@ -1,25 +1,35 @@
-"""Notes how far training has come, so that a job that is cut off goes on in a new one.
+"""A note of how far training has come, for the executors that submit jobs.
 
-The executors for PBS and Slurm name a file in JOB_PROGRESS_FILE. If a job fails and its last line
-there is a new one, they submit the job again instead of reporting a failure.
+The executors for PBS and Slurm name a file in JOB_PROGRESS_FILE. If a job fails and the file's last
+line is new, they submit the job again instead of reporting a failure.
 """
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from tokamake.errors import UserError
+from tokamake.runtime.ranks import Ranks
 
 _VARIABLE = "JOB_PROGRESS_FILE"
 
 
 def note(step: int) -> None:
-    """Note that a checkpoint is saved at a step; outside a job of an executor, do nothing."""
+    """Write that a checkpoint is saved at a step; do nothing outside an executor's job."""
     if path := os.environ.get(_VARIABLE):
-        with suppress(OSError):  # a note is no reason to end a training
+        with suppress(OSError):  # training is worth more than the note
             Path(path).write_text(f"saved at step {step}\n")
 
 
-def retract() -> None:
-    """Remove the note: training again would fail in the same way."""
-    if path := os.environ.get(_VARIABLE):
-        with suppress(OSError):
-            Path(path).unlink()
+@contextmanager
+def retracted_on_error(ranks: Ranks) -> Iterator[None]:
+    """Remove the note on a `UserError`: a new job would fail in the same way."""
+    try:
+        yield
+    except UserError:
+        path = os.environ.get(_VARIABLE)
+        if path and ranks.rank == 0:
+            with suppress(OSError):
+                Path(path).unlink()
+        raise

@@ -1,7 +1,6 @@
-"""What a run measures: JSON lines for programs, TensorBoard events, a line for the console.
+"""Metrics of a run: JSON lines for programs, TensorBoard events, lines for people.
 
-Records come from the loop on rank 0; metrics.jsonl goes to plots and to train.json. After a restart
-no line of a step that has to be done again is left.
+`summary` and the report read metrics.jsonl.
 """
 
 import json
@@ -10,19 +9,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tokamake import files
+from tokamake import files, plugins
+from tokamake.config.resolved_run import Run
 from tokamake.units import duration
 
 Record = dict[str, int | float]
+"""A line of metrics.jsonl: `step`, and what was measured there."""
 
 
 def read(path: Path) -> list[Record]:
-    """Read metrics.jsonl; a torn last line, as a killed process leaves it, is not taken."""
+    """Read metrics.jsonl; skip an incomplete last line, which a killed process may leave."""
     if not path.is_file():
         return []
     text = path.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    return [json.loads(line) for line in whole.splitlines()]
+    complete = text[: text.rfind("\n") + 1]
+    return [json.loads(line) for line in complete.splitlines()]
 
 
 class Metrics:
@@ -30,8 +31,8 @@ class Metrics:
 
     Args:
         folder: output folder of the run.
-        done: steps finished in the checkpoint that training continues from; records of later steps
-            are dropped, and with 0 all are.
+        done: finished steps in the checkpoint that training resumes from; records of later steps
+            are dropped, or all records where it is 0.
     """
 
     def __init__(self, folder: Path, *, done: int) -> None:
@@ -47,7 +48,7 @@ class Metrics:
         )
 
     def add(self, record: Record) -> None:
-        """Write one record: `step` and what was measured; `sync` says if that fails."""
+        """Write a record; an error is kept for `sync`, which all ranks wait for."""
         try:
             self._stream.write(_line(record))
             self._stream.flush()
@@ -58,10 +59,10 @@ class Metrics:
             self._failure = self._failure or error
 
     def sync(self) -> None:
-        """Bring all records to disk: before a checkpoint, lest it outlive them.
+        """Bring all records to disk; a checkpoint must not outlive the records before it.
 
         Raises:
-            OSError: some are not, of this call or of those before.
+            OSError: a record could not be written, now or earlier.
         """
         if self._failure:
             raise self._failure
@@ -69,7 +70,7 @@ class Metrics:
         self._events.flush()
 
     def close(self) -> None:
-        """Finish both files; what is not on disk then has been told by `sync`, or is lost."""
+        """Close both files; errors were reported by `sync`, or concern records after it."""
         with suppress(OSError):
             self.sync()
         with suppress(OSError):
@@ -77,29 +78,36 @@ class Metrics:
             self._events.close()
 
 
+def _line(record: Record) -> str:
+    return json.dumps(record) + "\n"
+
+
+def model_flops_per_token(run: Run) -> int:
+    """Floating-point operations that the model needs for a token, forward and backward."""
+    family = plugins.load("models/*/memory", run.architecture.family)
+    flops: int = family.flops_per_token(run.architecture, run.train.sequence_length)
+    return flops
+
+
 def validation(losses: dict[str, float]) -> Record:
-    """Losses of validation sets as entries of a record: `valid` is validation_loss itself."""
+    """Entries of a record for the losses of validation sets; that of `valid` has no suffix."""
     return {
         "validation_loss" + f"/{name}" * (name != "valid"): loss for name, loss in losses.items()
     }
 
 
 def title(name: str) -> str:
-    """What the loss of a validation set is called, for people."""
+    """Name of a validation set's loss in lines for people."""
     return "validation loss" + f" ({name})" * (name != "valid")
 
 
-def _line(record: Record) -> str:
-    return json.dumps(record) + "\n"
-
-
 def console_line(record: Record, *, train_steps: int, seconds_left: float) -> str:
-    """A training record for people, in the order of Megatron's log line."""
+    """A training record as a line for people, in the order of Megatron's log line."""
     norm = record.get("grad_norm")
-    told = "skipped: gradients overflow" if norm is None else f"grad norm {norm:.3f}"
+    norm_text = "skipped: gradients overflow" if norm is None else f"grad norm {norm:.3f}"
     return (
         f"step {record['step']}/{train_steps} | loss {record['loss']:.4f} | "
-        f"lr {record['learning_rate']:.2e} | {told} | "
+        f"lr {record['learning_rate']:.2e} | {norm_text} | "
         f"{record['tokens_per_second']:,.0f} tokens/s | {duration(seconds_left)} left"
     )
 

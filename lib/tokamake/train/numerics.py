@@ -1,7 +1,4 @@
-"""How a run computes on a device: number format of its passes, and whether all is repeatable.
-
-Settings and device in; `loop` and the back ends ask here.
-"""
+"""How a run computes on a device: its precision, and whether it uses deterministic algorithms."""
 
 import os
 from collections.abc import Iterator
@@ -12,50 +9,43 @@ import torch
 
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import TrainSettings
-from tokamake.errors import UserError
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
 
-def precision_of(train: TrainSettings, device: torch.device) -> Precision:
-    """Number format of forward and backward passes: what is asked for, or the device's usual."""
+def choose_precision(train: TrainSettings, device: torch.device) -> Precision:
+    """Number format of forward and backward passes: the setting, or the device's default."""
     if train.precision is not None:
         return train.precision
     return "fp32" if device.type == "cpu" else "bf16"
 
 
-def decided(run: Run, device: torch.device) -> Run:
-    """The run with what it leaves to the device written down."""
-    train = run.train.model_copy(update={"precision": precision_of(run.train, device)})
+def with_precision(run: Run, device: torch.device) -> Run:
+    """The run with its precision filled in, which may depend on the device.
+
+    Called once, before ranks check the run. All other code reads `precision_of`.
+    """
+    train = run.train.model_copy(update={"precision": choose_precision(run.train, device)})
     return run.model_copy(update={"train": train})
 
 
-def check_repeatable(run: Run, device: torch.device) -> None:
-    """Refuse what has no deterministic algorithm on a device.
-
-    Raises:
-        UserError: the run asks for it.
-    """
-    optimizer = run.train.optimizer
-    if run.train.deterministic and device.type != "cpu" and optimizer.hessian_interval is not None:
-        raise UserError(
-            f"train.deterministic: labels that {optimizer.name} draws need cumulative sums, which "
-            f"torch has no deterministic algorithm for on {device.type}; set it to false or take "
-            "another optimizer"
-        )
+def precision_of(run: Run) -> Precision:
+    """Precision of a run that `with_precision` has returned."""
+    assert run.train.precision is not None, "with_precision comes first"
+    return run.train.precision
 
 
 @contextmanager
-def repeatable(wanted: bool) -> Iterator[None]:
-    """Let torch take deterministic algorithms alone; where there is none, it raises.
+def deterministic_algorithms(enabled: bool) -> Iterator[None]:
+    """Use deterministic algorithms of torch only; an operation that has none raises RuntimeError.
 
     Args:
-        wanted: whether to do so; else nothing changes.
+        enabled: whether to do so; if not, nothing changes.
     """
-    if not wanted:
+    if not enabled:
         yield
         return
-    # Read by cuBLAS once, at its first call.
+    # cuBLAS reads this once, at its first call.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = torch.are_deterministic_algorithms_enabled()
     cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark

@@ -1,7 +1,7 @@
-"""The part of the model that this rank trains: its stages, their weights, their passes.
+"""The part of the model that this rank trains: its pipeline stages, their weights, their passes.
 
-Architecture and mesh come from the run, weights from the back end, which asks for losses and
-gradients. Data parallelism is FSDP2, the pipeline torch's schedules.
+Data parallelism is FSDP2, the pipeline uses torch's schedules. The back end fills in the weights
+and asks for losses and gradients.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors
 from tokamake.config.resolved_run import Run
+from tokamake.errors import UserError
+from tokamake.models.common.language_model import Output, logits_and_auxiliary_loss
 from tokamake.models.common.recompute import Recompute
 from tokamake.parallel import sharding
 from tokamake.parallel.loss import NO_LABEL, cross_entropy, drawn
@@ -25,21 +27,21 @@ from tokamake.train.batch import MicroBatch, concatenated
 from tokamake.train.numerics import precision_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Number formats of forward and backward passes."""
+"""Dtypes of forward and backward passes."""
 
 
 class PipelineStages:
-    """This rank's stages; on one pipeline rank, the whole model. Whoever makes them fills `held`.
+    """This rank's stages; without a pipeline, the whole model. Weights are empty at first.
 
     Attributes:
-        held: what this rank has of each parameter.
-        num_averaged: ranks over which gradients are averaged where they should be summed.
+        held: this rank's part of each parameter.
+        num_averaged: number of ranks over which FSDP2 averages gradients that should be summed.
 
     Args:
-        run: the resolved run.
+        run: the resolved run, with its precision chosen.
         mesh: this rank among its peers.
-        device: where the stages live.
-        shard: whether FSDP2 is data parallelism here; else parameters stay plain, in fp32.
+        device: device of the stages.
+        shard: whether FSDP2 does data parallelism; if not, parameters stay plain, in fp32.
     """
 
     def __init__(
@@ -51,38 +53,49 @@ class PipelineStages:
         shard: bool = True,
     ) -> None:
         self._run, self._mesh, self._train = run, mesh, run.train
-        self._vocabulary = run.architecture.vocab_size
+        self._vocab_size = run.architecture.vocab_size
         family = plugins.load("models/*/model", run.architecture.family)
+        self._to_hf_name = family.Model.tensor_name
+        self.embedding_name: str = family.Model.embedding_name
+
+        # Which stages: none has weights yet.
         parallel = run.train.parallel
+        if family.Model.has_auxiliary_loss and parallel.pipeline_parallel_size > 1:
+            raise UserError(
+                f"train.parallel.pipeline_parallel_size: {parallel.pipeline_parallel_size}: a "
+                f"pipeline does not carry the auxiliary losses of {run.architecture.family}; set 1"
+            )
         layers = parallel.layers_of_stages(run.architecture.num_hidden_layers)
-        numbers = stages_of_rank(
+        stages = stages_of_rank(
             parallel.pipeline_schedule,
             mesh.pipeline.rank,
             ranks=mesh.pipeline.size,
             num_stages=parallel.num_stages,
         )
         with torch.device("meta"):
-            self.modules = {n: family.Model(run.architecture, mesh, layers[n]) for n in numbers}
-        several = mesh.data.size * mesh.context.size > 1
-        precision = precision_of(run.train, device)
+            self.modules = {n: family.Model(run.architecture, mesh, layers[n]) for n in stages}
+
+        # Who keeps fp32 weights beside those of the passes: FSDP2, or this class.
+        num_sharers = mesh.data.size * mesh.context.size
+        precision = precision_of(run)
         self._dtype = DTYPES[precision]
-        # A pipeline adds up gradients in the precision of its weights; FSDP2 sees to fp32 there.
-        rounded = precision != "fp32" and not several and mesh.pipeline.size == 1
-        self._rounded = shard and rounded
-        self._sharded = shard and (several or precision != "fp32") and not rounded
-        self.num_averaged = mesh.data.size * mesh.context.size if self._sharded else 1
-        self._rename = family.hugging_face_name
-        self.embedding_name: str = family.Model.embedding_name
+        # Without peers, FSDP2 would only add work. A pipeline needs it even so: a pipeline adds up
+        # gradients in the precision of its weights, FSDP2 does that in fp32.
+        rounds = precision != "fp32" and num_sharers == 1 and mesh.pipeline.size == 1
+        self._rounds = shard and rounds
+        self._sharded = shard and (num_sharers > 1 or precision != "fp32") and not rounds
+        self.num_averaged = num_sharers if self._sharded else 1
+
         self.held = [
-            held for module in self.modules.values() for held in self._ready(module, device)
+            held for module in self.modules.values() for held in self._prepare(module, device)
         ]
-        if self._rounded:
+        if self._rounds:
             sharding.keep_originals(self.held, self._dtype)
         self._scale = 1.0
         self._pipeline = self._make_pipeline(device) if mesh.pipeline.size > 1 else None
 
-    def _ready(self, module: Any, device: torch.device) -> list[Held]:
-        """Shard a stage, make room for its weights, and say what this rank has of it."""
+    def _prepare(self, module: Any, device: torch.device) -> list[Held]:
+        """Set up recomputation, compilation and sharding of a stage; allocate its weights."""
         train = self._train
         granularity, method = train.recompute_granularity, train.recompute_method
         module.set_recompute(Recompute(granularity, method, train.recompute_num_layers))
@@ -99,16 +112,18 @@ class PipelineStages:
                 reshard_after_forward=train.zero_stage == 3,
             )
         module.to_empty(device=device)
+        # The copy of a tied embedding is saved under the name of the embedding.
         copy = module.output_name if module.has_copy else None
-        names = {
-            name: self._rename(module.embedding_name if name == copy else name) for name in placed
+        saved_names = {
+            name: self._to_hf_name(module.embedding_name if name == copy else name)
+            for name in placed
         }
         return sharding.held_by(
             module,
             placed,
             self._mesh,
             shapes=model_tensors.shapes(self._run.architecture),
-            saved_names=names,
+            saved_names=saved_names,
             copy=copy,
         )
 
@@ -123,8 +138,7 @@ class PipelineStages:
         )
 
     @property
-    def in_turns(self) -> bool:
-        """Whether micro batches pass through a pipeline, many at once."""
+    def is_pipelined(self) -> bool:
         return self._pipeline is not None
 
     @property
@@ -132,85 +146,99 @@ class PipelineStages:
         """Whether this rank has the last stage."""
         return self._pipeline is None or self._pipeline.has_last
 
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        assert self._vocabulary is not None
-        total = cross_entropy(logits, labels, self._mesh, size=self._vocabulary)
+    def _loss(self, output: Output, labels: Tensor) -> Tensor:
+        assert self._vocab_size is not None
+        logits, auxiliary_loss = logits_and_auxiliary_loss(output)
+        total = cross_entropy(logits, labels, self._mesh, size=self._vocab_size)
+        if auxiliary_loss is not None and torch.is_grad_enabled():
+            # It is a mean per token, `total` a sum. Validation reports cross entropy alone.
+            total = total + auxiliary_loss * (labels != NO_LABEL).sum()
         return total * self._scale
 
     def forward_backward(
-        self, batches: Sequence[MicroBatch], scale: float, chances: Sequence[Tensor] = ()
+        self, batches: Sequence[MicroBatch], scale: float, draws: Sequence[Tensor] = ()
     ) -> Tensor:
         """Add up the gradients of micro batches.
 
         Args:
             batches: this rank's micro batches of a step.
-            scale: what the sum of the losses of tokens is multiplied with.
-            chances: of each micro batch, to draw labels by instead of its own; of a model in one
-                stage.
+            scale: factor of the sum of the losses of all tokens.
+            draws: random numbers of each micro batch that draw labels from the model, see
+                `label_draws`; empty: the labels of the batches. Not for pipelines.
 
         Returns:
-            Sum of the losses times `scale`; 0 where the last stage is not.
+            Sum of the losses times `scale`; 0 on ranks without the last stage.
         """
         self._scale = scale
         if self._pipeline:
-            whole = concatenated([*batches])
-            return self._pipeline.train(whole.inputs, whole.labels, len(batches), **whole.apart)
+            joined = concatenated([*batches])
+            return self._pipeline.train(
+                joined.inputs, joined.labels, len(batches), **joined.document_inputs
+            )
         (module,) = self.modules.values()
         sharding.round_originals(self.held)
         total = torch.zeros((), device=batches[0].inputs.device)
         for number, batch in enumerate(batches, 1):
             if isinstance(module, FSDPModule):
-                # Stages 0 and 1 keep whole gradients until the last micro batch.
-                now = number == len(batches)
-                module.set_is_last_backward(now)
-                module.set_requires_gradient_sync(now or self._train.zero_stage >= 2)
-                # Stage 3 alone lets go of weights that the next micro batch needs again.
-                module.set_reshard_after_backward(now or self._train.zero_stage == 3)
-            loss = self.loss(batch, scale, chances[number - 1] if chances else None)
+                self._set_communication(module, is_last=number == len(batches))
+            loss = self.loss(batch, scale, draws[number - 1] if draws else None)
             loss.backward()
             total += loss.detach()
-            if self._rounded:
+            if self._rounds:
                 for held in self.held:
                     held.take_gradient()
         return total
 
-    def loss(self, batch: MicroBatch, scale: float, chances: Tensor | None = None) -> Tensor:
-        """Sum of the losses of a micro batch's tokens, times `scale`; of a model in one stage.
+    def _set_communication(self, module: FSDPModule, *, is_last: bool) -> None:
+        """Choose what FSDP2 does after the backward pass of a micro batch."""
+        module.set_is_last_backward(is_last)
+        # Stages 0 and 1 keep whole gradients until the last micro batch.
+        module.set_requires_gradient_sync(is_last or self._train.zero_stage >= 2)
+        # Only stage 3 frees weights that the next micro batch needs again.
+        module.set_reshard_after_backward(is_last or self._train.zero_stage == 3)
 
-        With `chances`, labels are drawn by these from the model itself, where there are any.
+    def loss(self, batch: MicroBatch, scale: float, draws: Tensor | None = None) -> Tensor:
+        """Sum of the losses of a micro batch's tokens, times `scale`; not for pipelines.
+
+        With `draws`, labels are drawn from the model itself, except where there are none.
         """
         self._scale = scale
         (module,) = self.modules.values()
-        logits, labels = module(batch.inputs, **batch.apart), batch.labels
-        if chances is not None:
-            assert self._vocabulary is not None
-            own = drawn(logits, chances.to(logits.device), self._mesh, size=self._vocabulary)
-            labels = own.where(labels != NO_LABEL, labels)
-        return self._loss(logits, labels)
+        output, labels = module(batch.inputs, **batch.document_inputs), batch.labels
+        if draws is not None:
+            assert self._vocab_size is not None
+            logits, _ = logits_and_auxiliary_loss(output)
+            model_labels = drawn(logits, draws.to(logits.device), self._mesh, size=self._vocab_size)
+            return self._loss(logits, model_labels.where(labels != NO_LABEL, labels))
+        return self._loss(output, labels)
 
     @torch.no_grad()
     def losses(self, batches: Sequence[MicroBatch]) -> Tensor:
-        """Sum of the losses of all tokens of some micro batches; 0 where the last stage is not."""
+        """Sum of the losses of all tokens of micro batches; 0 on ranks without the last stage."""
         self._scale = 1.0
         if self._pipeline:
-            whole = concatenated([*batches])
+            joined = concatenated([*batches])
             return self._pipeline.evaluate(
-                whole.inputs, whole.labels, len(batches), self._states, **whole.apart
+                joined.inputs,
+                joined.labels,
+                len(batches),
+                self._empty_states,
+                **joined.document_inputs,
             )
         sharding.round_originals(self.held)
         return torch.stack([self.loss(batch, 1.0) for batch in batches]).sum()
 
-    def _states(self, tokens: Tensor) -> Tensor:
-        """Room for the states of a micro batch between two stages."""
-        samples, length = tokens.shape
+    def _empty_states(self, tokens: Tensor) -> Tensor:
+        """Buffer for the states of a micro batch that one stage sends to the next."""
+        num_samples, length = tokens.shape
         if self._mesh.sequence_parallel:
             length //= self._mesh.tensor.size
-        width = self._run.architecture.hidden_size
-        return tokens.new_empty((samples, length, width), dtype=self._dtype)
+        hidden_size = self._run.architecture.hidden_size
+        return tokens.new_empty((num_samples, length, hidden_size), dtype=self._dtype)
 
-    def forget_whole_weights(self) -> None:
-        """Let go of what FSDP2 has gathered and no backward pass has let go of."""
+    def free_gathered_weights(self) -> None:
+        """Free weights that FSDP2 has gathered and that no backward pass has freed."""
         for module in self.modules.values():
-            for part in module.modules():
-                if isinstance(part, FSDPModule):
-                    part.reshard()
+            for submodule in module.modules():
+                if isinstance(submodule, FSDPModule):
+                    submodule.reshard()

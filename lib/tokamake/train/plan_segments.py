@@ -1,4 +1,4 @@
-"""Stage `plan-segments`: where the jobs of a chain end, if the data alone say how long it is."""
+"""The stage `plan-segments`: where the jobs of a run end, if the data decide its length."""
 
 from pathlib import Path
 
@@ -8,16 +8,16 @@ from tokamake.errors import UserError
 
 
 def plan_segments(*, config: Path, segment_steps: int, output: Path) -> None:
-    """Write down where the jobs of a run end that is as long as its corpora's epochs.
+    """Write the steps at which the jobs of a run end that is as long as its corpora's epochs.
 
     Args:
-        config: the run's settings, as `resolve` wrote them.
-        segment_steps: steps of each job; the last has those that are left.
-        output: JSON file; `num_steps` of the whole run, and in `segments` the steps at which its
-            jobs end, but for the last one.
+        config: The run, as `resolve` writes it.
+        segment_steps: Steps of each job; the last job has the steps that are left.
+        output: JSON file: `num_steps` of the whole run, and in `segments` the steps at which its
+            jobs end, except the last one.
 
     Raises:
-        UserError: the settings cannot be read, or there are no such segments.
+        UserError: the run cannot be read, or there are no such segments.
     """
     run = read_run(config)
     if segment_steps < 1:

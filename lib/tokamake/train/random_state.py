@@ -1,4 +1,4 @@
-"""The states of all random generators of a process, which a checkpoint keeps."""
+"""States of all random generators of a process, for checkpoints."""
 
 import random
 from typing import Any
@@ -8,20 +8,19 @@ import torch
 
 
 def seed_all(seed: int) -> None:
-    """Start all generators anew."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
 
 
 def random_state() -> dict[str, Any]:
-    """States of the generators of Python, numpy, torch and the accelerator."""
+    """States of the generators of Python, NumPy, torch and the accelerator."""
     accelerator = [
         backend.get_rng_state() for backend in (torch.cuda, torch.xpu) if backend.is_available()
     ]
     return {
         "random_rng_state": random.getstate(),
-        # As plain numbers, so that the file can be read without unpickling code.
+        # A list can be read without unpickling code, an array cannot.
         "np_rng_state": [
             part.tolist() if isinstance(part, np.ndarray) else part
             for part in np.random.get_state()
@@ -32,7 +31,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Bring back what `random_state` gave."""
+    """Restore the result of `random_state`."""
     random.setstate(state["random_rng_state"])
     np.random.set_state(tuple(state["np_rng_state"]))
     torch.set_rng_state(state["torch_rng_state"])

@@ -1,38 +1,43 @@
-"""Which checkpoint a run continues from, and how a new one takes its place, whole or not at all.
+"""Where a run begins or resumes, and how a new checkpoint takes its place, complete or not at all.
 
-The output folder holds global_step<N>/ folders and `latest`, which names one of them.
-Each folder has a state.json that says which run made it. `loop` asks here before it starts;
-`engine` fills the folder that `commit` puts in place.
+The output folder holds global_step<N>/ folders and a file `latest` that names one of them. Each
+folder has a state.json that names the run by its digest. A back end writes a new checkpoint inside
+`SAVING`; `commit` moves it into place.
 """
 
 import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch.distributed as dist
+
 from tokamake import files
 from tokamake.checkpoint.latest import REMEDY, latest
-from tokamake.checkpoint.native.latest import folder_of
+from tokamake.checkpoint.native.folder import locate
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.config.training import INDEX_SETTINGS
 from tokamake.errors import UserError
+from tokamake.runtime.rank_errors import raise_on_all_ranks
+from tokamake.runtime.ranks import Ranks
+from tokamake.train.initial_checkpoint import check_begun
 
 SAVING = ".saving"
-"""Folder inside the output folder where a checkpoint grows until it is whole."""
-_SHOWN = 5
-"""Differences between two runs that are told."""
+"""Folder inside the output folder where a checkpoint grows until it is complete."""
+_MAX_DIFFERENCES = 5
+"""Differences between two runs that a message names."""
 _WITHOUT_EFFECT = {
     "log_interval",
     "save_interval",
     "segment_steps",
     "evaluation_interval",
     "evaluation_steps",
-    "split",  # the index's digest tells what came of it
-    # How ranks share the work, which changes no more than the order of sums.
+    "split",  # its effect is in the digest of the index
+    # How ranks share the work changes nothing but the order of sums.
     "micro_batch_size",
     "backend",
     "zero_stage",
@@ -45,49 +50,63 @@ _WITHOUT_EFFECT = {
     "compile",
     "deterministic",
 }
+"""Training settings that a run may change and still resume."""
 
 
 class ResumeState(NamedTuple):
-    """What state.json holds: where a run stands at a checkpoint."""
+    """Where a run stands at a checkpoint: the content of state.json."""
 
     digest: str
-    """Of the run, see `run_digest`."""
+    """Digest of the run, see `run_digest`."""
     step: int
     """Finished steps."""
     consumed_samples: int
     """Samples trained on."""
     seconds: float
-    """Time spent in training steps, restarts included."""
+    """Time spent in training steps, over all jobs of the run."""
     world_size: int
-    """Ranks that trained."""
+    """Number of ranks."""
+
+    def after_step(self, samples: int, seconds: float) -> "ResumeState":
+        """The state after one more step."""
+        return self._replace(
+            step=self.step + 1,
+            consumed_samples=self.consumed_samples + samples,
+            seconds=self.seconds + seconds,
+        )
+
+
+class StartingPoint(NamedTuple):
+    """Where a job begins to train."""
+
+    state: ResumeState
+    resumed: Path | None
+    """Checkpoint of this run that it resumes from; None: the run has none yet."""
+
+
+# ---- Which run a checkpoint belongs to ----
 
 
 def run_digest(run: Run, *, index: dict[str, Any], weights: str) -> str:
     """Hash of all that decides a run's weights: settings, training samples, initial weights.
 
-    Paths, the run's name and settings that only watch the run are left out.
+    Leaves out paths, the run's name and settings that change no weights.
 
     Args:
         run: the resolved run.
         index: content of the index folder's index.json.
         weights: hash of the initial weights.
     """
-    trained = index["splits"]["train"]
+    split = index["splits"]["train"]
     samples = {
         "settings": {key: index[key] for key in ("version", "seed", *INDEX_SETTINGS)},
-        "pairs": {file["prefix"]: index["pairs"][file["prefix"]] for file in trained["files"]},
-        "train": trained,
+        "pairs": {file["prefix"]: index["pairs"][file["prefix"]] for file in split["files"]},
+        "train": split,
     }
-    return files.digest(
-        {
-            **_deciding(run),
-            "index": samples,
-            "weights": weights,
-        }
-    )
+    return files.digest({**_effective_settings(run), "index": samples, "weights": weights})
 
 
-def _deciding(run: Run) -> dict[str, Any]:
+def _effective_settings(run: Run) -> dict[str, Any]:
     """Settings that decide a run's weights."""
     return {
         "step": run.step,
@@ -98,27 +117,31 @@ def _deciding(run: Run) -> dict[str, Any]:
 
 
 def differences(earlier: Path, run: Run) -> str:
-    """What tells a run from that which made a checkpoint, for people.
+    """Settings in which a run differs from the run of a checkpoint, for a message.
 
     Args:
-        earlier: folder of the checkpoint, whose run.yaml says its settings.
-        run: another run.
+        earlier: folder of the checkpoint, with the run.yaml of its run.
+        run: the run to compare with it.
     """
     try:
-        there = dict(_flat(_deciding(read_run(earlier / "run.yaml"))))
+        there = dict(_flat(_effective_settings(read_run(earlier / "run.yaml"))))
     except UserError:
         return "its settings are not known"
-    here = dict(_flat(_deciding(run)))
-    found = [
+    here = dict(_flat(_effective_settings(run)))
+    differing = [
         f"{name}: {there.get(name)} there, {here.get(name)} here"
         for name in {**there, **here}
         if there.get(name) != here.get(name)
     ]
-    more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return f"{', '.join(islice(found, _SHOWN))}{more}" if found else "its start or its data differ"
+    if not differing:
+        return "its start or its data differ"
+    hidden = len(differing) - _MAX_DIFFERENCES
+    suffix = f", and {hidden} more" if hidden > 0 else ""
+    return f"{', '.join(islice(differing, _MAX_DIFFERENCES))}{suffix}"
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings by dotted names."""
     for name, value in settings.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")
@@ -127,42 +150,101 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def weights_digest(checkpoint: Path, note: Path | None = None) -> str:
-    """Hash that tells what a run starts from.
+    """Hash of the weights that a run starts from.
 
-    Of a checkpoint of one of our runs it is that of the run's digest and the step, so that no
-    weights are read; of others that of all bytes.
+    For a checkpoint of a tokamake run, hash the run's digest and the step, and read no weights.
+    For other checkpoints, hash all bytes.
 
     Args:
         checkpoint: its folder, or one whose `latest` names it.
-        note: file to keep the hash in, so that bytes are read again only if files look changed.
+        note: file that keeps the hash; bytes are read again only if sizes or times of files change.
 
     Raises:
         UserError: there is no checkpoint, or its state.json is damaged.
     """
-    folder = folder_of(checkpoint)
+    folder = locate(checkpoint)
     if state := _read_state(folder):
         return files.digest({"run": state.digest, "step": state.step})
     paths = sorted(folder.glob("*.distcp"))
     if not paths:
         raise UserError(f"{checkpoint}: holds no weights in tokamake's own format; {REMEDY}")
-    seen = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
-    known = files.read_json(note, "remove it") if note and note.is_file() else {}
-    if known.get("files") == seen:
-        return str(known["digest"])
-    found = files.digest([files.sha256(path) for path in paths])
+    stats = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+    noted = files.read_json(note, "remove it") if note and note.is_file() else {}
+    if noted.get("files") == stats:
+        return str(noted["digest"])
+    digest = files.digest([files.sha256(path) for path in paths])
     if note:
-        files.write_json(note, {"files": seen, "digest": found})
-    return found
+        files.write_json(note, {"files": stats, "digest": digest})
+    return digest
+
+
+# ---- Where a job begins ----
+
+
+@contextmanager
+def claimed(run: Run, ranks: Ranks, index: dict[str, Any]) -> Iterator[StartingPoint]:
+    """Lock a run's output folder and find where to begin; all ranks call this together.
+
+    Args:
+        run: the resolved run.
+        ranks: this process among its peers.
+        index: content of the index folder's index.json.
+
+    Raises:
+        UserError: another process trains there, or a checkpoint is missing or damaged.
+    """
+    with ExitStack() as lock:
+        # Only rank 0 looks at the folder: other hosts may still see an older state of it.
+        agreed: list[Any] = [None]
+        with raise_on_all_ranks():
+            if ranks.rank == 0:
+                lock.enter_context(locked(run.output))
+                agreed = [_starting_point(run, ranks, index)]
+        dist.broadcast_object_list(agreed, src=0)
+        yield agreed[0]
+
+
+def _starting_point(run: Run, ranks: Ranks, index: dict[str, Any]) -> StartingPoint:
+    note = run.output.with_name(f".{run.output.name}.start")
+    digest = run_digest(run, index=index, weights=weights_digest(run.checkpoint, note))
+    state = claim(
+        run.output,
+        digest,
+        say=ranks.print_once,
+        differences=lambda earlier: differences(earlier, run),
+    )
+    if state:
+        return StartingPoint(state, run.output / f"global_step{state.step}")
+    state = ResumeState(digest, run.step, run.consumed_samples, 0.0, ranks.world_size)
+    return StartingPoint(state, None)
+
+
+def checkpoint_to_load(run: Run, ranks: Ranks, start: StartingPoint) -> Path | None:
+    """Checkpoint to load with its optimizer states; None: the run takes weights alone.
+
+    That is the run's own checkpoint, or one of another run that this run continues.
+
+    Raises:
+        UserError: the checkpoint of the other run is not the one that the run was resolved for.
+    """
+    if start.resumed:
+        return start.resumed
+    if run.train.finetune is not False:
+        return None
+    with raise_on_all_ranks():
+        if ranks.rank == 0:
+            check_begun(run)
+    return run.checkpoint
 
 
 @contextmanager
 def locked(output: Path) -> Iterator[None]:
-    """Keep other trainings out of an output folder: ranks can outlive a launcher that was killed.
+    """Lock an output folder: ranks can outlive a launcher that was killed, and go on to train.
 
-    The lock ends with the process that holds it, however it ends.
+    The lock ends with the process that holds it, however that ends.
 
     Raises:
-        UserError: another process has the folder.
+        UserError: another process holds the lock.
     """
     path = output.with_name(f".{output.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -187,16 +269,18 @@ def claim(
     say: Callable[[str], None],
     differences: Callable[[Path], str],
 ) -> ResumeState | None:
-    """Ready the output folder for a run and tell where to continue; None: at the beginning.
+    """Prepare the output folder of a run; call it from one process only.
 
-    A folder with another run's checkpoint is renamed to <output>.<first 8 of its digest>.
-    Only one process may call this.
+    A folder with a checkpoint of another run is renamed to <output>.<first 8 of its digest>.
 
     Args:
         output: output folder of the run.
-        digest: of the run.
+        digest: digest of the run.
         say: prints a line for the user.
-        differences: tells what is different in the run that made a checkpoint.
+        differences: names the settings that differ from those of a checkpoint's run.
+
+    Returns:
+        State of the checkpoint to resume from; None: start from the beginning.
 
     Raises:
         UserError: `latest` names a missing checkpoint.
@@ -206,17 +290,20 @@ def claim(
         shutil.rmtree(output / SAVING, ignore_errors=True)
         return state
     if state:
-        why = differences(latest(output))
+        reason = differences(latest(output))
         aside = _free_name(output.with_name(f"{output.name}.{state.digest[:8]}"))
         output.rename(aside)
-        say(f"{output}: holds another run's checkpoint ({why}); moved to {aside}, starting anew")
+        say(f"{output}: holds another run's checkpoint ({reason}); moved to {aside}, starting anew")
     output.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(output / SAVING, ignore_errors=True)
     return None
 
 
+# ---- Checkpoints in the output folder ----
+
+
 def state_at(output: Path, step: int, digest: str) -> ResumeState:
-    """What a run had come to at a step.
+    """Read the state of a run at a step.
 
     Raises:
         UserError: there is no checkpoint of this run at that step.
@@ -225,7 +312,7 @@ def state_at(output: Path, step: int, digest: str) -> ResumeState:
     state = _read_state(folder)
     if state is None or state.digest != digest:
         raise UserError(
-            f"{folder}: not there, but the run is past step {step} already; set "
+            f"{folder}: missing, but the run is already past step {step}; set "
             "train.segment_steps so that segments end at later steps, or at those of checkpoints"
         )
     return state
@@ -234,11 +321,12 @@ def state_at(output: Path, step: int, digest: str) -> ResumeState:
 def _state_of_latest(output: Path) -> ResumeState | None:
     if not (output / "latest").is_file():
         return None
+    # Without a state.json, another program wrote the checkpoint.
     return _read_state(latest(output)) or ResumeState("unknown", 0, 0, 0.0, 0)
 
 
 def _read_state(folder: Path) -> ResumeState | None:
-    """What a checkpoint's state.json says; None: it has none."""
+    """Content of a checkpoint's state.json; None: there is no such file."""
     path = folder / "state.json"
     if not path.is_file():
         return None
@@ -249,25 +337,27 @@ def _read_state(folder: Path) -> ResumeState | None:
 
 
 def _free_name(path: Path) -> Path:
+    """The path, or the first of PATH.2, PATH.3, … that does not exist."""
     names = (path.with_name(f"{path.name}.{number}") for number in count(2))
-    return next(free for free in chain([path], names) if not free.exists())
+    return next(name for name in chain([path], names) if not name.exists())
 
 
 def commit(output: Path, state: ResumeState) -> Path:
-    """Put the checkpoint that has grown in `SAVING` in place, then point to it; one process only.
+    """Move the checkpoint inside `SAVING` into place, then let `latest` name it.
 
-    Its files are on disk already. A folder of the same name, which a restart at an earlier
-    checkpoint can meet, is renamed, not removed.
+    Call it from one process only, once the checkpoint's files are on disk. A folder of the same
+    name exists if training restarted from an earlier checkpoint: it is renamed, not removed.
     """
     name = f"global_step{state.step}"
-    grown, final = output / SAVING / name, output / name
-    files.write_json(grown / "state.json", state._asdict())
-    files.sync(grown)
-    if final.exists():
-        final.rename(_free_name(output / f"{name}.old"))
-    grown.rename(final)
+    source, target = output / SAVING / name, output / name
+    files.write_json(source / "state.json", state._asdict())
+    files.sync(source)
+    if target.exists():
+        target.rename(_free_name(output / f"{name}.old"))
+    source.rename(target)
     files.sync(output)
+    # `latest` comes last: a job that is killed before resumes from the checkpoint before.
     files.write_text(output / "latest_checkpointed_iteration.txt", f"{state.step}\n")
     files.write_text(output / "latest", name)
     shutil.rmtree(output / SAVING)
-    return final
+    return target

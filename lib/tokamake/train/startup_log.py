@@ -1,4 +1,4 @@
-"""What the trainer says once as it starts: model, layout, settings that were chosen, memory."""
+"""Lines that the trainer prints as it starts: model, start, layout, changed settings, memory."""
 
 import math
 from collections.abc import Iterator
@@ -20,30 +20,30 @@ from tokamake.train.numerics import precision_of
 def startup_log(
     run: Run, ranks: Ranks, device: torch.device, *, resumed: Path | None = None
 ) -> str:
-    """Lines for people about a run that starts on some ranks.
+    """Describe a run that starts.
 
     Args:
-        run: the run as `resolve` wrote it.
+        run: the resolved run, with its precision chosen.
         ranks: this process among its peers.
-        device: of this rank.
-        resumed: checkpoint of its own that it goes on from.
+        device: device of this rank.
+        resumed: checkpoint of the run that it resumes from.
     """
-    # Other lines tell these.
-    usual = TrainSettings(precision=run.train.precision, finetune=run.train.finetune)
+    # The other lines already show these two.
+    defaults = TrainSettings(precision=run.train.precision, finetune=run.train.finetune)
     return "\n".join(
         f"{title:9} {text}"
         for title, text in (
             ("model", _model(run)),
             ("start", f"{resumed}, where this run goes on" if resumed else _start(run)),
             ("layout", _layout(run, ranks, device)),
-            ("settings", ", ".join(chosen(run.train, usual)) or "all as by default"),
+            ("settings", ", ".join(changed_settings(run.train, defaults)) or "all as by default"),
             *_memory(run, ranks, device),
         )
     )
 
 
 def num_parameters(run: Run) -> int:
-    """Parameters of the whole model."""
+    """Number of parameters of the whole model."""
     return sum(map(math.prod, model_tensors.shapes(run.architecture).values()))
 
 
@@ -62,8 +62,8 @@ def _start(run: Run) -> str:
             f"{run.checkpoint}, continued at step {run.step:,}: weights, optimizer states, loss "
             f"scale, {run.consumed_samples:,} samples"
         )
-    how = "finetuned: " if run.train.finetune else ""
-    return f"{run.checkpoint}, {how}weights alone, at step 0"
+    prefix = "finetuned: " if run.train.finetune else ""
+    return f"{run.checkpoint}, {prefix}weights alone, at step 0"
 
 
 def _layout(run: Run, ranks: Ranks, device: torch.device) -> str:
@@ -77,35 +77,38 @@ def _layout(run: Run, ranks: Ranks, device: torch.device) -> str:
     product = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
     return (
         f"{counted(ranks.world_size, 'rank')}{f' = {product}' * bool(product)} on {device.type}, "
-        f"{precision_of(train, device)}, {train.backend}, ZeRO stage {train.zero_stage}"
+        f"{precision_of(run)}, {train.backend}, ZeRO stage {train.zero_stage}"
     )
 
 
-def chosen(value: BaseModel, default: BaseModel, prefix: str = "") -> Iterator[str]:
-    """Settings that differ from their defaults, as `name value`; of a plug-in, from its own."""
+def changed_settings(value: BaseModel, default: BaseModel, prefix: str = "") -> Iterator[str]:
+    """Settings that differ from their defaults, as `name value`.
+
+    The settings of a plug-in, such as an optimizer, are compared with the defaults of that plug-in.
+    """
     if (kind := getattr(value, "name", None)) != getattr(default, "name", None):
         yield f"{prefix}name {kind}"
         default = type(value).model_validate({"name": kind})
     for name in type(default).model_fields:
-        own, usual = getattr(value, name), getattr(default, name)
-        if isinstance(own, BaseModel) and isinstance(usual, BaseModel):
-            yield from chosen(own, usual, f"{prefix}{name}.")
-        elif own != usual:
-            yield f"{prefix}{name} {_shown(own)}"
+        setting, default_setting = getattr(value, name), getattr(default, name)
+        if isinstance(setting, BaseModel) and isinstance(default_setting, BaseModel):
+            yield from changed_settings(setting, default_setting, f"{prefix}{name}.")
+        elif setting != default_setting:
+            yield f"{prefix}{name} {_format(setting)}"
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _memory(run: Run, ranks: Ranks, device: torch.device) -> Iterator[tuple[str, str]]:
-    needed, there = estimate(run, ranks.world_size, device), device_memory(device, ranks)
-    parts = ", ".join(f"{name} {_size(getattr(needed, name))}" for name in needed._fields[:4])
+    needed, available = estimate(run, ranks.world_size, device), device_memory(device, ranks)
+    kinds = ", ".join(f"{name} {_size(getattr(needed, name))}" for name in needed._fields[:4])
     yield (
         "memory",
-        f"about {_size(needed.total)} a rank ({parts}); the device has {_size(there)} for it",
+        f"about {_size(needed.total)} a rank ({kinds}); the device has {_size(available)} for it",
     )
-    if needed.total > there:
+    if needed.total > available:
         yield (
             "warning",
             "that is more than there is: lower train.micro_batch_size, raise train.zero_stage, "
@@ -114,5 +117,5 @@ def _memory(run: Run, ranks: Ranks, device: torch.device) -> Iterator[tuple[str,
         )
 
 
-def _size(number: float) -> str:
-    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

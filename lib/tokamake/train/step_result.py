@@ -1,5 +1,6 @@
-"""What a back end tells the loop of a step, and of a checkpoint that is being written."""
+"""Values that a back end returns to the trainer: a step's result, a checkpoint being written."""
 
+import math
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -11,27 +12,37 @@ from tokamake.errors import UserError
 
 
 class StepResult(NamedTuple):
-    """A training step, alike on all ranks."""
+    """A training step; the same on all ranks."""
 
     loss: float
-    """Mean over the tokens of the global batch, before the step."""
+    """Mean over the tokens of the global batch, before the update."""
     grad_norm: float
-    """Norm of its gradient, before clipping."""
+    """Norm of the gradient, before clipping."""
     stop: bool
     """Whether any rank was asked to stop."""
     saved: bool
-    """Whether all ranks have finished what they had to save."""
+    """Whether all ranks have written their files of the checkpoint that is being saved."""
     skipped: bool
-    """Whether there was no update, since gradients in fp16 were too large for it."""
+    """Whether there was no update because gradients overflowed in fp16."""
+
+    @property
+    def not_finite(self) -> str | None:
+        """Name and value of the first measure that is not finite; None: both are finite."""
+        if not math.isfinite(self.loss):
+            return f"loss: {self.loss}"
+        # A skipped step lowers the loss scale, and training goes on.
+        if not self.skipped and not math.isfinite(self.grad_norm):
+            return f"gradient norm: {self.grad_norm}"
+        return None
 
 
 class Saving:
     """A checkpoint that is being written.
 
     Args:
-        folder: of the checkpoint.
-        written: ends when this rank's files are written.
-        finish: what is left to do then; all ranks call it.
+        folder: folder of the checkpoint.
+        written: future that ends when this rank's files are written.
+        finish: what remains to do after that; all ranks call it.
     """
 
     def __init__(
@@ -51,14 +62,16 @@ class Saving:
         """Wait until the files are on disk.
 
         Raises:
-            UserError: they could not be written, on any rank.
+            UserError: a rank could not write its files.
         """
         try:
             self._written.result()
         except CheckpointException as error:
-            reasons = {str(found).partition("\n")[0] for found, _ in error.failures.values()}
+            reasons = {
+                str(exception).partition("\n")[0] for exception, _ in error.failures.values()
+            }
             raise UserError(
                 f"{self._folder}: could not be written ({'; '.join(sorted(reasons))}); make "
-                "room or mend the disk, and start again: the checkpoint before it is whole"
+                "room or fix the disk, and rerun: the checkpoint before it is complete"
             ) from None
         self._finish()

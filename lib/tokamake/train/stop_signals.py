@@ -1,6 +1,6 @@
-"""How a training is asked to stop: by a batch system's SIGTERM, or Ctrl-C.
+"""SIGTERM of a batch system and Ctrl-C: how they stop a training.
 
-`train` and its loop have functions of theirs called; the loop looks at a `StopRequest` each step.
+`train` and the trainer install handlers. The trainer looks at its `StopRequest` in each step.
 """
 
 import os
@@ -12,39 +12,40 @@ from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _REPEAT_SECONDS = 1.0
-"""Within these it is the same Ctrl-C: launchers pass on what the terminal has sent already."""
+"""A second signal within this time is the same Ctrl-C: the terminal sends it to all processes, and
+launchers send it again to theirs."""
 
 
 @contextmanager
 def on_signals(handler: Callable[[int, Any], object]) -> Iterator[None]:
-    """Have a function called at each of `SIGNALS` until the block ends."""
+    """Install a handler of `SIGNALS` until the block ends."""
     before = {number: signal.signal(number, handler) for number in SIGNALS}
     try:
         yield
     finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 class StopRequest:
-    """Takes note of signals; a Ctrl-C after another one ends the process at once, with code 130.
+    """Records the first signal; a Ctrl-C after it ends the process at once, with code 130.
 
     Args:
-        tells: whether this process says so.
+        reports: whether this process prints a line if a Ctrl-C ends it.
     """
 
-    def __init__(self, *, tells: bool) -> None:
-        self._tells = tells
+    def __init__(self, *, reports: bool) -> None:
+        self._reports = reports
         self._since = 0.0
         self.by = ""
-        """Name of the signal that came first; empty: none has come."""
+        """Name of the first signal; empty: none has come."""
 
     def note(self, number: int, _: Any) -> None:
-        """Take note of a signal, as its handler."""
+        """Handle a signal."""
         if not self.by:
             self.by, self._since = signal.Signals(number).name, time.monotonic()
         elif number == signal.SIGINT and time.monotonic() - self._since >= _REPEAT_SECONDS:
-            if self._tells:
-                # A signal may come amid a print, which would not have another one inside.
+            if self._reports:
+                # Not print: the signal may interrupt one, and print cannot be nested.
                 os.write(1, b"ended by a second Ctrl-C; the same command goes on where it saved\n")
             os._exit(128 + signal.SIGINT)

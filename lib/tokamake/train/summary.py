@@ -1,4 +1,4 @@
-"""What a run or a segment of it leaves beside its output folder: train.json, train.STEP.json."""
+"""The summary of a run or of a segment, beside the output folder: train.json or train.STEP.json."""
 
 import platform
 from importlib.metadata import version
@@ -11,20 +11,21 @@ from tokamake.train.resume import ResumeState
 
 
 def summary_path(run: Run, step: int) -> Path:
-    """File that says that a run has come to a step: train.json at the last, or train.STEP.json."""
+    """File that says that a run has reached a step: train.json for the last one."""
     middle = "" if step == run.train.train_steps else f".{step}"
     return run.output.with_name(f"train{middle}.json")
 
 
 def write_summary(run: Run, state: ResumeState) -> None:
-    """Write down where a run stands at a checkpoint, and what it has measured until then.
+    """Write where a run stands at a checkpoint, and its metrics until then.
 
     Args:
         run: the resolved run.
-        state: of the checkpoint.
+        state: state of the checkpoint.
     """
     tokens = state.consumed_samples * run.train.sequence_length
-    own_tokens = tokens - run.consumed_samples * run.train.sequence_length
+    # Without the tokens of another run that this one continues.
+    run_tokens = tokens - run.consumed_samples * run.train.sequence_length
     records = metrics.read(run.output / "metrics.jsonl")
     files.write_json(
         summary_path(run, state.step),
@@ -36,7 +37,7 @@ def write_summary(run: Run, state: ResumeState) -> None:
             "consumed_samples": state.consumed_samples,
             "consumed_tokens": tokens,
             "seconds": state.seconds,
-            "tokens_per_second": own_tokens / state.seconds,
+            "tokens_per_second": run_tokens / state.seconds,
             "checkpoint": str(run.output / f"global_step{state.step}"),
             "world_size": state.world_size,
             "versions": {

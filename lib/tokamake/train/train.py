@@ -1,6 +1,6 @@
 """The stage `train`: from a resolved run to a trained checkpoint, on one process or many.
 
-Reads run.yaml; writes the run's output folder and, last of all, train.json beside it.
+Reads run.yaml. Writes the run's output folder and, last of all, train.json beside it.
 """
 
 import os
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def train(*, config: Path, until_step: int | None = None, minutes: float | None = None) -> None:
-    """Train a model, or go on where an interrupted run has stopped.
+    """Train a model, or resume a run that was interrupted.
 
     Start it alone or on several ranks: `torchrun --nproc-per-node 2 -m tokamake train --config
-    run.yaml`, or through mpiexec or srun. The same command continues after any interruption, at the
-    last checkpoint and with the same result. Asked to stop by SIGTERM or Ctrl-C, or when the time
-    of its job runs out, a run saves a checkpoint and exits with code 75 (EX_TEMPFAIL; torchrun
-    makes it 1), for it is not finished; train.json is written at the end only. A second Ctrl-C
-    ends it at once.
+    run.yaml`, or through mpiexec or srun. After any interruption, the same command resumes from the
+    last checkpoint, with the same result. On SIGTERM or Ctrl-C, and before the time of its job
+    ends, a run saves a checkpoint and exits with code 75 (EX_TEMPFAIL; torchrun makes it 1),
+    because it is not finished: only a finished run has a train.json. A second Ctrl-C ends it at
+    once.
 
     Args:
         config: The run, as `tokamake resolve` writes it.
@@ -41,11 +41,12 @@ def train(*, config: Path, until_step: int | None = None, minutes: float | None 
     ranks = Ranks.find()
     with (
         report_from_rank_0(ranks),
-        _stopped_between_steps(ranks),
+        _exit_on_signals(ranks),
         process_group(ranks) as device,
     ):
         with raise_on_all_ranks():
             run = read_run(config)
+        # Imported late: torch's distributed modules take seconds.
         from tokamake.train.trainer import train_run
 
         code = train_run(run, ranks, device, until_step=until_step, minutes=minutes)
@@ -53,17 +54,17 @@ def train(*, config: Path, until_step: int | None = None, minutes: float | None 
 
 
 @contextmanager
-def _stopped_between_steps(ranks: "Ranks") -> Iterator[None]:
-    """End at once, with `STOPPED`, at SIGTERM or Ctrl-C where there is nothing to save.
+def _exit_on_signals(ranks: "Ranks") -> Iterator[None]:
+    """Exit with `STOPPED` on SIGTERM or Ctrl-C while there is nothing to save.
 
-    That is before the first step and after the last; between them the loop takes the signals over.
+    That is before the first step and after the last; in between, the trainer has its own handler.
     """
     from tokamake.runtime.rank_errors import STOPPED
     from tokamake.train.stop_signals import on_signals
 
     def stop(number: int, _: Any) -> NoReturn:
         if ranks.rank == 0:
-            # A signal may come amid a print, which would not have another one inside.
+            # Not print: the signal may interrupt one, and print cannot be nested.
             name = signal.Signals(number).name
             os.write(1, f"stopped by {name}; there was nothing to save\n".encode())
         os._exit(STOPPED)

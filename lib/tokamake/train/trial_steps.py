@@ -1,6 +1,7 @@
-"""Training steps of a run that leave nothing behind: for measurements of speed or of rates.
+"""Training steps that write nothing: for measurements of speed and of learning rates.
 
-The run's own engine and data, or random tokens; no validation, checkpoints or output folder.
+They use the run's own engine and its samples, or random tokens. There is no validation, no
+checkpoint and no output folder.
 """
 
 from collections.abc import Iterator
@@ -12,13 +13,12 @@ from tokamake import plugins
 from tokamake.config.resolved_run import Run
 from tokamake.data.samples.fim.samples import training_samples
 from tokamake.data.samples.index_folder import read_index
-from tokamake.data.samples.loader import steps
-from tokamake.errors import UserError
 from tokamake.runtime.cores import ahead
 from tokamake.runtime.rank_errors import raise_on_all_ranks, report_from_any_rank
 from tokamake.runtime.ranks import Ranks
-from tokamake.train.numerics import check_repeatable, decided
-from tokamake.train.resolve import check_backend, check_layout, check_lengths, check_precision
+from tokamake.train.batch import num_micro_batches, steps_of_rank
+from tokamake.train.checks import check_run, check_trial_samples
+from tokamake.train.numerics import with_precision
 from tokamake.train.startup_log import startup_log
 
 if TYPE_CHECKING:
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 
 class TrialSteps:
-    """A run that is tried, and told as `train` tells it; all batches have their full size.
+    """Steps of a run on trial, with the start-up log of `train`; all batches have full size.
 
     Attributes:
-        run: the run, with what it leaves to the device written down.
-        engine: of the run's back end.
+        run: the run, with its precision chosen.
+        engine: engine of the run's back end.
 
     Args:
         run: the resolved run.
         ranks: this process among its peers.
-        device: where the model lives.
-        num_steps: steps that are wanted.
-        synthetic: whether to train on random tokens; else the index is read.
+        device: device of the model.
+        num_steps: number of steps.
+        synthetic: train on random tokens; if not, the index is read.
 
     Raises:
         UserError: the run cannot start, or has too few samples.
@@ -54,58 +54,37 @@ class TrialSteps:
         num_steps: int,
         synthetic: bool = False,
     ) -> None:
-        # A trial has the run's first weights alone, and a fresh optimizer.
+        # A trial takes the weights alone, with a new optimizer, also where the run continues one.
         finetune = None if run.train.finetune is None else True
         train = run.train.model_copy(update={"rampup_batch_size": None, "finetune": finetune})
-        self.run = decided(run.model_copy(update={"train": train}), device)
+        self.run = with_precision(run.model_copy(update={"train": train}), device)
         self._ranks, self._num_steps, self._synthetic = ranks, num_steps, synthetic
         with raise_on_all_ranks():
-            check_layout(self.run, ranks.world_size)
-            check_precision(self.run.train)
-            check_backend(self.run, device)
-            check_repeatable(self.run, device)
-            if not synthetic:
-                self._check_samples()
+            index = None if synthetic else read_index(self.run.index)
+            check_run(self.run, index=index, world_size=ranks.world_size, device=device)
+            if index is not None:
+                check_trial_samples(self.run, index, num_steps)
                 self._samples = training_samples(self.run, verify=False)
-            said = startup_log(self.run, ranks, device)
-        if ranks.rank == 0:
-            print(said, flush=True)
-        self.engine: Any = plugins.load("train/backends", train.backend).Engine(
-            self.run, ranks, device
-        )
-
-    def _check_samples(self) -> None:
-        run, described = self.run, read_index(self.run.index)
-        check_lengths(run.train, run.architecture, described, run.index)
-        found = described["splits"]["train"]["samples"]
-        needed = self._num_steps * run.train.global_batch_size
-        if found < needed:
-            raise UserError(
-                f"{run.index}: has {found} training samples, {self._num_steps} steps take "
-                f"{needed}; lower --steps"
-            )
+            ranks.print_once(startup_log(self.run, ranks, device))
+        backend = plugins.load("train/backends", train.backend)
+        self.engine: Any = backend.Engine(self.run, ranks, device)
 
     def batches(self) -> "Iterator[list[TokenRows]]":
         """This rank's micro batches of each step."""
         if self._synthetic:
-            return self._random()
-        mesh = self.engine.mesh
-        found = steps(
-            self._samples,
-            self.run.train.batch_sizes,
-            consumed_samples=0,
-            micro_batch_size=self.run.train.micro_batch_size,
-            data_parallel_rank=mesh.data.rank,
-            data_parallel_size=mesh.data.size,
-        )
-        return report_from_any_rank(ahead([*step.micro_batches] for step in found), self._ranks)
+            return self._random_batches()
+        steps = steps_of_rank(self._samples, self.run.train, self.engine.mesh, consumed_samples=0)
+        return report_from_any_rank(ahead(step.micro_batches for step in steps), self._ranks)
 
-    def _random(self) -> "Iterator[list[TokenRows]]":
-        train, data = self.run.train, self.engine.mesh.data
-        vocabulary = self.run.architecture.vocab_size
-        assert vocabulary is not None
-        generator = np.random.default_rng((self.run.seed, data.rank))
+    def _random_batches(self) -> "Iterator[list[TokenRows]]":
+        train, mesh = self.run.train, self.engine.mesh
+        vocab_size = self.run.architecture.vocab_size
+        assert vocab_size is not None
+        # Each data-parallel rank has its own tokens, as with real samples.
+        generator = np.random.default_rng((self.run.seed, mesh.data.rank))
         shape = train.micro_batch_size, train.sequence_length + 1
-        count = train.global_batch_size // (train.micro_batch_size * data.size)
         for _ in range(self._num_steps):
-            yield [generator.integers(vocabulary, size=shape) for _ in range(count)]
+            yield [
+                generator.integers(vocab_size, size=shape)
+                for _ in range(num_micro_batches(train, mesh))
+            ]

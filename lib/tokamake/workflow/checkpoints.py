@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tokamake import files
-from tokamake.checkpoint.format_files import is_native, start_files
+from tokamake.checkpoint.detect import list_files
+from tokamake.checkpoint.native.folder import find as find_native
 from tokamake.config.model import parse_export_format
 from tokamake.errors import UserError
 from tokamake.workflow.config import WorkflowConfig
@@ -27,7 +28,7 @@ class CheckpointRules:
         self.starts = dict(map(self._start_of, config.runs))
         """Folder of each initial checkpoint, by name."""
         self._files = {self._name[run]: self._files_of(run) for run in config.runs}
-        self._native = {name for name, path in self.starts.items() if is_native(Path(path))}
+        self._native = {name for name, path in self.starts.items() if find_native(Path(path))}
         self.imported = [
             f"results/import/{name}" for name in self.starts if name not in self._native
         ]
@@ -51,7 +52,7 @@ class CheckpointRules:
         """Files of the checkpoint that a run starts from."""
         if (checkpoint := self._config.runs[run].model.checkpoint) is None:
             return [f"results/{run}/init/{file}" for file in HF_FILES]
-        return list(map(str, start_files(checkpoint)))
+        return list(map(str, list_files(checkpoint)))
 
     def import_inputs(self, wildcards: Any) -> list[str]:
         """Files of an initial checkpoint."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokamake.checkpoint.format_files import start_files
+from tokamake.checkpoint.detect import list_files
 from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.config.model import check_export_format, parse_export_format
 from tokamake.config.root import Config
@@ -253,6 +253,6 @@ def _checkpoint_tokenizer(checkpoint: Path, where: str) -> list[Path]:
 
 def _trained_with(checkpoint: Path) -> str:
     """The tokenizer that run.yaml of a native checkpoint names, in parentheses."""
-    runs = sorted(file for file in start_files(checkpoint) if file.name == "run.yaml")
+    runs = sorted(file for file in list_files(checkpoint) if file.name == "run.yaml")
     tokenizer = read_yaml(runs[0], "name another checkpoint").get("tokenizer") if runs else None
     return f" ({tokenizer})" if tokenizer else ""

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tokamake.data.mixture.weigh import set_path
+from tokamake.data.mixture.weigh import split_weights_path
 
 DATA = "results/data"
 """Data that all runs share."""
@@ -24,7 +24,7 @@ def batch_file(stage: str, batch: str) -> str:
 
 def split_weights(split: str) -> str:
     """Weighting file of a split other than the training split."""
-    return str(set_path(Path(WEIGHTS), split))
+    return str(split_weights_path(Path(WEIGHTS), split))
 
 
 def corpus_of(batch: str) -> str:

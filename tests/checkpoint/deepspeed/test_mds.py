@@ -1,4 +1,4 @@
-"""Megatron-DeepSpeed without pipeline: bit-exact both ways, as Megatron lays it out."""
+"""The format `mds`: bit-exact in both directions, with the layout of Megatron-DeepSpeed."""
 
 import argparse
 import hashlib
@@ -23,7 +23,7 @@ from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 MODELS = {
-    **{f"llama-{llamas.label(each)}": each for each in llamas.ARCHITECTURES},
+    **{f"llama-{llamas.label(shape)}": shape for shape in llamas.ARCHITECTURES},
     "llama-biased": llamas.BIASED,
     **gpts.ARCHITECTURES,
 }
@@ -40,50 +40,49 @@ def _hashes(tensors: dict[str, Tensor]) -> dict[str, str]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", MODELS)
-def test_there_and_back_every_bit_and_transformers_logits_stay(
+def test_a_round_trip_through_mds_keeps_every_bit_and_the_logits_of_transformers(
     tmp_path: Path, name: str, dtype: torch.dtype
 ) -> None:
     from transformers import AutoModelForCausalLM
 
     family = llamas if MODELS[name].family == "llama" else gpts
     model = family.reference(MODELS[name], dtype)
-    model.save_pretrained(tmp_path / "theirs")
-    convert(source=tmp_path / "theirs", target=tmp_path / "mds", format="mds")
-    found = open_any(tmp_path / "mds")
-    assert (found.architecture, found.progress.iteration) == (MODELS[name], 0)
-    known = hf_folder.read(tmp_path / "theirs")[1]
-    for key, tensor in known.items():
-        assert torch.equal(found.source.read(f"model.{key}"), tensor), key
-    convert(source=tmp_path / "mds", target=tmp_path / "ours", format="hf")
-    written = load_file(tmp_path / "ours/model.safetensors")
-    assert _hashes(written) == _hashes(load_file(tmp_path / "theirs/model.safetensors"))
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype="auto")
+    model.save_pretrained(tmp_path / "hf")
+    convert(source=tmp_path / "hf", target=tmp_path / "mds", format="mds")
+    checkpoint = open_any(tmp_path / "mds")
+    assert (checkpoint.architecture, checkpoint.progress.iteration) == (MODELS[name], 0)
+    for key, tensor in hf_folder.read(tmp_path / "hf")[1].items():
+        assert torch.equal(checkpoint.source.read(f"model.{key}"), tensor), key
+    convert(source=tmp_path / "mds", target=tmp_path / "back", format="hf")
+    written = load_file(tmp_path / "back/model.safetensors")
+    assert _hashes(written) == _hashes(load_file(tmp_path / "hf/model.safetensors"))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype="auto")
     assert type(loaded) is type(model)
     tokens = torch.arange(24).view(2, 12)
-    with torch.no_grad():  # in training mode: there is no dropout
+    with torch.no_grad():  # `train()` is fine, since there is no dropout
         assert loaded.dtype == dtype
         assert torch.equal(loaded.train()(tokens).logits, model.train()(tokens).logits)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_tensors_are_named_ordered_and_padded_as_megatrons(tmp_path: Path, name: str) -> None:
+def test_tensors_have_the_names_order_and_padding_of_megatron(tmp_path: Path, name: str) -> None:
     tensors = random(MODELS[name], 1)
     megatron_names.write(tmp_path / "a", "mds", MODELS[name], tensors)
     state = torch.load(tmp_path / "a" / STATES, weights_only=False)
-    found = dict(torch_archive.leaves(state["module"]))
-    expected = megatron_names.whole(MODELS[name], tensors)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
+    stored = dict(torch_archive.leaves(state["module"]))
+    expected = megatron_names.megatron_tensors(MODELS[name], tensors)
+    assert stored.keys() == expected.keys()
+    assert all(torch.equal(stored[key], tensor) for key, tensor in expected.items())
 
 
-def test_what_the_oracle_says_of_a_small_model() -> None:
+def test_rows_of_fused_attention_in_the_oracle() -> None:
     # Two groups of two queries, of width 16.
     assert [megatron_names.rows_of_fused(GQA)[row] for row in (0, 16, 32, 48, 64, 112, 127)] == [
         *[("q", 0), ("q", 16), ("k", 0), ("v", 0), ("q", 32), ("v", 16), ("v", 31)]
     ]
 
 
-def test_files_have_megatrons_arguments(tmp_path: Path) -> None:
+def test_files_have_the_arguments_of_megatron(tmp_path: Path) -> None:
     megatron_names.write(tmp_path / "a", "mds", GQA, random(GQA, 1))
     assert (tmp_path / "a" / "latest").read_text() == "global_step0"
     assert (tmp_path / "a" / "latest_checkpointed_iteration.txt").read_text() == "0"
@@ -126,37 +125,37 @@ def test_files_have_megatrons_arguments(tmp_path: Path) -> None:
         ("bloom", (False, False, "alibi", True)),
     ],
 )
-def test_files_have_megatrons_arguments_of_gpts(
+def test_files_of_gpts_have_the_arguments_of_megatron(
     tmp_path: Path, name: str, expected: tuple[Any, ...]
 ) -> None:
     megatron_names.write(tmp_path / "a", "mds", MODELS[name], random(MODELS[name], 1))
-    found = vars(torch.load(tmp_path / "a" / STATES, weights_only=False)["args"])
+    args = vars(torch.load(tmp_path / "a" / STATES, weights_only=False)["args"])
     names = ("add_position_embedding", "use_rotary_position_embeddings", "position_embedding_type")
-    assert tuple(found[key] for key in (*names, "embed_layernorm")) == expected
-    assert found["normalization"] == "layernorm"
-    assert found["layernorm_epsilon"] == 1e-6
-    assert found["add_bias_linear"]
-    assert not found["swiglu"]
+    assert tuple(args[key] for key in (*names, "embed_layernorm")) == expected
+    assert args["normalization"] == "layernorm"
+    assert args["layernorm_epsilon"] == 1e-6
+    assert args["add_bias_linear"]
+    assert not args["swiglu"]
 
 
-def test_latest_decides_which_checkpoint_is_read(tmp_path: Path) -> None:
+def test_the_file_latest_decides_which_step_is_read(tmp_path: Path) -> None:
     first, later = random(GQA, 1), random(GQA, 2)
     megatron_names.write(tmp_path / "a", "mds", GQA, first)
     megatron_names.write(tmp_path / "b", "mds", GQA, later, Progress(7, 0, 70))
     (tmp_path / "b/global_step7").rename(tmp_path / "a/global_step7")
     assert open_any(tmp_path / "a").progress == Progress()
     (tmp_path / "a/latest").write_text("global_step7\n")
-    found = open_any(tmp_path / "a")
-    assert found.progress == Progress(7, 0, 70)
-    tensors = {key: found.source.read(f"model.{key}") for key in later}
+    checkpoint = open_any(tmp_path / "a")
+    assert checkpoint.progress == Progress(7, 0, 70)
+    tensors = {key: checkpoint.source.read(f"model.{key}") for key in later}
     assert _hashes(tensors) == _hashes(later)
 
 
 class Custom:
-    """Something that no checkpoint should have to execute."""
+    """A class that reading a checkpoint must not run."""
 
 
-def _resave(edit: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+def _edited(edit: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         state = torch.load(folder / STATES, weights_only=False)
         edit(state)
@@ -165,12 +164,12 @@ def _resave(edit: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     return change
 
 
-def _shape(**values: Any) -> Callable[[Path], None]:
-    return _resave(lambda state: state["args"].tokamake.update(values))
+def _with_shape(**values: Any) -> Callable[[Path], None]:
+    return _edited(lambda state: state["args"].tokamake.update(values))
 
 
-def _encoder(edit: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    return _resave(lambda state: edit(state["module"]["language_model"]["encoder"]))
+def _edited_encoder(edit: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    return _edited(lambda state: edit(state["module"]["language_model"]["encoder"]))
 
 
 NORM = "final_layernorm.weight"
@@ -183,27 +182,30 @@ REMEDY = "fetch or write the checkpoint again"
         (lambda f: (f / "latest").write_text(""), r"latest: '' is not the name .*"),
         (lambda f: (f / "latest").write_text("../x"), r"latest: '\.\./x' is not the name of"),
         (lambda f: (f / "latest").write_bytes(b"\xff"), r"latest: names .*, which is missing"),
-        (lambda f: (f / STATES).unlink(), r"latest names global_step0, in which no rank has its f"),
+        (lambda f: (f / STATES).unlink(), r"latest names global_step0, which has no file of the f"),
         (lambda f: os.truncate(f / STATES, 9000), rf"model_states\.pt: damaged.*; {REMEDY}"),
         (lambda f: os.truncate(f / STATES, 0), rf"model_states\.pt: damaged.*; {REMEDY}"),
         (lambda f: (f / STATES).write_text("text"), rf"model_states\.pt: .*; {REMEDY}"),
-        (lambda f: torch.save(torch.ones(1), f / STATES), r"holds no checkpoint but a tensor"),
-        (_resave(lambda s: s.update(module=Custom())), r"holds more than tensors and plain values"),
-        (_resave(lambda s: s.pop("args")), r"args\.num_attention_heads: missing; give"),
-        (_resave(lambda s: s.update(args=argparse.Namespace())), r"args\.num_attention_heads: mis"),
-        (_resave(lambda s: s.update(module=None)), r"has no word_embeddings\.weight; give"),
-        (_shape(hidden_size=0), r"args\.tokamake: hidden_size: 0"),
-        (_shape(num_hidden_layers=4), rf"layers\.3\..* \(and 5 more\) is missing; {REMEDY}"),
-        (_shape(num_hidden_layers=2), r"layers\.2\..* \(and 5 more\) is not part of the model"),
-        (_shape(tie_word_embeddings=True), r"output_layer\.weight is not part of the model"),
+        (lambda f: torch.save(torch.ones(1), f / STATES), r"holds a tensor, not a checkpoint"),
+        (_edited(lambda s: s.update(module=Custom())), r"holds more than tensors and plain values"),
+        (_edited(lambda s: s.pop("args")), r"args\.num_attention_heads: missing; give"),
+        (_edited(lambda s: s.update(args=argparse.Namespace())), r"args\.num_attention_heads: mis"),
+        (_edited(lambda s: s.update(module=None)), r"has no word_embeddings\.weight; give"),
+        (_with_shape(hidden_size=0), r"args\.tokamake: hidden_size: 0"),
+        (_with_shape(num_hidden_layers=4), rf"layers\.3\..* \(and 5 more\) is missing; {REMEDY}"),
         (
-            _shape(intermediate_size=50),
-            r"h_to_4h\.weight has shape \[96, 64\], .* \[100, 64\]; mend",
+            _with_shape(num_hidden_layers=2),
+            r"layers\.2\..* \(and 5 more\) is not part of the model",
         ),
-        (_encoder(lambda e: e.pop(NORM)), rf"final_layernorm\.weight is missing; {REMEDY}"),
+        (_with_shape(tie_word_embeddings=True), r"output_layer\.weight is not part of the model"),
+        (
+            _with_shape(intermediate_size=50),
+            r"h_to_4h\.weight has shape \[96, 64\], .* \[100, 64\]; fix the",
+        ),
+        (_edited_encoder(lambda e: e.pop(NORM)), rf"final_layernorm\.weight is missing; {REMEDY}"),
     ],
 )
-def test_broken_folders_are_refused(
+def test_broken_folders_are_one_line_errors(
     tmp_path: Path, change: Callable[[Path], Any], message: str
 ) -> None:
     folder = tmp_path / "a"
@@ -215,8 +217,8 @@ def test_broken_folders_are_refused(
     assert "\n" not in str(error.value)
 
 
-def test_a_vocabulary_larger_than_what_is_stored_is_refused(tmp_path: Path) -> None:
+def test_a_vocabulary_larger_than_the_stored_embedding_is_an_error(tmp_path: Path) -> None:
     megatron_names.write(tmp_path / "a", "mds", GQA, random(GQA, 1))
-    _shape(vocab_size=400)(tmp_path / "a")
+    _with_shape(vocab_size=400)(tmp_path / "a")
     with pytest.raises(UserError, match="has 16,384 of 25,600 elements of tensor "):
         open_any(tmp_path / "a")

@@ -1,4 +1,4 @@
-"""Checkpoints that DeepSpeed itself writes are read, every bit as its ranks held it."""
+"""Checkpoints that DeepSpeed itself writes are read bit by bit as its ranks held them."""
 
 import shutil
 import zipfile
@@ -10,7 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.deepspeed_files import KINDS, loaded, made, truth, universal
+from tests.support.deepspeed_files import (
+    KINDS,
+    convert_to_universal,
+    held_states,
+    load_universal,
+    write_checkpoints,
+)
 from tests.support.deepspeed_models import (
     EMBEDDING,
     HEAD,
@@ -34,11 +40,11 @@ pytestmark = pytest.mark.ranks
 
 CASES = [
     Case(0, "fp32"),
-    Case(0, "bf16", sums="bf16"),
+    Case(0, "bf16", accumulation="bf16"),
     Case(0, "fp16"),
     Case(1, "fp32"),
     Case(1, "bf16"),
-    Case(1, "bf16", sums="bf16"),
+    Case(1, "bf16", accumulation="bf16"),
     Case(1, "bf16", tied=True),
     Case(1, "bf16", data=4, fused=True),
     Case(2, "fp32"),
@@ -48,17 +54,17 @@ CASES = [
     Case(1, "bf16", data=1, tensor=2),
     Case(1, "fp16", data=2, tensor=2),
 ]
-PIPED = [
+PIPELINED = [
     Case(0, "fp32", data=1, pipeline=2),
-    Case(0, "bf16", data=1, pipeline=2, sums="bf16"),
+    Case(0, "bf16", data=1, pipeline=2, accumulation="bf16"),
     Case(1, "bf16", data=1, pipeline=2),
     Case(1, "bf16", data=2, pipeline=1),
     Case(1, "fp32", data=1, pipeline=2, tied=True),
     Case(1, "bf16", data=1, tensor=2, pipeline=2),
 ]
-PARTITIONED = [Case(3, "fp32"), Case(3, "bf16", data=4), Case(3, "fp16")]
-NAMELESS = [case for case in [*CASES, *PIPED] if not case.zero_stage]
-NAMELESS.remove(Case(0, "bf16", data=1, pipeline=2, sums="bf16"))
+ZERO_3 = [Case(3, "fp32"), Case(3, "bf16", data=4), Case(3, "fp16")]
+WITHOUT_NAMES = [case for case in [*CASES, *PIPELINED] if not case.zero_stage]
+WITHOUT_NAMES.remove(Case(0, "bf16", data=1, pipeline=2, accumulation="bf16"))
 UNIVERSAL = [
     Case(1, "bf16"),
     Case(1, "bf16", data=1, tensor=2),
@@ -70,54 +76,54 @@ UNIVERSAL = [
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Path]:
-    """What DeepSpeed wrote, of each case; do not write there."""
-    return made(tmp_path_factory.mktemp("deepspeed"), *CASES, *PIPED, *PARTITIONED)
+    """Checkpoints of DeepSpeed, which tests must not change."""
+    return write_checkpoints(tmp_path_factory.mktemp("deepspeed"), *CASES, *PIPELINED, *ZERO_3)
 
 
 @pytest.fixture(scope="module")
 def universals(folders: dict[Case, Path]) -> dict[Case, Path]:
-    """Universal checkpoints of some of them."""
-    return {case: universal(folders[case]) for case in UNIVERSAL}
+    """Universal checkpoints that DeepSpeed made from some of them."""
+    return {case: convert_to_universal(folders[case]) for case in UNIVERSAL}
 
 
 def expected(case: Case, folder: Path, kind: str) -> dict[str, Tensor]:
-    """What ranks held, by Hugging Face's names; nothing of it is fused or padded any more.
+    """Return the ranks' tensors by Hugging Face's names, not fused and without padding.
 
     Args:
-        case: how it was trained.
-        folder: where the truth lies.
+        case: case of the checkpoint.
+        folder: folder of the checkpoint.
         kind: weight, master, exp_avg or exp_avg_sq.
     """
-    held = {name: of[kind] for name, of in truth(folder).items()}
+    held = {name: states[kind] for name, states in held_states(folder).items()}
     heads, groups = case.heads
-    found = {
+    tensors = {
         "model.embed_tokens": held[EMBEDDING][:VOCAB],
         "model.norm": held[NORM],
     }
     if not case.tied:
-        found["lm_head"] = held[HEAD][:VOCAB]
+        tensors["lm_head"] = held[HEAD][:VOCAB]
     for number in range(NUM_LAYERS):
-        theirs, ours = f"{LAYERS}{number}.", f"model.layers.{number}."
-        fused = held[f"{theirs}self_attention.query_key_value"]
+        megatron, hf = f"{LAYERS}{number}.", f"model.layers.{number}."
+        fused = held[f"{megatron}self_attention.query_key_value"]
         by_group = fused.view(groups, heads // groups + 2, HEAD_DIM, -1)
         query, key, value = by_group.split([heads // groups, 1, 1], dim=1)
-        gate, up = held[f"{theirs}mlp.dense_h_to_4h"].chunk(2)
-        found |= {
-            f"{ours}input_layernorm": held[f"{theirs}input_layernorm"],
-            f"{ours}self_attn.q_proj": query.flatten(0, 2),
-            f"{ours}self_attn.k_proj": key.flatten(0, 2),
-            f"{ours}self_attn.v_proj": value.flatten(0, 2),
-            f"{ours}self_attn.o_proj": held[f"{theirs}self_attention.dense"],
-            f"{ours}post_attention_layernorm": held[f"{theirs}post_attention_layernorm"],
-            f"{ours}mlp.gate_proj": gate,
-            f"{ours}mlp.up_proj": up,
-            f"{ours}mlp.down_proj": held[f"{theirs}mlp.dense_4h_to_h"],
+        gate, up = held[f"{megatron}mlp.dense_h_to_4h"].chunk(2)
+        tensors |= {
+            f"{hf}input_layernorm": held[f"{megatron}input_layernorm"],
+            f"{hf}self_attn.q_proj": query.flatten(0, 2),
+            f"{hf}self_attn.k_proj": key.flatten(0, 2),
+            f"{hf}self_attn.v_proj": value.flatten(0, 2),
+            f"{hf}self_attn.o_proj": held[f"{megatron}self_attention.dense"],
+            f"{hf}post_attention_layernorm": held[f"{megatron}post_attention_layernorm"],
+            f"{hf}mlp.gate_proj": gate,
+            f"{hf}mlp.up_proj": up,
+            f"{hf}mlp.down_proj": held[f"{megatron}mlp.dense_4h_to_h"],
         }
-    return {f"{name}.weight": tensor for name, tensor in found.items()}
+    return {f"{name}.weight": tensor for name, tensor in tensors.items()}
 
 
 def configuration(case: Case) -> dict[str, Any]:
-    """Shape of the model in Hugging Face's terms."""
+    """Return Hugging Face's config of the model."""
     args = arguments(case)
     return {
         "vocab_size": VOCAB,
@@ -133,61 +139,63 @@ def configuration(case: Case) -> dict[str, Any]:
 
 
 def assert_weights(case: Case, folder: Path, path: Path) -> None:
-    """Weights that are read from a path are those that ranks held, and nothing else is there.
+    """Check that a path has exactly the weights of the ranks.
 
-    Where files hold masters alone, these are weights, too.
+    If files hold only master weights, these are the weights.
     """
     source = open_any(path).source
-    known = expected(case, folder, "weight")
-    kinds = {next(iter(known.values())).dtype}
-    if has_masters_alone(case, path):
-        kinds = {torch.float32}
-    assert {key for key in source if key.startswith("model.")} == {f"model.{n}" for n in known}
-    for name, tensor in known.items():
-        found = source.read(f"model.{name}")
-        assert found.dtype in kinds, name
-        assert torch.equal(found.to(tensor.dtype), tensor), name
+    weights = expected(case, folder, "weight")
+    dtype = next(iter(weights.values())).dtype
+    if has_only_masters(case, path):
+        dtype = torch.float32
+    assert {key for key in source if key.startswith("model.")} == {f"model.{n}" for n in weights}
+    for name, tensor in weights.items():
+        read = source.read(f"model.{name}")
+        assert read.dtype == dtype, name
+        assert torch.equal(read.to(tensor.dtype), tensor), name
 
 
-def has_masters_alone(case: Case, path: Path) -> bool:
-    """Whether there are no rounded weights: with stage 3, and in universal checkpoints."""
+def has_only_masters(case: Case, path: Path) -> bool:
+    """Return whether there are no rounded weights: with ZeRO 3, and in universal checkpoints."""
     return case.zero_stage == 3 or open_any(path).format == "universal"
 
 
 def assert_states(case: Case, folder: Path, path: Path) -> None:
-    """The same of masters and of what Adam keeps."""
+    """Check the same for master weights and Adam's states."""
     source = open_any(path).source
     kinds = {f"optimizer.{kind}.": kind for kind in KINDS}
     if case.precision != "fp32":
-        kinds["model." if has_masters_alone(case, path) else "master."] = "master"
+        kinds["model." if has_only_masters(case, path) else "master."] = "master"
     for prefix, kind in kinds.items():
-        known = expected(case, folder, kind)
-        assert {key for key in source if key.startswith(prefix)} == {prefix + n for n in known}
-        for name, tensor in known.items():
+        states = expected(case, folder, kind)
+        assert {key for key in source if key.startswith(prefix)} == {prefix + n for n in states}
+        for name, tensor in states.items():
             assert torch.equal(source.read(prefix + name), tensor), (prefix, name)
-    step = truth(folder)[EMBEDDING]["step"]
+    step = held_states(folder)[EMBEDDING]["step"]
     for name in expected(case, folder, "weight"):
         assert int(source.read(f"optimizer.step.{name}")) == step
 
 
-@pytest.mark.parametrize("case", [*CASES, *PIPED, *PARTITIONED], ids=str)
+@pytest.mark.parametrize("case", [*CASES, *PIPELINED, *ZERO_3], ids=str)
 def test_weights_are_those_of_the_ranks(case: Case, folders: dict[Case, Path]) -> None:
     assert_weights(case, folders[case], folders[case])
 
 
-@pytest.mark.parametrize("case", [*CASES, *PIPED, *PARTITIONED], ids=str)
-def test_what_is_known_of_a_checkpoint(case: Case, folders: dict[Case, Path]) -> None:
-    found = open_any(folders[case])
-    assert found.format == ("mds_pipeline" if case.pipeline else "mds")
-    shape = found.architecture
-    known = configuration(case)
-    assert {name: getattr(shape, name) for name in known} == known
+@pytest.mark.parametrize("case", [*CASES, *PIPELINED, *ZERO_3], ids=str)
+def test_format_architecture_progress_and_layout_are_read(
+    case: Case, folders: dict[Case, Path]
+) -> None:
+    checkpoint = open_any(folders[case])
+    assert checkpoint.format == ("mds_pipeline" if case.pipeline else "mds")
+    shape = checkpoint.architecture
+    config = configuration(case)
+    assert {name: getattr(shape, name) for name in config} == config
     assert (shape.family, shape.rope_theta) == ("llama", 5000.0)
-    assert found.padded_vocab_size == PADDED
-    progress = found.progress
+    assert checkpoint.padded_vocab_size == PADDED
+    progress = checkpoint.progress
     assert progress.iteration == STEPS
     assert (progress.consumed_samples, progress.consumed_tokens) == (SAMPLES, TOKENS)
-    layout = found.layout
+    layout = checkpoint.layout
     assert layout.tensor_parallel_size == case.tensor
     assert layout.pipeline_parallel_size == max(1, case.pipeline)
 
@@ -209,20 +217,20 @@ def test_transformers_computes_the_same(
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
     convert(source=folders[case], target=tmp_path / "hf", format="hf", dtype="fp32")
-    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    converted = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
     rope = {"rope_type": "default", "rope_theta": arguments(case).rope_theta}
-    theirs = LlamaForCausalLM(LlamaConfig(**configuration(case), rope_parameters=rope))
-    known = {n: tensor.float() for n, tensor in expected(case, folders[case], "weight").items()}
-    theirs.load_state_dict(known, strict=not case.tied)
+    reference = LlamaForCausalLM(LlamaConfig(**configuration(case), rope_parameters=rope))
+    weights = {n: tensor.float() for n, tensor in expected(case, folders[case], "weight").items()}
+    reference.load_state_dict(weights, strict=not case.tied)
     tokens = torch.randint(VOCAB, (2, 16), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        difference = (ours(tokens).logits - theirs(tokens).logits).abs().max().item()
+        difference = (converted(tokens).logits - reference(tokens).logits).abs().max().item()
     assert difference <= 1e-5
 
 
-def packed_again(folder: Path, to: Path, compression: int) -> Path:
-    """A copy of a checkpoint of which a file was unpacked and packed."""
-    copy = Path(shutil.copytree(folder, to))
+def repacked(folder: Path, target: Path, compression: int) -> Path:
+    """Return a copy of a checkpoint with a file that another program packed again."""
+    copy = Path(shutil.copytree(folder, target))
     file = copy / f"global_step{STEPS}" / "mp_rank_00_model_states.pt"
     with zipfile.ZipFile(file) as archive:
         entries = {name: archive.read(name) for name in archive.namelist()}
@@ -232,33 +240,35 @@ def packed_again(folder: Path, to: Path, compression: int) -> Path:
     return copy
 
 
-def test_a_file_that_was_packed_again(folders: dict[Case, Path], tmp_path: Path) -> None:
+def test_a_repacked_file_is_read_unless_it_is_compressed(
+    folders: dict[Case, Path], tmp_path: Path
+) -> None:
     case = Case(1, "bf16")
-    stored = packed_again(folders[case], tmp_path / "stored", zipfile.ZIP_STORED)
+    stored = repacked(folders[case], tmp_path / "stored", zipfile.ZIP_STORED)
     assert_weights(case, folders[case], stored)
-    packed = packed_again(folders[case], tmp_path / "packed", zipfile.ZIP_DEFLATED)
+    compressed = repacked(folders[case], tmp_path / "compressed", zipfile.ZIP_DEFLATED)
     with pytest.raises(UserError, match=r"mp_rank_00_model_states.pt: .*compressed"):
-        open_any(packed)
+        open_any(compressed)
 
 
-@pytest.mark.parametrize("case", [*CASES, *PIPED, *PARTITIONED], ids=str)
+@pytest.mark.parametrize("case", [*CASES, *PIPELINED, *ZERO_3], ids=str)
 def test_optimizer_states_are_those_of_the_ranks(case: Case, folders: dict[Case, Path]) -> None:
-    found = open_any(folders[case])
-    if case in NAMELESS:
-        assert found.unread == ("optimizer states without names, of ZeRO stage 0",)
-        assert not any(key.startswith("optimizer.") for key in found.source)
+    checkpoint = open_any(folders[case])
+    if case in WITHOUT_NAMES:
+        assert checkpoint.unread == ("optimizer states without names, of ZeRO stage 0",)
+        assert not any(key.startswith("optimizer.") for key in checkpoint.source)
         return
-    assert found.unread == ()
+    assert checkpoint.unread == ()
     assert_states(case, folders[case], folders[case])
-    layout = found.layout
+    layout = checkpoint.layout
     assert layout.data_parallel_size == case.data
-    # In bf16, DeepSpeed's pipelines write the shards of stage 1 for stage 0.
+    # In bf16, DeepSpeed's pipelines with stage 0 write the partitions of stage 1.
     assert layout.zero_stage == max(1, case.zero_stage)
 
 
 @pytest.mark.parametrize("check", [assert_weights, assert_states])
 @pytest.mark.parametrize("case", UNIVERSAL, ids=str)
-def test_universal_checkpoints(
+def test_universal_checkpoints_have_the_states_of_the_ranks(
     check: Callable[[Case, Path, Path], None],
     case: Case,
     folders: dict[Case, Path],
@@ -277,23 +287,24 @@ def test_universal_checkpoints(
     ],
     ids=str,
 )
-def test_deepspeed_loads_what_is_converted(
+def test_deepspeed_loads_converted_universal_checkpoints(
     case: Case, folders: dict[Case, Path], tmp_path: Path
 ) -> None:
-    """From other ranks, by way of the trainer's own format, into a universal checkpoint."""
-    of_two = Case(1, "fp16", data=2, tensor=2)
-    begin = folders[of_two if case.tensor == 2 else Case(3, "bf16", data=4)]
-    convert(source=begin, target=tmp_path / "native", format="native")
-    stages = max(1, case.pipeline)
-    to = tmp_path / "to"
+    """The checkpoint comes from other ranks, and passes through the format `native`."""
+    two_tensor_ranks = Case(1, "fp16", data=2, tensor=2)
+    source = folders[two_tensor_ranks if case.tensor == 2 else Case(3, "bf16", data=4)]
+    convert(source=source, target=tmp_path / "native", format="native")
     convert(
-        source=tmp_path / "native", target=to, format="universal", pipeline_parallel_size=stages
+        source=tmp_path / "native",
+        target=tmp_path / "universal",
+        format="universal",
+        pipeline_parallel_size=max(1, case.pipeline),
     )
-    known = truth(begin)
-    for name, found in loaded(to, case).items():
+    held = held_states(source)
+    for name, states in load_universal(tmp_path / "universal", case).items():
         rows = VOCAB if name in (EMBEDDING, HEAD) else None
         for kind in ("master", *KINDS):
-            assert torch.equal(found[kind][:rows], known[name][kind][:rows]), (name, kind)
-        rounded = known[name]["master"].to(found["weight"].dtype)
-        assert torch.equal(found["weight"][:rows], rounded[:rows]), name
-        assert found["step"] == known[name]["step"]
+            assert torch.equal(states[kind][:rows], held[name][kind][:rows]), (name, kind)
+        rounded = held[name]["master"].to(states["weight"].dtype)
+        assert torch.equal(states["weight"][:rows], rounded[:rows]), name
+        assert states["step"] == held[name]["step"]

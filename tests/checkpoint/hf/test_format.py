@@ -1,4 +1,4 @@
-"""Hugging Face's folders as regions: any of transformers' is read, what is laid out is loaded."""
+"""Folders of every model type of transformers are opened, and laid out for transformers."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_transformers_writes_is_read_and_written_again(tmp_path: Path, name: str) -> None:
+def test_files_of_transformers_are_read_and_written_again(tmp_path: Path, name: str) -> None:
     from transformers import AutoModelForCausalLM
 
     model, whole, sharded = reference(MODELS[name]), tmp_path / "whole", tmp_path / "sharded"
@@ -90,7 +90,7 @@ def test_what_transformers_writes_is_read_and_written_again(tmp_path: Path, name
     assert architecture == MODELS[name]
     for folder in (whole, sharded):
         assert hf_format.find(folder) == folder
-        opened = hf_format.opened(folder)
+        opened = hf_format.open_checkpoint(folder)
         assert opened.architecture == architecture
         check(opened, expected)
     write(tmp_path / "ours", opened)
@@ -98,13 +98,13 @@ def test_what_transformers_writes_is_read_and_written_again(tmp_path: Path, name
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype="auto")
     assert type(loaded) is type(model)
     assert torch.equal(logits(loaded), logits(model))
-    check(hf_format.opened(tmp_path / "ours"), expected)
+    check(hf_format.open_checkpoint(tmp_path / "ours"), expected)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_files_are_those_of_safetensors(tmp_path: Path, name: str) -> None:
     hf_folder.write(tmp_path / "a", MODELS[name], random(MODELS[name], 1))
-    regions = write(tmp_path / "b", hf_format.opened(tmp_path / "a"))
+    regions = write(tmp_path / "b", hf_format.open_checkpoint(tmp_path / "a"))
     assert all(region.offset % region.dtype.itemsize == 0 for region in regions)
     for file in (tmp_path / "a").iterdir():
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes(), file.name
@@ -119,7 +119,7 @@ def test_pickled_files_are_read(tmp_path: Path, name: str, shards: int) -> None:
     expected = hf_folder.read(tmp_path)[1]
     pickled(tmp_path, shards=shards)
     assert hf_format.find(tmp_path) == tmp_path
-    check(hf_format.opened(tmp_path), expected)
+    check(hf_format.open_checkpoint(tmp_path), expected)
 
 
 def test_a_pickled_state_dict_with_its_tied_output_layer_is_read(tmp_path: Path) -> None:
@@ -133,12 +133,12 @@ def test_a_pickled_state_dict_with_its_tied_output_layer_is_read(tmp_path: Path)
     state = model.state_dict()
     assert state["lm_head.weight"].data_ptr() == state["transformer.wte.weight"].data_ptr()
     torch.save(state | buffers, tmp_path / "pytorch_model.bin")
-    opened = hf_format.opened(tmp_path)
+    opened = hf_format.open_checkpoint(tmp_path)
     check(opened, expected)
     assert [region.name for region in opened.source.regions if region.is_copy] == ["lm_head.weight"]
 
 
-def test_tensors_that_were_saved_transposed_are_read(tmp_path: Path) -> None:
+def test_tensors_saved_as_transposed_views_are_read(tmp_path: Path) -> None:
     reference(PLAIN).save_pretrained(tmp_path)
     expected = hf_folder.read(tmp_path)[1]
     turned = {
@@ -146,13 +146,13 @@ def test_tensors_that_were_saved_transposed_are_read(tmp_path: Path) -> None:
     }
     (tmp_path / "model.safetensors").unlink()
     torch.save(turned, tmp_path / "pytorch_model.bin")
-    check(hf_format.opened(tmp_path), expected)
+    check(hf_format.open_checkpoint(tmp_path), expected)
 
 
 def test_multi_head_bigcode_models_are_read(tmp_path: Path) -> None:
     gpts.reference(LEARNED, multi_query=False).save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "gpt_bigcode"
-    opened = hf_format.opened(tmp_path)
+    opened = hf_format.open_checkpoint(tmp_path)
     assert opened.notes["model_type"] == "gpt_bigcode"
     check(opened, hf_folder.read(tmp_path)[1])
 
@@ -171,10 +171,10 @@ def test_names_without_prefix_and_old_buffers_are_read(
     if architecture == LEARNED:
         bare["h.0.attn.bias"] = torch.ones(1, 1, 8, 8, dtype=torch.uint8)
     save_file(bare, file)
-    check(hf_format.opened(tmp_path), expected)
+    check(hf_format.open_checkpoint(tmp_path), expected)
     save_file({n: t for n, t in bare.items() if n not in ("ln_f.weight", "norm.weight")}, file)
     with pytest.raises(UserError, match=r"tensor \w+\.\w+\.weight is missing"):
-        hf_format.opened(tmp_path)
+        hf_format.open_checkpoint(tmp_path)
 
 
 def test_a_stored_copy_of_the_tied_output_layer_is_compared(
@@ -187,13 +187,13 @@ def test_a_stored_copy_of_the_tied_output_layer_is_compared(
     embedding = tensors["model.embed_tokens.weight"]
     expected = hf_folder.read(tmp_path)[1]
     save_file(tensors | {"lm_head.weight": embedding.clone()}, file)
-    check(hf_format.opened(tmp_path), expected)
+    check(hf_format.open_checkpoint(tmp_path), expected)
     other = embedding.clone()
     other[-1, -1] += 1
     for head in (other, embedding.bfloat16(), embedding[:-1].clone(), embedding[:0].clone()):
         save_file(tensors | {"lm_head.weight": head}, file)
         with pytest.raises(UserError, match=r"safetensors: .*tensor lm_head\.weight (differs|has)"):
-            hf_format.opened(tmp_path)
+            hf_format.open_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("architecture", [PLAIN, LEARNED, MQA], ids=["llama", "gpt2", "bigcode"])
@@ -202,7 +202,7 @@ def test_large_models_are_written_in_shards(tmp_path: Path, architecture: Archit
 
     model = reference(architecture)
     model.save_pretrained(tmp_path / "theirs")
-    opened = hf_format.opened(tmp_path / "theirs")
+    opened = hf_format.open_checkpoint(tmp_path / "theirs")
     write(tmp_path / "ours", opened, Target(max_shard_bytes=SHARD))
     shards = sorted(file.name for file in (tmp_path / "ours").glob("*.safetensors"))
     assert shards == [
@@ -217,7 +217,7 @@ def test_large_models_are_written_in_shards(tmp_path: Path, architecture: Archit
         total += size
     index = json.loads((tmp_path / "ours/model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == total
-    check(hf_format.opened(tmp_path / "ours"), hf_folder.read(tmp_path / "theirs")[1])
+    check(hf_format.open_checkpoint(tmp_path / "ours"), hf_folder.read(tmp_path / "theirs")[1])
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype="auto")
     assert torch.equal(logits(loaded), logits(model))
     write(tmp_path / "again", opened, Target(max_shard_bytes=SHARD))
@@ -236,14 +236,14 @@ def test_large_models_are_written_in_shards(tmp_path: Path, architecture: Archit
     ],
 )
 @pytest.mark.parametrize("architecture", [PLAIN, LEARNED, MQA], ids=["llama", "gpt2", "bigcode"])
-def test_number_format_is_kept_unless_asked(
+def test_dtype_is_kept_unless_another_is_requested(
     tmp_path: Path, architecture: Architecture, source: torch.dtype, dtype: str | None, name: str
 ) -> None:
     from transformers import AutoModelForCausalLM
 
     model, wanted = reference(architecture, source), getattr(torch, name)
     model.save_pretrained(tmp_path / "theirs")
-    write(tmp_path / "ours", hf_format.opened(tmp_path / "theirs"), Target(dtype=dtype))
+    write(tmp_path / "ours", hf_format.open_checkpoint(tmp_path / "theirs"), Target(dtype=dtype))
     written = load_file(tmp_path / "ours/model.safetensors")
     for key, tensor in gpts.tensors_of(model).items():
         assert written[key].dtype == wanted
@@ -252,7 +252,7 @@ def test_number_format_is_kept_unless_asked(
     assert loaded.dtype == wanted
 
 
-def test_several_number_formats_beside_each_other_are_kept(tmp_path: Path) -> None:
+def test_several_dtypes_in_one_checkpoint_are_kept(tmp_path: Path) -> None:
     hf_folder.write(tmp_path / "a", PLAIN, random(PLAIN, 1))
     file = tmp_path / "a/model.safetensors"
     tensors = {
@@ -260,27 +260,29 @@ def test_several_number_formats_beside_each_other_are_kept(tmp_path: Path) -> No
         for name, each in load_file(file).items()
     }
     save_file(tensors, file, metadata={"format": "pt"})
-    regions = write(tmp_path / "b", hf_format.opened(tmp_path / "a"))
+    regions = write(tmp_path / "b", hf_format.open_checkpoint(tmp_path / "a"))
     assert all(region.offset % region.dtype.itemsize == 0 for region in regions)
     assert (tmp_path / "b/model.safetensors").read_bytes() == file.read_bytes()
     assert json.loads((tmp_path / "b/config.json").read_text())["torch_dtype"] == "float32"
 
 
 @pytest.mark.parametrize("eos_token", [None, 5, [5, 6]])
-def test_tokens_that_end_a_text_are_carried(tmp_path: Path, eos_token: Any) -> None:
+def test_end_of_text_tokens_are_carried_over(tmp_path: Path, eos_token: Any) -> None:
     from transformers import AutoConfig, GenerationConfig
 
     hf_folder.write(tmp_path / "a", PLAIN, random(PLAIN, 1))
-    opened = hf_format.opened(tmp_path / "a")
+    opened = hf_format.open_checkpoint(tmp_path / "a")
     write(tmp_path / "b", replace(opened, notes={"eos_token_id": eos_token}))
-    assert hf_format.opened(tmp_path / "b").notes["eos_token_id"] == eos_token
+    assert hf_format.open_checkpoint(tmp_path / "b").notes["eos_token_id"] == eos_token
     assert AutoConfig.from_pretrained(tmp_path / "b").eos_token_id == eos_token
     assert GenerationConfig.from_pretrained(tmp_path / "b").eos_token_id == eos_token
 
 
-def test_models_that_transformers_has_not_are_refused(tmp_path: Path) -> None:
+def test_models_that_transformers_lacks_are_refused(tmp_path: Path) -> None:
     hf_folder.write(tmp_path / "a", LEARNED, random(LEARNED, 1))
-    opened = replace(hf_format.opened(tmp_path / "a"), architecture=gpts.gpt(num_key_value_heads=2))
+    opened = replace(
+        hf_format.open_checkpoint(tmp_path / "a"), architecture=gpts.gpt(num_key_value_heads=2)
+    )
     with pytest.raises(UserError, match="transformers has no model type for such a gpt"):
         hf_format.lay_out(tmp_path, opened, Target())
 
@@ -414,7 +416,7 @@ def test_broken_folders_are_refused(
     reference(PLAIN).save_pretrained(tmp_path)
     change(tmp_path)
     with pytest.raises(UserError, match=message) as error:
-        hf_format.opened(tmp_path)
+        hf_format.open_checkpoint(tmp_path)
     assert str(error.value).startswith(str(tmp_path))
     assert "\n" not in str(error.value)
 
@@ -429,7 +431,7 @@ def test_broken_shards_are_refused(tmp_path: Path, file: str, lost: bool) -> Non
     else:
         os.truncate(shard, shard.stat().st_size - 1)
     with pytest.raises(UserError, match="no such file" if lost else "damaged") as error:
-        hf_format.opened(tmp_path)
+        hf_format.open_checkpoint(tmp_path)
     assert str(error.value).startswith(f"{shard}: ")
 
 
@@ -442,7 +444,7 @@ class _Hostile:
 
 
 @pytest.mark.parametrize("in_zip", [True, False])
-def test_a_program_in_a_pickled_file_does_not_run(tmp_path: Path, in_zip: bool) -> None:
+def test_code_in_a_pickled_file_does_not_run(tmp_path: Path, in_zip: bool) -> None:
     reference(PLAIN).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     file, made = tmp_path / "pytorch_model.bin", tmp_path / "made"
@@ -452,7 +454,7 @@ def test_a_program_in_a_pickled_file_does_not_run(tmp_path: Path, in_zip: bool) 
     else:
         file.write_bytes(pickle.dumps(_Hostile(made)))
     with pytest.raises(UserError, match=r"pytorch_model\.bin: .*; fetch or export the checkpoint"):
-        hf_format.opened(tmp_path)
+        hf_format.open_checkpoint(tmp_path)
     assert not made.exists()
     torch.load(file, weights_only=False) if in_zip else pickle.loads(file.read_bytes())
     assert made.exists()  # it would have run

@@ -1,4 +1,4 @@
-"""Optimizer states in Megatron-LM's classic files: its own are read, and it loads ours."""
+"""Optimizer states of Megatron-LM: tokamake reads them, and Megatron-LM loads written ones."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.megatron_names import as_others_write
+from tests.support.megatron_names import remove_tokamake_arguments
 from tests.support.megatron_optimizers import (
     BETAS,
     FAMILIES,
@@ -24,14 +24,14 @@ from tests.support.megatron_optimizers import (
     in_memory,
     on_cpu,
     random,
+    separate_embeddings,
     trained,
-    words_apart,
 )
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
-from tokamake.checkpoint.deepspeed.folder import SCHEDULE
+from tokamake.checkpoint.deepspeed.folder import LR_SCHEDULER
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.inspect import inspect as tell
+from tokamake.checkpoint.inspect import inspect
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, ParallelLayout, Target
 from tokamake.checkpoint.torch_files import torch_archive
 
@@ -55,21 +55,21 @@ LAYOUTS = [
 @pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[4]], ids=str)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_megatrons_own_optimizers_save_is_read_bit_by_bit(
+def test_states_of_megatrons_optimizers_are_read_bit_by_bit(
     family: str, dtype: str, layout: ParallelLayout, megatron: Any, tmp_path: Path
 ) -> None:
     architecture = FAMILIES[family]
-    found = open_any(trained(megatron, tmp_path, architecture, layout, dtype))
-    assert found.layout == layout
-    assert_trained(found, architecture)
-    assert found.notes[SCHEDULE] == SCHEDULER
+    checkpoint = open_any(trained(megatron, tmp_path, architecture, layout, dtype))
+    assert checkpoint.layout == layout
+    assert_trained(checkpoint, architecture)
+    assert checkpoint.notes[LR_SCHEDULER] == SCHEDULER
     if dtype == "fp16":
-        assert found.notes["loss_scale"] == (SCALE, 5)
+        assert checkpoint.notes["loss_scale"] == (SCALE, 5)
 
 
-@pytest.mark.parametrize("grouping", [decays_last, words_apart])
+@pytest.mark.parametrize("grouping", [decays_last, separate_embeddings])
 @pytest.mark.parametrize("change", [None, as_apex])
-def test_groups_of_other_megatrons_are_read(
+def test_parameter_groups_of_other_megatron_versions_are_read(
     grouping: Grouping, change: Any, megatron: Any, tmp_path: Path
 ) -> None:
     architecture, layout = FAMILIES["llama-tied"], ParallelLayout(2, 2)
@@ -79,7 +79,7 @@ def test_groups_of_other_megatrons_are_read(
     assert_trained(open_any(folder), architecture)
 
 
-def test_names_of_the_first_megatrons_are_read(megatron: Any, tmp_path: Path) -> None:
+def test_keys_of_early_megatron_versions_are_read(megatron: Any, tmp_path: Path) -> None:
     def rename(state: dict[str, Any]) -> None:
         saved = state["optimizer"]
         state["optimizer"] = {
@@ -91,115 +91,111 @@ def test_names_of_the_first_megatrons_are_read(megatron: Any, tmp_path: Path) ->
     assert_trained(open_any(changed(folder, rename)), FAMILIES["gpt2"])
 
 
-WAYS = {"llama": "bf16", "llama-tied": "fp32", "gpt2": "fp16"}
-"""Families and number formats."""
+DTYPES = {"llama": "bf16", "llama-tied": "fp32", "gpt2": "fp16"}
+"""Dtype for each family."""
 
 
-@pytest.fixture(scope="module", params=WAYS)
-def ways(
+@pytest.fixture(scope="module", params=DTYPES)
+def sources(
     request: pytest.FixtureRequest, megatron: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, list[Path]]:
-    """A family, and one run of it by Megatron, in native and in universal."""
+    """A family, and a checkpoint of it in the formats `megatron`, `native` and `universal`."""
     family, root = request.param, tmp_path_factory.mktemp(request.param)
-    begin = trained(
-        megatron, root / "begin", FAMILIES[family], ParallelLayout(2, 2, 2), WAYS[family]
+    megatron_folder = trained(
+        megatron, root / "megatron", FAMILIES[family], ParallelLayout(2, 2, 2), DTYPES[family]
     )
-    convert(source=begin, target=root / "native", format="native")
+    convert(source=megatron_folder, target=root / "native", format="native")
     convert(source=root / "native", target=root / "universal", format="universal")
-    return family, [begin, root / "native", root / "universal"]
+    return family, [megatron_folder, root / "native", root / "universal"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_megatrons_own_optimizers_load_what_is_written(
-    ways: tuple[str, list[Path]], layout: ParallelLayout, megatron: Any, tmp_path: Path
+def test_megatrons_optimizers_load_written_states(
+    sources: tuple[str, list[Path]], layout: ParallelLayout, megatron: Any, tmp_path: Path
 ) -> None:
-    """From Megatron's format, native and universal; all is there when it is read again."""
-    family, sources = ways
-    architecture, dtype = FAMILIES[family], WAYS[family]
-    expected = trained(megatron, tmp_path / "own", architecture, layout, dtype)
-    source = sources[LAYOUTS.index(layout) % len(sources)]
+    """The sources are of all three formats. tokamake reads the written states back, too."""
+    family, folders = sources
+    architecture, dtype = FAMILIES[family], DTYPES[family]
+    expected = trained(megatron, tmp_path / "expected", architecture, layout, dtype)
+    source = folders[LAYOUTS.index(layout) % len(folders)]
     target = tmp_path / "written"
     writer.write(target, open_any(source), "megatron", Target(layout, dtype))
-    found = open_any(target)
-    assert found.layout == layout
-    assert_trained(found, architecture)
+    checkpoint = open_any(target)
+    assert checkpoint.layout == layout
+    assert_trained(checkpoint, architecture)
     for file in target.rglob("model_optim_rng.pt"):
-        other = expected / file.relative_to(target)
-        assert_loads(megatron, file, torch.load(other, weights_only=False))
+        expected_file = expected / file.relative_to(target)
+        assert_loads(megatron, file, torch.load(expected_file, weights_only=False))
 
 
 @pytest.mark.parametrize("format", ["native", "universal", "mds"])
-def test_whole_runs_go_from_megatron_to_other_formats(
-    ways: tuple[str, list[Path]], format: str, tmp_path: Path
+def test_weights_and_states_of_megatron_convert_to_other_formats(
+    sources: tuple[str, list[Path]], format: str, tmp_path: Path
 ) -> None:
-    family, sources = ways
+    family, folders = sources
     layout = ParallelLayout(2, 1, 1, 3, 1) if format == "mds" else ParallelLayout()
-    writer.write(tmp_path / "a", open_any(sources[0]), format, Target(layout))
+    writer.write(tmp_path / "a", open_any(folders[0]), format, Target(layout))
     assert_trained(open_any(tmp_path / "a"), FAMILIES[family])
 
 
-def test_values_of_whole_runs_are_looked_at(
-    ways: tuple[str, list[Path]], capsys: pytest.CaptureFixture[str]
+def test_inspect_checks_the_values_of_weights_and_states(
+    sources: tuple[str, list[Path]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Steps, too, which have no dimensions."""
-    _, sources = ways
-    for source in sources:
-        tell(source, values=True)
+    """This includes step counts, which have no dimensions."""
+    _, folders = sources
+    for folder in folders:
+        inspect(folder, values=True)
         printed = capsys.readouterr().out
         assert "exp_avg, exp_avg_sq, step" in printed
         assert "values        all finite" in printed
 
 
-def test_a_given_vocabulary_leaves_the_padding_of_states_behind(
-    megatron: Any, tmp_path: Path
-) -> None:
-    begin = trained(megatron, tmp_path, FAMILIES["llama-tied"], ParallelLayout(2, 2), "bf16")
-    as_others_write(begin, vocab_size=None)
+def test_vocab_size_removes_the_padding_of_states(megatron: Any, tmp_path: Path) -> None:
+    folder = trained(megatron, tmp_path, FAMILIES["llama-tied"], ParallelLayout(2, 2), "bf16")
+    remove_tokamake_arguments(folder, vocab_size=None)
     name = "optimizer.exp_avg.model.embed_tokens.weight"
-    assert open_any(begin).source.shapes[name] == (256, 8)
-    convert(source=begin, target=tmp_path / "a", format="universal", vocab_size=250)
-    found = open_any(tmp_path / "a")
+    assert open_any(folder).source.shapes[name] == (256, 8)
+    convert(source=folder, target=tmp_path / "a", format="universal", vocab_size=250)
+    source = open_any(tmp_path / "a").source
     for key, exact in random(FAMILIES["llama-tied"]).items():
         name = key.removeprefix("model.")
-        assert torch.equal(found.source.read(f"optimizer.exp_avg.{name}"), exact / 2), name
+        assert torch.equal(source.read(f"optimizer.exp_avg.{name}"), exact / 2), name
 
 
-def test_fp32_weights_are_those_that_the_optimizer_had(megatron: Any, tmp_path: Path) -> None:
-    """Not what bf16 has of them: a run goes on in fp32 where it was."""
-    begin = trained(megatron, tmp_path, FAMILIES["llama"], ParallelLayout(2), "bf16")
-    convert(source=begin, target=tmp_path / "a", format="megatron", dtype="fp32")
-    found = open_any(tmp_path / "a")
-    assert not any(key.startswith("master.") for key in found.source)
-    assert_trained(found, FAMILIES["llama"])
+def test_fp32_weights_are_the_master_weights_of_a_bf16_run(megatron: Any, tmp_path: Path) -> None:
+    folder = trained(megatron, tmp_path, FAMILIES["llama"], ParallelLayout(2), "bf16")
+    convert(source=folder, target=tmp_path / "a", format="megatron", dtype="fp32")
+    checkpoint = open_any(tmp_path / "a")
+    assert not any(key.startswith("master.") for key in checkpoint.source)
+    assert_trained(checkpoint, FAMILIES["llama"])
 
 
 def padding(checkpoint: Path) -> Iterator[tuple[str, Tensor]]:
-    """Rows of padding in moments and fp32 weights of a file."""
+    """Yield the padding rows of moments and master weights in a checkpoint's only file."""
     (file,) = checkpoint.rglob("model_optim_rng.pt")
     for name, value in torch_archive.leaves(torch.load(file, weights_only=False)["optimizer"]):
         if isinstance(value, Tensor) and value.shape[:1] == (256,):
             yield name, value[-PADDING:]
 
 
-def test_padding_has_no_moments_and_the_mean_as_fp32_weights(megatron: Any, tmp_path: Path) -> None:
-    begin = trained(megatron, tmp_path, FAMILIES["llama"], ParallelLayout(2), "bf16")
-    convert(source=begin, target=tmp_path / "a", format="megatron")
+def test_padding_has_zero_moments_and_the_mean_as_master_weights(
+    megatron: Any, tmp_path: Path
+) -> None:
+    folder = trained(megatron, tmp_path, FAMILIES["llama"], ParallelLayout(2), "bf16")
+    convert(source=folder, target=tmp_path / "a", format="megatron")
     exact = random(FAMILIES["llama"])
     means = [
         exact[f"model.{name}.weight"].double().mean(0).float()
         for name in ("model.embed_tokens", "lm_head")
     ]
-    found = [*padding(tmp_path / "a")]
-    assert len(found) == 6
-    for name, rows in found:
+    tensors = [*padding(tmp_path / "a")]
+    assert len(tensors) == 6
+    for name, rows in tensors:
         if "fp32_from" in name:
             mean = means.pop(0)
             assert torch.equal(rows, mean.expand(PADDING, -1))
         else:
             assert not rows.any(), name
-
-
-# What is left.
 
 
 def changed(folder: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
@@ -211,7 +207,7 @@ def changed(folder: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
 
 
 def swap(state: dict[str, Any]) -> None:
-    """As no Megatron counts: two parameters of different shapes change places."""
+    """Swap two parameters of different shapes, an order that no Megatron version has."""
     numbers = state["optimizer"]["optimizer"]["param_groups"][0]["params"]
     numbers[0], numbers[1] = numbers[1], numbers[0]
 
@@ -238,70 +234,76 @@ def add_kind(state: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("change", [swap, lose, lose_master, add_master, chain, add_kind])
-def test_states_in_an_unknown_order_are_left_and_told(
+def test_states_in_an_unknown_order_are_reported_as_unread(
     change: Any, megatron: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = changed(
         trained(megatron, tmp_path, FAMILIES["llama"], ParallelLayout(2), "bf16"), change
     )
-    found = open_any(folder)
-    assert {key.partition(".")[0] for key in found.source} == {"model"}
+    checkpoint = open_any(folder)
+    assert {key.partition(".")[0] for key in checkpoint.source} == {"model"}
     file = folder / "iter_0000001/mp_rank_00/model_optim_rng.pt"
-    told = f"optimizer states in an order that is not known ({file})"
-    assert found.unread == (told,)
+    description = f"optimizer states in an unknown order ({file})"
+    assert checkpoint.unread == (description,)
     convert(source=folder, target=tmp_path / "hf", format="hf")
-    assert f"left behind: {told}" in capsys.readouterr().out
+    assert f"left behind: {description}" in capsys.readouterr().out
 
 
-def test_states_of_the_distributed_optimizer_are_left_and_told(
+def test_states_of_the_distributed_optimizer_are_reported_as_unread(
     megatron: Any, tmp_path: Path
 ) -> None:
-    def share(state: dict[str, Any]) -> None:
+    def remove_states(state: dict[str, Any]) -> None:
         state["optimizer"]["optimizer"].pop("state")
 
     folder = changed(
-        trained(megatron, tmp_path, FAMILIES["llama"], ParallelLayout(2), "bf16"), share
+        trained(megatron, tmp_path, FAMILIES["llama"], ParallelLayout(2), "bf16"), remove_states
     )
     for rank in range(2):
         torch.save({}, folder / f"iter_0000001/mp_rank_{rank:02d}/distrib_optim.pt")
-    found = open_any(folder)
-    assert {key.partition(".")[0] for key in found.source} == {"model"}
-    assert found.unread == ("states of Megatron-LM's distributed optimizer (distrib_optim.pt)",)
+    checkpoint = open_any(folder)
+    assert {key.partition(".")[0] for key in checkpoint.source} == {"model"}
+    assert checkpoint.unread == (
+        "states of Megatron-LM's distributed optimizer (distrib_optim.pt)",
+    )
 
 
 def test_a_checkpoint_before_the_first_step_has_no_states(megatron: Any, tmp_path: Path) -> None:
-    def begin(state: dict[str, Any]) -> None:
+    def remove_states(state: dict[str, Any]) -> None:
         state["optimizer"]["state"] = {}
 
     folder = changed(
-        trained(megatron, tmp_path, FAMILIES["llama"], ParallelLayout(1), "fp32"), begin
+        trained(megatron, tmp_path, FAMILIES["llama"], ParallelLayout(1), "fp32"), remove_states
     )
-    found = open_any(folder)
-    assert {key.partition(".")[0] for key in found.source} == {"model"}
-    assert found.unread == ()
+    checkpoint = open_any(folder)
+    assert {key.partition(".")[0] for key in checkpoint.source} == {"model"}
+    assert checkpoint.unread == ()
 
 
-def without_step(known: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {key: value for key, value in known.items() if ".step." not in key}
+def without_step(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key: value for key, value in tensors.items() if ".step." not in key}
 
 
 @pytest.mark.parametrize(
-    ("edit", "notes", "told"),
+    ("edit", "notes", "message"),
     [
-        (dict, {"optimizer": "adopt"}, "has states exp_avg, exp_avg_sq, step of adopt, not those"),
-        (without_step, {}, "has states exp_avg, exp_avg_sq of adamw, not those of Adam"),
+        (dict, {"optimizer": "adopt"}, "has states exp_avg, exp_avg_sq, step of adopt, not Adam"),
+        (without_step, {}, "has states exp_avg, exp_avg_sq of adamw, not Adam's states"),
         (
             dict,
             {OPTIMIZER_SETTINGS: {"lr": 1.0}},
-            "does not tell its optimizer's betas, epsilon, weight de",
+            "does not record its optimizer's betas, epsilon, weight d",
         ),
     ],
 )
-def test_states_that_megatron_could_not_go_on_with_are_left_and_told(
-    edit: Any, notes: dict[str, Any], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_states_that_megatron_cannot_resume_from_are_left_out_with_a_warning(
+    edit: Any,
+    notes: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     architecture, exact = FAMILIES["llama"], random(FAMILIES["llama"])
-    known = dict(exact)
+    tensors = dict(exact)
     for key, tensor in exact.items():
         name = key.removeprefix("model.")
         for kind, value in (
@@ -309,14 +311,14 @@ def test_states_that_megatron_could_not_go_on_with_are_left_and_told(
             ("exp_avg_sq", tensor),
             ("step", torch.tensor(7.0)),
         ):
-            known[f"optimizer.{kind}.{name}"] = value
+            tensors[f"optimizer.{kind}.{name}"] = value
     settings = {OPTIMIZER_SETTINGS: {"lr": LR, "betas": [*BETAS], "eps": 1e-8, "weight_decay": 0.1}}
-    begin = in_memory(architecture, edit(known), **{**settings, **notes})
-    writer.write(tmp_path / "native", begin, "native", Target())
+    checkpoint = in_memory(architecture, edit(tensors), **{**settings, **notes})
+    writer.write(tmp_path / "native", checkpoint, "native", Target())
     convert(source=tmp_path / "native", target=tmp_path / "a", format="megatron")
     printed = capsys.readouterr()
-    assert told in printed.err
-    assert "Megatron-LM could not continue with its states" in printed.err
+    assert message in printed.err
+    assert "Megatron-LM cannot resume from its states" in printed.err
     assert "left behind: optimizer.exp_avg, optimizer.exp_avg_sq" in printed.out
-    found = open_any(tmp_path / "a")
-    assert {key.partition(".")[0] for key in found.source} == {"model"}
+    source = open_any(tmp_path / "a").source
+    assert {key.partition(".")[0] for key in source} == {"model"}

@@ -1,5 +1,8 @@
-"""Megatron's arguments of a model's function: carried over, or refused; and written so that
-Megatron would compute the same, or said where it cannot."""
+"""Megatron's arguments that change what a model computes.
+
+They become part of the architecture, or are refused. Written arguments describe the same model, or
+`convert` warns that they cannot.
+"""
 
 from argparse import Namespace
 from pathlib import Path
@@ -42,20 +45,19 @@ LLAMA3 = {
 FILE = Path("somewhere/model_optim_rng.pt")
 
 
-def read(known: dict[str, Any], *, is_core: bool = True, **others: Any) -> Architecture:
-    """What arguments say."""
-    args = Namespace(**{**known, **others})
+def read(common: dict[str, Any], *, is_core: bool = True, **changes: Any) -> Architecture:
+    args = Namespace(**{**common, **changes})
     return architecture_of(args, FILE, padded_vocab_size=256, is_core=is_core)
 
 
 class PositionEmbeddingType(StandIn):
-    """BigScience's, as it is read from a checkpoint."""
+    """BigScience's enum, as the reader returns it from a checkpoint."""
 
     name = "megatron.enums.PositionEmbeddingType"
 
 
 def by_name(member: str) -> Any:
-    """A member of it, as Python 3.11.0 to 3.11.4 pickles it."""
+    """Return a member of the enum, as Python 3.11.0 to 3.11.4 pickles it."""
     return Attribute()(PositionEmbeddingType, member)
 
 
@@ -92,29 +94,35 @@ CARRIED = [
     (GPT, {"attention_head_type": "multiquery"}, {"num_key_value_heads": 1}),
     (GPT, {"group_query_attention": True, "num_query_groups": 2}, {"num_key_value_heads": 2}),
     (GPT, {"num_query_groups": 1}, {"num_key_value_heads": 4}),
+    (LLAMA, {"kv_channels": 32}, {"head_dim": 32}),
+    (
+        LLAMA,
+        {"qk_layernorm": True, "norm_epsilon": 1e-3},
+        {"family": "qwen3", "rms_norm_eps": 1e-3},
+    ),
 ]
 
 
-@pytest.mark.parametrize(("known", "others", "expected"), CARRIED)
-def test_an_argument_of_the_function_is_carried_over(
-    known: dict[str, Any], others: dict[str, Any], expected: dict[str, Any]
+@pytest.mark.parametrize(("common", "changes", "expected"), CARRIED)
+def test_arguments_become_settings_of_the_architecture(
+    common: dict[str, Any], changes: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    found = read(known, **others).model_dump()
-    found |= found["rope_scaling"] or {}
-    assert expected.items() <= found.items()
+    settings = read(common, **changes).model_dump()
+    settings |= settings["rope_scaling"] or {}
+    assert expected.items() <= settings.items()
 
 
-def test_megatron_core_looks_at_norm_epsilon() -> None:
+def test_megatron_core_takes_norm_epsilon_and_classic_models_layernorm_epsilon() -> None:
     both = {"layernorm_epsilon": 1e-5, "norm_epsilon": 1e-6}
     assert read(LLAMA, **both, is_core=True).rms_norm_eps == 1e-6
     assert read(LLAMA, **both, is_core=False).rms_norm_eps == 1e-5
 
 
-def test_megatrons_own_models_take_openai_gelu() -> None:
-    known = {**GPT, "bias_gelu_fusion": False}
-    assert read(known, openai_gelu=True, is_core=False).hidden_act == "gelu_new"
-    assert read(known, onnx_safe=True, is_core=False).hidden_act == "gelu"
-    assert read(known, is_core=False).hidden_act == "gelu"
+def test_openai_gelu_counts_in_classic_models() -> None:
+    common = {**GPT, "bias_gelu_fusion": False}
+    assert read(common, openai_gelu=True, is_core=False).hidden_act == "gelu_new"
+    assert read(common, onnx_safe=True, is_core=False).hidden_act == "gelu"
+    assert read(common, is_core=False).hidden_act == "gelu"
 
 
 REFUSED = [
@@ -145,27 +153,27 @@ REFUSED = [
     (GPT, {"position_embedding_type": PositionEmbeddingType(9)}),
     (GPT, {"position_embedding_type": by_name("sinusoidal")}),
     (LLAMA, {"normalization": "LayerNorm"}),
+    (LLAMA, {"qk_layernorm": True, "normalization": "LayerNorm"}),
     (GPT, {"normalization": "RMSNorm"}),
-    (GPT, {"kv_channels": 32}),
     (GPT, {"vocab_size": "many"}),
     (GPT, {"num_key_value_heads": "few"}),
 ]
 
 
-@pytest.mark.parametrize(("known", "others"), REFUSED)
-def test_an_argument_that_no_family_has_is_refused_by_name(
-    known: dict[str, Any], others: dict[str, Any]
+@pytest.mark.parametrize(("common", "changes"), REFUSED)
+def test_an_argument_that_no_family_supports_is_refused_by_name(
+    common: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     with pytest.raises(UserError) as error:
-        read(known, **others)
-    name = [*others][-1]
+        read(common, **changes)
+    name = [*changes][-1]
     assert str(error.value).startswith(f"{FILE}: args.{name}: ")
     assert "give " in str(error.value) or "again" in str(error.value)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("known", "others", "message"),
+    ("common", "changes", "message"),
     [
         (LLAMA, {"rope_theta": 1e4, "rotary_base": 5e5}, "contradict each other"),
         (LLAMA, {"rope_theta": 1e4, "rotary_base": [1e4]}, "contradict each other"),
@@ -176,13 +184,14 @@ def test_an_argument_that_no_family_has_is_refused_by_name(
         ),
         (GPT, {"onnx_safe": True}, "Megatrons differ in which gelu"),
         (LLAMA, {"position_embedding_type": "learned_absolute"}, "llama has rotary only"),
+        (LLAMA, {"qk_layernorm": True, "add_bias_linear": True}, "qwen3 does not know it"),
     ],
 )
-def test_arguments_that_do_not_go_together_are_refused(
-    known: dict[str, Any], others: dict[str, Any], message: str
+def test_contradicting_arguments_are_refused(
+    common: dict[str, Any], changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        read(known, **others, is_core=False)
+        read(common, **changes, is_core=False)
 
 
 SCALINGS = {
@@ -192,81 +201,84 @@ SCALINGS = {
         {"use_rope_scaling": False, "rotary_seq_len_interpolation_factor": 2.0},
     ),
 }
-OTHERS = {
+UNSUPPORTED_SCALINGS = {
     "llama3.2": {**LLAMA3, "original_max_position_embeddings": 4096},
     "yarn": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32},
 }
 GQA = llamas.ARCHITECTURES[5]
 
 
-def stretched(scaling: dict[str, Any]) -> Architecture:
-    """A Llama with such positions."""
+def with_scaling(scaling: dict[str, Any]) -> Architecture:
     return Architecture(**{**GQA.model_dump(), "rope_scaling": scaling})
 
 
 def converted(tmp_path: Path, shape: Architecture, kind: str) -> Path:
-    """A checkpoint in a format of Megatron's, by way of the command."""
+    """Write a checkpoint and convert it to a format of Megatron."""
     hf_folder.write(tmp_path / "hf", shape, random(shape, 1))
     convert(source=tmp_path / "hf", target=tmp_path / kind, format=kind)  # type: ignore
     return tmp_path / kind
 
 
 @pytest.mark.parametrize("name", SCALINGS)
-def test_megatron_lm_is_told_the_stretch_of_positions(
+def test_rope_scaling_is_written_for_megatron_lm(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scaling, expected = SCALINGS[name]
-    folder = converted(tmp_path, stretched(scaling), "megatron")
+    folder = converted(tmp_path, with_scaling(scaling), "megatron")
     (file,) = folder.rglob("*.pt")
-    found = vars(torch.load(file, weights_only=False)["args"])
-    assert expected.items() <= found.items()
-    assert type(found["rotary_base"]) is int  # as its option takes it
+    args = vars(torch.load(file, weights_only=False)["args"])
+    assert expected.items() <= args.items()
+    assert type(args["rotary_base"]) is int  # like Megatron-LM's option
     assert "has no argument" not in capsys.readouterr().err
-    megatron_names.as_others_write(folder)
-    assert open_any(folder).architecture == stretched(scaling)
+    megatron_names.remove_tokamake_arguments(folder)
+    assert open_any(folder).architecture == with_scaling(scaling)
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *((name, kind) for name in OTHERS for kind in ("mds", "megatron", "universal")),
+        *(
+            (name, kind)
+            for name in UNSUPPORTED_SCALINGS
+            for kind in ("mds", "megatron", "universal")
+        ),
         ("llama3", "mds"),
         ("linear", "mds-pipeline"),
     ],
 )
-def test_a_stretch_that_megatron_cannot_be_told_is_said_and_kept(
+def test_rope_scaling_that_megatron_does_not_support_is_kept_with_a_warning(
     name: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scaling = OTHERS.get(name) or SCALINGS[name][0]
-    folder = converted(tmp_path, stretched(scaling), kind)
+    scaling = UNSUPPORTED_SCALINGS.get(name) or SCALINGS[name][0]
+    folder = converted(tmp_path, with_scaling(scaling), kind)
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert f"has no argument for rope_scaling {scaling['rope_type']}: it would compute" in line
-    assert open_any(folder).architecture == stretched(scaling)
+    assert open_any(folder).architecture == with_scaling(scaling)
 
 
 @pytest.mark.parametrize("kind", ["mds", "megatron"])
 @pytest.mark.parametrize("name", gpts.ARCHITECTURES)
-def test_what_is_not_said_of_a_gpt_is_what_megatrons_arguments_lack(
+def test_a_warning_is_printed_for_gpts_that_megatron_has_no_arguments_for(
     name: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shape = gpts.ARCHITECTURES[name]
     folder = converted(tmp_path, shape, kind)
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert open_any(folder).architecture == shape
-    megatron_names.as_others_write(folder)
-    found = open_any(folder).architecture
-    by_tanh = {"hidden_act": "gelu_new"} if "tanh" in shape.hidden_act else {}
-    if "has no argument" not in told:
-        assert found == shape.model_copy(update=by_tanh)
-    lacking = {"gpt2-relu", "starcoder2-mqa-plain"}
-    lacking |= {"bloom", "bloom-6-heads"} if kind == "megatron" else set()
-    assert ("has no argument" in told) == (name in lacking)
+    megatron_names.remove_tokamake_arguments(folder)
+    architecture = open_any(folder).architecture
+    activation = {"hidden_act": "gelu_new"} if "tanh" in shape.hidden_act else {}
+    if "has no argument" not in printed:
+        assert architecture == shape.model_copy(update=activation)
+    unsupported = {"gpt2-relu", "starcoder2-mqa-plain"}
+    unsupported |= {"bloom", "bloom-6-heads"} if kind == "megatron" else set()
+    assert ("has no argument" in printed) == (name in unsupported)
 
 
 @pytest.mark.parametrize("kind", ["mds", "mds-pipeline", "megatron", "universal"])
-def test_every_format_refuses_another_function(kind: str, tmp_path: Path) -> None:
+def test_every_format_refuses_an_unsupported_argument(kind: str, tmp_path: Path) -> None:
     folder = converted(tmp_path, GQA, kind)
-    megatron_names.as_others_write(folder, rotary_percent=0.5)
+    megatron_names.remove_tokamake_arguments(folder, rotary_percent=0.5)
     with pytest.raises(UserError, match=r"\.pt: args\.rotary_percent: 0\.5: means") as error:
         open_any(folder)
     assert str(error.value).startswith(str(folder))

@@ -1,4 +1,4 @@
-"""A vocabulary whose true size a checkpoint of Megatron's does not tell."""
+"""Checkpoints of Megatron that do not record their vocabulary size."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.inspect import inspect
 from tokamake.errors import UserError
 
-WORDS = ("model.embed_tokens.weight", "lm_head.weight")
+ROW_PER_TOKEN = ("model.embed_tokens.weight", "lm_head.weight")
 KINDS: dict[str, dict[str, Any]] = {
     "mds": {"tensor_parallel_size": 2},
     "mds-pipeline": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
@@ -25,41 +25,41 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def padded(tmp_path: Path, name: str, kind: str, **changes: Any) -> Path:
-    """A checkpoint with 131 tokens that does not tell so."""
+    """Write a checkpoint with 131 tokens that does not record this size."""
     hf_folder.write(tmp_path / "start", FAMILIES[name], weights(FAMILIES[name], torch.float32))
     convert(source=tmp_path / "start", target=tmp_path / kind, format=kind, **KINDS[kind])  # type: ignore
-    megatron_names.as_others_write(tmp_path / kind, vocab_size=None, **changes)
-    for file in of_words(tmp_path / kind) if kind == "universal" else ():
+    megatron_names.remove_tokamake_arguments(tmp_path / kind, vocab_size=None, **changes)
+    # The other formats have padding anyway.
+    for file in files_with_row_per_token(tmp_path / kind) if kind == "universal" else ():
         state = torch.load(file, weights_only=False)
         state["param"] = torch.cat([state["param"], torch.ones(125, 64)])
         torch.save(state, file)
     return tmp_path / kind
 
 
-def of_words(folder: Path) -> list[Path]:
-    """Files of a universal checkpoint that have a row for each token."""
+def files_with_row_per_token(folder: Path) -> list[Path]:
     names = ("embedding.word_embeddings", "output_layer")
     return [file for name in names for file in folder.rglob(f"*{name}.weight/fp32.pt")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_a_given_size_leaves_the_padding_behind(
+def test_vocab_size_removes_the_padding(
     name: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, known = padded(tmp_path, name, kind), weights(FAMILIES[name], torch.float32)
+    folder, expected = padded(tmp_path, name, kind), weights(FAMILIES[name], torch.float32)
     capsys.readouterr()
     convert(source=folder, target=tmp_path / "hf", format="hf", vocab_size=131)
     assert "vocabulary" not in capsys.readouterr().err
     assert json.loads((tmp_path / "hf/config.json").read_text())["vocab_size"] == 131
-    found = open_any(tmp_path / "hf").source
-    assert {*found} == {f"model.{key}" for key in known}
-    for key, tensor in known.items():
-        assert torch.equal(found.read(f"model.{key}"), tensor), key
+    source = open_any(tmp_path / "hf").source
+    assert {*source} == {f"model.{key}" for key in expected}
+    for key, tensor in expected.items():
+        assert torch.equal(source.read(f"model.{key}"), tensor), key
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_one_all_rows_are_kept_and_that_is_said(
+def test_without_vocab_size_all_rows_are_kept_with_a_warning(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = padded(tmp_path, "llama", kind)
@@ -68,37 +68,37 @@ def test_without_one_all_rows_are_kept_and_that_is_said(
     capsys.readouterr()
     convert(source=folder, target=tmp_path / "hf", format="hf")
     (line,) = capsys.readouterr().err.splitlines()[-1:]
-    assert f": tells no vocabulary size, so all {rows} rows of the embedding are kept" in line
+    assert f": does not record the vocabulary size, so all {rows} rows of the embedding are" in line
     assert "--vocab-size" in line
     assert open_any(tmp_path / "hf").architecture.vocab_size == rows
     inspect(folder)
-    assert f"vocabulary    {rows} rows, padding among them" in capsys.readouterr().out
+    assert f"vocabulary    {rows} rows, which may include padding" in capsys.readouterr().out
 
 
-def test_padding_goes_on_with_the_given_size(tmp_path: Path) -> None:
+def test_vocab_size_decides_the_padding_of_the_target(tmp_path: Path) -> None:
     folder = padded(tmp_path, "llama", "mds")
     convert(source=folder, target=tmp_path / "a", format="megatron", vocab_size=131)
-    found = open_any(tmp_path / "a")
-    assert (found.architecture.vocab_size, found.padded_vocab_size) == (131, 256)
-    assert not found.is_padding_unknown
+    checkpoint = open_any(tmp_path / "a")
+    assert (checkpoint.architecture.vocab_size, checkpoint.padded_vocab_size) == (131, 256)
+    assert not checkpoint.is_padding_unknown
     (file,) = (tmp_path / "a").rglob("*.pt")
     stored = torch.load(file, weights_only=False)["model"]["language_model"]["output_layer"]
     mean = weights(FAMILIES["llama"], torch.float32)["lm_head.weight"].mean(0)
     torch.testing.assert_close(stored["weight"][131:], mean.expand(125, -1))
 
 
-def test_states_of_an_optimizer_are_cut_alike(tmp_path: Path) -> None:
-    folder, known = padded(tmp_path, "llama", "universal"), weights(FAMILIES["llama"])
+def test_vocab_size_removes_the_padding_of_optimizer_states(tmp_path: Path) -> None:
+    folder, expected = padded(tmp_path, "llama", "universal"), weights(FAMILIES["llama"])
     for file in folder.rglob("fp32.pt"):
         state = torch.load(file, weights_only=False)
         state["param"] = -state["param"]
         torch.save(state, file.with_name("exp_avg.pt"))
     convert(source=folder, target=tmp_path / "native", format="native", vocab_size=131)
-    found = open_any(tmp_path / "native").source
-    for key in WORDS:
-        moments = found.read(f"optimizer.exp_avg.{key}")
-        assert torch.equal(moments, -found.read(f"model.{key}"))
-        assert moments.shape == known[key].shape
+    source = open_any(tmp_path / "native").source
+    for key in ROW_PER_TOKEN:
+        moments = source.read(f"optimizer.exp_avg.{key}")
+        assert torch.equal(moments, -source.read(f"model.{key}"))
+        assert moments.shape == expected[key].shape
 
 
 @pytest.mark.parametrize(
@@ -108,14 +108,14 @@ def test_states_of_an_optimizer_are_cut_alike(tmp_path: Path) -> None:
         (257, r"--vocab-size 257: the embedding in .* has 256 rows; give 1 to 256"),
     ],
 )
-def test_a_size_that_cannot_be_is_refused(size: int, message: str, tmp_path: Path) -> None:
+def test_a_vocab_size_out_of_range_is_refused(size: int, message: str, tmp_path: Path) -> None:
     folder = padded(tmp_path, "llama", "mds")
     with pytest.raises(UserError, match=message):
         convert(source=folder, target=tmp_path / "hf", format="hf", vocab_size=size)
     assert not (tmp_path / "hf").exists()
 
 
-def test_a_size_against_what_the_checkpoint_says_is_refused(tmp_path: Path) -> None:
+def test_a_vocab_size_that_contradicts_the_checkpoint_is_refused(tmp_path: Path) -> None:
     padded(tmp_path, "llama", "mds")
     source = tmp_path / "start"
     with pytest.raises(UserError, match=r"--vocab-size 100: .* says that it has 131 tokens; leave"):

@@ -1,4 +1,4 @@
-"""`.metadata` of torch's distributed checkpoint: each Python's is read, and all write the same."""
+"""`.metadata` of every Python is read, and every Python writes the same bytes."""
 
 import enum
 import pickle
@@ -72,9 +72,7 @@ VALUES = [
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5, None])
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-def test_pickles_of_the_python_at_hand_are_as_these_tests_imitate_them(
-    value: Any, protocol: int | None
-) -> None:
+def test_imitated_pickles_equal_those_of_this_python(value: Any, protocol: int | None) -> None:
     python = at_hand()
     assert python.dumps(value, protocol) == pickle.dumps(value, protocol)
     others = [other for other in PYTHONS.values() if other.by_name != python.by_name]
@@ -118,24 +116,24 @@ HOSTILE = {
     "long name": (asks(MEMBER, b"V" + b"a" * 9999 + b"\n"), r"'a+\.\.\.a+'"),
     "name in bytes": (asks(MEMBER, b"C\x03mro"), "b'mro'"),
     "name in a list": (asks(MEMBER, b"(" + FORMAT + b"l"), r"\['TORCH_CONTIGUOUS_FORMAT'\]"),
-    "a member's value": (asks(asks(MEMBER, FORMAT), b"Vvalue\n"), "what is no enum"),
-    "a member by value": (asks(MEMBER + b"(I0\ntR", FORMAT), "what is no enum"),
-    "another record": (asks(PROPERTIES, FORMAT), "what is no enum"),
-    "number format": (asks(b"ctorch\nfloat32\n", b"Vtorch\n"), "what is no enum"),
-    "tuple": (asks(b"ctorch\nSize\n", b"V__subclasses__\n"), "what is no enum"),
-    "text": (asks(b"Vtext\n", b"Vformat\n"), "what is no enum"),
-    "getattr": (asks(b"cbuiltins\ngetattr\n", b"V__call__\n"), "what is no enum"),
+    "a member's value": (asks(asks(MEMBER, FORMAT), b"Vvalue\n"), "an object that is no enum"),
+    "a member by value": (asks(MEMBER + b"(I0\ntR", FORMAT), "an object that is no enum"),
+    "another record": (asks(PROPERTIES, FORMAT), "an object that is no enum"),
+    "number format": (asks(b"ctorch\nfloat32\n", b"Vtorch\n"), "an object that is no enum"),
+    "tuple": (asks(b"ctorch\nSize\n", b"V__subclasses__\n"), "an object that is no enum"),
+    "text": (asks(b"Vtext\n", b"Vformat\n"), "an object that is no enum"),
+    "getattr": (asks(b"cbuiltins\ngetattr\n", b"V__call__\n"), "an object that is no enum"),
     "function": (asks(b"ctorch.serialization\n_get_layout\n", b"V__self__\n"), "no enum"),
     "program": (asks(b"cos\nsystem\n", b"V__call__\n"), r"os\.system"),
     "setattr": (b"cbuiltins\nsetattr\n(" + MEMBER + FORMAT + b"Ntr", r"builtins\.setattr"),
     "dotted name": (b"\x80\x04V" + MODULE.encode() + b"\nV_MEM_FORMAT_ENCODING.mro\n\x93", "mro"),
-    "one argument": (b"cbuiltins\ngetattr\n(" + MEMBER + b"tR", "no whole checkpoint"),
-    "default": (b"cbuiltins\ngetattr\n(" + MEMBER + b"Va\nNtR", "no whole checkpoint"),
+    "one argument": (b"cbuiltins\ngetattr\n(" + MEMBER + b"tR", "no complete checkpoint"),
+    "default": (b"cbuiltins\ngetattr\n(" + MEMBER + b"Va\nNtR", "no complete checkpoint"),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_getattr_reaches_members_of_the_enum_alone(tmp_path: Path, name: str) -> None:
+def test_getattr_reaches_only_members_of_the_enum(tmp_path: Path, name: str) -> None:
     content, message = HOSTILE[name]
     for pickled in (content + b".", holding(content)):
         (tmp_path / ".metadata").write_bytes(pickled)
@@ -173,7 +171,7 @@ def test_bytes_do_not_depend_on_the_python(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("lone_rank")
-def test_nothing_of_the_python_or_the_place_is_in_the_metadata(tmp_path: Path) -> None:
+def test_metadata_is_independent_of_python_and_folder(tmp_path: Path) -> None:
     content = (save(tmp_path) / ".metadata").read_bytes()
     codes = [(code.name, argument) for code, argument, _ in pickletools.genops(content)]
     assert codes[0] == ("PROTO", 2)
@@ -188,7 +186,7 @@ def test_nothing_of_the_python_or_the_place_is_in_the_metadata(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("lone_rank")
-def test_the_writer_says_what_that_of_dcp_says(tmp_path: Path) -> None:
+def test_the_writer_writes_the_same_metadata_as_dcp(tmp_path: Path) -> None:
     tensors = {"model.a": torch.ones(3, 4), "model.b.c": torch.tensor(1, dtype=torch.bfloat16)}
     make: dict[str, Callable[[Path], Any]] = {"ours": DcpWriter, "theirs": dcp.FileSystemWriter}
     found = {}
@@ -206,7 +204,7 @@ def test_many_names_are_written_once(tmp_path: Path) -> None:
     whole = WholeTensor((1,), dtypes.FLOAT32, (StoredChunk((0,), (1,), place),))
     tensors = {
         f"model.{n}": whole._replace(
-            boxes=(StoredChunk((0,), (1,), StorageLocation("__0_0.distcp", 8 * n, 8)),)
+            chunks=(StoredChunk((0,), (1,), StorageLocation("__0_0.distcp", 8 * n, 8)),)
         )
         for n in range(1000)
     }

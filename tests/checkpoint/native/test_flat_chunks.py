@@ -1,4 +1,4 @@
-"""Pieces of flattened tensors as boxes of the whole ones."""
+"""Runs of flattened tensors are split into boxes of the whole tensors."""
 
 import numpy as np
 import torch

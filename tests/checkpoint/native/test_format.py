@@ -1,4 +1,4 @@
-"""Our own checkpoints as a format: opened, laid out, filled; nothing in them is run."""
+"""Native checkpoints are opened, laid out and filled; no code in them runs."""
 
 import os
 import pickle
@@ -22,9 +22,9 @@ from tests.support.layouts import laid_out, parallel
 from tests.support.ranks import spawn
 from tests.support.runs import ARCHITECTURE, make_run, prepare, train_here
 from tokamake import files
-from tokamake.checkpoint.format_files import DESCRIPTION
 from tokamake.checkpoint.native import dcp_reader, training_state
 from tokamake.checkpoint.native import format as plug_in
+from tokamake.checkpoint.native.folder import DESCRIPTION
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.copy import fill
@@ -94,7 +94,7 @@ def lay_out(folder: Path, checkpoint: Checkpoint, target: Target | None = None) 
 # Reading.
 
 
-def test_paths_are_found(root: Path, saved: Path, tmp_path: Path) -> None:
+def test_find_accepts_the_folder_and_its_parent(root: Path, saved: Path, tmp_path: Path) -> None:
     assert plug_in.find(saved) == plug_in.find(saved.parent) == saved
     for other in (root, root / "run", tmp_path / "missing", root / "weights.txt"):
         assert plug_in.find(other) is None
@@ -102,8 +102,8 @@ def test_paths_are_found(root: Path, saved: Path, tmp_path: Path) -> None:
     assert plug_in.find(tmp_path) is None
 
 
-def test_tensors_are_those_that_were_saved(saved: Path) -> None:
-    found = plug_in.opened(saved)
+def test_saved_tensors_are_read_back(saved: Path) -> None:
+    found = plug_in.open_checkpoint(saved)
     assert found.architecture == ARCHITECTURE
     assert vars(found.progress) == {
         "iteration": 2,
@@ -122,7 +122,7 @@ def test_tensors_are_those_that_were_saved(saved: Path) -> None:
         assert torch.equal(found.source.read(f"model.{name}"), tensor)
 
 
-def test_archives_that_begin_alike_are_read_once(
+def test_archives_with_the_same_head_are_parsed_once(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parse, reads = pickle_reader.parse, list[Any]()
@@ -132,11 +132,11 @@ def test_archives_that_begin_alike_are_read_once(
         return parse(stream)
 
     monkeypatch.setattr(pickle_reader, "parse", count)
-    shapes = {*plug_in.opened(saved).source.shapes.values()}
+    shapes = {*plug_in.open_checkpoint(saved).source.shapes.values()}
     assert len(reads) == len(shapes) == 7
 
 
-def test_tensors_that_lie_in_other_orders_are_read(saved: Path, tmp_path: Path) -> None:
+def test_strided_tensors_are_read(saved: Path, tmp_path: Path) -> None:
     # As torch.save writes them: what is dense as it is, with strides.
     tensors = {
         "model.a": torch.arange(12.0).view(3, 4).t(),
@@ -146,7 +146,7 @@ def test_tensors_that_lie_in_other_orders_are_read(saved: Path, tmp_path: Path) 
     }
     dcp.save(tensors, checkpoint_id=tmp_path, no_dist=True)
     shutil.copy(saved / DESCRIPTION, tmp_path)
-    found = plug_in.opened(tmp_path).source
+    found = plug_in.open_checkpoint(tmp_path).source
     assert not all(block.stride == (3, 1) for each in found.regions for block in each.blocks)
     same(found, {key: tensor.contiguous() for key, tensor in tensors.items()})
 
@@ -169,13 +169,13 @@ def test_checkpoints_of_two_ranks_are_read(root: Path, tmp_path: Path) -> None:
     spawn(save_all, 2, make_run(root, "two-ranks"), tmp_path)
     for number, changes in enumerate(LAYOUTS):
         folder = tmp_path / f"{number}"
-        found, expected = plug_in.opened(folder), by_torch(folder)
+        found, expected = plug_in.open_checkpoint(folder), by_torch(folder)
         assert found.notes["world_size"] == 2
         same(found.source, expected)
         in_parts = len(found.source.regions) > len(expected)
         assert in_parts == (changes != LAYOUTS[2])
         again = lay_out(tmp_path / f"again-{number}", found)
-        same(plug_in.opened(again).source, expected)
+        same(plug_in.open_checkpoint(again).source, expected)
         assert len([*folder.glob("*.distcp")]) == 2 * len([*again.glob("*.distcp")]) == 2
 
 
@@ -184,9 +184,9 @@ def test_checkpoints_of_two_ranks_are_read(root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("most", [5 * 10**9, 60_000])
 def test_laid_out_checkpoints_are_read_back(saved: Path, tmp_path: Path, most: int) -> None:
-    before = plug_in.opened(saved)
+    before = plug_in.open_checkpoint(saved)
     folder = lay_out(tmp_path / SAVED, before, Target(max_shard_bytes=most))
-    after, expected = plug_in.opened(folder), by_torch(saved)
+    after, expected = plug_in.open_checkpoint(folder), by_torch(saved)
     assert replace(after, source=before.source, path=saved, notes=before.notes) == before
     same(after.source, expected)
     read = by_torch(folder)
@@ -203,21 +203,21 @@ def test_laid_out_checkpoints_are_read_back(saved: Path, tmp_path: Path, most: i
     assert sorted(path.name for path in folder.iterdir())[:2] == [".metadata", "__0_0.distcp"]
 
 
-def test_the_same_bytes_come_of_the_same_checkpoint(saved: Path, tmp_path: Path) -> None:
-    one, two = (lay_out(tmp_path / name / SAVED, plug_in.opened(saved)) for name in "ab")
+def test_the_same_checkpoint_gives_the_same_bytes(saved: Path, tmp_path: Path) -> None:
+    one, two = (lay_out(tmp_path / name / SAVED, plug_in.open_checkpoint(saved)) for name in "ab")
     for path in one.iterdir():
         assert path.read_bytes() == (two / path.name).read_bytes()
 
 
-def test_weights_take_the_dtype_that_is_wanted(saved: Path, tmp_path: Path) -> None:
-    folder = lay_out(tmp_path / SAVED, plug_in.opened(saved), Target(dtype="bf16"))
+def test_weights_get_the_requested_dtype(saved: Path, tmp_path: Path) -> None:
+    folder = lay_out(tmp_path / SAVED, plug_in.open_checkpoint(saved), Target(dtype="bf16"))
     for key, tensor in by_torch(saved).items():
         wanted = tensor.bfloat16() if key.startswith("model.") else tensor
-        assert torch.equal(plug_in.opened(folder).source.read(key), wanted)
+        assert torch.equal(plug_in.open_checkpoint(folder).source.read(key), wanted)
     assert training_state.read(folder)[1]["lm_head.weight"].dtype == torch.bfloat16
 
 
-def test_data_take_no_room_until_they_are_there(saved: Path, tmp_path: Path) -> None:
+def test_holes_take_no_space_until_they_are_filled(saved: Path, tmp_path: Path) -> None:
     file, rows = tmp_path / "large", 2**20
     file.touch()
     os.truncate(file, rows * 2**13)  # more than 4 GiB
@@ -226,17 +226,19 @@ def test_data_take_no_room_until_they_are_there(saved: Path, tmp_path: Path) -> 
     source = TensorSource([region], {"model.large": region.shape})
     folder = tmp_path / SAVED
     folder.mkdir()
-    checkpoint = replace(plug_in.opened(saved), source=source)
+    checkpoint = replace(plug_in.open_checkpoint(saved), source=source)
     (found,) = plug_in.lay_out(folder, checkpoint, Target())
     stat = found.file.stat()
     assert stat.st_blocks * 512 < 2**17 < rows * 2**13 < stat.st_size
-    (again,) = plug_in.opened(folder).source.regions
+    (again,) = plug_in.open_checkpoint(folder).source.regions
     assert (again.file, again.offset, again.numel) == (found.file, found.offset, found.numel)
     assert found.offset % 64 == 0
 
 
 def test_a_run_starts_from_a_laid_out_checkpoint(root: Path, saved: Path, tmp_path: Path) -> None:
-    folder = lay_out(tmp_path / SAVED, plug_in.opened(saved), Target(max_shard_bytes=60_000))
+    folder = lay_out(
+        tmp_path / SAVED, plug_in.open_checkpoint(saved), Target(max_shard_bytes=60_000)
+    )
     files.write_text(tmp_path / "latest", SAVED)
     config = make_run(root, "starts", train_steps=2)
     start = read_run(config).checkpoint
@@ -254,7 +256,7 @@ def test_a_run_continues_from_a_laid_out_checkpoint(
     root: Path, saved: Path, tmp_path: Path
 ) -> None:
     run, found = read_run(make_run(root, "continues")), []
-    for folder in (saved, lay_out(tmp_path / SAVED, plug_in.opened(saved))):
+    for folder in (saved, lay_out(tmp_path / SAVED, plug_in.open_checkpoint(saved))):
         engine = build(run, continues=True)
         engine.load(folder)
         found.append(go(engine, coming(engine, run, done=2), 3))
@@ -342,12 +344,12 @@ def in_the_same_bytes(found: records.Metadata) -> None:
         (barely_truncated, r"__0_0\.distcp: damaged: has"),
         (overwritten, r"__0_0\.distcp: damaged at model\.model\.layers\.0\.input_layernorm"),
         (lambda folder: (folder / ".metadata").unlink(), r"\.metadata: no such file"),
-        (lambda folder: os.truncate(folder / ".metadata", 99), "no whole checkpoint"),
+        (lambda folder: os.truncate(folder / ".metadata", 99), "no complete checkpoint"),
         (
             lambda folder: (folder / ".metadata").write_bytes(pickle.dumps([1])),
             r"\.metadata holds no metadata",
         ),
-        (described(outside), r"in '\.\./__0_0\.distcp', which is no file beside it"),
+        (described(outside), r"in '\.\./__0_0\.distcp', which is no file of the folder"),
         (described(larger), rf"has a part of {KEY} that is not within it"),
         (described(of_other_size), rf"damaged at {KEY}, not of the size \(16,\)"),
         (
@@ -365,15 +367,15 @@ def in_the_same_bytes(found: records.Metadata) -> None:
         (described(lambda found: found.storage_data.pop(INDEX)), "has 0 of 32 elements of tensor"),
     ],
 )
-def test_damage_is_told(copied: Path, damage: Callable[[Path], None], message: str) -> None:
+def test_damage_is_reported(copied: Path, damage: Callable[[Path], None], message: str) -> None:
     damage(copied)
     with pytest.raises(UserError, match=message) as error:
-        plug_in.opened(copied)
+        plug_in.open_checkpoint(copied)
     assert str(copied) in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_training_does_not_start_from_parts_that_overlap(copied: Path) -> None:
+def test_training_does_not_start_from_overlapping_parts(copied: Path) -> None:
     described(overlapping)(copied)
     with pytest.raises(UserError, match=f"has parts of {KEY} that overlap"):
         training_state.read(copied)
@@ -401,7 +403,7 @@ def refused(folder: Path, message: str) -> None:
     """See that every way to read a checkpoint refuses it."""
     whole = {KEY: torch.zeros(32)}
     for read in (
-        lambda: plug_in.opened(folder),
+        lambda: plug_in.open_checkpoint(folder),
         lambda: training_state.read(folder),
         lambda: training_state.check(folder, whole),
         lambda: training_state.fill(folder, whole, alone=True),
@@ -412,7 +414,7 @@ def refused(folder: Path, message: str) -> None:
         assert str(folder) in str(error.value)
 
 
-def test_a_program_in_the_metadata_is_not_run(copied: Path, tmp_path: Path) -> None:
+def test_code_in_the_metadata_does_not_run(copied: Path, tmp_path: Path) -> None:
     made, known = tmp_path / "made", describe(copied)
     for hostile in (
         program(made),
@@ -427,7 +429,7 @@ def test_a_program_in_the_metadata_is_not_run(copied: Path, tmp_path: Path) -> N
     assert made.exists()
 
 
-def test_a_program_in_the_place_of_a_tensor_is_not_run(copied: Path, tmp_path: Path) -> None:
+def test_code_in_place_of_a_tensor_does_not_run(copied: Path, tmp_path: Path) -> None:
     # DCP would unpickle whatever is described as bytes.
     made = tmp_path / "made"
     file = copied / "bytes.distcp"
@@ -443,29 +445,29 @@ def test_a_program_in_the_place_of_a_tensor_is_not_run(copied: Path, tmp_path: P
     assert not made.exists()
 
 
-def test_a_program_among_the_tensors_is_not_run(copied: Path, tmp_path: Path) -> None:
+def test_code_among_the_tensors_does_not_run(copied: Path, tmp_path: Path) -> None:
     made = tmp_path / "made"
     file = copied / "other.distcp"
     torch.save(program(made), file)
     info = _StorageInfo(file.name, 0, file.stat().st_size)
     described(lambda found: found.storage_data.update({INDEX: info}))(copied)
     with pytest.raises(UserError, match=r"other\.distcp: damaged at model\.model\.norm"):
-        plug_in.opened(copied)
+        plug_in.open_checkpoint(copied)
     with pytest.raises(UserError, match="damaged"):
         training_state.read(copied)
     assert not made.exists()
 
 
-def test_a_pickle_leaves_no_traces_in_classes(copied: Path) -> None:
+def test_a_pickle_cannot_change_classes(copied: Path) -> None:
     # BUILD on a class sets the class's attributes.
     line = b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
     (copied / ".metadata").write_bytes(line + b"(N}S'version'\nS'spoilt'\nstb.")
     with pytest.raises(UserError, match="holds no metadata"):
-        plug_in.opened(copied)
+        plug_in.open_checkpoint(copied)
     assert records.Metadata.version is None
 
 
-def test_we_find_what_dcp_finds(saved: Path) -> None:
+def test_reading_agrees_with_dcp(saved: Path) -> None:
     found, expected = dcp_reader.DcpReader(saved).read_metadata(), describe(saved)
     for name in ("state_dict_metadata", "planner_data", "storage_data", "version"):
         assert getattr(found, name) == getattr(expected, name)

@@ -1,4 +1,4 @@
-"""Number formats change as torch changes them, NaN and infinity included."""
+"""Casts give the same bits as in torch, also for NaN and infinity."""
 
 from itertools import product
 
@@ -43,7 +43,7 @@ def test_all_upper_halves_are_rounded_to_bf16_as_torch_does() -> None:
 
 
 @pytest.mark.parametrize(("source", "target"), product(FLOATS, FLOATS), ids=str)
-def test_every_pair_of_formats_is_as_in_torch(source: Dtype, target: Dtype) -> None:
+def test_every_pair_of_dtypes_is_cast_as_in_torch(source: Dtype, target: Dtype) -> None:
     if source.itemsize == 2:
         raw = np.arange(2**16, dtype="<u2").view("V2")
     else:
@@ -56,13 +56,13 @@ def test_every_pair_of_formats_is_as_in_torch(source: Dtype, target: Dtype) -> N
     assert_as_torch(raw, source, target)
 
 
-def test_a_nan_stays_one_with_its_sign() -> None:
+def test_nan_keeps_its_sign() -> None:
     raw = np.array([0x7F800001, 0xFFFFFFFF, 0x7FC12345], "<u4").view("V4")
     found = converted(raw, FLOAT32, BFLOAT16).view("<u2")
     assert [*found] == [0x7FC0, 0xFFFF, 0x7FC1]
 
 
-def test_formats_that_numpy_has_not_go_by_torch() -> None:
+def test_dtypes_that_numpy_lacks_are_cast_by_torch() -> None:
     eighth = next(dtype for dtype in dtypes.ALL if dtype.name == "float8_e4m3fn")
     raw = np.arange(256, dtype="u1").view("V1")
     for target in (FLOAT32, BFLOAT16):
@@ -71,7 +71,7 @@ def test_formats_that_numpy_has_not_go_by_torch() -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_nan_and_infinity_are_seen_and_the_largest_number_is_none(dtype: Dtype) -> None:
+def test_nan_and_infinity_are_detected_and_the_largest_number_is_finite(dtype: Dtype) -> None:
     largest = torch.finfo(dtype.torch).max
     for value in (0.0, largest, -largest):
         raw = raw_of(torch.tensor([1.0, value], dtype=dtype.torch), dtype)

@@ -1,4 +1,4 @@
-"""Boxes of tensors arrive bit by bit, however they lie in files; and bytes alone need no torch."""
+"""Chunks are copied bit by bit for any strides, and copying needs no torch."""
 
 import os
 import subprocess
@@ -68,7 +68,7 @@ def values(dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("turned", [False, True], ids=["rows to", "columns to"])
 @pytest.mark.parametrize("was_turned", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize(("cut", "was_cut"), product(CUTS, CUTS))
-def test_every_box_arrives(
+def test_every_chunk_is_copied(
     tmp_path: Path, cut: str, was_cut: str, was_turned: bool, turned: bool
 ) -> None:
     for dtype in (dtypes.FLOAT32, dtypes.OF_WEIGHTS["bf16"]):
@@ -87,12 +87,12 @@ def test_every_box_arrives(
             assert (tmp_path / "b").read_bytes()[end : end + 5] == begin[end : end + 5]
 
 
-def test_small_rows_and_long_runs_give_the_same(
+def test_direct_copies_and_slabs_give_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
     for long in (1, 10**9):
-        monkeypatch.setattr(copy, "_LONG", long)
+        monkeypatch.setattr(copy, "_MIN_RUN_BYTES", long)
         monkeypatch.setattr(chunks, "SLAB", 1000)
         parts = laid_out(tmp_path / "a", "boxes", turned=False, dtype=dtypes.FLOAT32)
         for region in parts:
@@ -108,11 +108,11 @@ def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(1)
 
 
-def test_there_is_room_for_the_largest_at_a_time() -> None:
-    room = copy._Room(10)
+def test_the_budget_holds_the_largest_tensor() -> None:
+    room = copy._ElementBudget(10)
     with room.take(4), room.take(6):
-        assert not room._left
-    assert room._left == 10
+        assert not room._free
+    assert room._free == 10
 
 
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
@@ -132,7 +132,7 @@ def test_parts_that_overlap_and_leave_a_hole_are_damage(tmp_path: Path, columns:
 @pytest.mark.parametrize(
     "dtype", ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "uint8"]
 )
-def test_a_number_is_read_in_any_format(tmp_path: Path, dtype: str) -> None:
+def test_a_number_is_read_in_any_dtype(tmp_path: Path, dtype: str) -> None:
     kind = dtypes.named(dtype)
     assert kind is not None
     held = torch.tensor([3, 96], dtype=kind.torch)
@@ -141,12 +141,12 @@ def test_a_number_is_read_in_any_format(tmp_path: Path, dtype: str) -> None:
     assert TensorSource([region], {KEY: ()}).number(KEY) == 96.0
 
 
-def test_a_number_in_a_format_of_none_is_refused(tmp_path: Path) -> None:
+def test_a_number_in_a_complex_dtype_is_refused(tmp_path: Path) -> None:
     kind = dtypes.named("complex64")
     assert kind is not None
     (tmp_path / "a").write_bytes(bytes(8))
     region = Extent(tmp_path / "a", "x", 0, (), kind, (Chunk(KEY, ()),))
-    with pytest.raises(UserError, match=r"a: tensor x is torch\.complex64, in which no number"):
+    with pytest.raises(UserError, match=r"a: tensor x is torch\.complex64, which is not supp"):
         TensorSource([region], {KEY: ()}).number(KEY)
 
 
@@ -154,7 +154,7 @@ FORMATS = ["hf", "mds", "mds-pipeline", "megatron", "universal", "native"]
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_bytes_are_moved_without_torch(tmp_path: Path, format: str) -> None:
+def test_bytes_are_copied_without_torch(tmp_path: Path, format: str) -> None:
     hf_folder.write(tmp_path / "a", SMALL, model_tensors.random(SMALL, 1))
     assert not packages_of(tmp_path, f"{{'format': {format!r}}}", "{'format': 'hf'}")
     one, two = (tmp_path / name / "model.safetensors" for name in "ac")
@@ -171,7 +171,7 @@ STRIDED = {
 
 
 @pytest.mark.parametrize("kind", STRIDED)
-def test_tensors_that_lie_with_strides_are_moved_without_torch(tmp_path: Path, kind: str) -> None:
+def test_strided_tensors_are_copied_without_torch(tmp_path: Path, kind: str) -> None:
     known = model_tensors.random(SMALL, 1)
     made = {name: STRIDED[kind](each) if each.dim() > 1 else each for name, each in known.items()}
     assert not any(each.is_contiguous() for each in made.values() if each.dim() > 1)
@@ -186,17 +186,17 @@ def test_tensors_that_lie_with_strides_are_moved_without_torch(tmp_path: Path, k
     assert (tmp_path / "c/model.safetensors").read_bytes() == expected
 
 
-def test_what_no_strides_tell_is_refused(tmp_path: Path) -> None:
+def test_tensors_without_constant_strides_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(400))
     # Rows of 3 in a tensor of rows of 4.
     block = Chunk(KEY, (slice(0, 4), slice(0, 3)))
     region = Extent(tmp_path / "a", "x", 0, (3, 4), dtypes.FLOAT32, (block,), stride=(1, 8))
-    with pytest.raises(UserError, match="tensor x lies in an order that is not read; save it aga"):
+    with pytest.raises(UserError, match="the strides of tensor x are not supported; save it aga"):
         TensorSource([region], {KEY: (4, 3)})
 
 
 @pytest.mark.parametrize("format", [name for name in FORMATS if name != "universal"])
-def test_numbers_are_rounded_without_torch(tmp_path: Path, format: str) -> None:
+def test_numbers_are_cast_without_torch(tmp_path: Path, format: str) -> None:
     hf_folder.write(tmp_path / "a", SMALL, model_tensors.random(SMALL, 1))
     rounded = f"{{'format': {format!r}, 'dtype': 'bf16'}}"
     assert not packages_of(tmp_path, rounded, "{'format': 'hf'}")
@@ -204,7 +204,7 @@ def test_numbers_are_rounded_without_torch(tmp_path: Path, format: str) -> None:
     assert all(torch.equal(two[name], tensor.bfloat16()) for name, tensor in one.items())
 
 
-def test_states_become_shards_without_torch(tmp_path: Path) -> None:
+def test_optimizer_states_become_partitions_without_torch(tmp_path: Path) -> None:
     known: dict[str, Tensor | float] = {}
     for name, tensor in model_tensors.random(SMALL, 1).items():
         moments = {f"optimizer.{kind}.{name}": tensor + 1 for kind in ("exp_avg", "exp_avg_sq")}
@@ -237,7 +237,7 @@ print(*(name for name in ("torch", "transformers", "safetensors") if name in sys
     return done.stdout.splitlines()[-1].split()
 
 
-def test_few_files_are_open_however_many_parts_a_tensor_has(tmp_path: Path) -> None:
+def test_few_files_are_open_for_a_tensor_with_many_parts(tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}" for number in range(200)]
     for number, path in enumerate(paths):
         path.write_bytes(bytes([number]))

@@ -1,4 +1,4 @@
-"""Number formats of tensors in conversions: kept, asked for, mixed."""
+"""Dtypes of tensors in conversions: kept, requested, mixed."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tokamake.checkpoint.tensors.replicas import check_copies
 from tokamake.errors import UserError
 
 
-def test_number_formats(tmp_path: Path) -> None:
+def test_dtypes_of_every_conversion(tmp_path: Path) -> None:
     architecture = FAMILIES["llama-gqa"]
     exact = weights(architecture, torch.float32)
     hf_folder.write(tmp_path / "hf", architecture, exact)
@@ -24,7 +24,7 @@ def test_number_formats(tmp_path: Path) -> None:
         assert torch.equal(found.read(f"model.{name}"), tensor.bfloat16())
 
 
-def test_number_formats_that_are_mixed_are_kept_or_widened(tmp_path: Path) -> None:
+def test_mixed_dtypes_are_kept_or_widened(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     architecture = FAMILIES["llama"]
@@ -45,7 +45,7 @@ def test_number_formats_that_are_mixed_are_kept_or_widened(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("dtype", "number", "wider"), [("fp16", 1e6, "bf16 or fp32"), ("bf16", 3.4e38, "fp32")]
 )
-def test_numbers_that_a_format_has_not_are_refused(
+def test_numbers_beyond_the_range_of_a_dtype_are_refused(
     dtype: Any, number: float, wider: str, tmp_path: Path
 ) -> None:
     architecture = FAMILIES["gpt2"]
@@ -93,7 +93,7 @@ def of_two_formats(tmp_path: Path, first: torch.dtype, second: torch.dtype) -> P
     ],
     ids=str,
 )
-def test_parts_of_a_tensor_in_several_formats_become_the_widest(
+def test_parts_of_a_tensor_in_several_dtypes_get_the_widest(
     first: torch.dtype, second: torch.dtype, tmp_path: Path
 ) -> None:
     exact = weights(FAMILIES["llama-gqa"], torch.float32)
@@ -112,7 +112,7 @@ def test_parts_of_a_tensor_in_several_formats_become_the_widest(
         assert found.dtype("model.model.norm.weight").torch == first
 
 
-def test_asked_for_a_format_parts_are_rounded_once(tmp_path: Path) -> None:
+def test_parts_are_rounded_once_to_a_requested_dtype(tmp_path: Path) -> None:
     exact = weights(FAMILIES["llama-gqa"], torch.float32)
     folder = of_two_formats(tmp_path, torch.float32, torch.bfloat16)
     convert(source=folder, target=tmp_path / "back", format="hf", dtype="bf16")

@@ -1,4 +1,4 @@
-"""Classes that a checkpoint names: Megatron's settings are read over, programs are refused."""
+"""Classes of Megatron's settings get stand-ins; globals that could run code are refused."""
 
 import collections
 import datetime
@@ -82,7 +82,7 @@ def read(file: Path) -> Any:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_stands_in_arguments_does_not_hinder(tmp_path: Path, value: Any) -> None:
+def test_unknown_classes_within_arguments_are_accepted(tmp_path: Path, value: Any) -> None:
     check_arguments(saved(tmp_path, arguments(value)), value)
 
 
@@ -99,7 +99,7 @@ def test_what_stands_in_arguments_does_not_hinder(tmp_path: Path, value: Any) ->
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_enums_of_every_python_do_not_hinder(
+def test_enums_of_every_python_are_accepted(
     tmp_path: Path, value: Any, python: str, protocol: int
 ) -> None:
     check_arguments(saved(tmp_path, arguments(value), PYTHONS[python], protocol), value)
@@ -122,7 +122,7 @@ def check_arguments(file: Path, value: Any) -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_a_stand_in_says_what_it_stands_for(tmp_path: Path, protocol: int) -> None:
+def test_a_stand_in_prints_the_name_of_its_class(tmp_path: Path, protocol: int) -> None:
     here, state = Kind.__module__, arguments([Kind.FIRST, signal.SIGTERM, Outer.Kind.FIRST])
     for python, shown in (
         ("3.11.2", [("FIRST", f"{here}.Kind.FIRST"), ("SIGTERM", "signal.SIGTERM")]),
@@ -135,7 +135,7 @@ def test_a_stand_in_says_what_it_stands_for(tmp_path: Path, protocol: int) -> No
 
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize("python", PYTHONS)
-def test_values_of_enums_are_known_by_value_and_by_name(
+def test_enum_members_are_read_by_value_and_by_name(
     tmp_path: Path, python: str, protocol: int
 ) -> None:
     for stage in (ZeroStageEnum.optimizer_states, ZeroStageEnum.gradients, ZeroStageEnum.weights):
@@ -149,14 +149,14 @@ def test_values_of_enums_are_known_by_value_and_by_name(
 
 
 @pytest.mark.parametrize("value", [io.BytesIO(b"scales"), None, torch.zeros(3).byte()])
-def test_scales_of_transformer_engine_do_not_hinder(tmp_path: Path, value: Any) -> None:
+def test_scales_of_transformer_engine_are_accepted(tmp_path: Path, value: Any) -> None:
     found = read(saved(tmp_path, {"model": {"a._extra_state": value, "a": torch.ones(2)}}))
     assert found["model"]["a"].shape == (2,)
 
 
 @pytest.mark.parametrize("python", ["3.11.2", "3.11.7"])
 @pytest.mark.parametrize("member", [Kind.FIRST, Outer.Kind.FIRST])
-def test_others_classes_outside_of_arguments_are_refused(
+def test_unknown_classes_outside_of_arguments_are_refused(
     tmp_path: Path, member: enum.Enum, python: str
 ) -> None:
     inside, outside, kind = Namespace(kind=member), {"deep": [(member,)]}, type(member)
@@ -176,7 +176,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("place", ["args", "model"])
-def test_a_program_is_refused_and_never_run(tmp_path: Path, name: str, place: str) -> None:
+def test_code_is_refused_and_does_not_run(tmp_path: Path, name: str, place: str) -> None:
     made = tmp_path / "made"
     program = PROGRAMS[name](made)
     state = {"args": Namespace(a=program)} if place == "args" else {"model": program}
@@ -231,7 +231,7 @@ def test_getattr_reaches_nothing(tmp_path: Path, name: str) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_what_getattr_gives_runs_nothing(tmp_path: Path) -> None:
+def test_results_of_getattr_run_nothing(tmp_path: Path) -> None:
     # Names of Megatron's modules may be anything; what stands for them keeps what it is given.
     system = looked_up(looked_up(STAND_IN, b"Vos\n"), b"Vsystem\n")
     made = tmp_path / "made"
@@ -241,14 +241,14 @@ def test_what_getattr_gives_runs_nothing(tmp_path: Path) -> None:
     assert not made.exists()
 
 
-def test_what_is_made_and_thrown_away_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_class_that_is_made_and_dropped_is_refused(tmp_path: Path) -> None:
     for content in (b"cfork\nstart\n(tR0}.", b"cargparse\nNamespace\n)\x81cfork\nstart\n(tR0."):
         hostile(tmp_path / "a.pt", content)
         with pytest.raises(UserError, match=r"names fork\.start"):
             read(tmp_path / "a.pt")
 
 
-def test_a_stand_in_is_of_one_file_alone(tmp_path: Path) -> None:
+def test_each_file_has_its_own_stand_ins(tmp_path: Path) -> None:
     # The second file would find what the first has set on a class that both name.
     setting = b"cmegatron\nX\n(N}S'name'\nS'changed'\nstb."
     hostile(tmp_path / "a.pt", setting)
@@ -259,7 +259,7 @@ def test_a_stand_in_is_of_one_file_alone(tmp_path: Path) -> None:
     assert (found.name, found.arguments) == ("megatron.X", (1,))
 
 
-def test_numbers_of_8_bit_are_located_as_what_they_are(tmp_path: Path) -> None:
+def test_8_bit_tensors_are_located_with_their_dtype(tmp_path: Path) -> None:
     whole = torch.arange(12.0).view(3, 4).to(torch.float8_e4m3fn)
     found = read(saved(tmp_path, {"a": whole[1:]}))["a"]
     assert (str(found.dtype), found.shape, found.offset - found.begin) == (

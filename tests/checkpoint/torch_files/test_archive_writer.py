@@ -1,4 +1,4 @@
-"""Files that we write as torch.save does: torch and zipfile read them, and no pickle changes us."""
+"""torch and zipfile read the files of the archive writer; no pickle changes the reader."""
 
 import argparse
 import zipfile
@@ -63,7 +63,7 @@ def test_files_beyond_4_gb_are_laid_out(tmp_path: Path) -> None:
     assert (again["large"].numel, again["small"].offset) == (large.numel, last.offset)
 
 
-def test_blocks_and_copies_are_kept(tmp_path: Path) -> None:
+def test_chunks_and_replicas_are_kept(tmp_path: Path) -> None:
     block = Chunk("model.x", (slice(0, 2),))
     planned = PlannedTensor((2,), dtypes.FLOAT32, (block,), is_copy=True)
     (region,) = torch_archive.lay_out(tmp_path / "a.pt", [planned])
@@ -85,7 +85,7 @@ def hostile(file: Path, content: bytes) -> None:
         b"ctorch\nFloatStorage\n}S'name'\nS'int8'\nsb.",
     ],
 )
-def test_a_pickle_does_not_change_number_formats(tmp_path: Path, content: bytes) -> None:
+def test_a_pickle_cannot_change_dtypes(tmp_path: Path, content: bytes) -> None:
     before = [vars(each).copy() for each in dtypes.ALL]
     hostile(tmp_path / "a.pt", content)
     with pytest.raises(UserError, match="damaged"):
@@ -95,7 +95,7 @@ def test_a_pickle_does_not_change_number_formats(tmp_path: Path, content: bytes)
 
 
 @pytest.mark.parametrize("stride", ["(I-1\nt", "(S'a'\nt", "(I1\nI1\nt", "(t"])
-def test_a_tensor_of_nonsense_is_damage(tmp_path: Path, stride: str) -> None:
+def test_an_invalid_tensor_is_damage(tmp_path: Path, stride: str) -> None:
     storage = b"(S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nI2\ntQ"
     content = b"}S'a'\nctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"I0\n(I2\nt"
     content += stride.encode() + b"I00\n}tRs."
@@ -104,7 +104,7 @@ def test_a_tensor_of_nonsense_is_damage(tmp_path: Path, stride: str) -> None:
         pickle_reader.read(tmp_path / "a.pt", "fetch it again")
 
 
-def test_of_several_formats_the_widest_holds_all() -> None:
+def test_the_widest_dtype_holds_all_others() -> None:
     names = dtypes.OF_WEIGHTS
     assert dtypes.widest([names["bf16"], names["bf16"]]) == names["bf16"]
     assert dtypes.widest([names["bf16"], names["fp16"]]) == names["fp32"]

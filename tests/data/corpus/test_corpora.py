@@ -1,4 +1,4 @@
-"""The table of corpora: every mistake is told with its line."""
+"""The table of corpora: every mistake is reported with its line."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ TABLES = {
     r"corpora\.tsv:2: weight: '-1': input should be greater": "corpus\tfiles\tweight\na\tb\t-1\n",
     r"corpora\.tsv:2: weight: 'inf'": "corpus\tfiles\tweight\na\tb\tinf\n",
     r"corpora\.tsv:2: no weight, epochs or temperature; give": "corpus\tfiles\tweight\na\tb\t \n",
-    r"corpora\.tsv:2: states weight and epochs; leave one": (
+    r"corpora\.tsv:2: has weight and epochs; keep one": (
         "corpus\tfiles\tweight\tepochs\na\tb\t1\t2\n"
     ),
     r"corpora\.tsv:2: epochs: '0': input should be greater": "corpus\tfiles\tepochs\na\tb\t0\n",
@@ -27,20 +27,20 @@ TABLES = {
     r"corpora\.tsv:2: corpus  files: no such column; .* by one tab each": (
         "# made by hand\ncorpus  files\tweight\na  b\t1\n"
     ),
-    r'corpora\.tsv: corpus "a" stands in several rows': "corpus\tfiles\tweight\na\tb\t1\na\tc\t1\n",
+    r'corpora\.tsv: corpus "a" is in several rows': "corpus\tfiles\tweight\na\tb\t1\na\tc\t1\n",
     r"corpora\.tsv:2: corpus: 'a-b'": "corpus\tfiles\tweight\na-b\tb\t1\n",
 }
 
 
 @pytest.mark.parametrize("expected", TABLES)
-def test_mistakes_in_the_table_of_corpora(tmp_path: Path, expected: str) -> None:
+def test_mistakes_name_the_line_and_the_remedy(tmp_path: Path, expected: str) -> None:
     path = tmp_path / "corpora.tsv"
     path.write_text(TABLES[expected])
     with pytest.raises(UserError, match=expected):
         read_corpora(path)
 
 
-def test_a_temperature_for_rows_that_state_nothing(tmp_path: Path) -> None:
+def test_the_default_temperature_applies_to_rows_without_share(tmp_path: Path) -> None:
     path = tmp_path / "corpora.tsv"
     path.write_text("corpus\tfiles\tepochs\ttemperature\na\tx\t1.5\t\nb\tx\t\t\nc\tx\t\t2\n")
     rows = read_corpora(path, temperature=5)
@@ -53,6 +53,6 @@ def test_a_temperature_for_rows_that_state_nothing(tmp_path: Path) -> None:
         read_corpora(path)
 
 
-def test_a_missing_table(tmp_path: Path) -> None:
+def test_a_missing_table_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file; fix corpora"):
         read_corpora(tmp_path / "none.tsv")

@@ -1,4 +1,4 @@
-"""Texts of documents: keys, templates, and what is wrong with those that have none."""
+"""Texts of documents: keys, templates, and reasons for bad documents."""
 
 import gzip
 import json
@@ -36,11 +36,11 @@ BAD = {
 }
 
 
-def test_columns() -> None:
-    found = texts(block(*GOOD), Fields(("title", "text")))
-    assert found.columns == (["A", ""], ["a", "ü\n"])
-    assert found.kept.tolist() == [0, 1]
-    assert found.bad == []
+def test_each_key_gives_a_column() -> None:
+    result = texts(block(*GOOD), Fields(("title", "text")))
+    assert result.columns == (["A", ""], ["a", "ü\n"])
+    assert result.kept.tolist() == [0, 1]
+    assert result.bad == []
     assert texts(block(*GOOD), Fields()).columns == (["a", "ü\n"],)
     assert texts(block(), Fields(("a", "b"))).columns == ([], [])
 
@@ -48,19 +48,19 @@ def test_columns() -> None:
 @pytest.mark.parametrize("reason", BAD)
 @pytest.mark.parametrize("template", ["", "{title}: {text}"])
 def test_a_bad_document_is_bad_for_all_keys(reason: str, template: str) -> None:
-    found = texts(block(GOOD[0], BAD[reason], GOOD[1]), Fields(("title", "text"), template))
-    assert found.bad == [(1, reason)]
-    assert found.kept.tolist() == [0, 2]
-    assert found.columns == ((["A: a", ": ü\n"],) if template else (["A", ""], ["a", "ü\n"]))
+    result = texts(block(GOOD[0], BAD[reason], GOOD[1]), Fields(("title", "text"), template))
+    assert result.bad == [(1, reason)]
+    assert result.kept.tolist() == [0, 2]
+    assert result.columns == ((["A: a", ": ü\n"],) if template else (["A", ""], ["a", "ü\n"]))
 
 
 @given(st.lists(st.sampled_from([*GOOD, *BAD.values()]), max_size=20))
 def test_every_document_is_kept_or_bad(records: list[Any]) -> None:
-    found = texts(block(*records), Fields(("title", "text")))
-    bad = [index for index, _ in found.bad]
-    assert sorted([*found.kept.tolist(), *bad]) == list(range(len(records)))
+    result = texts(block(*records), Fields(("title", "text")))
+    bad = [index for index, _ in result.bad]
+    assert sorted([*result.kept.tolist(), *bad]) == list(range(len(records)))
     assert bad == [index for index, record in enumerate(records) if record not in GOOD]
-    assert found.columns[1] == [records[index]["text"] for index in found.kept]
+    assert result.columns[1] == [records[index]["text"] for index in result.kept]
 
 
 TEMPLATES = {
@@ -72,7 +72,7 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_templates(template: str) -> None:
+def test_templates_join_keys(template: str) -> None:
     fields = Fields(("text",), template)
     record = {"title": "A", "text": "a", "meta.x": "x"}
     assert texts(block(record), fields).columns == ([TEMPLATES[template]],)
@@ -84,12 +84,12 @@ def test_templates(template: str) -> None:
 @pytest.mark.parametrize(
     "template", ["{}", "{0}", "{text:>9}", "{text!r}", "{a[0]}", "{text", "text}", "plain", "{ a }"]
 )
-def test_wrong_templates(template: str) -> None:
+def test_wrong_templates_are_user_errors(template: str) -> None:
     with pytest.raises(UserError, match=r"template: .*write keys as \{title\}"):
         texts(block(), Fields(("text",), template))
 
 
-def test_names() -> None:
+def test_keys_must_be_unique_and_not_empty() -> None:
     assert Fields(("title", "text")).names == ("title", "text")
     assert len(Fields(("title", "text"), "{title} {text}").names) == 1
     with pytest.raises(UserError, match="text_key: a,a: name each key once"):
@@ -98,7 +98,7 @@ def test_names() -> None:
         _ = Fields(("a", "")).read_keys
 
 
-def test_read_texts(tmp_path: Path) -> None:
+def test_read_texts_yields_texts_of_any_format(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress("\n".join(map(json.dumps, GOOD)).encode()))
     assert list(read_texts(path)) == ["a", "ü\n"]

@@ -1,4 +1,4 @@
-"""Of documents with the same text the first in the corpus stays, whatever the shards and parts."""
+"""The first document of each text stays, regardless of shards and parts."""
 
 import json
 import random
@@ -25,7 +25,7 @@ BAD = ['{"text": 1}', "not JSON", '{"text": ""}', '{"text": ""}']
 
 @pytest.fixture
 def planned(workspace: Path) -> Plan:
-    """Shards, cut amid files, of lines many of which are alike, bad, blank or without text."""
+    """A plan whose shards are cut within files; many lines are equal, bad, blank or empty."""
     numbers = random.Random(5)
     (workspace / "dup").mkdir()
     for file in range(3):
@@ -35,9 +35,9 @@ def planned(workspace: Path) -> Plan:
         ]
         (workspace / f"dup/{file}.jsonl").write_text("\n".join(lines))
     corpus = Corpus(corpus="dup", files=f"{workspace}/dup/*.jsonl", weight=1)
-    made = make_plan([corpus], PlanSettings(shard_bytes=400, merged_bytes=10**9), {})
-    write_plan(workspace / "plan.json", made)
-    return made
+    new_plan = make_plan([corpus], PlanSettings(shard_bytes=400, merged_bytes=10**9), {})
+    write_plan(workspace / "plan.json", new_plan)
+    return new_plan
 
 
 def duplicates(workspace: Path, planned: Plan) -> Path:
@@ -50,13 +50,13 @@ def duplicates(workspace: Path, planned: Plan) -> Path:
 
 
 def expected_texts(workspace: Path) -> list[str]:
-    """Texts of the corpus, each once, read with nothing of ours."""
-    found: dict[str, None] = {}
+    """Return each text of the corpus once, without using tokamake."""
+    texts: dict[str, None] = {}
     for path in sorted((workspace / "dup").iterdir()):
         for line in path.read_text().split("\n"):
             if line and line not in BAD:
-                found[json.loads(line)["text"]] = None
-    return list(found)
+                texts[json.loads(line)["text"]] = None
+    return list(texts)
 
 
 @pytest.mark.parametrize("part_rows", [1 << 24, 7])
@@ -105,15 +105,15 @@ def test_several_keys_are_compared_together(workspace: Path, tmp_path: Path) -> 
     raw = tmp_path / "some.jsonl"
     raw.write_text("".join(json.dumps({"t": t, "b": b}) + "\n" for t, b in records))
     corpus = Corpus(corpus="two", files=str(raw), text_key="t,b", weight=1)
-    write_plan(tmp_path / "plan.json", made := make_plan([corpus], PlanSettings(), {}))
+    write_plan(tmp_path / "plan.json", new_plan := make_plan([corpus], PlanSettings(), {}))
     hash_documents(
         plan=tmp_path / "plan.json", batch="two-00000", output=tmp_path / "h", text_key=("t,b",)
     )
     find_duplicates([tmp_path / "h"], output=tmp_path / "d")
-    assert read_duplicates(tmp_path / "d", made.shards[0].name).tolist() == [2, 7]
+    assert read_duplicates(tmp_path / "d", new_plan.shards[0].name).tolist() == [2, 7]
 
 
-def test_hashes_are_compared_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_bits_of_a_hash_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CHUNK_ROWS", 4)
     with RowsWriter(tmp_path / "h") as writer:
         writer.add("a/0", np.array([[1, 2], [1, 3], [4, 3]], HASH))
@@ -122,9 +122,9 @@ def test_hashes_are_compared_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [read_duplicates(tmp_path / "d", f"a/{n}").tolist() for n in (0, 1)] == [[], [1, 2]]
 
 
-def test_damaged_files_are_named(workspace: Path, planned: Plan) -> None:
+def test_damaged_and_missing_files_are_user_errors(workspace: Path, planned: Plan) -> None:
     path = duplicates(workspace, planned)
-    with pytest.raises(UserError, match="does not know shard dup/77"):
+    with pytest.raises(UserError, match="has no shard dup/77"):
         read_duplicates(path, "dup/77")
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(UserError, match="not a file of rows"):

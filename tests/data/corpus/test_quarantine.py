@@ -1,4 +1,4 @@
-"""Each bad document is set aside as it stands, with its place, or stops the stage; none is lost."""
+"""Each bad document goes to the quarantine with its place, or stops the stage; none is lost."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ BAD_LINES = [
 ]
 
 
-def test_every_document_is_out_or_empty_or_set_aside(workspace: Path) -> None:
+def test_every_document_is_written_or_empty_or_quarantined(workspace: Path) -> None:
     random_numbers = random.Random(1)
     lines = []
     expected = {"documents": 0, "empty_documents": 0, "quarantined_documents": 0}
@@ -52,22 +52,22 @@ def test_every_document_is_out_or_empty_or_set_aside(workspace: Path) -> None:
     manifest = read_manifest(workspace / "pair")
     assert {key: manifest[key] for key in expected} == expected
     assert manifest["documents_in"] == sum(expected.values())
-    aside = [
+    entries = [
         json.loads(line) for line in (workspace / "pair.quarantine.jsonl").read_text().splitlines()
     ]
-    assert len(aside) == expected["quarantined_documents"]
-    for entry in aside:
-        kept = base64.b64decode(entry.get("raw_base64", "")) or entry["raw"].encode()
-        assert kept == lines[entry["line"] - 1].rstrip(b"\n")
+    assert len(entries) == expected["quarantined_documents"]
+    for entry in entries:
+        raw_line = base64.b64decode(entry.get("raw_base64", "")) or entry["raw"].encode()
+        assert raw_line == lines[entry["line"] - 1].rstrip(b"\n")
         assert entry["reason"]
-    assert any("raw_base64" in entry for entry in aside)
-    # Once they are mended, nothing is left of the quarantine.
+    assert any("raw_base64" in entry for entry in entries)
+    # Without bad documents, the old quarantine file is removed.
     raw.write_text('{"text": "good"}\n')
     tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
     assert not (workspace / "pair.quarantine.jsonl").exists()
 
 
-def test_very_far_in_a_file_lines_are_counted_from_the_range(
+def test_far_into_a_file_lines_count_from_the_start_of_the_range(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = workspace / "some.jsonl"
@@ -85,7 +85,7 @@ def test_very_far_in_a_file_lines_are_counted_from_the_range(
         assert (entry[unit], entry["byte"]) == (number, 42)
 
 
-def test_too_many_bad_documents_stop(workspace: Path) -> None:
+def test_too_many_bad_documents_stop_the_stage(workspace: Path) -> None:
     raw = workspace / "some.jsonl"
     raw.write_text('{"text": "a"}\n' * 8 + "bad\n" * 2)
     with pytest.raises(UserError, match=r"2 of 10 documents are bad, more than max_bad_fraction"):
@@ -99,7 +99,7 @@ def test_too_many_bad_documents_stop(workspace: Path) -> None:
     assert not list((workspace / "out").iterdir())
 
 
-def test_a_bad_document_leaves_nothing(workspace: Path) -> None:
+def test_a_bad_document_leaves_no_file(workspace: Path) -> None:
     raw = workspace / "some.jsonl"
     raw.write_text('{"text": "a"}\n{"text": 1}\n')
     with pytest.raises(UserError, match=r"some\.jsonl:2"):
@@ -107,7 +107,7 @@ def test_a_bad_document_leaves_nothing(workspace: Path) -> None:
     assert not list((workspace / "out").iterdir())
 
 
-def test_a_name_that_is_not_utf8(workspace: Path) -> None:
+def test_a_file_name_may_be_invalid_utf8(workspace: Path) -> None:
     raw = workspace / "n\udcff.jsonl"
     raw.write_text('{"text": "one"}\nbad\n')
     tokenize(
@@ -122,7 +122,7 @@ def test_a_name_that_is_not_utf8(workspace: Path) -> None:
     assert "quarantine.jsonl is missing" in (find_fault(workspace / "pair") or "")
 
 
-def test_bad_values_of_tables_are_kept(workspace: Path) -> None:
+def test_bad_values_of_tables_are_quarantined(workspace: Path) -> None:
     table = arrow.table({"text": arrow.array([b"good", b"\xff\xfe"], arrow.binary())})
     parquet.write_table(table, workspace / "some.parquet")
     tokenize(

@@ -1,4 +1,4 @@
-"""Names in the table of corpora find each raw file once, in natural order."""
+"""Names in the table of corpora give each raw file once, in natural order."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ from tokamake.errors import UserError
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with raw/b2.jsonl, raw/b10.jsonl and raw/deep/c.jsonl, which is the current one."""
+    """The working directory, with raw/b2.jsonl, raw/b10.jsonl and raw/deep/c.jsonl."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "raw/deep").mkdir(parents=True)
     for name in ("b2.jsonl", "b10.jsonl", "deep/c.jsonl"):
@@ -20,81 +20,81 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def found(files: str, declared: dict[str, int] | None = None) -> list[str]:
+def paths(files: str, declared: dict[str, int] | None = None) -> list[str]:
     rows = raw_files(Corpus(corpus="a", files=files, weight=1), declared or {})
     return [file.path for file in rows]
 
 
 def test_patterns_match_disk_and_declared_files() -> None:
-    assert found("raw/b*.jsonl made/*", {"made/b1.jsonl": 1, "made/x/y.jsonl": 1}) == [
+    assert paths("raw/b*.jsonl made/*", {"made/b1.jsonl": 1, "made/x/y.jsonl": 1}) == [
         "made/b1.jsonl",
         "raw/b2.jsonl",
         "raw/b10.jsonl",
     ]
-    assert found("raw/**/*.jsonl") == ["raw/b2.jsonl", "raw/b10.jsonl", "raw/deep/c.jsonl"]
-    assert found("made/b[0-4]?.*", {"made/b35.x": 1, "made/b75.x": 1}) == ["made/b35.x"]
-    assert found("made/b[!0-4]?.*", {"made/b35.x": 1, "made/b75.x": 1}) == ["made/b75.x"]
+    assert paths("raw/**/*.jsonl") == ["raw/b2.jsonl", "raw/b10.jsonl", "raw/deep/c.jsonl"]
+    assert paths("made/b[0-4]?.*", {"made/b35.x": 1, "made/b75.x": 1}) == ["made/b35.x"]
+    assert paths("made/b[!0-4]?.*", {"made/b35.x": 1, "made/b75.x": 1}) == ["made/b75.x"]
 
 
-def test_a_folder_is_all_files_in_it(folder: Path) -> None:
+def test_a_folder_stands_for_all_files_in_it(folder: Path) -> None:
     everything = ["raw/b2.jsonl", "raw/b10.jsonl", "raw/deep/c.jsonl"]
-    assert found("raw") == found("raw/") == found("raw/*") == everything
-    assert found("made", {"made/1.jsonl": 1, "made/x/2.jsonl": 1, "maded": 1}) == [
+    assert paths("raw") == paths("raw/") == paths("raw/*") == everything
+    assert paths("made", {"made/1.jsonl": 1, "made/x/2.jsonl": 1, "maded": 1}) == [
         "made/1.jsonl",
         "made/x/2.jsonl",
     ]
 
 
-def test_a_saved_dataset_is_the_files_of_its_state(folder: Path) -> None:
+def test_a_saved_dataset_stands_for_the_files_of_its_state(folder: Path) -> None:
     import datasets
 
     datasets.Dataset.from_dict({"text": ["a", "b"]}).save_to_disk("saved", num_shards=2)
     (folder / "saved/cache-0.arrow").write_text("left over")
-    assert found("saved") == [f"saved/data-0000{n}-of-00002.arrow" for n in range(2)]
+    assert paths("saved") == [f"saved/data-0000{n}-of-00002.arrow" for n in range(2)]
 
 
 def test_a_file_with_several_names_counts_once(folder: Path) -> None:
-    assert found(f"raw/b2.jsonl ./raw/b2.jsonl {folder}/raw/b2.jsonl") == ["raw/b2.jsonl"]
+    assert paths(f"raw/b2.jsonl ./raw/b2.jsonl {folder}/raw/b2.jsonl") == ["raw/b2.jsonl"]
     (folder / "raw/a.jsonl").symlink_to("b2.jsonl")
-    assert found("raw/*.jsonl") == ["raw/a.jsonl", "raw/b10.jsonl"]
+    assert paths("raw/*.jsonl") == ["raw/a.jsonl", "raw/b10.jsonl"]
 
 
-def test_an_empty_folder_is_no_matter_to_a_pattern_that_goes_into_folders(folder: Path) -> None:
-    before = found("raw/**")
+def test_a_recursive_pattern_ignores_empty_folders(folder: Path) -> None:
+    before = paths("raw/**")
     (folder / "raw/empty").mkdir()
-    assert found("raw/**") == before
+    assert paths("raw/**") == before
 
 
-def test_beside_declared_files_nothing_else_counts(folder: Path) -> None:
-    assert found("raw/**", {"raw/b1.jsonl": 1}) == ["raw/b1.jsonl", "raw/deep/c.jsonl"]
-    assert found("raw/*", {"raw/b1.jsonl": 1}) == ["raw/b1.jsonl"]
-    assert found(f"raw/*.jsonl {folder}/raw/*.jsonl", {"raw/b2.jsonl": 1}) == ["raw/b2.jsonl"]
-    assert found(f"{folder}/raw/*.jsonl", {"raw/b1.jsonl": 1}) == ["raw/b1.jsonl"]
+def test_files_beside_declared_files_are_ignored(folder: Path) -> None:
+    assert paths("raw/**", {"raw/b1.jsonl": 1}) == ["raw/b1.jsonl", "raw/deep/c.jsonl"]
+    assert paths("raw/*", {"raw/b1.jsonl": 1}) == ["raw/b1.jsonl"]
+    assert paths(f"raw/*.jsonl {folder}/raw/*.jsonl", {"raw/b2.jsonl": 1}) == ["raw/b2.jsonl"]
+    assert paths(f"{folder}/raw/*.jsonl", {"raw/b1.jsonl": 1}) == ["raw/b1.jsonl"]
 
 
 def test_names_with_spaces_are_quoted(folder: Path) -> None:
     (folder / "raw/d e.jsonl").write_text("")
-    assert found('"raw/d e.*" raw/b2.jsonl') == ["raw/b2.jsonl", "raw/d e.jsonl"]
+    assert paths('"raw/d e.*" raw/b2.jsonl') == ["raw/b2.jsonl", "raw/d e.jsonl"]
     with pytest.raises(UserError, match="no closing quotation; fix the files column"):
-        found('"raw/b2.jsonl')
+        paths('"raw/b2.jsonl')
 
 
-def test_what_is_not_there_is_said(folder: Path) -> None:
+def test_a_missing_file_is_a_user_error(folder: Path) -> None:
     with pytest.raises(UserError, match=r'corpus "a": no file matches raw/none\*; fix the files'):
-        found("raw/*.jsonl raw/none*")
+        paths("raw/*.jsonl raw/none*")
     (folder / "raw/gone.jsonl").symlink_to("nowhere")
     with pytest.raises(UserError, match=r"raw/gone.jsonl: cannot be read \(No such file"):
-        found("raw/*.jsonl")
+        paths("raw/*.jsonl")
 
 
-def test_order_is_natural_and_whole(folder: Path) -> None:
+def test_the_order_is_natural(folder: Path) -> None:
     names = ["x1", "x01", "x2", "x10", "x10b9", "x10b10", "y"]
     for name in names:
         (folder / name).write_text("")
-    assert found("y x*") == ["x01", "x1", "x2", "x10", "x10b9", "x10b10", "y"]
+    assert paths("y x*") == ["x01", "x1", "x2", "x10", "x10b9", "x10b10", "y"]
 
 
-def test_a_stamp_tells_size_time_and_names(folder: Path) -> None:
+def test_a_stamp_changes_with_size_time_and_names(folder: Path) -> None:
     corpus = Corpus(corpus="a", files="raw/*.jsonl", weight=1)
     stamps = {stamp(raw_files(corpus, {}))}
     before = (folder / "raw/b2.jsonl").stat()
@@ -108,6 +108,6 @@ def test_a_stamp_tells_size_time_and_names(folder: Path) -> None:
     (folder / "raw/b11.jsonl").unlink()
     stamps.add(stamp(raw_files(corpus, {})))
     assert len(stamps) == 5
-    # What a job is still to make has no size that counts: the file itself is an input.
+    # The stamp ignores declared sizes: the file itself becomes an input of the job.
     declared = [stamp(raw_files(corpus, {"raw/b1.jsonl": size})) for size in (1, 2)]
     assert declared[0] == declared[1]

@@ -1,4 +1,4 @@
-"""The sample corpus is real, of the declared sizes, and the same each time; so is its tokenizer."""
+"""The sample corpus has the declared sizes; it and its tokenizer are reproducible."""
 
 import gzip
 import json
@@ -12,7 +12,7 @@ from tokamake.data.corpus.train_tokenizer import train_tokenizer
 from tokamake.errors import UserError
 
 
-def test_files_and_documents(sampled: Path) -> None:
+def test_files_have_the_declared_size_and_documents_all_keys(sampled: Path) -> None:
     for corpus, sample in SAMPLES.items():
         paths = sorted((sampled / "raw" / corpus).iterdir())
         assert [path.name for path in paths] == [f"{corpus}-00.jsonl", f"{corpus}-01.jsonl.gz"]
@@ -26,7 +26,7 @@ def test_files_and_documents(sampled: Path) -> None:
         assert len({row["id"] for row in rows}) == len(rows)
 
 
-def test_twice_the_same_bytes(sampled: Path, tmp_path: Path) -> None:
+def test_two_runs_give_the_same_bytes(sampled: Path, tmp_path: Path) -> None:
     sample_corpus(settings=json.dumps(SAMPLES), output=tmp_path / "raw")
     for path in (sampled / "raw").rglob("*.*"):
         assert (tmp_path / path.relative_to(sampled)).read_bytes() == path.read_bytes()
@@ -36,7 +36,7 @@ def test_twice_the_same_bytes(sampled: Path, tmp_path: Path) -> None:
         assert (tmp_path / "tokenizer" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_too_little_text_for_the_vocabulary(tmp_path: Path) -> None:
+def test_too_little_text_for_the_vocabulary_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "few words"}\n')
     files = [tmp_path / "a.jsonl"]
     with pytest.raises(UserError, match=r"vocab_size: 5000: the corpora give only \d+ entries"):

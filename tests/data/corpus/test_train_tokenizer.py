@@ -1,4 +1,4 @@
-"""Each kind of trained tokenizer is what transformers loads, and the same on every machine."""
+"""transformers loads each kind of trained tokenizer, and training is reproducible."""
 
 import json
 import os
@@ -32,39 +32,45 @@ def raw(sampled: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_transformers_loads_it(sampled: Path, trained: Path, kind: str) -> None:
+def test_transformers_gives_the_same_tokens(sampled: Path, trained: Path, kind: str) -> None:
     oracle = transformers.AutoTokenizer.from_pretrained(trained / kind)
-    ours = open_tokenizer(trained / kind)
+    tokenizer = open_tokenizer(trained / kind)
     texts = [*TEXTS, *documents(raw(sampled)[0])[:20]]
-    assert ours.encode_batch(texts) == [oracle.encode(t, add_special_tokens=False) for t in texts]
-    assert (ours.vocab_size, len(oracle)) == (600, 600)
-    assert (ours.eod, ours.bos) == (oracle.eos_token_id, oracle.bos_token_id)
+    assert tokenizer.encode_batch(texts) == [
+        oracle.encode(t, add_special_tokens=False) for t in texts
+    ]
+    assert (tokenizer.vocab_size, len(oracle)) == (600, 600)
+    assert (tokenizer.eod, tokenizer.bos) == (oracle.eos_token_id, oracle.bos_token_id)
     end = "[SEP]" if kind == "wordpiece" else "<|endoftext|>"
-    assert (oracle.eos_token, ours.encode_batch([end])) == (end, [[ours.eod]])
+    assert (oracle.eos_token, tokenizer.encode_batch([end])) == (end, [[tokenizer.eod]])
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_over_bytes_nothing_is_lost(trained: Path, kind: str) -> None:
-    ours = open_tokenizer(trained / kind)
+def test_tokenizers_over_bytes_are_lossless(trained: Path, kind: str) -> None:
+    tokenizer = open_tokenizer(trained / kind)
     texts = [*TEXTS, "".join(map(chr, [*range(0x500), *range(0x2000, 0x2100), 0x10FFFF]))]
-    assert [ours.decode(ids) for ids in ours.encode_batch(texts)] == texts
-    shorter = len(ours.encode_batch(["the same thing as the other one"])[0])
-    assert shorter < 20  # and words are learned
+    assert [tokenizer.decode(ids) for ids in tokenizer.encode_batch(texts)] == texts
+    num_tokens = len(tokenizer.encode_batch(["the same thing as the other one"])[0])
+    assert num_tokens < 20  # the tokenizer has learned words
 
 
-def test_wordpiece_is_bert(trained: Path) -> None:
-    ours = open_tokenizer(trained / "wordpiece")
+def test_wordpiece_equals_that_of_bert(trained: Path) -> None:
+    tokenizer = open_tokenizer(trained / "wordpiece")
     vocabulary = json.loads((trained / "wordpiece/tokenizer.json").read_text())["model"]["vocab"]
     oracle = transformers.BertTokenizer(vocab=vocabulary)
-    assert ours.encode_batch(TEXTS) == [oracle.encode(t, add_special_tokens=False) for t in TEXTS]
+    assert tokenizer.encode_batch(TEXTS) == [
+        oracle.encode(t, add_special_tokens=False) for t in TEXTS
+    ]
     assert list(vocabulary)[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    assert oracle.decode(ours.encode_batch(["Returning the value"])[0]) == "returning the value"
-    assert len(ours.encode_batch(["return the value"])[0]) <= 6
+    assert (
+        oracle.decode(tokenizer.encode_batch(["Returning the value"])[0]) == "returning the value"
+    )
+    assert len(tokenizer.encode_batch(["return the value"])[0]) <= 6
     whole = transformers.AutoTokenizer.from_pretrained(trained / "wordpiece")("return")["input_ids"]
     assert (whole[0], whole[-1]) == (2, 3)
 
 
-def test_the_same_bytes_in_every_process(sampled: Path, trained: Path, tmp_path: Path) -> None:
+def test_every_process_writes_the_same_bytes(sampled: Path, trained: Path, tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"
         "from tokamake.data.corpus.train_tokenizer import train_tokenizer\n"
@@ -83,8 +89,8 @@ def test_the_same_bytes_in_every_process(sampled: Path, trained: Path, tmp_path:
             assert same.read_bytes() == path.read_bytes(), path
 
 
-def test_files_of_a_plan(workspace: Path) -> None:
-    """Files of several corpora, each read its own way, are those named one by one."""
+def test_a_plan_gives_the_same_tokenizer_as_its_files(workspace: Path) -> None:
+    """The corpora of the plan have different keys and templates."""
     folder = workspace / "titled"
     folder.mkdir()
     texts = documents(*sorted((workspace / "raw").rglob("*.jsonl")))
@@ -106,18 +112,18 @@ def test_files_of_a_plan(workspace: Path) -> None:
     assert (workspace / "planned" / name).read_bytes() == (workspace / "named" / name).read_bytes()
 
 
-def test_several_keys_are_all_learned_from(tmp_path: Path) -> None:
+def test_a_tokenizer_learns_from_all_keys(tmp_path: Path) -> None:
     rows = [{"a": "alpha " * 20, "b": "omega " * 20}] * 20
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     train_tokenizer(
         [tmp_path / "x.jsonl"], text_key=("a,b",), vocab_size=267, output=tmp_path / "t"
     )
-    ours = open_tokenizer(tmp_path / "t")
-    assert [len(ids) for ids in ours.encode_batch([" alpha", " omega"])] == [1, 1]
+    tokenizer = open_tokenizer(tmp_path / "t")
+    assert [len(ids) for ids in tokenizer.encode_batch([" alpha", " omega"])] == [1, 1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_bad_document(workspace: Path, kind: str) -> None:
+def test_a_bad_document_stops_training_or_is_skipped(workspace: Path, kind: str) -> None:
     good = sorted((workspace / "raw/docs").glob("*.jsonl"))[0]
     lines = good.read_text().splitlines(keepends=True)
     bad = workspace / "bad.jsonl"
@@ -137,14 +143,14 @@ def test_a_bad_document(workspace: Path, kind: str) -> None:
     assert (workspace / "bad" / name).read_bytes() == (workspace / good.stem / name).read_bytes()
 
 
-@pytest.mark.parametrize(("kind", "least"), [("bpe", 257), ("wordpiece", 261), ("unigram", 257)])
-def test_too_large_or_small_a_vocabulary(
-    sampled: Path, tmp_path: Path, kind: str, least: int
+@pytest.mark.parametrize(("kind", "minimum"), [("bpe", 257), ("wordpiece", 261), ("unigram", 257)])
+def test_a_vocabulary_too_large_or_small_is_a_user_error(
+    sampled: Path, tmp_path: Path, kind: str, minimum: int
 ) -> None:
-    with pytest.raises(UserError, match=f"{least - 1}: too small for kind {kind}, .* {least}$"):
-        train_tokenizer(raw(sampled), kind=kind, vocab_size=least - 1, output=tmp_path / "t")
-    train_tokenizer(raw(sampled), kind=kind, vocab_size=least, output=tmp_path / "t")
-    assert open_tokenizer(tmp_path / "t").vocab_size == least
+    with pytest.raises(UserError, match=f"{minimum - 1}: too small for kind {kind}, .* {minimum}$"):
+        train_tokenizer(raw(sampled), kind=kind, vocab_size=minimum - 1, output=tmp_path / "t")
+    train_tokenizer(raw(sampled), kind=kind, vocab_size=minimum, output=tmp_path / "t")
+    assert open_tokenizer(tmp_path / "t").vocab_size == minimum
     few = tmp_path / "few.jsonl"
     few.write_text('{"text": "few words"}\n')
     with pytest.raises(UserError, match=r"vocab_size: 5000: the corpora give only \d+ entries"):
@@ -153,32 +159,32 @@ def test_too_large_or_small_a_vocabulary(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_special_tokens(sampled: Path, tmp_path: Path, kind: str) -> None:
+def test_special_tokens_are_single_tokens(sampled: Path, tmp_path: Path, kind: str) -> None:
     more = ("<fim_prefix>", "<FIM suffix>", "[x]")
     train_tokenizer(
         raw(sampled), kind=kind, vocab_size=600, special_tokens=more, output=tmp_path / "t"
     )
-    ours = open_tokenizer(tmp_path / "t")
+    tokenizer = open_tokenizer(tmp_path / "t")
     oracle = transformers.AutoTokenizer.from_pretrained(tmp_path / "t")
-    assert (ours.vocab_size, len(oracle)) == (600, 600)
-    ids = [tokens for (tokens,) in ours.encode_batch(list(more))]
+    assert (tokenizer.vocab_size, len(oracle)) == (600, 600)
+    ids = [tokens for (tokens,) in tokenizer.encode_batch(list(more))]
     assert ids == oracle.convert_tokens_to_ids(list(more))
     assert set(ids) <= set(oracle.all_special_ids)
-    assert len({*ids, ours.eod}) == 4
+    assert len({*ids, tokenizer.eod}) == 4
     text = "".join(f"return{token} the value" for token in more)
-    assert ours.encode_batch([text]) == [oracle.encode(text, add_special_tokens=False)]
-    assert [token for token in ours.encode_batch([text])[0] if token in ids] == ids
+    assert tokenizer.encode_batch([text]) == [oracle.encode(text, add_special_tokens=False)]
+    assert [token for token in tokenizer.encode_batch([text])[0] if token in ids] == ids
     assert oracle.decode(ids + ids[:1], skip_special_tokens=True) == ""
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_special_tokens_take_entries(sampled: Path, tmp_path: Path, kind: str) -> None:
-    least = {"bpe": 258, "wordpiece": 262, "unigram": 258}[kind]
+def test_special_tokens_count_as_entries(sampled: Path, tmp_path: Path, kind: str) -> None:
+    minimum = {"bpe": 258, "wordpiece": 262, "unigram": 258}[kind]
     settings = {"kind": kind, "special_tokens": ("<a>",), "output": tmp_path / "t"}
-    with pytest.raises(UserError, match=f"give at least {least}$"):
-        train_tokenizer(raw(sampled), vocab_size=least - 1, **settings)
-    train_tokenizer(raw(sampled), vocab_size=least, **settings)
-    assert open_tokenizer(tmp_path / "t").vocab_size == least
+    with pytest.raises(UserError, match=f"give at least {minimum}$"):
+        train_tokenizer(raw(sampled), vocab_size=minimum - 1, **settings)
+    train_tokenizer(raw(sampled), vocab_size=minimum, **settings)
+    assert open_tokenizer(tmp_path / "t").vocab_size == minimum
 
 
 @pytest.mark.parametrize(
@@ -191,7 +197,7 @@ def test_special_tokens_take_entries(sampled: Path, tmp_path: Path, kind: str) -
         ("bpe", (" <a>",), "' <a>': give text"),
     ],
 )
-def test_special_tokens_that_are_none(
+def test_invalid_special_tokens_are_user_errors(
     sampled: Path, tmp_path: Path, kind: str, tokens: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
@@ -200,7 +206,7 @@ def test_special_tokens_that_are_none(
         )
 
 
-def test_mistakes(tmp_path: Path) -> None:
+def test_wrong_inputs_are_user_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no raw files to train on"):
         train_tokenizer(output=tmp_path / "t")
     with pytest.raises(UserError, match="no such file"):

@@ -1,4 +1,4 @@
-"""Metadata of pairs and their faults: manifests, indexes, tokens; pairs of other programs too."""
+"""`describe`: metadata and faults of datasets, of tokamake and of other programs."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.megatron_datasets import megatron_pair, overwrite
+from tests.support.megatron_datasets import overwrite, write_megatron_dataset
 from tests.support.paths import ROOT
 from tests.support.runs import make_index
 from tokamake.data.indexed import length_histogram
@@ -28,8 +28,8 @@ from tokamake.data.mixture.weights import read_weights
 from tokamake.errors import UserError
 
 
-def write_pair(prefix: Path, counts: list[list[int]], **more: object) -> Path:
-    """A pair of documents, each given by the lengths of its sequences."""
+def write_dataset(prefix: Path, counts: list[list[int]], **manifest_keys: object) -> Path:
+    """Write a dataset of documents, each given by the lengths of its sequences."""
     lengths = np.array([length for document in counts for length in document], np.int32)
     prefix.parent.mkdir(parents=True, exist_ok=True)
     bin_file, idx_file = bin_path(prefix), idx_path(prefix)
@@ -50,30 +50,27 @@ def write_pair(prefix: Path, counts: list[list[int]], **more: object) -> Path:
         **dict.fromkeys(("dtype", "vocab_size", "eod", "tokenizer", "sources")),
         "bytes": {"bin": bin_file.stat().st_size, "idx": idx_file.stat().st_size},
         "sha256": {"bin": "", "idx": ""},
-        **more,
+        **manifest_keys,
     }
     write_manifest(manifest_path(prefix), manifest)
     return prefix
 
 
-def test_counts_lengths_and_places_are_told(tmp_path: Path) -> None:
-    first = write_pair(tmp_path / "merged/code-0000", [[1], [2], [3], [4, 3], [], [1000]])
-    second = write_pair(tmp_path / "merged/code-0001", [[5, 5, 6]])
+def test_metadata_has_counts_lengths_and_prefixes(tmp_path: Path) -> None:
+    first = write_dataset(tmp_path / "merged/code-0000", [[1], [2], [3], [4, 3], [], [1000]])
+    second = write_dataset(tmp_path / "merged/code-0001", [[5, 5, 6]])
     describe([second, first], output=tmp_path / "metadata.json")
-    told = json.loads((tmp_path / "metadata.json").read_text())
-    assert [pair["data_prefix"] for pair in told] == ["merged/code-0000", "merged/code-0001"]
-    one = told[0]
-    assert (one["total_num_docs"], one["total_num_sequences"], one["total_num_tokens"]) == (
-        6,
-        6,
-        1013,
-    )
-    assert (one["documents_in"], one["quarantined_documents"]) == (9, 2)
-    assert (one["empty_documents"], one["duplicate_documents"]) == (1, 1)
-    assert one["tokens_per_byte"] == 0.25
+    metadata = read(tmp_path / "metadata.json")
+    prefixes = [described["data_prefix"] for described in metadata]
+    assert prefixes == ["merged/code-0000", "merged/code-0001"]
+    counts = [metadata[0][f"total_num_{unit}"] for unit in ("docs", "sequences", "tokens")]
+    assert counts == [6, 6, 1013]
+    assert (metadata[0]["documents_in"], metadata[0]["quarantined_documents"]) == (9, 2)
+    assert (metadata[0]["empty_documents"], metadata[0]["duplicate_documents"]) == (1, 1)
+    assert metadata[0]["tokens_per_byte"] == 0.25
     filled = {
         (bin["shortest"], bin["longest"]): (bin["documents"], bin["tokens"])
-        for bin in one["lengths"]
+        for bin in metadata[0]["lengths"]
         if bin["documents"]
     }
     assert filled == {
@@ -84,20 +81,19 @@ def test_counts_lengths_and_places_are_told(tmp_path: Path) -> None:
         (512, 1023): (1, 1000),
     }
     # A document's length is the sum over its sequences.
-    assert told[1]["lengths"] == [{"shortest": 16, "longest": 31, "documents": 1, "tokens": 16}]
-    each = json.loads((tmp_path / "metadata/code-0001.json").read_text())
-    assert each == told[1]
+    assert metadata[1]["lengths"] == [{"shortest": 16, "longest": 31, "documents": 1, "tokens": 16}]
+    assert read(tmp_path / "metadata/code-0001.json") == metadata[1]
 
 
-def test_histogram_counts_every_document_once_whatever_the_chunks(tmp_path: Path) -> None:
+def test_the_histogram_does_not_depend_on_the_chunk_size(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     documents = [rng.integers(1, 400, rng.integers(0, 5)).tolist() for _ in range(2000)]
-    layout = read_layout(idx_path(write_pair(tmp_path / "many", documents)))
+    layout = read_layout(idx_path(write_dataset(tmp_path / "many", documents)))
     expected: dict[int, list[int]] = {}
     for document in documents:
-        counted = expected.setdefault(sum(document).bit_length(), [0, 0])
-        counted[0] += 1
-        counted[1] += sum(document)
+        counts = expected.setdefault(sum(document).bit_length(), [0, 0])
+        counts[0] += 1
+        counts[1] += sum(document)
     for chunk in (1, 7, 1999, 1 << 16):
         bins = length_histogram.histogram(length_histogram.document_lengths(layout, chunk))
         assert {
@@ -107,7 +103,7 @@ def test_histogram_counts_every_document_once_whatever_the_chunks(tmp_path: Path
             assert after["shortest"] == before["longest"] + 1
 
 
-def test_bin_bounds_are_exact_where_lengths_are_large() -> None:
+def test_bin_bounds_are_exact_for_large_lengths() -> None:
     for power in (1, 10, 31, 40, 52):
         lengths = np.array([2**power - 1, 2**power])
         below, above = length_histogram.histogram([lengths])
@@ -116,16 +112,16 @@ def test_bin_bounds_are_exact_where_lengths_are_large() -> None:
 
 
 def test_histograms_add_up_and_have_a_median() -> None:
-    parts = [np.array([1, 5, 5]), np.array([], int), np.array([0, 70, 9000])]
-    added = length_histogram.add(length_histogram.histogram([part]) for part in parts)
-    assert added == length_histogram.histogram([np.concatenate(parts)])
+    chunks = [np.array([1, 5, 5]), np.array([], int), np.array([0, 70, 9000])]
+    added = length_histogram.add(length_histogram.histogram([chunk]) for chunk in chunks)
+    assert added == length_histogram.histogram([np.concatenate(chunks)])
     median = length_histogram.median_bin(added)
     assert median is not None
     assert (median["shortest"], median["longest"]) == (4, 7)
     assert length_histogram.median_bin(length_histogram.histogram([])) is None
 
 
-def test_pairs_can_be_named_by_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_names_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tokamake.config.data import PlanSettings
     from tokamake.data.corpus.corpora import Corpus
     from tokamake.data.corpus.plan import make_plan
@@ -133,32 +129,32 @@ def test_pairs_can_be_named_by_a_plan(tmp_path: Path, monkeypatch: pytest.Monkey
 
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     corpus = Corpus(corpus="code", files=str(tmp_path / "a.jsonl"), text_key="text", weight=1)
-    made = make_plan([corpus], PlanSettings(), {})
-    write_plan(tmp_path / "plan.json", made)
-    for group in made.merged:
-        write_pair(tmp_path / "merged" / group.name, [[4]])
-    given = {"plan": tmp_path / "plan.json", "input": tmp_path / "merged"}
-    describe(**given, output=tmp_path / "metadata.json")
-    told = json.loads((tmp_path / "metadata.json").read_text())
-    assert [pair["data_prefix"] for pair in told] == [f"merged/{made.merged[0].name}"]
+    plan = make_plan([corpus], PlanSettings(), {})
+    write_plan(tmp_path / "plan.json", plan)
+    for group in plan.merged:
+        write_dataset(tmp_path / "merged" / group.name, [[4]])
+    options = {"plan": tmp_path / "plan.json", "input": tmp_path / "merged"}
+    describe(**options, output=tmp_path / "metadata.json")
+    metadata = read(tmp_path / "metadata.json")
+    assert [described["data_prefix"] for described in metadata] == [f"merged/{plan.merged[0].name}"]
     with pytest.raises(UserError, match="give prefixes, or --plan with --input"):
-        describe(plan=given["plan"], output=tmp_path / "other.json")
+        describe(plan=options["plan"], output=tmp_path / "other.json")
     with pytest.raises(UserError, match="give prefixes, or --plan with --input"):
-        describe([tmp_path / "a"], **given, output=tmp_path / "other.json")
+        describe([tmp_path / "a"], **options, output=tmp_path / "other.json")
 
 
 @pytest.mark.parametrize("changed", [{"tokens": 8}, {"sequences": 3}, {"documents": 1}])
-def test_a_pair_that_differs_from_its_manifest_is_refused(
+def test_a_dataset_that_differs_from_its_manifest_is_refused(
     tmp_path: Path, changed: dict[str, int]
 ) -> None:
-    prefix = write_pair(tmp_path / "code-0000", [[4], [5]], **changed)
+    prefix = write_dataset(tmp_path / "code-0000", [[4], [5]], **changed)
     with pytest.raises(UserError, match="code-0000: its index differs from its manifest"):
         describe([prefix], output=tmp_path / "metadata.json")
     assert not (tmp_path / "metadata.json").exists()
 
 
-def test_nothing_to_describe_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no pair given"):
+def test_no_dataset_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no dataset given"):
         describe([], output=tmp_path / "metadata.json")
     assert not list(tmp_path.iterdir())
 
@@ -174,16 +170,18 @@ def read(path: Path) -> list[dict]:
     return json.loads(path.read_text())
 
 
-def test_pairs_of_other_programs_are_described(tmp_path: Path) -> None:
-    prefix = megatron_pair(tmp_path / "in/wiki-en_text_document", DOCUMENTS)
+def test_datasets_of_other_programs_are_described(tmp_path: Path) -> None:
+    prefix = write_megatron_dataset(tmp_path / "in/wiki-en_text_document", DOCUMENTS)
     describe([prefix], output=tmp_path / "metadata.json")
-    (told,) = read(tmp_path / "metadata.json")
+    (described,) = read(tmp_path / "metadata.json")
     hashes = {name: fingerprint(Path(f"{prefix}.{name}")) for name in ("bin", "idx")}
     sizes = {name: Path(f"{prefix}.{name}").stat().st_size for name in ("bin", "idx")}
-    lengths = [(one["shortest"], one["documents"], one["tokens"]) for one in told.pop("lengths")]
+    lengths = [
+        (bin["shortest"], bin["documents"], bin["tokens"]) for bin in described.pop("lengths")
+    ]
     assert lengths == [(0, 1, 0), (1, 0, 0), (2, 1, 2), (4, 2, 10)]
     unknown = ("text_bytes", "empty_documents", "tokens_per_byte", "vocab_size", "eod", "tokenizer")
-    assert told == {
+    assert described == {
         "data_prefix": "in/wiki-en_text_document",
         "total_num_docs": 4,
         "total_num_sequences": 3,
@@ -197,31 +195,32 @@ def test_pairs_of_other_programs_are_described(tmp_path: Path) -> None:
     }
 
 
-def test_pairs_of_other_programs_are_weighted_and_indexed(tmp_path: Path) -> None:
-    big = megatron_pair(tmp_path / "in/wiki-0_text_document", [[*range(40), 9]] * 60)
-    small = megatron_pair(tmp_path / "in/wiki-1_text_document", [[5, 9]] * 60)
-    other = megatron_pair(tmp_path / "in/code-0_text_document", [[7, 8, 9]] * 60)
+def test_datasets_of_other_programs_are_weighted_and_indexed(tmp_path: Path) -> None:
+    big = write_megatron_dataset(tmp_path / "in/wiki-0_text_document", [[*range(40), 9]] * 60)
+    small = write_megatron_dataset(tmp_path / "in/wiki-1_text_document", [[5, 9]] * 60)
+    code = write_megatron_dataset(tmp_path / "in/code-0_text_document", [[7, 8, 9]] * 60)
     describe([tmp_path / "in"], output=tmp_path / "metadata.json")
     table = tmp_path / "corpora.tsv"
     table.write_text("corpus\tfiles\ttext_key\tweight\nwiki\tx\ttext\t3\ncode\ty\ttext\t1\n")
     weights = tmp_path / "weights.txt"
     weigh(corpora=table, metadata=tmp_path / "metadata.json", output=weights)
-    found = {line.prefix: (line.weight, line.corpus) for line in read_weights(weights)}
-    assert found == {
+    weighted = {line.prefix: (line.weight, line.corpus) for line in read_weights(weights)}
+    assert weighted == {
         "in/code-0_text_document": (0.25, "code"),
         "in/wiki-0_text_document": (pytest.approx(0.75 * 41 / 43), "wiki"),
         "in/wiki-1_text_document": (pytest.approx(0.75 * 2 / 43), "wiki"),
     }
     samples = {"train_samples": 20, "valid_samples": 0}
     make_index(tmp_path, sequence_length=8, split="1,0,0", seed=1, **samples)
-    described = json.loads((tmp_path / "index/index.json").read_text())
-    told = {pair["data_prefix"]: pair["sha256"]["idx"] for pair in read(tmp_path / "metadata.json")}
-    assert told == {
+    index = json.loads((tmp_path / "index/index.json").read_text())
+    metadata = read(tmp_path / "metadata.json")
+    hashes = {described["data_prefix"]: described["sha256"]["idx"] for described in metadata}
+    assert hashes == {
         str(prefix.relative_to(tmp_path)): fingerprint(Path(f"{prefix}.idx"))
-        for prefix in (big, small, other)
+        for prefix in (big, small, code)
     }
-    assert set(told) == set(described["pairs"])
-    assert described["splits"]["train"]["samples"] >= 20
+    assert set(hashes) == set(index["pairs"])
+    assert index["splits"]["train"]["samples"] >= 20
 
 
 @pytest.mark.parametrize(
@@ -271,14 +270,14 @@ def test_pairs_of_other_programs_are_weighted_and_indexed(tmp_path: Path) -> Non
         ),
     ],
 )
-def test_faults_of_other_programs_pairs_are_told(
+def test_faults_of_datasets_of_other_programs_are_reported(
     tmp_path: Path,
     damage: Callable[[Path], object],
     messages: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    prefix = megatron_pair(tmp_path / "a-0", DOCUMENTS)
-    whole = megatron_pair(tmp_path / "b-0", DOCUMENTS)
+    prefix = write_megatron_dataset(tmp_path / "a-0", DOCUMENTS)
+    whole = write_megatron_dataset(tmp_path / "b-0", DOCUMENTS)
     damage(prefix)
     for options in ({}, {"output": tmp_path / "metadata.json"}):
         with pytest.raises(UserError) as raised:
@@ -297,7 +296,7 @@ def negative(prefix: Path) -> None:
     overwrite(Path(f"{prefix}.bin"), 4, -5, "<h")
 
 
-def test_cached_indexes_are_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_cached_indexes_are_refused_with_a_remedy(tmp_path: Path) -> None:
     np.array([1, 2, 3], np.int32).tofile(tmp_path / "lazy.bin")
     columns = [[0, 1, 2], [0, 2, 3], [2, 1], [0, 1, 2]]
     (tmp_path / "lazy.idx").write_bytes(
@@ -312,17 +311,17 @@ def test_cached_indexes_are_refused_with_the_remedy(tmp_path: Path) -> None:
     assert read(tmp_path / "metadata.json")[0]["total_num_tokens"] == 3
 
 
-def test_memory_does_not_grow_with_the_pair(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_dataset(tmp_path: Path) -> None:
     peaks = []
     for size in (2_200_000, 4_400_000):
-        prefix = tmp_path / f"pair-{size}"
+        prefix = tmp_path / f"data-{size}"
         with DatasetWriter(bin_path(prefix), idx_path(prefix), np.int32) as writer:
             writer.add(np.ones(size, np.int32), np.ones(size, np.int32))
         tracemalloc.start()
         describe([prefix], output=tmp_path / "metadata.json")
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] - peaks[0] < 5_000_000  # the larger pair has 53 MB more
+    assert peaks[1] - peaks[0] < 5_000_000  # the larger dataset has 53 MB more
 
 
 def test_manifests_are_not_overwritten(tmp_path: Path, ours: list[Path]) -> None:
@@ -335,16 +334,14 @@ def test_manifests_are_not_overwritten(tmp_path: Path, ours: list[Path]) -> None
     assert not list(tmp_path.glob("metadata*"))
 
 
-def test_a_pair_counts_once(tmp_path: Path) -> None:
-    one, same = (
-        megatron_pair(tmp_path / "a/x-0", DOCUMENTS),
-        megatron_pair(tmp_path / "b/x-0", DOCUMENTS),
-    )
+def test_duplicate_datasets_and_names_are_refused(tmp_path: Path) -> None:
+    first = write_megatron_dataset(tmp_path / "a/x-0", DOCUMENTS)
+    same_name = write_megatron_dataset(tmp_path / "b/x-0", DOCUMENTS)
     with pytest.raises(UserError, match="named twice"):
-        describe([one, tmp_path / "a/../a/x-0"])
-    describe([one, same])
+        describe([first, tmp_path / "a/../a/x-0"])
+    describe([first, same_name])
     with pytest.raises(UserError, match="has the same name, and both would be"):
-        describe([one, same], output=tmp_path / "metadata.json")
+        describe([first, same_name], output=tmp_path / "metadata.json")
     assert not list(tmp_path.glob("metadata*"))
 
 
@@ -352,28 +349,29 @@ SCHEMA = json.loads((ROOT / "docs/metadata.schema.json").read_text())
 PAGE = (ROOT / "docs/metadata.md").read_text()
 
 
-def test_what_is_written_is_what_is_documented(workspace: Path, ours: list[Path]) -> None:
+def test_the_metadata_is_what_the_docs_and_the_schema_say(
+    workspace: Path, ours: list[Path]
+) -> None:
     import jsonschema
 
-    foreign = megatron_pair(workspace / "wiki-0", DOCUMENTS)
+    foreign = write_megatron_dataset(workspace / "wiki-0", DOCUMENTS)
     merge([*ours[:2], foreign], output=workspace / "mixed")
     describe([*ours, foreign, workspace / "mixed"], output=workspace / "metadata.json")
-    told = read(workspace / "metadata.json")
-    jsonschema.validate(told, SCHEMA)
+    metadata = read(workspace / "metadata.json")
+    jsonschema.validate(metadata, SCHEMA)
     documented = SCHEMA["$defs"]["pair"]
-    assert set().union(*told) == set(documented["properties"])
-    assert set.intersection(*map(set, told)) == set(documented["required"])
+    assert set().union(*metadata) == set(documented["properties"])
+    assert set.intersection(*map(set, metadata)) == set(documented["required"])
     assert set(documented["properties"]) == set(re.findall(r"^\| `(\w+)`", PAGE, re.MULTILINE))
     assert SCHEMA["$defs"]["pair"]["required"] == [
         key
         for key in documented["properties"]
         if re.search(rf"^\| `{key}`.*(?<!absent) \|$", PAGE, re.MULTILINE)
     ]
-    for pair in told:
-        nullable = {key for key, value in pair.items() if value is None}
+    for described in metadata:
+        nullable = {key for key, value in described.items() if value is None}
         for key in nullable:
             assert re.search(rf"^\| `{key}`.*\| null[^|]*\|$", PAGE, re.MULTILINE)
-    each = read(workspace / "metadata/wiki-0.json")
-    assert each in told
+    assert read(workspace / "metadata/wiki-0.json") in metadata
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate([{**told[0], "total_num_docs": "4"}], SCHEMA)
+        jsonschema.validate([{**metadata[0], "total_num_docs": "4"}], SCHEMA)

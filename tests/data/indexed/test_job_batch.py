@@ -1,4 +1,4 @@
-"""A batch file vouches for its pairs; what has changed since is noticed, and nothing else."""
+"""A batch file stands for its datasets: later changes to them are faults, nothing else is."""
 
 import os
 from collections.abc import Callable
@@ -10,17 +10,17 @@ from tokamake.data.indexed import job_batch
 from tokamake.data.indexed.manifest import sizes_and_hashes, write_manifest
 from tokamake.errors import UserError
 
-PARTS = ("bin", "idx", "sources", "json")
+SUFFIXES = ("bin", "idx", "sources", "json")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Pairs a/0 and a/1 and their batch file."""
+    """Datasets a/0 and a/1 and their batch file."""
     (tmp_path / "a").mkdir()
     for name in "01":
-        paths = [tmp_path / f"a/{name}.{part}" for part in PARTS]
+        paths = [tmp_path / f"a/{name}.{suffix}" for suffix in SUFFIXES]
         for path in paths[:-1]:
-            path.write_text(f"{path.name} whole")
+            path.write_text(f"{path.name} intact")
         counts = {"documents": 1, "tokens": 2, "request": name}
         write_manifest(paths[-1], {**counts, **sizes_and_hashes(*paths[:-1])})
     prefixes = [tmp_path / "a" / name for name in "01"]
@@ -46,42 +46,42 @@ def cut(path: Path) -> None:
     os.utime(path, ns=(written, written))
 
 
-def test_whole_pairs_are_whole(folder: Path) -> None:
+def test_intact_datasets_have_no_fault(folder: Path) -> None:
     assert fault(folder) is None
     (folder / "a/1.bin").touch()
     assert fault(folder) is None
 
 
-DAMAGES = [(damage, part) for damage in (Path.unlink, flip) for part in PARTS]
-DAMAGES += [(cut, part) for part in PARTS[:-1]]  # the size of a manifest stands nowhere
+DAMAGES = [(damage, suffix) for damage in (Path.unlink, flip) for suffix in SUFFIXES]
+DAMAGES += [(cut, suffix) for suffix in SUFFIXES[:-1]]  # no file states the size of a manifest
 
 
-@pytest.mark.parametrize(("damage", "part"), DAMAGES)
-def test_damage_to_any_file_is_seen(
-    folder: Path, part: str, damage: Callable[[Path], None]
+@pytest.mark.parametrize(("damage", "suffix"), DAMAGES)
+def test_damage_to_any_file_is_a_fault(
+    folder: Path, suffix: str, damage: Callable[[Path], None]
 ) -> None:
-    damage(folder / f"a/1.{part}")
-    assert f"a/1.{part}" in str(fault(folder))
+    damage(folder / f"a/1.{suffix}")
+    assert f"a/1.{suffix}" in str(fault(folder))
 
 
-def test_a_pair_made_anew_with_other_content_is_seen(folder: Path) -> None:
+def test_a_dataset_rebuilt_with_other_content_is_a_fault(folder: Path) -> None:
     (folder / "a/1.bin").write_text("1.bin other")
-    paths = [folder / f"a/1.{part}" for part in PARTS]
+    paths = [folder / f"a/1.{suffix}" for suffix in SUFFIXES]
     write_manifest(paths[-1], {"documents": 1, **sizes_and_hashes(*paths[:-1])})
     for path in paths:
         later = (folder / "batch.json").stat().st_mtime_ns + 1
         os.utime(path, ns=(later, later))
-    assert "a/1 is another than" in str(fault(folder))
+    assert "a/1 does not match" in str(fault(folder))
 
 
-def test_a_batch_file_that_is_none_is_a_fault(folder: Path) -> None:
+def test_an_invalid_batch_file_is_a_fault(folder: Path) -> None:
     (folder / "batch.json").write_text("[]")
     assert "batch.json: not a batch file" in str(fault(folder))
     (folder / "batch.json").unlink()
     assert "batch.json" in str(fault(folder))
 
 
-def test_one_member_that_fails_keeps_no_other_from_being_made() -> None:
+def test_a_failing_member_does_not_stop_the_others() -> None:
     made = []
 
     def make(member: int) -> None:
@@ -94,7 +94,7 @@ def test_one_member_that_fails_keeps_no_other_from_being_made() -> None:
     assert made == [0, 2, 4]
 
 
-def test_finished_is_what_was_asked_for(folder: Path) -> None:
+def test_finished_compares_the_request(folder: Path) -> None:
     prefixes = [folder / "a/0"]
     assert job_batch.finished(prefixes, "0")
     assert not job_batch.finished(prefixes, "1")

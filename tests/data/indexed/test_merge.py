@@ -1,4 +1,4 @@
-"""Merging is concatenation, and a damaged shard is named instead of merged."""
+"""`merge` concatenates datasets, and refuses a damaged one by name."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.errors import UserError
 
 
-def test_merge_equals_concatenation_and_tokenizing_at_once(
+def test_merging_shards_equals_concatenating_them_and_tokenizing_all_files_at_once(
     workspace: Path, shards: list[Path]
 ) -> None:
     merge(shards, output=workspace / "merged", corpus="code")
@@ -40,11 +40,12 @@ def test_merge_equals_concatenation_and_tokenizing_at_once(
 def test_megatron_reads_the_same_documents(workspace: Path, shards: list[Path]) -> None:
     merge(shards, output=workspace / "merged")
     merged = MegatronDataset(str(workspace / "merged"))
-    parts = [MegatronDataset(str(prefix)) for prefix in shards]
-    expected = [np.array(document) for part in parts for document in part]
+    datasets = [MegatronDataset(str(prefix)) for prefix in shards]
+    expected = [np.array(document) for dataset in datasets for document in dataset]
     assert len(merged) == len(expected)
     assert all(
-        np.array_equal(found, wanted) for found, wanted in zip(merged, expected, strict=True)
+        np.array_equal(document, shard_document)
+        for document, shard_document in zip(merged, expected, strict=True)
     )
     assert list(merged.document_indices) == list(range(len(expected) + 1))
     manifest = read_manifest(workspace / "merged")
@@ -52,7 +53,7 @@ def test_megatron_reads_the_same_documents(workspace: Path, shards: list[Path]) 
 
 
 def overwrite(path: Path, content: bytes) -> None:
-    """Write a file after its manifest, as the clock tells it too, which goes in steps."""
+    """Write a file with a time after its manifest's; the clock may not advance in between."""
     written = path.with_suffix(".json").stat().st_mtime_ns
     path.write_bytes(content)
     os.utime(path, ns=(written, written + 1))
@@ -70,7 +71,9 @@ def shorten(path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".bin", ".idx", ".json"])
 @pytest.mark.parametrize("damage", [flip_a_byte, shorten, Path.unlink])
-def test_damaged_shards_are_named(workspace: Path, shards: list[Path], suffix: str, damage) -> None:  # type: ignore[no-untyped-def]
+def test_errors_name_damaged_shards(
+    workspace: Path, shards: list[Path], suffix: str, damage
+) -> None:  # type: ignore[no-untyped-def]
     damage(shards[1].with_name(shards[1].name + suffix))
     with pytest.raises(UserError, match="shards/code-1"):
         merge(shards, output=workspace / "merged")
@@ -85,14 +88,14 @@ def test_shards_of_another_tokenizer_are_refused(workspace: Path, shards: list[P
     tokenize((str(raw[0]),), output=shards[1], tokenizer=workspace / "tokenizer", append_eod=False)
     with pytest.raises(UserError, match="append_eod is False, but True"):
         merge(shards, output=workspace / "merged")
-    with pytest.raises(UserError, match="no pair given"):
+    with pytest.raises(UserError, match="no dataset given"):
         merge([], output=workspace / "merged")
     (workspace / "shards/code-0.json").write_text("{}")
     with pytest.raises(UserError, match="not the manifest"):
         merge(shards, output=workspace / "merged")
 
 
-def test_a_shortened_pair_is_broken_whatever_its_time(shards: list[Path]) -> None:
+def test_a_truncated_dataset_is_damaged_whatever_its_time(shards: list[Path]) -> None:
     path = bin_path(shards[0])
     before = path.stat()
     path.write_bytes(path.read_bytes()[:-2])
@@ -100,16 +103,16 @@ def test_a_shortened_pair_is_broken_whatever_its_time(shards: list[Path]) -> Non
     assert "bytes, its manifest says" in (find_fault(shards[0]) or "")
 
 
-def test_a_touched_but_whole_pair_is_not_broken(shards: list[Path]) -> None:
+def test_a_touched_but_intact_dataset_is_not_damaged(shards: list[Path]) -> None:
     bin_path(shards[0]).touch()
     assert find_fault(shards[0]) is None
 
 
-def test_merged_pairs_merge_again_and_keep_their_sources(
+def test_merged_datasets_can_be_merged_and_keep_their_sources(
     workspace: Path, shards: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    merge(shards[:1], output=workspace / "one")
-    merge([workspace / "one", *shards[1:]], output=workspace / "all")
+    merge(shards[:1], output=workspace / "first")
+    merge([workspace / "first", *shards[1:]], output=workspace / "all")
     merge(shards, output=workspace / "at once")
     for suffix in (".bin", ".idx", ".sources"):
         assert (workspace / f"all{suffix}").read_bytes() == (
@@ -120,25 +123,27 @@ def test_merged_pairs_merge_again_and_keep_their_sources(
     assert raw_inputs(read_manifest(shards[-1]))[0]["path"] in capsys.readouterr().out
 
 
-def test_a_pair_is_not_merged_into_itself(shards: list[Path]) -> None:
+def test_a_dataset_is_not_merged_into_itself(shards: list[Path]) -> None:
     before = bin_path(shards[0]).read_bytes()
-    with pytest.raises(UserError, match="is to be read and written"):
+    with pytest.raises(UserError, match="is both input and output"):
         merge(shards, output=shards[0])
     assert bin_path(shards[0]).read_bytes() == before
 
 
-def test_the_proof_of_a_merged_pair_sees_every_byte(workspace: Path, shards: list[Path]) -> None:
+def test_the_hash_of_a_merged_dataset_covers_every_byte(
+    workspace: Path, shards: list[Path]
+) -> None:
     merge(shards, output=workspace / "two")
     merge([workspace / "two", shards[0]], output=workspace / "three")
     merge([*shards, shards[0]], output=workspace / "at once")
-    one, other = (read_manifest(workspace / name) for name in ("three", "at once"))
-    assert one["parts"] == other["parts"]
-    assert one["sha256"]["bin"] == other["sha256"]["bin"]
+    stepwise, at_once = (read_manifest(workspace / name) for name in ("three", "at once"))
+    assert stepwise["parts"] == at_once["parts"]
+    assert stepwise["sha256"]["bin"] == at_once["sha256"]["bin"]
     content = (workspace / "three.bin").read_bytes()
-    assert sum(size for size, _ in one["parts"]) == len(content)
-    for place in (0, one["parts"][0][0], len(content) - 1):
+    assert sum(size for size, _ in stepwise["parts"]) == len(content)
+    for position in (0, stepwise["parts"][0][0], len(content) - 1):
         damaged = bytearray(content)
-        damaged[place] ^= 1
+        damaged[position] ^= 1
         overwrite(workspace / "three.bin", bytes(damaged))
         assert "differs from the hash" in (find_fault(workspace / "three") or "")
         with pytest.raises(UserError, match=r"three\.bin: damaged"):
@@ -148,7 +153,7 @@ def test_the_proof_of_a_merged_pair_sees_every_byte(workspace: Path, shards: lis
 
 
 def failing(code: int) -> Callable[..., Any]:
-    """What stands for a function that the operating system lets fail."""
+    """Return a function that raises the OSError of a code."""
 
     def fail(*_: object) -> None:
         raise OSError(code, os.strerror(code))
@@ -157,9 +162,9 @@ def failing(code: int) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    ("where", "name", "value", "message"),
+    ("target", "name", "value", "message"),
     [
-        (os, "fdatasync", failing(errno.EIO), "Input/output error"),  # the disk tells it late
+        (os, "fdatasync", failing(errno.EIO), "Input/output error"),  # a disk reports it late
         (
             kernel_copy,
             "METHODS",
@@ -170,16 +175,16 @@ def failing(code: int) -> Callable[..., Any]:
     ],
     ids=["at the end", "copying", "index"],
 )
-def test_a_disk_that_fails_leaves_nothing(
+def test_a_disk_error_leaves_no_files(
     tmp_path: Path,
     others: list[Path],
     monkeypatch: pytest.MonkeyPatch,
-    where: object,
+    target: object,
     name: str,
     value: object,
     message: str,
 ) -> None:
-    monkeypatch.setattr(where, name, value)
+    monkeypatch.setattr(target, name, value)
     with pytest.raises(OSError, match=f"{message}, while writing"):
         merge(others, output=tmp_path / "out/none")
     assert not list((tmp_path / "out").iterdir())

@@ -1,4 +1,4 @@
-"""Pairs of other programs are merged as Megatron does, and named where they are wrong."""
+"""`merge` merges datasets of other programs as Megatron does, and refuses damaged ones by name."""
 
 import json
 import struct
@@ -12,11 +12,11 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from torch import tensor
 
 from tests.support.megatron_datasets import (
-    PARTS,
-    assert_same_pair,
+    MERGE_INPUTS,
+    assert_same_dataset,
     megatron_merge,
-    megatron_pair,
     overwrite,
+    write_megatron_dataset,
 )
 from tokamake.data.indexed.describe import describe
 from tokamake.data.indexed.manifest import find_fault, read_manifest, write_manifest
@@ -28,75 +28,84 @@ from tokamake.errors import UserError
 
 
 def build(prefix: Path, documents: list[list[int]], dtype: type = np.uint16) -> Path:
-    return megatron_pair(prefix, documents, dtype, longest=2)
+    return write_megatron_dataset(prefix, documents, dtype, longest=2)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32, np.int64])
-def test_pairs_of_other_programs_merge_as_megatron_does(tmp_path: Path, dtype: type) -> None:
-    prefixes = [build(tmp_path / f"p{place}", part, dtype) for place, part in enumerate(PARTS)]
-    merge(prefixes, output=tmp_path / "ours")
-    assert_same_pair(tmp_path / "ours", megatron_merge(prefixes, tmp_path / "theirs", dtype))
-    assert not (tmp_path / "ours.sources").exists()
-    manifest = read_manifest(tmp_path / "ours")
+def test_datasets_of_other_programs_merge_as_in_megatron(tmp_path: Path, dtype: type) -> None:
+    prefixes = [
+        build(tmp_path / f"p{number}", documents, dtype)
+        for number, documents in enumerate(MERGE_INPUTS)
+    ]
+    merge(prefixes, output=tmp_path / "merged")
+    assert_same_dataset(tmp_path / "merged", megatron_merge(prefixes, tmp_path / "megatron", dtype))
+    assert not (tmp_path / "merged.sources").exists()
+    manifest = read_manifest(tmp_path / "merged")
     assert (manifest["documents"], manifest["sequences"], manifest["tokens"]) == (6, 7, 10)
     assert manifest["dtype"] == dtype.__name__
     assert not {"tokenizer", "text_bytes", "empty_documents"} & set(manifest)
-    assert find_fault(tmp_path / "ours") is None
+    assert find_fault(tmp_path / "merged") is None
 
 
-def test_pairs_of_other_programs_cannot_be_traced(others: list[Path]) -> None:
-    with pytest.raises(UserError, match="p0: has no manifest and no map of sources"):
+def test_datasets_of_other_programs_cannot_be_traced(others: list[Path]) -> None:
+    with pytest.raises(UserError, match="p0: has no manifest and no sources file"):
         trace(others[0], 0)
 
 
-def test_more_numbers_than_are_read_at_once(tmp_path: Path) -> None:
+def test_indexes_larger_than_one_chunk_merge(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     prefixes = []
-    for place in range(2):
+    for number in range(2):
         counts = rng.integers(0, 3, 1_300_000)
         lengths = rng.integers(0, 3, counts.sum())
         bounds = np.concatenate([[0], counts.cumsum()])
-        prefixes.append(tmp_path / f"p{place}")
+        prefixes.append(tmp_path / f"p{number}")
         Path(f"{prefixes[-1]}.bin").write_bytes(bytes(int(lengths.sum())))
         with open(f"{prefixes[-1]}.idx", "wb") as stream:
             stream.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 1, len(lengths), len(bounds)))
             stream.write(lengths.astype("<i4").tobytes())
             stream.write((lengths.cumsum() - lengths).astype("<i8").tobytes())
             stream.write(bounds.astype("<i8").tobytes())
-    merge(prefixes, output=tmp_path / "ours")
-    assert_same_pair(tmp_path / "ours", megatron_merge(prefixes, tmp_path / "theirs", np.uint8))
+    merge(prefixes, output=tmp_path / "merged")
+    assert_same_dataset(
+        tmp_path / "merged", megatron_merge(prefixes, tmp_path / "megatron", np.uint8)
+    )
 
 
-def test_what_is_not_known_of_all_is_left_out(
+def test_the_manifest_leaves_out_keys_that_one_input_lacks(
     workspace: Path, shards: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     foreign = build(workspace / "foreign", [[1, 2, 3], [], [4]])
     merge([*shards, foreign], output=workspace / "mixed", corpus="code")
     merge([workspace / "mixed", shards[0]], output=workspace / "again")
-    assert_same_pair(
+    assert_same_dataset(
         workspace / "again",
-        megatron_merge([*shards, foreign, shards[0]], workspace / "theirs", np.uint16),
+        megatron_merge([*shards, foreign, shards[0]], workspace / "megatron", np.uint16),
     )
     assert not (workspace / "again.sources").exists()
     describe([workspace / "mixed", workspace / "again"], output=workspace / "metadata.json")
-    for told in json.loads((workspace / "metadata.json").read_text()):
-        found = MegatronDataset(str(workspace / told["data_prefix"]))
-        assert told["total_num_docs"] == len(found.document_indices) - 1
-        assert told["total_num_tokens"] == found.sequence_lengths.sum()
-        assert (told["tokenizer"], told["text_bytes"], told["dtype"]) == (None, None, "uint16")
-    told = identity(workspace, "mixed")["sha256"]
-    assert told == read_manifest(workspace / "mixed")["sha256"]
+    for described in json.loads((workspace / "metadata.json").read_text()):
+        reference = MegatronDataset(str(workspace / described["data_prefix"]))
+        assert described["total_num_docs"] == len(reference.document_indices) - 1
+        assert described["total_num_tokens"] == reference.sequence_lengths.sum()
+        assert (described["tokenizer"], described["text_bytes"], described["dtype"]) == (
+            None,
+            None,
+            "uint16",
+        )
+    sha256 = identity(workspace, "mixed")["sha256"]
+    assert sha256 == read_manifest(workspace / "mixed")["sha256"]
     with pytest.raises(UserError, match="vocab_size is 9, but 400 in"):
         manifest = {**read_manifest(shards[1]), "vocab_size": 9}
         write_manifest(manifest_path(shards[1]), manifest)
         merge([foreign, *shards], output=workspace / "new")
     capsys.readouterr()
-    with pytest.raises(UserError, match="pairs of other programs have no map of sources"):
+    with pytest.raises(UserError, match="datasets of other programs have no sources file"):
         trace(workspace / "mixed", 0)
 
 
 def rewrite_as_floats(prefix: Path, dtype: type, code: int, *, add: float = 0.0) -> None:
-    """Let a pair of uint16 tokens hold floating-point numbers, coded as some lineage does."""
+    """Convert a dataset of uint16 tokens to floating-point tokens with a dtype code."""
     tokens = np.fromfile(f"{prefix}.bin", np.uint16).astype(np.float64)
     (tokens + add).astype(dtype).tofile(f"{prefix}.bin")
     content = bytearray(Path(f"{prefix}.idx").read_bytes())
@@ -112,32 +121,32 @@ def rewrite_as_floats(prefix: Path, dtype: type, code: int, *, add: float = 0.0)
 def test_floating_point_tokens_become_integers(
     tmp_path: Path, others: list[Path], dtype: type, code: int
 ) -> None:
-    theirs = megatron_merge(others, tmp_path / "theirs", np.uint16)
+    expected = megatron_merge(others, tmp_path / "megatron", np.uint16)
     for prefix in others:
         rewrite_as_floats(prefix, dtype, code)
-    merge(others, output=tmp_path / "ours")
-    assert_same_pair(tmp_path / "ours", theirs)
-    assert find_fault(tmp_path / "ours") is None
+    merge(others, output=tmp_path / "merged")
+    assert_same_dataset(tmp_path / "merged", expected)
+    assert find_fault(tmp_path / "merged") is None
 
 
-def test_floating_point_tokens_take_the_type_of_the_others(
+def test_floating_point_tokens_take_the_type_of_the_other_inputs(
     tmp_path: Path, others: list[Path]
 ) -> None:
     rewrite_as_floats(others[0], np.float32, 7)
-    merge(others, output=tmp_path / "ours")
-    assert MegatronDataset(str(tmp_path / "ours")).index.dtype == np.uint16
+    merge(others, output=tmp_path / "merged")
+    assert MegatronDataset(str(tmp_path / "merged")).index.dtype == np.uint16
     rewrite_as_floats(others[2], np.float64, 6, add=65_490)  # the highest is 65,499
     merge([others[0], others[2]], output=tmp_path / "high")
-    found = MegatronDataset(str(tmp_path / "high"))
-    assert found.index.dtype == np.int32
-    assert found[len(found) - 1].tolist() == [65_499]
-    rewrite_as_floats(build(others[2], PARTS[2]), np.float64, 6, add=65_536)
+    merged = MegatronDataset(str(tmp_path / "high"))
+    assert merged.index.dtype == np.int32
+    assert merged[len(merged) - 1].tolist() == [65_499]
+    rewrite_as_floats(build(others[2], MERGE_INPUTS[2]), np.float64, 6, add=65_536)
     with pytest.raises(UserError, match=r"p2\.bin: token 65545 does not fit in uint16"):
         merge(others, output=tmp_path / "none")
 
 
 @pytest.mark.parametrize("add", [0.5, -7.0, np.nan, np.inf, 2.0**31])
-def test_numbers_that_are_no_tokens_are_refused(
+def test_numbers_that_are_not_tokens_are_refused(
     tmp_path: Path, others: list[Path], add: float
 ) -> None:
     rewrite_as_floats(others[2], np.float64, 6, add=add)
@@ -147,7 +156,7 @@ def test_numbers_that_are_no_tokens_are_refused(
 
 
 def write_tntidx(prefix: Path, documents: list[list[list[int]]], dimensions: int = 1) -> Path:
-    """Write what --dataset-impl cached or lazy wrote."""
+    """Write a dataset as --dataset-impl cached or lazy did."""
     sentences = [sentence for document in documents for sentence in document]
     sizes = [len(sentence) for sentence in sentences]
     flat = [token for sentence in sentences for token in sentence]
@@ -170,19 +179,21 @@ def test_cached_and_lazy_indexes_are_converted(tmp_path: Path) -> None:
     documents = [[[1, 2], [3]], [], [[4, 5, 70_000]]]
     lazy = write_tntidx(tmp_path / "lazy", documents)
     same = build(tmp_path / "same", [[1, 2, 3], []], np.int32)
-    builder = IndexedDatasetBuilder(f"{tmp_path / 'theirs'}.bin", dtype=np.int32)
+    builder = IndexedDatasetBuilder(f"{tmp_path / 'megatron'}.bin", dtype=np.int32)
     for document in documents:
         tokens = [token for sentence in document for token in sentence]
         builder.add_document(tensor(tokens), [len(sentence) for sentence in document])
     builder.add_index(str(same))
-    builder.finalize(f"{tmp_path / 'theirs'}.idx")
-    merge([lazy, same], output=tmp_path / "ours")
-    assert_same_pair(tmp_path / "ours", tmp_path / "theirs")
+    builder.finalize(f"{tmp_path / 'megatron'}.idx")
+    merge([lazy, same], output=tmp_path / "merged")
+    assert_same_dataset(tmp_path / "merged", tmp_path / "megatron")
     write_tntidx(tmp_path / "lazy", documents, dimensions=2)
-    with pytest.raises(UserError, match=r"lazy\.idx: its arrays are not of one dimension"):
+    with pytest.raises(UserError, match=r"lazy\.idx: its arrays have more than one dimension"):
         merge([lazy], output=tmp_path / "none")
     Path(f"{lazy}.idx").write_bytes(Path(f"{lazy}.idx").read_bytes()[:-1])
-    with pytest.raises(UserError, match=r"lazy\.idx: version 1, .* bytes; version 1 of its header"):
+    with pytest.raises(
+        UserError, match=r"lazy\.idx: version 1, .* bytes; expected version 1 and, by its header"
+    ):
         merge([lazy], output=tmp_path / "none")
     assert not list(tmp_path.glob("*none*"))
 
@@ -220,7 +231,7 @@ def test_cached_and_lazy_indexes_are_converted(tmp_path: Path) -> None:
         (lambda prefix: build(prefix, [[1]], np.int32), r"dtype is int32, but uint16 in .*p2"),
     ],
 )
-def test_wrong_pairs_of_other_programs_are_named(
+def test_errors_name_damaged_datasets_of_other_programs(
     tmp_path: Path, others: list[Path], damage: Callable[[Path], object], message: str
 ) -> None:
     damage(others[0])
@@ -240,7 +251,7 @@ def test_wrong_pairs_of_other_programs_are_named(
         ({"max_bytes": "5 GB"}, [(1, 2, 10)]),
     ],
 )
-def test_pairs_of_a_folder_are_gathered_in_natural_order(
+def test_datasets_of_a_folder_are_merged_in_natural_order(
     tmp_path: Path, limit: dict[str, int], groups: list[tuple[int, ...]]
 ) -> None:
     folder = tmp_path / "in"
@@ -253,27 +264,27 @@ def test_pairs_of_a_folder_are_gathered_in_natural_order(
     ]
     for number, group in enumerate(groups):
         prefixes = [folder / f"p{member}" for member in group]
-        wanted = megatron_merge(prefixes, tmp_path / f"theirs{number}", np.uint16)
-        assert_same_pair(tmp_path / f"out/m-000{number}", wanted)
+        expected = megatron_merge(prefixes, tmp_path / f"megatron{number}", np.uint16)
+        assert_same_dataset(tmp_path / f"out/m-000{number}", expected)
 
 
-def test_names_and_limits_that_mean_nothing(tmp_path: Path, others: list[Path]) -> None:
+def test_invalid_names_and_limits_are_refused(tmp_path: Path, others: list[Path]) -> None:
     out = tmp_path / "out"
     with pytest.raises(UserError, match="--max-bytes and --max-tokens: give one"):
         merge(others, output=out, max_bytes="1MB", max_tokens=7)
-    with pytest.raises(UserError, match="'5 apples' is no size"):
+    with pytest.raises(UserError, match="'5 apples' is not a size"):
         merge(others, output=out, max_bytes="5 apples")
     with pytest.raises(UserError, match=r"--plan: give .* and no prefixes or limits"):
         merge(output=out, plan=tmp_path, input=tmp_path, summary=tmp_path, max_tokens=7)
     with pytest.raises(UserError, match="--max-documents: 0: give 1 or more"):
         merge(others, output=out, max_documents=0)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="empty: no pair there"):
+    with pytest.raises(UserError, match="empty: no dataset in this folder"):
         merge([tmp_path / "empty"], output=out)
     Path(f"{others[1]}.idx").unlink()
-    with pytest.raises(UserError, match=r"p1\.idx: no such file, but the other half"):
+    with pytest.raises(UserError, match=r"p1\.idx: no such file, but the other file"):
         merge([tmp_path / "in"], output=out)
     merge([Path(f"{others[0]}.bin"), others[2]], output=out, max_documents=1)
     assert (tmp_path / "out-0001.bin").exists()
-    with pytest.raises(UserError, match="out-0001: left from an earlier merge"):
+    with pytest.raises(UserError, match="out-0001: left by an earlier merge"):
         merge([others[0], others[2]], output=out, max_documents=9)

@@ -1,4 +1,4 @@
-"""Broken pairs, built by hand, become those that megatron-core would have written."""
+"""`repair` turns datasets with a broken index into those that megatron-core would have written."""
 
 import struct
 from pathlib import Path
@@ -15,11 +15,11 @@ from tokamake.errors import UserError
 
 EOD = 9
 DOCUMENTS = [[[1, 2], [3, EOD]], [], [[EOD]], [[4, 5, 6], [7], [8, EOD]]]
-"""Documents of sentences, one without any."""
+"""Documents as lists of sentences; one document has none."""
 
 
 def build(prefix: Path, documents: list[list[list[int]]], dtype: type = np.uint16) -> Path:
-    """Write a right pair with megatron-core."""
+    """Write a correct dataset with megatron-core."""
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
     for document in documents:
         tokens = [token for sentence in document for token in sentence]
@@ -31,7 +31,7 @@ def build(prefix: Path, documents: list[list[list[int]]], dtype: type = np.uint1
 def write_index(
     prefix: Path, lengths: list[int], pointers: list[int], bounds: list[int], code: int = 8
 ) -> None:
-    """Write an .idx by hand."""
+    """Write an .idx file from its columns."""
     Path(f"{prefix}.idx").write_bytes(
         b"MMIDIDX\0\0"
         + struct.pack("<QBQQ", 1, code, len(lengths), len(bounds))
@@ -41,9 +41,9 @@ def write_index(
     )
 
 
-def assert_same(found: Path, wanted: Path) -> None:
+def assert_same(prefix: Path, expected: Path) -> None:
     for suffix in (".bin", ".idx"):
-        assert Path(f"{found}{suffix}").read_bytes() == Path(f"{wanted}{suffix}").read_bytes()
+        assert Path(f"{prefix}{suffix}").read_bytes() == Path(f"{expected}{suffix}").read_bytes()
 
 
 @pytest.fixture
@@ -53,12 +53,12 @@ def right(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def wrong(tmp_path: Path, right: Path) -> Path:
-    """The tokens of `right`; tests give them an index."""
+    """A dataset with the tokens of `right`; tests write its index."""
     (tmp_path / "wrong.bin").write_bytes((tmp_path / "right.bin").read_bytes())
     return tmp_path / "wrong"
 
 
-def test_lengths_without_eod_grow(
+def test_lengths_without_eod_are_corrected(
     tmp_path: Path, right: Path, wrong: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_index(wrong, [2, 1, 0, 3, 1, 1], [0, 4, 6, 6, 12, 14], [0, 2, 2, 3, 6])
@@ -72,18 +72,18 @@ def test_lengths_without_eod_grow(
     assert_same(tmp_path / "merged", right)
 
 
-def test_many_documents_without_eod(tmp_path: Path) -> None:
+def test_many_documents_without_eod_are_corrected(tmp_path: Path) -> None:
     rng = np.random.default_rng(7)
     documents = [
         [rng.integers(10, 99, length).tolist() for length in rng.integers(1, 9, rng.integers(4))]
-        for _ in range(40_000)  # more than are mended at once
+        for _ in range(40_000)  # several chunks
     ]
     for document in documents:
         if document:
             document[-1].append(EOD)
     right = build(tmp_path / "right", documents)
     sizes = [
-        [len(sentence) - (place == len(document) - 1) for place, sentence in enumerate(document)]
+        [len(sentence) - (number == len(document) - 1) for number, sentence in enumerate(document)]
         for document in documents
     ]
     lengths = [size for of_document in sizes for size in of_document]
@@ -94,16 +94,18 @@ def test_many_documents_without_eod(tmp_path: Path) -> None:
     repair(tmp_path / "wrong", eod=EOD, output=tmp_path / "new")
     assert_same(tmp_path / "new", right)
     tokens = np.fromfile(tmp_path / "right.bin", np.uint16)
-    place = np.flatnonzero(tokens == EOD)[20_000]
-    tokens[place] = 77
+    position = np.flatnonzero(tokens == EOD)[20_000]
+    tokens[position] = 77
     tokens.tofile(tmp_path / "wrong.bin")
-    document = [number for number, one in enumerate(documents) if one][20_000]
-    with pytest.raises(UserError, match=f"document {document} should end at token {place:,} with"):
+    document = [number for number, sentences in enumerate(documents) if sentences][20_000]
+    with pytest.raises(
+        UserError, match=f"document {document} should end at token {position:,} with"
+    ):
         repair(tmp_path / "wrong", eod=EOD, output=tmp_path / "newer")
     assert not list(tmp_path.glob("*newer*"))
 
 
-def test_overflowed_pointers_follow_the_lengths(
+def test_overflowed_pointers_are_corrected(
     tmp_path: Path, right: Path, wrong: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     right_pointers = np.array([0, 4, 8, 10, 16, 18])
@@ -116,16 +118,16 @@ def test_overflowed_pointers_follow_the_lengths(
     assert "3 of 6 byte pointers were wrong" in capsys.readouterr().out
 
 
-def test_a_healthy_pair_is_said_to_be_healthy(
+def test_a_correct_dataset_stays_the_same(
     tmp_path: Path, right: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     repair(right, eod=EOD, output=tmp_path / "new")
     assert_same(tmp_path / "new", right)
-    assert capsys.readouterr().out == f"{right}: healthy, nothing was to repair\n"
+    assert capsys.readouterr().out == f"{right}: healthy, nothing to repair\n"
 
 
 @pytest.mark.parametrize("kept", [None, 0, 10, 40, -1])
-def test_documents_are_cut_at_eod_where_the_index_is_lost(
+def test_tokens_are_split_at_eod_if_the_index_is_missing_or_truncated(
     tmp_path: Path, right: Path, wrong: Path, kept: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if kept is not None:
@@ -133,26 +135,26 @@ def test_documents_are_cut_at_eod_where_the_index_is_lost(
     with pytest.raises(UserError, match=r"wrong\.idx: .*give the token type, such as --dtype"):
         repair(wrong, eod=EOD, output=tmp_path / "new")
     repair(wrong, eod=EOD, output=tmp_path / "new", dtype="uint16")
-    found = MegatronDataset(str(tmp_path / "new"))
-    assert [found[number].tolist() for number in range(len(found))] == [
+    repaired = MegatronDataset(str(tmp_path / "new"))
+    assert [repaired[number].tolist() for number in range(len(repaired))] == [
         [1, 2, 3, EOD],
         [EOD],
         [4, 5, 6, 7, 8, EOD],
     ]
-    assert found.document_indices.tolist() == [0, 1, 2, 3]
-    assert "3 documents were cut at their EOD tokens\n" in capsys.readouterr().out
+    assert repaired.document_indices.tolist() == [0, 1, 2, 3]
+    assert "3 documents were split at their EOD tokens\n" in capsys.readouterr().out
 
 
-def test_the_rest_after_the_last_eod_is_a_document(
+def test_tokens_after_the_last_eod_are_a_document(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tokens = np.full(2_500_000, 1, np.int32)  # several blocks
+    tokens = np.full(2_500_000, 1, np.int32)  # several chunks
     tokens[[7, 1 << 20, 2_000_000]] = EOD
     tokens.tofile(tmp_path / "lost.bin")
     repair(tmp_path / "lost", eod=EOD, output=tmp_path / "new", dtype="int32")
-    found = MegatronDataset(str(tmp_path / "new"))
-    assert found.sequence_lengths.tolist() == [8, (1 << 20) - 7, 2_000_000 - (1 << 20), 499_999]
-    assert "4 documents were cut at their EOD tokens, the last one of 499,999 tokens without" in (
+    repaired = MegatronDataset(str(tmp_path / "new"))
+    assert repaired.sequence_lengths.tolist() == [8, (1 << 20) - 7, 2_000_000 - (1 << 20), 499_999]
+    assert "4 documents were split at their EOD tokens, the last one of 499,999 tokens without" in (
         capsys.readouterr().out
     )
 
@@ -161,24 +163,33 @@ def test_the_rest_after_the_last_eod_is_a_document(
     ("options", "message"),
     [
         ({"eod": 5, "dtype": "uint16"}, r"lost\.bin: EOD 5 is not in it"),
-        ({"eod": -1, "dtype": "uint16"}, "--eod: -1: no uint16"),
-        ({"eod": 1, "dtype": "float32"}, "--dtype: float32: no token type"),
-        ({"eod": 1, "dtype": "int64"}, r"lost\.bin: 4 bytes are no whole number of int64 tokens"),
+        ({"eod": -1, "dtype": "uint16"}, "--eod: -1: not a uint16"),
+        ({"eod": 1, "dtype": "float32"}, "--dtype: float32: not a token type"),
+        (
+            {"eod": 1, "dtype": "int64"},
+            r"lost\.bin: 4 bytes are not a whole number of int64 tokens",
+        ),
     ],
 )
-def test_options_that_do_not_fit(tmp_path: Path, options: dict[str, object], message: str) -> None:
+def test_invalid_options_are_refused(
+    tmp_path: Path, options: dict[str, object], message: str
+) -> None:
     (tmp_path / "lost.bin").write_bytes(b"\1\0\2\0")
     with pytest.raises(UserError, match=message):
         repair(tmp_path / "lost", output=tmp_path / "new", **options)  # type: ignore[arg-type]
     assert [path.name for path in tmp_path.iterdir()] == ["lost.bin"]
 
 
-def test_what_cannot_be_repaired_is_said(tmp_path: Path, right: Path, wrong: Path) -> None:
+def test_errors_say_why_a_dataset_cannot_be_repaired(
+    tmp_path: Path, right: Path, wrong: Path
+) -> None:
     new = tmp_path / "new"
     with pytest.raises(UserError, match=r"none\.bin: no such file"):
         repair(tmp_path / "none", eod=EOD, output=new)
     write_index(wrong, [2, 2], [0, 4], [0, 2])
-    with pytest.raises(UserError, match="11 tokens, but the index counts 4; that is not one EOD"):
+    with pytest.raises(
+        UserError, match="11 tokens, but the index counts 4; the difference is not one EOD"
+    ):
         repair(wrong, eod=EOD, output=new)
     with pytest.raises(UserError, match=r"--dtype: int32, but the index of .* says uint16"):
         repair(wrong, eod=EOD, output=new, dtype="int32")
@@ -188,18 +199,18 @@ def test_what_cannot_be_repaired_is_said(tmp_path: Path, right: Path, wrong: Pat
     write_index(wrong, [2, 2, 7], [0, 4, 8], [0, 2, 1, 3])
     with pytest.raises(UserError, match="document bounds do not ascend from 0 to 3"):
         repair(wrong, eod=EOD, output=new)
-    with pytest.raises(UserError, match="is to be read and written"):
+    with pytest.raises(UserError, match="is both input and output"):
         repair(right, eod=EOD, output=right)
     write_index(wrong, [2, 2, 7], [0, 4, 8], [0, 2, 3], code=6)
     with pytest.raises(UserError, match="`tokamake merge` reads it"):
         repair(wrong, eod=EOD, output=new)
     (tmp_path / "new.json").write_text("{}")
-    with pytest.raises(UserError, match=r"new\.json: tells of another pair"):
+    with pytest.raises(UserError, match=r"new\.json: belongs to another dataset"):
         repair(right, eod=EOD, output=new)
     assert sorted(path.name for path in tmp_path.iterdir() if "new" in path.name) == ["new.json"]
 
 
-def test_a_copy_where_no_link_can_be_made(
+def test_copies_if_no_link_can_be_made(
     tmp_path: Path, right: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

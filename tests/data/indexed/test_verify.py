@@ -1,4 +1,4 @@
-"""Pairs looked at byte by byte: every fault of every pair is told, with its place."""
+"""`describe` reads datasets byte by byte, and reports every fault of every dataset."""
 
 import os
 import re
@@ -10,39 +10,39 @@ import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDataset
 
-from tests.support.megatron_datasets import megatron_pair, overwrite
+from tests.support.megatron_datasets import overwrite, write_megatron_dataset
 from tokamake.data.indexed.describe import describe
 from tokamake.data.indexed.manifest import read_manifest, sizes_and_hashes, write_manifest
 from tokamake.data.indexed.paths import bin_path, file_path, idx_path, manifest_path
 from tokamake.errors import UserError
 
 
-def test_whole_pairs_are_said_to_be_whole(
+def test_intact_datasets_are_whole(
     workspace: Path, ours: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
     describe([workspace / "merged", workspace / "shards"])
     header, *rows, last = capsys.readouterr().out.splitlines()
     assert header.split() == [
-        *("pair", "documents", "sequences", "tokens", "bytes", "dtype", "tokenizer", "verdict")
+        *("dataset", "documents", "sequences", "tokens", "bytes", "dtype", "tokenizer", "verdict")
     ]
-    assert last == "3 pairs, none damaged"
+    assert last == "3 datasets, none damaged"
     for row, prefix in zip(rows, [ours[2], *ours[:2]], strict=True):
-        found = MegatronDataset(str(prefix))
-        tokens = int(found.sequence_lengths.sum())
-        numbers = len(found.document_indices) - 1, len(found), tokens, 2 * tokens
+        reference = MegatronDataset(str(prefix))
+        tokens = int(reference.sequence_lengths.sum())
+        numbers = len(reference.document_indices) - 1, len(reference), tokens, 2 * tokens
         name = read_manifest(prefix)["tokenizer"][:12]
         assert row.split() == [str(prefix), *(f"{n:,}" for n in numbers), "uint16", name, "whole"]
 
 
 @pytest.mark.parametrize("name", ["bin", "idx", "sources"])
-@pytest.mark.parametrize("place", [0, 20_000, -1])
-def test_each_flipped_byte_is_found(
-    ours: list[Path], name: str, place: int, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("position", [0, 20_000, -1])
+def test_each_flipped_byte_is_a_fault(
+    ours: list[Path], name: str, position: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = file_path(ours[2], name)
     content = bytearray(path.read_bytes())
-    content[place % len(content)] ^= 1
+    content[position % len(content)] ^= 1
     path.write_bytes(content)
     with pytest.raises(UserError, match=rf"all\.{name}") as raised:
         describe(ours)
@@ -50,12 +50,12 @@ def test_each_flipped_byte_is_found(
     assert all(f"{ours[2]}." in line for line in lines)
     assert any("differs from the hash in its manifest" in line for line in lines)
     if name == "bin":
-        part = 1 if 0 <= place < bin_path(ours[0]).stat().st_size else 2
+        part = 1 if 0 <= position < bin_path(ours[0]).stat().st_size else 2
         assert f"its part {part} of 2 " in lines[0]
     assert "1 damaged" in capsys.readouterr().out
 
 
-def test_all_faults_of_all_pairs_are_told(ours: list[Path]) -> None:
+def test_all_faults_of_all_datasets_are_reported(ours: list[Path]) -> None:
     os.truncate(bin_path(ours[0]), 100)
     overwrite(idx_path(ours[1]), 34, 1, "<i")
     (ours[1].parent / f"{ours[1].name}.sources").unlink()
@@ -71,13 +71,15 @@ def test_all_faults_of_all_pairs_are_told(ours: list[Path]) -> None:
         r"code-1\.idx: sequence 1 begins at",
         r"code-1\.idx: differs from the hash",
         r"code-1\.sources: is missing",
-        r"all\.json: not the manifest of a pair",
+        r"all\.json: not the manifest of an indexed dataset",
     ):
         assert re.search(message, text), message
 
 
-def test_tokens_beyond_the_vocabulary_are_found(tmp_path: Path) -> None:
-    prefix = megatron_pair(tmp_path / "code-0", [[*range(300), 400, 9], [399, 401, 9]], np.int32)
+def test_tokens_outside_the_vocabulary_are_faults(tmp_path: Path) -> None:
+    prefix = write_megatron_dataset(
+        tmp_path / "code-0", [[*range(300), 400, 9], [399, 401, 9]], np.int32
+    )
     paths = bin_path(prefix), idx_path(prefix)
     counts = {"documents": 2, "sequences": 2, "tokens": 305, "dtype": "int32", "inputs": []}
     for size, message in ((402, None), (401, "1 tokens .* 304: 401;"), (400, "2 .* 300: 400;")):
@@ -86,18 +88,20 @@ def test_tokens_beyond_the_vocabulary_are_found(tmp_path: Path) -> None:
         if message is None:
             describe([prefix])
             continue
-        place = message.replace("304", "303")
-        with pytest.raises(UserError, match=rf"code-0\.bin: {place}"):
+        pattern = message.replace("304", "303")
+        with pytest.raises(UserError, match=rf"code-0\.bin: {pattern}"):
             describe([prefix])
 
 
-def test_the_command_ends_with_status_two(tmp_path: Path) -> None:
-    megatron_pair(tmp_path / "a-0", [[11, 12, 13, 9], [14, 9], [], [15, 16, 17, 18, 19, 9]])
+def test_the_command_exits_with_status_two(tmp_path: Path) -> None:
+    write_megatron_dataset(
+        tmp_path / "a-0", [[11, 12, 13, 9], [14, 9], [], [15, 16, 17, 18, 19, 9]]
+    )
     command = [sys.executable, "-m", "tokamake", "describe", str(tmp_path / "a-0")]
     assert subprocess.run(command, check=False).returncode == 0
     os.truncate(tmp_path / "a-0.bin", 20)
-    told = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert told.returncode == 2
-    assert "1 fault" in told.stdout
-    assert "a-0.bin: 20 bytes, but its index counts 24" in told.stderr
-    assert "Traceback" not in told.stderr
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "1 fault" in result.stdout
+    assert "a-0.bin: 20 bytes, but its index counts 24" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,4 +1,4 @@
-"""A weighting file's problems are told all at once, with their lines; then what it draws."""
+"""`lint_weights` lists all problems with their lines, then what the file draws."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.megatron_datasets import write_pair
+from tests.support.megatron_datasets import write_dataset
 from tokamake.config.resolved_run import ROOT_VARIABLE
 from tokamake.data.indexed.token_counts import count_tokens
 from tokamake.data.mixture.lint_weights import lint_weights
@@ -24,10 +24,10 @@ TOKENS = {"a-0": [10, 20], "a-1": [10], "b-0": [5, 5, 50], "c": [0]}
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of pairs: 40 tokens of a, 60 of b, none of c."""
+    """A folder of datasets: 40 tokens of a, 60 of b, none of c."""
     monkeypatch.delenv(ROOT_VARIABLE, raising=False)
     for name, lengths in TOKENS.items():
-        write_pair(tmp_path / name, lengths)
+        write_dataset(tmp_path / name, lengths)
     return tmp_path
 
 
@@ -37,11 +37,11 @@ def lint(root: Path, text: str, /, **options: Any) -> None:
 
 
 def findings(capsys: pytest.CaptureFixture[str], root: Path) -> list[str]:
-    """Lines about problems, less the folder's name."""
+    """Return the printed lines about problems, without the folder."""
     lines = capsys.readouterr().out.splitlines()
-    until = next(number for number, line in enumerate(lines) if line.startswith("corpus "))
-    assert all(line.startswith(f"{root}/w.txt:") for line in lines[:until])
-    return [line.replace(f"{root}/", "") for line in lines[:until]]
+    end = next(number for number, line in enumerate(lines) if line.startswith("corpus "))
+    assert all(line.startswith(f"{root}/w.txt:") for line in lines[:end])
+    return [line.replace(f"{root}/", "") for line in lines[:end]]
 
 
 def table(root: Path, text: str) -> Path:
@@ -50,7 +50,7 @@ def table(root: Path, text: str) -> Path:
     return path
 
 
-def test_a_good_file_is_told_as_a_table(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_valid_file_prints_a_table(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lint(root, "0.125 a-0\n0.125 a-1\n0.75 b-0\n", train_tokens=1600)
     assert capsys.readouterr().out == (
         "corpus  files  tokens  weight  epochs\n"
@@ -60,8 +60,8 @@ def test_a_good_file_is_told_as_a_table(root: Path, capsys: pytest.CaptureFixtur
     )
     lint(root, "1 a-0 first\n3 b-0 second\n")
     assert capsys.readouterr().out == (
-        f"{root}/w.txt: warning: weights sum to 4, not 1; they are normalized, see that no line is "
-        "lost\n"
+        f"{root}/w.txt: warning: weights sum to 4, not 1; they are normalized, check that no line "
+        "is missing\n"
         "corpus  files  tokens  weight  epochs\n"
         "first       1      30    0.25       -\n"
         "second      1      60    0.75       -\n"
@@ -77,7 +77,7 @@ ERRORS = {
     "0.5 a-0 a\n0.5 half b\n": ["2: no half.idx; check the prefix and --data-root"],
     "0.5 a-0 a\n0.5 text b\n": ["2: text.idx: not a Megatron index"],
     "0.5 a-0 a\n0.5 short b\n": ["2: short.bin: 1 bytes, but its index counts 160"],
-    "1 a-0 a\n0.5 a-0.bin a\n": ["2: a-0 stands in line 1 too; join the lines"],
+    "1 a-0 a\n0.5 a-0.bin a\n": ["2: a-0 is also in line 1; join the lines"],
     "1 a-0 a\n-1 b-0 b\n": ["2: weight '-1'; give a finite number, 0 or more"],
     "1 a-0 a\nnan b-0 b\n": ["2: weight 'nan'; give a finite number"],
     "1 a-0 a\nx b-0 b\n": ["2: weight 'x'; give a finite number"],
@@ -91,46 +91,48 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("text", ERRORS)
-def test_errors(root: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
-    write_pair(root / "half", [1])
+def test_each_error_names_its_line(
+    root: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    write_dataset(root / "half", [1])
     (root / "half.idx").unlink()
-    write_pair(root / "text", [1])
+    write_dataset(root / "text", [1])
     (root / "text.idx").write_text("text")
-    write_pair(root / "short", [40])
+    write_dataset(root / "short", [40])
     (root / "short.bin").write_bytes(b"0")
     count = len(ERRORS[text])
-    with pytest.raises(UserError, match=rf"w.txt: {count} errors?; mend what is listed"):
+    with pytest.raises(UserError, match=rf"w.txt: {count} errors?; fix the lines listed above"):
         lint(root, text)
-    found = findings(capsys, root)
-    assert len(found) == count
-    for line, expected in zip(found, ERRORS[text], strict=True):
+    printed = findings(capsys, root)
+    assert len(printed) == count
+    for line, expected in zip(printed, ERRORS[text], strict=True):
         assert line.startswith(f"w.txt:{expected}")
 
 
 WARNINGS = {
     "0.5 a-0 a\n0.4 b-0 b\n": ["weights sum to 0.9, not 1; they are normalized"],
-    "1 a-0 a\n0.0 c c\n": ["c holds no token; remove the line"],
-    "0.5 a-0 a\n0.5 c c\n": ["c holds no token; remove the line"],
+    "1 a-0 a\n0.0 c c\n": ["c has no token; remove the line"],
+    "0.5 a-0 a\n0.5 c c\n": ["c has no token; remove the line"],
     "0.5 ROOT/a-0 a\n0.5 b-0 b\n": ["a-0 is absolute; write it relative to the data root"],
 }
 
 
 @pytest.mark.parametrize("text", WARNINGS)
-def test_warnings_are_no_errors(root: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+def test_warnings_are_not_errors(root: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     lint(root, text.replace("ROOT", str(root)))
-    found = findings(capsys, root)
-    assert len(found) == 1
-    assert ": warning: " in found[0]
-    assert WARNINGS[text][0] in found[0]
+    printed = findings(capsys, root)
+    assert len(printed) == 1
+    assert ": warning: " in printed[0]
+    assert WARNINGS[text][0] in printed[0]
 
 
-def test_everything_is_told_in_one_go(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_errors_are_listed_in_order(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = random.Random(0).sample([text for text in ERRORS if text.count("\n") == 2], 6)
     text = "".join(line for sample in bad for line in sample.splitlines(True)[1:])
     with pytest.raises(UserError, match="errors"):
         lint(root, f"0.5 a-0 a\n{text}")
-    found = findings(capsys, root)
-    numbers = [line.split(":")[1] for line in found if not line.startswith("w.txt: ")]
+    printed = findings(capsys, root)
+    numbers = [line.split(":")[1] for line in printed if not line.startswith("w.txt: ")]
     assert set("234567") <= set(numbers)
     assert numbers == sorted(numbers)
 
@@ -140,8 +142,8 @@ TABLES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "corpus files epochs\na x 4\nb x 2\n": (
         {"train_tokens": 280},
         [
-            '1: corpus "a": 5.091 epochs realized, 4 asked by corpora.tsv; make the file again',
-            '3: corpus "b": 1.273 epochs realized, 2 asked by corpora.tsv; make the file again',
+            '1: corpus "a": 5.091 epochs realized, 4 asked by corpora.tsv; rewrite the file',
+            '3: corpus "b": 1.273 epochs realized, 2 asked by corpora.tsv; rewrite the file',
         ],
     ),
     "corpus files epochs\na x 8\nb x 2.04\n": ({}, ['3: corpus "b": share 0.2727, 0.2767 asked']),
@@ -163,7 +165,7 @@ TABLES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "corpus files epochs\nb x 2\n": (
         {"train_tokens": 220},
-        ['1: corpus "a" is not in corpora.tsv; add a row or mend its name'],
+        ['1: corpus "a" is not in corpora.tsv; add a row or correct the name'],
     ),
     "corpus files\na x\nb x\n": (
         {"temperature": 1.0},
@@ -173,7 +175,7 @@ TABLES: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("text", TABLES)
-def test_what_is_drawn_is_what_the_table_asks(
+def test_shares_are_compared_with_the_table(
     root: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     options, expected = TABLES[text]
@@ -183,14 +185,14 @@ def test_what_is_drawn_is_what_the_table_asks(
             lint(root, weights, corpora=table(root, text), **options)
     else:
         lint(root, weights, corpora=table(root, text), **options)
-    found = findings(capsys, root)
-    assert len(found) == len(expected)
-    for line, start in zip(found, expected, strict=True):
+    printed = findings(capsys, root)
+    assert len(printed) == len(expected)
+    for line, start in zip(printed, expected, strict=True):
         assert line.startswith(f"w.txt:{start}")
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_weigh_writes_is_without_fault(
+def test_files_of_weigh_have_no_problem(
     root: Path, capsys: pytest.CaptureFixture[str], seed: int
 ) -> None:
     draw = random.Random(seed)
@@ -202,11 +204,11 @@ def test_what_weigh_writes_is_without_fault(
     )
     path = root / "corpora.tsv"
     path.write_text(text + "\n")
-    pairs = [
+    metadata = [
         {"data_prefix": name, "corpus": name[0], "total_num_tokens": sum(TOKENS[name])}
         for name in ("a-0", "a-1", "b-0")
     ]
-    (root / "metadata.json").write_text(json.dumps(pairs))
+    (root / "metadata.json").write_text(json.dumps(metadata))
     train_tokens = 150 if a == b == "epochs" else draw.randint(70, 500)
     options = {"corpora": path, "train_tokens": train_tokens}
     weigh(metadata=root / "metadata.json", output=root / "w.txt", max_epochs=1e9, **options)
@@ -215,7 +217,7 @@ def test_what_weigh_writes_is_without_fault(
     assert findings(capsys, root) == []
 
 
-def test_the_root_may_be_elsewhere(
+def test_the_data_root_may_be_another_folder(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = root / "moved"
@@ -231,7 +233,7 @@ def test_the_root_may_be_elsewhere(
         lint(root, GOOD, data_root=root)
 
 
-def test_a_manifest_spares_reading_the_index(
+def test_with_a_manifest_the_index_is_not_read(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manifest = {"tokens": 30, "bytes": {"bin": 120}, "sha256": {}}
@@ -243,38 +245,38 @@ def test_a_manifest_spares_reading_the_index(
     with pytest.raises(UserError, match="1 error"):
         lint(root, GOOD)
     assert "1: a-0.bin: 120 bytes, its manifest says 124" in findings(capsys, root)[0]
-    write_pair(root / "b-0", [9])
-    (root / "b-0.json").write_text('{"tokens": "not ours"}')
+    write_dataset(root / "b-0", [9])
+    (root / "b-0.json").write_text('{"tokens": "another program"}')
     lint(root, "1 b-0 b\n")
     assert "9" in capsys.readouterr().out
 
 
-def test_tokens_are_those_that_the_lengths_add_up_to(root: Path) -> None:
+def test_tokens_are_the_sum_of_the_lengths(root: Path) -> None:
     draw = random.Random(0)
     for _ in range(50):
         lengths = [draw.choice([0, draw.randint(0, 40)]) for _ in range(draw.randint(1, 9))]
-        assert count_tokens(write_pair(root / "p", lengths)) == sum(lengths)
-    # An index in another order than its tokens is as good.
-    write_pair(root / "p", [3, 5])
+        assert count_tokens(write_dataset(root / "p", lengths)) == sum(lengths)
+    # Sequences may be in another order in the index than in the .bin file.
+    write_dataset(root / "p", [3, 5])
     raw = (root / "p.idx").read_bytes()
-    header, rest = raw[:34], raw[34:]
-    swapped = rest[4:8] + rest[:4] + struct.pack("<qq", 12, 0) + rest[24:]
+    header, columns = raw[:34], raw[34:]
+    swapped = columns[4:8] + columns[:4] + struct.pack("<qq", 12, 0) + columns[24:]
     (root / "p.idx").write_bytes(header + swapped)
     assert count_tokens(root / "p") == 8
-    # One that forgets a token of each document is not: its last sequence ends too early.
-    (root / "p.idx").write_bytes(header + struct.pack("<iiqq", 2, 4, 0, 8) + rest[24:])
+    # An index that omits a token of each document is wrong: its last sequence ends too early.
+    (root / "p.idx").write_bytes(header + struct.pack("<iiqq", 2, 4, 0, 8) + columns[24:])
     with pytest.raises(UserError, match="32 bytes, but its index counts 24"):
         count_tokens(root / "p")
 
 
-def test_options_that_mean_nothing(root: Path) -> None:
+def test_invalid_options_are_refused(root: Path) -> None:
     with pytest.raises(UserError, match="--train-tokens: -1"):
         lint(root, GOOD, train_tokens=-1)
     with pytest.raises(UserError, match=r"none\.txt: no such file"):
         lint_weights(root / "none.txt")
 
 
-def test_as_a_command(root: Path) -> None:
+def test_the_command_prints_problems_and_exits_with_status_two(root: Path) -> None:
     def run(text: str) -> subprocess.CompletedProcess[str]:
         (root / "w.txt").write_text(text)
         command = [sys.executable, "-m", "tokamake", "lint-weights", "w.txt"]
@@ -283,18 +285,18 @@ def test_as_a_command(root: Path) -> None:
             command, cwd=root, env=environment, capture_output=True, text=True, check=False
         )
 
-    good = run(GOOD + "# end\n")
-    assert (good.returncode, good.stderr) == (0, "")
-    assert good.stdout.startswith("corpus  files  tokens  weight  epochs\n")
-    bad = run("1 a-0 a\n0 b-0 b\n")
-    assert bad.returncode == 2
-    assert bad.stdout.startswith("w.txt:2: weight 0 draws nothing")
-    assert bad.stderr == "tokamake lint-weights: w.txt: 1 error; mend what is listed\n"
+    valid = run(GOOD + "# end\n")
+    assert (valid.returncode, valid.stderr) == (0, "")
+    assert valid.stdout.startswith("corpus  files  tokens  weight  epochs\n")
+    invalid = run("1 a-0 a\n0 b-0 b\n")
+    assert invalid.returncode == 2
+    assert invalid.stdout.startswith("w.txt:2: weight 0 draws nothing")
+    assert invalid.stderr == "tokamake lint-weights: w.txt: 1 error; fix the lines listed above\n"
 
 
-def test_epochs_are_of_what_trains(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of documents that train, counted one by one: of b's three, the first two are a sixth."""
-    write_pair(root / "a-0", [10] * 9 + [900])
+def test_epochs_count_training_documents(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tokens are counted exactly: two of the three documents of b hold a sixth of its tokens."""
+    write_dataset(root / "a-0", [10] * 9 + [900])
     rows = "corpus files epochs sets\na x 2 \nb x 1 train=0:0.7\nv x  valid\n"
     lint(
         root, f"{180 / 190!r} a-0 a\n{10 / 190!r} b-0 b 0:0.7\n",

@@ -1,4 +1,4 @@
-"""Sets of documents: the split's, parts of files, and lists of their own."""
+"""Splits: shares of the documents, parts of datasets, and weighting files of their own."""
 
 import logging
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.megatron_datasets import write_pair
+from tests.support.megatron_datasets import write_dataset
 from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
 from tokamake.data.samples.index import index
 from tokamake.data.samples.index_folder import read_index
@@ -16,7 +16,7 @@ from tokamake.errors import UserError
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     for number, name in enumerate(["a-0", "b-0", "v-0"]):
-        write_pair(tmp_path / name, [20] * 40, first_token=1000 * number)
+        write_dataset(tmp_path / name, [20] * 40, first_token=1000 * number)
     (tmp_path / "weights.txt").write_text("0.5 a-0 a\n0.5 b-0 b 0.25:0.75\n")
     return tmp_path
 
@@ -31,21 +31,23 @@ def build(root: Path, /, **changes: Any) -> dict[str, Any]:
 
 
 def documents(described: dict[str, Any]) -> dict[str, dict[str, list[int]]]:
-    """Prefix to documents, of each set."""
+    """Return the documents of each prefix of each split."""
     return {
-        name: {file["prefix"]: file["documents"] for file in made["files"]}
-        for name, made in described["splits"].items()
+        name: {file["prefix"]: file["documents"] for file in split["files"]}
+        for name, split in described["splits"].items()
     }
 
 
-def test_a_part_of_a_file_trains_and_nothing_else_of_it_is_taken(root: Path) -> None:
+def test_a_named_part_trains_and_no_split_uses_other_documents(root: Path) -> None:
     assert documents(build(root)) == {
         "train": {"a-0": [0, 32], "b-0": [10, 30]},
         "valid": {"a-0": [32, 36]},
     }
 
 
-def test_sets_with_lists_of_their_own(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_splits_with_their_own_weighting_files(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (root / "valid.txt").write_text("1 b-0 b 0.75:1\n1 v-0 v\n")
     (root / "hard.txt").write_text("1 v-0 v 0.5:1\n")
     lists = [f"valid={root}/valid.txt", f"hard={root}/hard.txt"]
@@ -61,16 +63,16 @@ def test_sets_with_lists_of_their_own(root: Path, caplog: pytest.LogCaptureFixtu
     assert "too good" not in caplog.text
 
 
-def test_documents_that_train_and_are_held_out_are_told(
+def test_documents_that_train_and_are_held_out_get_a_warning(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (root / "seen.txt").write_text("1 b-0 b 0.5:1\n")
     with caplog.at_level(logging.WARNING):
         build(root, held_out=[f"seen={root}/seen.txt"])
-    assert "b-0: documents 20 to 29 train and are in seen too" in caplog.text
+    assert "b-0: documents 20 to 29 are in the train and seen splits" in caplog.text
 
 
-def test_a_listed_set_needs_no_share_of_the_split(root: Path) -> None:
+def test_a_split_with_its_own_file_needs_no_share(root: Path) -> None:
     (root / "v.txt").write_text("1 v-0 v\n")
     described = build(root, split="1,0,0", held_out=[f"valid={root}/v.txt"])
     assert documents(described)["valid"] == {"v-0": [0, 40]}
@@ -78,64 +80,72 @@ def test_a_listed_set_needs_no_share_of_the_split(root: Path) -> None:
     assert list(described["splits"]) == ["train", "other"]
 
 
-def test_the_rule_of_the_split(root: Path) -> None:
-    write_pair(root / "a-0", [20] * 50)
+def test_the_split_rule_decides_the_documents(root: Path) -> None:
+    write_dataset(root / "a-0", [20] * 50)
     core = documents(build(root, split="90,5,5"))
     forks = documents(build(root, split="90,5,5", split_rule="megatron_deepspeed"))
     assert (core["train"]["a-0"], core["valid"]["a-0"]) == ([0, 45], [45, 48])
     assert (forks["train"]["a-0"], forks["valid"]["a-0"]) == ([0, 46], [46, 48])
 
 
-def test_empty_sets_are_told_by_their_origin(root: Path) -> None:
+def test_errors_name_the_origin_of_an_empty_split(root: Path) -> None:
     (root / "v.txt").write_text("1 v-0 v 0:0.001\n")
-    with pytest.raises(UserError, match=r"v\.txt: no file has a document for the hard set"):
+    with pytest.raises(UserError, match=r"v\.txt: no dataset has a document for the hard split"):
         build(root, held_out=[f"hard={root}/v.txt"])
     (root / "weights.txt").write_text("1 b-0 b 0.25:0.75\n")
-    with pytest.raises(UserError, match=r"'80,10,10': no file has a document for the valid set"):
+    with pytest.raises(
+        UserError, match=r"'80,10,10': no dataset has a document for the valid split"
+    ):
         build(root)
 
 
 @pytest.mark.parametrize("option", ["valid", "=x", "valid=", "a b=x", "-a=x", "index.json=x"])
-def test_bad_options(option: str) -> None:
+def test_invalid_held_out_options_are_refused(option: str) -> None:
     with pytest.raises(UserError, match="write NAME=FILE; a set's name has letters"):
         parse_held_out([option])
-    with pytest.raises(UserError, match="A stands twice"):
+    with pytest.raises(UserError, match="A occurs twice"):
         parse_held_out(["a=x", "A=y"])
 
 
 @pytest.mark.parametrize("spelling", ["./b-0", "x/../b-0", "ROOT/b-0"])
-def test_one_pair_has_one_name(root: Path, spelling: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_all_spellings_of_a_prefix_are_one_dataset(
+    root: Path, spelling: str, caplog: pytest.LogCaptureFixture
+) -> None:
     (root / "seen.txt").write_text(f"1 {spelling.replace('ROOT', str(root))} b 0.5:1\n")
     with caplog.at_level(logging.WARNING):
         described = build(root, held_out=[f"seen={root}/seen.txt"])
     assert list(described["pairs"]) == ["a-0", "b-0"]
-    assert "b-0: documents 20 to 29 train and are in seen too" in caplog.text
+    assert "b-0: documents 20 to 29 are in the train and seen splits" in caplog.text
 
 
-def test_a_part_without_a_document_is_told(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_part_without_a_document_gets_a_warning(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (root / "weights.txt").write_text("0.5 a-0 a\n0.5 b-0 b 0:0.01\n")
     with caplog.at_level(logging.WARNING):
         build(root)
-    assert "b-0: left out of the train set: has no document for it" in caplog.text
-    assert "b-0: left out of the valid set" not in caplog.text  # none was meant
+    assert "b-0: left out of the train split: has no document for it" in caplog.text
+    assert "b-0: left out of the valid split" not in caplog.text  # none was meant
 
 
-def test_a_small_validation_set_is_told(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_small_validation_split_gets_a_warning(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
         build(root, valid_samples=3)
         assert "several times" not in caplog.text
         build(root, valid_samples=8)
-    assert "valid: 1 of its 1 files are too small" in caplog.text
+    assert "valid: 1 of its 1 datasets are too small" in caplog.text
 
 
-def test_a_file_that_would_be_seen_endlessly_is_refused(root: Path) -> None:
-    write_pair(root / "tiny", [2, 1])
+def test_a_tiny_dataset_with_a_large_weight_is_refused(root: Path) -> None:
+    write_dataset(root / "tiny", [2, 1])
     (root / "weights.txt").write_text("1 a-0 a\n9 tiny t 0:1\n")
     with pytest.raises(UserError, match=r"tiny: its 3 tokens would be seen .* times; lower"):
         build(root, train_samples=40_000)
 
 
-def test_the_training_has_one_list(root: Path) -> None:
+def test_training_has_one_weighting_file(root: Path) -> None:
     with pytest.raises(UserError, match="training has its own file"):
         SplitPrefixes(
             root / "weights.txt", data_root=root, split="1,1,1", split_rule="megatron_core",

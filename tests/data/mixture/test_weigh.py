@@ -1,4 +1,4 @@
-"""Metadata counts what Megatron reads; weights share a corpus out by tokens and sum to one."""
+"""`weigh` divides the share of each corpus by tokens; the weights sum to one."""
 
 import json
 import logging
@@ -20,6 +20,7 @@ from tokamake.errors import UserError
 
 @pytest.fixture
 def merged(workspace: Path) -> list[Path]:
+    """Merged datasets of two corpora, one for each raw file."""
     prefixes = []
     for corpus in ("code", "docs"):
         for number, raw in enumerate(sorted((workspace / "raw" / corpus).iterdir())):
@@ -30,15 +31,19 @@ def merged(workspace: Path) -> list[Path]:
     return prefixes
 
 
-def test_metadata_and_weights(workspace: Path, merged: list[Path]) -> None:
+def test_metadata_counts_what_megatron_reads_and_weights_follow_it(
+    workspace: Path, merged: list[Path]
+) -> None:
     describe(list(reversed(merged)), output=workspace / "metadata.json")
-    pairs = json.loads((workspace / "metadata.json").read_text())
-    assert [pair["data_prefix"] for pair in pairs] == [f"merged/{prefix.name}" for prefix in merged]
-    for pair, prefix in zip(pairs, merged, strict=True):
-        oracle = MegatronDataset(str(prefix))
-        assert pair["total_num_tokens"] == oracle.sequence_lengths.sum()
-        assert pair["total_num_docs"] == len(oracle.document_indices) - 1
-        assert json.loads((workspace / f"metadata/{prefix.name}.json").read_text()) == pair
+    datasets = json.loads((workspace / "metadata.json").read_text())
+    assert [dataset["data_prefix"] for dataset in datasets] == [
+        f"merged/{prefix.name}" for prefix in merged
+    ]
+    for dataset, prefix in zip(datasets, merged, strict=True):
+        reference = MegatronDataset(str(prefix))
+        assert dataset["total_num_tokens"] == reference.sequence_lengths.sum()
+        assert dataset["total_num_docs"] == len(reference.document_indices) - 1
+        assert json.loads((workspace / f"metadata/{prefix.name}.json").read_text()) == dataset
 
     weigh(
         corpora=workspace / "corpora.tsv",
@@ -47,15 +52,17 @@ def test_metadata_and_weights(workspace: Path, merged: list[Path]) -> None:
     )
     lines = [line.split(" ") for line in (workspace / "weights.txt").read_text().splitlines()]
     assert [(prefix, corpus) for _, prefix, corpus in lines] == [
-        (pair["data_prefix"], pair["corpus"]) for pair in pairs
+        (dataset["data_prefix"], dataset["corpus"]) for dataset in datasets
     ]
     assert math.isclose(math.fsum(float(weight) for weight, _, _ in lines), 1, rel_tol=1e-15)
-    code = [pair["total_num_tokens"] for pair in pairs if pair["corpus"] == "code"]
+    code = [dataset["total_num_tokens"] for dataset in datasets if dataset["corpus"] == "code"]
     assert math.isclose(float(lines[0][0]), Fraction(7, 10) * code[0] / sum(code), rel_tol=1e-15)
 
 
-def test_mistakes(workspace: Path, merged: list[Path]) -> None:
-    with pytest.raises(UserError, match="no pair given"):
+def test_corpora_that_do_not_match_the_metadata_are_refused(
+    workspace: Path, merged: list[Path]
+) -> None:
+    with pytest.raises(UserError, match="no dataset given"):
         describe([], output=workspace / "metadata.json")
     describe(merged[:2], output=workspace / "metadata.json")
     arguments = {"metadata": workspace / "metadata.json", "output": workspace / "weights.txt"}
@@ -70,11 +77,11 @@ def test_mistakes(workspace: Path, merged: list[Path]) -> None:
         describe(merged, output=workspace / "metadata.json")
 
 
-def write_metadata(folder: Path, pairs: list[tuple[str, int]]) -> Path:
-    """Metadata of pairs, as far as `weigh` reads it: corpora and their tokens."""
+def write_metadata(folder: Path, datasets: list[tuple[str, int]]) -> Path:
+    """Write metadata with the keys that `weigh` reads, from (corpus, tokens) of each dataset."""
     described = [
         {"data_prefix": f"merged/{corpus}-{number:04d}", "corpus": corpus, "total_num_tokens": size}
-        for number, (corpus, size) in enumerate(pairs)
+        for number, (corpus, size) in enumerate(datasets)
     ]
     path = folder / "metadata.json"
     path.write_text(json.dumps(described))
@@ -94,12 +101,12 @@ def write_table(folder: Path, rows: dict[str, dict[str, Any]]) -> Path:
 
 
 def weighed(
-    folder: Path, rows: dict[str, dict[str, Any]], pairs: list[tuple[str, int]], **options: Any
+    folder: Path, rows: dict[str, dict[str, Any]], datasets: list[tuple[str, int]], **options: Any
 ) -> list[tuple[float, str, str]]:
-    """Lines of the weighting file."""
+    """Run `weigh`; return (weight, prefix, corpus) of each line."""
     weigh(
         corpora=write_table(folder, rows),
-        metadata=write_metadata(folder, pairs),
+        metadata=write_metadata(folder, datasets),
         output=folder / "weights.txt",
         **options,
     )
@@ -112,37 +119,37 @@ def shares_of(lines: list[tuple[float, str, str]]) -> dict[str, float]:
     return {name: math.fsum(w for w, _, corpus in lines if corpus == name) for name in names}
 
 
-def tokens_of(pairs: list[tuple[str, int]]) -> dict[str, int]:
-    return {name: sum(size for corpus, size in pairs if corpus == name) for name, _ in pairs}
+def tokens_of(datasets: list[tuple[str, int]]) -> dict[str, int]:
+    return {name: sum(size for corpus, size in datasets if corpus == name) for name, _ in datasets}
 
 
-def draw_pairs(draw: random.Random) -> list[tuple[str, int]]:
-    """Files of two to seven corpora, from one token to 10 ** 11."""
+def draw_datasets(draw: random.Random) -> list[tuple[str, int]]:
+    """Draw datasets of two to seven corpora, of 1 to 10 ** 11 tokens."""
     names = [f"c{number}" for number in range(draw.randint(2, 7))]
     more = [draw.choice(names) for _ in range(draw.randint(0, 60))]
     return [(name, round(10 ** draw.uniform(0, 11))) for name in [*names, *more]]
 
 
-def assert_near(found: float, expected: Fraction | float, tolerance: float = 4e-15) -> None:
-    assert abs(Fraction(found) / Fraction(expected) - 1) < tolerance
+def assert_near(value: float, expected: Fraction | float, tolerance: float = 4e-15) -> None:
+    assert abs(Fraction(value) / Fraction(expected) - 1) < tolerance
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_table_of_weights_gives_the_bytes_it_always_gave(tmp_path: Path, seed: int) -> None:
+def test_a_table_of_weights_always_gives_the_same_bytes(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
-    pairs = draw_pairs(draw)
-    tokens = tokens_of(pairs)
+    datasets = draw_datasets(draw)
+    tokens = tokens_of(datasets)
     weights = {name: round(draw.random(), 6) + 1e-6 for name in tokens}
     for options in ({}, {"train_tokens": 12345}, {"temperature": 3.0}):
-        weighed(tmp_path, {name: {"weight": weights[name]} for name in tokens}, pairs, **options)
+        weighed(tmp_path, {name: {"weight": weights[name]} for name in tokens}, datasets, **options)
         expected = ""
-        for number, (name, size) in enumerate(pairs):
+        for number, (name, size) in enumerate(datasets):
             share = weights[name] / sum(weights.values())
             expected += f"{share * size / tokens[name]!r} merged/{name}-{number:04d} {name}\n"
         assert (tmp_path / "weights.txt").read_text() == expected
 
 
-def test_the_old_table_without_new_columns(tmp_path: Path) -> None:
+def test_a_table_without_epochs_and_temperatures(tmp_path: Path) -> None:
     table = tmp_path / "corpora.tsv"
     table.write_text("corpus\tfiles\tweight\na\tx\t0.7\nb\ty\t0.2\n")
     metadata = write_metadata(tmp_path, [("a", 30), ("b", 7), ("a", 11)])
@@ -155,24 +162,24 @@ def test_the_old_table_without_new_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_temperature(tmp_path: Path, seed: int) -> None:
+def test_temperature_flattens_shares(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
-    pairs, temperature = draw_pairs(draw), draw.choice([1, 0.3, 1.5, 10 / 3, 5, 100])
-    tokens = tokens_of(pairs)
+    datasets, temperature = draw_datasets(draw), draw.choice([1, 0.3, 1.5, 10 / 3, 5, 100])
+    tokens = tokens_of(datasets)
     if seed % 2:
-        lines = weighed(tmp_path, {name: {"temperature": temperature} for name in tokens}, pairs)
+        lines = weighed(tmp_path, {name: {"temperature": temperature} for name in tokens}, datasets)
     else:
-        lines = weighed(tmp_path, {name: {} for name in tokens}, pairs, temperature=temperature)
-    # mT5 writes it so: a power of the share of all tokens, normalized.
+        lines = weighed(tmp_path, {name: {} for name in tokens}, datasets, temperature=temperature)
+    # The formula of mT5: a power of the share of all tokens, normalized.
     whole = sum(tokens.values())
     powers = {name: (size / whole) ** (1 / temperature) for name, size in tokens.items()}
     for name, share in shares_of(lines).items():
         assert_near(share, powers[name] / math.fsum(powers.values()), 1e-13)
-    for (weight, _, name), (_, size) in zip(lines, pairs, strict=True):
+    for (weight, _, name), (_, size) in zip(lines, datasets, strict=True):
         assert_near(weight / shares_of(lines)[name], Fraction(size, tokens[name]))
     assert math.isclose(math.fsum(weight for weight, _, _ in lines), 1, rel_tol=4e-15)
     if temperature == 1:
-        for (weight, _, _), (_, size) in zip(lines, pairs, strict=True):
+        for (weight, _, _), (_, size) in zip(lines, datasets, strict=True):
             assert_near(weight, Fraction(size, whole))
 
 
@@ -183,31 +190,33 @@ def test_each_corpus_may_have_its_own_temperature(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_epochs_of_all_are_in_proportion_to_tokens_drawn(tmp_path: Path, seed: int) -> None:
+def test_epochs_draw_tokens_in_proportion(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
-    pairs = draw_pairs(draw)
-    tokens = tokens_of(pairs)
+    datasets = draw_datasets(draw)
+    tokens = tokens_of(datasets)
     epochs = {name: round(draw.uniform(0.01, 4), 3) for name in tokens}
     needed = sum(Fraction(epochs[name]) * size for name, size in tokens.items())
-    lines = weighed(tmp_path, {name: {"epochs": epochs[name]} for name in tokens}, pairs)
+    lines = weighed(tmp_path, {name: {"epochs": epochs[name]} for name in tokens}, datasets)
     for name, share in shares_of(lines).items():
         assert_near(share, Fraction(epochs[name]) * tokens[name] / needed)
     weighed(
-        *(tmp_path, {name: {"epochs": epochs[name]} for name in tokens}, pairs),
+        *(tmp_path, {name: {"epochs": epochs[name]} for name in tokens}, datasets),
         train_tokens=max(round(needed), 1),
     )
     if needed > 1000:
         assert [(float(w), p, c) for w, p, c in lines] == weighed(
-            *(tmp_path, {name: {"epochs": epochs[name]} for name in tokens}, pairs),
+            *(tmp_path, {name: {"epochs": epochs[name]} for name in tokens}, datasets),
             train_tokens=math.floor(needed / Fraction(1009, 1000)),
         )
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_others_share_what_epochs_leave(tmp_path: Path, seed: int) -> None:
+def test_weights_and_temperatures_share_the_tokens_that_epochs_leave(
+    tmp_path: Path, seed: int
+) -> None:
     draw = random.Random(seed)
-    pairs = draw_pairs(draw)
-    tokens = tokens_of(pairs)
+    datasets = draw_datasets(draw)
+    tokens = tokens_of(datasets)
     names = list(tokens)
     with_epochs = names[: draw.randint(1, len(names) - 1)]
     epochs = {name: round(draw.uniform(0.01, 4), 3) for name in with_epochs}
@@ -220,7 +229,7 @@ def test_others_share_what_epochs_leave(tmp_path: Path, seed: int) -> None:
         rows |= {name: {"temperature": 1} for name in parts}
     needed = sum(Fraction(epochs[name]) * tokens[name] for name in with_epochs)
     train_tokens = math.ceil(needed * Fraction(draw.uniform(1.01, 5))) + 1
-    lines = weighed(tmp_path, rows, pairs, train_tokens=train_tokens, max_epochs=1e300)
+    lines = weighed(tmp_path, rows, datasets, train_tokens=train_tokens, max_epochs=1e300)
     for name, share in shares_of(lines).items():
         if name in epochs:
             assert_near(share * train_tokens / tokens[name], epochs[name])
@@ -230,7 +239,7 @@ def test_others_share_what_epochs_leave(tmp_path: Path, seed: int) -> None:
     assert math.isclose(math.fsum(weight for weight, _, _ in lines), 1, rel_tol=4e-15)
 
 
-PAIRS = [("a", 600), ("b", 300), ("b", 100), ("c", 1000)]
+DATASETS = [("a", 600), ("b", 300), ("b", 100), ("c", 1000)]
 EPOCHS = {"a": {"epochs": 2}, "b": {"epochs": 0.5}, "c": {"epochs": 1}}
 
 
@@ -241,7 +250,7 @@ EPOCHS = {"a": {"epochs": 2}, "b": {"epochs": 0.5}, "c": {"epochs": 1}}
         (
             EPOCHS | {"b": {"weight": 1, "epochs": 2}},
             {},
-            r"corpora\.tsv:3: states weight and epochs; leave one of them",
+            r"corpora\.tsv:3: has weight and epochs; keep one of them",
         ),
         (
             {"a": {"weight": 1}, "b": {"epochs": 1}, "c": {"temperature": 3}},
@@ -272,7 +281,7 @@ EPOCHS = {"a": {"epochs": 2}, "b": {"epochs": 0.5}, "c": {"epochs": 1}}
         (
             {name: {"temperature": 0.01} for name in "abd"},
             {},
-            'corpus "d" gets a share below every number; raise its weight or',
+            'the share of corpus "d" is too small for a float; raise its weight or',
         ),
         (EPOCHS, {"train_tokens": 0}, "--train-tokens: 0: give a number of tokens, 1 or more"),
         (EPOCHS, {"temperature": 0.0}, "--temperature: 0: give a finite number, 0.01 or more"),
@@ -281,21 +290,21 @@ EPOCHS = {"a": {"epochs": 2}, "b": {"epochs": 0.5}, "c": {"epochs": 1}}
         (EPOCHS, {"max_epochs": math.nan}, "--max-epochs: nan: not above 0"),
     ],
 )
-def test_shares_that_cannot_be(
+def test_impossible_shares_are_refused(
     tmp_path: Path, rows: dict[str, dict[str, Any]], options: dict[str, Any], message: str
 ) -> None:
-    pairs = PAIRS if "d" not in rows else [("a", 10**6), ("b", 10**9), ("d", 10)]
+    datasets = DATASETS if "d" not in rows else [("a", 10**6), ("b", 10**9), ("d", 10)]
     with pytest.raises(UserError, match=message) as caught:
-        weighed(tmp_path, rows, pairs, **options)
+        weighed(tmp_path, rows, datasets, **options)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "weights.txt").exists()
 
 
-def test_many_epochs_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_many_epochs_get_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def messages(rows: dict[str, dict[str, Any]], **options: Any) -> list[str]:
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            weighed(tmp_path, rows, PAIRS, **options)
+            weighed(tmp_path, rows, DATASETS, **options)
         return [record.getMessage() for record in caplog.records]
 
     weights = {name: {"weight": 1} for name in "abc"}
@@ -306,7 +315,7 @@ def test_many_epochs_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
         "it has 400 tokens, 1,610 are drawn from it; lower its share or add data"
     ]
     assert len(messages(weights, train_tokens=4800, max_epochs=2)) == 2
-    # Epochs of all tell the length of the training themselves.
+    # If all corpora state epochs, these determine the length of the training.
     assert messages(EPOCHS) == []
     assert len(messages(EPOCHS | {"b": {"epochs": 5}})) == 1
     assert messages(EPOCHS, train_tokens=2400) == []

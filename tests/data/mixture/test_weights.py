@@ -1,4 +1,4 @@
-"""Reading weighting files, whole and broken."""
+"""Read and write weighting files; refuse invalid ones."""
 
 import random
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_reads_lines_in_order(tmp_path: Path) -> None:
     ]
 
 
-def test_other_forms_of_a_line(tmp_path: Path) -> None:
+def test_reads_all_forms_of_a_line(tmp_path: Path) -> None:
     path = tmp_path / "weights.txt"
     path.write_text(
         "# weight prefix\n"
@@ -47,7 +47,7 @@ def test_other_forms_of_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_pairs_are_read_as_megatron_reads_them(tmp_path: Path, seed: int) -> None:
+def test_reads_the_data_path_of_megatron(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     pairs = [(repr(draw.random() * 10 ** draw.randint(-9, 9)), f"d/{n}-x") for n in range(1, 40)]
     text = ""
@@ -66,7 +66,7 @@ def test_pairs_are_read_as_megatron_reads_them(tmp_path: Path, seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_written_is_read_again(tmp_path: Path, seed: int) -> None:
+def test_written_files_are_read_unchanged(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     entries = [
         Weighted(draw.random() * 10.0 ** draw.randint(-300, 300), f"a/{n}", f"c{n % 3}")
@@ -77,13 +77,15 @@ def test_what_is_written_is_read_again(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["a b", "#a", "", "a\n1 b b"])
-def test_a_prefix_that_could_not_be_read_again_is_not_written(tmp_path: Path, prefix: str) -> None:
-    with pytest.raises(UserError, match="cannot stand in a weighting file"):
+def test_unreadable_prefixes_are_not_written(tmp_path: Path, prefix: str) -> None:
+    with pytest.raises(UserError, match=r"cannot write .*: it is empty, has a space, or begins"):
         write_weights(tmp_path / "weights.txt", [Weighted(1, "a", "a"), Weighted(1, prefix, "a")])
     assert not list(tmp_path.iterdir())
 
 
-def test_the_root_is_given_or_named_or_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_root_is_the_option_or_the_variable_or_the_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv(ROOT_VARIABLE, raising=False)
     path = Path("/lists/weights.txt")
     assert find_root(path, None) == Path("/lists")
@@ -112,12 +114,12 @@ def test_the_root_is_given_or_named_or_beside(monkeypatch: pytest.MonkeyPatch) -
         ("half a a\n", ":1: weight 'half'"),
         ("half a\n", ":1: weight 'half'"),
         ("1 a 2 b\n1 c -2 d\n", ":2: weight '-2'"),
-        ("1 a a\n\n1 a a\n", ":3: a stands in line 1 too; join the lines"),
-        ("1 a a\n1 ./a.bin a\n", ":2: ./a stands in line 1"),
-        ("1 a 2 a\n", ":1: a stands in line 1"),
+        ("1 a a\n\n1 a a\n", ":3: a is also in line 1; join the lines"),
+        ("1 a a\n1 ./a.bin a\n", ":2: ./a is also in line 1"),
+        ("1 a 2 a\n", ":1: a is also in line 1"),
     ],
 )
-def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+def test_errors_name_the_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "weights.txt"
     path.write_text(text)
     with pytest.raises(UserError, match=message) as caught:
@@ -135,9 +137,9 @@ def test_a_missing_or_binary_file_is_a_user_error(tmp_path: Path) -> None:
         read_weights(path)
 
 
-def test_sums_beyond_any_number(tmp_path: Path) -> None:
+def test_a_sum_too_large_for_a_float_is_refused(tmp_path: Path) -> None:
     (tmp_path / "weights.txt").write_text("1e308 a a\n1e308 b b\n")
-    with pytest.raises(UserError, match="weights sum to more than any number"):
+    with pytest.raises(UserError, match="the sum of the weights is too large for a float"):
         read_weights(tmp_path / "weights.txt")
 
 
@@ -153,7 +155,7 @@ def test_a_corpus_may_be_a_number(tmp_path: Path) -> None:
     ]
 
 
-def test_parts_of_pairs(tmp_path: Path) -> None:
+def test_parts_of_datasets(tmp_path: Path) -> None:
     entries = [Weighted(0.5, "a-0", "a", (0.0, 0.1 + 0.2)), Weighted(0.5, "b-0", "b")]
     write_weights(tmp_path / "weights.txt", entries)
     assert read_weights(tmp_path / "weights.txt") == entries

@@ -1,4 +1,4 @@
-"""Counts of a mixture and exact orders of it, against fractions without rounding."""
+"""Sample counts and exact blends, compared with exact fractions."""
 
 from fractions import Fraction
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tokamake.data.samples.blend import CorpusBlend, ExactBlend, requested
+from tokamake.data.samples.blend import CorpusBlend, ExactBlend, apportion
 from tokamake.errors import UserError
 
 WEIGHTS = st.lists(st.floats(0, 1e300), min_size=1, max_size=30).filter(any)
@@ -15,22 +15,22 @@ WEIGHTS = st.lists(st.floats(0, 1e300), min_size=1, max_size=30).filter(any)
 
 @example([5e-324, 1e300, 3.0], 10**12)
 @given(WEIGHTS, st.integers(0, 10**15))
-def test_requested_samples_add_up(weights: list[float], num_samples: int) -> None:
-    counts = requested(weights, num_samples)
+def test_apportioned_samples_add_up(weights: list[float], num_samples: int) -> None:
+    counts = apportion(weights, num_samples)
     assert sum(counts) == num_samples
     total = sum(map(Fraction, weights))
     for weight, count in zip(weights, counts, strict=True):
         assert abs(count - num_samples * Fraction(weight) / total) < 1
 
 
-def test_requested_samples_go_to_the_largest_remainders_and_lowest_numbers() -> None:
-    assert requested([1, 1, 1], 4) == [2, 1, 1]
-    assert requested([0.1, 0.3, 0.6], 9) == [1, 3, 5]
-    assert requested([0.0, 2.0], 3) == [0, 3]
+def test_largest_remainders_and_lowest_numbers_get_the_extra_samples() -> None:
+    assert apportion([1, 1, 1], 4) == [2, 1, 1]
+    assert apportion([0.1, 0.3, 0.6], 9) == [1, 3, 5]
+    assert apportion([0.0, 2.0], 3) == [0, 3]
 
 
 @pytest.mark.parametrize(
-    ("named", "weights", "num_samples"),
+    ("message", "weights", "num_samples"),
     [
         ("weights: number 1: nan", [1.0, float("nan")], 1),
         ("weights: number 0: -1", [-1.0], 1),
@@ -39,14 +39,17 @@ def test_requested_samples_go_to_the_largest_remainders_and_lowest_numbers() -> 
         ("num_samples: -1", [1.0], -1),
     ],
 )
-def test_requested_refuses(named: str, weights: list[float], num_samples: int) -> None:
-    with pytest.raises(UserError, match=f"^{named}"):
-        requested(weights, num_samples)
+def test_apportion_refuses_numbers_out_of_range(
+    message: str, weights: list[float], num_samples: int
+) -> None:
+    with pytest.raises(UserError, match=f"^{message}"):
+        apportion(weights, num_samples)
 
 
 def by_points(counts: list[int]) -> list[tuple[int, int]]:
-    everything = [(number, k) for number, count in enumerate(counts) for k in range(count)]
-    return sorted(everything, key=lambda one: (Fraction(2 * one[1] + 1, 2 * counts[one[0]]), one))
+    """All (dataset, sample) in the order of an exact blend, computed with fractions."""
+    samples = [(number, k) for number, count in enumerate(counts) for k in range(count)]
+    return sorted(samples, key=lambda pair: (Fraction(2 * pair[1] + 1, 2 * counts[pair[0]]), pair))
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=25), st.data())
@@ -67,8 +70,8 @@ def test_exact_blend_stays_close_to_its_shares(counts: list[int]) -> None:
     datasets, _ = ExactBlend(counts).block(0, sum(counts))
     for number, count in enumerate(counts):
         share = count / sum(counts)
-        given = np.cumsum(datasets == number)
-        off = np.abs(given - share * np.arange(1, sum(counts) + 1)).max()
+        drawn = np.cumsum(datasets == number)
+        off = np.abs(drawn - share * np.arange(1, sum(counts) + 1)).max()
         assert off <= (1 - share) / 2 + share * (len(counts) - 1) / 2 + 1e-9
     assert np.bincount(datasets, minlength=len(counts)).tolist() == counts
 
@@ -87,34 +90,34 @@ def test_exact_blend_of_two_trillion_samples() -> None:
         drawn = samples[datasets == number]
         np.testing.assert_array_equal(np.diff(drawn), 1)
         assert abs(drawn[0] - middle * count / len(exact)) <= 2
-    assert exact[len(exact) - 1] == by_last_point(counts)
+    assert exact[len(exact) - 1] == last_by_points(counts)
     assert exact[middle] == (datasets[0], samples[0])
 
 
-def by_last_point(counts: list[int]) -> tuple[int, int]:
+def last_by_points(counts: list[int]) -> tuple[int, int]:
     return max(
         (Fraction(2 * count - 1, 2 * count), number, count - 1)
         for number, count in enumerate(counts)
     )[1:]
 
 
-def test_exact_blend_of_a_hundred_thousand_sets() -> None:
+def test_exact_blend_of_100_000_datasets() -> None:
     counts = np.random.default_rng(0).integers(1, 20, 100_000).tolist()
     exact = ExactBlend(counts)
     half = len(exact) // 2
-    parts = [exact.block(0, half), exact.block(half, len(exact))]
-    datasets = np.concatenate([part[0] for part in parts])
+    blocks = [exact.block(0, half), exact.block(half, len(exact))]
+    datasets = np.concatenate([block[0] for block in blocks])
     assert datasets.dtype == np.int32
     assert np.bincount(datasets).tolist() == counts
-    samples = np.concatenate([part[1] for part in parts])
-    order = np.lexsort((samples, datasets))  # every sample of every set comes once
+    samples = np.concatenate([block[1] for block in blocks])
+    order = np.lexsort((samples, datasets))  # every sample of every dataset, once
     np.testing.assert_array_equal(
         samples[order], np.concatenate([np.arange(count) for count in counts])
     )
 
 
 @pytest.mark.parametrize(
-    ("named", "counts"),
+    ("message", "counts"),
     [
         ("counts: number 1: -1", [1, -1]),
         ("counts: number 0: ", [2**64]),
@@ -122,12 +125,12 @@ def test_exact_blend_of_a_hundred_thousand_sets() -> None:
         ("counts: ", []),
     ],
 )
-def test_exact_blend_refuses(named: str, counts: list[int]) -> None:
-    with pytest.raises(UserError, match=f"^{named}"):
+def test_exact_blend_refuses_counts_out_of_range(message: str, counts: list[int]) -> None:
+    with pytest.raises(UserError, match=f"^{message}"):
         ExactBlend(counts)
 
 
-def test_exact_blend_has_an_end() -> None:
+def test_samples_beyond_the_exact_blend_are_an_index_error() -> None:
     for sample in (-1, 3):
         with pytest.raises(IndexError):
             ExactBlend([2, 1])[sample]
@@ -135,10 +138,10 @@ def test_exact_blend_has_an_end() -> None:
         ExactBlend([2, 1]).block(2, 4)
 
 
-def of_corpora(
+def blended_corpora(
     corpora: list[list[int]], orders: list[list[tuple[int, int]]]
 ) -> list[tuple[int, int]]:
-    """Replace the samples of the blend of corpora by files and numbers in them."""
+    """Order of a blend of corpora, with the order inside each corpus."""
     first = np.cumsum([0, *map(len, corpora)])
     drawn = by_points([sum(counts) for counts in corpora])
     return [
@@ -146,40 +149,42 @@ def of_corpora(
     ]
 
 
-def end_to_end(counts: list[int]) -> list[tuple[int, int]]:
-    return [(file, k) for file, count in enumerate(counts) for k in range(count)]
+def concatenated(counts: list[int]) -> list[tuple[int, int]]:
+    return [(dataset, k) for dataset, count in enumerate(counts) for k in range(count)]
 
 
 @pytest.mark.parametrize("within", ["concatenated", "shuffled", "blended"])
 @given(
     st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=1, max_size=6), st.data()
 )
-def test_corpus_blend(within: str, corpora: list[list[int]], data: st.DataObject) -> None:
+def test_corpus_blend_equals_nested_orders(
+    within: str, corpora: list[list[int]], data: st.DataObject
+) -> None:
     orders = {
-        "concatenated": [end_to_end(counts) for counts in corpora],
+        "concatenated": [concatenated(counts) for counts in corpora],
         "blended": [by_points(counts) for counts in corpora],
         "shuffled": [
-            [end_to_end(counts)[k] for k in np.random.RandomState(7 + c).permutation(sum(counts))]
+            [concatenated(counts)[k] for k in np.random.RandomState(7 + c).permutation(sum(counts))]
             for c, counts in enumerate(corpora)
         ],
     }[within]
-    expected = of_corpora(corpora, orders)
-    mixed = CorpusBlend(corpora, within=within, seed=7 if within == "shuffled" else None)
-    assert [mixed[i] for i in range(len(mixed))] == expected
+    expected = blended_corpora(corpora, orders)
+    blend = CorpusBlend(corpora, within=within, seed=7 if within == "shuffled" else None)
+    assert [blend[i] for i in range(len(blend))] == expected
     start = data.draw(st.integers(0, len(expected)))
     stop = data.draw(st.integers(start, len(expected)))
-    files, samples = mixed.block(start, stop)
-    assert list(zip(files.tolist(), samples.tolist(), strict=True)) == expected[start:stop]
+    datasets, samples = blend.block(start, stop)
+    assert list(zip(datasets.tolist(), samples.tolist(), strict=True)) == expected[start:stop]
 
 
 @pytest.mark.parametrize(
-    ("named", "options"),
+    ("message", "options"),
     [
         ("within: 'mixed'", {"within": "mixed"}),
         ("seed: None", {"within": "shuffled"}),
         ("seed: 1", {"within": "blended", "seed": 1}),
     ],
 )
-def test_corpus_blend_refuses(named: str, options: dict) -> None:
-    with pytest.raises(UserError, match=f"^{named}"):
+def test_corpus_blend_refuses_wrong_options(message: str, options: dict) -> None:
+    with pytest.raises(UserError, match=f"^{message}"):
         CorpusBlend([[1]], **options)

@@ -1,4 +1,4 @@
-"""The loader against megatron-core's datasets, batches over any number of ranks, refusals."""
+"""Samples compared with megatron-core's, batches for any number of ranks, and errors."""
 
 import json
 from itertools import islice
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset
 
-from tests.support.megatron_datasets import config, random_lengths, write_pair
+from tests.support.megatron_datasets import config, random_lengths, write_dataset
 from tests.support.runs import make_index
 from tokamake.config.batching import BatchSizes, Rampup
 from tokamake.data.samples import loader
@@ -23,9 +23,9 @@ WEIGHTS = {"web": 0.7, "books": 0.3}
 STRIDE = 100_000
 
 
-def make(root: Path) -> Path:
+def prepare(root: Path) -> Path:
     for number, (name, weight) in enumerate(WEIGHTS.items()):
-        write_pair(root / name, random_lengths(number, 90), first_token=STRIDE * number)
+        write_dataset(root / name, random_lengths(number, 90), first_token=STRIDE * number)
         with (root / "weights.txt").open("a") as stream:
             stream.write(f"{weight} {name} {name}\n")
     samples = {"train_samples": 200, "valid_samples": 12}
@@ -35,7 +35,7 @@ def make(root: Path) -> Path:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    return make(tmp_path)
+    return prepare(tmp_path)
 
 
 def open_samples(root: Path, split: str = "train") -> Samples:
@@ -44,22 +44,22 @@ def open_samples(root: Path, split: str = "train") -> Samples:
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory: pytest.TempPathFactory) -> Samples:
-    return open_samples(make(tmp_path_factory.mktemp("loader")))
+    return open_samples(prepare(tmp_path_factory.mktemp("loader")))
 
 
 def test_samples_equal_megatron(root: Path) -> None:
     blend = ([str(root / name) for name in WEIGHTS], list(WEIGHTS.values()))
     settings = config(sequence_length=24, seed=7, split="80,20,0", blend=blend)
     builder = BlendedMegatronDatasetBuilder(GPTDataset, [200, 12, 0], lambda: True, settings)
-    for split, theirs in zip(("train", "valid"), builder.build(), strict=False):
-        ours = open_samples(root, split)
-        assert len(ours) == len(theirs)
-        for number in range(len(ours)):
-            tokens = ours[number]
+    for split, reference in zip(("train", "valid"), builder.build(), strict=False):
+        samples = open_samples(root, split)
+        assert len(samples) == len(reference)
+        for number in range(len(samples)):
+            tokens = samples[number]
             assert tokens.dtype == np.int64
-            assert tokens[:-1].tolist() == theirs[number]["tokens"].tolist()
-            assert tokens[1:].tolist() == theirs[number]["labels"].tolist()
-            assert ours.source(number) == list(WEIGHTS)[tokens[0] // STRIDE]
+            assert tokens[:-1].tolist() == reference[number]["tokens"].tolist()
+            assert tokens[1:].tolist() == reference[number]["labels"].tolist()
+            assert samples.corpus_of(number) == list(WEIGHTS)[tokens[0] // STRIDE]
 
 
 @pytest.mark.parametrize("sample", [-1, 10**6])
@@ -67,7 +67,7 @@ def test_a_sample_out_of_range_is_an_index_error(train: Samples, sample: int) ->
     with pytest.raises(IndexError):
         train[sample]
     with pytest.raises(IndexError):
-        train.source(sample)
+        train.corpus_of(sample)
 
 
 @given(
@@ -78,10 +78,10 @@ def test_a_sample_out_of_range_is_an_index_error(train: Samples, sample: int) ->
 def test_global_batches_do_not_depend_on_the_number_of_ranks(
     train: Samples, data_parallel_size: int, micro_batch_size: int, consumed_samples: int
 ) -> None:
-    """144 samples a step are whole blocks for all numbers of ranks and rows up to 4."""
+    """144 samples are whole blocks for 1 to 4 ranks with 1 to 4 rows."""
     global_batch_size = 144
     micro_steps = global_batch_size // (micro_batch_size * data_parallel_size)
-    seen = []
+    of_ranks = []
     for rank in range(data_parallel_size):
         iterator = loader.batches(
             train,
@@ -90,8 +90,8 @@ def test_global_batches_do_not_depend_on_the_number_of_ranks(
             data_parallel_rank=rank,
             data_parallel_size=data_parallel_size,
         )
-        seen.append([next(iterator) for _ in range(micro_steps)])
-    rows = np.concatenate([ranks[step] for step in range(micro_steps) for ranks in seen])
+        of_ranks.append([next(iterator) for _ in range(micro_steps)])
+    rows = np.concatenate([blocks[step] for step in range(micro_steps) for blocks in of_ranks])
     block = range(consumed_samples, consumed_samples + global_batch_size)
     np.testing.assert_array_equal(rows, np.stack([train[number] for number in block]))
 
@@ -103,15 +103,15 @@ def test_batches_resume_and_end(train: Samples, rank: int) -> None:
         "data_parallel_rank": rank,
         "data_parallel_size": 2,
     }
-    whole = list(loader.batches(train, consumed_samples=0, **settings))
-    assert len(whole) == len(train) // 6
+    batches = list(loader.batches(train, consumed_samples=0, **settings))
+    assert len(batches) == len(train) // 6
     resumed = list(loader.batches(train, consumed_samples=30, **settings))
-    np.testing.assert_array_equal(whole[5:], resumed)
+    np.testing.assert_array_equal(batches[5:], resumed)
     assert not list(loader.batches(train, consumed_samples=len(train), **settings))
 
 
-class Numbered:
-    """Samples that are their own numbers."""
+class NumberedSamples:
+    """Each sample is its own number."""
 
     def __len__(self) -> int:
         return 7_000
@@ -124,19 +124,19 @@ class Numbered:
     layouts=st.lists(
         st.tuples(st.integers(0, 6), st.integers(0, 2), st.integers(0, 12)), min_size=1, max_size=6
     ),
-    grows=st.booleans(),
+    ramps_up=st.booleans(),
 )
-def test_each_sample_is_seen_once_in_order_whatever_the_layouts(
-    layouts: list[tuple[int, int, int]], grows: bool
+def test_each_sample_comes_once_in_order_for_any_layouts(
+    layouts: list[tuple[int, int, int]], ramps_up: bool
 ) -> None:
-    """A run goes on with other ranks, 64 at most, and other rows after some steps of each."""
-    sizes = BatchSizes(512, Rampup(256, 256, 2_000) if grows else None)
+    """After some steps of each layout, a run continues with other ranks (at most 64) and rows."""
+    sizes = BatchSizes(512, Rampup(256, 256, 2_000) if ramps_up else None)
     seen: list[int] = []
     for exponent, rows, number in layouts:
         ranks, micro_batch_size = 2**exponent, 2**rows
         of_ranks = [
             loader.steps(
-                Numbered(),
+                NumberedSamples(),
                 sizes,
                 consumed_samples=len(seen),
                 micro_batch_size=micro_batch_size,
@@ -152,24 +152,24 @@ def test_each_sample_is_seen_once_in_order_whatever_the_layouts(
                 assert {block.shape for block in blocks} == {(micro_batch_size, 1)}
                 seen += np.concatenate(blocks)[:, 0].tolist()
             assert len(seen) == together[0].consumed_samples + size
-            assert size == (256 if grows and len(seen) - size < 2_000 else 512)
+            assert size == (256 if ramps_up and len(seen) - size < 2_000 else 512)
     assert seen == list(range(len(seen)))
 
 
-def test_steps_end_and_refuse(train: Samples) -> None:
+def test_steps_end_and_refuse_uneven_batches(train: Samples) -> None:
     settings = {"micro_batch_size": 3, "data_parallel_rank": 1, "data_parallel_size": 2}
-    made = list(loader.steps(train, BatchSizes(12), consumed_samples=0, **settings))
-    assert len(made) == len(train) // 12
-    assert [step.consumed_samples for step in made] == list(range(0, 12 * len(made), 12))
-    np.testing.assert_array_equal(made[1].micro_batches[0], [train[n] for n in (15, 16, 17)])
+    steps = list(loader.steps(train, BatchSizes(12), consumed_samples=0, **settings))
+    assert len(steps) == len(train) // 12
+    assert [step.consumed_samples for step in steps] == list(range(0, 12 * len(steps), 12))
+    np.testing.assert_array_equal(steps[1].micro_batches[0], [train[n] for n in (15, 16, 17)])
     with pytest.raises(UserError, match="multiple of 6"):
         next(loader.steps(train, BatchSizes(10), consumed_samples=0, **settings))
 
 
 def damage_index_json(root: Path) -> None:
-    described = json.loads((root / "index" / "index.json").read_text())
-    described["seed"] += 1
-    (root / "index" / "index.json").write_text(json.dumps(described))
+    description = json.loads((root / "index" / "index.json").read_text())
+    description["seed"] += 1
+    (root / "index" / "index.json").write_text(json.dumps(description))
 
 
 def truncate_array(root: Path) -> None:
@@ -182,11 +182,11 @@ def empty_array(root: Path) -> None:
 
 
 def change_tokens(root: Path) -> None:
-    write_pair(root / "books", [*random_lengths(1, 90), 1])
+    write_dataset(root / "books", [*random_lengths(1, 90), 1])
 
 
 def swap_lengths(root: Path) -> None:
-    write_pair(root / "books", random_lengths(1, 90)[::-1])
+    write_dataset(root / "books", random_lengths(1, 90)[::-1])
 
 
 @pytest.mark.parametrize(
@@ -203,14 +203,14 @@ def swap_lengths(root: Path) -> None:
         (swap_lengths, "books: changed since"),
     ],
 )
-def test_what_no_longer_fits_is_a_user_error(root: Path, damage: Any, message: str) -> None:
+def test_a_damaged_or_outdated_index_is_a_user_error(root: Path, damage: Any, message: str) -> None:
     damage(root)
     with pytest.raises(UserError, match=message) as caught:
         open_samples(root)
     assert "tokamake index" in str(caught.value)
 
 
-def test_a_missing_pair_or_split_is_a_user_error(root: Path) -> None:
+def test_a_missing_dataset_or_split_is_a_user_error(root: Path) -> None:
     with pytest.raises(UserError, match="no test split"):
         open_samples(root, "test")
     (root / "web.bin").unlink()

@@ -1,4 +1,4 @@
-"""Orders written piece by piece against megatron-core's and numpy's files of the whole arrays."""
+"""Orders written in blocks, compared with numpy's files of megatron-core's arrays."""
 
 import tracemalloc
 from pathlib import Path
@@ -22,9 +22,9 @@ NAMES = ("dataset_index.npy", "dataset_sample_index.npy")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def small_pieces():
+def small_blocks():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(order_files, "_PIECE", 64)
+        patch.setattr(order_files, "_BLOCK_SAMPLES", 64)
         yield
 
 
@@ -39,56 +39,56 @@ def assert_written(folder: Path, arrays: tuple[np.ndarray, np.ndarray]) -> None:
         assert (folder / name).read_bytes() == (folder / f"whole-{name}").read_bytes()
 
 
-# Normalizing these shares once more changes their last bits, and with them the order.
+# Normalizing these shares twice changes their last bits, and with them the order.
 @example([13.0, 10.0, 6.0, 6.0, 1.0, 2.0, 1.0, 4.0, 16.0, 13.0], 200)
 @example([1.0, 3.0], 0)
-@example([1.0, 1.0], 128)  # pieces end where the order does
+@example([1.0, 1.0], 128)  # blocks end where the order ends
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=40), st.integers(0, 3000))
 def test_blend_equals_megatron(folder: Path, weights: list[float], num_samples: int) -> None:
     shares = normalize(weights)
-    targets = [one for (one,) in _get_size_per_split_per_dataset(shares, [num_samples])]
-    asked = _get_size_per_split_per_dataset(shares, [num_samples], surplus=0.005)
+    targets = [count for (count,) in _get_size_per_split_per_dataset(shares, [num_samples])]
+    expected = _get_size_per_split_per_dataset(shares, [num_samples], surplus=0.005)
     size = sum(targets)
     datasets, numbers = np.zeros(size, np.int16), np.zeros(size, np.int64)
-    again = normalize(shares)
-    helpers.build_blending_indices(datasets, numbers, again, len(again), size, False)
-    wanted, drawn, samples = write_blend(folder, weights, num_samples)
-    assert wanted == [one for (one,) in asked]
+    twice = normalize(shares)
+    helpers.build_blending_indices(datasets, numbers, twice, len(twice), size, False)
+    requested, drawn, samples = write_blend(folder, weights, num_samples)
+    assert requested == [count for (count,) in expected]
     assert drawn == [int((datasets == n).sum()) for n in range(len(weights))]
     assert samples == size
     assert_written(folder, (datasets, numbers))
 
 
-def test_shares_are_kept(folder: Path) -> None:
+def test_drawn_samples_have_the_shares_of_the_weights(folder: Path) -> None:
     _, drawn, samples = write_blend(folder, [6, 3, 1], 10_000)
     assert samples == len(np.load(folder / NAMES[0])) == 10_000
     assert drawn == pytest.approx([6000, 3000, 1000], abs=1)
 
 
-def test_counting_goes_on_beyond_one_piece(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order_files, "_PIECE", 1 << 20)
+def test_drawn_samples_are_counted_across_blocks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(order_files, "_BLOCK_SAMPLES", 1 << 20)
     _, drawn, _ = write_blend(folder, [1, 3], 3_000_000)
     assert drawn == [750_000, 2_250_000]
     assert np.bincount(np.load(folder / NAMES[0])).tolist() == drawn
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=30))
-def test_exhaustive(folder: Path, counts: list[int]) -> None:
+def test_exhaustive_blend_equals_megatron(folder: Path, counts: list[int]) -> None:
     write_exhaustive(folder, counts)
     assert_written(folder, _csrc.build_exhaustive_blend_index(np.array(counts, np.int64)))
 
 
 @given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=4), min_size=1, max_size=4))
-def test_orders(folder: Path, corpora: list[list[int]]) -> None:
+def test_blocks_equal_the_whole_order(folder: Path, corpora: list[list[int]]) -> None:
     for order in (ExactBlend(corpora[0]), CorpusBlend(corpora, within="shuffled", seed=3)):
         write_order(folder, order)
         assert_written(folder, order.block(0, len(order)))
 
 
-def test_order_of_more_sets_than_int16_counts(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(order_files, "_PIECE", 20_000)
+def test_more_datasets_than_int16_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order_files, "_BLOCK_SAMPLES", 20_000)
     order = ExactBlend([1] * 32_768)
     write_order(folder, order)
     assert np.load(folder / NAMES[0]).dtype == np.int32
@@ -96,7 +96,7 @@ def test_order_of_more_sets_than_int16_counts(
 
 
 def test_memory_does_not_grow_with_samples(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order_files, "_PIECE", 10_000)
+    monkeypatch.setattr(order_files, "_BLOCK_SAMPLES", 10_000)
     peaks = []
     for num_samples in (50_000, 500_000):
         for write in (
@@ -108,6 +108,6 @@ def test_memory_does_not_grow_with_samples(folder: Path, monkeypatch: pytest.Mon
             write()
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
-    assert all(few > 100_000 for few in peaks)  # the pieces are seen at all
+    assert all(few > 100_000 for few in peaks)  # tracemalloc sees the blocks
     for few, many in zip(peaks[:3], peaks[3:], strict=True):
         assert many < 1.2 * few

@@ -1,4 +1,4 @@
-"""Documents that share a row: positions and masks against megatron-core's."""
+"""Positions and masks of documents that share a row, compared with megatron-core's."""
 
 import numpy as np
 import pytest
@@ -6,55 +6,53 @@ import torch
 from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
 
 from tokamake.data.samples.loader import PAD
-from tokamake.data.samples.packing import attention_mask, packed, sequence_bounds
+from tokamake.data.samples.packing import packed
 
 EOD = 0
 
 
+def attention_mask(document_ids: np.ndarray) -> np.ndarray:
+    """(B, S, S) true where token i attends to token j: not after it, in the same document."""
+    same = document_ids[:, :, None] == document_ids[:, None, :]
+    return same & np.tri(document_ids.shape[1], dtype=bool)
+
+
 @pytest.mark.parametrize("flags", range(8))
-def test_equal_megatron(flags: int) -> None:
+def test_masks_and_positions_equal_megatron(flags: int) -> None:
     rng = np.random.default_rng(flags)
-    chosen = {
+    options = {
         "reset_position_ids": bool(flags & 1),
         "reset_attention_mask": bool(flags & 2),
         "eod_mask_loss": bool(flags & 4),
     }
     rows = rng.integers(0, 4, (50, 18))
-    rows[0], rows[1] = EOD, 1  # nothing but ends, and none
-    made = packed(rows, eod=EOD, **chosen)
-    assert [part.dtype for part in made] == [np.int64, np.int64, bool, np.int64, np.int32]
-    seen = attention_mask(made.document_ids)
+    rows[0], rows[1] = EOD, 1  # only end-of-document tokens, and none
+    samples = packed(rows, eod=EOD, **options)
+    assert [array.dtype for array in samples] == [bool, np.int64, np.int32]
+    visible = attention_mask(samples.document_ids)
     for row in range(len(rows)):
         hidden, loss_mask, position_ids = _get_ltor_masks_and_position_ids(
-            torch.from_numpy(rows[row, :-1]), EOD, *chosen.values(), create_attention_mask=True
+            torch.from_numpy(rows[row, :-1]), EOD, *options.values(), create_attention_mask=True
         )
-        np.testing.assert_array_equal(made.loss_mask[row], loss_mask.numpy() == 1)
-        np.testing.assert_array_equal(made.position_ids[row], position_ids)
-        np.testing.assert_array_equal(seen[row], ~hidden[0].numpy())
-    np.testing.assert_array_equal(made.tokens, rows[:, :-1])
-    np.testing.assert_array_equal(made.labels, rows[:, 1:])
+        np.testing.assert_array_equal(samples.loss_mask[row], loss_mask.numpy() == 1)
+        np.testing.assert_array_equal(samples.position_ids[row], position_ids)
+        np.testing.assert_array_equal(visible[row], ~hidden[0].numpy())
 
 
-def test_sequence_bounds() -> None:
+def test_documents_are_numbered_within_a_row() -> None:
     rows = np.array([[5, EOD, 6, 6, EOD, 7], [EOD, 8, 8, 8, 8, 8]])
-    made = packed(rows, eod=EOD, reset_attention_mask=True)
-    assert made.document_ids.tolist() == [[0, 0, 1, 1, 1], [0, 1, 1, 1, 1]]
-    bounds = sequence_bounds(made.document_ids)
-    assert bounds.dtype == np.int32
-    assert bounds.tolist() == [0, 2, 5, 6, 10]
-    whole = packed(rows, eod=EOD)
-    assert sequence_bounds(whole.document_ids).tolist() == [0, 5, 10]
+    samples = packed(rows, eod=EOD, reset_attention_mask=True)
+    assert samples.document_ids.tolist() == [[0, 0, 1, 1, 1], [0, 1, 1, 1, 1]]
+    assert not packed(rows, eod=EOD).document_ids.any()
 
 
 @pytest.mark.parametrize("eod_mask_loss", [False, True])
-def test_nothing_is_learned_where_there_is_no_token(eod_mask_loss: bool) -> None:
+def test_padding_has_no_loss(eod_mask_loss: bool) -> None:
     rows = np.array([[5, EOD, 6, PAD, PAD, PAD], [8, 8, 8, 8, 8, EOD]])
     before = rows.copy()
-    made = packed(rows, eod=EOD, eod_mask_loss=eod_mask_loss, reset_attention_mask=True)
+    samples = packed(rows, eod=EOD, eod_mask_loss=eod_mask_loss, reset_attention_mask=True)
     after_end = not eod_mask_loss
-    assert made.loss_mask.tolist() == [[True, after_end, False, False, False], [True] * 5]
-    assert made.tokens.tolist() == [[5, EOD, 6, 0, 0], [8] * 5]
-    assert made.labels.tolist() == [[EOD, 6, 0, 0, 0], [8, 8, 8, 8, EOD]]
-    # What fills up is no end of a document, even where that is token 0.
-    assert made.document_ids.tolist() == [[0, 0, 1, 1, 1], [0] * 5]
+    assert samples.loss_mask.tolist() == [[True, after_end, False, False, False], [True] * 5]
+    # Padding does not end a document.
+    assert samples.document_ids.tolist() == [[0, 0, 1, 1, 1], [0] * 5]
     np.testing.assert_array_equal(rows, before)

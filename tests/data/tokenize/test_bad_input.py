@@ -1,4 +1,4 @@
-"""No input makes `tokenize` hang, end in a traceback, or pass with something missing."""
+"""With bad input, `tokenize` never hangs, raises a traceback or loses documents silently."""
 
 import bz2
 import gzip
@@ -22,7 +22,7 @@ TWO = b'{"text": "two"}\n'
 LONG = json.dumps({"text": "word " * 10_000_000}).encode()
 WORD = json.dumps({"text": "x" * 5_000_000}).encode()
 
-# Content, then documents in the pair, quarantined, empty; or what the error says.
+# Content; then the numbers of documents written, quarantined and empty, or the error.
 CASES: dict[str, tuple[bytes, tuple[int, int, int] | str]] = {
     "invalid JSON": (ONE + b"{'text': 'b'}\n" + TWO, (2, 1, 0)),
     "cut-off JSON": (ONE + b'{"text": "b', (1, 1, 0)),
@@ -76,7 +76,7 @@ def counts(manifest: dict[str, int]) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_each_case(workspace: Path, name: str) -> None:
+def test_every_document_is_counted_or_the_error_names_the_file(workspace: Path, name: str) -> None:
     content, expected = CASES[name]
     path = workspace / "some.jsonl"
     path.write_bytes(content)
@@ -89,10 +89,10 @@ def test_each_case(workspace: Path, name: str) -> None:
         manifest = run(workspace, path, "quarantine")
         assert counts(manifest) == expected
         assert manifest["documents_in"] == sum(expected)
-        aside = workspace / "out/pair.quarantine.jsonl"
-        assert aside.exists() == bool(expected[1])
-        if aside.exists():
-            assert len(aside.read_text().splitlines()) == expected[1]
+        quarantine = workspace / "out/pair.quarantine.jsonl"
+        assert quarantine.exists() == bool(expected[1])
+        if quarantine.exists():
+            assert len(quarantine.read_text().splitlines()) == expected[1]
         (workspace / "out/pair.json").unlink()
         if expected[1]:
             with pytest.raises(UserError, match=r"some\.jsonl:\d+: .*; "):
@@ -102,7 +102,7 @@ def test_each_case(workspace: Path, name: str) -> None:
             assert counts(run(workspace, path, "stop")) == expected
 
 
-PACK: dict[str, Callable[[bytes], bytes]] = {
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
     "zst": zstd.compress,
     "xz": lzma.compress,
@@ -110,32 +110,35 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("suffix", PACK)
+@pytest.mark.parametrize("suffix", COMPRESS)
 @pytest.mark.parametrize("policy", ["stop", "quarantine"])
-@pytest.mark.parametrize("harm", ["cut off", "corrupt", "garbage at its end", "cut to its head"])
-def test_damaged_compressed_files(workspace: Path, suffix: str, policy: str, harm: str) -> None:
-    packed = PACK[suffix](GOOD * 40)
-    harmed = {
-        "cut off": packed[:-5],
-        "corrupt": packed[: len(packed) // 2] + b"\0\xff\0\xff" + packed[len(packed) // 2 + 4 :],
-        "garbage at its end": packed + b"garbage",
-        "cut to its head": packed[:8],
-    }[harm]
+@pytest.mark.parametrize("damage", ["cut off", "corrupt", "garbage at its end", "cut to its head"])
+def test_damaged_compressed_files_are_user_errors(
+    workspace: Path, suffix: str, policy: str, damage: str
+) -> None:
+    compressed = COMPRESS[suffix](GOOD * 40)
+    middle = len(compressed) // 2
+    damaged = {
+        "cut off": compressed[:-5],
+        "corrupt": compressed[:middle] + b"\0\xff\0\xff" + compressed[middle + 4 :],
+        "garbage at its end": compressed + b"garbage",
+        "cut to its head": compressed[:8],
+    }[damage]
     path = workspace / f"some.jsonl.{suffix}"
-    path.write_bytes(harmed)
+    path.write_bytes(damaged)
     with pytest.raises(UserError, match=rf"some\.jsonl\.{suffix}"):
         run(workspace, path, policy)
     assert not list((workspace / "out").iterdir())
-    path.write_bytes(packed + packed)  # several members are one file
+    path.write_bytes(compressed + compressed)  # several members form one file
     assert counts(run(workspace, path, policy)) == (4000, 0, 0)
 
 
-@pytest.mark.parametrize("suffix", PACK)
-def test_wrong_extensions(workspace: Path, suffix: str) -> None:
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_wrong_extensions_do_not_matter(workspace: Path, suffix: str) -> None:
     for name, content in (
         (f"plain.jsonl.{suffix}", GOOD),
-        ("packed.jsonl", PACK[suffix](GOOD)),
-        ("packed.parquet", PACK[suffix](GOOD)),
+        ("packed.jsonl", COMPRESS[suffix](GOOD)),
+        ("packed.parquet", COMPRESS[suffix](GOOD)),
         ("bare", GOOD),
     ):
         (workspace / name).write_bytes(content)
@@ -156,19 +159,19 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_one_line(workspace: Path, name: str) -> None:
+def test_an_error_is_one_line(workspace: Path, name: str) -> None:
     arguments, expected = MISTAKES[name]
     (workspace / "good.jsonl").write_bytes(GOOD)
     (workspace / "bad.jsonl").write_bytes(ONE + b"bad\n")
-    given = {"--tokenizer": "tokenizer", "--output": "out/pair"}
-    for option, value in given.items():
+    defaults = {"--tokenizer": "tokenizer", "--output": "out/pair"}
+    for option, value in defaults.items():
         if option not in arguments:
             arguments = [*arguments, option, value]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tokamake", "tokenize", *arguments],
         cwd=workspace, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.returncode in (1, 2)
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert expected in done.stderr
+    assert process.returncode in (1, 2)
+    assert len(process.stderr.splitlines()) == 1, process.stderr
+    assert expected in process.stderr
     assert not (workspace / "out").exists() or not list((workspace / "out").iterdir())

@@ -1,4 +1,4 @@
-"""Whole shards stay; an erring fast encoder is replaced; no raw file is overwritten."""
+"""Complete shards are kept; a wrong fast encoder is replaced; no raw file is overwritten."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.megatron_datasets import assert_same_pair
+from tests.support.megatron_datasets import assert_same_dataset
 from tokamake.config.data import PlanSettings
 from tokamake.data.corpus.corpora import Corpus
 from tokamake.data.corpus.document_rows import ORDINAL, RowsWriter
@@ -20,7 +20,7 @@ from tokamake.errors import UserError
 
 @pytest.fixture
 def planned(workspace: Path) -> Path:
-    """A plan of one batch, of three shards of a file each; the second file ends with a bad line."""
+    """A plan with one batch of three shards, one file each; the second file has a bad line."""
     (workspace / "some").mkdir()
     for number in range(3):
         lines = ['{"text": "a b c"}'] * 9 + ["bad"] * (number == 1)
@@ -31,8 +31,8 @@ def planned(workspace: Path) -> Path:
     return workspace
 
 
-def made(workspace: Path, capsys: pytest.CaptureFixture[str], **options: object) -> str:
-    """Make the batch; returns the numbers of the shards that were not whole already."""
+def written_shards(workspace: Path, capsys: pytest.CaptureFixture[str], **options: object) -> str:
+    """Tokenize the batch; return the numbers of the shards that it wrote."""
     capsys.readouterr()
     tokenize(
         output=workspace / "shards",
@@ -43,36 +43,38 @@ def made(workspace: Path, capsys: pytest.CaptureFixture[str], **options: object)
         **{"on_bad_document": "quarantine", **options},  # type: ignore[arg-type]
     )
     lines = capsys.readouterr().out.splitlines()
-    told = [line for line in lines if line.startswith(f"{workspace}/shards/some/0000")]
-    assert len(told) == 3
-    return "".join(line.partition(":")[0][-1] for line in told if "whole already" not in line)
+    shard_lines = [line for line in lines if line.startswith(f"{workspace}/shards/some/0000")]
+    assert len(shard_lines) == 3
+    return "".join(
+        line.partition(":")[0][-1] for line in shard_lines if "already complete" not in line
+    )
 
 
-def test_only_shards_that_are_not_whole_are_made(
+def test_only_incomplete_or_outdated_shards_are_written(
     planned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert made(planned, capsys) == "012"
-    assert made(planned, capsys, workers=3) == ""
+    assert written_shards(planned, capsys) == "012"
+    assert written_shards(planned, capsys, workers=3) == ""
     os.utime(planned / "some/2.jsonl", ns=(1, 1))
-    assert made(planned, capsys) == "2"
+    assert written_shards(planned, capsys) == "2"
     (planned / "shards/some/00000.idx").unlink()
-    assert made(planned, capsys) == "0"
-    assert made(planned, capsys, append_eod=False) == "012"
+    assert written_shards(planned, capsys) == "0"
+    assert written_shards(planned, capsys, append_eod=False) == "012"
 
 
-def test_what_is_done_about_bad_documents_keeps_shards_that_it_allows(
+def test_the_policy_for_bad_documents_keeps_shards_that_it_allows(
     planned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert made(planned, capsys) == "012"
-    assert made(planned, capsys, max_bad_fraction=0.1) == ""
+    assert written_shards(planned, capsys) == "012"
+    assert written_shards(planned, capsys, max_bad_fraction=0.1) == ""
     with pytest.raises(UserError, match="1 of 10 documents are bad, more than max_bad_fraction"):
-        made(planned, capsys, max_bad_fraction=0.09)
+        written_shards(planned, capsys, max_bad_fraction=0.09)
     with pytest.raises(UserError, match=r"some/1\.jsonl:10: not valid JSON"):
-        made(planned, capsys, on_bad_document="stop")
-    assert made(planned, capsys) == ""
+        written_shards(planned, capsys, on_bad_document="stop")
+    assert written_shards(planned, capsys) == ""
 
 
-def test_other_duplicates_are_other_shards(
+def test_a_shard_with_other_duplicates_is_written_again(
     planned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def left_out(*ordinals: int) -> Path:
@@ -82,15 +84,15 @@ def test_other_duplicates_are_other_shards(
                 writer.add(f"some/{number:05d}", np.array(rows, ORDINAL))
         return planned / "duplicates"
 
-    assert made(planned, capsys, duplicates=left_out(1, 2)) == "012"
-    assert made(planned, capsys, duplicates=left_out(1, 2)) == ""
-    assert made(planned, capsys, duplicates=left_out(1, 3)) == "1"
+    assert written_shards(planned, capsys, duplicates=left_out(1, 2)) == "012"
+    assert written_shards(planned, capsys, duplicates=left_out(1, 2)) == ""
+    assert written_shards(planned, capsys, duplicates=left_out(1, 3)) == "1"
 
 
-def test_an_erring_fast_encoder_is_replaced(
+def test_a_wrong_fast_encoder_is_replaced(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Erring(Encoder):
+    class WrongEncoder(Encoder):
         def __call__(self, texts, place):  # type: ignore[no-untyped-def]
             if self.fast:
                 raise Mismatch("gigatoken differs")
@@ -101,10 +103,10 @@ def test_an_erring_fast_encoder_is_replaced(
             self.fast = fast
 
     raw = workspace / "raw/docs/docs-00.jsonl"
-    tokenize((str(raw),), output=workspace / "calm", tokenizer=workspace / "tokenizer")
-    monkeypatch.setattr(batch, "Encoder", Erring)
+    tokenize((str(raw),), output=workspace / "expected", tokenizer=workspace / "tokenizer")
+    monkeypatch.setattr(batch, "Encoder", WrongEncoder)
     tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
-    assert_same_pair(workspace / "pair", workspace / "calm")
+    assert_same_dataset(workspace / "pair", workspace / "expected")
     assert "gigatoken differs" in capsys.readouterr().err
 
 
@@ -112,6 +114,6 @@ def test_an_erring_fast_encoder_is_replaced(
 def test_raw_files_are_not_overwritten(workspace: Path, name: str) -> None:
     raw = workspace / name
     raw.write_text('{"text": "one"}\n')
-    with pytest.raises(UserError, match="is to be read and written; name another --output"):
+    with pytest.raises(UserError, match="is both input and output; name another --output"):
         tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
     assert raw.read_text() == '{"text": "one"}\n'

@@ -1,4 +1,4 @@
-"""Encoder: the same tokens whichever package makes them, whatever the blocks and threads."""
+"""The encoder gives the same tokens with every package, batch size and number of threads."""
 
 import queue
 import random
@@ -19,37 +19,37 @@ from tokamake.data.tokenize.encoder import Encoded, Encoder, Mismatch
 from tokamake.data.tokenizers import Tokenizer, _gigatoken, open_tokenizer
 from tokamake.data.tokenizers._byte_level import ByteLevelEncoder
 
-HANGS = 300  # seconds after which a thread is taken to hang
+TIMEOUT = 300  # seconds after which a thread counts as stuck
 GUARDED = "a\u088fb \U000323b0"
 
 
 @pytest.fixture(scope="module")
-def opened(sampled: Path) -> Tokenizer:
+def tokenizer(sampled: Path) -> Tokenizer:
     return open_tokenizer(sampled / "tokenizer")
 
 
 @pytest.fixture(scope="module")
 def texts(sampled: Path) -> list[str]:
-    """Documents, some of which only the tokenizer's own package may get, and empty ones."""
+    """Documents; some are empty, and some must go to the reference tokenizer."""
     rng = random.Random(0)
-    found = documents(*sorted((sampled / "raw").rglob("*.jsonl")))
-    found += ["", GUARDED, GUARDED * 50, "<|endoftext|>", "日本語 " * 40, "x" * 30_000, " " * 999]
-    found += [
+    texts = documents(*sorted((sampled / "raw").rglob("*.jsonl")))
+    texts += ["", GUARDED, GUARDED * 50, "<|endoftext|>", "日本語 " * 40, "x" * 30_000, " " * 999]
+    texts += [
         f"{word} {rng.random()}\n" for word in ("naïve", "☃", "\U0001f600") for _ in range(50)
     ]
-    rng.shuffle(found)
-    return found
+    rng.shuffle(texts)
+    return texts
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use more than the tokenizer's own package from the first text on."""
-    monkeypatch.setattr(tokenize_encoder, "_ENOUGH", 1)
+def from_first_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use a fast encoder from the first text on."""
+    monkeypatch.setattr(tokenize_encoder, "_FAST_THRESHOLD", 1)
 
 
 @pytest.fixture
-def by_gigatoken(at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use gigatoken from the first text on, as for the tokenizers that ours does not take."""
+def with_gigatoken(from_first_text: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use gigatoken from the first text on, as for tokenizers that lib/csrc does not support."""
     monkeypatch.setattr(tokenize_encoder.byte_level, "refusal", lambda _: "it is turned off")
 
 
@@ -64,44 +64,46 @@ def blocks(texts: list[str], size: int) -> list[list[str]]:
 
 
 @pytest.fixture(params=["tokamake", "gigatoken"])
-def package(request: pytest.FixtureRequest, at_once: None) -> str:
+def package(request: pytest.FixtureRequest, from_first_text: None) -> str:
     """The fast encoders in turn."""
     if request.param == "gigatoken":
-        request.getfixturevalue("by_gigatoken")
+        request.getfixturevalue("with_gigatoken")
     return request.param
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-def test_same_tokens_whatever_the_blocks(
-    opened: Tokenizer, texts: list[str], package: str, workers: int, size: int
+def test_tokens_do_not_depend_on_the_block_size(
+    tokenizer: Tokenizer, texts: list[str], package: str, workers: int, size: int
 ) -> None:
-    some = texts if size > 1 else texts[:60]
-    wanted = opened.encode_batch(some)
+    sample = texts if size > 1 else texts[:60]
+    expected = tokenizer.encode_batch(sample)
     for fast in (True, False):
-        encoder = Encoder(opened, workers=workers, fast=fast)
-        assert [row for block in blocks(some, size) for row in rows(encoder(block))] == wanted
+        encoder = Encoder(tokenizer, workers=workers, fast=fast)
+        assert [row for block in blocks(sample, size) for row in rows(encoder(block))] == expected
         assert encoder.name.split()[0] == (package if fast else "tokenizers")
-        assert encoder.reason == ("" if fast else "it is turned off")
+        assert encoder.fallback_reason == ("" if fast else "it is turned off")
 
 
-def test_no_text(opened: Tokenizer, package: str) -> None:
-    encoder = Encoder(opened, workers=2)
+def test_no_text_and_empty_texts(tokenizer: Tokenizer, package: str) -> None:
+    encoder = Encoder(tokenizer, workers=2)
     assert rows(encoder([])) == []
     assert rows(encoder(["", ""])) == [[], []]
-    assert rows(encoder([GUARDED])) == opened.encode_batch([GUARDED])
-    assert rows(Encoder(opened, workers=1, fast=False)([])) == []
+    assert rows(encoder([GUARDED])) == tokenizer.encode_batch([GUARDED])
+    assert rows(Encoder(tokenizer, workers=1, fast=False)([])) == []
 
 
-def test_of(opened: Tokenizer, texts: list[str]) -> None:
-    encoded = Encoder(opened, workers=1)(texts[:20])
-    assert [encoded.of(number).tolist() for number in range(20)] == rows(encoded)
+def test_text_ids_are_those_of_one_text(tokenizer: Tokenizer, texts: list[str]) -> None:
+    encoded = Encoder(tokenizer, workers=1)(texts[:20])
+    assert [encoded.text_ids(number).tolist() for number in range(20)] == rows(encoded)
 
 
-def test_little_text_loads_nothing(sampled: Path, opened: Tokenizer, texts: list[str]) -> None:
-    encoder = Encoder(opened, workers=1)
-    assert rows(encoder(texts[:50])) == opened.encode_batch(texts[:50])
-    assert (encoder.name.split()[0], encoder.reason) == ("tokenizers", "")
+def test_little_text_loads_no_fast_encoder(
+    sampled: Path, tokenizer: Tokenizer, texts: list[str]
+) -> None:
+    encoder = Encoder(tokenizer, workers=1)
+    assert rows(encoder(texts[:50])) == tokenizer.encode_batch(texts[:50])
+    assert (encoder.name.split()[0], encoder.fallback_reason) == ("tokenizers", "")
     script = (
         "import sys; from pathlib import Path; from tokamake.data.tokenize.encoder import Encoder;"
         "from tokamake.data.tokenizers import open_tokenizer;"
@@ -117,35 +119,37 @@ def test_little_text_loads_nothing(sampled: Path, opened: Tokenizer, texts: list
     assert names.strip() == "[]"
 
 
-def test_guarded_texts_go_to_the_package(
-    opened: Tokenizer, by_gigatoken: None, monkeypatch: pytest.MonkeyPatch
+def test_unsafe_texts_go_to_the_reference_tokenizer(
+    tokenizer: Tokenizer, with_gigatoken: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    got: list[str] = []
+    fast_texts: list[str] = []
     plain = _gigatoken.Gigatoken.encode
 
     def spy(self: _gigatoken.Gigatoken, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        got.extend(texts)
+        fast_texts.extend(texts)
         return plain(self, texts)
 
     monkeypatch.setattr(_gigatoken.Gigatoken, "encode", spy)
-    given = ["one", GUARDED, "two", GUARDED + "é", "three"]
-    assert rows(Encoder(opened, workers=1)(given)) == opened.encode_batch(given)
-    assert {"one", "two", "three"} <= set(got)
-    assert not any("\u088f" in text for text in got)
+    texts = ["one", GUARDED, "two", GUARDED + "é", "three"]
+    assert rows(Encoder(tokenizer, workers=1)(texts)) == tokenizer.encode_batch(texts)
+    assert {"one", "two", "three"} <= set(fast_texts)
+    assert not any("\u088f" in text for text in fast_texts)
 
 
-def test_other_tokenizers_use_their_package(tmp_path: Path, at_once: None) -> None:
+def test_unsupported_tokenizers_use_their_own_package(
+    tmp_path: Path, from_first_text: None
+) -> None:
     words = ["[UNK]", "[SEP]", "[CLS]", "hello", "##s", "world"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
-    opened = open_tokenizer(tmp_path)
-    encoder = Encoder(opened, workers=2)
+    tokenizer = open_tokenizer(tmp_path)
+    encoder = Encoder(tokenizer, workers=2)
     assert rows(encoder(["Hellos world", "", "x"])) == [[3, 4, 5], [], [0]]
     assert encoder.name.split()[0] == "tokenizers"
-    assert encoder.reason == "the model's type is 'WordPiece'"
+    assert encoder.fallback_reason == "the model's type is 'WordPiece'"
 
 
 def wrong(monkeypatch: pytest.MonkeyPatch, which: str) -> None:
-    """Let gigatoken encode texts that hold `which` wrongly."""
+    """Make gigatoken encode texts that contain `which` wrongly."""
     plain = _gigatoken.Gigatoken._encode_part
 
     def changed(self: _gigatoken.Gigatoken, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -159,18 +163,18 @@ def wrong(monkeypatch: pytest.MonkeyPatch, which: str) -> None:
     monkeypatch.setattr(_gigatoken.Gigatoken, "_encode_part", changed)
 
 
-def test_a_wrong_gigatoken_is_noticed_at_the_first_texts(
-    opened: Tokenizer, by_gigatoken: None, monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_gigatoken_is_detected_in_the_first_texts(
+    tokenizer: Tokenizer, with_gigatoken: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong(monkeypatch, "fox")
-    given = ["good"] * 40 + ["the quick brown fox"]
+    texts = ["good"] * 40 + ["the quick brown fox"]
     with pytest.raises(Mismatch, match=r"gigatoken .* differs on .* 'the quick brown fox'"):
-        Encoder(opened, workers=1)(given)
-    assert rows(Encoder(opened, workers=1, fast=False)(given)) == opened.encode_batch(given)
+        Encoder(tokenizer, workers=1)(texts)
+    assert rows(Encoder(tokenizer, workers=1, fast=False)(texts)) == tokenizer.encode_batch(texts)
 
 
-def test_a_wrong_encoder_of_ours_is_noticed(
-    opened: Tokenizer, at_once: None, monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_byte_level_encoder_is_detected(
+    tokenizer: Tokenizer, from_first_text: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = ByteLevelEncoder.encode
 
@@ -180,29 +184,29 @@ def test_a_wrong_encoder_of_ours_is_noticed(
 
     monkeypatch.setattr(ByteLevelEncoder, "encode", changed)
     with pytest.raises(Mismatch, match=r"tokamake .* differs on .* 'good'"):
-        Encoder(opened, workers=1)(["good"] * 40)
+        Encoder(tokenizer, workers=1)(["good"] * 40)
 
 
-def test_a_wrong_gigatoken_is_noticed_later(
-    opened: Tokenizer, by_gigatoken: None, monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_gigatoken_is_detected_later(
+    tokenizer: Tokenizer, with_gigatoken: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenize_encoder, "_FIRST", 1000)
-    monkeypatch.setattr(tokenize_encoder, "_STEP", 5000)
-    monkeypatch.setattr(tokenize_encoder, "_WINDOW", 100)
+    monkeypatch.setattr(tokenize_encoder, "_FIRST_SAMPLE", 1000)
+    monkeypatch.setattr(tokenize_encoder, "_SAMPLE_STEP", 5000)
+    monkeypatch.setattr(tokenize_encoder, "_SAMPLE", 100)
     wrong(monkeypatch, "fox")
     for size in (1, 9, 1000):
-        encoder = Encoder(opened, workers=1)
-        given = ["good "] * 1001 + ["the fox"] + ["good "] * 2000
+        encoder = Encoder(tokenizer, workers=1)
+        texts = ["good "] * 1001 + ["the fox"] + ["good "] * 2000
         with pytest.raises(Mismatch):
-            for block in blocks(["x" * 1200, *given[:759], "fox " * 50, *given[:500]], size):
+            for block in blocks(["x" * 1200, *texts[:759], "fox " * 50, *texts[:500]], size):
                 encoder(block)
 
 
-def test_a_failing_gigatoken(
-    opened: Tokenizer, by_gigatoken: None, monkeypatch: pytest.MonkeyPatch
+def test_a_panic_in_gigatoken_is_a_mismatch_or_a_fallback(
+    tokenizer: Tokenizer, with_gigatoken: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class PanicException(BaseException):
-        """What packages in Rust raise when they have a bug."""
+        """The exception of Rust packages with a bug."""
 
     def panic(*_: object) -> None:
         raise PanicException("index out\nof bounds")
@@ -210,12 +214,12 @@ def test_a_failing_gigatoken(
     with monkeypatch.context() as patch:
         patch.setattr(_gigatoken.Gigatoken, "_encode_part", panic)
         with pytest.raises(Mismatch, match=r"failed \(index out of bounds\)"):
-            Encoder(opened, workers=1)(["a"])
+            Encoder(tokenizer, workers=1)(["a"])
     with monkeypatch.context() as patch:
         patch.setattr(_gigatoken, "_open", panic)
-        encoder = Encoder(opened, workers=1)
-        assert rows(encoder(["a b"])) == opened.encode_batch(["a b"])
-        assert encoder.reason == "gigatoken cannot load it (index out of bounds)"
+        encoder = Encoder(tokenizer, workers=1)
+        assert rows(encoder(["a b"])) == tokenizer.encode_batch(["a b"])
+        assert encoder.fallback_reason == "gigatoken cannot load it (index out of bounds)"
         assert encoder.name.startswith("tokenizers ")
 
     def interrupt(*_: object) -> None:
@@ -223,23 +227,23 @@ def test_a_failing_gigatoken(
 
     monkeypatch.setattr(_gigatoken, "_open", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        Encoder(opened, workers=1)(["a"])
+        Encoder(tokenizer, workers=1)(["a"])
 
 
-def test_windows_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenize_encoder, "_STEP", 1000)
-    monkeypatch.setattr(tokenize_encoder, "_WINDOW", 40)
+def test_samples_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenize_encoder, "_SAMPLE_STEP", 1000)
+    monkeypatch.setattr(tokenize_encoder, "_SAMPLE", 40)
     rng = random.Random(1)
     texts = ["".join(rng.choice("abc ") for _ in range(rng.randrange(900))) for _ in range(60)]
-    found = set()
+    samples = set()
     for size in (1, 7, 60):
-        windows, before = [], 0
+        windows, start = [], 0
         for block in blocks(texts, size):
-            after = before + sum(map(len, block))
-            windows += tokenize_encoder._windows(block, range(before, after))
-            before = after
-        found.add(tuple(windows))
-    (windows,) = found
+            end = start + sum(map(len, block))
+            windows += tokenize_encoder._samples(block, range(start, end))
+            start = end
+        samples.add(tuple(windows))
+    (windows,) = samples
     stream = "".join(texts)
     assert len(windows) == (len(stream) - 1) // 1000
     for number, window in enumerate(windows, 1):
@@ -247,49 +251,49 @@ def test_windows_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> Non
         assert window in stream[number * 1000 - 40 : number * 1000 + 40]
 
 
-def test_several_threads_ask_at_once(
-    opened: Tokenizer, texts: list[str], package: str, monkeypatch: pytest.MonkeyPatch
+def test_several_threads_encode_at_once(
+    tokenizer: Tokenizer, texts: list[str], package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenize_encoder, "_STEP", 5000)
-    wanted = Encoder(opened, workers=1, fast=False)(texts)
-    encoder = Encoder(opened, workers=3)
+    monkeypatch.setattr(tokenize_encoder, "_SAMPLE_STEP", 5000)
+    expected = Encoder(tokenizer, workers=1, fast=False)(texts)
+    encoder = Encoder(tokenizer, workers=3)
     assert encoder.threads == 3
-    load, all_here = Encoder._load, threading.Barrier(3, timeout=HANGS)
+    load, all_threads = Encoder._load, threading.Barrier(3, timeout=TIMEOUT)
 
-    def meet(self: Encoder) -> object:  # so that each thread has to load its own
-        all_here.wait()
+    def meet(self: Encoder) -> object:  # so that each thread loads an encoder of its own
+        all_threads.wait()
         return load(self)
 
     monkeypatch.setattr(Encoder, "_load", meet)
     parts = [texts[:20], texts[20:50], texts[50:]]
     with ThreadPoolExecutor(3) as pool:
-        work = [pool.submit(encoder, part, encoder.place(part)) for part in parts]
-        encoded = [one.result() for one in work]
-    assert len(encoder._free) == 3
-    assert np.array_equal(np.concatenate([one.ids for one in encoded]), wanted.ids)
-    assert np.array_equal(np.concatenate([one.lengths for one in encoded]), wanted.lengths)
+        futures = [pool.submit(encoder, part, encoder.reserve(part)) for part in parts]
+        results = [future.result() for future in futures]
+    assert len(encoder._idle) == 3
+    assert np.array_equal(np.concatenate([result.ids for result in results]), expected.ids)
+    assert np.array_equal(np.concatenate([result.lengths for result in results]), expected.lengths)
 
 
-class Turns(threading.Condition):
-    """A condition that reports each time a thread waits for it."""
+class ReportingCondition(threading.Condition):
+    """A condition that reports each time that a thread waits for it."""
 
     def __init__(self, events: "queue.Queue[str]") -> None:
         super().__init__()
         self._events = events
 
-    def wait(self, timeout: float | None = HANGS) -> bool:
+    def wait(self, timeout: float | None = TIMEOUT) -> bool:
         self._events.put("waits")
         assert super().wait(timeout)
         return True
 
 
-def test_caches_are_thrown_away_together(
-    opened: Tokenizer, by_gigatoken: None, monkeypatch: pytest.MonkeyPatch
+def test_caches_are_dropped_together(
+    tokenizer: Tokenizer, with_gigatoken: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Full caches are dropped when no thread uses one; only then is a new one loaded."""
-    monkeypatch.setattr(tokenize_encoder, "_RENEWAL", 50)
-    encoder = Encoder(opened, workers=2)
-    encoder(["start"])  # 5 of the 100 characters that two threads may remember
+    monkeypatch.setattr(tokenize_encoder, "_CACHE_LIMIT", 50)
+    encoder = Encoder(tokenizer, workers=2)
+    encoder(["start"])  # 5 of the 100 characters that two threads may cache
     load, events = Encoder._load, queue.Queue()
 
     def note(self: Encoder) -> object:
@@ -297,37 +301,37 @@ def test_caches_are_thrown_away_together(
         return load(self)
 
     def borrow(characters: int) -> object:
-        with encoder._borrowed(characters) as fast:
+        with encoder._borrow(characters) as fast:
             return fast
 
     monkeypatch.setattr(Encoder, "_load", note)
-    encoder._turn = Turns(events)
+    encoder._borrowing = ReportingCondition(events)
     first = borrow(5)
-    assert events.empty()  # what is not full is used again
+    assert events.empty()  # an encoder with free cache is reused
     with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
-        assert stack.enter_context(encoder._borrowed(10)) is first
-        with encoder._borrowed(80) as second:
+        assert stack.enter_context(encoder._borrow(10)) is first
+        with encoder._borrow(80) as second:
             assert events.get_nowait() == "loads"
             renewed = pool.submit(borrow, 1)
-            assert events.get(timeout=HANGS) == "waits"
-        assert events.get(timeout=HANGS) == "waits"  # the first one is still in use
+            assert events.get(timeout=TIMEOUT) == "waits"
+        assert events.get(timeout=TIMEOUT) == "waits"  # the first one is still in use
         stack.close()
-        fresh = renewed.result(timeout=HANGS)
+        fresh = renewed.result(timeout=TIMEOUT)
     assert events.get_nowait() == "loads"
     assert fresh not in (first, second)
-    assert encoder._free == [fresh]
+    assert encoder._idle == [fresh]
     assert borrow(99) is fresh
     assert events.empty()
     assert borrow(1) is not fresh
 
 
-def test_the_same_tokens_when_caches_are_thrown_away(
-    opened: Tokenizer, texts: list[str], by_gigatoken: None, monkeypatch: pytest.MonkeyPatch
+def test_dropped_caches_do_not_change_tokens(
+    tokenizer: Tokenizer, texts: list[str], with_gigatoken: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The longest text fills the caches of both threads.
-    monkeypatch.setattr(tokenize_encoder, "_RENEWAL", max(map(len, texts)) // 2)
-    wanted = Encoder(opened, workers=1, fast=False)(texts)
-    encoder = Encoder(opened, workers=2)
+    monkeypatch.setattr(tokenize_encoder, "_CACHE_LIMIT", max(map(len, texts)) // 2)
+    expected = Encoder(tokenizer, workers=1, fast=False)(texts)
+    encoder = Encoder(tokenizer, workers=2)
     load, loads = Encoder._load, []
 
     def note(self: Encoder) -> object:
@@ -337,34 +341,35 @@ def test_the_same_tokens_when_caches_are_thrown_away(
     monkeypatch.setattr(Encoder, "_load", note)
     parts = blocks(texts, 4)
     with ThreadPoolExecutor(2) as pool:
-        work = [pool.submit(encoder, part, encoder.place(part)) for part in parts]
-        encoded = [one.result() for one in work]
-    assert len(loads) > 2  # more often than by each thread once
-    assert np.array_equal(np.concatenate([one.ids for one in encoded]), wanted.ids)
+        futures = [pool.submit(encoder, part, encoder.reserve(part)) for part in parts]
+        results = [future.result() for future in futures]
+    assert len(loads) > 2  # more often than once per thread
+    assert np.array_equal(np.concatenate([result.ids for result in results]), expected.ids)
 
 
-def test_other_threads_run_meanwhile(
-    opened: Tokenizer, package: str, monkeypatch: pytest.MonkeyPatch
+def test_other_threads_run_during_encoding(
+    tokenizer: Tokenizer, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The GIL is released while texts are encoded, so that others can take it."""
-    monkeypatch.setattr(_gigatoken, "_resident_bytes", lambda: 0)  # to read it would release it
-    encoder = Encoder(opened, workers=1)
+    """Encoding releases the GIL, so that other threads can run."""
+    # The real function reads a file, which would release the GIL.
+    monkeypatch.setattr(_gigatoken, "_resident_bytes", lambda: 0)
+    encoder = Encoder(tokenizer, workers=1)
     encoder(["start"])
-    (fast,) = encoder._free
+    (fast,) = encoder._idle
     texts = ["".join(f"word{number} " for number in range(100_000))]
     ready, go, ran = threading.Event(), threading.Event(), threading.Event()
 
-    def other() -> None:
+    def wait_and_run() -> None:
         ready.set()
         go.wait()
         ran.set()
 
-    thread = threading.Thread(target=other)
-    before = sys.getswitchinterval()
+    thread = threading.Thread(target=wait_and_run)
+    interval = sys.getswitchinterval()
     thread.start()
     try:
         ready.wait()
-        sys.setswitchinterval(1e6)  # from here on, no thread is made to give the GIL away
+        sys.setswitchinterval(1e6)  # from now on, Python forces no thread to release the GIL
         go.set()
         tries = 0
         while not ran.is_set() and tries < 100:
@@ -372,12 +377,12 @@ def test_other_threads_run_meanwhile(
             fast.encode(texts)
         assert ran.is_set()
     finally:
-        sys.setswitchinterval(before)
+        sys.setswitchinterval(interval)
         go.set()
         thread.join()
 
 
-def test_pack() -> None:
+def test_pack_adds_bos_and_eod_to_documents() -> None:
     rng = np.random.default_rng(0)
     lengths = rng.integers(0, 9, 200)
     lengths[rng.random(200) < 0.3] = 0
@@ -385,16 +390,16 @@ def test_pack() -> None:
     for bos in (-1, 7):
         for eod in (-1, 65535):
             for dtype in (np.uint16, np.dtype("uint16"), np.int32, "int32"):
-                wanted: list[int] = []
+                expected: list[int] = []
                 for part in np.split(ids, np.cumsum(lengths))[:-1]:
                     if len(part):
-                        wanted += [bos] * (bos >= 0) + part.tolist() + [eod] * (eod >= 0)
+                        expected += [bos] * (bos >= 0) + part.tolist() + [eod] * (eod >= 0)
                 packed = _csrc.pack(ids, lengths, bos=bos, eod=eod, dtype=dtype)
                 assert packed.dtype == dtype
-                assert packed.tolist() == wanted
+                assert packed.tolist() == expected
 
 
-def test_pack_refuses() -> None:
+def test_pack_refuses_wrong_arguments() -> None:
     ids, lengths = np.array([1, 65536, 3], np.uint32), np.array([2, 0, 1])
 
     def pack(

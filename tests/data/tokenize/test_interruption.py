@@ -1,6 +1,6 @@
-"""Whatever ends `tokenize` at whatever instant, nothing looks finished that is not.
+"""If `tokenize` is killed at any instant, no incomplete dataset looks complete.
 
-Run again, it gives the bytes of a run that nothing disturbed.
+A rerun gives the bytes of an uninterrupted run.
 """
 
 import errno
@@ -24,12 +24,12 @@ FAULTY = SUPPORT / "faulty.py"
 
 
 @pytest.fixture
-def undisturbed(workspace: Path) -> dict[str, bytes]:
-    """Content of a pair, and of its quarantine, that nothing disturbed."""
+def expected(workspace: Path) -> dict[str, bytes]:
+    """Content of a dataset and its quarantine from an uninterrupted run."""
     with (workspace / "raw/docs/docs-00.jsonl").open("a") as stream:
         stream.write("not JSON\n")
-    make(workspace, workspace / "calm")
-    return content(workspace / "calm")
+    make(workspace, workspace / "expected")
+    return content(workspace / "expected")
 
 
 def make(workspace: Path, output: Path) -> None:
@@ -51,128 +51,132 @@ def command(workspace: Path, when: str) -> list[str]:
 
 
 def content(prefix: Path) -> dict[str, bytes]:
-    """What a pair consists of, less what may differ from run to run."""
-    found = {
+    """Return the files of a dataset, without what may differ from run to run."""
+    files = {
         path.name.removeprefix(prefix.name): path.read_bytes()
         for path in prefix.parent.iterdir()
         if path.name.startswith(f"{prefix.name}.")
     }
-    manifest = json.loads(found[".json"])
+    manifest = json.loads(files[".json"])
     for key in ("seconds", "digest"):
         del manifest[key]
-    return {**found, ".json": json.dumps(manifest).encode()}
+    return {**files, ".json": json.dumps(manifest).encode()}
 
 
-def assert_nothing_false(prefix: Path, whole: dict[str, bytes]) -> None:
-    """A pair that says of itself that it is whole, is."""
+def assert_manifest_is_true(prefix: Path, expected: dict[str, bytes]) -> None:
+    """Check that a dataset with a manifest is complete."""
     if manifest_path(prefix).exists():
         assert find_fault(prefix) is None
-        assert content(prefix) == whole
+        assert content(prefix) == expected
     else:
         assert find_fault(prefix) is not None
 
 
-def assert_made_again(workspace: Path, whole: dict[str, bytes]) -> None:
+def assert_rerun_completes(workspace: Path, expected: dict[str, bytes]) -> None:
     make(workspace, workspace / "out/pair")
-    assert content(workspace / "out/pair") == whole
-    assert len(list((workspace / "out").iterdir())) == len(whole)  # no temporary file is left
+    assert content(workspace / "out/pair") == expected
+    assert len(list((workspace / "out").iterdir())) == len(expected)  # no temporary file is left
 
 
-@pytest.mark.parametrize("before", ["nothing", "an older pair"])
+@pytest.mark.parametrize("existing", ["nothing", "an older dataset"])
 @pytest.mark.slow
-def test_killed_at_each_step_of_bringing_files_to_disk(
-    workspace: Path, undisturbed: dict[str, bytes], before: str
+def test_a_kill_at_any_file_operation_leaves_no_false_manifest(
+    workspace: Path, expected: dict[str, bytes], existing: str
 ) -> None:
     older = workspace / "raw/code/code-00.jsonl"
-    ended = []
+    return_codes = []
     for step in range(1, 40):
-        if before == "an older pair":  # of other documents: its manifest must not vouch for these
+        if existing == "an older dataset":  # its manifest must not vouch for the new files
             tokenize(
                 (str(older),), output=workspace / "out/pair", tokenizer=workspace / "tokenizer"
             )
             old = content(workspace / "out/pair")
-        done = subprocess.run(command(workspace, str(step)), capture_output=True, check=False)
-        ended.append(done.returncode)
+        process = subprocess.run(command(workspace, str(step)), capture_output=True, check=False)
+        return_codes.append(process.returncode)
         if manifest_path(workspace / "out/pair").exists():
             assert find_fault(workspace / "out/pair") is None
-            expected = [undisturbed] if before == "nothing" else [undisturbed, old]
-            assert content(workspace / "out/pair") in expected
-        if done.returncode == 0:
+            allowed = [expected] if existing == "nothing" else [expected, old]
+            assert content(workspace / "out/pair") in allowed
+        if process.returncode == 0:
             break
-        assert done.returncode == -signal.SIGKILL, done.stderr
-    assert ended[-1] == 0
-    assert len(ended) > 10
-    assert_made_again(workspace, undisturbed)
+        assert process.returncode == -signal.SIGKILL, process.stderr
+    assert return_codes[-1] == 0
+    assert len(return_codes) > 10
+    assert_rerun_completes(workspace, expected)
 
 
 @pytest.mark.slow
-def test_pairs_of_several_keys_vouch_for_themselves(workspace: Path) -> None:
+def test_each_manifest_of_several_keys_is_true_after_a_kill(workspace: Path) -> None:
     keys = ["--text-key", "text", "--text-key", "src"]
     for append_eod in ("--append-eod", "--no-append-eod"):
         for step in range(1, 40):
             arguments = [*command(workspace, str(step))[:5], *keys, append_eod]
-            given = ["--output", str(workspace / "out/pair"), "--tokenizer"]
-            arguments += [*given, str(workspace / "tokenizer"), "--workers", "1"]
-            done = subprocess.run(arguments, capture_output=True, check=False)
+            paths = ["--output", str(workspace / "out/pair"), "--tokenizer"]
+            arguments += [*paths, str(workspace / "tokenizer"), "--workers", "1"]
+            process = subprocess.run(arguments, capture_output=True, check=False)
             for key in ("text", "src"):
                 prefix = workspace / f"out/pair_{key}"
                 if manifest_path(prefix).exists():
                     assert find_fault(prefix) is None
-            if done.returncode == 0:
+            if process.returncode == 0:
                 break
-            assert done.returncode == -signal.SIGKILL, done.stderr
-        assert done.returncode == 0
+            assert process.returncode == -signal.SIGKILL, process.stderr
+        assert process.returncode == 0
         assert step > 10
 
 
 @pytest.mark.slow
-def test_ended_at_random_instants(workspace: Path, undisturbed: dict[str, bytes]) -> None:
+def test_a_kill_at_a_random_instant_leaves_no_false_manifest(
+    workspace: Path, expected: dict[str, bytes]
+) -> None:
     random_numbers = random.Random(7)
     for _ in range(12):
         when = f"{random_numbers.uniform(0.05, 1.2):.3f}"
-        done = subprocess.run(command(workspace, when), capture_output=True, check=False)
-        assert done.returncode in (0, -signal.SIGALRM), done.stderr
-        assert_nothing_false(workspace / "out/pair", undisturbed)
-    assert_made_again(workspace, undisturbed)
+        process = subprocess.run(command(workspace, when), capture_output=True, check=False)
+        assert process.returncode in (0, -signal.SIGALRM), process.stderr
+        assert_manifest_is_true(workspace / "out/pair", expected)
+    assert_rerun_completes(workspace, expected)
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace", "unlink"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_errors_of_the_disk(
+def test_a_disk_error_leaves_no_false_manifest(
     workspace: Path,
-    undisturbed: dict[str, bytes],
+    expected: dict[str, bytes],
     monkeypatch: pytest.MonkeyPatch,
     call: str,
     code: int,
 ) -> None:
     real = getattr(os, call)
     for step in range(1, 20):
-        left = [step]
+        num_left = [step]
 
-        def failing(*arguments: object, left: list[int] = left, **options: object) -> object:
-            left[0] -= 1
-            if not left[0]:
+        def failing(
+            *arguments: object, num_left: list[int] = num_left, **options: object
+        ) -> object:
+            num_left[0] -= 1
+            if not num_left[0]:
                 raise OSError(code, os.strerror(code))
             return real(*arguments, **options)
 
         monkeypatch.setattr(os, call, failing)
-        met = None
+        raised = None
         try:
             make(workspace, workspace / "out/pair")
         except OSError as error:
-            met = error.errno
+            raised = error.errno
         monkeypatch.setattr(os, call, real)
-        assert met == (None if left[0] > 0 else code)
-        if met is None:
+        assert raised == (None if num_left[0] > 0 else code)
+        if raised is None:
             break
-        assert_nothing_false(workspace / "out/pair", undisturbed)
+        assert_manifest_is_true(workspace / "out/pair", expected)
     assert step > 2
-    assert_made_again(workspace, undisturbed)
+    assert_rerun_completes(workspace, expected)
 
 
-def test_a_full_disk(workspace: Path, undisturbed: dict[str, bytes]) -> None:
-    """The system itself refuses to write beyond a size, as it does on a full disk."""
-    largest = max(map(len, undisturbed.values()))
+def test_a_full_disk_leaves_no_file(workspace: Path, expected: dict[str, bytes]) -> None:
+    """The system refuses to write files beyond a size, as on a full disk."""
+    largest = max(map(len, expected.values()))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
@@ -184,4 +188,4 @@ def test_a_full_disk(workspace: Path, undisturbed: dict[str, bytes]) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
-    assert_made_again(workspace, undisturbed)
+    assert_rerun_completes(workspace, expected)

@@ -1,4 +1,4 @@
-"""Tokens are what the tokenizer's own package gives, in Megatron's format, whatever the workers."""
+"""`tokenize` writes the reference tokenizer's tokens in Megatron's format with any workers."""
 
 import gzip
 import itertools
@@ -15,7 +15,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDat
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from tests.conftest import documents
-from tests.support.megatron_datasets import assert_same_pair
+from tests.support.megatron_datasets import assert_same_dataset
 from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.merge import merge
 from tokamake.data.indexed.paths import bin_path, idx_path
@@ -24,14 +24,14 @@ from tokamake.errors import UserError
 
 
 def builder(prefix: Path, dtype: type = np.uint16) -> IndexedDatasetBuilder:
-    """What Megatron-LM's preprocess_data.py writes with."""
+    """Return the writer of Megatron-LM's preprocess_data.py."""
     return IndexedDatasetBuilder(str(bin_path(prefix)), dtype=dtype)
 
 
 def read(prefix: Path) -> list[list[int]]:
-    """Sequences as Megatron reads them (its iterator does not know where to stop)."""
-    found = MegatronDataset(str(prefix))
-    return [found[number].tolist() for number in range(len(found))]
+    """Read sequences with Megatron, by index because its iterator never stops."""
+    dataset = MegatronDataset(str(prefix))
+    return [dataset[number].tolist() for number in range(len(dataset))]
 
 
 @pytest.fixture
@@ -44,16 +44,16 @@ def write_lines(path: Path, records: list[object]) -> tuple[str]:
     return (str(path),)
 
 
-def test_the_bytes_of_megatron(workspace: Path, oracle: tokenizers.Tokenizer) -> None:
+def test_the_bytes_equal_those_of_megatron(workspace: Path, oracle: tokenizers.Tokenizer) -> None:
     raw = workspace / "raw/docs/docs-00.jsonl"
     tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
     eod = oracle.token_to_id("<|endoftext|>")
-    theirs = builder(workspace / "theirs")
+    megatron = builder(workspace / "megatron")
     expected = [[*oracle.encode(text).ids, eod] for text in documents(raw)]
     for ids in expected:
-        theirs.add_document(torch.tensor(ids), [len(ids)])
-    theirs.finalize(str(workspace / "theirs.idx"))
-    assert_same_pair(workspace / "pair", workspace / "theirs")
+        megatron.add_document(torch.tensor(ids), [len(ids)])
+    megatron.finalize(str(workspace / "megatron.idx"))
+    assert_same_dataset(workspace / "pair", workspace / "megatron")
     manifest = read_manifest(workspace / "pair")
     assert manifest["documents"] == manifest["documents_in"] == len(expected)
     assert manifest["tokens"] == sum(map(len, expected))
@@ -62,7 +62,7 @@ def test_the_bytes_of_megatron(workspace: Path, oracle: tokenizers.Tokenizer) ->
     assert (source["path"], source["bytes"]) == (str(raw), raw.stat().st_size)
 
 
-def test_a_token_that_begins_documents(workspace: Path, oracle: tokenizers.Tokenizer) -> None:
+def test_prepend_bos_begins_each_document(workspace: Path, oracle: tokenizers.Tokenizer) -> None:
     raw = workspace / "raw/docs/docs-00.jsonl"
     tokenize(
         (str(raw),),
@@ -100,15 +100,15 @@ def test_sentences_become_sequences(
         split_sentences=True,
         append_eod=append_eod,
     )
-    theirs = builder(workspace / "theirs")
+    megatron = builder(workspace / "megatron")
     for document in sentences:
         encoded = [oracle.encode(sentence).ids for sentence in document]
         if append_eod:
             encoded[-1].append(oracle.token_to_id("<|endoftext|>"))
         flat = [token for ids in encoded for token in ids]
-        theirs.add_document(torch.tensor(flat), [len(ids) for ids in encoded])
-    theirs.finalize(str(workspace / "theirs.idx"))
-    assert_same_pair(workspace / "pair", workspace / "theirs")
+        megatron.add_document(torch.tensor(flat), [len(ids) for ids in encoded])
+    megatron.finalize(str(workspace / "megatron.idx"))
+    assert_same_dataset(workspace / "pair", workspace / "megatron")
     manifest = read_manifest(workspace / "pair")
     counts = ("documents_in", "documents", "empty_documents", "sequences")
     assert [manifest[key] for key in counts] == [5, 3, 2, 7]
@@ -126,17 +126,17 @@ def test_empty_documents_are_kept_as_megatron_keeps_them(
         empty_documents="keep",
         append_eod=False,
     )
-    theirs = builder(workspace / "theirs")
+    megatron = builder(workspace / "megatron")
     for text in texts:
         ids = oracle.encode(text).ids
-        theirs.add_document(torch.tensor(ids), [len(ids)] if ids else [])
-    theirs.finalize(str(workspace / "theirs.idx"))
-    assert_same_pair(workspace / "pair", workspace / "theirs")
+        megatron.add_document(torch.tensor(ids), [len(ids)] if ids else [])
+    megatron.finalize(str(workspace / "megatron.idx"))
+    assert_same_dataset(workspace / "pair", workspace / "megatron")
     manifest = read_manifest(workspace / "pair")
     assert (manifest["documents"], manifest["empty_documents"]) == (2, 2)
 
 
-def test_empty_documents_are_counted_and_left_out(workspace: Path) -> None:
+def test_empty_documents_are_counted_and_skipped(workspace: Path) -> None:
     records = [{"text": text} for text in ("one", "", "three")]
     files = write_lines(workspace / "some.jsonl", records)
     tokenize(files, output=workspace / "pair", tokenizer=workspace / "tokenizer", append_eod=False)
@@ -149,7 +149,7 @@ def test_empty_documents_are_counted_and_left_out(workspace: Path) -> None:
     assert len(MegatronDataset(str(workspace / "pair"), mmap=False)) == 0
 
 
-def test_the_same_bytes_whatever_the_workers_and_the_packing(workspace: Path) -> None:
+def test_the_bytes_do_not_depend_on_workers_and_compression(workspace: Path) -> None:
     raw = workspace / "raw/docs/docs-00.jsonl"
     (workspace / "docs.gz").write_bytes(gzip.compress(raw.read_bytes()))
     written = set()
@@ -163,7 +163,7 @@ def test_the_same_bytes_whatever_the_workers_and_the_packing(workspace: Path) ->
     assert len(written) == 1
 
 
-def test_any_cut_into_shards_merges_to_the_whole(workspace: Path) -> None:
+def test_shards_of_any_byte_ranges_merge_to_the_same_bytes(workspace: Path) -> None:
     raw = workspace / "raw/docs/docs-00.jsonl"
     tokenize((str(raw),), output=workspace / "whole", tokenizer=workspace / "tokenizer")
     size = raw.stat().st_size
@@ -181,12 +181,14 @@ def test_any_cut_into_shards_merges_to_the_whole(workspace: Path) -> None:
                 byte_range=f"{start}:{end}",
             )
         merge(shards, output=workspace / f"merged{trial}")
-        assert_same_pair(workspace / f"merged{trial}", workspace / "whole")
+        assert_same_dataset(workspace / f"merged{trial}", workspace / "whole")
         manifests = [read_manifest(shard) for shard in shards]
         assert sum(m["inputs"][0]["bytes"] for m in manifests) == size
 
 
-def test_several_keys_make_a_pair_each(workspace: Path, oracle: tokenizers.Tokenizer) -> None:
+def test_each_of_several_keys_gives_a_dataset(
+    workspace: Path, oracle: tokenizers.Tokenizer
+) -> None:
     records = [{"title": f"t{n}", "body": "words " * n} for n in range(5)]
     files = write_lines(workspace / "some.jsonl", records)
     tokenize(
@@ -214,19 +216,19 @@ def test_a_template_joins_keys(workspace: Path, oracle: tokenizers.Tokenizer) ->
     assert read(workspace / "pair") == [oracle.encode("A:\nb {x}").ids]
 
 
-def test_a_corpus_by_its_name(workspace: Path) -> None:
+def test_a_corpus_is_found_by_name(workspace: Path) -> None:
     write_lines(workspace / "some.jsonl", [{"body": "text"}])
     table = workspace / "table.tsv"
     table.write_text(f"corpus\tfiles\ttext_key\tweight\nmine\t{workspace}/*.jsonl\tbody\t1\n")
     tokenizer = workspace / "tokenizer"
     tokenize(("mine",), output=workspace / "pair", tokenizer=tokenizer, corpora=table)
     assert read_manifest(workspace / "pair")["text_key"] == "body"
-    with pytest.raises(UserError, match="'other' is no corpus; name one of mine"):
+    with pytest.raises(UserError, match="'other' is not a corpus; name one of mine"):
         tokenize(("other",), output=workspace / "pair", tokenizer=tokenizer, corpora=table)
 
 
 @pytest.mark.parametrize("byte_range", ["x", "5", "1:b", "-1:4"])
-def test_bad_byte_ranges(workspace: Path, byte_range: str) -> None:
+def test_bad_byte_ranges_are_user_errors(workspace: Path, byte_range: str) -> None:
     with pytest.raises(UserError, match="START:END"):
         tokenize(
             (str(workspace / "raw/docs/docs-00.jsonl"),),
@@ -236,7 +238,7 @@ def test_bad_byte_ranges(workspace: Path, byte_range: str) -> None:
         )
 
 
-def test_large_vocabularies_take_four_bytes_a_token(workspace: Path) -> None:
+def test_large_vocabularies_use_four_bytes_per_token(workspace: Path) -> None:
     folder = workspace / "large"
     shutil.copytree(workspace / "tokenizer", folder)
     large = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -249,29 +251,29 @@ def test_large_vocabularies_take_four_bytes_a_token(workspace: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"text_key": ("a/b", "c")}, {"workers": -1}])
-def test_odd_options(workspace: Path, options: dict) -> None:
+def test_wrong_options_are_user_errors(workspace: Path, options: dict) -> None:
     raw = str(workspace / "raw/docs/docs-00.jsonl")
     with pytest.raises(UserError, match=r"--text-key|--workers"):
         tokenize((raw,), output=workspace / "pair", tokenizer=workspace / "tokenizer", **options)
 
 
 def test_memory_is_bounded_for_empty_documents(workspace: Path) -> None:
-    """A batch ends by its number of documents too."""
-    from tokamake.data.tokenize import shard
+    """The number of documents also limits a batch."""
+    from tokamake.data.tokenize import document_batch
 
     raw = workspace / "some.jsonl"
     raw.write_text('{"text": ""}\n' * 300_000)
     sizes = []
-    real = shard._join
+    concatenate = document_batch._concatenate
 
-    def joined(batches: list[shard.DocumentBatch]) -> shard.DocumentBatch:
-        batch = real(batches)
+    def joined(batches: list[document_batch.DocumentBatch]) -> document_batch.DocumentBatch:
+        batch = concatenate(batches)
         sizes.append(len(batch.inputs))
         return batch
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(shard, "_join", joined)
-        patched.setattr(shard, "_BATCH_CHARACTERS", 64 * 1000)
+        patched.setattr(document_batch, "_concatenate", joined)
+        patched.setattr(document_batch, "_BATCH_CHARACTERS", 64 * 1000)
         tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
     assert sum(sizes) == 300_000
     assert len(sizes) > 1

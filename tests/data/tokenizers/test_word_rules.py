@@ -116,7 +116,7 @@ def test_known_words_are_not_encoded_again(tmp_path: Path, monkeypatch: pytest.M
     assert by_words(recording, texts) == tokenizer.encode_batch(texts)
     assert encoded_words == ["ab", ",", ".", "cab", "é[SEP]e,"]
     # A full cache is emptied, and its words are encoded again.
-    monkeypatch.setattr(tokenize_encoder, "_WORDS", 1)
+    monkeypatch.setattr(tokenize_encoder, "_WORD_CACHE_BYTES", 1)
     del encoded_words[:]
     encoder = Encoder(recording, workers=1)
     for _ in range(2):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.llamas import ARCHITECTURES, reference, tensors_of
-from tokamake.checkpoint.hf import hf_folder
+from tokamake.checkpoint.hf import config_json, hf_folder
 from tokamake.checkpoint.model_tensors import to_model
 from tokamake.config.architecture import Architecture
 from tokamake.models.common.positions import alibi, alibi_slopes, rotary, rotary_frequencies
@@ -82,7 +82,7 @@ def test_logits_equal_transformers_and_config_goes_both_ways(name: str, tmp_path
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
     with torch.no_grad():
         assert torch.equal(loaded(tokens).logits, expected)
-    assert hf_folder.read_config(tmp_path / "ours")[0] == architecture
+    assert config_json.read_config(tmp_path / "ours")[0] == architecture
 
 
 def test_positions_may_differ_from_row_to_row() -> None:

@@ -6,7 +6,13 @@ from tests.support import gpts, llamas
 from tokamake.checkpoint import model_tensors
 from tokamake.config.architecture import Architecture
 
-MODELS = [*llamas.ARCHITECTURES, llamas.BIASED, *gpts.ARCHITECTURES.values(), gpts.LEARNED]
+MODELS = [
+    *llamas.ARCHITECTURES,
+    llamas.BIASED,
+    llamas.WIDE_HEADS,
+    *gpts.ARCHITECTURES.values(),
+    gpts.LEARNED,
+]
 
 
 @pytest.mark.parametrize("architecture", MODELS, ids=str)

@@ -12,7 +12,7 @@ from tests.checkpoint.test_init_model import words
 from tests.support import runs
 from tests.support.gpts import ALIBI, ARCHITECTURES, LEARNED, MQA, ROTARY, gpt, reference
 from tokamake.checkpoint.convert import convert
-from tokamake.checkpoint.hf import hf_folder
+from tokamake.checkpoint.hf import config_json, hf_folder
 from tokamake.checkpoint.init_model import init_model
 from tokamake.checkpoint.model_tensors import random, to_model
 from tokamake.config.architecture import Architecture
@@ -83,9 +83,9 @@ def test_missing_keys_mean_what_transformers_takes_them_for(tmp_path: Path) -> N
         if kind is Starcoder2Config:
             plain["intermediate_size"] = theirs.intermediate_size
         (tmp_path / "config.json").write_text(json.dumps(plain))
-        few = hf_folder.read_config(tmp_path)[0]
+        few = config_json.read_config(tmp_path)[0]
         theirs.save_pretrained(tmp_path)
-        assert hf_folder.read_config(tmp_path)[0] == few
+        assert config_json.read_config(tmp_path)[0] == few
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_missing_keys_mean_what_transformers_takes_them_for(tmp_path: Path) -> N
             {"sliding_window": 8},
             "sliding_window: 8 is not supported; choose a model with N",
         ),
-        (ROTARY, {"head_dim": 32}, "head_dim: 32 is not hidden_size / num_attention_heads"),
+        (LEARNED, {"head_dim": 32}, r"head_dim: 32: models of type gpt2 have .* \(16\); set that"),
         (ALIBI, {"apply_residual_connection_post_layernorm": True}, "post_layernorm: True is not"),
         (ALIBI, {"quantization_config": {}}, "quantization_config: {} is not supported"),
     ],
@@ -123,6 +123,7 @@ def test_configs_beyond_the_family_are_refused(
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"head_dim": 32}, "head_dim: 32: .*; gpt2, the nearest, has 16: set that"),
         ({"num_key_value_heads": 2}, "num_key_value_heads: 2: .*; gpt2, the nearest, has 4: set"),
         ({"attention_bias": False}, "attention_bias: False: .* has True: set that"),
         ({"embedding_layernorm": True}, "embedding_layernorm: True: .*; gpt2, the nearest"),

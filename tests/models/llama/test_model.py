@@ -7,9 +7,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.support.llamas import ARCHITECTURES, BIASED, label, reference, tensors_of
+from tests.support.llamas import ARCHITECTURES, BIASED, WIDE_HEADS, label, reference, tensors_of
+from tests.support.model_loss import mean_loss
 from tokamake.checkpoint.model_tensors import from_model, random, shapes, to_model
 from tokamake.config.architecture import Architecture
+from tokamake.models.llama import memory as llama_memory
 from tokamake.models.llama import model as llama_model
 
 
@@ -19,7 +21,7 @@ def _tokens(architecture: Architecture, length: int) -> torch.Tensor:
     return torch.randint(architecture.vocab_size, (2, length), generator=generator)
 
 
-@pytest.mark.parametrize("architecture", [*ARCHITECTURES, BIASED], ids=label)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, BIASED, WIDE_HEADS], ids=label)
 def test_logits_loss_and_gradients_equal_transformers(architecture: Architecture) -> None:
     theirs = reference(architecture)
     copied = {k: v.clone() for k, v in tensors_of(theirs, architecture).items()}
@@ -27,11 +29,11 @@ def test_logits_loss_and_gradients_equal_transformers(architecture: Architecture
     tokens = _tokens(architecture, 33)
     with torch.no_grad():
         assert (ours(tokens) - theirs(tokens).logits).abs().max() <= 1e-5
-    loss, expected = ours.loss(tokens), theirs(tokens, labels=tokens).loss
+    loss, expected = mean_loss(ours, tokens), theirs(tokens, labels=tokens).loss
     torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
     loss.backward()
     expected.backward()
-    gradients = {llama_model.hugging_face_name(n): p.grad for n, p in ours.named_parameters()}
+    gradients = {llama_model.Model.tensor_name(n): p.grad for n, p in ours.named_parameters()}
     wanted = {n: p.grad for n, p in theirs.named_parameters()}
     assert gradients.keys() == wanted.keys()
     for key, gradient in wanted.items():
@@ -51,7 +53,7 @@ def test_logits_equal_transformers_at_far_positions() -> None:
         ours = to_model(architecture, tensors_of(theirs, architecture))
         ours_error = (ours(tokens) - expected).abs().mean()
         theirs_error = (theirs(tokens).logits - expected).abs().mean()
-    assert ours.loss(tokens).dtype == torch.float32
+    assert mean_loss(ours, tokens).dtype == torch.float32
     assert 0 < ours_error <= 1.05 * theirs_error
 
 
@@ -82,9 +84,8 @@ def test_random_weights_depend_on_seed_and_name_alone() -> None:
 
 
 def test_random_weights_have_the_published_deviations() -> None:
-    architecture = ARCHITECTURES[0].model_copy(
-        update={"hidden_size": 512, "intermediate_size": 512, "initializer_range": 0.03}
-    )
+    sizes = {"hidden_size": 512, "intermediate_size": 512, "initializer_range": 0.03}
+    architecture = Architecture(**{**ARCHITECTURES[0].model_dump(), **sizes})
     weights = random(architecture, 1)
     for name, tensor in weights.items():
         if name.endswith("norm.weight"):
@@ -110,9 +111,9 @@ def test_names_and_model_round_trip() -> None:
     assert all(back[name].data_ptr() == tensor.data_ptr() for name, tensor in weights.items())
 
 
-def test_flops_equal_those_that_torch_counts() -> None:
-    architecture = ARCHITECTURES[4]
+@pytest.mark.parametrize("architecture", [ARCHITECTURES[4], WIDE_HEADS], ids=["even", "wide"])
+def test_flops_equal_those_that_torch_counts(architecture: Architecture) -> None:
     model = to_model(architecture, random(architecture, 0))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model.loss(_tokens(architecture, 33)).backward()
-    assert llama_model.num_flops_per_token(architecture, 32) * 2 * 32 == counter.get_total_flops()
+        mean_loss(model, _tokens(architecture, 33)).backward()
+    assert llama_memory.flops_per_token(architecture, 32) * 2 * 32 == counter.get_total_flops()

@@ -1,6 +1,6 @@
-"""The DeepSpeed back end equals one process at any layout, and in bf16 stays near fp32.
+"""The DeepSpeed back end equals one process at every layout; in bf16 it stays close to fp32.
 
-docs/parallelism.md tells what is proved here; test_layout_table.py holds it to this.
+docs/parallelism.md lists these layouts; test_layout_table.py checks the list.
 """
 
 from pathlib import Path
@@ -54,12 +54,12 @@ PROVED: Proved = {
         ("untied", zero(3) | parallel(tp=2, cp=2) | WIDE),
     ],
 }
-"""Layouts by number of ranks: which start, and which settings."""
+"""Layouts by number of ranks: name of the initial checkpoint, settings."""
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run.yaml for each start."""
+    """A run.yaml for each initial checkpoint."""
     return make_runs(tmp_path_factory.mktemp("layouts"))
 
 
@@ -70,15 +70,15 @@ def test_layouts_equal_one_process(world_size: int, runs: dict[str, Path]) -> No
 
 
 OPTIMIZERS = {
-    # Weights kept apart for training and evaluation, even where ZeRO cuts them.
+    # It keeps separate weights for training and evaluation, which ZeRO partitions, too.
     "schedule_free_adamw": [zero(stage) for stage in range(4)],
-    # Whole parameters, with what tensor parallelism cuts put together.
+    # It needs norms of whole parameters, also under tensor parallelism.
     "lamb": [zero(0), zero(0) | parallel(tp=2)],
 }
 
 
 @pytest.mark.ranks
-def test_bf16_is_near_fp32_and_optimizers_equal_native(runs: dict[str, Path]) -> None:
+def test_bf16_is_close_to_fp32_and_optimizers_equal_native(runs: dict[str, Path]) -> None:
     changes: list[Changes] = [zero(stage, **BF16) for stage in (1, 2, 3)]
     changes += [zero(1, **BF16) | parallel(pp=2), zero(2, **BF16) | parallel(tp=2, sp=True)]
     changes += [zero(stage, offload_optimizer="cpu", **BF16) for stage in (1, 2, 3)]
@@ -86,23 +86,25 @@ def test_bf16_is_near_fp32_and_optimizers_equal_native(runs: dict[str, Path]) ->
     native: Changes = {"backend": "native", "zero_stage": 1}
     of_optimizer = {}
     for name, layouts in OPTIMIZERS.items():
-        more = {
+        settings = {
             "optimizer": {"name": name, "learning_rate": 0.01},
             "schedule": {"name": "constant"},
         }
         begin = len(changes)
-        changes += [one | more for one in (native, *layouts)]
+        changes += [layout | settings for layout in (native, *layouts)]
         of_optimizer[name] = range(begin, len(changes))
-    found = spawn(train_all, 2, [Layout(runs["untied"], one) for one in changes], timeout=900)[0]
+    results = spawn(
+        train_all, 2, [Layout(runs["untied"], layout) for layout in changes], timeout=900
+    )[0]
     exact = plain_training(runs["untied"], grows=False)
     for number in range(num_bf16):
-        losses = found[number]["losses"]
+        losses = results[number]["losses"]
         assert losses == pytest.approx(exact["losses"], rel=3e-3), changes[number]
-        assert found[number]["norms"] == pytest.approx(exact["norms"], rel=5e-2), changes[number]
+        assert results[number]["norms"] == pytest.approx(exact["norms"], rel=5e-2), changes[number]
         assert losses != pytest.approx(exact["losses"], rel=1e-6)
     for numbers in of_optimizer.values():
-        theirs = found[numbers[0]]
+        reference = results[numbers[0]]
         for number in numbers[1:]:
             for key in ("losses", "norms", "validation", "after"):
                 message = f"{key} of {changes[number]}"
-                assert found[number][key] == pytest.approx(theirs[key], rel=1e-5), message
+                assert results[number][key] == pytest.approx(reference[key], rel=1e-5), message

@@ -1,4 +1,4 @@
-"""Checkpoints of the DeepSpeed back end: its own, native ones, at this layout and at others."""
+"""Checkpoints move between the DeepSpeed and the native back end, and between layouts."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tests.support.ranks import spawn
 from tokamake.checkpoint.native import training_state
 
 MOVES = [
-    # Saved on two ranks; loaded on one, and on two again.
+    # Layouts of saving on two ranks, loading on one rank, loading on two ranks.
     (zero(1), {"backend": "native"}, parallel(tp=2) | {"backend": "native"}),
     ({"backend": "native", "zero_stage": 2}, zero(1), zero(3)),
     (zero(2) | parallel(tp=2), {"backend": "native"}, zero(1)),
@@ -33,26 +33,33 @@ MOVES = [
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("start", ["untied", "tied"])
-def test_checkpoints_move(start: str, tmp_path: Path) -> None:
+def test_checkpoints_move_between_back_ends_and_layouts(start: str, tmp_path: Path) -> None:
     config = make_start(tmp_path / start, start)
-    there = [Move(config, tmp_path / str(n), save=a, load=a) for n, (a, _, _) in enumerate(MOVES)]
-    saved = spawn(move_all, 2, there, timeout=900)
-    alone = [Move(config, tmp_path / str(n), load=a) for n, (_, a, _) in enumerate(MOVES)]
-    both = [Move(config, tmp_path / str(n), load=a) for n, (_, _, a) in enumerate(MOVES)]
-    others = spawn(move_all, 1, alone, timeout=900), spawn(move_all, 2, both, timeout=900)
+    same_layout = [
+        Move(config, tmp_path / str(n), save=a, load=a) for n, (a, _, _) in enumerate(MOVES)
+    ]
+    saved = spawn(move_all, 2, same_layout, timeout=900)
+    one_rank = [Move(config, tmp_path / str(n), load=a) for n, (_, a, _) in enumerate(MOVES)]
+    two_ranks = [Move(config, tmp_path / str(n), load=a) for n, (_, _, a) in enumerate(MOVES)]
+    elsewhere = (
+        spawn(move_all, 1, one_rank, timeout=900),
+        spawn(move_all, 2, two_ranks, timeout=900),
+    )
     for number, ways in enumerate(MOVES):
-        ours = [found[number] for found in saved]
-        states = joined(ours, "saved")
+        originals = [result[number] for result in saved]
+        states = joined(originals, "saved")
         assert {key.split(".")[0] for key in states} == {"model", "step", "exp_avg", "exp_avg_sq"}
-        # At the same layout, the run goes on bit by bit, training and saving at once or not.
-        assert_equal(joined(ours, "loaded"), states, ways[0])
-        assert ours[0]["losses after loading"] == ours[0]["losses after saving"]
-        assert_equal(joined(ours, "end after loading"), joined(ours, "end after saving"), ways[0])
-        for place, of_ranks in enumerate(others):
-            theirs = [found[number] for found in of_ranks]
-            assert_equal(joined(theirs, "loaded"), states, ways[1 + place])
-            found = theirs[0]["losses after loading"]
-            assert found == pytest.approx(ours[0]["losses after saving"], rel=1e-4)
+        # At the same layout, training resumes bit by bit; saving beside training changes nothing.
+        assert_equal(joined(originals, "loaded"), states, ways[0])
+        assert originals[0]["losses after loading"] == originals[0]["losses after saving"]
+        assert_equal(
+            joined(originals, "end after loading"), joined(originals, "end after saving"), ways[0]
+        )
+        for place, of_ranks in enumerate(elsewhere):
+            loaded = [result[number] for result in of_ranks]
+            assert_equal(joined(loaded, "loaded"), states, ways[1 + place])
+            result = loaded[0]["losses after loading"]
+            assert result == pytest.approx(originals[0]["losses after saving"], rel=1e-4)
         # Evaluation and export read whole weights.
         _, weights, step = training_state.read(tmp_path / str(number))
         assert step == 3
@@ -60,6 +67,6 @@ def test_checkpoints_move(start: str, tmp_path: Path) -> None:
             assert torch.equal(weight, states[f"model.{name}"])
 
 
-def joined(founds: list[Found], key: str) -> dict[str, torch.Tensor]:
-    """States of all ranks, put together."""
-    return whole(found[key] for found in founds)
+def joined(results: list[Found], key: str) -> dict[str, torch.Tensor]:
+    """States of all ranks, joined."""
+    return whole(result[key] for result in results)

@@ -1,4 +1,4 @@
-"""What DeepSpeed would do wrongly is refused."""
+"""Settings that DeepSpeed cannot train, or gets wrong, are refused."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ LAMB = {"optimizer": {"name": "lamb", "learning_rate": 0.01}}
         (zero(0, precision="fp16"), "precision: fp16: has no fp16 on the CPU"),
     ],
 )
-def test_what_would_be_wrong_is_refused(
+def test_settings_that_deepspeed_gets_wrong_are_refused(
     changes: Changes, message: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root = prepare(tmp_path_factory.mktemp("refused"))
@@ -62,7 +62,7 @@ def test_offloading_needs_something_to_offload(
         laid_out(run, changes)
 
 
-def test_it_is_refused_before_any_rank_starts(tmp_path: Path) -> None:
+def test_resolve_refuses_them_before_any_rank_starts(tmp_path: Path) -> None:
     root = prepare(tmp_path)
     for changes, message in (
         (zero(2) | parallel(pp=2), "train.zero_stage: 2: reduces gradients while passes go on"),

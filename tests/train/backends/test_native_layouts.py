@@ -1,6 +1,6 @@
 """Every layout trains as one process does: losses, norms, gradients, weights, against transformers.
 
-docs/parallelism.md tells what is proved here; test_layout_table.py holds it to this.
+docs/parallelism.md lists these layouts; test_layout_table.py checks the list.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ SCHEDULES: dict[str, Changes] = {
 FULL = {"recompute_granularity": "full"}
 SELECTIVE = {"recompute_granularity": "selective"}
 WIDE = {"micro_batch_size": 4}
-"""Half as many micro batches, and messages; most layouts have two of them a step still."""
+"""Half as many micro batches and messages; most layouts still have two micro batches a step."""
 
 
 def with_schedules(**sizes: Any) -> list[Changes]:
@@ -112,12 +112,12 @@ PROVED: Proved = {
         ("untied", parallel(tp=2, cp=2, replicas=2, method="ulysses") | {"zero_stage": 2} | WIDE),
     ],
 }
-"""Layouts by number of ranks: which start, and which settings."""
+"""Layouts by number of ranks: name of the initial checkpoint, settings."""
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run.yaml for each start."""
+    """A run.yaml for each initial checkpoint."""
     return make_runs(tmp_path_factory.mktemp("layouts"))
 
 

@@ -1,4 +1,4 @@
-"""Every optimizer in the native engine: the same over ranks, bit for bit from a checkpoint."""
+"""Every optimizer in the native engine: the same over ranks, bit by bit from a checkpoint."""
 
 from itertools import chain
 from pathlib import Path
@@ -23,7 +23,7 @@ LEARNING_RATES = {
 }  # fmt: skip
 MORE = {"sophia_g": {"hessian_interval": 3}}
 ROUNDS = {"muon": 1e-3}
-"""Relative difference of losses that is more than 1e-4: Muon orthogonalizes in bf16."""
+"""Relative differences of losses above 1e-4: Muon orthogonalizes in bf16."""
 LAYOUTS: dict[int, list[dict[str, Any]]] = {
     1: [{}],
     2: [{"zero_stage": 2}, parallel(tp=2, sp=True), parallel(cp=2)],
@@ -37,7 +37,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def of_optimizer(name: str) -> dict[str, Any]:
-    """Changes of the section `train`."""
+    """Settings of the section `train`."""
     rate = LEARNING_RATES[name]
     return {
         "optimizer": {"name": name, "learning_rate": rate, **MORE.get(name, {})},
@@ -46,7 +46,7 @@ def of_optimizer(name: str) -> dict[str, Any]:
 
 
 def train_all(config: Path, layouts: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
-    """Train with each optimizer at each layout, save halfway, and go on from there, too."""
+    """Train with each optimizer at each layout; save halfway, and resume from there, too."""
     return {
         name: [
             train(config, name, layout, folder / f"{name}{number}")
@@ -60,32 +60,32 @@ def train(config: Path, name: str, layout: dict[str, Any], folder: Path) -> dict
     run = laid_out(read_run(config), of_optimizer(name) | layout)
     rate = {"learning_rate": LEARNING_RATES[name]}
     engine = build(run)
-    some = coming(engine, run)
-    losses = go(engine, some, 4, **rate)
+    remaining = coming(engine, run)
+    losses = go(engine, remaining, 4, **rate)
     engine.save(folder, {"iteration": 4, "consumed_samples": 32, "consumed_tokens": 512}).wait()
-    losses += go(engine, some, 4, **rate)
+    losses += go(engine, remaining, 4, **rate)
     validation = engine.mean_loss(iter(next(coming(engine, run)).micro_batches))
-    other = build(run)
-    other.load(folder)
-    assert go(other, coming(other, run, done=4), 4, **rate) == losses[4:], name
-    assert other.mean_loss(iter(next(coming(other, run)).micro_batches)) == validation
-    assert_equal(weights(other), weights(engine))
-    assert_equal(states(other), states(engine))
+    loaded = build(run)
+    loaded.load(folder)
+    assert go(loaded, coming(loaded, run, done=4), 4, **rate) == losses[4:], name
+    assert loaded.mean_loss(iter(next(coming(loaded, run)).micro_batches)) == validation
+    assert_equal(weights(loaded), weights(engine))
+    assert_equal(states(loaded), states(engine))
     assert {key.split()[1] for key in states(engine)} <= set(engine._state_kinds)
     return {"losses": losses, "validation": validation}
 
 
 @pytest.mark.ranks
-def test_optimizers_train_alike_over_ranks(config: Path, tmp_path: Path) -> None:
-    found = {
+def test_optimizers_train_the_same_over_ranks(config: Path, tmp_path: Path) -> None:
+    results = {
         size: spawn(train_all, size, config, layouts, tmp_path / str(size), timeout=500)
         for size, layouts in LAYOUTS.items()
     }
     for name in LEARNING_RATES:
-        ((alone,),) = (of_rank[name] for of_rank in found[1])
+        ((alone,),) = (of_rank[name] for of_rank in results[1])
         assert alone["losses"][-1] < alone["losses"][0], name
         assert alone["validation"] < alone["losses"][0], name
-        for at_layouts in zip(LAYOUTS[2], *(of_rank[name] for of_rank in found[2]), strict=True):
+        for at_layouts in zip(LAYOUTS[2], *(of_rank[name] for of_rank in results[2]), strict=True):
             for of_rank in at_layouts[1:]:
                 message, rel = f"{name} {at_layouts[0]}", ROUNDS.get(name, 1e-4)
                 for key in ("losses", "validation"):
@@ -117,8 +117,8 @@ def hessian(config: Path) -> None:
     engine._optimizer.update_hessian = lambda count: (due.append(count), update(count))
     engine.train_step(first.micro_batches, **RATES)
     for held in engine._held:
-        found = engine._optimizer.state[held.local]["hessian"]
-        torch.testing.assert_close(found, expected[held.name], rtol=1e-3, atol=1e-12)
+        actual = engine._optimizer.state[held.local]["hessian"]
+        torch.testing.assert_close(actual, expected[held.name], rtol=1e-3, atol=1e-12)
     for step in chain([second], coming(engine, run, done=2)):
         engine.train_step(step.micro_batches, **RATES)
         if engine._num_updates() == 7:
@@ -127,11 +127,11 @@ def hessian(config: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_the_hessian_is_that_of_drawn_labels(config: Path) -> None:
+def test_the_hessian_uses_drawn_labels(config: Path) -> None:
     spawn(hessian, 1, config)
 
 
-def test_draws_follow_the_predictions() -> None:
+def test_drawn_labels_follow_the_predictions() -> None:
     logits = torch.tensor([0.0, 2.0, -torch.inf, 1.0, -1.0])
     number = 100_000
     chances = torch.from_numpy(np.random.default_rng(3).random(number, dtype=np.float32))
@@ -150,7 +150,9 @@ def test_draws_follow_the_predictions() -> None:
         ({"backend": "deepspeed"}, "optimizer.name: sophia_g: .* set backend to native"),
     ],
 )
-def test_sophia_is_refused_where_nothing_would_draw(changes: dict[str, Any], message: str) -> None:
+def test_sophia_is_refused_where_labels_cannot_be_drawn(
+    changes: dict[str, Any], message: str
+) -> None:
     values = {"train_steps": 9, **of_optimizer("sophia_g"), **changes}
     with pytest.raises(ValidationError, match=message):
         TrainSettings.model_validate(values)

@@ -1,4 +1,4 @@
-"""Number formats in the native engine: near fp32, the same twice, fp16's scale; documents apart."""
+"""Precision in the native engine: close to fp32, repeatable, fp16 overflows; packed documents."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.ranks
 
 STEPS = 60
 BANDS = {"bf16": 0.02, "fp16": 0.01}
-"""Largest distance of a step's loss from fp32's, relative, over a run of `STEPS`."""
+"""Largest relative difference of a step's loss from fp32, over a run of `STEPS`."""
 
 
 @pytest.fixture(scope="module")
@@ -31,38 +31,37 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train_twice(config: Path, precisions: list[str], number: int) -> dict[str, list[float]]:
-    """Losses in each number format; a second engine must find the same bits."""
-    found = {}
+    """Losses in each precision; a second engine must compute the same bits."""
+    losses = {}
     for precision in precisions:
         run = laid_out(read_run(config), {"precision": precision})
-        one, two = build(run), build(run)
-        found[precision] = go(one, coming(one, run), number)
-        # The first steps show what is not alike; all of them take long.
-        assert go(two, coming(two, run), number) == found[precision], precision
-        assert_equal(weights(one), weights(two))
-        assert_equal(states(one), states(two))
-        assert {tensor.dtype for tensor in weights(one).values()} == {torch.float32}
-    return found
+        first, second = build(run), build(run)
+        losses[precision] = go(first, coming(first, run), number)
+        assert go(second, coming(second, run), number) == losses[precision], precision
+        assert_equal(weights(first), weights(second))
+        assert_equal(states(first), states(second))
+        assert {tensor.dtype for tensor in weights(first).values()} == {torch.float32}
+    return losses
 
 
-def test_low_precision_stays_near_fp32(config: Path) -> None:
-    (found,) = spawn(train_twice, 1, config, ["fp32", *BANDS], STEPS, timeout=500)
-    exact = np.array(found["fp32"])
+def test_low_precision_stays_close_to_fp32(config: Path) -> None:
+    (losses,) = spawn(train_twice, 1, config, ["fp32", *BANDS], STEPS, timeout=500)
+    exact = np.array(losses["fp32"])
     assert exact[-5:].mean() < exact[:5].mean() - 0.5
     for precision, band in BANDS.items():
-        distance = np.abs(np.array(found[precision]) / exact - 1).max()
+        distance = np.abs(np.array(losses[precision]) / exact - 1).max()
         assert 1e-7 < distance < band, precision
 
 
 def wide_sums(config: Path, all_changes: list[dict[str, Any]]) -> None:
-    """Gradients of bf16 passes add up in fp32: in bf16 few sums of several would be exact."""
+    """Gradients of bf16 passes add up in fp32: few of these sums can be represented in bf16."""
     for changes in all_changes:
         run = laid_out(read_run(config), {"precision": "bf16", "micro_batch_size": 1, **changes})
         first, *_ = train_layout(run)["gradients"]
         values = torch.cat([tensor.flatten() for _, _, _, tensor in first])
         values = values[values != 0]
         assert values.dtype == torch.float32
-        # Clipping would scale all of them by what bf16 does not have.
+        # Without clipping, whose factor would change the bits of all of them.
         exact = (values.bfloat16().float() == values).float().mean()
         assert exact < 0.5, (changes, exact)
 
@@ -75,7 +74,7 @@ def test_gradients_add_up_in_fp32(config: Path) -> None:
 
 
 def on_two_ranks(config: Path, folder: Path) -> None:
-    """The same twice over ranks, and the scale of fp16."""
+    """Repeat training on two ranks, and let fp16 overflow."""
     train_twice(config, ["fp32", "bf16", "fp16"], 10)
     for changes in ({"zero_stage": 2}, parallel(tp=2, sp=True), parallel(pp=2)):
         name = "-".join(map(str, changes)) + str(len(str(changes)))
@@ -83,34 +82,34 @@ def on_two_ranks(config: Path, folder: Path) -> None:
 
 
 def overflow(config: Path, changes: dict[str, Any], folder: Path) -> None:
-    """Steps whose gradients overflow are skipped, each halving the scale, until none does."""
+    """Steps whose gradients overflow are skipped; each halves the scale."""
     run = laid_out(read_run(config), changes)
     engine = build(run)
-    some = coming(engine, run)
+    remaining = coming(engine, run)
     before = weights(engine)
     engine._loss_scale.state = (2.0**32, 5)
     skipped = 0
-    while (result := engine.train_step(next(some).micro_batches, **RATES)).skipped:
+    while (result := engine.train_step(next(remaining).micro_batches, **RATES)).skipped:
         skipped += 1
         assert engine._loss_scale.state == (2.0 ** (32 - skipped), 0)
         assert_equal(weights(engine), before)
         assert not states(engine)
-        assert 4 < result.loss < 6  # which is the model's, whatever its scale
+        assert 4 < result.loss < 6  # it does not depend on the scale
     assert 1 <= skipped < 31
     assert engine._loss_scale.state == (2.0 ** (32 - skipped), 1)
     assert np.isfinite(result.grad_norm)
     assert not all(torch.equal(part, before[name]) for name, part in weights(engine).items())
     progress = {"iteration": 1, "consumed_samples": 8, "consumed_tokens": 128}
     engine.save(folder, progress).wait()
-    other = build(run)
-    other.load(folder)
-    assert other._loss_scale.state == engine._loss_scale.state
+    loaded = build(run)
+    loaded.load(folder)
+    assert loaded._loss_scale.state == engine._loss_scale.state
     done = skipped + 1
-    assert go(other, coming(other, run, done=done), 4) == go(engine, some, 4)
-    assert_equal(weights(other), weights(engine))
+    assert go(loaded, coming(loaded, run, done=done), 4) == go(engine, remaining, 4)
+    assert_equal(weights(loaded), weights(engine))
 
 
-def test_two_ranks_do_the_same_twice_and_skip_what_overflows(config: Path, tmp_path: Path) -> None:
+def test_two_ranks_are_repeatable_and_skip_overflows(config: Path, tmp_path: Path) -> None:
     spawn(on_two_ranks, 2, config, tmp_path, timeout=500)
 
 
@@ -120,7 +119,7 @@ APART = {"reset_position_ids": True, "reset_attention_mask": True, "eod_mask_los
 def test_documents_are_kept_apart_at_every_layout(config: Path, tmp_path: Path) -> None:
     run = read_run(config)
     tokens = np.concatenate([np.fromfile(config.parents[1] / "corpus.bin", np.uint16)])
-    # The commonest token ends documents, so that many samples hold several.
+    # The most frequent token ends documents, so that many samples hold several.
     eod = int(np.bincount(tokens).argmax())
     with_ends = tmp_path / "run.yaml"
     write_run(with_ends, run.model_copy(update={"eod": eod}))
@@ -136,15 +135,13 @@ def test_documents_are_kept_apart_at_every_layout(config: Path, tmp_path: Path) 
     (alone,) = spawn(train_layouts, 1, [(with_ends, APART), (with_ends, together)])
     assert np.abs(np.array(alone[0]["losses"]) / alone[1]["losses"] - 1).max() > 1e-3
     for of_rank in spawn(train_layouts, 2, [(with_ends, APART | changes) for changes in layouts]):
-        for changes, found in zip(layouts, of_rank, strict=True):
+        for changes, result in zip(layouts, of_rank, strict=True):
             for key in ("losses", "norms", "validation"):
-                assert found[key] == pytest.approx(alone[0][key], rel=1e-5), (key, changes)
+                assert result[key] == pytest.approx(alone[0][key], rel=1e-5), (key, changes)
 
 
 @pytest.mark.parametrize("backend", ["native", "deepspeed"])
-def test_what_is_converted_of_a_run_in_bf16_is_fp32_unless_asked(
-    backend: str, tmp_path: Path
-) -> None:
+def test_a_converted_bf16_run_has_fp32_weights_by_default(backend: str, tmp_path: Path) -> None:
     settings = {"backend": backend, "train_steps": 2, "save_interval": 2, "precision": "bf16"}
     launch(make_run(prepare(tmp_path), "run", **settings))
     for dtype, name in ((None, "float32"), ("bf16", "bfloat16")):

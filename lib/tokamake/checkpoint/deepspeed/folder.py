@@ -1,7 +1,7 @@
-"""What checkpoints of Megatron-DeepSpeed have in common, with pipelining and without.
+"""The files that Megatron-DeepSpeed's checkpoints share, with and without pipeline parallelism.
 
-A root folder whose `latest` names global_step<N>; in it mp_rank_<M>_model_states.pt with arguments
-and counters. The formats `mds` and `mds_pipeline` say where the weights are.
+The file `latest` of the root folder names global_step<N>. In it, mp_rank_<M>_model_states.pt holds
+Megatron's arguments and counters. The formats `mds` and `mds_pipeline` know where the weights are.
 """
 
 import re
@@ -10,54 +10,54 @@ from typing import Any
 
 from tokamake.checkpoint import latest
 from tokamake.checkpoint.megatron_model import module as megatron_module
-from tokamake.checkpoint.megatron_model.arguments import arguments, progress_of
+from tokamake.checkpoint.megatron_model.arguments import megatron_arguments, progress_of
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout
 from tokamake.checkpoint.torch_files import pickle_reader
 from tokamake.errors import UserError
 
 REMEDY = "fetch or write the checkpoint again"
-SCHEDULE = "lr_scheduler"
-"""Note of the state of Megatron's scheduler, which files of DeepSpeed's call so."""
-LATER_SCHEDULE = "opt_param_scheduler"
-"""What Megatron-LM's own files call it since it has weight decay, too."""
+LR_SCHEDULER = "lr_scheduler"
+"""Key of the state of Megatron's scheduler in DeepSpeed's files, and in `Checkpoint.notes`."""
+OPT_PARAM_SCHEDULER = "opt_param_scheduler"
+"""The same key in Megatron-LM's files, since its scheduler also sets the weight decay."""
 VERSION = "0.14.0"
-"""DeepSpeed asks which of its versions has written a checkpoint; from this one on it is alike."""
-_SLICED = "zero_pp_rank_0_"
-"""ZeRO's stage 3 has such files of each rank, without weights, in the place of those with."""
-_STATES = re.compile(rf"(?:{_SLICED})?mp_rank_(\d+)_model_states\.pt")
+"""DeepSpeed checks the version that wrote a checkpoint; the layout is the same from here on."""
+_FIRST_ZERO_3_RANK = "zero_pp_rank_0_"
+"""Prefix in ZeRO 3, where each data-parallel rank writes a file. These files have no weights."""
+_MODEL_STATES = re.compile(rf"(?:{_FIRST_ZERO_3_RANK})?mp_rank_(\d+)_model_states\.pt")
 
 
-def states(folder: Path, number: int) -> Path:
-    """File of a model-parallel rank, or the first of them."""
-    name = f"mp_rank_{number:02d}_model_states.pt"
-    sliced = folder / f"{_SLICED}{name}"
-    return sliced if sliced.is_file() else folder / name
+def model_states_path(folder: Path, rank: int) -> Path:
+    """Return the file of a model-parallel rank; with ZeRO 3, of its first data-parallel rank."""
+    name = f"mp_rank_{rank:02d}_model_states.pt"
+    zero_3_path = folder / f"{_FIRST_ZERO_3_RANK}{name}"
+    return zero_3_path if zero_3_path.is_file() else folder / name
 
 
-def new_states(folder: Path, number: int, layout: ParallelLayout) -> list[Path]:
-    """Files of a model-parallel rank to write: with ZeRO 3 one a data-parallel rank."""
-    name = f"mp_rank_{number:02d}_model_states.pt"
+def new_model_states_paths(folder: Path, rank: int, layout: ParallelLayout) -> list[Path]:
+    """Return the files to write for a model-parallel rank: several with ZeRO 3, otherwise one."""
+    name = f"mp_rank_{rank:02d}_model_states.pt"
     if layout.zero_stage < 3:
         return [folder / name]
     return [folder / f"zero_pp_rank_{rank}_{name}" for rank in range(layout.data_parallel_size)]
 
 
-def is_sliced(file: Path) -> bool:
-    """Whether weights are in ZeRO's shards alone."""
-    return file.name.startswith(_SLICED)
+def has_no_weights(file: Path) -> bool:
+    """Return whether a file is from ZeRO 3, which keeps weights in the optimizer's files."""
+    return file.name.startswith(_FIRST_ZERO_3_RANK)
 
 
 def vocabulary_rows(file: Path, state: dict[str, Any]) -> int:
-    """Rows of the embedding that a rank has.
+    """Return the number of rows of the embedding on a rank.
 
     Args:
-        file: of the rank.
-        state: what is in it.
+        file: file of the rank.
+        state: its contents.
 
     Raises:
-        UserError: it has none.
+        UserError: the file has no embedding.
     """
-    if not is_sliced(file):
+    if not has_no_weights(file):
         return megatron_module.vocabulary_rows(file, state.get("module"))
     for group in state.get("param_shapes") or ():
         for name, shape in group.items():
@@ -67,11 +67,11 @@ def vocabulary_rows(file: Path, state: dict[str, Any]) -> int:
 
 
 def find(path: Path) -> Path | None:
-    """Folder with ranks' files, which `path` is or which its `latest` names."""
+    """Return the folder with the ranks' files: `path`, or the folder that its `latest` names."""
     for folder in (path, *([latest.latest(path)] if (path / "latest").is_file() else [])):
         names = {entry.name for entry in _entries(folder)}
-        # A universal checkpoint has such files, too.
-        if "zero" not in names and any(map(_STATES.fullmatch, names)):
+        # A universal checkpoint has such files, too. Its parameters are in the folder `zero`.
+        if "zero" not in names and any(map(_MODEL_STATES.fullmatch, names)):
             return folder
     return None
 
@@ -80,86 +80,89 @@ def _entries(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-def ranks(folder: Path, pattern: re.Pattern[str] = _STATES) -> int:
-    """How many ranks have a file.
+def count_ranks(folder: Path, pattern: re.Pattern[str] = _MODEL_STATES) -> int:
+    """Return the number of ranks that have a file.
 
     Args:
-        folder: of the checkpoint.
-        pattern: of their names, with the rank's number in a group.
+        folder: folder of the checkpoint.
+        pattern: file names. The first group is the rank.
 
     Raises:
-        UserError: one is missing.
+        UserError: the file of a rank is missing.
     """
-    numbers = {int(m[1]) for each in _entries(folder) if (m := pattern.fullmatch(each.name))}
-    if missing := sorted({*range(max(numbers, default=0) + 1)} - numbers):
+    matches = (pattern.fullmatch(entry.name) for entry in _entries(folder))
+    ranks = {int(match[1]) for match in matches if match}
+    if missing := sorted({*range(max(ranks, default=0) + 1)} - ranks):
         raise UserError(
-            f"{folder}: has files of ranks up to {max(numbers, default=0)}, but none of rank "
+            f"{folder}: has files of ranks up to {max(ranks, default=0)}, but none of rank "
             f"{missing[0]}; {REMEDY}"
         )
-    return len(numbers)
+    return len(ranks)
 
 
 def read(file: Path) -> dict[str, Any]:
-    """What a file holds, tensors without data.
+    """Return the contents of a file, with tensors as `Located`.
 
     Raises:
-        UserError: it is missing, damaged or could run something.
+        UserError: the file is missing, damaged, or could run code.
     """
     state = pickle_reader.read(file, REMEDY)
     if not isinstance(state, dict):
         kind = "tensor" if isinstance(state, pickle_reader.Located) else type(state).__name__
-        raise UserError(f"{file}: holds no checkpoint but a {kind}; {REMEDY}")
+        raise UserError(f"{file}: holds a {kind}, not a checkpoint; {REMEDY}")
     return state
 
 
-def check_step(file: Path, state: dict[str, Any], first: Path, of_first: dict[str, Any]) -> None:
-    """See that a rank's file is of the step that the first rank's is of.
+def check_same_step(
+    file: Path, state: dict[str, Any], first_file: Path, first_state: dict[str, Any]
+) -> None:
+    """Check that the file of a rank is from the same step as that of the first rank.
 
     Raises:
         UserError: it is not.
     """
-    own, other = progress_of(state, file), progress_of(of_first, first)
-    if own != other:
+    progress, first = progress_of(state, file), progress_of(first_state, first_file)
+    if progress != first:
         raise UserError(
-            f"{file}: is of step {own.iteration:,} ({own.consumed_samples:,} samples), {first} of "
-            f"step {other.iteration:,} ({other.consumed_samples:,}); {REMEDY}"
+            f"{file}: is of step {progress.iteration:,} ({progress.consumed_samples:,} samples), "
+            f"{first_file} of step {first.iteration:,} ({first.consumed_samples:,}); {REMEDY}"
         )
 
 
-def unread(state: dict[str, Any], zero_stage: int) -> tuple[str, ...]:
-    """What a rank's file holds besides, and is not read.
+def unread_states(state: dict[str, Any], zero_stage: int) -> tuple[str, ...]:
+    """Describe the optimizer states in a rank's file that tokamake does not read.
 
     Args:
-        state: what is in it.
-        zero_stage: 0: there are no shards.
+        state: contents of the file.
+        zero_stage: 0 if there are no partitions.
     """
     has_states = not zero_stage and state.get("optimizer") is not None
     return ("optimizer states without names, of ZeRO stage 0",) if has_states else ()
 
 
-def data_ranks(state: dict[str, Any]) -> int:
-    """Data-parallel ranks that wrote a file, where it tells."""
-    found = state.get("dp_world_size")
-    return found if isinstance(found, int) and found > 0 else 1
+def data_parallel_size(state: dict[str, Any]) -> int:
+    """Return the number of data-parallel ranks that wrote a file, or 1 if it is not recorded."""
+    size = state.get("dp_world_size")
+    return size if isinstance(size, int) and size > 0 else 1
 
 
-def args_of(state: dict[str, Any]) -> Any:
-    """Megatron's arguments in a rank's file, with the true size of the vocabulary if known."""
+def megatron_args(state: dict[str, Any]) -> Any:
+    """Return Megatron's arguments in a rank's file, with the vocabulary size if it is recorded."""
     args: Any = state.get("args")
     info = state.get("universal_checkpoint_info")
-    known = info.get("original_vocab_size") if isinstance(info, dict) else None
-    if known and args is not None:
-        args.vocab_size = known
+    vocab_size = info.get("original_vocab_size") if isinstance(info, dict) else None
+    if vocab_size and args is not None:
+        args.vocab_size = vocab_size
     return args
 
 
 def client_state(
     checkpoint: Checkpoint, layout: ParallelLayout, padded_vocab_size: int
 ) -> dict[str, Any]:
-    """What a rank's file holds beside weights: DeepSpeed's counters, Megatron's arguments."""
+    """Return the contents of a rank's file besides weights: Megatron's arguments, counters."""
     progress = checkpoint.progress
     return {
-        "args": arguments(checkpoint, layout, padded_vocab_size=padded_vocab_size),
+        "args": megatron_arguments(checkpoint, layout, padded_vocab_size=padded_vocab_size),
         "checkpoint_version": 3.0,
         "iteration": progress.iteration,
         "tokens": progress.consumed_tokens,
@@ -168,27 +171,31 @@ def client_state(
         "global_steps": progress.iteration,
         "global_samples": progress.consumed_samples,
         "skipped_steps": 0,
-        "lr_scheduler": new_schedule(checkpoint),
+        "lr_scheduler": scheduler_state(checkpoint),
         "sparse_tensor_module_names": set(),
     }
 
 
-def schedule_of(state: dict[str, Any]) -> dict[str, Any]:
-    """Note of the state of Megatron's scheduler, where a rank's file has it."""
-    known = state.get(SCHEDULE, state.get(LATER_SCHEDULE))
-    if not isinstance(known, dict):
+def scheduler_note(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the note with the state of Megatron's scheduler, if a rank's file has it."""
+    schedule = state.get(LR_SCHEDULER, state.get(OPT_PARAM_SCHEDULER))
+    if not isinstance(schedule, dict):
         return {}
     plain = (int, float, str, type(None))
-    return {SCHEDULE: {key: value for key, value in known.items() if isinstance(value, plain)}}
+    return {
+        LR_SCHEDULER: {key: value for key, value in schedule.items() if isinstance(value, plain)}
+    }
 
 
-def new_schedule(checkpoint: Checkpoint) -> dict[str, Any]:
-    """State of Megatron's scheduler: where it stands; its settings are those of the new run.
+def scheduler_state(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the state of Megatron's scheduler: its position, and settings if they are known.
 
-    They are there for --override-opt_param-scheduler, with which Megatron leaves them.
+    Megatron reads all keys. Unknown settings are None; --override-opt_param-scheduler makes
+    Megatron ignore them and take those of the new run.
     """
     rates = ("max_lr", "min_lr", "lr_decay_style")
     lengths = ("lr_warmup_steps", "lr_warmup_tokens", "lr_decay_steps", "lr_decay_tokens")
     progress = checkpoint.progress
-    at = {"num_steps": progress.consumed_samples, "num_tokens": progress.consumed_tokens}
-    return {**dict.fromkeys((*rates, *lengths)), **checkpoint.notes.get(SCHEDULE, {}), **at}
+    position = {"num_steps": progress.consumed_samples, "num_tokens": progress.consumed_tokens}
+    settings = checkpoint.notes.get(LR_SCHEDULER, {})
+    return {**dict.fromkeys((*rates, *lengths)), **settings, **position}

@@ -6,23 +6,25 @@ from typing import NamedTuple
 
 
 class FlatRange(NamedTuple):
-    """A run of one of several tensors that are laid one after the other."""
+    """A run of elements of a tensor that lies in a larger flat tensor."""
 
     name: str
     start: int
     """First element of the tensor in the run."""
     stop: int
-    at: int
-    """Where it begins in what holds the run."""
+    offset: int
+    """Element of the flat tensor where the run begins."""
 
 
-def partition(sizes: Sequence[tuple[str, int]], start: int, stop: int) -> Iterator[FlatRange]:
-    """What a partition has of tensors that are laid one after the other, as ZeRO 1 and 2 do.
+def partition_ranges(
+    sizes: Sequence[tuple[str, int]], start: int, stop: int
+) -> Iterator[FlatRange]:
+    """Yield the ranges of concatenated tensors that lie in a partition, as in ZeRO 1 and 2.
 
     Args:
-        sizes: name and elements of each tensor.
+        sizes: name and number of elements of each tensor.
         start: first element of the partition.
-        stop: the one after the last; there may be padding at the end.
+        stop: element after the last. It may lie in the padding after the tensors.
     """
     ends = accumulate(size for _, size in sizes)
     for (name, size), end in zip(sizes, ends, strict=True):
@@ -32,20 +34,20 @@ def partition(sizes: Sequence[tuple[str, int]], start: int, stop: int) -> Iterat
             yield FlatRange(name, low - begin, high - begin, low - start)
 
 
-def share(size: int, ranks: int) -> int:
-    """Elements that ZeRO 3 keeps of a tensor on each rank; the last ones' are filled up."""
-    return -(-size // ranks)
+def slice_size(size: int, num_ranks: int) -> int:
+    """Return the number of elements of a tensor on each rank in ZeRO 3; the last has padding."""
+    return -(-size // num_ranks)
 
 
-def slice_of(name: str, size: int, rank: int, ranks: int, at: int) -> FlatRange:
-    """What a rank has of a tensor, as ZeRO 3 does: nothing, where the ranks before have it all.
+def slice_range(name: str, size: int, rank: int, num_ranks: int, offset: int) -> FlatRange:
+    """Return the range of a tensor on a rank in ZeRO 3; it is empty if earlier ranks hold it all.
 
     Args:
-        name: of the tensor.
-        size: its elements.
-        rank: which has it.
-        ranks: how many share the tensor.
-        at: where it begins in what holds it.
+        name: name of the tensor.
+        size: its number of elements.
+        rank: data-parallel rank.
+        num_ranks: number of data-parallel ranks.
+        offset: element of the rank's flat tensor where the slice begins.
     """
-    start, stop = (min(size, number * share(size, ranks)) for number in (rank, rank + 1))
-    return FlatRange(name, start, stop, at)
+    start, stop = (min(size, number * slice_size(size, num_ranks)) for number in (rank, rank + 1))
+    return FlatRange(name, start, stop, offset)

@@ -1,8 +1,8 @@
-"""DeepSpeed's optimizer states of ZeRO stages 1 to 3: what lies where in the ranks' files.
+"""Locates DeepSpeed's optimizer states of ZeRO stages 1 to 3 in the files of all ranks.
 
-global_step<N>/[bf16_]zero_pp_rank_<D>_mp_rank_<M>_optim_states.pt has what data-parallel rank D of
-model-parallel rank M holds: of each parameter group flat tensors, in which parameters follow one
-another and are cut anywhere (stages 1 and 2), or a slice of each parameter (stage 3).
+global_step<N>/[bf16_]zero_pp_rank_<D>_mp_rank_<M>_optim_states.pt is the partition of data-parallel
+rank D of model-parallel rank M. For each parameter group it holds flat tensors. In stages 1 and 2,
+a group's parameters are concatenated and cut anywhere; in stage 3, each parameter is cut.
 """
 
 import math
@@ -15,8 +15,13 @@ from typing import Any, NamedTuple
 
 from tokamake.checkpoint.deepspeed import folder as deepspeed_folder
 from tokamake.checkpoint.deepspeed.folder import REMEDY
-from tokamake.checkpoint.deepspeed.zero_partition import FlatRange, partition, share, slice_of
-from tokamake.checkpoint.megatron_model.module import newer
+from tokamake.checkpoint.deepspeed.zero_partition import (
+    FlatRange,
+    partition_ranges,
+    slice_range,
+    slice_size,
+)
+from tokamake.checkpoint.megatron_model.module import current_name
 from tokamake.checkpoint.megatron_model.rank_tensors import TensorSlice
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
@@ -27,328 +32,364 @@ from tokamake.checkpoint.torch_files.allowed_globals import StandIn, value_of
 from tokamake.checkpoint.torch_files.pickle_reader import Located
 from tokamake.errors import UserError
 
-_FLAT = "single_partition_of_fp32_groups"
+_FP32_WEIGHTS = "single_partition_of_fp32_groups"
 _FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _STAGES = {"disabled": 0, "optimizer_states": 1, "gradients": 2, "weights": 3}
 """DeepSpeed's ZeroStageEnum."""
 MODEL, MASTER = "model.", "master."
-"""Keys of fp32 weights begin so: where there are no others, and where they stand beside rounded
-ones."""
+"""Prefixes of keys: of weights, and of fp32 master weights besides rounded ones."""
 
 
 @dataclass
-class States:
-    """What all shards hold of whole tensors."""
+class OptimizerStates:
+    """Optimizer states of whole parameters, collected from the files of all ranks."""
 
-    regions: list[Extent] = field(default_factory=list)
-    given: dict[str, float] = field(default_factory=dict)
-    """Numbers that the files do not have as tensors, by key."""
-    numbers: set[str] = field(default_factory=set)
-    """Keys of those that files have as tensors without dimensions."""
+    extents: list[Extent] = field(default_factory=list)
+    values: dict[str, float] = field(default_factory=dict)
+    """Step counts that files hold as plain numbers, by key."""
+    scalar_keys: set[str] = field(default_factory=set)
+    """Keys of step counts that files hold as tensors."""
     zero_stage: int = 0
     data_parallel_size: int = 0
-    """0: there are no shards."""
+    """0 if there are no partitions."""
     notes: dict[str, Any] = field(default_factory=dict)
     """See `Checkpoint`."""
 
     def source(
         self, weights: Iterable[Extent], shapes: Mapping[str, tuple[int, ...]]
     ) -> TensorSource:
-        """Weights and states as whole tensors.
+        """Return weights and states as whole tensors.
 
         Args:
-            weights: where weights lie; of stage 3, nowhere else.
-            shapes: of whole weights, as model.NAME.
+            weights: extents of weights in other files. ZeRO 3 has none.
+            shapes: shapes of whole weights, by model.NAME.
 
         Raises:
-            UserError: something is not there whole.
+            UserError: a tensor is incomplete.
         """
-        every = dict(shapes)
-        for region in self.regions:
-            for key in (block.key for block in region.blocks):
-                every[key] = shapes[f"model.{parameter(key)}"] if region.shape else ()
-        return TensorSource([*weights, *self.regions], every, self.given)
+        all_shapes = dict(shapes)
+        for extent in self.extents:
+            for key in (chunk.key for chunk in extent.blocks):
+                all_shapes[key] = shapes[f"model.{parameter_name(key)}"] if extent.shape else ()
+        return TensorSource([*weights, *self.extents], all_shapes, self.values)
+
+    def add_step(self, file: Path, name: str, step: Any, keys: set[str]) -> None:
+        """Add a step count, which several parameters may share; ignore other values."""
+        if isinstance(step, Located):
+            # Each partition of a parameter repeats its step count. One of them is enough.
+            if keys := keys - self.scalar_keys:
+                chunks = (*(Chunk(key, ()) for key in sorted(keys)),)
+                self.extents.append(torch_archive.region(file, name, step, chunks))
+                self.scalar_keys |= keys
+        elif isinstance(step, int | float):
+            self.values |= dict.fromkeys(keys, float(step))
 
 
-def parameter(key: str) -> str:
-    """Name of the parameter that a tensor is of; see `Checkpoint.source`."""
+def parameter_name(key: str) -> str:
+    """Return the name of the parameter in a key of `Checkpoint.source`."""
     return key.split(".", 2 if key.startswith("optimizer.") else 1)[-1]
 
 
-_Shard = tuple[Path, dict[str, Any]]
-"""A file, and the optimizer_state_dict in it."""
+def state_chunks(weights: Iterable[Chunk], prefix: str) -> Iterator[Chunk]:
+    """Yield the chunks of a state of a parameter, without the padding of the vocabulary.
+
+    Args:
+        weights: chunks of the parameter's weights.
+        prefix: prefix of the state's keys.
+    """
+    for chunk in weights:
+        if not chunk.is_mean:
+            yield chunk._replace(key=prefix + parameter_name(chunk.key))
 
 
-class _Group(NamedTuple):
-    """What a file has of a parameter group."""
+_Partition = tuple[Path, dict[str, Any]]
+"""A file, and its optimizer_state_dict."""
+
+
+class _FlatGroup(NamedTuple):
+    """The flat tensors of a parameter group in a file."""
 
     file: Path
-    pieces: Sequence[FlatRange]
+    ranges: Sequence[FlatRange]
+    """The parameters in the flat tensors."""
     weights: Located
-    """Flat, of which the pieces tell what is where."""
     states: Mapping[str, Any]
-    """By kind: tensors like `weights`, or numbers that all parameters share."""
+    """By kind: a tensor like `weights`, or a number that all parameters share."""
 
 
-def _has_states(folder: Path) -> bool:
-    """Whether a folder has files of shards."""
-    return any(_FILE.fullmatch(file.name) for file in folder.iterdir())
-
-
-def read(
+def read_states(
     folder: Path,
     ranks: Sequence[Mapping[str, TensorSlice]],
     *,
     tensor_parallel_size: int,
-    beside: Sequence[Extent],
-) -> States:
-    """Say where optimizer states lie.
+    weights: Sequence[Extent],
+) -> OptimizerStates:
+    """Locate the optimizer states of a checkpoint.
 
     Args:
-        folder: of the checkpoint.
-        ranks: what each model-parallel rank may have, by DeepSpeed's names.
-        tensor_parallel_size: how many of them share layers; such are neighbours.
-        beside: weights in other files; fp32 weights are read where they are not fp32.
+        folder: folder of the checkpoint.
+        ranks: tensors that each model-parallel rank may have, by DeepSpeed's names.
+        tensor_parallel_size: number of consecutive ranks that share a layer.
+        weights: extents of weights in other files. If all are fp32, the optimizer's fp32 weights
+            are copies and are not read.
 
     Raises:
-        UserError: a file is missing or damaged, or not of the model.
+        UserError: a file is missing, damaged, or not of the model.
     """
-    found, owners = States(), dict[tuple[int, str], int]()
-    if not _has_states(folder):
-        return found
-    weights: str | None = MASTER if beside else MODEL
-    if beside and all(region.dtype == FLOAT32 for region in beside):
-        weights = None
-    for model, parts in enumerate(ranks):
-        shards = _shards(folder, model)
-        first = shards[0][1]
-        found.data_parallel_size, found.zero_stage = len(shards), _stage(first)
-        found.notes["loss_scale"] = _loss_scale(first)
-        base = first.get("base_optimizer_state", first.get("optimizer_state_dict"))
-        found.notes |= settings_of(base.get("param_groups") if isinstance(base, dict) else None)
-        for group in _groups(folder, model, shards):
-            # Tied parameters, which several pipeline stages have, count once.
-            own: dict[str, TensorSlice] = {}
-            for name in {piece.name for piece in group.pieces}:
-                owner = owners.setdefault((model % tensor_parallel_size, name), model)
-                if owner == model and not (part := _part(parts, name, group.file)).is_copy:
-                    own[name] = part
-            _add(found, group, own, weights)
-    return found
+    states, owners = OptimizerStates(), dict[tuple[int, str], int]()
+    if not any(_FILE.fullmatch(file.name) for file in folder.iterdir()):
+        return states
+    weights_prefix: str | None = MASTER if weights else MODEL
+    if weights and all(extent.dtype == FLOAT32 for extent in weights):
+        weights_prefix = None
+    for model_rank, slices in enumerate(ranks):
+        partitions = _partitions(folder, model_rank)
+        _describe(states, partitions)
+        for group in _groups(folder, model_rank, partitions):
+            # Several pipeline stages hold a tied parameter. The states of the first one count.
+            owned: dict[str, TensorSlice] = {}
+            for name in {flat_range.name for flat_range in group.ranges}:
+                owner = owners.setdefault((model_rank % tensor_parallel_size, name), model_rank)
+                if owner == model_rank:
+                    tensor = _slice(slices, name, group.file)
+                    if not tensor.is_copy:
+                        owned[name] = tensor
+            _add(states, group, owned, weights_prefix)
+    return states
 
 
-def _shards(folder: Path, model: int) -> list[_Shard]:
-    """Files of a model-parallel rank's data-parallel ranks, and what is in them.
+def _describe(states: OptimizerStates, partitions: Sequence[_Partition]) -> None:
+    state = partitions[0][1]
+    states.data_parallel_size, states.zero_stage = len(partitions), _stage(state)
+    states.notes["loss_scale"] = _loss_scale(state)
+    base = state.get("base_optimizer_state", state.get("optimizer_state_dict"))
+    states.notes |= settings_note(base.get("param_groups") if isinstance(base, dict) else None)
+
+
+def _partitions(folder: Path, model_rank: int) -> list[_Partition]:
+    """Read the files of all data-parallel ranks of a model-parallel rank.
 
     Raises:
-        UserError: one is missing or damaged.
+        UserError: a file is missing or damaged.
     """
     matches = {file: _FILE.fullmatch(file.name) for file in folder.iterdir()}
-    files = {int(m[1]): file for file, m in matches.items() if m and int(m[2]) == model}
-    shards = []
+    files = {int(m[1]): file for file, m in matches.items() if m and int(m[2]) == model_rank}
+    partitions = []
     for _, file in sorted(files.items()):
         state = deepspeed_folder.read(file).get("optimizer_state_dict")
         if not isinstance(state, dict):
             raise UserError(f"{file}: holds no optimizer_state_dict; {REMEDY}")
-        shards.append((file, state))
-    counts = shards[0][1].get("partition_count") if shards else 1
+        partitions.append((file, state))
+    # Stages 1 and 2 record a count for each parameter group, stage 3 a single one.
+    counts = partitions[0][1].get("partition_count") if partitions else 1
     count = max(counts) if isinstance(counts, list) else int(counts or len(files))
     if missing := sorted({*range(max(count, *files, 1))} - files.keys()):
         raise UserError(
             f"{folder}: has no optimizer states of data-parallel rank {missing[0]} of {count} "
-            f"(model-parallel rank {model}); {REMEDY}"
+            f"(model-parallel rank {model_rank}); {REMEDY}"
         )
-    return shards
+    return partitions
 
 
-def _groups(folder: Path, model: int, shards: Sequence[_Shard]) -> list[_Group]:
-    """What each file has of each parameter group.
+def _groups(folder: Path, model_rank: int, partitions: Sequence[_Partition]) -> list[_FlatGroup]:
+    """Return the flat tensors of each file and parameter group.
 
     Raises:
-        UserError: the files are put together in a way that no DeepSpeed does that is known.
+        UserError: the files have an unknown structure.
     """
-    shapes = deepspeed_folder.read(deepspeed_folder.states(folder, model)).get("param_shapes")
+    model_states = deepspeed_folder.read(deepspeed_folder.model_states_path(folder, model_rank))
+    shapes = model_states.get("param_shapes")
     try:
         if shapes is None:
-            return [*_mapped(shards)]
-        if _stage(shards[0][1]) == 3:
-            return [*_sliced(shapes, shards)]
-        return [*_partitioned(shapes, shards)]
+            return [*_mapped_groups(partitions)]
+        if _stage(partitions[0][1]) == 3:
+            return [*_stage_3_groups(shapes, partitions)]
+        return [*_stage_1_and_2_groups(shapes, partitions)]
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(
-            f"{shards[0][0]}: optimizer states in an order that is not known ({reason}); have "
-            "DeepSpeed's ds_to_universal convert them, and name what it writes"
+            f"{partitions[0][0]}: optimizer states in an unknown order ({reason}); convert them "
+            "with DeepSpeed's ds_to_universal, and give the universal checkpoint"
         ) from None
 
 
 def _stage(state: Mapping[str, Any]) -> int:
     if "fp32_flat_groups" in state:
         return 3
-    found = state.get("zero_stage", 1)
-    if (stage := value_of(found, _STAGES)) is None:
-        raise UserError(f"zero_stage: {found!r}: not a stage of DeepSpeed's that is known")
+    recorded = state.get("zero_stage", 1)
+    if (stage := value_of(recorded, _STAGES)) is None:
+        raise UserError(f"zero_stage: {recorded!r}: not a known stage of DeepSpeed; {REMEDY}")
     return int(stage)
 
 
 def _loss_scale(state: Mapping[str, Any]) -> tuple[float, int]:
-    """The scale, and steps without an overflow since it has changed, which we do not know."""
+    """Return the loss scale, and 0 for the steps since its last change, which are not recorded."""
     scaler = state.get("loss_scaler")
-    known = scaler.values if isinstance(scaler, StandIn) else {}
-    return float(known.get("cur_scale", 1.0)), 0
+    values = scaler.values if isinstance(scaler, StandIn) else {}
+    return float(values.get("cur_scale", 1.0)), 0
 
 
-def settings_of(groups: Any) -> dict[str, Any]:
-    """Note of the settings that torch's optimizer has in its groups, of which the first decays."""
+def settings_note(groups: Any) -> dict[str, Any]:
+    """Return the note with the settings of torch's optimizer: those of its first group.
+
+    Weights decay in the first group, norms and biases are in the others.
+    """
     first = groups[0] if isinstance(groups, list) and groups else {}
-    kept: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name in ("lr", "betas", "eps", "weight_decay"):
         match first.get(name):
             case int() | float() as number:
-                kept[name] = float(number)
-            case (float() as one, float() as other):
-                kept[name] = [one, other]
-    return {OPTIMIZER_SETTINGS: kept} if kept else {}
+                settings[name] = float(number)
+            case (float() as beta1, float() as beta2):
+                settings[name] = [beta1, beta2]
+    return {OPTIMIZER_SETTINGS: settings} if settings else {}
 
 
-def _part(parts: Mapping[str, TensorSlice], name: str, file: Path) -> TensorSlice:
-    found = parts.get(newer(name.removeprefix("module.")))
-    if found is None:
+def _slice(slices: Mapping[str, TensorSlice], name: str, file: Path) -> TensorSlice:
+    tensor = slices.get(current_name(name.removeprefix("module.")))
+    if tensor is None:
         raise UserError(f"{file}: has states of {name}, which is not part of the model; {REMEDY}")
-    return found
+    return tensor
 
 
-def _partitioned(
-    groups: Sequence[Mapping[str, Sequence[int]]], shards: Sequence[_Shard]
-) -> Iterator[_Group]:
-    """Stages 1 and 2: ranks have equal parts of a group's parameters, laid one after the other."""
-    for number, group in enumerate(groups):
-        parts = [
-            _Group(file, (), state[_FLAT][number], _of_group(state["base_optimizer_state"], number))
-            for file, state in shards
+def _stage_1_and_2_groups(
+    groups: Sequence[Mapping[str, Sequence[int]]], partitions: Sequence[_Partition]
+) -> Iterator[_FlatGroup]:
+    """Yield groups whose concatenated parameters are cut into equal partitions.
+
+    Args:
+        groups: shapes of each group's parameters.
+        partitions: files of all data-parallel ranks.
+    """
+    for index, shapes in enumerate(groups):
+        flat_groups = [
+            _FlatGroup(
+                file,
+                (),
+                state[_FP32_WEIGHTS][index],
+                _torch_states(state["base_optimizer_state"], index),
+            )
+            for file, state in partitions
         ]
-        # Fp32 weights may be there without padding, moments are not.
-        each = max(tensor.numel for part in parts for tensor in (part.weights, *_tensors(part)))
-        paddings = shards[0][1].get("param_alignment_paddings")
-        sizes = [*_sizes(group, paddings[number] if paddings else [0] * len(group))]
-        for rank, part in enumerate(parts):
-            pieces = partition(sizes, rank * each, (rank + 1) * each)
-            yield part._replace(pieces=[piece for piece in pieces if piece.name])
+        # The file may omit the padding of fp32 weights, but not that of moments. Thus the longest
+        # tensor of all ranks has the size of a partition.
+        size = max(
+            tensor.numel for flat in flat_groups for tensor in (flat.weights, *_tensors(flat))
+        )
+        paddings = partitions[0][1].get("param_alignment_paddings")
+        sizes = [*_sizes(shapes, paddings[index] if paddings else [0] * len(shapes))]
+        for rank, flat in enumerate(flat_groups):
+            ranges = partition_ranges(sizes, rank * size, (rank + 1) * size)
+            yield flat._replace(ranges=[flat_range for flat_range in ranges if flat_range.name])
 
 
-def _tensors(group: _Group) -> list[Located]:
-    return [each for each in group.states.values() if isinstance(each, Located)]
+def _tensors(group: _FlatGroup) -> list[Located]:
+    return [value for value in group.states.values() if isinstance(value, Located)]
 
 
 def _sizes(
-    group: Mapping[str, Sequence[int]], paddings: Iterable[int]
+    shapes: Mapping[str, Sequence[int]], paddings: Iterable[int]
 ) -> Iterator[tuple[str, int]]:
-    """Elements of parameters, and of the gaps behind them, which have no name."""
-    for (name, shape), padding in zip(group.items(), paddings, strict=True):
+    """Yield the size of each parameter, and of the padding after it under an empty name."""
+    for (name, shape), padding in zip(shapes.items(), paddings, strict=True):
         yield name, math.prod(shape)
         yield "", padding
 
 
-def _mapped(shards: Iterable[_Shard]) -> Iterator[_Group]:
-    """Stage 0 in bf16: as in stage 1, but shards alone tell what they have.
+def _mapped_groups(partitions: Iterable[_Partition]) -> Iterator[_FlatGroup]:
+    """Yield groups of stage 0 in bf16: as in stage 1, but without shapes in another file.
 
-    Those of other stages tell it wrongly where `round_robin_gradients` has changed the order.
+    The files of other stages also have `param_slice_mappings`, but they are wrong if
+    `round_robin_gradients` has changed the order.
     """
-    done: dict[str, int] = defaultdict(int)
-    for file, state in shards:
-        groups = zip(state["param_slice_mappings"], state[_FLAT], strict=True)
-        for number, (fragments, weights) in enumerate(groups):
-            pieces = []
+    num_read: dict[str, int] = defaultdict(int)
+    for file, state in partitions:
+        groups = zip(state["param_slice_mappings"], state[_FP32_WEIGHTS], strict=True)
+        for index, (fragments, weights) in enumerate(groups):
+            ranges = []
             for name, fragment in fragments.items():
-                start, stop = done[name], done[name] + fragment.values["numel"]
-                pieces.append(FlatRange(name, start, stop, fragment.values["start"]))
-                done[name] = stop
-            states = _of_group(state["base_optimizer_state"], number)
-            yield _Group(file, pieces, weights, states)
+                start, stop = num_read[name], num_read[name] + fragment.values["numel"]
+                ranges.append(FlatRange(name, start, stop, fragment.values["start"]))
+                num_read[name] = stop
+            states = _torch_states(state["base_optimizer_state"], index)
+            yield _FlatGroup(file, ranges, weights, states)
 
 
-def _sliced(
-    groups: Iterable[Mapping[str, Sequence[int]]], shards: Sequence[_Shard]
-) -> Iterator[_Group]:
-    """Stage 3: each rank has a slice of each parameter; the last ones' are filled up."""
-    sizes = [(name, math.prod(shape)) for group in groups for name, shape in group.items()]
-    for rank, (file, state) in enumerate(shards):
-        rest = iter(sizes)
-        for number, weights in enumerate(state["fp32_flat_groups"]):
-            pieces, at = list[FlatRange](), 0
-            while at < weights.numel:
-                name, size = next(rest)
-                pieces.append(slice_of(name, size, rank, len(shards), at))
-                at += share(size, len(shards))
-            states = _of_group(state["optimizer_state_dict"], number)
-            yield _Group(file, pieces, weights, states)
+def _stage_3_groups(
+    groups: Iterable[Mapping[str, Sequence[int]]], partitions: Sequence[_Partition]
+) -> Iterator[_FlatGroup]:
+    """Yield groups of slices: each rank has a slice of each parameter, with padding at the end."""
+    sizes = [(name, math.prod(shape)) for shapes in groups for name, shape in shapes.items()]
+    for rank, (file, state) in enumerate(partitions):
+        remaining = iter(sizes)
+        # A group may have several flat tensors (`sub_group_size`), so their sizes decide which
+        # parameters they hold.
+        for index, weights in enumerate(state["fp32_flat_groups"]):
+            ranges, offset = list[FlatRange](), 0
+            while offset < weights.numel:
+                name, size = next(remaining)
+                ranges.append(slice_range(name, size, rank, len(partitions), offset))
+                offset += slice_size(size, len(partitions))
+            states = _torch_states(state["optimizer_state_dict"], index)
+            yield _FlatGroup(file, ranges, weights, states)
 
 
-def _of_group(base: Any, number: int) -> dict[str, Any]:
-    """States of torch's optimizer for a group, of which DeepSpeed has made one parameter."""
+def _torch_states(base: Any, index: int) -> dict[str, Any]:
+    """Return the states of a group, which DeepSpeed gives to torch's optimizer as one parameter."""
     if isinstance(base, list):
-        return dict(base[number])
-    group = next(group for group in base["param_groups"] if number in group["params"])
-    in_group = {key: value for key, value in group.items() if key == "step"}
-    return in_group | base["state"].get(number, {})
+        return dict(base[index])
+    group = next(group for group in base["param_groups"] if index in group["params"])
+    # Apex and FusedAdam keep the step count in the group, torch with the parameter.
+    group_step = {key: value for key, value in group.items() if key == "step"}
+    return group_step | base["state"].get(index, {})
 
 
-def _add(found: States, group: _Group, own: Mapping[str, TensorSlice], weights: str | None) -> None:
-    """Add a group's tensors.
+def _add(
+    states: OptimizerStates,
+    group: _FlatGroup,
+    owned: Mapping[str, TensorSlice],
+    weights_prefix: str | None,
+) -> None:
+    """Add the tensors of a group.
 
     Args:
-        found: what is added to.
-        group: of a file.
-        own: the parameters that count.
-        weights: see `read`.
+        states: where to add them.
+        group: flat tensors of a file.
+        owned: the parameters to add.
+        weights_prefix: prefix for the keys of fp32 weights, or None to leave them out.
     """
-    pieces = [piece for piece in group.pieces if piece.name in own]
-    if weights is not None:
-        found.regions.append(_region(group, "fp32 weights", group.weights, weights, pieces, own))
+    ranges = [flat_range for flat_range in group.ranges if flat_range.name in owned]
+    if weights_prefix is not None:
+        chunks = (*_chunks(ranges, owned, weights_prefix),)
+        states.extents.append(
+            torch_archive.region(group.file, "fp32 weights", group.weights, chunks)
+        )
     for kind, value in group.states.items():
         prefix = f"optimizer.{kind}."
         if isinstance(value, Located) and value.shape:
-            found.regions.append(_region(group, kind, value, prefix, pieces, own))
+            chunks = (*_chunks(ranges, owned, prefix),)
+            states.extents.append(torch_archive.region(group.file, kind, value, chunks))
             continue
         keys = {
-            prefix + block.key.removeprefix(MODEL)
-            for piece in pieces
-            if piece.start == 0
-            for block in own[piece.name].blocks
+            prefix + parameter_name(chunk.key)
+            for flat_range in ranges
+            if flat_range.start == 0
+            for chunk in owned[flat_range.name].blocks
         }
-        if isinstance(value, Located):
-            if keys := keys - found.numbers:
-                blocks = (*(Chunk(key, ()) for key in sorted(keys)),)
-                found.regions.append(torch_archive.region(group.file, kind, value, blocks))
-                found.numbers |= keys
-        elif isinstance(value, int | float):
-            found.given |= dict.fromkeys(keys, float(value))
+        states.add_step(group.file, kind, value, keys)
 
 
-def _region(
-    group: _Group,
-    name: str,
-    tensor: Located,
-    prefix: str,
-    pieces: Iterable[FlatRange],
-    own: Mapping[str, TensorSlice],
-) -> Extent:
-    blocks = (*_blocks_of(pieces, own, prefix),)
-    return torch_archive.region(group.file, name, tensor, blocks)
-
-
-def _blocks_of(
-    pieces: Iterable[FlatRange], parts: Mapping[str, TensorSlice], prefix: str
+def _chunks(
+    ranges: Iterable[FlatRange], slices: Mapping[str, TensorSlice], prefix: str
 ) -> Iterator[Chunk]:
-    """What a flat tensor is made of, padding left out.
+    """Yield the chunks of a state in a flat tensor, without padding.
 
     Args:
-        pieces: what it has of which parameters.
-        parts: what parameters are made of, as model.NAME.
-        prefix: what the keys begin with in its place.
+        ranges: the parameters in the flat tensor.
+        slices: the chunks of each parameter, with keys model.NAME.
+        prefix: prefix of the state's keys.
     """
-    for piece in pieces:
-        for block in cut(parts[piece.name].blocks, piece.start, piece.stop):
-            if not block.is_mean:
-                key = prefix + block.key.removeprefix(MODEL)
-                yield block._replace(key=key, start=piece.at + block.start)
+    for flat_range in ranges:
+        chunks = cut(slices[flat_range.name].blocks, flat_range.start, flat_range.stop)
+        for chunk in state_chunks(chunks, prefix):
+            yield chunk._replace(start=flat_range.offset + chunk.start)

@@ -1,9 +1,9 @@
-"""Writes DeepSpeed's optimizer states of ZeRO stages 1 to 3, as `shards` reads them.
+"""Writes DeepSpeed's optimizer states of ZeRO stages 1 to 3, which `zero_reader` reads.
 
-[bf16_]zero_pp_rank_<D>_mp_rank_<M>_optim_states.pt has the part of data-parallel rank D of two
-groups, as Megatron-DeepSpeed parts parameters: matrices, which decay, then norms and biases; in
-each they follow one another as the model makes them. Stages 1 and 2 cut a group into equal parts;
-stage 3 cuts each parameter, and lays slices of some after one another (`SUB_GROUP_SIZE`).
+[bf16_]zero_pp_rank_<D>_mp_rank_<M>_optim_states.pt is the partition of data-parallel rank D. It has
+two parameter groups, as in Megatron-DeepSpeed: matrices, which decay, then norms and biases. In a
+group, parameters have the order of the model. Stages 1 and 2 concatenate a group and cut it into
+equal partitions. Stage 3 cuts each parameter, and concatenates slices up to `SUB_GROUP_SIZE`.
 """
 
 import math
@@ -13,9 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake.checkpoint.deepspeed.folder import VERSION
-from tokamake.checkpoint.deepspeed.zero_adam import MOMENTS, unfit
-from tokamake.checkpoint.deepspeed.zero_partition import FlatRange, partition, share, slice_of
-from tokamake.checkpoint.deepspeed.zero_reader import MASTER, MODEL, parameter
+from tokamake.checkpoint.deepspeed.zero_adam import MOMENTS, adam_problem, has_states
+from tokamake.checkpoint.deepspeed.zero_partition import (
+    FlatRange,
+    partition_ranges,
+    slice_range,
+    slice_size,
+)
+from tokamake.checkpoint.deepspeed.zero_reader import MASTER, MODEL, parameter_name
 from tokamake.checkpoint.megatron_model.rank_tensors import TensorSlice
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Target
@@ -27,7 +32,7 @@ from tokamake.checkpoint.torch_files.pickle_writer import Call, Global, Made
 from tokamake.errors import UserError
 
 _ALIGNMENT = 2
-"""Elements of which DeepSpeed makes a rank's part a multiple."""
+"""DeepSpeed makes the number of elements of a partition a multiple of this."""
 _SCALER = {
     "cur_iter": 0,
     "last_overflow_iter": -1,
@@ -40,249 +45,261 @@ _SCALER = {
     "raise_error_at_min_scale": True,
     "dynamic": True,
 }
-"""Attributes of DeepSpeed's scaler of the loss, as its settings are by default."""
+"""Attributes of DeepSpeed's DynamicLossScaler with its default settings."""
 _FIRST_SCALE = 2.0**16
-"""Where that scaler starts by default."""
+"""Initial loss scale of DeepSpeed by default."""
 SUB_GROUP_SIZE = 10**9
-"""Elements of a rank at which a flat tensor of stage 3 is full, as DeepSpeed's sub_group_size is by
-default."""
+"""Elements of a rank at which a flat tensor of stage 3 is full: DeepSpeed's default
+sub_group_size."""
 
-_Group = Mapping[str, TensorSlice]
-"""Parameters that a flat tensor is of."""
+_FlatTensor = Mapping[str, TensorSlice]
+"""The parameters in a flat tensor."""
 
 
-class _Cut(NamedTuple):
-    """What a rank has of a flat tensor."""
+class _Share(NamedTuple):
+    """The elements of a flat tensor on a rank."""
 
-    pieces: list[FlatRange]
+    ranges: list[FlatRange]
     size: int
-    """Elements."""
+    """Number of elements, with padding."""
     padding: int
-    """How many of them are of no parameter."""
 
 
-class Partitions:
-    """Optimizer states of a checkpoint, as data-parallel ranks of DeepSpeed share them.
+class PartitionWriter:
+    """Lays out the optimizer states of a checkpoint as partitions of DeepSpeed.
 
     Args:
-        checkpoint: which has them.
-        target: with stage and ranks.
+        checkpoint: checkpoint with optimizer states.
+        target: ZeRO stage and ranks to write.
 
     Raises:
-        UserError: DeepSpeed could not continue with them.
+        UserError: DeepSpeed cannot resume from the states.
     """
 
     def __init__(self, checkpoint: Checkpoint, target: Target) -> None:
         self._checkpoint, self._layout = checkpoint, target.layout
         _check(checkpoint, target.layout.zero_stage)
-        self._is_sliced = target.layout.zero_stage == 3
+        self._is_stage_3 = target.layout.zero_stage == 3
         weights = [key for key in checkpoint.source if key.startswith(MODEL)]
-        kept = dtypes.widest(checkpoint.source.dtype(key) for key in weights)
-        self._precision = target.dtype or kept.short
+        stored = dtypes.widest(checkpoint.source.dtype(key) for key in weights)
+        self._precision = target.dtype or stored.short
 
     def lay_out(
-        self, folder: Path, number: int, parts: Mapping[str, TensorSlice]
+        self, folder: Path, model_rank: int, slices: Mapping[str, TensorSlice]
     ) -> tuple[dict[str, Any], list[Extent]]:
-        """Write the files of a model-parallel rank, without their tensors.
+        """Write the files of a model-parallel rank, without the data of their tensors.
 
         Args:
-            folder: to write in.
-            number: of the rank.
-            parts: what it has, by DeepSpeed's names, in the order in which its model makes them.
+            folder: where to write.
+            model_rank: model-parallel rank.
+            slices: tensors of the rank by DeepSpeed's names, in the order of the model.
 
         Returns:
-            What the rank's own files tell of them, and where the tensors are to go.
+            Entries for the rank's model_states.pt, and the extents to fill.
         """
-        ranks = self._layout.data_parallel_size
+        num_ranks = self._layout.data_parallel_size
         groups = [
-            [*_sub_groups(group, ranks)] if self._is_sliced else [group] for group in _groups(parts)
+            [*_sub_groups(group, num_ranks)] if self._is_stage_3 else [group]
+            for group in _groups(slices)
         ]
-        regions: list[Extent] = []
+        extents: list[Extent] = []
         prefix = "bf16_" * (self._precision == "bf16")
-        for rank in range(ranks):
-            name = f"{prefix}zero_pp_rank_{rank}_mp_rank_{number:02d}_optim_states.pt"
-            state = (self._sliced if self._is_sliced else self._partitioned)(groups, rank)
-            content = {"optimizer_state_dict": state, "ds_version": VERSION}
-            regions += torch_archive.lay_out(folder / name, content)
+        state_of_rank = self._stage_3_state if self._is_stage_3 else self._stage_1_and_2_state
+        for rank in range(num_ranks):
+            name = f"{prefix}zero_pp_rank_{rank}_mp_rank_{model_rank:02d}_optim_states.pt"
+            content = {"optimizer_state_dict": state_of_rank(groups, rank), "ds_version": VERSION}
+            extents += torch_archive.lay_out(folder / name, content)
         size = Global("torch", "Size")
         shapes = [
-            {name: Call(size, (part.shape,)) for name, part in flat.items()}
+            {name: Call(size, (tensor.shape,)) for name, tensor in flat.items()}
             for flat in chain(*groups)
         ]
-        # Without the last two, DeepSpeed's zero_to_fp32 takes files for others.
-        told = {"param_shapes": shapes, "buffer_names": [], "shared_params": {}}
-        return told, regions
+        # DeepSpeed's zero_to_fp32 recognizes model states by `buffer_names`, and reads
+        # `shared_params`.
+        return {"param_shapes": shapes, "buffer_names": [], "shared_params": {}}, extents
 
-    def _partitioned(self, groups: list[list[_Group]], rank: int) -> dict[str, Any]:
-        """What a data-parallel rank saves with stages 1 and 2; see `_base`."""
+    def _stage_1_and_2_state(self, groups: list[list[_FlatTensor]], rank: int) -> dict[str, Any]:
         layout = self._layout
-        cuts = [_cut(flat, rank, layout.data_parallel_size) for flat in chain(*groups)]
-        pairs = [*zip(chain(*groups), cuts, strict=True)]
+        flats = [*chain(*groups)]
+        shares = [_equal_share(flat, rank, layout.data_parallel_size) for flat in flats]
         return {
             "overflow": False,
-            "base_optimizer_state": self._base(groups, cuts),
+            "base_optimizer_state": self._torch_state(groups, shares),
+            # Unlike the moments, fp32 weights have no padding.
             "single_partition_of_fp32_groups": [
-                self._planned(group, each, each.size - each.padding) for group, each in pairs
+                self._planned(flat, share, share.size - share.padding)
+                for flat, share in zip(flats, shares, strict=True)
             ],
             "zero_stage": layout.zero_stage,
-            "group_paddings": [each.padding for each in cuts],
+            "group_paddings": [share.padding for share in shares],
             "partition_count": [layout.data_parallel_size] * len(groups),
             "ds_version": VERSION,
-            **self._scaler(),
+            **self._loss_scaler(),
         }
 
-    def _sliced(self, groups: list[list[_Group]], rank: int) -> dict[str, Any]:
-        """What a data-parallel rank saves with stage 3; see `_base`."""
-        ranks = self._layout.data_parallel_size
-        cuts = [_slices(flat, rank, ranks) for flat in chain(*groups)]
-        pairs = zip(chain(*groups), cuts, strict=True)
+    def _stage_3_state(self, groups: list[list[_FlatTensor]], rank: int) -> dict[str, Any]:
+        num_ranks = self._layout.data_parallel_size
+        flats = [*chain(*groups)]
+        shares = [_share_of_slices(flat, rank, num_ranks) for flat in flats]
         return {
             "overflow": False,
-            "optimizer_state_dict": self._base(groups, cuts),
-            "fp32_flat_groups": [self._planned(flat, each, each.size) for flat, each in pairs],
+            "optimizer_state_dict": self._torch_state(groups, shares),
+            "fp32_flat_groups": [
+                self._planned(flat, share, share.size)
+                for flat, share in zip(flats, shares, strict=True)
+            ],
             "zero_stage": 3,
-            "partition_count": ranks,
-            **self._scaler(),
+            "partition_count": num_ranks,
+            **self._loss_scaler(),
         }
 
-    def _base(self, groups: list[list[_Group]], cuts: list[_Cut]) -> dict[str, Any]:
-        """State of torch's optimizer.
+    def _torch_state(self, groups: list[list[_FlatTensor]], shares: list[_Share]) -> dict[str, Any]:
+        """Return the state of torch's optimizer, whose parameters are the flat tensors.
 
         Args:
-            groups: what each flat tensor is of, in groups that decay and that do not.
-            cuts: what a rank has of each flat tensor.
+            groups: flat tensors that decay, and those that do not.
+            shares: elements of each flat tensor on the rank.
         """
-        pairs = zip(chain(*groups), cuts, strict=True)
+        pairs = zip(chain(*groups), shares, strict=True)
         return {
-            "state": {number: self._moments(*pair) for number, pair in enumerate(pairs)},
+            "state": {index: self._states(*pair) for index, pair in enumerate(pairs)},
             "param_groups": [*self._param_groups([len(flats) for flats in groups])],
         }
 
-    def _moments(self, group: _Group, own: _Cut) -> dict[str, PlannedTensor]:
-        found = {kind: self._planned(group, own, own.size, kind) for kind in MOMENTS}
+    def _states(self, flat: _FlatTensor, share: _Share) -> dict[str, PlannedTensor]:
+        moments = {kind: self._planned(flat, share, share.size, kind) for kind in MOMENTS}
+        # All parameters have the same step count (`adam_problem`).
         steps = (
-            Chunk(f"optimizer.step.{parameter(block.key)}", ())
-            for part in group.values()
-            for block in part.blocks
+            Chunk(f"optimizer.step.{parameter_name(chunk.key)}", ())
+            for tensor in flat.values()
+            for chunk in tensor.blocks
         )
-        return {"step": PlannedTensor((), FLOAT32, (*steps,)), **found}
+        return {"step": PlannedTensor((), FLOAT32, (*steps,)), **moments}
 
     def _planned(
-        self, group: _Group, own: _Cut, size: int, kind: str | None = None
+        self, flat: _FlatTensor, share: _Share, size: int, kind: str | None = None
     ) -> PlannedTensor:
-        """What is laid one after the other.
+        """Return a flat tensor to write.
 
         Args:
-            group: parameters.
-            own: what there is of them.
-            size: elements.
-            kind: of moments; None: fp32 weights, where padding of the vocabulary is their mean.
+            flat: its parameters.
+            share: the ranges of the parameters in it.
+            size: number of elements.
+            kind: kind of moments, or None for fp32 weights.
         """
-        blocks = (
-            block._replace(key=self._key(kind, block.key), start=piece.at + block.start)
-            for piece in own.pieces
-            for block in cut(group[piece.name].blocks, piece.start, piece.stop)
-            if kind is None or not block.is_mean
+        # The padding of the vocabulary has the mean of the embedding as weights, and no moments.
+        chunks = (
+            chunk._replace(key=self._key(kind, chunk.key), start=flat_range.offset + chunk.start)
+            for flat_range in share.ranges
+            for chunk in cut(flat[flat_range.name].blocks, flat_range.start, flat_range.stop)
+            if kind is None or not chunk.is_mean
         )
-        return PlannedTensor((size,), FLOAT32, (*blocks,))
+        return PlannedTensor((size,), FLOAT32, (*chunks,))
 
     def _key(self, kind: str | None, key: str) -> str:
-        name = parameter(key)
+        name = parameter_name(key)
         if kind is not None:
             return f"optimizer.{kind}.{name}"
-        exact = f"{MASTER}{name}"
-        return exact if exact in self._checkpoint.source else key
+        master_key = f"{MASTER}{name}"
+        return master_key if master_key in self._checkpoint.source else key
 
     def _param_groups(self, counts: list[int]) -> Iterator[dict[str, Any]]:
-        """Settings in each group of so many flat tensors; DeepSpeed takes them for its own."""
+        """Yield the settings of each group, which DeepSpeed adopts.
+
+        Args:
+            counts: number of flat tensors in each group.
+        """
         settings = self._checkpoint.notes[OPTIMIZER_SETTINGS]
         rates = {**settings, "betas": (*settings["betas"],)}
         names = ("wd_no_scale_lr", "no_wd_no_scale_lr")
-        for number, end in enumerate(accumulate(counts)):
-            decays = {} if number == 0 else {"weight_decay": 0.0}
+        for index, end in enumerate(accumulate(counts)):
+            decay = {} if index == 0 else {"weight_decay": 0.0}
             yield {
-                "name": names[number],
+                "name": names[index],
                 **rates,
-                **decays,
-                "wd_mult": 1.0 - number,
+                **decay,
+                "wd_mult": 1.0 - index,
                 "lr_mult": 1.0,
                 "bias_correction": True,
                 "amsgrad": False,
-                "params": [*range(end - counts[number], end)],
+                "params": [*range(end - counts[index], end)],
             }
 
-    def _scaler(self) -> dict[str, Any]:
-        """The scale of the loss, in fp16; with stage 3 DeepSpeed has no other than the file's."""
+    def _loss_scaler(self) -> dict[str, Any]:
         scale, _ = self._checkpoint.notes.get("loss_scale", (1.0, 0))
-        scale = _FIRST_SCALE if scale == 1.0 and self._is_sliced else scale
+        # In stage 3, DeepSpeed takes the scaler of the file, so the file must have one.
+        scale = _FIRST_SCALE if scale == 1.0 and self._is_stage_3 else scale
         module = "deepspeed.runtime.fp16.loss_scaler"
         if self._precision == "fp16" and scale != 1.0:
             state = {**_SCALER, "cur_scale": scale, "dtype": Global("torch", "float16")}
-            kind = Global(module, "DynamicLossScaler")
-            return {"loss_scaler": Made(kind, state), "dynamic_loss_scale": True}
-        if not self._is_sliced:
+            scaler = Made(Global(module, "DynamicLossScaler"), state)
+            return {"loss_scaler": scaler, "dynamic_loss_scale": True}
+        if not self._is_stage_3:
             return {}
-        made = Made(Global(module, "LossScaler"), {"cur_scale": 1.0, "dynamic": False})
-        return {"loss_scaler": made, "dynamic_loss_scale": False}
+        scaler = Made(Global(module, "LossScaler"), {"cur_scale": 1.0, "dynamic": False})
+        return {"loss_scaler": scaler, "dynamic_loss_scale": False}
 
 
-def _check(checkpoint: Checkpoint, stage: int) -> None:
-    """See that there is what DeepSpeed needs to continue.
+def _check(checkpoint: Checkpoint, zero_stage: int) -> None:
+    """Check that a checkpoint has the states that DeepSpeed needs.
 
     Raises:
-        UserError: there is not.
+        UserError: it has not.
     """
-    source, path = checkpoint.source, checkpoint.path
-    if not any(key.startswith("optimizer.") for key in source):
+    path = checkpoint.path
+    if not has_states(checkpoint):
         raise UserError(
-            f"{path}: has no optimizer states for --zero-stage {stage}; leave it out, or choose "
-            "another checkpoint"
+            f"{path}: has no optimizer states for --zero-stage {zero_stage}; leave the option out, "
+            "or give another checkpoint"
         )
-    if why := unfit(checkpoint):
+    if problem := adam_problem(checkpoint):
         raise UserError(
-            f"{path}: {why}, so that DeepSpeed could not continue with shards; convert to "
-            "universal, which it loads at any stage"
+            f"{path}: {problem}, so DeepSpeed cannot resume from ZeRO partitions; convert to "
+            "universal, which DeepSpeed loads at any stage"
         )
 
 
-def _groups(parts: Mapping[str, TensorSlice]) -> Iterator[_Group]:
-    """Parameters that decay, and those that do not."""
+def _groups(slices: Mapping[str, TensorSlice]) -> Iterator[_FlatTensor]:
+    """Yield the parameters that decay, then the others."""
     for decays in (True, False):
-        found = {name: part for name, part in parts.items() if (len(part.shape) > 1) == decays}
-        if found:
-            yield found
+        group = {
+            name: tensor for name, tensor in slices.items() if (len(tensor.shape) > 1) == decays
+        }
+        if group:
+            yield group
 
 
-def _sub_groups(group: _Group, ranks: int) -> Iterator[_Group]:
-    """Parameters whose slices are in one flat tensor."""
-    found: dict[str, TensorSlice] = {}
+def _sub_groups(group: _FlatTensor, num_ranks: int) -> Iterator[_FlatTensor]:
+    """Yield the parameters of each flat tensor of stage 3."""
+    sub_group: dict[str, TensorSlice] = {}
     size = 0
-    for name, part in group.items():
-        found[name] = part
-        size += share(math.prod(part.shape), ranks)
+    for name, tensor in group.items():
+        sub_group[name] = tensor
+        size += slice_size(math.prod(tensor.shape), num_ranks)
+        # As in DeepSpeed, the parameter that exceeds the size is still part of the sub-group.
         if size >= SUB_GROUP_SIZE:
-            yield found
-            found, size = {}, 0
-    if found:
-        yield found
+            yield sub_group
+            sub_group, size = {}, 0
+    if sub_group:
+        yield sub_group
 
 
-def _slices(group: _Group, rank: int, ranks: int) -> _Cut:
-    """A rank's slices of parameters, one after the other."""
-    pieces, at = list[FlatRange](), 0
-    for name, part in group.items():
-        size = math.prod(part.shape)
-        pieces.append(slice_of(name, size, rank, ranks, at))
-        at += share(size, ranks)
-    filled = sum(piece.stop - piece.start for piece in pieces)
-    return _Cut(pieces, at, at - filled)
+def _share_of_slices(flat: _FlatTensor, rank: int, num_ranks: int) -> _Share:
+    """Return a rank's concatenated slices of parameters (stage 3)."""
+    ranges, offset = list[FlatRange](), 0
+    for name, tensor in flat.items():
+        size = math.prod(tensor.shape)
+        ranges.append(slice_range(name, size, rank, num_ranks, offset))
+        offset += slice_size(size, num_ranks)
+    num_filled = sum(flat_range.stop - flat_range.start for flat_range in ranges)
+    return _Share(ranges, offset, offset - num_filled)
 
 
-def _cut(group: _Group, rank: int, ranks: int) -> _Cut:
-    """A rank's part of a flat group."""
-    sizes = [(name, math.prod(part.shape)) for name, part in group.items()]
+def _equal_share(flat: _FlatTensor, rank: int, num_ranks: int) -> _Share:
+    """Return a rank's partition of concatenated parameters (stages 1 and 2)."""
+    sizes = [(name, math.prod(tensor.shape)) for name, tensor in flat.items()]
     total = sum(size for _, size in sizes)
-    each = -(-total // (_ALIGNMENT * ranks)) * _ALIGNMENT
-    start = rank * each
-    pieces = [*partition(sizes, start, start + each)]
-    return _Cut(pieces, each, each - max(0, min(each, total - start)))
+    size = -(-total // (_ALIGNMENT * num_ranks)) * _ALIGNMENT
+    start = rank * size
+    ranges = [*partition_ranges(sizes, start, start + size)]
+    return _Share(ranges, size, size - max(0, min(size, total - start)))

@@ -1,6 +1,7 @@
-"""Hugging Face's folder: config.json and safetensors or `pytorch_model.bin`, whole or in shards.
+"""Format `hf`: a Hugging Face folder, config.json with safetensors or `pytorch_model.bin`.
 
-What model types there are, and how their tensors differ from ours, families say: `HFFormat`.
+Weights are in one file or in shards with an index. `HFFormat` says which model types there are and
+how their tensors differ from tokamake's.
 """
 
 import math
@@ -10,12 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tokamake import files
-from tokamake.checkpoint import model_tensors as checkpoint_tensors
-from tokamake.checkpoint.format_files import hugging_face_files
-from tokamake.checkpoint.hf import hf_folder, safetensors_files
+from tokamake.checkpoint import model_tensors
+from tokamake.checkpoint.format_protocol import CheckpointFormat
+from tokamake.checkpoint.hf import config_json, safetensors_files
+from tokamake.checkpoint.hf.config_json import REMEDY
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles
@@ -29,220 +31,260 @@ from tokamake.errors import UserError
 from tokamake.models.common.hf_format import HFFormat
 
 TITLE = "Hugging Face"
+PRIORITY = 10
+SIZES: tuple[str, ...] = ()
 IN_ROOT = False
 
-_REMEDY = "fetch or export the checkpoint again"
-_SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
+_SAFETENSORS, _PICKLED = "model.safetensors", "pytorch_model.bin"
+_WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*")
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-_OF_TOKENIZER = (
+_TOKENIZER_FILES = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
     *("vocab.*", "merges.txt", "*.model"),
 )
-"""Patterns of what lies beside the weights and belongs to the tokenizer."""
 
 
-class _Stored(NamedTuple):
-    """A tensor of a model type, whichever file it is in."""
+class _StoredTensor(NamedTuple):
+    """A tensor of a model type; it holds chunks of one or more of tokamake's tensors."""
 
     shape: tuple[int, ...]
-    blocks: tuple[Chunk, ...]
+    chunks: tuple[Chunk, ...]
 
 
 def find(path: Path) -> Path | None:
-    """The folder itself, if it has config.json and weights."""
-    return path if hugging_face_files(path) else None
+    return path if list_files(path) else None
 
 
-def opened(path: Path) -> Checkpoint:
-    """Open a folder; no tensor is read but a stored copy of a tied output layer.
+def list_files(path: Path) -> list[Path]:
+    # No other files: the folder may be a whole repository, with images and weights in other forms.
+    if not (path / "config.json").is_file():
+        return []
+    weights = {file for pattern in _WEIGHT_FILES for file in path.glob(pattern)}
+    return [path / "config.json", *sorted(weights)] if weights else []
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Open a folder. Tensors stay on disk, except a stored copy of a tied output layer.
 
     Raises:
-        UserError: a file is missing, damaged or could hold a program, the model is none that we can
-            train, or a tensor is missing, unknown or of the wrong shape; the message names it.
+        UserError: a file is missing, damaged or could run code; no family covers the model; or a
+            tensor is missing, unknown or of the wrong shape. The message names it.
     """
-    architecture, stored = hf_folder.read_config(path)
-    found, wanted = _find_tensors(path, stored), _stored(architecture, stored)
-    head = found.pop(_HEAD, None) if architecture.tie_word_embeddings else None
-    checkpoint_tensors.check_names(found, wanted, str(path))
-    for name, (shape, _) in wanted.items():
-        _check(name, found[name], shape)
-    regions = [replace(found[name], blocks=each.blocks) for name, each in wanted.items()]
+    architecture, model_format = config_json.read_config(folder)
+    extents = _find_tensors(folder, model_format)
+    stored = _stored_tensors(architecture, model_format)
+    head = extents.pop(_HEAD, None) if architecture.tie_word_embeddings else None
+    model_tensors.check_names(extents, stored, str(folder))
+    for name, (shape, _) in stored.items():
+        _check(name, extents[name], shape)
+    regions = [replace(extents[name], blocks=tensor.chunks) for name, tensor in stored.items()]
+    embedding = model_format.name(_EMBEDDING)
     if head:
-        blocks = wanted[stored.name(_EMBEDDING)].blocks
-        regions.append(replace(head, blocks=blocks, is_copy=True))
-    shapes = checkpoint_tensors.shapes(architecture)
+        regions.append(replace(head, blocks=stored[embedding].chunks, is_copy=True))
+    shapes = model_tensors.shapes(architecture)
+    # Checks that no file is too short; so the comparison of the copy comes after it.
     source = TensorSource(regions, {f"model.{name}": shape for name, shape in shapes.items()})
-    if head and not _same(head, found[stored.name(_EMBEDDING)]):
-        raise hf_folder.not_tied(stored.name(_EMBEDDING), str(head.file))
-    config = files.read_json(path / "config.json", _REMEDY)
-    notes = {key: config[key] for key in ("model_type", "eos_token_id") if key in config}
-    found_files = {file for each in _OF_TOKENIZER for file in path.glob(each) if file.is_file()}
-    tokenizer = (*sorted(found_files),)
-    return Checkpoint("hf", path, architecture, source, tokenizer=tokenizer, notes=notes)
-
-
-def _find_tensors(path: Path, stored: HFFormat) -> dict[str, Extent]:
-    """Tensors in the files by their full names, those left out that hold no weights."""
-    found = _locate(path, re.compile(stored.ignored))
-    return {hf_folder.with_prefix(name, found, stored): found[name] for name in found}
-
-
-def _locate(path: Path, ignored: re.Pattern[str]) -> dict[str, Extent]:
-    for name in (_SAFE, _PICKLED):
-        if (path / name).is_file():
-            return _read(path / name, ignored)
-        index = path / f"{name}.index.json"
-        if index.is_file():
-            break
-    else:
-        raise UserError(f"{path}: neither {_SAFE} nor {_PICKLED} nor an index of these; {_REMEDY}")
-    file_of = hf_folder.read_index(index)
-    read = {file: _read(file, ignored) for file in sorted(set(file_of.values()))}
-    kept = {name: file for name, file in file_of.items() if not ignored.fullmatch(name)}
-    for name, file in kept.items():
-        if name not in read[file]:
-            raise UserError(f"{file}: tensor {name} is missing; {_REMEDY}")
-    return {name: read[file][name] for name, file in kept.items()}
-
-
-def _read(file: Path, ignored: re.Pattern[str]) -> dict[str, Extent]:
-    if file.suffix == ".safetensors":
-        regions = safetensors_files.read(file, _REMEDY)
-        return {name: each for name, each in regions.items() if not ignored.fullmatch(name)}
-    found = pickle_reader.read(file, _REMEDY)
-    if not isinstance(found, Mapping):
-        raise UserError(f"{file}: holds no tensors by name; {_REMEDY}")
-    kept = {str(name): each for name, each in found.items() if not ignored.fullmatch(str(name))}
-    for name, each in kept.items():
-        if not isinstance(each, Located):
-            raise UserError(f"{file}: {name} is no tensor; {_REMEDY}")
-    return {name: torch_archive.region(file, name, each) for name, each in kept.items()}
-
-
-def _check(name: str, region: Extent, shape: tuple[int, ...]) -> None:
-    where = str(region.file)
-    checkpoint_tensors.check_shape(name, region.shape, shape, where)
-    if region.dtype.short is None:
+    if head and not _is_same(head, extents[embedding]):
         raise UserError(
-            f"{where}: tensor {name} is {region.dtype}; save all tensors in one of "
+            f"{head.file}: tensor lm_head.weight differs from {embedding}, but "
+            "config.json says tie_word_embeddings; set it to false"
+        )
+    config = files.read_json(folder / "config.json", REMEDY)
+    notes = {key: config[key] for key in ("model_type", "eos_token_id") if key in config}
+    tokenizer = {file for name in _TOKENIZER_FILES for file in folder.glob(name) if file.is_file()}
+    return Checkpoint(
+        "hf", folder, architecture, source, tokenizer=(*sorted(tokenizer),), notes=notes
+    )
+
+
+def _find_tensors(folder: Path, model_format: HFFormat) -> dict[str, Extent]:
+    """Locate tensors by their full names, without those that hold no weights."""
+    extents = _locate(folder, re.compile(model_format.ignored))
+    prefix = model_format.prefix
+    has_prefix = any(name.startswith(prefix) for name in extents)
+
+    def full_name(name: str) -> str:
+        # A base model, saved without its output layer, has names without the prefix.
+        return name if has_prefix or name.startswith("lm_head.") else prefix + name
+
+    return {full_name(name): extent for name, extent in extents.items()}
+
+
+def _locate(folder: Path, ignored: re.Pattern[str]) -> dict[str, Extent]:
+    for name in (_SAFETENSORS, _PICKLED):
+        if (folder / name).is_file():
+            return _read_file(folder / name, ignored)
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            return _read_shards(index, ignored)
+    raise UserError(
+        f"{folder}: neither {_SAFETENSORS} nor {_PICKLED} nor an index of these; {REMEDY}"
+    )
+
+
+def _read_shards(index: Path, ignored: re.Pattern[str]) -> dict[str, Extent]:
+    content = files.read_json(index, REMEDY)
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError(f"{index}: no weight_map; {REMEDY}")
+    file_of = {name: index.parent / str(shard) for name, shard in weight_map.items()}
+    shards = {file: _read_file(file, ignored) for file in sorted(set(file_of.values()))}
+    extents = {}
+    for name, file in file_of.items():
+        if ignored.fullmatch(name):
+            continue
+        if name not in shards[file]:
+            raise UserError(f"{file}: tensor {name} is missing; {REMEDY}")
+        extents[name] = shards[file][name]
+    return extents
+
+
+def _read_file(file: Path, ignored: re.Pattern[str]) -> dict[str, Extent]:
+    if file.suffix == ".safetensors":
+        extents = safetensors_files.read(file, REMEDY)
+        return {name: extent for name, extent in extents.items() if not ignored.fullmatch(name)}
+    state = pickle_reader.read(file, REMEDY)
+    if not isinstance(state, Mapping):
+        raise UserError(f"{file}: holds no tensors by name; {REMEDY}")
+    tensors = {str(key): value for key, value in state.items() if not ignored.fullmatch(str(key))}
+    for name, value in tensors.items():
+        if not isinstance(value, Located):
+            raise UserError(f"{file}: {name} is no tensor; {REMEDY}")
+    return {name: torch_archive.region(file, name, value) for name, value in tensors.items()}
+
+
+def _check(name: str, extent: Extent, shape: tuple[int, ...]) -> None:
+    where = str(extent.file)
+    model_tensors.check_shape(name, extent.shape, shape, where)
+    if extent.dtype.short is None:
+        raise UserError(
+            f"{where}: tensor {name} is {extent.dtype}; save all tensors in one of "
             f"{', '.join(dtypes.OF_WEIGHTS)}"
         )
 
 
-def _same(one: Extent, other: Extent) -> bool:
-    """Whether two tensors have the same bits."""
-    if (one.shape, one.dtype) != (other.shape, other.dtype):
+def _is_same(head: Extent, embedding: Extent) -> bool:
+    """Whether two stored tensors have the same bits."""
+    pair = (head, embedding)
+    if (head.shape, head.dtype) != (embedding.shape, embedding.dtype):
         return False
-    places = [(each.file, each.offset, each.stride) for each in (one, other)]
-    if places[0] == places[1]:  # tensors that share storage
+    places = [(extent.file, extent.offset, extent.stride) for extent in pair]
+    if places[0] == places[1]:  # torch.save stores tensors that share memory once
         return True
-    place = (*(slice(0, size) for size in one.shape),)
+    box = (*(slice(0, size) for size in head.shape),)
     with ExitStack() as stack:
-        opened_files = OpenFiles(stack)
-        first, second = (
-            ChunkReader(opened_files, [(lying, block) for block in lying.blocks], lying.dtype)
-            for lying in (
-                replace(each, blocks=(Chunk(each.name, place),)).as_it_lies()
-                for each in (one, other)
-            )
-        )
-        return same_bits(first, second, place, one.dtype.itemsize)
+        open_files = OpenFiles(stack)
+        readers = []
+        for extent in pair:
+            dense = replace(extent, blocks=(Chunk(extent.name, box),)).as_it_lies()
+            parts = [(dense, chunk) for chunk in dense.blocks]
+            readers.append(ChunkReader(open_files, parts, dense.dtype))
+        return same_bits(readers[0], readers[1], box, head.dtype.itemsize)
 
 
-def _stored(architecture: Architecture, stored: HFFormat) -> dict[str, _Stored]:
-    """The tensors of a model type by name, and what they are made of."""
-    shapes = checkpoint_tensors.shapes(architecture)
-    parts: dict[str, list[str]] = defaultdict(list)
-    for ours in shapes:
-        parts[stored.name(ours)].append(ours)
-    found = {}
-    for name, names in parts.items():
-        number, *columns = shapes[names[0]]
-        number, turned = sum(shapes[ours][0] for ours in names), stored.turns(names[0])
-        shape = (*columns, number) if turned else (number, *columns)
-        blocks = [
-            _block(ours, run, start, tuple(columns), number if turned else None)
-            for ours in names
-            for run, start in stored.rows(architecture, ours, shapes[ours][0])
+def _stored_tensors(architecture: Architecture, model_format: HFFormat) -> dict[str, _StoredTensor]:
+    """Return the tensors of a model type by name, each with the chunks that it holds."""
+    shapes = model_tensors.shapes(architecture)
+    members: dict[str, list[str]] = defaultdict(list)
+    for name in shapes:
+        members[model_format.name(name)].append(name)
+    stored = {}
+    for stored_name, names in members.items():
+        columns = shapes[names[0]][1:]
+        num_rows = sum(shapes[name][0] for name in names)
+        is_transposed = model_format.turns(names[0])
+        chunks = [
+            _chunk(name, rows, start, columns, num_columns=num_rows if is_transposed else None)
+            for name in names
+            for rows, start in model_format.rows(architecture, name, shapes[name][0])
         ]
-        found[name] = _Stored(shape, tuple(blocks))
-    return found
+        shape = (*columns, num_rows) if is_transposed else (num_rows, *columns)
+        stored[stored_name] = _StoredTensor(shape, tuple(chunks))
+    return stored
 
 
-def _block(
-    ours: str, run: slice, start: int, columns: tuple[int, ...], turned: int | None
+def _chunk(
+    name: str, rows: slice, start: int, columns: tuple[int, ...], *, num_columns: int | None
 ) -> Chunk:
-    """Some rows of a tensor of ours, in theirs.
+    """Place rows of a tensor in a stored tensor.
 
     Args:
-        ours: its name.
-        run: the rows.
-        start: row of theirs, column if it is transposed, at which they begin.
+        name: of the tensor.
+        rows: of it.
+        start: row of the stored tensor where they begin; a column if that is transposed.
         columns: shape of a row.
-        turned: number of columns of theirs if it is transposed.
+        num_columns: of the stored tensor, if it is transposed.
     """
-    place = (run, *(slice(0, size) for size in columns))
-    if turned is None:
-        return Chunk(f"model.{ours}", place, start * math.prod(columns))
-    return Chunk(f"model.{ours}", place, start, (1, turned))
+    place = (rows, *(slice(0, size) for size in columns))
+    if num_columns is None:
+        return Chunk(f"model.{name}", place, start * math.prod(columns))
+    return Chunk(f"model.{name}", place, start, (1, num_columns))
 
 
 def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:
-    """Write a folder whose tensors are still zeros.
+    """Write config.json and files of safetensors with holes in place of the tensors.
 
     Args:
-        folder: empty, to write into.
-        checkpoint: what is to be written; `eos_token_id` in its notes is the token that ends a text
-            (or several).
-        target: number format and size of files; parts of a model there are none here.
+        folder: where to write; exists and is empty.
+        checkpoint: the source. `eos_token_id` in its notes is the end-of-text token, or several.
+        target: dtype and maximum size of a file; this format has no parallel layout.
 
     Returns:
-        Where the tensors are to go.
+        Where the tensors go.
 
     Raises:
         UserError: transformers has no such model.
     """
-    stored = hf_folder.format_for(checkpoint.architecture)
+    architecture = checkpoint.architecture
+    stored = _stored_tensors(architecture, config_json.format_for(architecture))
     planned = {
-        name: PlannedTensor(each.shape, _dtype(each.blocks, checkpoint.source, target), each.blocks)
-        for name, each in _stored(checkpoint.architecture, stored).items()
+        name: PlannedTensor(
+            tensor.shape, _dtype(tensor.chunks, checkpoint.source, target), tensor.chunks
+        )
+        for name, tensor in stored.items()
     }
-    widest = dtypes.widest(each.dtype for each in planned.values())
-    eos_token = checkpoint.notes.get("eos_token_id")
-    content = hf_folder.config(checkpoint.architecture, widest, eos_token)
-    hf_folder.write_config(folder, content)
+    widest = dtypes.widest(tensor.dtype for tensor in planned.values())
+    config_json.write_config(folder, architecture, widest, checkpoint.notes.get("eos_token_id"))
     shards = [*_shards(planned, target.max_shard_bytes)]
     if len(shards) == 1:
-        return safetensors_files.lay_out(folder / _SAFE, planned)
+        return safetensors_files.lay_out(folder / _SAFETENSORS, planned)
     names = [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
     file_of = {key: file for file, shard in zip(names, shards, strict=True) for key in shard}
     index = {
-        "metadata": {"total_size": sum(each.num_bytes for each in planned.values())},
+        "metadata": {"total_size": sum(tensor.num_bytes for tensor in planned.values())},
         "weight_map": dict(sorted(file_of.items())),
     }
-    files.write_json(folder / f"{_SAFE}.index.json", index)
+    files.write_json(folder / f"{_SAFETENSORS}.index.json", index)
     return [
-        region
+        extent
         for name, shard in zip(names, shards, strict=True)
-        for region in safetensors_files.lay_out(folder / name, shard)
+        for extent in safetensors_files.lay_out(folder / name, shard)
     ]
 
 
-def _dtype(blocks: Iterable[Chunk], source: TensorSource, target: Target) -> Dtype:
-    """Number format of a tensor; of one that is made of several, one that holds them all."""
+def _dtype(chunks: Iterable[Chunk], source: TensorSource, target: Target) -> Dtype:
+    """Dtype of a stored tensor: the target's, or the widest of its chunks."""
     if target.dtype:
         return dtypes.OF_WEIGHTS[target.dtype]
-    return dtypes.widest(source.dtype(block.key) for block in blocks)
+    return dtypes.widest(source.dtype(chunk.key) for chunk in chunks)
 
 
-def _shards(planned: Mapping[str, PlannedTensor], most: int) -> Iterator[dict[str, PlannedTensor]]:
-    """Tensors of a file each time: as many in turn as fit, at least one."""
+def _shards(
+    planned: Mapping[str, PlannedTensor], max_bytes: int
+) -> Iterator[dict[str, PlannedTensor]]:
+    """Split tensors, in their order, over files of at most `max_bytes`, at least one a file."""
     shard: dict[str, PlannedTensor] = {}
-    size = 0
-    for name, each in planned.items():
-        if shard and size + each.num_bytes > most:
+    num_bytes = 0
+    for name, tensor in planned.items():
+        if shard and num_bytes + tensor.num_bytes > max_bytes:
             yield shard
-            shard, size = {}, 0
-        shard[name] = each
-        size += each.num_bytes
+            shard, num_bytes = {}, 0
+        shard[name] = tensor
+        num_bytes += tensor.num_bytes
     yield shard
+
+
+if TYPE_CHECKING:
+    from tokamake.checkpoint.hf import format as this_module
+
+    _: CheckpointFormat = this_module

@@ -1,7 +1,7 @@
-"""Files of safetensors without their tensors: what lies where in them, and how to lay them out.
+"""Extents of tensors in files of safetensors: locate them, and lay files out.
 
-A file is the length of its header (8 bytes, little-endian), the header (JSON, filled up with spaces
-to a multiple of 8), then the tensors, each row after row, one after the other.
+A file has the length of its header (8 bytes, little-endian), the header (JSON, padded with spaces
+to a multiple of 8 bytes), then the tensors, contiguous and without gaps.
 """
 
 import json
@@ -16,34 +16,32 @@ from tokamake.checkpoint.tensors.extents import Extent, PlannedTensor
 from tokamake.errors import UserError
 
 _DTYPES = {dtype.in_safetensors: dtype for dtype in dtypes.ALL if dtype.in_safetensors}
-"""By their names in a header."""
-
+"""Dtypes by their names in a header."""
 _ORDER = [*_DTYPES.values()]
-"""Larger elements come first, so that all are aligned."""
-
-_LONGEST_HEADER = 100_000_000
-"""Bytes; safetensors reads no longer one."""
+"""Order of tensors in a file: larger elements first, so that all are aligned."""
+_MAX_HEADER_BYTES = 100_000_000
+"""Limit of safetensors itself."""
 
 
 def read(file: Path, remedy: str) -> dict[str, Extent]:
-    """Where a file's tensors lie, by name.
+    """Locate the tensors of a file, by name.
 
     Args:
-        file: of safetensors.
-        remedy: what to do where it is missing or damaged.
+        file: to read.
+        remedy: end of the message if it is missing or damaged.
 
     Raises:
-        UserError: it is missing or damaged, or its length is not what its header says.
+        UserError: the file is missing or damaged, or its length differs from that in its header.
     """
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            if not 2 <= length <= min(size - 8, _LONGEST_HEADER):
+            if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
                 raise ValueError(f"its {size:,} bytes cannot hold a header of {length:,}")
             header = json.loads(stream.read(length))
-        found = _regions(file, header, 8 + length)
-        end = max((each.offset + each.num_bytes for each in found), default=8 + length)
+        extents = _extents(file, header, 8 + length)
+        end = max((extent.offset + extent.num_bytes for extent in extents), default=8 + length)
         if end != size:
             raise ValueError(f"has {size:,} bytes, by its header {end:,}")
     except FileNotFoundError:
@@ -51,46 +49,53 @@ def read(file: Path, remedy: str) -> dict[str, Extent]:
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         reason = str(error).split("\n")[0]
         raise UserError(f"{file}: damaged ({reason}); {remedy}") from None
-    return {region.name: region for region in found}
+    return {extent.name: extent for extent in extents}
 
 
-def _regions(file: Path, header: Any, start: int) -> list[Extent]:
-    """What a header describes, in the order of the file; ValueError and its like: it is none."""
-    found, end = [], 0
+def _extents(file: Path, header: Any, start: int) -> list[Extent]:
+    """Return the extents of a header, in the order of the file.
+
+    Raises:
+        ValueError: the header is damaged. TypeError, LookupError and others say the same.
+    """
+    extents, end = [], 0
     entries = [item for item in header.items() if item[0] != "__metadata__"]
     for name, entry in sorted(entries, key=lambda item: item[1]["data_offsets"]):
         if entry["dtype"] not in _DTYPES:
             raise ValueError(f"tensor {name} is {entry['dtype']}, which is not known")
         shape, (first, last) = tuple(entry["shape"]), entry["data_offsets"]
-        if not all(type(each) is int and each >= 0 for each in (*shape, first, last)):
-            raise ValueError(f"tensor {name} has no shape or no place")
-        region = Extent(file, name, start + first, shape, _DTYPES[entry["dtype"]])
-        if first != end or last - first != region.num_bytes:
-            raise ValueError(f"tensor {name} lies in bytes {first:,} to {last:,}, which cannot be")
-        found.append(region)
+        if not all(type(number) is int and number >= 0 for number in (*shape, first, last)):
+            raise ValueError(f"tensor {name} has an invalid shape or offset")
+        extent = Extent(file, name, start + first, shape, _DTYPES[entry["dtype"]])
+        if first != end or last - first != extent.num_bytes:
+            raise ValueError(f"tensor {name} has invalid data_offsets, {first:,} to {last:,}")
+        extents.append(extent)
         end = last
-    return found
+    return extents
 
 
 def lay_out(file: Path, planned: Mapping[str, PlannedTensor]) -> list[Extent]:
-    """Write a file whose tensors are still zeros, which take no room on the disk yet.
+    """Write a file with a hole in place of the tensors; a hole takes no space on disk.
 
-    It is, once filled, byte for byte what safetensors' own `save_file` writes.
+    Once filled, the file has the same bytes as that of safetensors' own `save_file`.
 
     Args:
         file: to write.
         planned: its tensors by name.
 
     Returns:
-        Where the tensors are to go.
+        Where the tensors go.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
-    regions, end = [], 0
-    for name, each in sorted(planned.items(), key=lambda it: (_ORDER.index(it[1].dtype), it[0])):
-        place = {"data_offsets": [end, end + each.num_bytes]}
-        header[name] = {"dtype": each.dtype.in_safetensors, "shape": each.shape, **place}
-        regions.append((name, end, each))
-        end += each.num_bytes
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers requires it
+    places, end = [], 0
+    for name, tensor in sorted(planned.items(), key=lambda it: (_ORDER.index(it[1].dtype), it[0])):
+        header[name] = {
+            "dtype": tensor.dtype.in_safetensors,
+            "shape": tensor.shape,
+            "data_offsets": [end, end + tensor.num_bytes],
+        }
+        places.append((name, end, tensor))
+        end += tensor.num_bytes
     content = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     content += b" " * (-len(content) % 8)
     start = 8 + len(content)
@@ -98,4 +103,4 @@ def lay_out(file: Path, planned: Mapping[str, PlannedTensor]) -> list[Extent]:
         stream.write(struct.pack("<Q", len(content)) + content)
         stream.flush()
         os.truncate(stream.fileno(), start + end)
-    return [each.region(file, name, start + first) for name, first, each in regions]
+    return [tensor.region(file, name, start + first) for name, first, tensor in places]

@@ -1,7 +1,8 @@
-"""Optimizer states in Megatron-LM's classic files: a torch optimizer's, by numbers of parameters.
+"""Locates the optimizer states in Megatron-LM's classic files, by parameter numbers.
 
-Parameters are counted through its groups; in a group they follow one another as the file has their
-weights. Fp32 weights that 16 bit ones were rounded from lie beside, in lists like the groups.
+The file holds the state of torch's optimizer. The optimizer numbers parameters group by group; in a
+group, parameters have the order of the weights in the file. Fp32 master weights are in separate
+lists, one for each group.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +11,13 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokamake.checkpoint.deepspeed.zero_reader import MASTER, MODEL, States, settings_of
+from tokamake.checkpoint.deepspeed.zero_reader import (
+    MASTER,
+    OptimizerStates,
+    parameter_name,
+    settings_note,
+    state_chunks,
+)
 from tokamake.checkpoint.megatron_model.rank_tensors import TensorSlice
 from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
 from tokamake.checkpoint.tensors.extents import Chunk, Extent, TensorSource
@@ -18,115 +25,121 @@ from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.checkpoint.torch_files.pickle_reader import Located
 
 OPTIMIZER, MASTERS, SCALER = "optimizer", "fp32_from_fp16_params", "grad_scaler"
-"""Keys of the states: of torch's optimizer, of fp32 weights and of what scales the loss."""
-STEP, SCALE, SINCE = "step", "scale", "growth_tracker"
-"""Keys within: of a parameter or group, and of what scales the loss."""
-_OLDER = {OPTIMIZER: "optimizer_state_dict", MASTERS: "fp32_from_fp16"}
-"""What the first Megatrons called them."""
+"""Keys of the optimizer's state: torch's optimizer, fp32 master weights, and the loss scaler."""
+STEP, SCALE, GROWTH = "step", "scale", "growth_tracker"
+"""Keys in a parameter's state or a group, and in the loss scaler's state."""
+_OLD_KEYS = {OPTIMIZER: "optimizer_state_dict", MASTERS: "fp32_from_fp16"}
+"""The same keys in early Megatron versions."""
 _DISTRIBUTED = "distrib_optim.pt"
-_OF_WORDS = ("word_embeddings.weight", "output_layer.weight", "word_embeddings_for_head.weight")
-"""Names of parameters that can have a learning rate of their own (--decoupled-lr)."""
+_EMBEDDINGS = (
+    *("word_embeddings.weight", "output_layer.weight", "word_embeddings_for_head.weight"),
+)
+"""Parameters that may have a separate learning rate (--decoupled-lr)."""
 
 
 class Parameter(NamedTuple):
     """A parameter of a rank."""
 
     name: str
-    part: TensorSlice
+    tensor: TensorSlice
     dtype: Dtype
-    """Of its weights in the file."""
+    """Dtype of the weights in the file."""
 
     @property
     def decays(self) -> bool:
-        """Whether it is in the first of Megatron's groups, in which weights decay."""
-        return len(self.part.shape) > 1
+        """Whether the parameter has weight decay: norms and biases do not."""
+        return len(self.tensor.shape) > 1
 
 
 class _Entry(NamedTuple):
-    """What a file has for a parameter."""
+    """The states of a parameter in a file."""
 
     parameter: Parameter
     states: Mapping[str, Any]
     master: Located | None
-    """Fp32 weights, where those of the model are rounded."""
+    """Fp32 weights, if those of the model are rounded."""
     group: Mapping[str, Any]
-    """Of torch's optimizer, with settings."""
+    """Parameter group of torch's optimizer, with its settings."""
 
 
 class OptimizerReader:
-    """Puts the states of all ranks together.
+    """Collects the optimizer states of all ranks.
 
     Attributes:
-        found: what is there; nothing, if some of it is unread.
-        unread: what is there and is not read, in words.
+        states: states of the ranks so far; empty if tokamake cannot read those of a rank.
+        unread: description of the states that tokamake cannot read.
     """
 
     def __init__(self) -> None:
-        self.found = States()
+        self.states = OptimizerStates()
         self.unread: tuple[str, ...] = ()
 
     def add(self, file: Path, state: Mapping[str, Any], parameters: Sequence[Parameter]) -> None:
-        """Add what a rank's file has.
+        """Add the states of a rank.
 
         Args:
-            file: of the rank.
-            state: what is in it.
-            parameters: of the rank, in the file's order.
+            file: file of the rank.
+            state: its contents.
+            parameters: parameters of the rank, in the order of the file.
         """
         if self.unread:
             return
         if (file.parent / _DISTRIBUTED).is_file():
-            self._leave(f"states of Megatron-LM's distributed optimizer ({_DISTRIBUTED})")
+            self._skip(f"states of Megatron-LM's distributed optimizer ({_DISTRIBUTED})")
         elif (saved := state.get(OPTIMIZER)) is not None:
             entries = _entries(saved, parameters)
             if entries is None:
-                self._leave(f"optimizer states in an order that is not known ({file})")
+                self._skip(f"optimizer states in an unknown order ({file})")
             elif entries:
-                self.found.notes |= _notes(file, saved, entries)
+                self.states.notes |= _notes(file, saved, entries)
                 for entry in entries:
-                    _add(self.found, file, entry)
+                    _add(self.states, file, entry)
 
-    def _leave(self, what: str) -> None:
-        self.found, self.unread = States(), (what,)
+    def _skip(self, description: str) -> None:
+        # The states of only some ranks are of no use.
+        self.states, self.unread = OptimizerStates(), (description,)
 
 
 def _entries(saved: Any, parameters: Sequence[Parameter]) -> list[_Entry] | None:
-    """What a file has for each parameter; None: in an order that is not known."""
+    """Return the states of each parameter, or None if their order is unknown or ambiguous."""
     try:
-        inner = _of(saved, OPTIMIZER, saved)
-        states, groups = inner["state"], [each for each in inner["param_groups"] if each["params"]]
+        inner = _get(saved, OPTIMIZER, saved)
+        groups = [group for group in inner["param_groups"] if group["params"]]
+        states = inner["state"]
         if not states:
             return []  # saved before the first step
-        masters = [each for group in _of(saved, MASTERS, ()) for each in group]
-    # What is put together in another way can fail in any way.
+        masters = [tensor for group in _get(saved, MASTERS, ()) for tensor in group]
+    # An unknown structure may raise any of these.
     except (LookupError, TypeError, AttributeError):
         return None
-    fitting = []
+    candidates = []
     for order in _orders(parameters):
         try:
-            found = [*_paired(order, groups, states, iter(masters))]
+            candidates.append([*_paired(order, groups, states, iter(masters))])
         except (LookupError, TypeError, ValueError, AttributeError):
             continue
-        fitting.append(found)
-    return fitting[0] if len(fitting) == 1 else None
+    # If the shapes fit several orders, none of them is certain.
+    return candidates[0] if len(candidates) == 1 else None
 
 
-def _of(saved: Mapping[str, Any], key: str, default: Any) -> Any:
-    return saved.get(key, saved.get(_OLDER[key], default))
+def _get(saved: Mapping[str, Any], key: str, default: Any) -> Any:
+    return saved.get(key, saved.get(_OLD_KEYS[key], default))
 
 
 def _orders(parameters: Sequence[Parameter]) -> Iterator[tuple[list[Parameter], ...]]:
-    """Ways in which Megatrons have put parameters into groups.
+    """Yield the ways in which Megatron versions assign parameters to groups.
 
-    In all of them, weights that decay are apart from norms and biases; embedding and output layer
-    are apart from others where they have a learning rate of their own. Which group comes first has
-    changed several times.
+    All versions separate weights that decay from norms and biases. With --decoupled-lr, embedding
+    and output layer have their own group. The order of the groups has changed several times.
     """
-    decays = [each for each in parameters if each.decays]
-    words = [each for each in decays if each.name.endswith(_OF_WORDS)]
-    others = [each for each in decays if not each.name.endswith(_OF_WORDS)]
-    rest = [each for each in parameters if not each.decays]
-    for groups in ((decays, rest), (others, rest, words)) if words else ((decays, rest),):
+    decaying = [parameter for parameter in parameters if parameter.decays]
+    embeddings = [parameter for parameter in decaying if parameter.name.endswith(_EMBEDDINGS)]
+    matrices = [parameter for parameter in decaying if not parameter.name.endswith(_EMBEDDINGS)]
+    vectors = [parameter for parameter in parameters if not parameter.decays]
+    groupings: list[tuple[list[Parameter], ...]] = [(decaying, vectors)]
+    if embeddings:
+        groupings.append((matrices, vectors, embeddings))
+    for groups in groupings:
         yield from permutations(group for group in groups if group)
 
 
@@ -136,85 +149,90 @@ def _paired(
     states: Mapping[Any, Mapping[str, Any]],
     masters: Iterator[Any],
 ) -> Iterator[_Entry]:
-    """Parameters and what a file has for them.
+    """Pair parameters with their states, and check that shapes and kinds fit.
 
     Args:
         order: parameters of each group.
-        groups: of torch's optimizer.
-        states: by numbers of parameters.
-        masters: fp32 weights of those that are rounded, in the order of the groups; or none.
+        groups: groups of torch's optimizer.
+        states: states by parameter number.
+        masters: fp32 weights of rounded parameters in the order of the groups, or nothing.
 
     Raises:
-        LookupError, TypeError, ValueError, AttributeError: they do not fit.
+        LookupError, TypeError, ValueError, AttributeError: the order does not fit.
     """
-    first = next(masters, None)
-    kinds: set[str] = set()
-    for own, group in zip(order, groups, strict=True):
-        in_group = {STEP: group[STEP]} if STEP in group else {}
-        for parameter, number in zip(own, group["params"], strict=True):
-            found = {**in_group, **states[number]}
+    next_master = next(masters, None)
+    expected_kinds: set[str] = set()
+    for parameters, group in zip(order, groups, strict=True):
+        # Apex keeps the step count in the group, torch with the parameter.
+        group_step = {STEP: group[STEP]} if STEP in group else {}
+        for parameter, number in zip(parameters, group["params"], strict=True):
+            values = {**group_step, **states[number]}
             master = None
-            if first is not None and parameter.dtype != FLOAT32:
-                master, first = first, next(masters, None)
-                _check(master, parameter)
-            for kind, value in found.items():
-                if kind != STEP:
-                    _check(value, parameter)
-                elif not isinstance(value, int | float) and value.numel != 1:
-                    raise ValueError("a step that is no number")
-            if kinds and kinds != {*found}:
-                raise ValueError("parameters with other states")
-            kinds = {*found}
-            yield _Entry(parameter, found, master, group)
-    if first is not None:
+            if next_master is not None and parameter.dtype != FLOAT32:
+                master, next_master = next_master, next(masters, None)
+                _check_tensor(master, parameter)
+            _check_values(values, parameter)
+            if expected_kinds and expected_kinds != {*values}:
+                raise ValueError("parameters with different kinds of states")
+            expected_kinds = {*values}
+            yield _Entry(parameter, values, master, group)
+    if next_master is not None:
         raise ValueError("more fp32 weights than parameters")
 
 
-def _check(tensor: Located, parameter: Parameter) -> None:
-    if tensor.shape != parameter.part.shape or tensor.dtype.short is None:
-        raise ValueError("a state of another shape")
+def _check_values(values: Mapping[str, Any], parameter: Parameter) -> None:
+    for kind, value in values.items():
+        if kind != STEP:
+            _check_tensor(value, parameter)
+        elif not isinstance(value, int | float) and value.numel != 1:
+            raise ValueError("a step count that is not a number")
+
+
+def _check_tensor(tensor: Located, parameter: Parameter) -> None:
+    if tensor.shape != parameter.tensor.shape or tensor.dtype.short is None:
+        raise ValueError("a state of another shape or dtype")
 
 
 def _notes(file: Path, saved: Mapping[str, Any], entries: Sequence[_Entry]) -> dict[str, Any]:
-    """Settings of the optimizer, and the scale of the loss."""
-    decaying = next((each for each in entries if each.parameter.decays), entries[0])
-    notes = settings_of([decaying.group])
+    """Return the notes with the optimizer's settings and the loss scale."""
+    # Only this group has the weight decay.
+    decaying = next((entry for entry in entries if entry.parameter.decays), entries[0])
+    notes = settings_note([decaying.group])
     scaler = saved.get(SCALER)
     if isinstance(scaler, Mapping) and isinstance(scale := scaler.get(SCALE), Located):
-        where = torch_archive.region(file, f"{SCALER}.{SCALE}", scale, (Chunk(SCALE, ()),))
-        number = TensorSource([where], {SCALE: ()}).number(SCALE)
-        since = scaler.get(SINCE)
-        notes["loss_scale"] = (number, since if isinstance(since, int) else 0)
+        extent = torch_archive.region(file, f"{SCALER}.{SCALE}", scale, (Chunk(SCALE, ()),))
+        value = TensorSource([extent], {SCALE: ()}).number(SCALE)
+        growth = scaler.get(GROWTH)
+        notes["loss_scale"] = (value, growth if isinstance(growth, int) else 0)
     return notes
 
 
-def _add(found: States, file: Path, entry: _Entry) -> None:
-    """Add what a file has for a parameter."""
-    name, part, _ = entry.parameter
+def _add(states: OptimizerStates, file: Path, entry: _Entry) -> None:
+    name, tensor, _ = entry.parameter
     if entry.master is not None:
-        found.regions.append(_region(file, f"fp32 {name}", entry.master, part, MASTER))
+        states.extents.append(_extent(file, f"fp32 {name}", entry.master, tensor, MASTER))
     for kind, value in entry.states.items():
         prefix = f"optimizer.{kind}."
         if kind != STEP:
-            found.regions.append(_region(file, f"{kind} of {name}", value, part, prefix))
+            states.extents.append(_extent(file, f"{kind} of {name}", value, tensor, prefix))
             continue
-        keys = {prefix + block.key.removeprefix(MODEL) for block in part.blocks}
-        if not isinstance(value, Located):
-            found.given |= dict.fromkeys(keys, float(value))
-        elif keys := keys - found.numbers:
-            blocks = (*(Chunk(key, ()) for key in sorted(keys)),)
-            where = torch_archive.region(file, f"{kind} of {name}", value, blocks)
-            # Some keep it in a tensor of one element.
-            found.regions.append(replace(where, shape=(), stride=None))
-            found.numbers |= keys
+        keys = {prefix + parameter_name(chunk.key) for chunk in tensor.blocks}
+        if isinstance(value, Located):
+            # Some optimizers keep the step count in a tensor of shape [1].
+            value = replace(value, shape=(), stride=())
+        states.add_step(file, f"{kind} of {name}", value, keys)
 
 
-def _region(file: Path, name: str, tensor: Located, part: TensorSlice, prefix: str) -> Extent:
-    """Where a tensor like a parameter lies; padding of the vocabulary is left out."""
-    blocks = (
-        block._replace(key=prefix + block.key.removeprefix(MODEL))
-        for block in part.blocks
-        if not block.is_mean
-    )
-    where = torch_archive.region(file, name, tensor, (*blocks,))
-    return replace(where, is_copy=part.is_copy)
+def _extent(file: Path, name: str, state: Located, parameter: TensorSlice, prefix: str) -> Extent:
+    """Return the extent of a parameter's state.
+
+    Args:
+        file: file that holds it.
+        name: its name, for messages.
+        state: the state.
+        parameter: the parameter's slice.
+        prefix: prefix of the state's keys.
+    """
+    chunks = (*state_chunks(parameter.blocks, prefix),)
+    extent = torch_archive.region(file, name, state, chunks)
+    return replace(extent, is_copy=parameter.is_copy)

@@ -1,8 +1,8 @@
-"""Adam's states for Megatron-LM's classic files, as `states` reads them.
+"""Adam's states in Megatron-LM's classic files, which `optimizer_reader` reads.
 
-Float16OptimizerWithFloat16Params loads them beside weights in 16 bit, FP32Optimizer beside fp32
-ones. The number of steps is in each group, as the Adam of Apex has it, and with each parameter, as
-torch's has.
+Megatron's Float16OptimizerWithFloat16Params loads them for weights in 16 bit, FP32Optimizer for
+fp32 weights. The step count is in each group, for the Adam of Apex, and with each parameter, for
+torch's.
 """
 
 import struct
@@ -10,15 +10,15 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Any
 
-from tokamake.checkpoint.deepspeed.folder import LATER_SCHEDULE, new_schedule
-from tokamake.checkpoint.deepspeed.zero_adam import MOMENTS, unfit
-from tokamake.checkpoint.deepspeed.zero_reader import MASTER, parameter
+from tokamake.checkpoint.deepspeed.folder import OPT_PARAM_SCHEDULER, scheduler_state
+from tokamake.checkpoint.deepspeed.zero_adam import MOMENTS, adam_problem, has_states
+from tokamake.checkpoint.deepspeed.zero_reader import MASTER, parameter_name, state_chunks
 from tokamake.checkpoint.megatron.optimizer_reader import (
+    GROWTH,
     MASTERS,
     OPTIMIZER,
     SCALE,
     SCALER,
-    SINCE,
     STEP,
 )
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint
@@ -27,86 +27,91 @@ from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, Te
 from tokamake.checkpoint.torch_files import torch_archive
 
 _HYSTERESIS = {"hysteresis_tracker": 2}
-"""As it begins by default: overflows until the scale of the loss is lowered."""
+"""Megatron's default: the number of overflows before the loss scale decreases."""
 _SCALE_NAME = f"{OPTIMIZER}.{SCALER}.{SCALE}"
 
 
-def has_states(checkpoint: Checkpoint) -> bool:
-    """Whether there are states that Megatron-LM could continue with."""
-    return any(key.startswith("optimizer.") for key in checkpoint.source) and not unfit(checkpoint)
+def has_loadable_states(checkpoint: Checkpoint) -> bool:
+    """Return whether Megatron-LM can resume from a checkpoint's optimizer states."""
+    return has_states(checkpoint) and not adam_problem(checkpoint)
 
 
-def left_states(checkpoint: Checkpoint) -> str | None:
-    """What to tell of states that Megatron-LM could not continue with."""
-    if not any(key.startswith("optimizer.") for key in checkpoint.source):
-        return None
-    why = unfit(checkpoint)
-    return why and f"{checkpoint.path}: {why}: Megatron-LM could not continue with its states"
+def unloadable_states_warning(checkpoint: Checkpoint) -> str | None:
+    """Return a warning if Megatron-LM cannot resume from a checkpoint's optimizer states."""
+    problem = adam_problem(checkpoint) if has_states(checkpoint) else None
+    return problem and f"{checkpoint.path}: {problem}: Megatron-LM cannot resume from its states"
 
 
-def exact(tree: Any, source: TensorSource) -> Any:
-    """A tree of weights, fp32 ones as the optimizer has them."""
+def with_master_weights(tree: Any, source: TensorSource) -> Any:
+    """Return a tree of planned weights with the optimizer's exact values for fp32 weights."""
     if isinstance(tree, Mapping):
-        return {name: exact(value, source) for name, value in tree.items()}
+        return {name: with_master_weights(value, source) for name, value in tree.items()}
     return _master(tree, source) if tree.dtype == FLOAT32 else tree
 
 
-def planned(checkpoint: Checkpoint, weights: Any) -> dict[str, Any]:
-    """What a rank's file has beside its weights.
+def planned_states(checkpoint: Checkpoint, weights: Any) -> dict[str, Any]:
+    """Return the entries of a rank's file for the optimizer and the scheduler.
 
     Args:
-        checkpoint: that `has_states`.
-        weights: of the file, in its order.
+        checkpoint: checkpoint with loadable states.
+        weights: planned weights of the file, in its order.
     """
-    every = [each for _, each in torch_archive.leaves(weights)]
-    decays = [each for each in every if len(each.shape) > 1]
-    groups = [decays, [each for each in every if len(each.shape) < 2]]
+    tensors = [tensor for _, tensor in torch_archive.leaves(weights)]
+    # Matrices decay; norms and biases do not.
+    groups = [
+        [tensor for tensor in tensors if len(tensor.shape) > 1],
+        [tensor for tensor in tensors if len(tensor.shape) < 2],
+    ]
     saved: dict[str, Any] = {
-        "state": {number: _states(each) for number, each in enumerate(chain(*groups))},
+        "state": {number: _states(tensor) for number, tensor in enumerate(chain(*groups))},
         "param_groups": [*_param_groups(checkpoint, [len(group) for group in groups])],
     }
-    rounded = [[each for each in group if each.dtype != FLOAT32] for group in groups]
+    rounded = [[tensor for tensor in group if tensor.dtype != FLOAT32] for group in groups]
     if any(rounded):
-        masters = [[_master(each, checkpoint.source) for each in group] for group in rounded]
-        scaler = _scaler(checkpoint, {each.dtype.short for each in every})
+        # Float16OptimizerWithFloat16Params wraps the state of torch's optimizer.
+        masters = [[_master(tensor, checkpoint.source) for tensor in group] for group in rounded]
+        scaler = _loss_scaler(checkpoint, {tensor.dtype.short for tensor in tensors})
         saved = {OPTIMIZER: saved, **scaler, MASTERS: masters}
-    return {OPTIMIZER: saved, LATER_SCHEDULE: new_schedule(checkpoint)}
+    return {OPTIMIZER: saved, OPT_PARAM_SCHEDULER: scheduler_state(checkpoint)}
 
 
 def _states(weights: PlannedTensor) -> dict[str, PlannedTensor]:
-    """What the optimizer has for a parameter; nothing for the vocabulary's padding."""
-    own = [block for block in weights.blocks if not block.is_mean]
-    steps = (Chunk(f"optimizer.{STEP}.{parameter(block.key)}", ()) for block in own)
-    return {STEP: PlannedTensor((), FLOAT32, (*steps,))} | {
-        kind: PlannedTensor(
-            weights.shape,
-            FLOAT32,
-            (*(each._replace(key=f"optimizer.{kind}.{parameter(each.key)}") for each in own),),
-            weights.is_copy,
-        )
-        for kind in MOMENTS
-    }
+    """Return the states of a parameter; those of the vocabulary's padding stay 0."""
+    step_chunks = state_chunks(weights.blocks, f"optimizer.{STEP}.")
+    steps = (Chunk(chunk.key, ()) for chunk in step_chunks)
+    states = {STEP: PlannedTensor((), FLOAT32, (*steps,))}
+    for kind in MOMENTS:
+        chunks = (*state_chunks(weights.blocks, f"optimizer.{kind}."),)
+        states[kind] = PlannedTensor(weights.shape, FLOAT32, chunks, weights.is_copy)
+    return states
 
 
 def _master(weights: PlannedTensor, source: TensorSource) -> PlannedTensor:
-    """A parameter's fp32 weights: those that the model's were rounded from, if they are there."""
-    blocks = (
-        each._replace(key=key if (key := f"{MASTER}{parameter(each.key)}") in source else each.key)
-        for each in weights.blocks
+    """Return the fp32 master weights of a parameter, or its weights in fp32 if it has none."""
+    chunks = (
+        chunk._replace(key=key if key in source else chunk.key)
+        for chunk in weights.blocks
+        for key in [f"{MASTER}{parameter_name(chunk.key)}"]
     )
-    return PlannedTensor(weights.shape, FLOAT32, (*blocks,), weights.is_copy)
+    return PlannedTensor(weights.shape, FLOAT32, (*chunks,), weights.is_copy)
 
 
 def _param_groups(checkpoint: Checkpoint, counts: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Settings in groups of so many parameters, of which the first decays."""
+    """Yield the settings of each group.
+
+    Args:
+        checkpoint: checkpoint with the settings.
+        counts: number of parameters in each group. Only the first decays.
+    """
     settings, source = checkpoint.notes[OPTIMIZER_SETTINGS], checkpoint.source
+    # All parameters have the same step count (`adam_problem`).
     step = next(key for key in source if key.startswith(f"optimizer.{STEP}."))
-    for number, end in enumerate(accumulate(counts)):
+    for index, end in enumerate(accumulate(counts)):
         yield {
             **settings,
             "betas": (*settings["betas"],),
-            **({"weight_decay": 0.0} if number else {}),
-            "wd_mult": 1.0 - number,
+            **({"weight_decay": 0.0} if index else {}),
+            "wd_mult": 1.0 - index,
             "lr_mult": 1.0,
             "is_expert_parallel": False,
             "is_decoupled_lr": False,
@@ -114,27 +119,26 @@ def _param_groups(checkpoint: Checkpoint, counts: Sequence[int]) -> Iterator[dic
             "bias_correction": True,
             "amsgrad": False,
             STEP: int(source.number(step)),
-            "params": [*range(end - counts[number], end)],
+            "params": [*range(end - counts[index], end)],
         }
 
 
-def _scaler(checkpoint: Checkpoint, precisions: Container[str | None]) -> dict[str, Any]:
-    """What scales the loss, in fp16, where it is known."""
-    scale, since = checkpoint.notes.get("loss_scale", (1.0, 0))
-    if "fp16" not in precisions or scale == 1.0:
+def _loss_scaler(checkpoint: Checkpoint, dtypes: Container[str | None]) -> dict[str, Any]:
+    """Return the state of the loss scaler, if weights are fp16 and the scale is known."""
+    scale, growth = checkpoint.notes.get("loss_scale", (1.0, 0))
+    if "fp16" not in dtypes or scale == 1.0:
         return {}
-    return {SCALER: {SCALE: PlannedTensor((1,), FLOAT32, ()), SINCE: since, **_HYSTERESIS}}
+    return {SCALER: {SCALE: PlannedTensor((1,), FLOAT32, ()), GROWTH: growth, **_HYSTERESIS}}
 
 
-def write_scale(checkpoint: Checkpoint, regions: Iterable[Extent]) -> None:
-    """Write the scale of the loss, which no tensor of the checkpoint is, into a file laid out.
+def write_loss_scale(checkpoint: Checkpoint, extents: Iterable[Extent]) -> None:
+    """Write the loss scale into a file that is laid out.
 
-    Args:
-        checkpoint: that it is of.
-        regions: of the file.
+    Megatron keeps it as a tensor, but it is not a tensor of the checkpoint, so that copying the
+    tensors does not write it.
     """
-    for region in regions:
-        if region.name == _SCALE_NAME:
-            with region.file.open("r+b") as stream:
-                stream.seek(region.offset)
+    for extent in extents:
+        if extent.name == _SCALE_NAME:
+            with extent.file.open("r+b") as stream:
+                stream.seek(extent.offset)
                 stream.write(struct.pack("<f", checkpoint.notes["loss_scale"][0]))

@@ -1,53 +1,60 @@
-"""Megatron's arguments in a checkpoint: what they say of a model and of a run.
+"""Megatron's `args` in a checkpoint: the description of the model and of the run.
 
-Checkpoints that tokamake wrote have the whole architecture in `args.tokamake`; of others it is put
-together from the arguments of Megatron-LM and its kin.
+A checkpoint that tokamake wrote holds the whole architecture in `args.tokamake`. Otherwise the
+architecture is derived from the arguments of Megatron-LM and its forks.
 """
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-from tokamake.checkpoint.megatron_model.function import described, first, function_of, untold
+from tokamake import plugins
+from tokamake.checkpoint.megatron_model.function import (
+    KIND,
+    arguments_of,
+    family_of,
+    function_of,
+    inexpressible,
+)
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout, Progress, Target
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
+from tokamake.models.common.megatron_format import first
 from tokamake.validation import validate
 
-_POSITIONS = {"learned": "absolute", "rotary": "rotary", "alibi": "alibi"}
-"""position_embedding and Megatron's position_embedding_type."""
+_POSITION_TYPES = {"learned": "absolute", "rotary": "rotary", "alibi": "alibi"}
+"""position_embedding_type of Megatron for each position_embedding."""
 _TITLES = {
     "megatron": "Megatron-LM",
     **dict.fromkeys(("mds", "mds-pipeline", "universal"), "Megatron-DeepSpeed"),
 }
-"""Whose arguments formats have."""
+"""Program that reads the arguments of each format."""
 
 
-def arguments(
+def megatron_arguments(
     checkpoint: Checkpoint, layout: ParallelLayout, *, padded_vocab_size: int
 ) -> argparse.Namespace:
-    """Arguments that describe a model and how its checkpoint's files are to part it."""
+    """Return the arguments that describe a checkpoint's model, progress and parallel layout."""
     architecture, progress = checkpoint.architecture, checkpoint.progress
-    found = _described(architecture)
-    found.eos_token_id = checkpoint.notes.get("eos_token_id")
+    args = _model_arguments(architecture)
+    args.eos_token_id = checkpoint.notes.get("eos_token_id")
     stages = layout.pipeline_parallel_size
-    found.padded_vocab_size = padded_vocab_size
-    found.tensor_model_parallel_size = layout.tensor_parallel_size
-    found.pipeline_model_parallel_size = stages
-    found.no_pipeline_parallel = stages == 1
-    found.consumed_train_samples = progress.consumed_samples
-    found.consumed_train_tokens = progress.consumed_tokens
+    args.padded_vocab_size = padded_vocab_size
+    args.tensor_model_parallel_size = layout.tensor_parallel_size
+    args.pipeline_model_parallel_size = stages
+    args.no_pipeline_parallel = stages == 1
+    args.consumed_train_samples = progress.consumed_samples
+    args.consumed_train_tokens = progress.consumed_tokens
     if layout.virtual_pipeline_size > 1:
-        per_stage = architecture.num_hidden_layers // (stages * layout.virtual_pipeline_size)
-        found.virtual_pipeline_model_parallel_size = layout.virtual_pipeline_size
-        found.num_layers_per_virtual_pipeline_stage = per_stage
-    return found
+        num_layers = architecture.num_hidden_layers // (stages * layout.virtual_pipeline_size)
+        args.virtual_pipeline_model_parallel_size = layout.virtual_pipeline_size
+        args.num_layers_per_virtual_pipeline_stage = num_layers
+    return args
 
 
-def _described(shape: Architecture) -> argparse.Namespace:
-    """Megatron's arguments that describe a model; ours lie whole in `tokamake`."""
-    rotary, llama = shape.position_embedding == "rotary", shape.family == "llama"
-    return argparse.Namespace(
+def _model_arguments(shape: Architecture) -> argparse.Namespace:
+    """Return the arguments that describe a model, and the whole architecture in `tokamake`."""
+    arguments = dict(
         num_layers=shape.num_hidden_layers,
         hidden_size=shape.hidden_size,
         ffn_hidden_size=shape.intermediate_size,
@@ -60,28 +67,31 @@ def _described(shape: Architecture) -> argparse.Namespace:
         make_vocab_size_divisible_by=Target.make_vocab_size_divisible_by,
         untie_embeddings_and_output_weights=not shape.tie_word_embeddings,
         add_position_embedding=shape.position_embedding == "learned",
-        use_rotary_position_embeddings=rotary,
-        position_embedding_type=_POSITIONS[shape.position_embedding],
+        use_rotary_position_embeddings=shape.position_embedding == "rotary",
+        position_embedding_type=_POSITION_TYPES[shape.position_embedding],
         rope_theta=shape.rope_theta,
-        embed_layernorm=shape.embedding_layernorm,
-        normalization="rmsnorm" if llama else "layernorm",
-        layernorm_epsilon=shape.rms_norm_eps if llama else shape.layer_norm_epsilon,
-        swiglu=llama,
+        embed_layernorm=False,
+        normalization="layernorm",
+        layernorm_epsilon=1e-5,
+        swiglu=False,
         add_bias_linear=shape.attention_bias and shape.mlp_bias,
         init_method_std=shape.initializer_range,
         tokamake=shape.model_dump(),
-        **described(shape),
+        **arguments_of(shape),
     )
+    # The family's values replace those above and keep their places.
+    return argparse.Namespace(**arguments | plugins.load(KIND, shape.family).arguments(shape))
 
 
 def as_megatron_lm(args: argparse.Namespace) -> argparse.Namespace:
-    """Add what Megatron-LM calls by other names than Megatron-DeepSpeed."""
+    """Add the names and values of Megatron-LM that differ from Megatron-DeepSpeed's."""
     args.group_query_attention = args.num_key_value_heads != args.num_attention_heads
     args.num_query_groups = args.num_key_value_heads
     args.normalization = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}[args.normalization]
     args.norm_epsilon = args.layernorm_epsilon
-    whole = float(args.rope_theta).is_integer()
-    args.rotary_base = int(args.rope_theta) if whole else args.rope_theta
+    # Megatron-LM's --rotary-base is an int.
+    is_whole = float(args.rope_theta).is_integer()
+    args.rotary_base = int(args.rope_theta) if is_whole else args.rope_theta
     kinds = {"absolute": "learned_absolute", "rotary": "rope"}
     args.position_embedding_type = kinds.get(
         args.position_embedding_type, args.position_embedding_type
@@ -89,141 +99,134 @@ def as_megatron_lm(args: argparse.Namespace) -> argparse.Namespace:
     return args
 
 
-def warnings(architecture: Architecture, format: str) -> list[str]:
-    """What to tell of a checkpoint that Megatron would take for another model.
-
-    Args:
-        architecture: of the model.
-        format: that it is written in.
-    """
-    if format not in _TITLES or not (left := untold(architecture, title := _TITLES[format])):
+def argument_warnings(architecture: Architecture, format: str) -> list[str]:
+    """Return a warning if Megatron has no argument for a setting of the model."""
+    title = _TITLES.get(format)
+    is_megatron_lm = title == "Megatron-LM"
+    settings = inexpressible(architecture, is_megatron_lm=is_megatron_lm) if title else []
+    if not settings:
         return []
     return [
-        f"{title} has no argument for {', '.join(left)}: it would compute another model; tokamake "
-        "reads it back as it is"
+        f"{title} has no argument for {', '.join(settings)}: it would compute a different model; "
+        "tokamake reads the checkpoint back without loss"
     ]
 
 
 def architecture_of(
     args: Any, file: Path, *, padded_vocab_size: int, is_core: bool = False
 ) -> Architecture:
-    """Shape and function of the model.
+    """Return the architecture that a checkpoint's arguments describe.
 
     Args:
-        args: of the checkpoint.
-        file: that they are in, for messages.
-        padded_vocab_size: rows of the stored embedding, for a true size may not be known.
+        args: Megatron's arguments.
+        file: where they come from, for messages.
+        padded_vocab_size: rows of the stored embedding; the vocabulary size if none is known.
         is_core: whether the model is megatron.core's.
 
     Raises:
-        UserError: an argument is missing, or the model is none that we have.
+        UserError: an argument is missing, or tokamake has no such model.
     """
-    own = getattr(args, "tokamake", None)
-    if own is not None:
-        return validate(Architecture, own, f"{file}: args.tokamake")
-    values = _shape(args, file, is_core=is_core)
+    description = getattr(args, "tokamake", None)
+    if description is not None:
+        return validate(Architecture, description, f"{file}: args.tokamake")
+    values = _settings(args, file, is_core=is_core)
     values["vocab_size"] = _vocab_size(args, file, padded_vocab_size) or padded_vocab_size
-    found = validate(Architecture, values, f"{file}: args")
-    width = getattr(args, "kv_channels", None)
-    if width not in (None, found.head_dim):
-        raise UserError(
-            f"{file}: args.kv_channels: {width!r}: is not hidden_size / num_attention_heads "
-            f"({found.head_dim}); give a checkpoint of a model where it is"
-        )
-    return found
+    return validate(Architecture, values, f"{file}: args")
 
 
 def is_padding_unknown(args: Any, file: Path, *, padded_vocab_size: int) -> bool:
-    """Whether nothing tells how many rows of an embedding are tokens; see `architecture_of`."""
-    own = getattr(args, "tokamake", None) is not None
-    return not own and _vocab_size(args, file, padded_vocab_size) is None
+    """Return whether the arguments do not say how many rows of the embedding are tokens."""
+    is_described = getattr(args, "tokamake", None) is not None
+    return not is_described and _vocab_size(args, file, padded_vocab_size) is None
 
 
 def _vocab_size(args: Any, file: Path, padded_vocab_size: int) -> int | None:
-    """Number of tokens, where it is known."""
-    size = number(getattr(args, "vocab_size", None) or 0, f"{file}: args.vocab_size")
+    size = whole_number(getattr(args, "vocab_size", None) or 0, f"{file}: args.vocab_size")
     if size and getattr(args, "tokenizer_type", None) == "NullTokenizer":
-        size += 1  # Megatron counts the token that ends documents apart there.
+        size += 1  # Megatron does not count the end-of-document token of this tokenizer.
     return size if 0 < size <= padded_vocab_size else None
 
 
-def number(value: Any, where: str) -> int:
-    """A whole number.
+def whole_number(value: Any, name: str) -> int:
+    """Convert an int, or a float without a fraction, to an int.
 
     Raises:
-        UserError: it is none.
+        UserError: the value is neither.
     """
     if isinstance(value, int | float) and value == value // 1:
         return int(value)
-    raise UserError(f"{where}: {value!r}: is no whole number; fetch or write the checkpoint again")
+    raise UserError(
+        f"{name}: {value!r}: is not a whole number; fetch or write the checkpoint again"
+    )
 
 
-def _shape(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
-    heads = _needed(args, "num_attention_heads", file)
-    gated = bool(getattr(args, "swiglu", False))
+def _settings(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
+    heads = _required(args, "num_attention_heads", file)
+    family = family_of(args, file)
     return {
-        "family": "llama" if gated else "gpt",
-        "hidden_size": _needed(args, "hidden_size", file),
-        "intermediate_size": _needed(args, "ffn_hidden_size", file),
-        "num_hidden_layers": _needed(args, "num_layers", file),
+        "family": family,
+        "hidden_size": _required(args, "hidden_size", file),
+        "intermediate_size": _required(args, "ffn_hidden_size", file),
+        "num_hidden_layers": _required(args, "num_layers", file),
         "num_attention_heads": heads,
-        "num_key_value_heads": _groups(args, file) or heads,
-        "max_position_embeddings": _needed(args, "max_position_embeddings", file),
+        "num_key_value_heads": _key_value_heads(args, file) or heads,
+        "head_dim": first(args, "kv_channels"),
+        "max_position_embeddings": _required(args, "max_position_embeddings", file),
         "tie_word_embeddings": not getattr(args, "untie_embeddings_and_output_weights", False),
         "initializer_range": first(args, "init_method_std") or 0.02,
-        **function_of(args, file, gated=gated, is_core=is_core),
+        **function_of(args, file, family=family, is_core=is_core),
     }
 
 
-def _needed(args: Any, name: str, file: Path) -> Any:
+def _required(args: Any, name: str, file: Path) -> Any:
     value = getattr(args, name, None)
     if value is None:
         raise UserError(f"{file}: args.{name}: missing; give a checkpoint that Megatron wrote")
     return value
 
 
-def _groups(args: Any, file: Path) -> int | None:
-    """Heads of keys and values, as Megatron-DeepSpeed, BigCode's Megatron or Megatron-LM say it."""
-    if getattr(args, "attention_head_type", None) == "multiquery":
+def _key_value_heads(args: Any, file: Path) -> int | None:
+    if getattr(args, "attention_head_type", None) == "multiquery":  # BigCode's Megatron
         return 1
-    names = ["num_key_value_heads"]
+    names = ["num_key_value_heads"]  # Megatron-DeepSpeed
+    # Megatron-LM ignores num_query_groups without group_query_attention.
     if getattr(args, "group_query_attention", False):
         names.append("num_query_groups")
-    named = first(args, *names)
-    return None if named is None else number(named, f"{file}: args.{names[-1]}")
+    count = first(args, *names)
+    return None if count is None else whole_number(count, f"{file}: args.{names[-1]}")
 
 
-def notes_of(args: Any) -> dict[str, Any]:
-    """What else is known of a model: the token that ends a text, where tokamake has kept it."""
+def eos_note(args: Any) -> dict[str, Any]:
+    """Return the note with the end-of-document token, which only tokamake's checkpoints have."""
     token = getattr(args, "eos_token_id", None)
     return {} if token is None else {"eos_token_id": token}
 
 
-def check_sizes(args: Any, folder: Path, *, tensor: int, pipeline: int) -> None:
-    """See that there are files of as many ranks as the arguments say.
+def check_rank_counts(args: Any, folder: Path, *, tensor: int, pipeline: int) -> None:
+    """Check that the arguments agree with the number of ranks that have files.
 
     Raises:
-        UserError: there are not.
+        UserError: they do not.
     """
-    for name, found in (("tensor", tensor), ("pipeline", pipeline)):
-        said = getattr(args, f"{name}_model_parallel_size", None)
-        if said not in (None, found):
-            ranks = f"{name}-parallel rank{'s' * (found != 1)}"
+    for name, count in (("tensor", tensor), ("pipeline", pipeline)):
+        expected = getattr(args, f"{name}_model_parallel_size", None)
+        if expected not in (None, count):
+            ranks = f"{name}-parallel rank{'s' * (count != 1)}"
             raise UserError(
-                f"{folder}: has files of {found} {ranks}, its arguments say {said}; "
+                f"{folder}: has files of {count} {ranks}, its arguments say {expected}; "
                 "fetch or write all files of the checkpoint again"
             )
 
 
 def progress_of(state: Any, file: Path) -> Progress:
-    """How far the run of a checkpoint's state has come.
+    """Return the progress of the run that a checkpoint records.
 
     Args:
-        state: what a rank's file holds.
-        file: it, for messages.
+        state: contents of a rank's file.
+        file: the file, for messages.
 
     Raises:
-        UserError: a counter is no number.
+        UserError: a counter is not a whole number.
     """
     args = state.get("args")
     samples = getattr(args, "consumed_train_samples", None) or state.get("global_samples") or 0
@@ -233,26 +236,26 @@ def progress_of(state: Any, file: Path) -> Progress:
         "consumed_train_samples": samples,
         "consumed_train_tokens": tokens,
     }
-    return Progress(*(number(count, f"{file}: {name}") for name, count in counts.items()))
+    return Progress(*(whole_number(count, f"{file}: {name}") for name, count in counts.items()))
 
 
-def version_of(state: Any, file: Path, *, missing: float) -> float:
-    """Megatron's checkpoint version.
+def version_of(state: Any, file: Path, *, default: float) -> float:
+    """Return Megatron's checkpoint_version, or the default if a file has none.
 
     Args:
-        state: what a rank's file holds.
-        file: it, for messages.
-        missing: what it is where there is none.
+        state: contents of a rank's file.
+        file: the file, for messages.
+        default: version of a file without the key.
 
     Raises:
-        UserError: it is no number.
+        UserError: the version is not a number.
     """
     version = state.get("checkpoint_version")
     if version is None:
-        return missing
+        return default
     if not isinstance(version, int | float):
         raise UserError(
-            f"{file}: checkpoint_version: {version!r}: is no number; fetch or write the checkpoint "
-            "again"
+            f"{file}: checkpoint_version: {version!r}: is not a number; fetch or write the "
+            "checkpoint again"
         )
     return float(version)

@@ -1,6 +1,7 @@
-"""Megatron's `module`: how it nests a stage's tensors, and how those in a file are found again.
+"""Megatron's nested `module`: the tree of a stage's tensors, and where a file holds them.
 
-Formats of its kin say which file has which stage; `parts` what is in the tensors.
+A tree is a nested dict with `TensorSlice` as leaves. The checkpoint formats know which file holds
+which stage; `rank_tensors` knows which chunks a tensor consists of.
 """
 
 import re
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.megatron_model.rank_tensors import Rank, TensorSlice
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
@@ -19,11 +21,15 @@ from tokamake.checkpoint.torch_files.pickle_reader import Located
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
-_OLDER = ((r"\btransformer\.", "encoder."), (r"(layers\.\d+\.|^)attention\.", r"\1self_attention."))
-"""Names of earlier Megatrons, and what they became."""
-_CORE = (
+_OLD_NAMES = (
+    (r"\btransformer\.", "encoder."),
+    (r"(layers\.\d+\.|^)attention\.", r"\1self_attention."),
+)
+"""Patterns of names in early Megatron versions, and the current names."""
+_CORE_NAMES = (
     (r"^decoder\.", "language_model.encoder."),
     (r"^(embedding|output_layer)\.", r"language_model.\1."),
+    # Transformer Engine fuses a norm into the projection that follows it.
     (r"\bself_attention\.linear_qkv\.layer_norm_", "input_layernorm."),
     (r"\bself_attention\.linear_qkv\.", "self_attention.query_key_value."),
     (r"\bself_attention\.linear_proj\.", "self_attention.dense."),
@@ -32,145 +38,151 @@ _CORE = (
     (r"\bmlp\.linear_fc1\.", "mlp.dense_h_to_4h."),
     (r"\bmlp\.linear_fc2\.", "mlp.dense_4h_to_h."),
 )
-"""Names of megatron.core, whose norms are in the next projection where that is Transformer
-Engine's, and what they are called here."""
+"""Patterns of names in megatron.core, and the classic names. The order matters."""
 _HEAD, _TIED_HEAD = "language_model.output_layer.weight", "word_embeddings_for_head.weight"
 _LAYER = re.compile(r"\bencoder\.layers\.(\d+)\.")
 _NO_WEIGHTS = re.compile(r"(.*\.)?(_extra_state|inv_freq|rotary_(pos_)?emb.*)")
-"""Names of what a module holds beside weights."""
+"""Names of buffers that a module holds besides its weights."""
 
 
-def nested(rank: Rank, layers: range, *, is_first: bool = True, is_last: bool = True) -> Any:
-    """A stage's tensors as Megatron nests them.
+def stage_tree(rank: Rank, layers: range, *, is_first: bool = True, is_last: bool = True) -> Any:
+    """Return the tensors of a pipeline stage, nested as in Megatron.
 
     Args:
-        rank: what each tensor-parallel rank has.
-        layers: of the stage; they are counted from 0 in each.
-        is_first: whether it has the embedding.
-        is_last: whether it has the last norm and the output layer.
+        rank: tensor-parallel rank.
+        layers: layers of the stage. Megatron numbers them from 0 in each stage.
+        is_first: whether the stage has the embedding.
+        is_last: whether the stage has the last norm and the output layer.
     """
     encoder = {
-        f"layers.{number}.{name}": part
-        for number, layer in enumerate(layers)
-        for name, part in rank.layer(layer).items()
+        f"layers.{index}.{name}": tensor
+        for index, layer in enumerate(layers)
+        for name, tensor in rank.layer(layer).items()
     }
     model: dict[str, Any] = {"encoder": encoder}
     if is_first:
-        model = {"embedding": _grouped(rank.embedding()), **model}
+        model = {"embedding": _nested(rank.embedding()), **model}
     if is_last:
-        encoder |= {f"final_layernorm.{name}": part for name, part in rank.norm().items()}
+        encoder |= {f"final_layernorm.{name}": tensor for name, tensor in rank.norm().items()}
         if output := rank.output_layer():
             model["output_layer"] = output
     return {"language_model": model}
 
 
-def _grouped(parts: Mapping[str, TensorSlice]) -> dict[str, dict[str, TensorSlice]]:
-    """`a.b` as `b` in `a`."""
-    found: dict[str, dict[str, TensorSlice]] = {}
-    for name, part in parts.items():
-        group, _, rest = name.partition(".")
-        found.setdefault(group, {})[rest] = part
-    return found
+def _nested(tensors: Mapping[str, TensorSlice]) -> dict[str, dict[str, TensorSlice]]:
+    """Turn the name `a.b` into a key `b` of a dict `a`."""
+    tree: dict[str, dict[str, TensorSlice]] = {}
+    for name, tensor in tensors.items():
+        module, _, remainder = name.partition(".")
+        tree.setdefault(module, {})[remainder] = tensor
+    return tree
 
 
-def planned(tree: Any, checkpoint: Checkpoint, target: Target) -> Any:
-    """The same tree with what files shall hold in the place of parts."""
+def planned_tree(tree: Any, checkpoint: Checkpoint, target: Target) -> Any:
+    """Return the tree with a `PlannedTensor` for each `TensorSlice`."""
     if not isinstance(tree, TensorSlice):
-        return {name: planned(value, checkpoint, target) for name, value in tree.items()}
-    # Of what several tensors make up, one that holds them all.
-    kept = (checkpoint.source.dtype(block.key) for block in tree.blocks)
-    dtype = dtypes.OF_WEIGHTS[target.dtype] if target.dtype else dtypes.widest(kept)
+        return {name: planned_tree(value, checkpoint, target) for name, value in tree.items()}
+    # A fused tensor may come from tensors of several dtypes.
+    stored = (checkpoint.source.dtype(chunk.key) for chunk in tree.blocks)
+    dtype = dtypes.OF_WEIGHTS[target.dtype] if target.dtype else dtypes.widest(stored)
     return PlannedTensor(tree.shape, dtype, tree.blocks, tree.is_copy)
 
 
-def emptied(tree: Any) -> Any:
-    """What `planned` gives, without elements: weights that ZeRO 3 keeps in shards alone."""
+def without_elements(tree: Any) -> Any:
+    """Return a tree of `PlannedTensor` with 0 elements each: ZeRO 3 keeps weights elsewhere."""
     if not isinstance(tree, PlannedTensor):
-        return {name: emptied(value) for name, value in tree.items()}
+        return {name: without_elements(value) for name, value in tree.items()}
     return PlannedTensor((0,), tree.dtype, ())
 
 
-def found(file: Path, module: Any, tree: Any) -> Iterator[Extent]:
-    """Where the parts of a tree lie in a file.
+def locate(file: Path, module: Any, tree: Any) -> Iterator[Extent]:
+    """Yield the extent of each tensor of a tree.
 
     Args:
-        file: of torch.save.
-        module: what `torch_pickles.read` has found in it.
-        tree: of `TensorSlice`, nested in any way; names with dots are what counts.
+        file: a file of torch.save.
+        module: the module that `pickle_reader.read` returned for the file. It may be nested in
+            any way; only the dotted names count.
+        tree: the tensors that the file should hold.
 
     Raises:
-        UserError: a tensor is missing, unknown or has another shape.
+        UserError: a tensor is missing, unknown, or has an unexpected shape or dtype.
     """
-    wanted = dict(named(tree))
-    tensors = _by_name(module, wanted)
+    expected = dict(named_slices(tree))
+    tensors = _by_current_name(module, expected)
+    _check_names(file, tensors, expected)
+    for name, tensor in expected.items():
+        if tensors[name].shape != tensor.shape:
+            raise UserError(
+                f"{file}: tensor {name} has shape {list(tensors[name].shape)}, the architecture "
+                f"calls for {list(tensor.shape)}; fix the architecture or give another checkpoint"
+            )
+        extent = torch_archive.region(file, name, tensors[name], tensor.blocks)
+        if extent.dtype.short is None:
+            raise UserError(
+                f"{file}: tensor {name} is {extent.dtype}; save weights in one of "
+                f"{', '.join(dtypes.OF_WEIGHTS)}"
+            )
+        yield replace(extent, is_copy=tensor.is_copy)
+
+
+def _check_names(file: Path, tensors: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    missing = [name for name in expected if not isinstance(tensors.get(name), Located)]
+    if stand_ins := [name for name in missing if isinstance(tensors.get(name), StandIn)]:
+        # For example, Transformer Engine's Float8Tensor.
+        raise UserError(
+            f"{file}: tensor {stand_ins[0]} is a {type(tensors[stand_ins[0]]).name}, not a plain "
+            f"tensor; save weights in one of {', '.join(dtypes.OF_WEIGHTS)}"
+        )
     unknown = [
         name
         for name, value in tensors.items()
-        if isinstance(value, Located) and name not in wanted and not _NO_WEIGHTS.fullmatch(name)
+        if isinstance(value, Located) and name not in expected and not _NO_WEIGHTS.fullmatch(name)
     ]
-    missing = [name for name in wanted if not isinstance(tensors.get(name), Located)]
-    if strange := [name for name in missing if isinstance(tensors.get(name), StandIn)]:
-        raise UserError(
-            f"{file}: tensor {strange[0]} is a {type(tensors[strange[0]]).name}, no plain tensor; "
-            f"save weights in one of {', '.join(dtypes.OF_WEIGHTS)}"
-        )
     for problem, names in (("is missing", missing), ("is not part of the model", unknown)):
         if names:
             more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
             raise UserError(
                 f"{file}: tensor {names[0]}{more} {problem}; fetch or write the checkpoint again, "
-                "or mend its architecture"
+                "or fix its architecture"
             )
-    for name, part in wanted.items():
-        if tensors[name].shape != part.shape:
-            raise UserError(
-                f"{file}: tensor {name} has shape {list(tensors[name].shape)}, the architecture "
-                f"calls for {list(part.shape)}; mend the architecture, or take another checkpoint"
-            )
-        where = torch_archive.region(file, name, tensors[name], part.blocks)
-        if where.dtype.short is None:
-            raise UserError(
-                f"{file}: tensor {name} is {where.dtype}; save weights in one of "
-                f"{', '.join(dtypes.OF_WEIGHTS)}"
-            )
-        yield replace(where, is_copy=part.is_copy)
 
 
-def in_order(module: Any, tree: Any) -> dict[str, TensorSlice]:
-    """Parts of a tree in the order in which a file has their tensors, which is that of parameters.
+def in_file_order(module: Any, tree: Any) -> dict[str, TensorSlice]:
+    """Return the slices of a tree in the order of the file, the order of the model's parameters.
 
     Args:
-        module: what `torch_pickles.read` has found in the file.
-        tree: see `found`, which has seen that all are there.
+        module: the module that `pickle_reader.read` returned for the file.
+        tree: the tensors that the file holds, as `locate` has checked.
     """
-    wanted = dict(named(tree))
-    return {name: wanted[name] for name in _by_name(module, wanted) if name in wanted}
+    slices = dict(named_slices(tree))
+    return {name: slices[name] for name in _by_current_name(module, slices) if name in slices}
 
 
-def _by_name(module: Any, wanted: Container[str] = ()) -> dict[str, Any]:
-    """Values by our names."""
-    found = {newer(name): value for name, value in torch_archive.leaves(module)}
-    if _TIED_HEAD in wanted and _HEAD not in wanted and _HEAD in found:
-        found[_TIED_HEAD] = found.pop(_HEAD)  # as megatron.core calls it, and has it last
-    return found
+def _by_current_name(module: Any, expected: Container[str] = ()) -> dict[str, Any]:
+    tensors = {current_name(name): value for name, value in torch_archive.leaves(module)}
+    if _TIED_HEAD in expected and _HEAD not in expected and _HEAD in tensors:
+        # In megatron.core, the last stage's copy of a tied embedding is called output_layer, and
+        # it is the last parameter. `pop` keeps it last.
+        tensors[_TIED_HEAD] = tensors.pop(_HEAD)
+    return tensors
 
 
-def layers(module: Any) -> set[int]:
-    """Numbers of the layers that a module has tensors of."""
-    found = (_LAYER.search(name) for name in _by_name(module))
-    return {int(each[1]) for each in found if each}
+def layer_numbers(module: Any) -> set[int]:
+    """Return the numbers of the layers with tensors in a module."""
+    matches = (_LAYER.search(name) for name in _by_current_name(module))
+    return {int(match[1]) for match in matches if match}
 
 
 def is_core(module: Any) -> bool:
-    """Whether a module's names are those of megatron.core."""
+    """Return whether a module has the names of megatron.core."""
     return any(name.startswith("decoder.") for name, _ in torch_archive.leaves(module))
 
 
 def vocabulary_rows(file: Path, module: Any) -> int:
-    """Rows of the embedding that a rank's file has.
+    """Return the number of rows of the embedding in a rank's file.
 
     Raises:
-        UserError: it has none.
+        UserError: the file has no embedding.
     """
     for name, value in torch_archive.leaves(module):
         if name.endswith("word_embeddings.weight") and isinstance(value, Located):
@@ -180,27 +192,24 @@ def vocabulary_rows(file: Path, module: Any) -> int:
     )
 
 
-def named(tree: Any, prefix: str = "") -> Iterator[tuple[str, TensorSlice]]:
-    """Parts in a tree that are nested in any way, by names with dots."""
-    # A part is a tuple, which `leaves` would go into.
+def named_slices(tree: Any, prefix: str = "") -> Iterator[tuple[str, TensorSlice]]:
+    """Yield the slices of a tree with their dotted names."""
+    # `torch_archive.leaves` would descend into a TensorSlice, since it is a tuple.
     if isinstance(tree, TensorSlice):
         yield prefix.removesuffix("."), tree
         return
     for name, value in tree.items():
-        yield from named(value, f"{prefix}{name}.")
+        yield from named_slices(value, f"{prefix}{name}.")
 
 
-def newer(name: str) -> str:
-    """Name here of a tensor of an earlier Megatron, or of megatron.core."""
-    for before, after in (*_OLDER, *_CORE):
-        name = re.sub(before, after, name)
+def current_name(name: str) -> str:
+    """Translate a name of an early Megatron version or of megatron.core."""
+    for pattern, replacement in (*_OLD_NAMES, *_CORE_NAMES):
+        name = re.sub(pattern, replacement, name)
     return name
 
 
-def shapes_of(architecture: Architecture) -> dict[str, tuple[int, ...]]:
-    """Shapes of whole weights, by the keys of `Checkpoint.source`."""
-    from tokamake.checkpoint import model_tensors
-
-    return {
-        f"model.{name}": tuple(shape) for name, shape in model_tensors.shapes(architecture).items()
-    }
+def weight_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of whole weights, by their keys in `Checkpoint.source`."""
+    shapes = model_tensors.shapes(architecture)
+    return {f"model.{name}": tuple(shape) for name, shape in shapes.items()}

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tokamake import plugins
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.tensors.extents import Chunk
 from tokamake.config.architecture import Architecture
@@ -17,13 +18,6 @@ from tokamake.parallel.axis import Axis, part
 
 Box = tuple[slice, ...]
 _KINDS = ("weight", "bias")
-_MODULES = (
-    "input_layernorm",
-    *(f"self_attention.{name}" for name in ("query_key_value", "query", "key_value", "dense")),
-    "post_attention_layernorm",
-    *(f"mlp.{name}" for name in ("dense_h_to_4h", "dense_4h_to_h")),
-)
-"""Of a layer, in the order in which Megatron makes them, which optimizers keep."""
 
 
 class TensorSlice(NamedTuple):
@@ -70,29 +64,31 @@ class Rank:
 
     def embedding(self) -> dict[str, TensorSlice]:
         """Tensors of the embedding."""
-        found = {"word_embeddings.weight": self._rows_of_words("model.embed_tokens.weight")}
-        found |= self._copied("model.embed_layernorm.", "word_embeddings.norm.")
-        found |= self._copied("model.embed_positions.", "position_embeddings.")
-        return found
+        slices = {"word_embeddings.weight": self._rows_of_words("model.embed_tokens.weight")}
+        slices |= self._copied("word_embeddings.norm", "model.embed_layernorm")
+        return slices | self._copied("position_embeddings", "model.embed_positions")
 
     def layer(self, number: int) -> dict[str, TensorSlice]:
-        """Tensors of a layer."""
-        prefix = f"model.layers.{number}."
-        found: dict[str, TensorSlice] = {}
-        for kind in _KINDS:
-            found |= self._copied(f"{prefix}input_layernorm.{kind}", f"input_layernorm.{kind}")
-            found |= self._attention(f"{prefix}self_attn.", kind)
-            after = f"post_attention_layernorm.{kind}"
-            found |= self._copied(prefix + after, after)
-            found |= self._mlp(f"{prefix}mlp.", kind)
-        return dict(sorted(found.items(), key=lambda named: _place(named[0])))
+        """Tensors of a layer, in the order in which Megatron makes them: optimizers keep it."""
+        slices: dict[str, TensorSlice] = {}
+        for module in plugins.load("models/*/megatron", self.architecture.family).LAYER:
+            ours = [f"model.layers.{number}.{name}" for name in module.ours]
+            if module.split == "heads":
+                slices |= self._heads(module.name, *ours)
+            elif module.split == "rows":
+                slices |= self._rows(module.name, ours)
+            elif module.split == "columns":
+                slices |= self._columns(module.name, *ours)
+            else:
+                slices |= self._copied(module.name, *ours)
+        return slices
 
     def norm(self) -> dict[str, TensorSlice]:
         """Tensors of the last norm."""
-        return self._copied("model.norm.", "")
+        return self._copied("", "model.norm")
 
     def output_layer(self) -> dict[str, TensorSlice]:
-        """The output layer, where it is not the embedding."""
+        """The output layer, empty where it is the embedding."""
         if self.architecture.tie_word_embeddings:
             return {}
         return {"weight": self._rows_of_words("lm_head.weight")}
@@ -101,102 +97,105 @@ class Rank:
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return _shapes(self.architecture.model_dump_json())
 
-    def _copied(self, prefix: str, name: str) -> dict[str, TensorSlice]:
-        """Tensors that all ranks have whole, of those whose names begin so."""
+    def _copied(self, name: str, ours: str) -> dict[str, TensorSlice]:
+        """A module that every rank has whole."""
+        found = {kind: self._shapes.get(f"{ours}.{kind}") for kind in _KINDS}
         return {
-            name + ours.removeprefix(prefix): TensorSlice(
-                shape, (Chunk(f"model.{ours}", _whole(shape)),), self.axis.rank > 0
+            f"{name}.{kind}".removeprefix("."): TensorSlice(
+                shape, (Chunk(f"model.{ours}.{kind}", _whole(shape)),), self.axis.rank > 0
             )
-            for ours, shape in self._shapes.items()
-            if ours.startswith(prefix)
+            for kind, shape in found.items()
+            if shape is not None
         }
 
-    def _attention(self, prefix: str, kind: str) -> dict[str, TensorSlice]:
-        found: dict[str, TensorSlice] = {}
-        shape = self._shapes.get(f"{prefix}q_proj.{kind}")
-        if shape is not None:
-            wide = shape[1:]
-            if self.architecture.num_key_value_heads == 1 and self.axis.size > 1:
-                found |= self._multi_query(prefix, kind, wide)
-            else:
-                blocks = (*self._fused(prefix, kind, wide),)
-                rows = sum(block.place[0].stop - block.place[0].start for block in blocks)
-                found[f"self_attention.query_key_value.{kind}"] = TensorSlice((rows, *wide), blocks)
-        return found | self._narrowing(f"{prefix}o_proj", "self_attention.dense", kind)
+    def _heads(self, name: str, *ours: str) -> dict[str, TensorSlice]:
+        """Query, key and value in one, by heads."""
+        found = {kind: self._shapes.get(f"{ours[0]}.{kind}") for kind in _KINDS}
+        shapes = {kind: shape for kind, shape in found.items() if shape is not None}
+        if self.architecture.num_key_value_heads == 1 and self.axis.size > 1:
+            return self._multi_query(name.rpartition(".")[0], ours, shapes)
+        slices = {}
+        for kind, (_, *columns) in shapes.items():
+            blocks = (*self._fused(ours, kind, (*columns,)),)
+            rows = sum(block.place[0].stop - block.place[0].start for block in blocks)
+            slices[f"{name}.{kind}"] = TensorSlice((rows, *columns), blocks)
+        return slices
 
-    def _fused(self, prefix: str, kind: str, wide: tuple[int, ...]) -> Iterator[Chunk]:
-        start, row = 0, wide[0] if wide else 1
-        for each, rows in self._order():
-            yield Chunk(f"model.{prefix}{each}_proj.{kind}", _box(rows, wide), start)
+    def _fused(self, ours: tuple[str, ...], kind: str, columns: tuple[int, ...]) -> Iterator[Chunk]:
+        start, row = 0, columns[0] if columns else 1
+        for number, rows in self._order():
+            yield Chunk(f"model.{ours[number]}.{kind}", _box(rows, columns), start)
             start += len(rows) * row
 
-    def _order(self) -> Iterator[tuple[str, range]]:
-        """Rows of queries, keys and values as they follow one another.
+    def _order(self) -> Iterator[tuple[int, range]]:
+        """Rows of query (0), key (1) and value (2) in the order of the fused tensor.
 
-        From version 2 on, of each key and value head its query heads, the key, the value; in
-        version 1 single rows of the three in turn; in version 0 all of a rank's queries, then keys,
-        then values.
+        From version 2 on, each key and value head follows its query heads; version 1 has single
+        rows of the three in turn; version 0 has all queries of a rank, then keys, then values.
         """
         shape, head = self.architecture, self.architecture.head_dim
         groups = part(shape.num_key_value_heads, self.axis)
         queries = shape.num_attention_heads // shape.num_key_value_heads * head
         if self.version >= 2:
             for group in groups:
-                yield "q", range(group * queries, (group + 1) * queries)
-                for each in "kv":
-                    yield each, range(group * head, (group + 1) * head)
+                yield 0, range(group * queries, (group + 1) * queries)
+                for number in (1, 2):
+                    yield number, range(group * head, (group + 1) * head)
         elif shape.num_attention_heads != shape.num_key_value_heads:
             raise UserError(f"checkpoint_version {self.version}: had no grouped queries")
         elif self.version >= 1:
             for row in range(groups.start * head, groups.stop * head):
-                for each in "qkv":
-                    yield each, range(row, row + 1)
+                for number in range(3):
+                    yield number, range(row, row + 1)
         else:
-            for each in "qkv":
-                yield each, range(groups.start * head, groups.stop * head)
+            for number in range(3):
+                yield number, range(groups.start * head, groups.stop * head)
 
-    def _multi_query(self, prefix: str, kind: str, wide: tuple[int, ...]) -> dict[str, TensorSlice]:
-        """Queries that ranks share, one key and value that all of them have."""
-        shape, head = self.architecture, self.architecture.head_dim
-        own, row = part(shape.hidden_size, self.axis), wide[0] if wide else 1
-        query = Chunk(f"model.{prefix}q_proj.{kind}", _box(own, wide))
-        both = tuple(
-            Chunk(f"model.{prefix}{each}_proj.{kind}", _box(range(head), wide), number * head * row)
-            for number, each in enumerate("kv")
-        )
-        return {
-            f"self_attention.query.{kind}": TensorSlice((len(own), *wide), (query,)),
-            f"self_attention.key_value.{kind}": TensorSlice(
-                (2 * head, *wide), both, self.axis.rank > 0
-            ),
-        }
-
-    def _mlp(self, prefix: str, kind: str) -> dict[str, TensorSlice]:
-        """Projections to more, gate and up in one, and back."""
-        names = [f"{prefix}{each}_proj.{kind}" for each in ("gate", "up")]
-        names = [name for name in names if name in self._shapes]
-        found: dict[str, TensorSlice] = {}
-        if names:
-            wide = self._shapes[names[0]][1:]
-            own = part(self.architecture.intermediate_size, self.axis)
-            row = wide[0] if wide else 1
-            blocks = tuple(
-                Chunk(f"model.{name}", _box(own, wide), number * len(own) * row)
-                for number, name in enumerate(names)
+    def _multi_query(
+        self, module: str, ours: tuple[str, ...], shapes: dict[str, tuple[int, ...]]
+    ) -> dict[str, TensorSlice]:
+        """Queries that ranks share; one key and value head that every rank has."""
+        head = self.architecture.head_dim
+        slices: dict[str, TensorSlice] = {}
+        for kind, (num_rows, *columns) in shapes.items():
+            rows = part(num_rows, self.axis)
+            chunk = Chunk(f"model.{ours[0]}.{kind}", _box(rows, (*columns,)))
+            slices[f"{module}.query.{kind}"] = TensorSlice((len(rows), *columns), (chunk,))
+        for kind, (_, *columns) in shapes.items():
+            start = head * (columns[0] if columns else 1)
+            chunks = tuple(
+                Chunk(f"model.{name}.{kind}", _box(range(head), (*columns,)), number * start)
+                for number, name in enumerate(ours[1:])
             )
-            found[f"mlp.dense_h_to_4h.{kind}"] = TensorSlice((len(names) * len(own), *wide), blocks)
-        return found | self._narrowing(f"{prefix}down_proj", "mlp.dense_4h_to_h", kind)
+            slices[f"{module}.key_value.{kind}"] = TensorSlice(
+                (2 * head, *columns), chunks, self.axis.rank > 0
+            )
+        return slices
 
-    def _narrowing(self, ours: str, name: str, kind: str) -> dict[str, TensorSlice]:
-        """A projection whose inputs ranks share; its bias all have."""
-        if kind == "bias":
-            return self._copied(f"{ours}.bias", f"{name}.bias")
+    def _rows(self, name: str, ours: list[str]) -> dict[str, TensorSlice]:
+        """Projections in one tensor, some outputs of each on every rank."""
+        slices: dict[str, TensorSlice] = {}
+        for kind in _KINDS:
+            names = [f"{each}.{kind}" for each in ours if f"{each}.{kind}" in self._shapes]
+            if not names:
+                continue
+            num_rows, *columns = self._shapes[names[0]]
+            rows = part(num_rows, self.axis)
+            width = columns[0] if columns else 1
+            blocks = tuple(
+                Chunk(f"model.{each}", _box(rows, (*columns,)), number * len(rows) * width)
+                for number, each in enumerate(names)
+            )
+            slices[f"{name}.{kind}"] = TensorSlice((len(names) * len(rows), *columns), blocks)
+        return slices
+
+    def _columns(self, name: str, ours: str) -> dict[str, TensorSlice]:
+        """A projection, some inputs of it on every rank, and its whole bias."""
         rows, width = self._shapes[f"{ours}.weight"]
-        own = part(width, self.axis)
-        place = (slice(0, rows), slice(own.start, own.stop))
-        return {
-            f"{name}.weight": TensorSlice((rows, len(own)), (Chunk(f"model.{ours}.weight", place),))
-        }
+        inputs = part(width, self.axis)
+        place = (slice(0, rows), slice(inputs.start, inputs.stop))
+        weight = TensorSlice((rows, len(inputs)), (Chunk(f"model.{ours}.weight", place),))
+        return self._copied(name, ours) | {f"{name}.weight": weight}
 
     def _rows_of_words(self, ours: str) -> TensorSlice:
         rows, width = self._shapes[ours]
@@ -215,12 +214,6 @@ def _shapes(described: str) -> dict[str, tuple[int, ...]]:
     """Shapes of an architecture's tensors; to find them, a model is built."""
     architecture = Architecture.model_validate_json(described)
     return {name: tuple(size) for name, size in model_tensors.shapes(architecture).items()}
-
-
-def _place(name: str) -> tuple[int, int]:
-    """Where a tensor comes in a layer."""
-    module, _, kind = name.rpartition(".")
-    return _MODULES.index(module), _KINDS.index(kind)
 
 
 def _whole(shape: tuple[int, ...]) -> Box:

@@ -1,53 +1,50 @@
-"""The vocabulary's true size, where a checkpoint does not tell which rows of it are padding."""
+"""The vocabulary size, if a checkpoint does not record which rows of its embedding are padding."""
 
 from dataclasses import replace
 
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 from tokamake.errors import UserError
 
-_OF_WORDS = ("model.embed_tokens.weight", "lm_head.weight")
-"""Tensors with a row for each token."""
+_ROW_PER_TOKEN = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 def with_vocab_size(checkpoint: Checkpoint, size: int) -> Checkpoint:
-    """The same checkpoint with so many tokens; further rows of its tensors are padding.
-
-    Args:
-        checkpoint: any.
-        size: number of tokens.
+    """Return the checkpoint with `size` tokens; later rows of the embedding are padding.
 
     Raises:
-        UserError: it has fewer rows, or tells another size itself.
+        UserError: the embedding has fewer rows, or the checkpoint records a different size.
     """
-    option, known = f"--vocab-size {size}", checkpoint.architecture.vocab_size
-    assert known is not None, "a checkpoint has its vocabulary's size"
-    if size == known:
+    option, num_rows = f"--vocab-size {size}", checkpoint.architecture.vocab_size
+    assert num_rows is not None, "an open checkpoint has a vocabulary size"
+    if size == num_rows:
         return replace(checkpoint, is_padding_unknown=False)
     if not checkpoint.is_padding_unknown:
         raise UserError(
-            f"{option}: the checkpoint in {checkpoint.path} says that it has {known:,} tokens; "
+            f"{option}: the checkpoint in {checkpoint.path} says that it has {num_rows:,} tokens; "
             "leave the option out"
         )
-    if not 0 < size < known:
+    if not 0 < size < num_rows:
         raise UserError(
-            f"{option}: the embedding in {checkpoint.path} has {known:,} rows; give 1 to {known}"
+            f"{option}: the embedding in {checkpoint.path} has {num_rows:,} rows; give 1 to "
+            f"{num_rows}"
         )
-    keys = [key for key in checkpoint.source if key.endswith(_OF_WORDS)]
-    rows = [key for key in keys if checkpoint.source.shapes[key]]
+    # The keys of optimizer states have the same ends. Step counts have no rows.
+    keys = [key for key in checkpoint.source if key.endswith(_ROW_PER_TOKEN)]
+    keys_with_rows = [key for key in keys if checkpoint.source.shapes[key]]
     return replace(
         checkpoint,
         architecture=checkpoint.architecture.model_copy(update={"vocab_size": size}),
-        source=checkpoint.source.first_rows(rows, size),
+        source=checkpoint.source.first_rows(keys_with_rows, size),
         is_padding_unknown=False,
     )
 
 
-def unknown_size(checkpoint: Checkpoint) -> str | None:
-    """What to tell of a vocabulary whose true size nothing tells."""
+def unknown_size_warning(checkpoint: Checkpoint) -> str | None:
+    """Return a warning if the checkpoint does not record its vocabulary size."""
     if not checkpoint.is_padding_unknown:
         return None
-    rows = checkpoint.architecture.vocab_size
+    num_rows = checkpoint.architecture.vocab_size
     return (
-        f"{checkpoint.path}: tells no vocabulary size, so all {rows:,} rows of the embedding are "
-        "kept as tokens; if some are padding, give --vocab-size"
+        f"{checkpoint.path}: does not record the vocabulary size, so all {num_rows:,} rows of the "
+        "embedding are kept as tokens; if some are padding, give --vocab-size"
     )

@@ -1,7 +1,7 @@
-"""What torch's distributed checkpoint (DCP) has in which file: `.metadata`, a pickle.
+"""`.metadata` of torch's distributed checkpoint (DCP): a pickle that says which file holds what.
 
-Reading runs nothing of it: only DCP's own records and plain values can come of it. What is written
-has the same bytes on every Python. Neither needs torch.
+Reading runs no code of the pickle: only stand-ins for DCP's records and plain values are made.
+Writing gives the same bytes in every version of Python. Neither needs torch.
 """
 
 import math
@@ -22,16 +22,16 @@ from tokamake.checkpoint.torch_files.pickle_writer import Call, Global, Items, M
 from tokamake.errors import UserError
 
 SUFFIX = ".distcp"
-"""Of files of many archives, one after the other."""
+"""Suffix of DCP's data files, which are concatenated archives of torch.save."""
 FILE = ".metadata"
-"""Its name in the folder of a checkpoint."""
+"""Name of the metadata in the folder of a checkpoint."""
 VERSION = "1.0.0"
-"""Of DCP's records, as we write them."""
+"""Version of DCP's records that tokamake writes."""
 
 _OF_METADATA, _OF_FILES = (
     f"torch.distributed.checkpoint.{name}" for name in ("metadata", "filesystem")
 )
-# Not BytesStorageMetadata: what it describes, DCP unpickles whatever it is, and we never write it.
+# Without BytesStorageMetadata: DCP would unpickle its data, and tokamake writes none.
 _RECORDS = {
     "Metadata": _OF_METADATA,
     "MetadataIndex": _OF_METADATA,
@@ -42,7 +42,7 @@ _RECORDS = {
     "_MEM_FORMAT_ENCODING": _OF_METADATA,
     "_StorageInfo": _OF_FILES,
 }
-"""DCP's classes, and where they are."""
+"""Modules of DCP's classes, by class."""
 _MEMORY_FORMATS = (
     "TORCH_CONTIGUOUS_FORMAT",
     "TORCH_CHANNELS_LAST",
@@ -54,68 +54,68 @@ _PATHS = {
     for module in ("pathlib", "pathlib._local")
     for name in ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
 }
-"""What the path is that a checkpoint was saved to, which nobody needs."""
+"""Classes of the path that a checkpoint was saved to, which is ignored."""
 
 
 class StorageLocation(NamedTuple):
-    """Where a box of a tensor lies: an archive of torch.save within a file."""
+    """An archive of torch.save within a file; it holds one chunk."""
 
     file: str
-    """Its name in the folder."""
+    """Name in the folder."""
     offset: int
     length: int
 
 
 class StoredChunk(NamedTuple):
-    """A part of a tensor."""
+    """A chunk of a tensor."""
 
     offset: tuple[int, ...]
     size: tuple[int, ...]
     place: StorageLocation | None
-    """None: in no file."""
+    """None: the chunk is in no file."""
 
 
 class WholeTensor(NamedTuple):
-    """A tensor."""
+    """A whole tensor."""
 
     size: tuple[int, ...]
     dtype: Dtype
-    boxes: tuple[StoredChunk, ...]
+    chunks: tuple[StoredChunk, ...]
 
 
 class _Record:
-    """Stands for one of DCP's; has its attributes."""
+    """Stands for an object of DCP, and has its attributes."""
 
     def __init__(self, *_: Any) -> None:
         pass
 
 
 class _Properties(_Record):
-    """Stands for DCP's TensorProperties, of which the number format counts."""
+    """Stands for DCP's TensorProperties; only the dtype is used."""
 
     def __setstate__(self, values: Any) -> None:
         self.dtype = values[0]
 
 
 class _MemoryFormat(_Record):
-    """Stands for DCP's _MEM_FORMAT_ENCODING, which does not count."""
+    """Stands for DCP's _MEM_FORMAT_ENCODING, which is ignored."""
 
 
 class _Refused(Exception):
-    """A pickle asks for what could be a program."""
+    """A pickle asks for something that could run code."""
 
 
 class _Member:
-    """Stands for getattr, and gives members of one enum alone.
+    """Stands for getattr, and returns members of one enum only.
 
-    It has no attributes, so that no file can change it.
+    It has no attributes, so that no pickle can change it.
     """
 
     __slots__ = ()
 
     def __call__(self, kind: Any, name: Any) -> _MemoryFormat:
         if not (isinstance(kind, type) and issubclass(kind, _MemoryFormat)):
-            raise _Refused("an attribute of what is no enum")
+            raise _Refused("an attribute of an object that is no enum")
         if name not in _MEMORY_FORMATS:
             raise _Refused(f"{reprlib.repr(name)} of _MEM_FORMAT_ENCODING")
         return kind()
@@ -124,14 +124,14 @@ class _Member:
 class _Unpickler(pickle.Unpickler):
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
-        # A pickle can set attributes of the classes that it names: they are of this file alone.
+        # A pickle can set attributes of the classes that it names, so each file gets its own.
         bases = {"TensorProperties": _Properties, "_MEM_FORMAT_ENCODING": _MemoryFormat}
         self.kinds = {
             name: type(name, (bases.get(name, _Record),), {}) for name in (*_RECORDS, "path")
         }
 
     def find_class(self, module: str, name: str) -> Any:
-        """Look up what a pickle names."""
+        """Return the stand-in for a global."""
         if _RECORDS.get(name) == module:
             return self.kinds[name]
         if (module, name) in pickle_writer.GETATTR:
@@ -148,11 +148,11 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read(folder: Path) -> dict[str, WholeTensor]:
-    """Tensors of a checkpoint by key, as DCP's metadata describes them.
+    """Read the tensors of a checkpoint by key, without their data.
 
     Raises:
-        UserError: it is missing, damaged, could be a program, or has more than tensors in files of
-            the folder.
+        UserError: the metadata is missing or damaged, could run code, or describes anything but
+            tensors in files of the folder.
     """
     file = folder / FILE
     try:
@@ -162,12 +162,11 @@ def read(folder: Path) -> dict[str, WholeTensor]:
     except _Refused as error:
         raise UserError(
             f"{file}: asks for {_line(error)}, which no checkpoint of tokamake does, so it is not "
-            "read; name a checkpoint of a source that you trust"
+            "read; name a checkpoint from a source that you trust"
         ) from None
-    # What a damaged pickle asks for can fail in any way.
-    except Exception as error:
+    except Exception as error:  # a damaged pickle can raise anything
         reason = _line(error) or type(error).__name__
-        raise UserError(f"{folder}: no whole checkpoint ({reason}); name another one") from None
+        raise UserError(f"{folder}: no complete checkpoint ({reason}); name another one") from None
 
 
 def _line(error: Exception) -> str:
@@ -175,116 +174,122 @@ def _line(error: Exception) -> str:
 
 
 def archives(folder: Path) -> dict[Path, list[tuple[int, int]]]:
-    """First byte and length of each archive in a checkpoint's files.
+    """Return first byte and length of each archive, by file.
 
     Raises:
         UserError: as `read`.
     """
-    found: dict[Path, list[tuple[int, int]]] = defaultdict(list)
+    places: dict[Path, list[tuple[int, int]]] = defaultdict(list)
     for tensor in read(folder).values():
-        for box in tensor.boxes:
-            if box.place:
-                found[folder / box.place.file].append((box.place.offset, box.place.length))
-    return found
+        for chunk in tensor.chunks:
+            if chunk.place:
+                places[folder / chunk.place.file].append((chunk.place.offset, chunk.place.length))
+    return places
 
 
-def _tensors(found: Any, kinds: Mapping[str, Any]) -> dict[str, WholeTensor]:
-    """What a pickle says.
+def _tensors(metadata: Any, kinds: Mapping[str, Any]) -> dict[str, WholeTensor]:
+    """Convert DCP's records.
 
     Raises:
-        ValueError: it is not what DCP writes; so do LookupError and the like say.
+        ValueError: DCP does not write such records. LookupError, TypeError and others say the same.
     """
-    if type(found) is not kinds["Metadata"]:
+    if type(metadata) is not kinds["Metadata"]:
         raise ValueError(f"{FILE} holds no metadata")
     places: dict[tuple[str, tuple[int, ...]], StorageLocation] = {}
-    for index, info in found.storage_data.items():
+    for index, info in metadata.storage_data.items():
         if type(index) is not kinds["MetadataIndex"] or type(info) is not kinds["_StorageInfo"]:
             raise ValueError(f"{FILE} does not say where tensors are")
-        places[index.fqn, _numbers(index.offset)] = _place(index.fqn, info)
+        places[index.fqn, _integers(index.offset)] = _place(index.fqn, info)
     tensors = {}
-    for key, tensor in found.state_dict_metadata.items():
-        if not isinstance(key, str) or type(tensor) is not kinds["TensorStorageMetadata"]:
+    for key, record in metadata.state_dict_metadata.items():
+        if not isinstance(key, str) or type(record) is not kinds["TensorStorageMetadata"]:
             raise ValueError(f"{FILE} has {key!r}, which is no tensor")
-        size, dtype = _numbers(tensor.size), tensor.properties.dtype
-        boxes = tuple(_boxes(key, size, tensor.chunks, places))
-        _check_whole(key, size, boxes)
+        size, dtype = _integers(record.size), record.properties.dtype
+        chunks = tuple(_chunks(key, size, record.chunks, places))
+        _check_complete(key, size, chunks)
         if not isinstance(dtype, Dtype):
-            raise ValueError(f"{FILE} has {key} without number format")
-        tensors[key] = WholeTensor(size, dtype, boxes)
-    _check_apart(places)
+            raise ValueError(f"{FILE} has {key} without dtype")
+        tensors[key] = WholeTensor(size, dtype, chunks)
+    _check_disjoint(places)
     return tensors
 
 
-def _check_apart(places: Mapping[tuple[str, tuple[int, ...]], StorageLocation]) -> None:
-    """See that no two archives have bytes in common.
+def _check_disjoint(places: Mapping[tuple[str, tuple[int, ...]], StorageLocation]) -> None:
+    """Check that no two archives share bytes.
 
     Raises:
-        ValueError: two have.
+        ValueError: two do.
     """
-    for (one, before), (other, after) in pairwise(sorted(places.items(), key=lambda each: each[1])):
+    by_place = sorted(places.items(), key=lambda item: item[1])
+    for (first, before), (second, after) in pairwise(by_place):
         if before.file == after.file and before.offset + before.length > after.offset:
             raise ValueError(
-                f"{FILE} has {one[0]} and {other[0]} in the same bytes of {after.file}"
+                f"{FILE} has {first[0]} and {second[0]} in the same bytes of {after.file}"
             )
 
 
-def _numbers(value: Any) -> tuple[int, ...]:
-    found = tuple(value)
-    if any(type(each) is not int or each < 0 for each in found):
-        raise ValueError(f"{FILE} has {value!r} in the place of sizes")
-    return found
+def _integers(value: Any) -> tuple[int, ...]:
+    numbers = tuple(value)
+    if any(type(number) is not int or number < 0 for number in numbers):
+        raise ValueError(f"{FILE} has {value!r} in place of sizes")
+    return numbers
 
 
 def _place(key: str, info: Any) -> StorageLocation:
     name = info.relative_path
+    # A path out of the folder would read, and at sealing write, files of the user's.
     if not name or Path(name).name != name or name == "..":
-        raise ValueError(f"{FILE} has {key} in {name!r}, which is no file beside it")
+        raise ValueError(f"{FILE} has {key} in {name!r}, which is no file of the folder")
     if vars(info).get("transform_descriptors"):
-        raise ValueError(f"{FILE} has {key} in an encoding that is not read")
-    return StorageLocation(name, *_numbers((info.offset, info.length)))
+        raise ValueError(f"{FILE} has {key} in an encoding that is not supported")
+    return StorageLocation(name, *_integers((info.offset, info.length)))
 
 
-def _boxes(
-    key: str, whole: tuple[int, ...], chunks: Any, places: Mapping[Any, StorageLocation]
+def _chunks(
+    key: str, shape: tuple[int, ...], records: Any, places: Mapping[Any, StorageLocation]
 ) -> Iterator[StoredChunk]:
-    for chunk in chunks:
-        offset, size = _numbers(chunk.offsets), _numbers(chunk.sizes)
+    for record in records:
+        offset, size = _integers(record.offsets), _integers(record.sizes)
         ends = map(sum, zip(offset, size, strict=True))
-        if any(end > most for end, most in zip(ends, whole, strict=True)):
+        if any(end > limit for end, limit in zip(ends, shape, strict=True)):
             raise ValueError(f"{FILE} has a part of {key} that is not within it")
         yield StoredChunk(offset, size, places.get((key, offset)))
 
 
-def _check_whole(key: str, whole: tuple[int, ...], boxes: Sequence[StoredChunk]) -> None:
-    """See that boxes, which are within a tensor, are all of it, and none of it twice.
+def _check_complete(key: str, shape: tuple[int, ...], chunks: Sequence[StoredChunk]) -> None:
+    """Check that chunks cover each element of a tensor exactly once.
 
     Raises:
-        ValueError: they are not.
+        ValueError: they do not.
     """
     places = [
-        tuple(slice(at, at + n) for at, n in zip(box.offset, box.size, strict=True))
-        for box in boxes
+        tuple(slice(at, at + n) for at, n in zip(chunk.offset, chunk.size, strict=True))
+        for chunk in chunks
     ]
-    if twice := overlap(places):
-        files = sorted({box.place.file for box in (boxes[n] for n in twice) if box.place})
-        raise ValueError(f"{FILE} has parts of {key} that overlap, in {' and '.join(files)}")
-    found, size = sum(math.prod(box.size) for box in boxes), math.prod(whole)
-    if found != size:
-        raise ValueError(f"{FILE} has {found:,} of {size:,} elements of {key}")
+    if pair := overlap(places):
+        places_of_pair = (chunks[number].place for number in pair)
+        names = sorted({place.file for place in places_of_pair if place})
+        raise ValueError(f"{FILE} has parts of {key} that overlap, in {' and '.join(names)}")
+    num_covered, num_elements = sum(math.prod(chunk.size) for chunk in chunks), math.prod(shape)
+    if num_covered != num_elements:
+        raise ValueError(f"{FILE} has {num_covered:,} of {num_elements:,} elements of {key}")
 
 
 def write(folder: Path, tensors: Mapping[str, WholeTensor]) -> None:
-    """Write what DCP would of tensors by key, of which all boxes are in files."""
-    content = _made(
+    """Write `.metadata` for tensors by key. Each of their chunks must be in a file."""
+    content = _record(
         "Metadata",
-        state_dict_metadata={key: _described(tensor) for key, tensor in tensors.items()},
+        state_dict_metadata={key: _tensor_record(tensor) for key, tensor in tensors.items()},
         planner_data={key: (key,) for key in tensors},
         storage_data=Items(
-            (_made("MetadataIndex", fqn=key, offset=_size(box.offset), index=number), _info(box))
+            (
+                _record("MetadataIndex", fqn=key, offset=_size(chunk.offset), index=number),
+                _storage_info(chunk),
+            )
             for key, tensor in tensors.items()
-            for number, box in enumerate(tensor.boxes)
+            for number, chunk in enumerate(tensor.chunks)
         ),
-        storage_meta=_made(
+        storage_meta=_record(
             "StorageMeta", checkpoint_id=None, save_id=None, load_id=None, modules=[]
         ),
         version=VERSION,
@@ -293,7 +298,7 @@ def write(folder: Path, tensors: Mapping[str, WholeTensor]) -> None:
         temporary.write_bytes(pickle_writer.dumps(content, references=True))
 
 
-def _made(name: str, **values: Any) -> Made:
+def _record(name: str, **values: Any) -> Made:
     return Made(Global(_RECORDS[name], name), values)
 
 
@@ -301,24 +306,23 @@ def _size(numbers: tuple[int, ...]) -> Call:
     return Call(Global("torch", "Size"), (numbers,))
 
 
-def _described(tensor: WholeTensor) -> Made:
-    """Shape and number format, and that it lies on the CPU row after row."""
+def _tensor_record(tensor: WholeTensor) -> Made:
     layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
-    rows = Call(Global(_OF_METADATA, "_MEM_FORMAT_ENCODING"), (0,))
+    contiguous = Call(Global(_OF_METADATA, "_MEM_FORMAT_ENCODING"), (0,))
     dtype = Global("torch", tensor.dtype.name)
     properties = Global(_OF_METADATA, "TensorProperties")
-    return _made(
+    return _record(
         "TensorStorageMetadata",
-        properties=Made(properties, (dtype, layout, False, rows, False)),
+        properties=Made(properties, (dtype, layout, False, contiguous, False)),
         size=_size(tensor.size),
         chunks=[
-            _made("ChunkStorageMetadata", offsets=_size(box.offset), sizes=_size(box.size))
-            for box in tensor.boxes
+            _record("ChunkStorageMetadata", offsets=_size(chunk.offset), sizes=_size(chunk.size))
+            for chunk in tensor.chunks
         ],
     )
 
 
-def _info(box: StoredChunk) -> Made:
-    assert box.place is not None, "only what is in a file is written"
-    file, offset, length = box.place
-    return _made("_StorageInfo", relative_path=file, offset=offset, length=length)
+def _storage_info(chunk: StoredChunk) -> Made:
+    assert chunk.place is not None, "each chunk to be written is in a file"
+    file, offset, length = chunk.place
+    return _record("_StorageInfo", relative_path=file, offset=offset, length=length)

@@ -1,6 +1,6 @@
-"""Has torch's distributed checkpoint (DCP) load tensors of a folder, and run nothing that it reads.
+"""Reader for torch's distributed checkpoint (DCP) that runs no code from `.metadata`.
 
-DCP's own reader would unpickle `.metadata` whatever it is.
+DCP's own reader unpickles `.metadata` without any restriction.
 """
 
 from pathlib import Path
@@ -22,32 +22,33 @@ from tokamake.checkpoint.native.dcp_metadata import WholeTensor
 
 
 class DcpReader(dcp.FileSystemReader):
-    """DCP's reader of a folder, with what `dcp_metadata` reads."""
+    """DCP's reader of a folder, with `.metadata` read by `dcp_metadata`."""
 
     def read_metadata(self) -> Metadata:
-        """DCP's records of all tensors.
+        """Return DCP's records of all tensors.
 
         Raises:
             UserError: as `dcp_metadata.read`.
         """
         tensors = dcp_metadata.read(Path(self.path))
         return Metadata(
-            state_dict_metadata={key: _described(tensor) for key, tensor in tensors.items()},
+            state_dict_metadata={key: _record(tensor) for key, tensor in tensors.items()},
             planner_data={key: (key,) for key in tensors},
             storage_data={
-                MetadataIndex(key, torch.Size(box.offset), number): _StorageInfo(*box.place)
+                MetadataIndex(key, torch.Size(chunk.offset), number): _StorageInfo(*chunk.place)
                 for key, tensor in tensors.items()
-                for number, box in enumerate(tensor.boxes)
-                if box.place is not None
+                for number, chunk in enumerate(tensor.chunks)
+                if chunk.place is not None
             },
             storage_meta=StorageMeta(load_id=self.load_id),
             version=dcp_metadata.VERSION,
         )
 
 
-def _described(tensor: WholeTensor) -> TensorStorageMetadata:
+def _record(tensor: WholeTensor) -> TensorStorageMetadata:
     chunks = [
-        ChunkStorageMetadata(torch.Size(box.offset), torch.Size(box.size)) for box in tensor.boxes
+        ChunkStorageMetadata(torch.Size(chunk.offset), torch.Size(chunk.size))
+        for chunk in tensor.chunks
     ]
     properties = TensorProperties(tensor.dtype.torch)
     return TensorStorageMetadata(properties, torch.Size(tensor.size), chunks)

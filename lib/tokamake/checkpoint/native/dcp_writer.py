@@ -1,7 +1,7 @@
-"""Has torch's distributed checkpoint (DCP) write tensors to a folder, with our own `.metadata`.
+"""Writer for torch's distributed checkpoint (DCP) with a reproducible `.metadata`.
 
-DCP's writer pickles `.metadata` as the Python at hand does: enum members, paths and the protocol
-differ between versions, and it adds the folder's path and a random number.
+DCP's own writer pickles `.metadata` differently in each version of Python (enum members, paths, the
+protocol), and adds the folder's path and a random number.
 """
 
 from pathlib import Path
@@ -17,26 +17,27 @@ from tokamake.checkpoint.tensors import dtypes
 
 
 class DcpWriter(dcp.FileSystemWriter):
-    """DCP's writer to a folder, with what `dcp_metadata` writes."""
+    """DCP's writer to a folder, with `.metadata` written by `dcp_metadata`."""
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write where the tensors are; one rank calls it, after all have written."""
+        """Write `.metadata`. One rank calls it, after all ranks have written their tensors."""
         places = {
             (result.index.fqn, result.index.offset): result.storage_data
-            for of_rank in results
-            for result in of_rank
+            for rank_results in results
+            for result in rank_results
         }
         tensors = {
-            key: _whole(key, tensor, places) for key, tensor in metadata.state_dict_metadata.items()
+            key: _whole_tensor(key, record, places)
+            for key, record in metadata.state_dict_metadata.items()
         }
         dcp_metadata.write(Path(self.path), tensors)
 
 
-def _whole(key: str, tensor: Any, places: dict[Any, Any]) -> WholeTensor:
-    assert isinstance(tensor, TensorStorageMetadata), "checkpoints hold tensors alone"
-    boxes = []
-    for chunk in tensor.chunks:
+def _whole_tensor(key: str, record: Any, places: dict[Any, Any]) -> WholeTensor:
+    assert isinstance(record, TensorStorageMetadata), "tokamake saves tensors only"
+    chunks = []
+    for chunk in record.chunks:
         info = places[key, chunk.offsets]
         place = StorageLocation(info.relative_path, info.offset, info.length)
-        boxes.append(StoredChunk(tuple(chunk.offsets), tuple(chunk.sizes), place))
-    return WholeTensor(tuple(tensor.size), dtypes.of(tensor.properties.dtype), tuple(boxes))
+        chunks.append(StoredChunk(tuple(chunk.offsets), tuple(chunk.sizes), place))
+    return WholeTensor(tuple(record.size), dtypes.of(record.properties.dtype), tuple(chunks))

@@ -1,7 +1,7 @@
-"""Parts of a tensor in a flat buffer, as torch's distributed checkpoint writes and reads them.
+"""Tensors in pieces of a flat buffer, for torch's distributed checkpoint (DCP).
 
-A back end that cuts parameters anywhere, as DeepSpeed does, says which run of elements it holds; it
-becomes a few boxes of the whole tensor.
+DeepSpeed partitions flattened parameters at any element. A rank's run of elements becomes a few
+boxes of the whole tensor, which DCP writes and reads as chunks.
 """
 
 import math
@@ -23,14 +23,14 @@ Offset = tuple[int, ...]
 
 
 class FlatChunks(Tensor):
-    """Some boxes of a whole tensor; itself without data, it has the whole one's shape.
+    """Some boxes of a whole tensor. It has the shape of the whole tensor, but no data of its own.
 
-    The three methods with underscores are what torch.distributed.checkpoint asks a tensor for.
+    The three methods with double underscores are DCP's interface for sharded tensors.
 
     Args:
         shape: of the whole tensor.
         dtype: of its elements.
-        boxes: views of this rank's parts by their place in the whole.
+        boxes: this rank's boxes, by their offset in the whole tensor.
     """
 
     boxes: Mapping[Offset, Tensor]
@@ -39,23 +39,21 @@ class FlatChunks(Tensor):
     def __new__(
         cls, shape: Sequence[int], dtype: torch.dtype, boxes: Mapping[Offset, Tensor]
     ) -> "FlatChunks":
-        """Make it without memory of its own."""
-        made: FlatChunks = Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype)
-        made.boxes = boxes
-        return made
+        wrapper: FlatChunks = Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype)
+        wrapper.boxes = boxes
+        return wrapper
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        """Shape and places."""
-        return f"Fragments({list(self.shape)}, {[*self.boxes]})"
+        return f"FlatChunks({list(self.shape)}, {[*self.boxes]})"
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, arguments: Any, options: Any = None
     ) -> Any:
-        """Refuse to compute: of all operators, only what a copy begins with is there."""
+        # DCP's staging copies a tensor with new_empty and copies its boxes itself.
         if function is torch.ops.aten.new_empty.default:
             return FlatChunks(arguments[1], arguments[0].dtype, {})
-        raise RuntimeError(f"{function}: a tensor in fragments is for checkpoints only")
+        raise RuntimeError(f"{function}: FlatChunks are for checkpoints only")
 
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
         properties = TensorProperties(dtype=self.dtype)
@@ -80,35 +78,34 @@ class FlatChunks(Tensor):
 
 
 def box(tensor: Tensor, shape: Sequence[int], place: Sequence[slice]) -> FlatChunks:
-    """A tensor, which may be empty, as one box of a whole one.
+    """Wrap a tensor as one box of a whole tensor; an empty tensor gives no box.
 
     Args:
         tensor: without gradient.
         shape: of the whole tensor.
-        place: index of the box in it.
+        place: of the box.
     """
     offset = tuple(at.start for at in place)
     return FlatChunks(shape, tensor.dtype, {offset: tensor} if tensor.numel() else {})
 
 
 def boxes(run: Tensor, start: int, place: Sequence[slice]) -> dict[Offset, Tensor]:
-    """Boxes of a whole tensor that are a run of elements of its flattened part.
+    """Split a run of elements of a flattened part of a tensor into boxes of the whole tensor.
 
     Args:
-        run: the elements, one after the other.
-        start: how many of the part's elements go before.
-        place: index of the part in the whole tensor.
+        run: the elements, flat.
+        start: first element of the run in the flattened part.
+        place: of the part in the whole tensor.
 
     Returns:
-        Views of `run` by their place in the whole tensor; no more than twice as many as dimensions.
+        Views of `run` by their offset in the whole tensor, at most two a dimension.
     """
-    found, first = {}, 0
-    for place_in_part in flat_runs.boxes(
-        [at.stop - at.start for at in place], start, start + len(run)
-    ):
-        size = [at.stop - at.start for at in place_in_part]
-        pairs = zip(place_in_part, place, strict=True)
-        offset = tuple(own.start + at.start for own, at in pairs)
-        found[offset] = run[first : first + math.prod(size)].view(size)
-        first += math.prod(size)
-    return found
+    views, position = {}, 0
+    part_shape = [at.stop - at.start for at in place]
+    for box in flat_runs.boxes(part_shape, start, start + len(run)):
+        size = [at.stop - at.start for at in box]
+        offset = tuple(at.start + origin.start for at, origin in zip(box, place, strict=True))
+        num_elements = math.prod(size)
+        views[offset] = run[position : position + num_elements].view(size)
+        position += num_elements
+    return views

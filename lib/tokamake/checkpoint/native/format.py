@@ -1,7 +1,8 @@
-"""tokamake's own checkpoints, which are torch's distributed ones (DCP): see `checkpoint.native`.
+"""Format `native`: tokamake's own checkpoint, which is torch's distributed checkpoint (DCP).
 
-Their files are little archives of torch.save, one after the other, a box of a tensor in each;
-`.metadata` says which. Where data begins in an archive is learnt once for all that begin alike.
+Its files are concatenated archives of torch.save; each archive holds one chunk of a tensor.
+`.metadata` says which. Where the data begins in an archive is parsed once for all archives that
+begin with the same bytes.
 """
 
 import functools
@@ -9,13 +10,15 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from tokamake import files
-from tokamake.checkpoint.format_files import DESCRIPTION
-from tokamake.checkpoint.latest import latest
-from tokamake.checkpoint.native import dcp_metadata, description
+from tokamake.checkpoint.format_protocol import CheckpointFormat
+from tokamake.checkpoint.latest import pointed_files
+from tokamake.checkpoint.native import dcp_metadata
 from tokamake.checkpoint.native.dcp_metadata import StorageLocation, StoredChunk, WholeTensor
+from tokamake.checkpoint.native.folder import DESCRIPTION, VERSION, read_description, read_model
+from tokamake.checkpoint.native.folder import find as find
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Progress, Target
 from tokamake.checkpoint.tensors.dtypes import Dtype
@@ -24,85 +27,78 @@ from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
 from tokamake.errors import UserError
 
 TITLE = "tokamake (torch distributed checkpoint)"
+PRIORITY = 50
+SIZES: tuple[str, ...] = ()
 IN_ROOT = True
 
 _REMEDY = "name another checkpoint"
 _WEIGHTS, _STATES = "model.", "optimizer."
 _NOTES = ("world_size", "optimizer", OPTIMIZER_SETTINGS, "loss_scale", "eos_token_id")
-"""What a checkpoint says of itself besides."""
-_OPTIMIZER = ("optimizer", OPTIMIZER_SETTINGS)
-"""What there is of these goes along."""
+"""Fields of the description that are notes of the open checkpoint."""
+_OPTIMIZER_NOTES = ("optimizer", OPTIMIZER_SETTINGS)
 _ALIGNMENT = 64
-"""Bytes of which the begin of each archive is a multiple, as that of data within it is."""
+"""Each archive begins at a multiple of it, in bytes, as its data does within the archive."""
 _NO_RANKS = 0
-"""World size of what no ranks have saved, so that none looks for what it alone would know."""
+"""World size of a converted checkpoint: no number of ranks finds its own rank state in it."""
 
 
-def find(path: Path) -> Path | None:
-    """The checkpoint that a path is, or that the `latest` of a training folder names."""
-    if description.is_native(path):
-        return path
-    try:
-        named = latest(path)
-    except UserError:
-        return None
-    return named if description.is_native(named) else None
+def list_files(path: Path) -> list[Path]:
+    return pointed_files(path, "latest")
 
 
-def opened(path: Path) -> Checkpoint:
-    """Open a checkpoint; of its files, only the beginnings of archives are read.
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Open a checkpoint. Only the beginnings of archives are read.
 
     Raises:
-        UserError: it is missing, or damaged as far as that can be seen.
+        UserError: it is missing, or damaged as far as names, sizes and beginnings show.
     """
-    architecture, iteration = description.describe_model(path)
-    described, known = description.describe(path), dcp_metadata.read(path)
-    kept = (_WEIGHTS, _STATES)
-    whole = {key: tensor for key, tensor in known.items() if key.startswith(kept)}
-    _check_files(path, [box.place for tensor in known.values() for box in tensor.boxes])
-    shapes = {key: tensor.size for key, tensor in whole.items()}
-    progress = Progress(
-        iteration, described.get("consumed_samples", 0), described.get("consumed_tokens", 0)
-    )
+    architecture, iteration = read_model(folder)
+    description, tensors = read_description(folder), dcp_metadata.read(folder)
+    # Chunks of rank states count, too: a file may be truncated after the last weight.
+    _check_files(folder, [chunk.place for tensor in tensors.values() for chunk in tensor.chunks])
+    kept = {key: tensor for key, tensor in tensors.items() if key.startswith((_WEIGHTS, _STATES))}
     return Checkpoint(
         format="native",
-        path=path,
+        path=folder,
         architecture=architecture,
-        source=TensorSource(_regions(path, whole), shapes),
-        progress=progress,
-        notes={key: described[key] for key in _NOTES if described.get(key) is not None},
+        source=TensorSource(
+            _extents(folder, kept), {key: tensor.size for key, tensor in kept.items()}
+        ),
+        progress=Progress(
+            iteration, description.get("consumed_samples", 0), description.get("consumed_tokens", 0)
+        ),
+        notes={key: description[key] for key in _NOTES if description.get(key) is not None},
     )
 
 
-class _Stored(NamedTuple):
-    """A box of a tensor in a file."""
+class _StoredPart(NamedTuple):
+    """A chunk of a tensor, and the archive that holds it."""
 
     key: str
-    box: StoredChunk
+    chunk: StoredChunk
     place: StorageLocation
 
 
-class _Archive(NamedTuple):
-    """How torch.save has written a tensor."""
+class _ArchiveLayout(NamedTuple):
+    """How torch.save wrote a tensor into an archive."""
 
     head: bytes
-    """All that goes before its data."""
-    elements: int
-    """Of the data."""
+    """All bytes before the data."""
+    num_elements: int
     dtype: Dtype
     start: int
-    """Element that the tensor begins with."""
+    """First element of the tensor in the data."""
     stride: tuple[int, ...]
 
 
-def _check_files(folder: Path, archives: Iterable[StorageLocation | None]) -> None:
-    """See that all files are as long as what they shall hold, also for ranks alone.
+def _check_files(folder: Path, places: Iterable[StorageLocation | None]) -> None:
+    """Check that all files exist and are long enough.
 
     Raises:
-        UserError: one is not.
+        UserError: a file is missing or truncated.
     """
     ends: dict[str, int] = defaultdict(int)
-    for place in archives:
+    for place in places:
         if place:
             ends[place.file] = max(ends[place.file], place.offset + place.length)
     for name, end in sorted(ends.items()):
@@ -113,168 +109,174 @@ def _check_files(folder: Path, archives: Iterable[StorageLocation | None]) -> No
             raise UserError(f"{file}: damaged: has {size:,} of {end:,} bytes; {_REMEDY}")
 
 
-def _regions(folder: Path, whole: Mapping[str, WholeTensor]) -> Iterator[Extent]:
-    """Where the boxes of whole tensors lie; those that no file has are left out."""
-    stored: dict[str, list[_Stored]] = defaultdict(list)
-    for key, tensor in whole.items():
-        for box in tensor.boxes:
-            if box.place:
-                stored[box.place.file].append(_Stored(key, box, box.place))
-    known: dict[Any, _Archive] = {}
-    for name, some in sorted(stored.items()):
-        some.sort(key=lambda one: one.place.offset)
-        yield from _in_file(folder / name, some, known)
+def _extents(folder: Path, tensors: Mapping[str, WholeTensor]) -> Iterator[Extent]:
+    """Locate the chunks of tensors, without those that are in no file."""
+    parts: dict[str, list[_StoredPart]] = defaultdict(list)
+    for key, tensor in tensors.items():
+        for chunk in tensor.chunks:
+            if chunk.place:
+                parts[chunk.place.file].append(_StoredPart(key, chunk, chunk.place))
+    layouts: dict[Any, _ArchiveLayout] = {}
+    for name, parts_of_file in sorted(parts.items()):
+        parts_of_file.sort(key=lambda part: part.place.offset)
+        yield from _read_file(folder / name, parts_of_file, layouts)
 
 
-def _in_file(file: Path, some: Iterable[_Stored], known: dict[Any, _Archive]) -> Iterator[Extent]:
-    """Where boxes lie in a file; archives that are met first are added to those that are known."""
+def _read_file(
+    file: Path, parts: Iterable[_StoredPart], layouts: dict[Any, _ArchiveLayout]
+) -> Iterator[Extent]:
+    """Locate chunks in a file; layouts of archives are read from `layouts` and added to it."""
     with file.open("rb") as stream:
-        for one in some:
-            _, start, length = one.place
-            archive = known.get(alike := (length, one.box.size))
+        for part in parts:
+            _, start, length = part.place
+            layout = layouts.get(cache_key := (length, part.chunk.size))
             stream.seek(start)
-            # What begins alike is alike: the beginning says format, shape, strides and dtype.
-            if archive is None or stream.read(len(archive.head)) != archive.head:
-                archive = known[alike] = _archive(file, stream, one)
-            yield _region(file, one, archive)
+            # The head holds the archive's format, and the tensor's shape, strides and dtype. So an
+            # archive with the same head has the same layout, and parsing it again is needless.
+            if layout is None or stream.read(len(layout.head)) != layout.head:
+                layout = layouts[cache_key] = _parse_archive(file, stream, part)
+            yield _extent(file, part, layout)
 
 
-def _archive(file: Path, stream: Any, one: _Stored) -> _Archive:
-    """Learn how a box is stored.
+def _parse_archive(file: Path, stream: IO[bytes], part: _StoredPart) -> _ArchiveLayout:
+    """Parse an archive.
 
     Raises:
-        UserError: it is not of the size that `.metadata` tells, or damaged.
+        UserError: it is damaged, or its tensor has another size than `.metadata` says.
     """
-    _, start, length = one.place
+    key, chunk, (_, start, length) = part
     try:
         tensor = pickle_reader.parse(pickle_reader.View(stream, start, length))
-    # What a damaged pickle asks for can fail in any way.
-    except Exception as error:
+    except Exception as error:  # a damaged pickle can raise anything
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise UserError(f"{file}: damaged at {one.key} ({reason}); {_REMEDY}") from None
-    if not isinstance(tensor, pickle_reader.Located) or tensor.shape != one.box.size:
-        raise UserError(f"{file}: damaged at {one.key}, not of the size {one.box.size}; {_REMEDY}")
-    begin, size = tensor.begin, tensor.dtype.itemsize
+        raise UserError(f"{file}: damaged at {key} ({reason}); {_REMEDY}") from None
+    if not isinstance(tensor, pickle_reader.Located) or tensor.shape != chunk.size:
+        raise UserError(f"{file}: damaged at {key}, not of the size {chunk.size}; {_REMEDY}")
     if tensor.end > length:
-        raise UserError(f"{file}: damaged at {one.key}, which is not whole; {_REMEDY}")
-    first, elements = (at // size for at in (tensor.offset - begin, tensor.end - begin))
+        raise UserError(f"{file}: damaged at {key}, which is truncated; {_REMEDY}")
+    begin, itemsize = tensor.begin, tensor.dtype.itemsize
+    first, num_elements = ((at - begin) // itemsize for at in (tensor.offset, tensor.end))
     stream.seek(start)
-    return _Archive(stream.read(begin), elements, tensor.dtype, first, tensor.stride)
+    return _ArchiveLayout(stream.read(begin), num_elements, tensor.dtype, first, tensor.stride)
 
 
-def _region(file: Path, one: _Stored, archive: _Archive) -> Extent:
-    pairs = zip(one.box.offset, one.box.size, strict=True)
-    place = tuple(slice(at, at + n) for at, n in pairs)
-    block = Chunk(one.key, place, archive.start, archive.stride)
-    begin = one.place.offset + len(archive.head)
-    return Extent(file, one.key, begin, (archive.elements,), archive.dtype, (block,))
+def _extent(file: Path, part: _StoredPart, layout: _ArchiveLayout) -> Extent:
+    pairs = zip(part.chunk.offset, part.chunk.size, strict=True)
+    place = tuple(slice(first, first + size) for first, size in pairs)
+    chunk = Chunk(part.key, place, layout.start, layout.stride)
+    begin = part.place.offset + len(layout.head)
+    return Extent(file, part.key, begin, (layout.num_elements,), layout.dtype, (chunk,))
 
 
-class _Skeleton(NamedTuple):
-    """What torch.save writes for a tensor, but for its data."""
+class _ArchiveFrame(NamedTuple):
+    """What torch.save writes around the data of a tensor."""
 
     head: bytes
-    num_bytes: int
-    """Of the data."""
+    data_bytes: int
     tail: bytes
 
     @property
     def length(self) -> int:
-        """Bytes of the archive."""
-        return len(self.head) + self.num_bytes + len(self.tail)
+        return len(self.head) + self.data_bytes + len(self.tail)
 
 
-class _Planned(NamedTuple):
-    """A whole tensor that a file shall hold."""
+class _PlannedArchive(NamedTuple):
+    """A whole tensor to be written."""
 
     key: str
-    wanted: str
+    source_key: str
     """Key of the source's tensor."""
     shape: tuple[int, ...]
     dtype: Dtype
-    skeleton: _Skeleton
+    frame: _ArchiveFrame
     place: StorageLocation
 
 
 def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:
-    """Write a checkpoint whose data are holes yet: weights, and optimizer states if there are some.
+    """Write a checkpoint with holes in place of the tensors: weights, and all optimizer states.
 
-    It is one that no ranks have saved: random generators begin anew where it is continued.
+    It has no rank states: a run that continues from it seeds its random generators anew.
 
     Args:
-        folder: where its files go; there, without any of them.
-        checkpoint: what it is of.
-        target: number format of weights, and size of files.
+        folder: where to write; exists and is empty.
+        checkpoint: the source.
+        target: dtype of weights, and maximum size of a file.
 
     Returns:
-        Where its tensors are to go.
+        Where the tensors go.
     """
     files.write_json(folder / DESCRIPTION, _description(checkpoint))
-    planned = [*_plan(folder, checkpoint.source, target)]
-    dcp_metadata.write(folder, {one.key: _whole(one) for one in planned})
-    return [_write(folder, one) for one in planned]
+    archives = [*_plan(folder, checkpoint.source, target)]
+    dcp_metadata.write(folder, {archive.key: _whole_tensor(archive) for archive in archives})
+    return [_write_frame(folder, archive) for archive in archives]
 
 
 def _description(checkpoint: Checkpoint) -> dict[str, Any]:
     return {
-        "version": description.VERSION,
+        "version": VERSION,
         "world_size": _NO_RANKS,
         **vars(checkpoint.progress),
         "architecture": checkpoint.architecture.model_dump(mode="json"),
-        **{key: checkpoint.notes[key] for key in _OPTIMIZER if key in checkpoint.notes},
+        **{key: checkpoint.notes[key] for key in _OPTIMIZER_NOTES if key in checkpoint.notes},
         "loss_scale": checkpoint.notes.get("loss_scale", (1.0, 0)),
         "eos_token_id": checkpoint.notes.get("eos_token_id"),
     }
 
 
-def _plan(folder: Path, source: TensorSource, target: Target) -> Iterator[_Planned]:
-    """Tensors in the source's order, in files that are full at some size."""
-    skeleton = functools.cache(functools.partial(_skeleton, folder))
-    number = end = 0
+def _plan(folder: Path, source: TensorSource, target: Target) -> Iterator[_PlannedArchive]:
+    """Place tensors, in the source's order, in files of at most `max_shard_bytes`."""
+    frame_of = functools.cache(functools.partial(_frame, folder))
+    file_number = end = 0
     for key, shape in source.shapes.items():
         if not key.startswith((_WEIGHTS, _STATES)):
             continue
-        # Weights from before they were rounded, if those are there.
+        # Native weights are master weights, if the source has them.
         master = f"master.{key.removeprefix(_WEIGHTS)}"
-        wanted = master if key.startswith(_WEIGHTS) and master in source else key
-        dtype = source.dtype(wanted)
+        source_key = master if key.startswith(_WEIGHTS) and master in source else key
+        dtype = source.dtype(source_key)
         if target.dtype and key.startswith(_WEIGHTS):
             dtype = dtypes.OF_WEIGHTS[target.dtype]
-        made = skeleton(shape, dtype)
+        frame = frame_of(shape, dtype)
         start = -(-end // _ALIGNMENT) * _ALIGNMENT
-        if start and start + made.length > target.max_shard_bytes:
-            number, start = number + 1, 0
-        end = start + made.length
-        # DCP calls them by the rank that writes them, and count.
-        place = StorageLocation(f"__0_{number}.distcp", start, made.length)
-        yield _Planned(key, wanted, shape, dtype, made, place)
+        if start and start + frame.length > target.max_shard_bytes:
+            file_number, start = file_number + 1, 0
+        end = start + frame.length
+        # DCP names files by the rank that writes them, and a count.
+        place = StorageLocation(f"__0_{file_number}.distcp", start, frame.length)
+        yield _PlannedArchive(key, source_key, shape, dtype, frame, place)
 
 
-def _skeleton(folder: Path, shape: tuple[int, ...], dtype: Dtype) -> _Skeleton:
+def _frame(folder: Path, shape: tuple[int, ...], dtype: Dtype) -> _ArchiveFrame:
     file = folder / "archive"
-    (region,) = torch_archive.lay_out(file, PlannedTensor(shape, dtype, ()))
+    (extent,) = torch_archive.lay_out(file, PlannedTensor(shape, dtype, ()))
     with file.open("rb") as stream:
-        head = stream.read(region.offset)
-        stream.seek(region.num_bytes, os.SEEK_CUR)
+        head = stream.read(extent.offset)
+        stream.seek(extent.num_bytes, os.SEEK_CUR)
         tail = stream.read()
     file.unlink()
-    return _Skeleton(head, region.num_bytes, tail)
+    return _ArchiveFrame(head, extent.num_bytes, tail)
 
 
-def _whole(one: _Planned) -> WholeTensor:
-    return WholeTensor(
-        one.shape, one.dtype, (StoredChunk((0,) * len(one.shape), one.shape, one.place),)
-    )
+def _whole_tensor(archive: _PlannedArchive) -> WholeTensor:
+    chunk = StoredChunk((0,) * len(archive.shape), archive.shape, archive.place)
+    return WholeTensor(archive.shape, archive.dtype, (chunk,))
 
 
-def _write(folder: Path, one: _Planned) -> Extent:
-    """Write an archive but for its data."""
-    file, start = folder / one.place.file, one.place.offset
+def _write_frame(folder: Path, archive: _PlannedArchive) -> Extent:
+    """Write an archive with a hole in place of its data."""
+    file, start = folder / archive.place.file, archive.place.offset
     with file.open("r+b" if start else "wb") as stream:
         stream.seek(start)
-        stream.write(one.skeleton.head)
-        begin = stream.tell()
-        stream.seek(one.skeleton.num_bytes, os.SEEK_CUR)
-        stream.write(one.skeleton.tail)
-    place = tuple(slice(0, size) for size in one.shape)
-    return Extent(file, one.key, begin, one.shape, one.dtype, (Chunk(one.wanted, place),))
+        stream.write(archive.frame.head)
+        data_start = stream.tell()
+        stream.seek(archive.frame.data_bytes, os.SEEK_CUR)
+        stream.write(archive.frame.tail)
+    place = tuple(slice(0, size) for size in archive.shape)
+    chunk = Chunk(archive.source_key, place)
+    return Extent(file, archive.key, data_start, archive.shape, archive.dtype, (chunk,))
+
+
+if TYPE_CHECKING:
+    from tokamake.checkpoint.native import format as this_module
+
+    _: CheckpointFormat = this_module

@@ -1,8 +1,8 @@
-"""tokamake's own checkpoints: torch's distributed checkpoint (DCP), of any layout for any other.
+"""Save and load the training state in torch's distributed checkpoint (DCP), for any layout.
 
-What a rank holds comes from the trainer, files of a folder go out, and back at another number of
-ranks; `read` gives whole tensors without any. Keys: model.NAME and optimizer.KIND.NAME with Hugging
-Face's names, rank.NUMBER for what only that rank knows.
+Each rank saves the parts that it holds; ranks of another layout load the parts that they need.
+`read` reads whole weights without ranks. Keys: model.NAME and optimizer.KIND.NAME, NAME being the
+tensor name, and rank.NUMBER for the state of one rank.
 """
 
 import io
@@ -20,12 +20,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from tokamake import files
-from tokamake.checkpoint.format_files import DESCRIPTION
 from tokamake.checkpoint.native import dcp_metadata
 from tokamake.checkpoint.native.dcp_metadata import WholeTensor
 from tokamake.checkpoint.native.dcp_reader import DcpReader
 from tokamake.checkpoint.native.dcp_writer import DcpWriter
-from tokamake.checkpoint.native.description import VERSION, describe, describe_model
+from tokamake.checkpoint.native.folder import DESCRIPTION, VERSION, read_description, read_model
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
@@ -36,10 +35,10 @@ Tensors = dict[str, Any]
 
 
 class StateLayout:
-    """How this rank's tensors make up the whole ones.
+    """Turns this rank's tensors into parts of whole tensors.
 
     Args:
-        mesh: this rank among its peers.
+        mesh: of all ranks.
         device: of the tensors.
     """
 
@@ -47,25 +46,25 @@ class StateLayout:
         self._mesh: DeviceMesh | None = None
         ranks = torch.tensor(mesh.copy)
         if ranks.numel() > 1:
-            # Tensor parallelism comes first: it cuts what the shards are cut from.
+            # Tensor parallelism first: shards are parts of a tensor-parallel rank's tensor.
             names = ("tensor", "shards")
             self._mesh = DeviceMesh(
                 device.type, ranks, mesh_dim_names=names, _init_backend=False, _rank=dist.get_rank()
             )
 
     def whole(self, held: Held, local: Tensor) -> Tensor:
-        """A tensor of a parameter's shape, or of its shard's, as a part of the whole one."""
+        """Wrap this rank's part of a parameter, or of its state, as a part of the whole tensor."""
         if self._mesh is None:
             return local
         dim = held.placement.dim
-        of_tensor: Placement = Replicate() if dim is None else Shard(dim)
-        sharded = isinstance(held.parameter, DTensor)
-        of_shards: Placement = Shard(0) if sharded else Replicate()
+        tensor_placement: Placement = Replicate() if dim is None else Shard(dim)
+        is_sharded = isinstance(held.parameter, DTensor)
+        shard_placement: Placement = Shard(0) if is_sharded else Replicate()
         stride = torch.empty(held.shape, device="meta").stride()
         return DTensor.from_local(
             local.detach(),
             self._mesh,
-            [of_tensor, of_shards],
+            [tensor_placement, shard_placement],
             run_check=False,
             shape=held.shape,
             stride=stride,
@@ -78,22 +77,22 @@ def tensors_of(
     layout: StateLayout,
     kinds: Mapping[str, str],
 ) -> Tensors:
-    """Weights and optimizer states that this rank has a part in, by their keys.
+    """Return the weights and optimizer states that this rank holds a part of, by key.
 
     Args:
         held: parameters.
-        states: of the optimizer, by `Held.local`: tensors of its shape, or alike on all ranks.
-        layout: how they make up whole tensors.
+        states: of the optimizer, by `Held.local`: tensors of its shape, or equal on all ranks.
+        layout: makes them parts of whole tensors.
         kinds: STATE of the optimizer's plug-in.
     """
-    found: Tensors = {}
-    for one in held:
-        found[f"model.{one.saved_name}"] = layout.whole(one, one.local)
-        for kind, value in states.get(one.local, {}).items():
-            cut = kinds[kind] == "like_parameter"
-            key = f"optimizer.{kind}.{one.saved_name}"
-            found[key] = layout.whole(one, value) if cut else value
-    return found
+    tensors: Tensors = {}
+    for parameter in held:
+        tensors[f"model.{parameter.saved_name}"] = layout.whole(parameter, parameter.local)
+        for kind, value in states.get(parameter.local, {}).items():
+            is_partial = kinds[kind] == "like_parameter"
+            key = f"optimizer.{kind}.{parameter.saved_name}"
+            tensors[key] = layout.whole(parameter, value) if is_partial else value
+    return tensors
 
 
 def save(
@@ -104,33 +103,33 @@ def save(
     rank_state: Any,
     group: dist.ProcessGroup,
 ) -> "Future[Any]":
-    """Begin to write a checkpoint; all ranks call it. The tensors may change once it returns.
+    """Start to write a checkpoint; all ranks call it. The tensors may change when it returns.
 
     Args:
-        folder: where the files go.
+        folder: where to write.
         tensors: from `tensors_of`.
-        description: architecture and progress, for `describe`.
-        rank_state: what this rank wants back at the same number of ranks.
-        group: all ranks, of gloo, for nothing else.
+        description: architecture and progress, for `tokamake.json`.
+        rank_state: state of this rank; `load` returns it if the number of ranks is the same.
+        group: all ranks, on gloo. Nothing else may use it: the writing thread does.
 
     Returns:
-        What ends when this rank's files are written.
+        A future that is done when this rank's files are written.
     """
     rank = dist.get_rank()
     with raise_on_all_ranks():
         if rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
-            known = {"version": VERSION, "world_size": dist.get_world_size(), **description}
-            files.write_json(folder / DESCRIPTION, known)
+            header = {"version": VERSION, "world_size": dist.get_world_size()}
+            files.write_json(folder / DESCRIPTION, {**header, **description})
     state = {**tensors, f"rank.{rank}": _to_bytes(rank_state)}
-    # As DCP takes where it makes the writer, too: a copy at once, neither pinned nor shared.
+    # DCP's default options where it makes the writer itself: a plain copy, not pinned or shared.
     stager = DefaultStager(StagingOptions(False, False, False, False))
-    found = dcp.async_save(
+    future = dcp.async_save(
         state, storage_writer=DcpWriter(folder), async_stager=stager, process_group=group
     )
-    assert isinstance(found, Future)
-    found.add_done_callback(lambda _: stager.close())
-    return found
+    assert isinstance(future, Future)
+    future.add_done_callback(lambda _: stager.close())
+    return future
 
 
 def make_state(
@@ -139,64 +138,64 @@ def make_state(
     optimizer: torch.optim.Optimizer,
     kinds: Mapping[str, str],
 ) -> None:
-    """Make room in an optimizer for the states that a checkpoint has.
+    """Allocate the states of an optimizer that a checkpoint has, for `load` to fill.
 
     Args:
         folder: the checkpoint.
         held: parameters.
-        optimizer: of which `Held.local` are the parameters.
+        optimizer: its parameters are `Held.local`.
         kinds: STATE of the optimizer's plug-in.
     """
-    known = saved_in(folder)
-    for one in held:
-        for kind, like in kinds.items():
-            found = known.get(f"optimizer.{kind}.{one.saved_name}")
-            if found is None:
+    saved = saved_in(folder)
+    for parameter in held:
+        local = parameter.local
+        for kind, shape_kind in kinds.items():
+            tensor = saved.get(f"optimizer.{kind}.{parameter.saved_name}")
+            if tensor is None:
                 continue
-            shape = one.local.shape if like == "like_parameter" else found.size
-            state = room(shape, found.dtype.torch, one.local, optimizer)
-            optimizer.state[one.local][kind] = state
+            shape = local.shape if shape_kind == "like_parameter" else tensor.size
+            optimizer.state[local][kind] = room(shape, tensor.dtype.torch, local, optimizer)
 
 
 def room(
     shape: tuple[int, ...], dtype: torch.dtype, parameter: Tensor, optimizer: torch.optim.Optimizer
 ) -> Tensor:
-    """Zeros for a state of a parameter, where the optimizer has it."""
-    # torch's fused optimizers count steps on the device, all others on the CPU.
-    counts = not shape and not optimizer.defaults.get("fused")
-    device = torch.device("cpu") if counts else parameter.device
+    """Return zeros for a state of a parameter, on the device where the optimizer keeps it."""
+    # torch's fused optimizers keep step counts on the device, all others on the CPU.
+    is_cpu_count = not shape and not optimizer.defaults.get("fused")
+    device = torch.device("cpu") if is_cpu_count else parameter.device
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def saved_in(folder: Path) -> dict[str, WholeTensor]:
-    """Shapes and number formats of the tensors in a checkpoint, by key."""
+    """Return shapes and dtypes of the tensors in a checkpoint, by key."""
     return dcp_metadata.read(folder)
 
 
 def check(folder: Path, tensors: Tensors) -> None:
-    """See that a checkpoint has tensors of these names and shapes.
+    """Check that a checkpoint has tensors of these names and shapes.
 
     Raises:
         UserError: it has not.
     """
-    known = saved_in(folder)
+    saved = saved_in(folder)
     for name, tensor in tensors.items():
-        if (found := known.get(name)) is None:
-            raise UserError(f"{folder}: has no {name}; was it saved with other settings?")
-        if list(found.size) != list(tensor.shape):
+        if (saved_tensor := saved.get(name)) is None:
+            raise UserError(f"{folder}: has no {name}; name a checkpoint saved with these settings")
+        if list(saved_tensor.size) != list(tensor.shape):
             raise UserError(
-                f"{folder}: {name} has the shape {list(found.size)}, the model here calls for "
+                f"{folder}: {name} has the shape {list(saved_tensor.size)}, the model calls for "
                 f"{list(tensor.shape)}; name another checkpoint"
             )
 
 
 def fill(folder: Path, tensors: Tensors, *, alone: bool = False) -> None:
-    """Fill tensors, in place, from a checkpoint of any layout, of which each rank reads its parts.
+    """Fill tensors in place from a checkpoint of any layout; each rank reads its own parts.
 
     Args:
         folder: the checkpoint.
-        tensors: by key, as `check` has seen them.
-        alone: whether this rank alone calls it; else all do.
+        tensors: by key; `check` accepts them.
+        alone: whether a single rank calls it; otherwise all ranks must.
 
     Raises:
         UserError: a file is missing or damaged; all ranks raise it.
@@ -204,27 +203,27 @@ def fill(folder: Path, tensors: Tensors, *, alone: bool = False) -> None:
     try:
         dcp.load(tensors, storage_reader=DcpReader(folder), no_dist=alone)
     except dcp.CheckpointException as error:
-        reason = next((str(found) for found, _ in error.failures.values()), "")
-        first = reason.partition("\n")[0]
-        raise UserError(f"{folder}: damaged ({first}); name another checkpoint") from None
+        message = next((str(failure) for failure, _ in error.failures.values()), "")
+        reason = message.partition("\n")[0]
+        raise UserError(f"{folder}: damaged ({reason}); name another checkpoint") from None
 
 
 def load(folder: Path, tensors: Tensors) -> Any:
     """Fill tensors, as `fill` does; all ranks call it.
 
     Returns:
-        What this rank gave as `rank_state`; None if there were not as many ranks.
+        What this rank passed as `rank_state`; None if the number of ranks was different.
     """
-    own, state = f"rank.{dist.get_rank()}", dict(tensors)
-    if describe(folder)["world_size"] == dist.get_world_size():
-        size = saved_in(folder)[own].size
-        state[own] = torch.empty(size, dtype=torch.uint8)
+    rank_key, state = f"rank.{dist.get_rank()}", dict(tensors)
+    if read_description(folder)["world_size"] == dist.get_world_size():
+        size = saved_in(folder)[rank_key].size
+        state[rank_key] = torch.empty(size, dtype=torch.uint8)
     fill(folder, state)
-    return _from_bytes(state[own]) if own in state else None
+    return _from_bytes(state[rank_key]) if rank_key in state else None
 
 
 def _to_bytes(value: Any) -> Tensor:
-    """One tensor, of which DCP makes no keys of its own."""
+    # As one tensor: DCP would split a dictionary into keys of its own, and pickle other values.
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
@@ -235,8 +234,8 @@ def _from_bytes(tensor: Tensor) -> Any:
 
 
 def read(folder: Path) -> tuple[Architecture, dict[str, Tensor], int]:
-    """Architecture, whole weights by Hugging Face's names, and step; no ranks needed."""
-    architecture, iteration = describe_model(folder)
+    """Read architecture, whole weights by tensor name, and number of steps, without ranks."""
+    architecture, iteration = read_model(folder)
     tensors = {
         key: torch.empty(value.size, dtype=value.dtype.torch)
         for key, value in saved_in(folder).items()

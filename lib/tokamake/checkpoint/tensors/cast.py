@@ -1,7 +1,7 @@
-"""Changes number formats as torch does, bit by bit, without importing it where numpy has them.
+"""Cast numbers as torch does, bit by bit, without importing torch where numpy has the dtype.
 
-Only what a NaN's bits are differs: torch writes other ones on other processors, here they are kept
-as far as they fit.
+NaN is the exception: torch writes different bits on different processors. Here the bits are kept as
+far as they fit.
 """
 
 from typing import Any
@@ -13,23 +13,23 @@ from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
 Array = np.ndarray[Any, Any]
 
 _FLOATS = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
-"""What numpy is to see the bits of a format as."""
+"""numpy's type for the bits of a dtype; numpy has no bfloat16."""
 _INFINITY = {
     "float64": 0x7FF0 << 48,
     "float32": 0x7F80 << 16,
     "float16": 0x7C00,
     "bfloat16": 0x7F80,
 }
-"""Its bits, as an integer; those of NaN are larger, but for the sign."""
+"""Bits of infinity as an integer. Those of NaN are larger, apart from the sign."""
 
 
 def converted(raw: Array, source: Dtype, target: Dtype) -> Array:
-    """Elements in another number format, rounded to the nearest, halves to even.
+    """Cast elements, rounding to nearest, ties to even.
 
     Args:
-        raw: bytes of the elements, contiguous, of a type as wide as the source's format.
-        source: format that they are in.
-        target: format to change to; from fp64 to fp16 or bf16 it goes by way of fp32, as in torch.
+        raw: bytes of the elements, contiguous, in items of the source's width.
+        source: dtype of the elements.
+        target: dtype of the result. fp64 is cast to fp16 and bf16 through fp32, as in torch.
 
     Returns:
         Bytes of the elements, of the same shape.
@@ -42,56 +42,59 @@ def converted(raw: Array, source: Dtype, target: Dtype) -> Array:
     import torch
 
     flat = torch.from_numpy(raw.reshape(-1).view("u1")).view(source.torch)
-    changed = flat.to(target.torch)
-    found: Array = changed.view(torch.uint8).numpy().view(f"V{target.itemsize}")
-    return found.reshape(raw.shape)
+    cast = flat.to(target.torch)
+    content: Array = cast.view(torch.uint8).numpy().view(f"V{target.itemsize}")
+    return content.reshape(raw.shape)
 
 
 def values(raw: Array, dtype: Dtype) -> Array:
-    """Numbers as numpy has them: of fp64, fp32 and fp16 as they are, of all others in fp32."""
+    """Return elements as numbers of numpy: fp64, fp32 and fp16 as they are, all others as fp32."""
     if dtype.name not in _FLOATS:
         return converted(raw, dtype, FLOAT32).view("<f4")
-    found = raw.view(_FLOATS[dtype.name])
+    numbers = raw.view(_FLOATS[dtype.name])
     if dtype.name != "bfloat16":
-        return found
-    wide = found.astype("<u4")
-    wide <<= np.uint32(16)
-    return wide.view("<f4")
+        return numbers
+    bits = numbers.astype("<u4")
+    bits <<= np.uint32(16)  # bf16 is the upper half of fp32
+    return bits.view("<f4")
 
 
-def _rounded(found: Array, target: Dtype) -> Array:
+def _rounded(numbers: Array, target: Dtype) -> Array:
     if target.itemsize > 2:
-        return found.astype(_FLOATS[target.name])
-    single = found.astype("<f4", copy=False)
-    return single.astype("<f2") if target.name == "float16" else _bfloat16(single)
+        return numbers.astype(_FLOATS[target.name])
+    single = numbers.astype("<f4", copy=False)
+    return single.astype("<f2") if target.name == "float16" else _to_bfloat16(single)
 
 
-def _bfloat16(single: Array) -> Array:
-    """Upper halves of fp32, rounded."""
+def _to_bfloat16(single: Array) -> Array:
+    """Round fp32 to its upper half."""
     bits = single.view("<u4")
+    # Add half of the last kept bit, minus one if that bit is 0: ties round to even.
     rounded = bits >> np.uint32(16)
     rounded &= np.uint32(1)
     rounded += np.uint32(0x7FFF)
-    rounded += bits  # wraps around for NaN alone, which is mended
+    rounded += bits  # overflows for NaN only, which is set below
     rounded >>= np.uint32(16)
-    found: Array = rounded.astype("<u2")
-    if (odd := np.isnan(single)).any():
-        found[odd] = (bits[odd] >> np.uint32(16)) | np.uint32(0x40)
-    return found
+    result: Array = rounded.astype("<u2")
+    if (is_nan := np.isnan(single)).any():
+        # Set the quiet bit: the upper half alone could be infinity.
+        result[is_nan] = (bits[is_nan] >> np.uint32(16)) | np.uint32(0x40)
+    return result
 
 
 def all_finite(raw: Array, dtype: Dtype) -> bool:
-    """Whether no element is NaN or infinite; formats other than fp64, fp32, fp16 and bf16 pass."""
+    """Whether no element is NaN or infinite. Dtypes other than fp64, fp32, fp16, bf16 pass."""
     if dtype.name not in _INFINITY or not raw.size:
         return True
     infinity, sign = _INFINITY[dtype.name], 1 << (8 * dtype.itemsize - 1)
-    # Of signed integers the largest are the positive numbers, of unsigned ones the negative.
-    signed, unsigned = (int(raw.view(f"<{each}{dtype.itemsize}").max()) for each in "iu")
+    # The largest signed integer is the largest positive number; the largest unsigned integer is the
+    # negative number of the largest magnitude. Two maxima are faster than isfinite.
+    signed, unsigned = (int(raw.view(f"<{kind}{dtype.itemsize}").max()) for kind in "iu")
     return signed < infinity and unsigned < infinity | sign
 
 
 def num_not_finite(raw: Array, dtype: Dtype) -> int:
-    """How many elements are NaN or infinite; see `all_finite`."""
+    """Count the elements that are NaN or infinite; see `all_finite`."""
     if all_finite(raw, dtype):
         return 0
     return int(np.count_nonzero(~np.isfinite(values(raw, dtype))))

@@ -1,4 +1,4 @@
-"""A checkpoint of any format that is open for reading: what it is of, and where its tensors lie."""
+"""A checkpoint that is open for reading, and the options for writing one, in any format."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,12 +8,12 @@ from tokamake.checkpoint.tensors.extents import TensorSource
 from tokamake.config.architecture import Architecture
 
 OPTIMIZER_SETTINGS = "optimizer_settings"
-"""Note with the optimizer's settings: lr of the last step, betas, eps, weight_decay."""
+"""Key of a note: the optimizer's lr of the last step, betas, eps and weight_decay."""
 
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """How a checkpoint's files part the model."""
+    """How ranks share the model that a checkpoint holds."""
 
     tensor_parallel_size: int = 1
     """Ranks that share each layer."""
@@ -22,12 +22,12 @@ class ParallelLayout:
     virtual_pipeline_size: int = 1
     """Stages of each pipeline rank."""
     data_parallel_size: int = 1
-    """Ranks that share optimizer states, where there are some."""
+    """Ranks that share optimizer states."""
     zero_stage: int = 0
-    """What data-parallel ranks share, as DeepSpeed counts."""
+    """Stage of DeepSpeed's ZeRO; 0 without."""
 
     def __str__(self) -> str:
-        """Sizes that part anything, for people: tensor 2 × pipeline 4."""
+        """Return the sizes above 1, e.g. tensor 2 × pipeline 4."""
         sizes = {
             "tensor": self.tensor_parallel_size,
             "pipeline": self.pipeline_parallel_size,
@@ -39,56 +39,51 @@ class ParallelLayout:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come."""
+    """Progress of a run."""
 
     iteration: int = 0
-    """Steps trained."""
+    """Number of steps trained."""
     consumed_samples: int = 0
-    """Samples trained on."""
     consumed_tokens: int = 0
-    """Tokens trained on."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint of which no tensor is read yet."""
+    """A checkpoint whose tensors stay on disk until they are read."""
 
     format: str
-    """Name of the plug-in in checkpoint/formats that opened it."""
+    """Name of the format's plug-in."""
     path: Path
-    """Folder that its files lie in."""
+    """Folder of its files."""
     architecture: Architecture
-    """Shape of the model, vocab_size filled in."""
+    """Shape of the model, vocab_size set."""
     source: TensorSource
-    """Whole tensors by Hugging Face's names of Llama: weights as model.NAME, optimizer states as
-    optimizer.KIND.NAME, and master.NAME for fp32 weights that model.NAME was rounded from."""
+    """Whole tensors by key, NAME being the tensor name: weights as model.NAME, optimizer states as
+    optimizer.KIND.NAME, and master weights, from which model.NAME was rounded, as master.NAME."""
     layout: ParallelLayout = ParallelLayout()
-    """How its files part the model."""
     progress: Progress = Progress()
-    """How far the run has come."""
     padded_vocab_size: int | None = None
-    """Rows of the stored embedding, where there are more than vocab_size."""
+    """Rows of the stored embedding, if it is padded to more than vocab_size."""
     unread: tuple[str, ...] = ()
-    """What its files hold besides, and is not read."""
+    """Contents of its files that tokamake does not read, in words."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """More that its format tells people, in words."""
+    """Further values that only some formats have."""
     tokenizer: tuple[Path, ...] = ()
-    """Files of its tokenizer, where they lie beside the weights."""
+    """Files of its tokenizer, if they lie beside the weights."""
     is_padding_unknown: bool = False
-    """Whether vocab_size may count rows of padding, for nothing tells the true number."""
+    """Whether vocab_size may include padding, because no file states the true number."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a checkpoint shall be written as."""
+    """Options for writing a checkpoint."""
 
     layout: ParallelLayout = ParallelLayout()
-    """How its files shall part the model."""
     dtype: str | None = None
-    """fp32, bf16 or fp16; None: as the source has each tensor."""
+    """fp32, bf16 or fp16; None: each tensor keeps its own."""
     make_vocab_size_divisible_by: int = 128
-    """Rows of the embedding on each tensor-parallel rank are made a multiple of it (Megatron)."""
+    """Megatron pads the embedding to a multiple of this on each tensor-parallel rank."""
     tokenizer: tuple[Path, ...] = ()
-    """Files of a tokenizer, which are put beside the weights as they are."""
+    """Files of a tokenizer to copy beside the weights."""
     max_shard_bytes: int = 5 * 10**9
-    """Size at which a file of Hugging Face's is full."""
+    """Maximum size of a file, in formats that split weights by size."""

@@ -1,7 +1,7 @@
-"""Boxes of whole tensors, read from the files that have parts of them and written to others.
+"""Read chunks of whole tensors from files, and write them to files.
 
-They are gone through slab by slab, so that memory does not grow with a tensor: only those of which
-rows lie as columns somewhere are mapped, in the part that is wanted.
+Tensors are processed slab by slab, so that memory does not grow with a tensor. Only a tensor whose
+rows are columns in a file is mapped whole, or the part of it that is needed.
 """
 
 import math
@@ -25,20 +25,23 @@ if TYPE_CHECKING:
 
 Box = tuple[slice, ...]
 Part = tuple[Extent, Chunk]
+"""A chunk, with the extent that holds it."""
 
 SLAB = 2**22
-"""Bytes that are put together at once."""
-_MOST_OPEN = 64
-"""Files that are open at a time, of each thread."""
+"""Bytes that are assembled at once."""
+_MAX_OPEN = 64
+"""Open files of each thread."""
 _TILE = 64
 """Rows that are transposed at once, so that they stay in the processor's cache."""
 
 
 class OpenFiles:
-    """Files that are open, each once, the last ones used: a tensor can have parts in thousands.
+    """A cache of file descriptors, least recently used first out.
+
+    The parts of one tensor can lie in thousands of files, more than a process may open.
 
     Args:
-        stack: what closes them.
+        stack: closes the files.
     """
 
     def __init__(self, stack: ExitStack) -> None:
@@ -46,28 +49,28 @@ class OpenFiles:
         stack.callback(self._close)
 
     def descriptor(self, file: Path, flags: int) -> int:
-        """Of a file; good until that of another one is asked for twice."""
-        found = self._open.pop((file, flags), None)
-        if found is None:
-            if len(self._open) >= _MOST_OPEN:
+        """Return the descriptor of a file. Use it at once: later calls may close it."""
+        descriptor = self._open.pop((file, flags), None)
+        if descriptor is None:
+            if len(self._open) >= _MAX_OPEN:
                 os.close(self._open.pop(next(iter(self._open))))
-            found = os.open(file, flags)
-        self._open[file, flags] = found
-        return found
+            descriptor = os.open(file, flags)
+        self._open[file, flags] = descriptor
+        return descriptor
 
     def _close(self) -> None:
         while self._open:
             os.close(self._open.popitem()[1])
 
     def view(self, part: Part, box: Box) -> Array:
-        """Elements of a box as they lie in a file, which is mapped; what they mean, none asks."""
-        region, block = part
-        width, start = region.dtype.itemsize, first_byte(part, box)
-        shape, steps = size(box), [step * region.dtype.itemsize for step in block.steps]
+        """Map the elements of a box as raw bytes, with the strides that they have in the file."""
+        extent, chunk = part
+        width, start = extent.dtype.itemsize, first_byte(part, box)
+        shape, steps = size(box), [step * width for step in chunk.steps]
         span = width + sum((n - 1) * step for n, step in zip(shape, steps, strict=True))
-        before = start % mmap.ALLOCATIONGRANULARITY
+        before = start % mmap.ALLOCATIONGRANULARITY  # a mapping begins at a page
         mapped = mmap.mmap(
-            self.descriptor(region.file, os.O_RDONLY),
+            self.descriptor(extent.file, os.O_RDONLY),
             before + span,
             mmap.MAP_SHARED | mmap.MAP_POPULATE,  # all of it is read: one fault, not one a page
             mmap.PROT_READ,
@@ -76,123 +79,124 @@ class OpenFiles:
         return np.ndarray(shape, f"V{width}", mapped, before, steps)
 
     def write(self, part: Part, box: Box, content: Array) -> None:
-        """Write elements of a box, which lie one after the other in the order of the file.
+        """Write the elements of a box, given contiguous in the order of the file.
 
-        Written, not mapped: a full disk is an error then, not a signal.
+        pwrite raises an error when the disk is full; a mapping would end the process by a signal.
         """
-        region, block = part
-        shape, width = size(box), region.dtype.itemsize
-        steps = [step * width for step in block.steps]
-        outer, run = [*order_of(block)], width
-        while outer and (shape[outer[-1]] == 1 or steps[outer[-1]] == run):
-            run *= shape[outer.pop()]
-        target, start = self.descriptor(region.file, os.O_RDWR), first_byte(part, box)
-        left = content.reshape(-1).view("u1").data
-        for at in product(*(range(shape[dim]) for dim in outer)):
-            place = start + sum(n * steps[dim] for n, dim in zip(at, outer, strict=True))
-            write(target, place, left[:run])
-            left = left[run:]
+        extent, chunk = part
+        shape, width = size(box), extent.dtype.itemsize
+        steps = [step * width for step in chunk.steps]
+        outer, run_bytes = [*order_of(chunk)], width
+        while outer and (shape[outer[-1]] == 1 or steps[outer[-1]] == run_bytes):
+            run_bytes *= shape[outer.pop()]
+        target, start = self.descriptor(extent.file, os.O_RDWR), first_byte(part, box)
+        unwritten = content.reshape(-1).view("u1").data
+        for index in product(*(range(shape[dim]) for dim in outer)):
+            offset = start + sum(n * steps[dim] for n, dim in zip(index, outer, strict=True))
+            write(target, offset, unwritten[:run_bytes])
+            unwritten = unwritten[run_bytes:]
 
 
-def write(target: int, start: int, content: memoryview) -> None:
-    """Write bytes to a descriptor."""
+def write(descriptor: int, offset: int, content: memoryview) -> None:
+    """Write all bytes; pwrite may write fewer than it was asked to."""
     while content:
-        written = os.pwrite(target, content, start)
-        content, start = content[written:], start + written
+        num_written = os.pwrite(descriptor, content, offset)
+        content, offset = content[num_written:], offset + num_written
 
 
 class ChunkReader:
-    """A whole tensor of which boxes are read.
+    """Reads boxes of a whole tensor.
 
     Args:
-        files: what its files are open in.
+        files: opens the tensor's files.
         parts: of the tensor.
-        dtype: number format to read it in; parts may have others.
-        across: whether parts are mapped once for all boxes, since each box is all over a part.
+        dtype: of what is read; parts of other dtypes are cast.
+        map_once: whether a part is mapped once for all boxes. It pays where each box is scattered
+            over a part, as in a transposed one.
     """
 
     def __init__(
-        self, files: OpenFiles, parts: Iterable[Part], dtype: Dtype, *, across: bool = False
+        self, files: OpenFiles, parts: Iterable[Part], dtype: Dtype, *, map_once: bool = False
     ) -> None:
-        self._files, self._parts, self._dtype, self._across = files, [*parts], dtype, across
+        self._files, self._parts, self._dtype, self._map_once = files, [*parts], dtype, map_once
         self._mapped: dict[int, Array] = {}
-        self._given: Array | None = None
+        self._in_memory: Array | None = None
 
     @staticmethod
-    def of(
-        source: TensorSource, key: str, files: OpenFiles, *, across: bool = False
+    def for_tensor(
+        source: TensorSource, key: str, files: OpenFiles, *, map_once: bool = False
     ) -> "ChunkReader":
-        """A tensor of a checkpoint."""
-        made = ChunkReader(files, source.parts(key), source.dtype(key), across=across)
+        """Return a reader of a tensor of a checkpoint, in files or in memory."""
+        dtype = source.dtype(key)
+        reader = ChunkReader(files, source.parts(key), dtype, map_once=map_once)
         if (value := source.given.get(key)) is not None:
-            made._given = (
+            reader._in_memory = (
                 np.asarray(value, "<f4").view("V4")
                 if isinstance(value, float)
-                else _bytes_of(value.contiguous(), source.dtype(key))
+                else _raw_bytes(value.contiguous(), dtype)
             )
-        return made
+        return reader
 
     def read(self, box: Box, order: Sequence[int]) -> Array:
-        """Bytes of the elements of a box, one after the other.
+        """Read the elements of a box as raw bytes, contiguous.
 
         Args:
             box: which elements.
-            order: its dimensions, the one whose elements are furthest apart first.
+            order: dimensions of the result, the slowest first.
+
+        Returns:
+            Array of shape `[size(box)[dim] for dim in order]`.
         """
-        if self._given is not None:
-            return np.ascontiguousarray(self._given[box].transpose(order)).reshape(
-                [size(box)[dim] for dim in order]
-            )
         shape = size(box)
-        made = np.empty([shape[dim] for dim in order], f"V{self._dtype.itemsize}")
-        whole = made.transpose(np.argsort(order)) if order else made
-        for number, (region, block) in enumerate(self._parts):
-            if (common := common_box(block.place, box)) is not None:
-                found = self._view(number, common)
-                if region.dtype != self._dtype:
-                    found = cast.converted(
-                        np.ascontiguousarray(found).reshape(size(common)), region.dtype, self._dtype
-                    )
+        if self._in_memory is not None:
+            return np.ascontiguousarray(self._in_memory[box].transpose(order)).reshape(
+                [shape[dim] for dim in order]
+            )
+        result = np.empty([shape[dim] for dim in order], f"V{self._dtype.itemsize}")
+        # The same memory, with the dimensions in the tensor's own order.
+        whole = result.transpose(np.argsort(order)) if order else result
+        for number, (extent, chunk) in enumerate(self._parts):
+            if (common := common_box(chunk.place, box)) is not None:
+                elements = self._view(number, common)
+                if extent.dtype != self._dtype:
+                    raw = np.ascontiguousarray(elements).reshape(size(common))
+                    elements = cast.converted(raw, extent.dtype, self._dtype)
                 within = _within(common, box)
-                # Indexed, what has no dimensions would be a copy.
-                _copy(whole[within] if within else whole, found)
-        return made
+                # numpy copies a 0-dimensional array when it is indexed.
+                _copy(whole[within] if within else whole, elements)
+        return result
 
     def _view(self, number: int, box: Box) -> Array:
-        part = _, block = self._parts[number]
-        if not self._across:
+        part = _, chunk = self._parts[number]
+        if not self._map_once:
             return self._files.view(part, box)
         if number not in self._mapped:
-            self._mapped[number] = self._files.view(part, block.place)
-        return self._mapped[number][_within(box, block.place)]
+            self._mapped[number] = self._files.view(part, chunk.place)
+        return self._mapped[number][_within(box, chunk.place)]
 
 
 def num_not_finite(source: TensorSource, key: str) -> int:
-    """How many numbers that a tensor has in files are NaN or infinite; few rows are read at once.
-
-    Args:
-        source: has it.
-        key: of it.
-    """
+    """Count the elements of a tensor that are NaN or infinite, some rows at a time."""
     count = 0
     with ExitStack() as stack:
         files = OpenFiles(stack)
         for part in source.parts(key):
-            region, block = part
-            tensor, order, rows = ChunkReader(files, [part], region.dtype), order_of(block), 0
+            extent, chunk = part
+            reader, order, row_size = ChunkReader(files, [part], extent.dtype), order_of(chunk), 0
             if order:
-                rows = max(block.steps[order[0]], math.prod(block.size[at] for at in order[1:]))
-            for slab in slabs(block.place, order, rows * region.dtype.itemsize):
-                count += cast.num_not_finite(tensor.read(slab, order), region.dtype)
+                columns = math.prod(chunk.size[dim] for dim in order[1:])
+                row_size = max(chunk.steps[order[0]], columns)
+            for slab in slabs(chunk.place, order, row_size * extent.dtype.itemsize):
+                count += cast.num_not_finite(reader.read(slab, order), extent.dtype)
     return count
 
 
-def _bytes_of(tensor: "Tensor", dtype: Dtype) -> Array:
-    """Bytes of the elements of a contiguous tensor of torch, whose memory they share."""
+def _raw_bytes(tensor: "Tensor", dtype: Dtype) -> Array:
+    """View a contiguous tensor of torch as raw bytes, without copying."""
     import torch
 
-    found: Array = tensor.reshape(-1).view(torch.uint8).numpy().view(f"V{dtype.itemsize}")
-    return found.reshape(tensor.shape)
+    flat: Array = tensor.reshape(-1).view(torch.uint8).numpy().view(f"V{dtype.itemsize}")
+    return flat.reshape(tensor.shape)
 
 
 def _copy(target: Array, source: Array) -> None:
@@ -203,55 +207,55 @@ def _copy(target: Array, source: Array) -> None:
 
 
 def slabs(place: Box, order: Sequence[int], row_bytes: int) -> Iterator[Box]:
-    """A box in pieces of some rows each: as many as are a slab, at least one.
+    """Split a box into slabs of about `SLAB` bytes, of at least one row.
 
     Args:
         place: the box.
-        order: its dimensions; of the first, some elements are taken at once.
-        row_bytes: bytes of one of these.
+        order: its dimensions; the first one is split.
+        row_bytes: bytes for one index of that dimension.
     """
     if not order:
         yield place
         return
     dim = order[0]
-    rows, each = place[dim], max(1, SLAB // max(row_bytes, 1))
-    for first in range(rows.start, rows.stop, each):
-        yield (*place[:dim], slice(first, min(first + each, rows.stop)), *place[dim + 1 :])
+    rows, num_rows = place[dim], max(1, SLAB // max(row_bytes, 1))
+    for first in range(rows.start, rows.stop, num_rows):
+        last = min(first + num_rows, rows.stop)
+        yield (*place[:dim], slice(first, last), *place[dim + 1 :])
 
 
-def order_of(block: Chunk) -> tuple[int, ...]:
-    """Dimensions of a block, the one whose elements are furthest apart in its file first."""
-    steps = block.steps
+def order_of(chunk: Chunk) -> tuple[int, ...]:
+    """Dimensions of a chunk, sorted by stride in its file, largest first."""
+    steps = chunk.steps
     return (*sorted(range(len(steps)), key=lambda dim: (-steps[dim], dim)),)
 
 
-def turns(block: Chunk) -> bool:
-    """Whether rows of a block lie as columns in its file."""
-    order = order_of(block)
+def is_transposed(chunk: Chunk) -> bool:
+    """Whether the rows of a chunk are columns in its file."""
+    order = order_of(chunk)
     return order != (*range(len(order)),)
 
 
 def first_byte(part: Part, box: Box) -> int:
-    """Where a box, which is in a block, begins in a file."""
-    region, block = part
-    pairs = zip(box, block.place, block.steps, strict=True)
-    element = block.start + sum((own.start - at.start) * step for own, at, step in pairs)
-    return region.offset + element * region.dtype.itemsize
+    """Offset in the file of a box that lies in a part."""
+    extent, chunk = part
+    pairs = zip(box, chunk.place, chunk.steps, strict=True)
+    element = chunk.start + sum((at.start - origin.start) * step for at, origin, step in pairs)
+    return extent.offset + element * extent.dtype.itemsize
 
 
 def size(box: Iterable[slice]) -> tuple[int, ...]:
-    """Shape of a box."""
     return tuple(at.stop - at.start for at in box)
 
 
-def common_box(one: Box, other: Box) -> Box | None:
-    """What is in both boxes, if anything is."""
-    pairs = zip(one, other, strict=True)
-    found = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in pairs)
-    return None if any(at.start >= at.stop for at in found) else found
+def common_box(first: Box, second: Box) -> Box | None:
+    """Return the intersection of two boxes; None if it is empty."""
+    pairs = zip(first, second, strict=True)
+    common = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in pairs)
+    return None if any(at.start >= at.stop for at in common) else common
 
 
-def _within(box: Box, whole: Box) -> Box:
-    """Where a box is in a larger one."""
-    pairs = zip(box, whole, strict=True)
-    return tuple(slice(own.start - at.start, own.stop - at.start) for own, at in pairs)
+def _within(box: Box, outer: Box) -> Box:
+    """Return a box relative to the origin of an outer one."""
+    pairs = zip(box, outer, strict=True)
+    return tuple(slice(at.start - origin.start, at.stop - origin.start) for at, origin in pairs)

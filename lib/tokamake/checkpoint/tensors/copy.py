@@ -1,7 +1,7 @@
-"""Brings tensors from the files of a checkpoint into files that are laid out already.
+"""Copy tensors from the files of a checkpoint into files that are laid out already.
 
-Bytes that stay together are read and written, block by block; what comes apart, comes together, is
-transposed or gets another number format is put in order slab by slab.
+Long runs of bytes are copied directly. Tensors that are scattered, transposed or cast are assembled
+slab by slab. Either way, memory does not grow with a tensor.
 """
 
 import math
@@ -19,104 +19,104 @@ import numpy as np
 
 from tokamake.checkpoint.tensors import cast, chunks
 from tokamake.checkpoint.tensors.cast import Array
-from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles, Part
+from tokamake.checkpoint.tensors.chunks import Box, ChunkReader, OpenFiles, Part
 from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
 from tokamake.checkpoint.tensors.extents import Extent, TensorSource
 from tokamake.errors import UserError
 
-_LONG = 2**14
-"""Bytes that stay together from which on they are copied by themselves."""
-_BLOCK = 2**20
+_MIN_RUN_BYTES = 2**14
+"""Minimum contiguous run that is copied directly."""
+_COPY_BYTES = 2**20
 """Bytes that are copied at once."""
 
 
 def fill(
-    regions: Iterable[Extent],
+    extents: Iterable[Extent],
     source: TensorSource,
     *,
     keys: Iterable[str],
     workers: int = 1,
-    unsound: set[str] | None = None,
+    not_finite: set[str] | None = None,
 ) -> Iterator[str]:
-    """Bring whole tensors into files, and name each that is there.
+    """Copy whole tensors into files.
 
     Args:
-        regions: of the files, which are there in full length; what no block covers stays as it is.
-        source: what to write.
-        keys: of the tensors that are wanted.
-        workers: tensors that are moved at once, if there is room for them.
-        unsound: gets the keys of those in which a number is NaN or infinite.
+        extents: of the files, which have their full length. Elements in no chunk stay as they are.
+        source: where to read.
+        keys: of the tensors to copy.
+        workers: number of tensors that are copied at the same time, if memory allows.
+        not_finite: the keys of tensors that hold NaN or infinity are added to it.
+
+    Yields:
+        The key of each tensor that is complete.
 
     Raises:
-        UserError: a tensor has numbers that its format in the files cannot hold, or a file of the
-            source got shorter.
+        UserError: a tensor has numbers beyond the range of the target's dtype, or a file of the
+            source was truncated while being read.
     """
     targets: dict[str, list[Part]] = defaultdict(list)
-    for region in regions:
-        for block in region.blocks:
-            targets[block.key].append((region, block))
-    wanted = [*keys]
-    room = _Room(max((math.prod(source.shapes[key]) for key in wanted), default=0))
-    found = set[str]() if unsound is None else unsound
+    for extent in extents:
+        for chunk in extent.blocks:
+            targets[chunk.key].append((extent, chunk))
+    keys = [*keys]
+    # Room for the largest tensor: those that need to be mapped whole wait for each other.
+    budget = _ElementBudget(max((math.prod(source.shapes[key]) for key in keys), default=0))
+    bad_keys = set[str]() if not_finite is None else not_finite
 
-    def move(key: str) -> str:
-        _move(key, source, targets[key], room, found)
+    def copy(key: str) -> str:
+        if not _copy_tensor(key, source, targets[key], budget):
+            bad_keys.add(key)
         return key
 
     with ThreadPoolExecutor(workers) as pool:
-        yield from pool.map(move, wanted)
+        yield from pool.map(copy, keys)
 
 
-class _Room:
-    """Room in memory for the largest tensor, or for several that are together no larger.
+class _ElementBudget:
+    """Limits the number of elements that all threads together have in memory."""
 
-    Args:
-        most: elements.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._left, self._changed = most, Condition()
+    def __init__(self, num_elements: int) -> None:
+        self._free, self._changed = num_elements, Condition()
 
     @contextmanager
-    def take(self, size: int) -> Iterator[None]:
-        """Have room for so many elements."""
+    def take(self, num_elements: int) -> Iterator[None]:
+        """Wait until so many elements are free, and hold them."""
         with self._changed:
-            self._changed.wait_for(lambda: size <= self._left)
-            self._left -= size
+            self._changed.wait_for(lambda: num_elements <= self._free)
+            self._free -= num_elements
         try:
             yield
         finally:
             with self._changed:
-                self._left += size
+                self._free += num_elements
                 self._changed.notify_all()
 
 
-def _move(
-    key: str, source: TensorSource, targets: Iterable[Part], room: _Room, unsound: set[str]
-) -> None:
-    """Bring a tensor to where it is wanted."""
+def _copy_tensor(
+    key: str, source: TensorSource, targets: Iterable[Part], budget: _ElementBudget
+) -> bool:
+    """Copy a tensor to all its targets. Return whether all numbers are finite."""
     parts, dtype = source.parts(key), source.dtype(key)
-    as_it_is = bool(parts) and all(region.dtype == dtype for region, _ in parts)
+    has_one_dtype = bool(parts) and all(extent.dtype == dtype for extent, _ in parts)
     mean: Array | None = None
     with ExitStack() as stack:
-        moving = _Moving(key, source, OpenFiles(stack), room)
+        copier = _TensorCopier(key, source, OpenFiles(stack), budget)
         for target in targets:
-            region, block = target
-            runs = as_it_is and region.dtype == dtype and not block.is_mean
-            if block.is_mean:
-                mean = moving.mean() if mean is None else mean
-                moving.put_rows(mean, target)
-            elif runs and (long := _long_runs(parts, target)):
-                for run in long:
-                    moving.copy(run)
+            extent, chunk = target
+            is_plain = has_one_dtype and extent.dtype == dtype and not chunk.is_mean
+            if chunk.is_mean:
+                mean = copier.mean() if mean is None else mean
+                copier.fill_with_row(mean, target)
+            elif is_plain and (runs := _long_runs(parts, target)):
+                for run in runs:
+                    copier.copy_run(run)
             else:
-                moving.put_together(target)
-        if not moving.is_sound:
-            unsound.add(key)
+                copier.assemble(target)
+        return copier.is_finite
 
 
 class _Run(NamedTuple):
-    """Bytes that lie together in the source as well as in the target."""
+    """Bytes that are contiguous in both the source and the target."""
 
     source: Path
     source_start: int
@@ -125,141 +125,146 @@ class _Run(NamedTuple):
     num_bytes: int
 
 
-class _Moving:
-    """A tensor on its way.
+class _TensorCopier:
+    """Copies one tensor.
 
     Attributes:
-        is_sound: whether all numbers that were moved so far are finite.
+        is_finite: whether all numbers copied so far are finite.
 
     Args:
         key: of the tensor.
-        source: has it.
-        files: to open files in.
-        room: for what is mapped.
+        source: where to read.
+        files: opens files.
+        budget: for tensors that are mapped whole.
     """
 
-    def __init__(self, key: str, source: TensorSource, files: OpenFiles, room: _Room) -> None:
-        self.is_sound = True
-        self._key, self._files, self._room = key, files, room
+    def __init__(
+        self, key: str, source: TensorSource, files: OpenFiles, budget: _ElementBudget
+    ) -> None:
+        self.is_finite = True
+        self._key, self._files, self._budget = key, files, budget
         self._shape, self._dtype = source.shapes[key], source.dtype(key)
         self._parts, self._source = source.parts(key), source
 
-    def copy(self, run: _Run) -> None:
-        """Copy bytes."""
+    def copy_run(self, run: _Run) -> None:
         source = self._files.descriptor(run.source, os.O_RDONLY)
         target = self._files.descriptor(run.target, os.O_RDWR)
-        # Not copy_file_range: blocks seldom lie alike in both, so that it takes twice the time.
-        buffer, done = np.empty(min(_BLOCK, run.num_bytes), "u1"), 0
-        while done < run.num_bytes:
-            block = buffer[: run.num_bytes - done]
-            read = os.preadv(source, [block.data], run.source_start + done)
-            read -= read % self._dtype.itemsize
-            if not read:
-                raise UserError(f"{run.source}: got shorter meanwhile; fetch or write it again")
-            self._look(block[:read], self._dtype)
-            chunks.write(target, run.target_start + done, block[:read].data)
-            done += read
+        # copy_file_range takes twice the time: source and target rarely have the same alignment.
+        buffer, num_done = np.empty(min(_COPY_BYTES, run.num_bytes), "u1"), 0
+        while num_done < run.num_bytes:
+            content = buffer[: run.num_bytes - num_done]
+            num_read = os.preadv(source, [content.data], run.source_start + num_done)
+            num_read -= num_read % self._dtype.itemsize
+            if not num_read:
+                raise UserError(
+                    f"{run.source}: was truncated while being read; fetch or write it again"
+                )
+            self._check_finite(content[:num_read], self._dtype)
+            chunks.write(target, run.target_start + num_done, content[:num_read].data)
+            num_done += num_read
 
-    def put_together(self, target: Part) -> None:
-        """Fill a block, some rows at a time."""
-        _, block = target
-        order, width = chunks.order_of(block), self._dtype.itemsize
-        across = any(chunks.turns(own) for _, own in (target, *self._parts))
-        row_bytes = math.prod(block.size) // max(1, block.size[order[0]]) * width if order else 0
-        if not across:  # Of a part whose rows are longer, all between them is mapped, too.
-            steps = [own.steps[0] * each.dtype.itemsize for each, own in self._parts if own.size]
-            row_bytes = max([row_bytes, *steps])
-        with self._room.take(math.prod(block.size) if across else 0):
-            tensor = self._boxes(across=across)
-            for slab in chunks.slabs(block.place, order, row_bytes):
-                self._put(tensor.read(slab, order), target, slab)
+    def assemble(self, target: Part) -> None:
+        """Fill a chunk, some rows at a time."""
+        _, chunk = target
+        order, width = chunks.order_of(chunk), self._dtype.itemsize
+        is_transposed = any(chunks.is_transposed(each) for _, each in (target, *self._parts))
+        row_bytes = math.prod(chunk.size) // max(1, chunk.size[order[0]]) * width if order else 0
+        if not is_transposed:
+            # A part of longer rows is mapped with all that lies between its own elements.
+            spans = [
+                part.steps[0] * extent.dtype.itemsize for extent, part in self._parts if part.size
+            ]
+            row_bytes = max([row_bytes, *spans])
+        with self._budget.take(math.prod(chunk.size) if is_transposed else 0):
+            tensor = self._reader(is_transposed=is_transposed)
+            for slab in chunks.slabs(chunk.place, order, row_bytes):
+                self._write(tensor.read(slab, order), target, slab, self._dtype)
 
-    def put_rows(self, row: Array, target: Part) -> None:
-        """Fill a block with rows that are alike, each a part of the mean of all rows."""
-        _, block = target
-        own = row[block.place[1:]]
-        for slab in chunks.slabs(block.place, chunks.order_of(block), own.nbytes):
-            made = own.reshape(1, *own.shape).repeat(chunks.size(slab)[0], axis=0)
-            self._put(made.view(f"V{FLOAT32.itemsize}"), target, slab, FLOAT32)
+    def fill_with_row(self, row: Array, target: Part) -> None:
+        """Fill all rows of a chunk with its columns of one fp32 row."""
+        _, chunk = target
+        columns = row[chunk.place[1:]]
+        for slab in chunks.slabs(chunk.place, chunks.order_of(chunk), columns.nbytes):
+            rows = columns.reshape(1, *columns.shape).repeat(chunks.size(slab)[0], axis=0)
+            self._write(rows.view(f"V{FLOAT32.itemsize}"), target, slab, FLOAT32)
 
     def mean(self) -> Array:
-        """The mean of all rows in fp32.
+        """Return the mean of all rows in fp32.
 
-        Rows are added up one after the other in fp64, and the sum divided by their number is
-        rounded once: the same on every machine, whatever the layout of the files.
+        Rows are added in order in fp64; the sum is divided by their number and rounded once. So the
+        result is the same on every machine, for any layout of the files.
         """
-        across = any(chunks.turns(own) for _, own in self._parts)
+        is_transposed = any(chunks.is_transposed(part) for _, part in self._parts)
         total = np.zeros(self._shape[1:], np.float64)
         place = (*(slice(0, size) for size in self._shape),)
         row_bytes = math.prod(self._shape[1:]) * self._dtype.itemsize
         order = (*range(len(place)),)
         with (
             np.errstate(all="ignore"),
-            self._room.take(math.prod(self._shape) if across else 0),
+            self._budget.take(math.prod(self._shape) if is_transposed else 0),
         ):
-            tensor = self._boxes(across=across)
+            tensor = self._reader(is_transposed=is_transposed)
             for slab in chunks.slabs(place, order, row_bytes):
                 for row in cast.values(tensor.read(slab, order), self._dtype):
                     total += row
             return (total / self._shape[0]).astype(np.float32)
 
-    def _boxes(self, *, across: bool) -> ChunkReader:
-        return ChunkReader.of(self._source, self._key, self._files, across=across)
+    def _reader(self, *, is_transposed: bool) -> ChunkReader:
+        # Each slab of a transposed tensor touches all of a part: map the part once.
+        return ChunkReader.for_tensor(self._source, self._key, self._files, map_once=is_transposed)
 
-    def _put(
-        self, made: Array, target: Part, box: tuple[slice, ...], dtype: Dtype | None = None
-    ) -> None:
-        """Write elements in the target's number format.
+    def _write(self, elements: Array, target: Part, box: Box, dtype: Dtype) -> None:
+        """Write elements of a dtype, cast to the target's.
 
         Raises:
-            UserError: that has no such numbers.
+            UserError: a finite number becomes infinite.
         """
-        region, own = target[0], dtype or self._dtype
-        content = cast.converted(made, own, region.dtype)
-        if not self._look(content, region.dtype) and region.dtype != own:
-            _check_range(self._key, made, own, content, region.dtype)
+        extent, _ = target
+        content = cast.converted(elements, dtype, extent.dtype)
+        if not self._check_finite(content, extent.dtype) and extent.dtype != dtype:
+            _check_range(self._key, elements, dtype, content, extent.dtype)
         self._files.write(target, box, content)
 
-    def _look(self, content: Array, dtype: Dtype) -> bool:
-        """Whether all numbers are finite, which is kept in mind."""
-        finite = cast.all_finite(content, dtype)
-        self.is_sound = self.is_sound and finite
-        return finite
+    def _check_finite(self, content: Array, dtype: Dtype) -> bool:
+        is_finite = cast.all_finite(content, dtype)
+        self.is_finite = self.is_finite and is_finite
+        return is_finite
 
 
-def _check_range(key: str, made: Array, own: Dtype, content: Array, dtype: Dtype) -> None:
-    """See that a number format has all finite numbers of another one.
+def _check_range(key: str, elements: Array, source: Dtype, content: Array, target: Dtype) -> None:
+    """Check that no finite number of the source became infinite.
 
     Raises:
-        UserError: it has not.
+        UserError: one did.
     """
-    before, after = cast.values(made, own), cast.values(content, dtype)
+    before, after = cast.values(elements, source), cast.values(content, target)
     if (np.isfinite(before) & ~np.isfinite(after)).any():
-        wider = "bf16 or fp32" if dtype.name == "float16" else "fp32"
-        raise UserError(f"{key}: has numbers beyond those of {dtype.short}; take --dtype {wider}")
+        wider = "bf16 or fp32" if target.name == "float16" else "fp32"
+        raise UserError(f"{key}: has numbers beyond those of {target.short}; take --dtype {wider}")
 
 
 def _long_runs(parts: Iterable[Part], target: Part) -> list[_Run]:
-    """What a target is made of, if that are long runs of bytes; else nothing."""
-    found: list[_Run] = []
+    """Return the runs of bytes that make up a target, or nothing if they are too short."""
+    runs: list[_Run] = []
     for part in parts:
         box = chunks.common_box(part[1].place, target[1].place)
         if box is None:
             continue
         width, outer = target[0].dtype.itemsize, [*range(len(box))]
-        steps = [[step * width for step in each.steps] for _, each in (part, target)]
-        run, shape = width, chunks.size(box)
+        steps = [[step * width for step in chunk.steps] for _, chunk in (part, target)]
+        run_bytes, shape = width, chunks.size(box)
+        # Merge dimensions from the innermost outwards while both sides are contiguous.
         while outer and (
-            shape[outer[-1]] == 1 or steps[0][outer[-1]] == steps[1][outer[-1]] == run
+            shape[outer[-1]] == 1 or steps[0][outer[-1]] == steps[1][outer[-1]] == run_bytes
         ):
-            run *= shape[outer.pop()]
-        if outer and run < _LONG:
+            run_bytes *= shape[outer.pop()]
+        if outer and run_bytes < _MIN_RUN_BYTES:
             return []
-        places = [chunks.first_byte(each, box) for each in (part, target)]
-        for at in product(*(range(shape[dim]) for dim in outer)):
-            first, second = (
-                place + sum(n * own[dim] for n, dim in zip(at, outer, strict=True))
-                for place, own in zip(places, steps, strict=True)
+        starts = [chunks.first_byte(each, box) for each in (part, target)]
+        for index in product(*(range(shape[dim]) for dim in outer)):
+            source_start, target_start = (
+                start + sum(n * side[dim] for n, dim in zip(index, outer, strict=True))
+                for start, side in zip(starts, steps, strict=True)
             )
-            found.append(_Run(part[0].file, first, target[0].file, second, run))
-    return found
+            runs.append(_Run(part[0].file, source_start, target[0].file, target_start, run_bytes))
+    return runs

@@ -1,6 +1,6 @@
-"""Number formats of tensors in files: what each kind of file calls them, and how wide they are.
+"""Dtypes of tensors in files: their width, and their name in each kind of file.
 
-Moving bytes needs no more, so that torch is imported only where numbers count.
+Copying bytes needs no more than that, so torch is imported only where numbers are computed.
 """
 
 from collections.abc import Iterable
@@ -13,34 +13,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dtype:
-    """A number format."""
+    """A number format of tensors."""
 
     name: str
-    """As torch calls it."""
+    """torch's name."""
     itemsize: int
-    """Bytes."""
+    """Bytes of an element."""
     in_safetensors: str | None = None
-    """As safetensors calls it, which has not all of them."""
+    """safetensors' name; None if safetensors lacks it."""
     storage: str | None = None
-    """As torch.save calls it, for those that it has a name for."""
+    """Name of the storage class in torch.save's files; None if there is no such class."""
     short: str | None = None
-    """As options and messages call it, if weights are kept in it."""
+    """Name in options and messages, if tokamake stores weights in it."""
 
     def __str__(self) -> str:
-        """As torch shows it."""
+        """Return e.g. torch.float32."""
         return f"torch.{self.name}"
 
     def __setstate__(self, _: Any) -> None:
-        """Refuse: a pickle can name a format, and would change it for all."""
-        raise TypeError("a number format does not change")
+        """Refuse: a pickle that names a dtype could otherwise change it for the whole process."""
+        raise TypeError("a dtype cannot be changed")
 
     @property
     def torch(self) -> "torch.dtype":
-        """torch's own."""
         import torch
 
-        found: torch.dtype = getattr(torch, self.name)
-        return found
+        dtype: torch.dtype = getattr(torch, self.name)
+        return dtype
 
 
 FLOAT32 = Dtype("float32", 4, "F32", "FloatStorage", "fp32")
@@ -64,26 +63,25 @@ ALL = (
     Dtype("uint32", 4),
     Dtype("uint16", 2),
 )
-"""In the order in which safetensors writes tensors of several."""
+"""All dtypes, in the order in which safetensors writes tensors."""
 
 OF_WEIGHTS = {dtype.short: dtype for dtype in ALL if dtype.short}
-"""Those that weights are kept in, by what options call them."""
+"""Dtypes of weights, by their name in options."""
 
 _BY_NAME = {dtype.name: dtype for dtype in ALL}
 
 
 def named(name: str) -> Dtype | None:
-    """The format that torch calls so, if it is known."""
+    """Return the dtype with this name in torch, or None."""
     return _BY_NAME.get(name)
 
 
 def of(dtype: "torch.dtype") -> Dtype:
-    """The format that is torch's."""
     return _BY_NAME[str(dtype).removeprefix("torch.")]
 
 
 def widest(dtypes: Iterable[Dtype]) -> Dtype:
-    """A format that holds all numbers of all of these."""
+    """Return the dtype that torch promotes all of these to."""
     first, *others = dict.fromkeys(dtypes)
     if not others:
         return first

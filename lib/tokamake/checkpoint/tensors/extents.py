@@ -1,7 +1,7 @@
-"""Extents: runs of bytes in files, each of which holds chunks of whole tensors.
+"""Extents: runs of bytes in files that hold chunks of whole tensors.
 
-A format says where tensors lie (`Extent`) and where they are to be written (`PlannedTensor`).
-`TensorSource` assembles whole tensors on request; `copy` moves them from files into other files.
+A format states where tensors lie (`Extent`) and where they will be written (`PlannedTensor`).
+`TensorSource` assembles whole tensors on request; `copy` copies them into other files.
 """
 
 import math
@@ -25,31 +25,30 @@ _CODES = {
     **{"int64": "<q", "int32": "<i", "int16": "<h", "int8": "<b"},
     **{"uint64": "<Q", "uint32": "<I", "uint16": "<H", "uint8": "<B"},
 }
-"""How Python unpacks numbers of a format."""
+"""Format codes of `struct` by dtype."""
 
 
 class Chunk(NamedTuple):
-    """A box of a whole tensor, as it lies in a stored one."""
+    """A box of a whole tensor, and how it lies in a stored tensor."""
 
     key: str
-    """Of the whole tensor."""
+    """Key of the whole tensor."""
     place: tuple[slice, ...]
     """The box."""
     start: int = 0
-    """Element of the stored tensor with which it begins."""
+    """Element of the stored tensor where the box begins."""
     stride: tuple[int, ...] | None = None
-    """Elements from one to the next in each dimension; None: row after row, without gaps."""
+    """Stride in elements of the stored tensor, by dimension of the box; None: contiguous."""
     is_mean: bool = False
-    """Whether each row of the box is the mean of all rows of the whole, as in padding."""
+    """Whether each row of the box is the mean of all rows of the whole tensor, as in padding."""
 
     @property
     def size(self) -> tuple[int, ...]:
-        """Shape of the box."""
         return tuple(at.stop - at.start for at in self.place)
 
     @property
     def stop(self) -> int:
-        """Element of the stored tensor after its last one."""
+        """Element of the stored tensor after the last one of the box."""
         size = self.size
         if not math.prod(size):
             return self.start
@@ -58,25 +57,21 @@ class Chunk(NamedTuple):
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Elements from one to the next in each dimension."""
+        """Stride in elements, also of a contiguous box."""
         return _dense(self.size) if self.stride is None else self.stride
 
     def view(self, flat: "Tensor") -> "Tensor":
-        """The box in a stored tensor, which is flat."""
+        """Return the box as a view of the flat stored tensor."""
         return flat.as_strided(self.size, self.steps, self.start)
 
 
 def overlap(places: Sequence[tuple[slice, ...]]) -> tuple[int, int] | None:
-    """Numbers of two boxes that have elements in common, if there are such.
-
-    Args:
-        places: of the boxes, in the same tensor.
-    """
+    """Return the indices of two boxes of a tensor that have elements in common, or None."""
     if len(places) < 2:
         return None
     filled = [n for n, place in enumerate(places) if all(at.start < at.stop for at in place)]
     near: list[int] = []
-    # By first rows, so that boxes are compared only with those that have rows in common.
+    # Sorted by first row, a box is compared only with boxes that share rows with it.
     for number in sorted(filled, key=lambda n: [at.start for at in places[n][:1]]):
         place = places[number]
         near = [n for n in near if not place or places[n][0].stop > place[0].start]
@@ -89,7 +84,7 @@ def overlap(places: Sequence[tuple[slice, ...]]) -> tuple[int, int] | None:
 
 
 def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a tensor that lies row after row, without gaps."""
+    """Strides of a contiguous tensor."""
     return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
@@ -99,58 +94,57 @@ class Extent:
 
     file: Path
     name: str
-    """Its name there, for messages."""
+    """Name in the file, for messages."""
     offset: int
-    """Its first byte."""
+    """First byte in the file."""
     shape: tuple[int, ...]
     dtype: Dtype
     blocks: tuple[Chunk, ...] = field(default=(), hash=False)  # slices have none in Python 3.11
-    """What it is made of; elements in no block mean nothing, such as padding."""
+    """Chunks that it holds. Elements in no chunk are unused, such as padding."""
     is_copy: bool = False
-    """Whether other regions hold the same, as ranks that share a norm."""
+    """Whether it is a replica: another extent holds the same, as for a norm on several ranks."""
     stride: tuple[int, ...] | None = None
-    """Elements from one to the next in each dimension, where they do not lie row after row."""
+    """Stride in elements by dimension; None: contiguous."""
 
     @property
     def numel(self) -> int:
-        """Elements."""
         return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes from the first element to the last one's end."""
+        """Bytes from the first element to the end of the last one."""
         if self.stride is None or not self.numel:
             return self.numel * self.dtype.itemsize
         steps = zip(self.shape, self.stride, strict=True)
         return (1 + sum((size - 1) * step for size, step in steps)) * self.dtype.itemsize
 
     def check(self, size: int) -> None:
-        """See that the file, of so many bytes, holds all of it, and it all of its blocks.
+        """Check that a file of `size` bytes holds the extent, and the extent holds its chunks.
 
         Raises:
-            UserError: it does not.
+            UserError: the file is damaged.
         """
         if self.offset + self.num_bytes > size:
             raise UserError(
                 f"{self.file}: damaged: has {size:,} bytes, tensor {self.name} would end at "
                 f"{self.offset + self.num_bytes:,}; fetch or write the file again"
             )
-        if any(block.stop > self.numel for block in self.blocks):
+        end = max((chunk.stop for chunk in self.blocks), default=0)
+        if end > self.numel:
             raise UserError(
                 f"{self.file}: damaged: tensor {self.name} has {self.numel:,} elements, "
-                f"{max(block.stop for block in self.blocks):,} belong in it; fetch or write the "
-                "file again"
+                f"{end:,} belong in it; fetch or write the file again"
             )
 
     def map(self, *, writable: bool = False) -> "Tensor":
-        """Its elements row after row, flat; what is written goes to the file if `writable`."""
+        """Map the elements as a flat tensor. If `writable`, changes go to the file."""
         import torch
 
-        assert self.stride is None, "as it lies, a region has no strides"
+        assert self.stride is None, "call as_it_lies first"
         if not self.numel:
             return torch.empty(0, dtype=self.dtype.torch)
-        before = self.offset % mmap.ALLOCATIONGRANULARITY
-        # A private copy where nothing is to be written: torch takes no read-only memory.
+        before = self.offset % mmap.ALLOCATIONGRANULARITY  # a mapping begins at a page
+        # Read-only memory is mapped copy-on-write: torch.frombuffer warns about read-only buffers.
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY
         with self.file.open("r+b" if writable else "rb") as stream:
             mapped = mmap.mmap(
@@ -162,84 +156,86 @@ class Extent:
         return torch.frombuffer(mapped, dtype=self.dtype.torch, count=self.numel, offset=before)
 
     def as_it_lies(self) -> "Extent":
-        """The same, its blocks by where elements lie in the file, not by rows of the tensor.
+        """Return the same bytes as a contiguous extent, with strided chunks.
 
         Raises:
-            UserError: a block's elements are not the same number of bytes apart.
+            UserError: the elements of a chunk have no constant stride in the file.
         """
         if self.stride is None:
             return self
         if not self.numel:
             return replace(self, stride=None)
-        blocks = (*(self._as_it_lies(block, self.stride) for block in self.blocks),)
+        chunks = (*(self._strided(chunk, self.stride) for chunk in self.blocks),)
         span = self.num_bytes // self.dtype.itemsize
-        return replace(self, shape=(span,), stride=None, blocks=blocks)
+        return replace(self, shape=(span,), stride=None, blocks=chunks)
 
-    def _as_it_lies(self, block: Chunk, stride: tuple[int, ...]) -> Chunk:
-        rows, left, last, start, steps = _dense(self.shape), block.start, [], 0, []
+    def _strided(self, chunk: Chunk, stride: tuple[int, ...]) -> Chunk:
+        """Express a chunk in elements of the file, for a tensor with these strides."""
+        # Elements a dimension counts for in the contiguous tensor, of which `chunk` is a view.
+        rows, remainder, last, start, steps = _dense(self.shape), chunk.start, [], 0, []
         for row, step in zip(rows, stride, strict=True):
-            index, left = divmod(left, row)
+            index, remainder = divmod(remainder, row)
             last.append(index)
             start += index * step
-        for count, wanted in zip(block.size, block.steps, strict=True):
-            fitting = (n for n, size in enumerate(self.shape) if size > 1 and not wanted % rows[n])
+        for count, chunk_step in zip(chunk.size, chunk.steps, strict=True):
+            # The outermost dimension of the tensor that divides the chunk's step.
+            fitting = (
+                n for n, size in enumerate(self.shape) if size > 1 and not chunk_step % rows[n]
+            )
             dim = next(fitting, None)
-            index = 0 if dim is None else wanted // rows[dim]
+            index = 0 if dim is None else chunk_step // rows[dim]
             steps.append(0 if dim is None else index * stride[dim])
             if dim is not None:
                 last[dim] += (count - 1) * index
         if any(index >= size for index, size in zip(last, self.shape, strict=True)):
             raise UserError(
-                f"{self.file}: tensor {self.name} lies in an order that is not read; save it again "
+                f"{self.file}: the strides of tensor {self.name} are not supported; save it again "
                 "after contiguous()"
             )
-        return block._replace(start=start, stride=(*steps,))
+        return chunk._replace(start=start, stride=(*steps,))
 
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """A tensor that a file shall hold."""
+    """A contiguous tensor to be written to a file; see `Extent` for the attributes."""
 
     shape: tuple[int, ...]
     dtype: Dtype
     blocks: tuple[Chunk, ...]
     is_copy: bool = False
-    """See `Extent`."""
 
     @property
     def numel(self) -> int:
-        """Elements."""
         return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all elements."""
         return self.numel * self.dtype.itemsize
 
     @property
     def stride(self) -> tuple[int, ...]:
-        """Elements from one to the next in each dimension: it is to lie row after row."""
         return _dense(self.shape)
 
     def region(self, file: Path, name: str, offset: int) -> Extent:
-        """The same where it lies in a file; see there."""
+        """Return where it lies in a file."""
         return Extent(file, name, offset, self.shape, self.dtype, self.blocks, self.is_copy)
 
 
 class TensorSource:
-    """Whole tensors of a checkpoint by their keys; each is read when it is asked for.
+    """Whole tensors of a checkpoint by key; each is read when it is asked for.
 
     Attributes:
-        regions: where they lie.
-        given: tensors that lie in no file as such, by key.
+        regions: extents that hold the tensors.
+        shapes: of the whole tensors, by key.
+        given: tensors in memory, by key.
 
     Args:
-        regions: where they lie.
+        regions: extents that hold the tensors.
         shapes: of the whole tensors, by key.
-        given: tensors that lie in no file as such, by key; a number is one in fp32.
+        given: tensors in memory, by key; a number is a tensor in fp32.
 
     Raises:
-        UserError: a file is too short, or a tensor is not there whole.
+        UserError: a file is too short, or a tensor is incomplete.
     """
 
     def __init__(
@@ -251,33 +247,38 @@ class TensorSource:
         self.regions = [*regions]
         self.shapes = {key: tuple(shape) for key, shape in shapes.items()}
         self.given = {**(given or {})}
-        self._parts: dict[str, list[tuple[Extent, Chunk]]] = defaultdict(list)
         sizes: dict[Path, int] = {}
-        for region in self.regions:
-            if region.file not in sizes:
-                sizes[region.file] = region.file.stat().st_size
-            region.check(sizes[region.file])
-        self.regions = [region.as_it_lies() for region in self.regions]
-        for region in self.regions:
-            for block in () if region.is_copy else region.blocks:
-                if not block.is_mean:
-                    self._parts[block.key].append((region, block))
+        for extent in self.regions:
+            if extent.file not in sizes:
+                sizes[extent.file] = extent.file.stat().st_size
+            extent.check(sizes[extent.file])
+        self.regions = [extent.as_it_lies() for extent in self.regions]
+        self._parts: dict[str, list[tuple[Extent, Chunk]]] = defaultdict(list)
+        for extent in self.regions:
+            for chunk in () if extent.is_copy else extent.blocks:
+                if not chunk.is_mean:
+                    self._parts[chunk.key].append((extent, chunk))
         for key, shape in self.shapes.items():
-            if twice := overlap([block.place for _, block in self._parts[key]]):
-                one, other = (self._parts[key][number][0].file for number in twice)
-                raise UserError(
-                    f"{other}: damaged: its part of tensor {key} overlaps that in {one}; fetch or "
-                    "write the checkpoint again"
-                )
-            found = sum(math.prod(block.size) for _, block in self._parts[key])
-            if found != math.prod(shape):
-                where = next((region.file.parent for region in self.regions), "checkpoint")
-                raise UserError(
-                    f"{where}: has {found:,} of {math.prod(shape):,} elements of tensor {key}; "
-                    "are all files of the checkpoint there?"
-                )
+            self._check_complete(key, shape)
         for key, value in self.given.items():
             self.shapes[key] = () if isinstance(value, float) else tuple(value.shape)
+
+    def _check_complete(self, key: str, shape: tuple[int, ...]) -> None:
+        parts = self._parts[key]
+        if pair := overlap([chunk.place for _, chunk in parts]):
+            first, second = (parts[number][0].file for number in pair)
+            raise UserError(
+                f"{second}: damaged: its part of tensor {key} overlaps that in {first}; fetch or "
+                "write the checkpoint again"
+            )
+        # Without overlaps, the parts cover the tensor if their sizes add up to it.
+        num_elements = sum(math.prod(chunk.size) for _, chunk in parts)
+        if num_elements != math.prod(shape):
+            folder = next((extent.file.parent for extent in self.regions), "checkpoint")
+            raise UserError(
+                f"{folder}: has {num_elements:,} of {math.prod(shape):,} elements of tensor {key}; "
+                "check that all files of the checkpoint are there"
+            )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
@@ -286,84 +287,80 @@ class TensorSource:
         return key in self.shapes
 
     def dtype(self, key: str) -> Dtype:
-        """Number format of a tensor in the files; of several, one that holds all their numbers."""
+        """Dtype of a tensor in the files; if its parts differ, the widest."""
         if key not in self.given:
-            return dtypes.widest(region.dtype for region, _ in self._parts[key])
+            return dtypes.widest(extent.dtype for extent, _ in self._parts[key])
         value = self.given[key]
         return FLOAT32 if isinstance(value, float) else dtypes.of(value.dtype)
 
     def parts(self, key: str) -> list[tuple[Extent, Chunk]]:
-        """Where the parts of a tensor lie; nowhere, if it is in no file as such."""
+        """Return the parts of a tensor in files; none if it is in memory."""
         return [] if key in self.given else self._parts[key]
 
     def first_rows(self, keys: Iterable[str], count: int) -> "TensorSource":
-        """The same, but of some tensors the first rows alone.
-
-        Args:
-            keys: of those.
-            count: of their rows that stay.
-        """
-        wanted = {*keys}
+        """Return the same source with only the first `count` rows of some tensors."""
+        cut_keys = {*keys}
         shapes = {
-            key: (count, *shape[1:]) if key in wanted else shape
+            key: (count, *shape[1:]) if key in cut_keys else shape
             for key, shape in self.shapes.items()
             if key not in self.given
         }
-        regions = (
-            replace(each, blocks=_first(each.blocks, wanted, count)) for each in self.regions
+        extents = (
+            replace(extent, blocks=_first_rows(extent.blocks, cut_keys, count))
+            for extent in self.regions
         )
-        return TensorSource(regions, shapes, self.given)
+        return TensorSource(extents, shapes, self.given)
 
     def number(self, key: str) -> float:
-        """A tensor without dimensions, read without torch where it lies in a file.
+        """Read a tensor without dimensions; from a file, without torch.
 
         Raises:
-            UserError: it is in a format that no such numbers are in.
+            UserError: its dtype is not supported.
         """
         if key in self.given:
             return float(self.given[key])
-        ((region, block),) = self._parts[key]
-        name, width = region.dtype.name, region.dtype.itemsize
-        with region.file.open("rb") as stream:
-            stream.seek(region.offset + block.start * width)
+        ((extent, chunk),) = self._parts[key]
+        name, width = extent.dtype.name, extent.dtype.itemsize
+        with extent.file.open("rb") as stream:
+            stream.seek(extent.offset + chunk.start * width)
             raw = stream.read(width)
         if name == "bfloat16":  # the upper half of fp32
             name, raw = "float32", bytes(2) + raw
         if name not in _CODES:
             raise UserError(
-                f"{region.file}: tensor {region.name} is {region.dtype}, in which no number is "
-                "expected; save it in fp32"
+                f"{extent.file}: tensor {extent.name} is {extent.dtype}, which is not supported "
+                "for a number; save it in fp32"
             )
-        (found,) = struct.unpack(_CODES[name], raw)
-        return float(found)
+        (value,) = struct.unpack(_CODES[name], raw)
+        return float(value)
 
     def read(self, key: str) -> "Tensor":
-        """A whole tensor; backed by its file where it lies there in one piece."""
+        """Read a whole tensor; one that lies in a single extent is memory-mapped."""
         import torch
 
         if key in self.given:
             return torch.as_tensor(self.given[key])
         parts, shape = self._parts[key], self.shapes[key]
         if len(parts) == 1:
-            region, block = parts[0]
-            return block.view(region.map())
+            extent, chunk = parts[0]
+            return chunk.view(extent.map())
         whole = torch.empty(shape, dtype=self.dtype(key).torch)
         mapped: dict[Extent, Tensor] = {}
-        for region, block in parts:
-            if region not in mapped:
-                mapped = {region: region.map()}
-            whole[block.place] = block.view(mapped[region])
+        for extent, chunk in parts:
+            if extent not in mapped:
+                mapped = {extent: extent.map()}
+            whole[chunk.place] = chunk.view(mapped[extent])
         return whole
 
 
-def _first(blocks: Iterable[Chunk], keys: set[str], count: int) -> tuple[Chunk, ...]:
-    """Blocks without what is in rows after the first ones of some tensors."""
-    found = []
-    for block in blocks:
-        if block.key in keys and not block.is_mean:
-            rows, *rest = block.place
+def _first_rows(chunks: Iterable[Chunk], keys: set[str], count: int) -> tuple[Chunk, ...]:
+    """Cut chunks of some tensors down to the first rows."""
+    kept = []
+    for chunk in chunks:
+        if chunk.key in keys and not chunk.is_mean:
+            rows, *columns = chunk.place
             if rows.start >= count:
                 continue
-            block = block._replace(place=(slice(rows.start, min(rows.stop, count)), *rest))
-        found.append(block)
-    return (*found,)
+            chunk = chunk._replace(place=(slice(rows.start, min(rows.stop, count)), *columns))
+        kept.append(chunk)
+    return (*kept,)

@@ -1,4 +1,4 @@
-"""Runs of elements of flattened tensors as chunks of the whole tensors."""
+"""Runs of elements of a flattened tensor, as chunks of the whole tensor."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,26 +9,26 @@ Box = tuple[slice, ...]
 
 
 def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
-    """Boxes that make up a run of a flattened tensor, in its order.
+    """Split a run of a flattened tensor into boxes, in order.
 
     Args:
         shape: of the tensor.
         start: first element of the run.
-        stop: the one after the last.
+        stop: element after the last one.
 
     Yields:
-        No more than twice as many as dimensions.
+        At most two boxes a dimension.
     """
     if start == stop:
         return
     if len(shape) < 2:
-        # Without dimensions there is one element, and one box.
+        # A tensor without dimensions has one element, and one box without slices.
         yield tuple(slice(start, stop) for _ in shape)
         return
     row = math.prod(shape[1:])
     first, before = divmod(start, row)
     if before or stop - start < row:
-        # The rest of a row, then what comes after it.
+        # The run begins within a row: first the remainder of that row, then what follows.
         end = min(stop, (first + 1) * row)
         for box in boxes(shape[1:], before, end - first * row):
             yield (slice(first, first + 1), *box)
@@ -39,27 +39,28 @@ def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
     yield from boxes(shape, last * row, stop)
 
 
-def cut(blocks: Iterable[Chunk], start: int, stop: int) -> Iterator[Chunk]:
-    """What a run of a stored tensor is made of.
+def cut(chunks: Iterable[Chunk], start: int, stop: int) -> Iterator[Chunk]:
+    """Cut a run out of a stored tensor.
 
     Args:
-        blocks: of the stored tensor; row after row, without gaps.
+        chunks: of the stored tensor, contiguous.
         start: first element of the run.
-        stop: the one after the last.
+        stop: element after the last one.
 
     Yields:
-        Blocks that count elements from the begin of the run.
+        Chunks of the run; their `start` counts from the beginning of the run.
     """
-    for block in blocks:
-        assert block.stride is None, "what is cut lies row after row"
-        size = block.size
-        low, high = max(start, block.start), min(stop, block.start + math.prod(size))
-        at = low - start
-        for box in boxes(size, low - block.start, max(low, high) - block.start):
-            yield block._replace(place=_within(block.place, box), start=at)
-            at += math.prod(each.stop - each.start for each in box)
+    for chunk in chunks:
+        assert chunk.stride is None, "a chunk that is cut is contiguous"
+        size = chunk.size
+        first = max(start, chunk.start)
+        last = max(first, min(stop, chunk.start + math.prod(size)))
+        position = first - start
+        for box in boxes(size, first - chunk.start, last - chunk.start):
+            yield chunk._replace(place=_shifted(box, chunk.place), start=position)
+            position += math.prod(at.stop - at.start for at in box)
 
 
-def _within(place: Box, box: Box) -> Box:
-    pairs = zip(place, box, strict=True)
+def _shifted(box: Box, origin: Box) -> Box:
+    pairs = zip(origin, box, strict=True)
     return tuple(slice(at.start + own.start, at.start + own.stop) for at, own in pairs)

@@ -1,4 +1,4 @@
-"""What ranks of a checkpoint have alike, such as norms: `inspect` and `convert` see that it is."""
+"""Compare replicated tensors, such as norms, between the ranks of a checkpoint."""
 
 import math
 from contextlib import ExitStack
@@ -10,37 +10,39 @@ from tokamake.errors import UserError
 
 
 def check_copies(source: TensorSource) -> None:
-    """Compare what several ranks have alike, bit by bit; nothing else is read.
+    """Compare all replicas bit by bit; nothing else is read.
 
     Raises:
-        UserError: a copy differs; the message names it and its file.
+        UserError: replicas differ; the message names the tensor and its file.
     """
-    for region in source.regions:
-        for block in region.blocks if region.is_copy else ():
-            if not block.is_mean and not _is_alike(source, (region, block)):
+    for extent in source.regions:
+        if not extent.is_copy:
+            continue
+        for chunk in extent.blocks:
+            if not chunk.is_mean and not _is_same(source, (extent, chunk)):
                 raise UserError(
-                    f"{region.file}: tensor {region.name} differs from that of other ranks, which "
-                    "have it alike; take another checkpoint, or convert it with --take-first-copy"
+                    f"{extent.file}: replicated tensor {extent.name} differs from that of other "
+                    "ranks; take another checkpoint, or convert it with --take-first-copy"
                 )
 
 
-def _is_alike(source: TensorSource, copy: Part) -> bool:
-    region, block = copy
-    if region.dtype != source.dtype(block.key):
+def _is_same(source: TensorSource, copy: Part) -> bool:
+    extent, chunk = copy
+    if extent.dtype != source.dtype(chunk.key):
         return False
-    across = any(chunks.turns(own) for _, own in (copy, *source.parts(block.key)))
+    map_once = any(chunks.is_transposed(part) for _, part in (copy, *source.parts(chunk.key)))
     with ExitStack() as stack:
         files = OpenFiles(stack)
-        whole = ChunkReader.of(source, block.key, files, across=across)
-        own = ChunkReader(files, [copy], region.dtype, across=across)
-        return same_bits(whole, own, block.place, region.dtype.itemsize)
+        whole = ChunkReader.for_tensor(source, chunk.key, files, map_once=map_once)
+        replica = ChunkReader(files, [copy], extent.dtype, map_once=map_once)
+        return same_bits(whole, replica, chunk.place, extent.dtype.itemsize)
 
 
-def same_bits(one: ChunkReader, other: ChunkReader, place: Box, itemsize: int) -> bool:
-    """Whether a box of two tensors has the same bits; some rows are compared at a time."""
+def same_bits(first: ChunkReader, second: ChunkReader, place: Box, itemsize: int) -> bool:
+    """Whether a box of two tensors has the same bits. Some rows are compared at a time."""
     order = (*range(len(place)),)
     row_bytes = math.prod(chunks.size(place[1:])) * itemsize
     return all(
-        one.read(slab, order).tobytes() == other.read(slab, order).tobytes()
+        first.read(slab, order).tobytes() == second.read(slab, order).tobytes()
         for slab in chunks.slabs(place, order, row_bytes)
     )

@@ -1,1 +1,1 @@
-"""Files of torch.save, read and written without running a pickle."""
+"""Read and write files of torch.save without running code of their pickles."""

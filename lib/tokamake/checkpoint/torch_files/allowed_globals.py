@@ -1,7 +1,8 @@
-"""What stands for classes and functions that a pickle names, and what a pickle may name.
+"""Classes and functions that a pickle may name, and the stand-ins for them.
 
-Nothing of what is named is imported or called. Names that programs are made of are refused; those
-of others' classes may stand in an `argparse.Namespace` alone, as Megatron keeps its arguments.
+Nothing that a pickle names is imported or called. Python's own modules are refused, because they
+can start programs. Classes of unknown packages are accepted within an `argparse.Namespace` only,
+since Megatron's arguments hold values of any package.
 """
 
 import argparse
@@ -16,8 +17,8 @@ _KNOWN = (
     *("megatron.", "deepspeed.", "numpy.", "transformer_engine.", "apex."),
     *("_codecs.", "pathlib.", "torch.nn.parameter."),
 )
-"""Where classes and functions come from that checkpoints of Megatron and DeepSpeed name, for random
-generators, settings and scales of 8 bit."""
+"""Modules whose names occur in checkpoints of Megatron and DeepSpeed: random generators, settings,
+scales of 8-bit numbers."""
 _HARMLESS = {
     *(("_io", "BytesIO"), ("signal", "Signals"), ("types", "SimpleNamespace")),
     *(("datetime", name) for name in ("date", "datetime", "time", "timedelta", "timezone")),
@@ -25,11 +26,11 @@ _HARMLESS = {
     *(("torch", "device"), ("torch", "Tensor")),
     *(("__builtin__", name) for name in ("bool", "bytes", "dict", "list", "str", "tuple")),
 }
-"""Others that do."""
+"""Further names that occur in such checkpoints, from modules that are refused otherwise."""
 _SIGNAL = re.compile("signal[.]SIG[A-Z0-9]+")
-"""Signals, which Python before 3.11.5 pickles by their global names."""
+"""Names of signals; Python before 3.11.5 pickles signals by name."""
 _OWN = {*sys.stdlib_module_names, "__builtin__", "commands", "copy_reg"}
-"""Python's own modules, of today and of version 2, with all that can start a program."""
+"""Python's own modules, also those of Python 2. Some of them can start programs."""
 
 
 def _is_own(name: str) -> bool:
@@ -37,7 +38,7 @@ def _is_own(name: str) -> bool:
 
 
 class _Kind(type):
-    """Shows a stand-in for a class as its name, and for a member of an enum too."""
+    """Class of stand-in classes. It prints a stand-in as the name of what it stands for."""
 
     name: str
 
@@ -46,12 +47,12 @@ class _Kind(type):
 
 
 class StandIn(metaclass=_Kind):
-    """Stands for what a file names; does nothing but keep what it is made of.
+    """Stands for an object of a class that a file names. It only keeps what the pickle gives it.
 
     Attributes:
-        name: module and name of what it stands for.
-        arguments: what it was called with.
-        values: attributes of what it stands for.
+        name: module and name of the class.
+        arguments: of the call that makes the object.
+        values: attributes of the object.
     """
 
     name = ""
@@ -60,147 +61,145 @@ class StandIn(metaclass=_Kind):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.arguments = arguments
-        self._kept: list[Any] = [options] if options else []
+        self._items: list[Any] = [options] if options else []
 
     def __repr__(self) -> str:
-        """As what it stands for might be made: AttnBackend(5)."""
+        """Return e.g. AttnBackend(5)."""
         return f"{type(self)!r}({', '.join(map(repr, self.arguments))})"
 
     def __setstate__(self, state: Any) -> None:
-        """Take attributes, as objects without rules of their own are stored."""
         self._state = state
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Take an item, as kinds of dictionaries do."""
+        # Subclasses of dict are pickled this way; those of list with append and extend.
         self.extend((key, value))
 
     def append(self, value: Any) -> None:
-        """Take an item, as kinds of lists do."""
         self.extend((value,))
 
     def extend(self, values: Any) -> None:
-        """Take items, as kinds of lists do."""
-        self._kept = [*vars(self).get("_kept", ()), *values]
+        self._items = [*vars(self).get("_items", ()), *values]
 
     @property
     def values(self) -> Mapping[Any, Any]:
-        """See above."""
         return self._state if isinstance(self._state, Mapping) else {}
 
     def inside(self) -> tuple[Any, ...]:
-        """All that it keeps."""
-        return (*self.arguments, self._state, *vars(self).get("_kept", ()))
+        """Return all values that it keeps."""
+        return (*self.arguments, self._state, *vars(self).get("_items", ()))
 
 
-def _new(name: str, base: Any = StandIn) -> type[StandIn]:
-    made: Any = _Kind("StandIn", (base,), {"name": name})
-    return made
+def _new_class(name: str, base: Any = StandIn) -> type[StandIn]:
+    stand_in: Any = _Kind("StandIn", (base,), {"name": name})
+    return stand_in
 
 
 class Attribute:
-    """Stands for getattr: gives what stands for a class within a class, or for an enum's member.
+    """Stands for getattr. It returns the stand-in for a nested class or for a member of an enum.
 
-    It looks nothing up, and has no attributes, so that no file can change it.
+    It looks nothing up. It has no attributes, so that no pickle can change it.
     """
 
     __slots__ = ()
 
     def __call__(self, kind: Any, name: Any) -> type[StandIn]:
-        """What stands for `name` of what a stand-in stands for.
+        """Return the stand-in for the attribute `name` of a class.
 
         Raises:
-            pickle.UnpicklingError: of anything else, of Python's own classes, or no plain name.
+            pickle.UnpicklingError: `kind` is no stand-in or one of Python's own classes, or `name`
+                is private or no identifier.
         """
         if not isinstance(kind, _Kind):
-            raise pickle.UnpicklingError("asks for an attribute of what is no class")
+            raise pickle.UnpicklingError("asks for an attribute of an object that is no class")
         if type(name) is not str or not name.isidentifier() or name.startswith("__"):
             raise pickle.UnpicklingError(f"asks for the attribute {reprlib.repr(name)}")
         if _is_own(kind.name):
             raise pickle.UnpicklingError(f"names {kind.name}.{name}")
-        # Its base says what it was taken from, which `AllowedGlobals.check` judges.
-        return _new(f"{kind.name}.{name}", kind)
+        # `AllowedGlobals.check` finds the class, which may be of an unknown package, as the base.
+        return _new_class(f"{kind.name}.{name}", kind)
 
 
-def value_of(found: Any, members: Mapping[str, Any]) -> Any:
-    """Value of an enum's member, which a file has by value or by name (see `pickles.GETATTR`).
+def value_of(member: Any, values: Mapping[str, Any]) -> Any:
+    """Return the value of an enum's member.
 
     Args:
-        found: what stands for it, or the plain value.
-        members: values by name.
+        member: a stand-in, made from the member's value or from its name (see
+            `pickle_writer.GETATTR`), or the plain value.
+        values: of the members, by name.
 
     Returns:
-        The value; None: it is not known.
+        The value; None if the name is unknown.
     """
-    if isinstance(found, _Kind):
-        return members.get(found.name.rpartition(".")[2])
-    if isinstance(found, StandIn):
-        return found.arguments[0] if found.arguments else None
-    return found
+    if isinstance(member, _Kind):
+        return values.get(member.name.rpartition(".")[2])
+    if isinstance(member, StandIn):
+        return member.arguments[0] if member.arguments else None
+    return member
 
 
 class AllowedGlobals:
-    """Stand-ins of one file, by what they stand for.
-
-    A pickle can set attributes of the classes that it names, so that each file has its own.
+    """Stand-ins of one file. A pickle can set attributes of classes, so each file has its own.
 
     Attributes:
-        namespace: in the place of argparse.Namespace.
+        namespace: stands for argparse.Namespace.
     """
 
     def __init__(self) -> None:
         self.namespace = type("Namespace", (argparse.Namespace,), {})
-        self._made: dict[str, type[StandIn]] = {}
-        self._foreign: set[str] = set()
+        self._stand_ins: dict[str, type[StandIn]] = {}
+        self._unknown: set[str] = set()
 
     def find(self, module: str, name: str) -> type[StandIn]:
-        """What stands for a class or function.
+        """Return the stand-in for a class or function.
 
         Raises:
-            pickle.UnpicklingError: it could run something.
+            pickle.UnpicklingError: the original could run code.
         """
         full = f"{module}.{name}"
         known = full.startswith(_KNOWN) or (module, name) in _HARMLESS or _SIGNAL.fullmatch(full)
-        # Of Python's own classes no methods, as Path.touch.
+        # Not even methods of known classes of Python, such as Path.touch.
         if _is_own(full) and (not known or "." in name):
             raise pickle.UnpicklingError(f"names {full}")
         if not known:
-            self._foreign.add(full)
-        return self._made.setdefault(full, _new(full))
+            self._unknown.add(full)
+        return self._stand_ins.setdefault(full, _new_class(full))
 
-    def check(self, found: Any) -> None:
-        """See that others' classes stand in arguments only.
+    def check(self, content: Any) -> None:
+        """Check that classes of unknown packages occur within namespaces only.
 
         Args:
-            found: what a file holds.
+            content: all values of the file.
 
         Raises:
-            pickle.UnpicklingError: one stands elsewhere, or was made and thrown away.
+            pickle.UnpicklingError: one occurs elsewhere, or the pickle made and dropped it.
         """
-        if not self._foreign:
+        if not self._unknown:
             return
-        places = {*_places(found)}
-        for name in sorted(self._foreign):
+        places = {*_places(content)}
+        for name in sorted(self._unknown):
             if (name, True) not in places or (name, False) in places:
                 raise pickle.UnpicklingError(f"names {name}")
 
 
-def _places(found: Any) -> Iterator[tuple[str, bool]]:
-    """Names of stand-ins, and whether they are in a namespace."""
-    seen, waiting = set[tuple[int, bool]](), [(found, False)]
-    while waiting:
-        value, within = waiting.pop()
-        if (id(value), within) in seen:
+def _places(content: Any) -> Iterator[tuple[str, bool]]:
+    """Yield the names of stand-ins, and whether each occurs within a namespace."""
+    # With a stack of its own: a pickle can nest values deeper than Python recurses.
+    seen, stack = set[tuple[int, bool]](), [(content, False)]
+    while stack:
+        value, in_namespace = stack.pop()
+        if (id(value), in_namespace) in seen:
             continue
-        seen.add((id(value), within))
-        inside: Any = ()
+        seen.add((id(value), in_namespace))
+        inner: Any = ()
         if isinstance(value, _Kind):
-            yield from ((kind.name, within) for kind in value.__mro__ if isinstance(kind, _Kind))
+            bases = (base for base in value.__mro__ if isinstance(base, _Kind))
+            yield from ((base.name, in_namespace) for base in bases)
         elif isinstance(value, StandIn):
-            inside = (type(value), *value.inside())
+            inner = (type(value), *value.inside())
         elif isinstance(value, argparse.Namespace):
-            within, inside = True, (*vars(value).values(),)
+            in_namespace, inner = True, (*vars(value).values(),)
         elif isinstance(value, Mapping):
-            inside = (*value.keys(), *value.values())
+            inner = (*value.keys(), *value.values())
         elif isinstance(value, list | tuple | set | frozenset):
-            inside = (*value,)
-        waiting += [(each, within) for each in inside]
+            inner = (*value,)
+        stack += [(item, in_namespace) for item in inner]

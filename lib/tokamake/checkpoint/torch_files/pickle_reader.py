@@ -1,6 +1,6 @@
-"""What is in files of torch.save: tensors without their data, plain values, `argparse.Namespace`.
+"""Read files of torch.save: tensors without data, plain values, `argparse.Namespace`.
 
-Nothing that a file could run is run.
+No code of a file is run.
 """
 
 import io
@@ -22,44 +22,42 @@ from tokamake.errors import UserError
 
 _STORAGES = {dtype.storage: dtype for dtype in dtypes.ALL if dtype.storage}
 _UNTYPED = dtypes.named("uint8")
-"""What storages count in whose number format is the tensor's, as those of 8 bit floats."""
+"""Unit of untyped storages; the dtype is then the tensor's, as for 8-bit floats."""
 _PLAIN = {"set": set, "frozenset": frozenset, "complex": complex, "int": int, "float": float}
-"""Types of Python's own that are read."""
+"""Python's own types that a pickle may call."""
 _LOCAL = b"PK\x03\x04"
 
 
 class _Storage(NamedTuple):
-    """What tensors are views of."""
+    """Data that tensors are views of."""
 
     dtype: Dtype
     offset: int
-    """Its first byte in the file."""
+    """First byte in the file."""
     numel: int
 
 
 @dataclass(frozen=True)
 class Located:
-    """A tensor without data that knows where they lie in its file."""
+    """A tensor without data, and where its data lie in the file."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    """Elements from one to the next in each dimension."""
+    """In elements, by dimension."""
     dtype: Dtype
     offset: int
-    """Its first byte."""
+    """First byte in the file."""
     begin: int
-    """First byte of the storage that it is a view of."""
+    """First byte of its storage."""
     end: int
-    """First byte after that."""
+    """First byte after its storage."""
 
     @property
     def numel(self) -> int:
-        """Elements."""
         return math.prod(self.shape)
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether it lies row after row, without gaps."""
         dense = 1
         for size, step in zip(reversed(self.shape), reversed(self.stride), strict=True):
             if size != 1 and step != dense:
@@ -68,12 +66,15 @@ class Located:
         return True
 
     def __setstate__(self, _: Any) -> None:
-        """Refuse: a pickle can do so with what it has made."""
+        # A pickle could otherwise change the place of a tensor after the checks.
         raise pickle.UnpicklingError("changes a tensor")
 
 
 class _Rebuild:
-    """Makes tensors without data. It has no attributes, so that no file can change it."""
+    """Stands for torch's function that rebuilds a tensor.
+
+    It and the classes below have no attributes, so that no pickle can change them.
+    """
 
     __slots__ = ()
 
@@ -82,7 +83,7 @@ class _Rebuild:
     ) -> "Located":
         shape, stride = tuple(shape), tuple(stride)
         if len(shape) != len(stride) or any(
-            type(each) is not int or each < 0 for each in (start, *shape, *stride)
+            type(number) is not int or number < 0 for number in (start, *shape, *stride)
         ):
             raise ValueError(f"a tensor of shape {shape} and strides {stride}")
         begin, size = storage.offset, storage.dtype.itemsize
@@ -91,22 +92,22 @@ class _Rebuild:
 
 
 class _RebuildUntyped:
-    """The same of a storage of bytes; see `_Rebuild`."""
+    """Rebuilds a tensor on an untyped storage."""
 
     __slots__ = ()
 
     def __call__(
-        self, storage: _Storage, start: int, shape: Any, stride: Any, *rest: Any
+        self, storage: _Storage, start: int, shape: Any, stride: Any, *arguments: Any
     ) -> "Located":
-        dtype = rest[2]
+        dtype = arguments[2]
         if not isinstance(dtype, Dtype):
-            raise ValueError("a tensor without number format")
+            raise ValueError("a tensor without dtype")
         numel = storage.numel * storage.dtype.itemsize // dtype.itemsize
         return _Rebuild()(_Storage(dtype, storage.offset, numel), start, shape, stride)
 
 
 class _Parameter:
-    """Makes a parameter the tensor that it is; see `_Rebuild`."""
+    """Rebuilds a parameter as a plain tensor."""
 
     __slots__ = ()
 
@@ -115,13 +116,13 @@ class _Parameter:
 
 
 class _Retype:
-    """Makes what was a subclass of tensors a plain one; see `_Rebuild`."""
+    """Rebuilds an instance of a subclass of tensors as a plain tensor."""
 
     __slots__ = ()
 
     def __call__(self, rebuild: Any, _type: Any, arguments: Any, _state: Any) -> Any:
         if not isinstance(rebuild, _Rebuild | _RebuildUntyped | _Parameter):
-            raise pickle.UnpicklingError("makes a tensor in a way that is not known")
+            raise pickle.UnpicklingError("rebuilds a tensor in an unknown way")
         return rebuild(*arguments)
 
 
@@ -136,107 +137,101 @@ _REBUILD = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads what torch.save has pickled, and calls nothing but what is named here.
+    """Reads a pickle of torch.save, and calls only the classes and functions of this module.
 
     Args:
         stream: of the pickle.
-        find: place in the file of the storage with a key.
+        find: returns the offset in the file of a storage, by its key.
     """
 
     def __init__(self, stream: IO[bytes], find: Callable[[str], int]) -> None:
         super().__init__(stream)
         self._find = find
-        self._names = AllowedGlobals()
+        self._globals = AllowedGlobals()
 
     def find_class(self, module: str, name: str) -> Any:
-        """Look up what a pickle names.
+        """Return a stand-in for a class or function.
 
         Raises:
-            pickle.UnpicklingError: it could run something.
+            pickle.UnpicklingError: the original could run code.
         """
-        if (found := _REBUILD.get((module, name))) is not None:
-            return found
+        if (rebuild := _REBUILD.get((module, name))) is not None:
+            return rebuild
         if module in ("builtins", "__builtin__") and name in _PLAIN:
             return _PLAIN[name]
         if (module, name) in GETATTR:
             return Attribute()
         if (module, name) == ("argparse", "Namespace"):
-            return self._names.namespace
+            return self._globals.namespace
         if (module, name) == ("torch.storage", "UntypedStorage"):
             return _UNTYPED
         if module == "torch" and (dtype := _STORAGES.get(name) or dtypes.named(name)):
             return dtype
-        return self._names.find(module, name)
+        return self._globals.find(module, name)
 
     def read(self) -> Any:
-        """What the pickle holds.
+        """Return the content of the pickle.
 
         Raises:
-            pickle.UnpicklingError: it could run something.
+            pickle.UnpicklingError: it names something that could run code.
         """
-        found = self.load()
-        self._names.check(found)
-        return found
+        content = self.load()
+        self._globals.check(content)
+        return content
 
     def persistent_load(self, name: Any) -> _Storage:
-        """Where a storage lies."""
         _, dtype, key, _, numel = name
         if not isinstance(dtype, Dtype) or type(numel) is not int:
-            raise ValueError("a storage without number format or size")
+            raise ValueError("a storage without dtype or size")
         return _Storage(dtype, self._find(key), numel)
 
 
 class View(io.RawIOBase):
-    """Some bytes of a file, as a file.
+    """A read-only file over some bytes of another file.
 
     Args:
-        stream: of the file.
+        stream: of the other file.
         start: first byte.
         length: number of bytes.
     """
 
     def __init__(self, stream: IO[bytes], start: int, length: int) -> None:
         self._stream, self._start, self._length = stream, start, length
-        self._at = 0
+        self._position = 0
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
         return True
 
     def tell(self) -> int:
-        """Next byte."""
-        return self._at
+        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a byte."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
         if base + offset < 0:
-            raise ValueError("seeks before its begin")
-        self._at = base + offset
-        return self._at
+            raise ValueError("seeks before the beginning")
+        self._position = base + offset
+        return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """Read what there is, up to the end."""
-        self._stream.seek(self._start + self._at)
-        found = self._stream.read(max(0, min(len(buffer), self._length - self._at)))
-        buffer[: len(found)] = found
-        self._at += len(found)
-        return len(found)
+        self._stream.seek(self._start + self._position)
+        content = self._stream.read(max(0, min(len(buffer), self._length - self._position)))
+        buffer[: len(content)] = content
+        self._position += len(content)
+        return len(content)
 
 
 def read(file: Path, remedy: str) -> Any:
-    """What a file holds, its tensors without data.
+    """Read a file of torch.save; tensors are returned as `Located`.
 
     Args:
-        file: written by torch.save.
-        remedy: what to do where it is missing or damaged.
+        file: to read.
+        remedy: end of the message if it is missing or damaged.
 
     Raises:
-        UserError: it is missing, damaged, or holds what could be a program.
+        UserError: the file is missing or damaged, or could run code.
     """
     try:
         with file.open("rb") as stream:
@@ -254,17 +249,16 @@ def read(file: Path, remedy: str) -> Any:
             f"{file}: damaged ({error}), or written by torch before 1.6; {remedy}, or let torch "
             "load it and save it again"
         ) from None
-    # What a damaged pickle asks for can fail in any way.
-    except Exception as error:
+    except Exception as error:  # a damaged pickle can raise anything
         reason = str(error).split("\n")[0] or type(error).__name__
         raise UserError(f"{file}: damaged ({reason}); {remedy}") from None
 
 
 def parse(stream: Any) -> Any:
-    """What `read` gives, of a stream; places are counted from its begin.
+    """Read an archive of torch.save from a stream; offsets count from the stream's beginning.
 
     Raises:
-        pickle.UnpicklingError: it holds what could be a program.
+        pickle.UnpicklingError: it could run code.
         Exception: of any kind; it is damaged.
     """
     with zipfile.ZipFile(stream) as archive:
@@ -283,15 +277,16 @@ def parse(stream: Any) -> Any:
 
 
 def data_offset(stream: Any, entry: zipfile.ZipInfo) -> int:
-    """First byte of an archive's entry.
+    """Return the offset of the content of an entry.
 
     Raises:
-        UserError: it is damaged.
+        UserError: the local header is damaged.
     """
     stream.seek(entry.header_offset)
     header = stream.read(30)
     if header[:4] != _LOCAL:
         raise UserError(f"{stream.name}: damaged at byte {entry.header_offset}; write it again")
-    name, extra = struct.unpack("<HH", header[26:30])
-    found: int = entry.header_offset + 30 + name + extra
-    return found
+    # The local header may have other extra fields than the central one, which zipfile reads.
+    name_length, extra_length = struct.unpack("<HH", header[26:30])
+    offset: int = entry.header_offset + len(header) + name_length + extra_length
+    return offset

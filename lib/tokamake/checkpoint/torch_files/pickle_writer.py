@@ -1,4 +1,4 @@
-"""Writes pickles that name classes and functions of torch, without importing it."""
+"""Write pickles that name classes and functions of torch, without importing torch."""
 
 import argparse
 import pickle
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Global:
-    """A class or function."""
+    """A class or function, by name."""
 
     module: str
     name: str
@@ -18,7 +18,7 @@ class Global:
 
 @dataclass(frozen=True)
 class Call:
-    """What a function makes."""
+    """Result of a call."""
 
     function: Global
     arguments: tuple[Any, ...]
@@ -26,7 +26,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Made:
-    """An object with attributes."""
+    """An object with a state; its class is not called."""
 
     kind: Global
     state: Any
@@ -34,36 +34,36 @@ class Made:
 
 @dataclass(frozen=True)
 class Items:
-    """A dictionary, of which the keys may be any of these."""
+    """A dictionary whose keys may be instances of the classes here."""
 
     pairs: Iterable[tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
 class Persistent:
-    """What is kept elsewhere, by its name there."""
+    """Data outside of the pickle, by name."""
 
     name: tuple[Any, ...]
 
 
 GETATTR = {("builtins", "getattr"), ("__builtin__", "getattr")}
-"""What pickles call for the member of an enum (Python 3.11.0 to 3.11.4; others call the enum with
-the member's value), and below protocol 4 for a class within a class."""
+"""Pickles call getattr for a nested class below protocol 4, and in Python 3.11.0 to 3.11.4 for a
+member of an enum; other versions of Python call the enum with the value."""
 
 
 def _unknown(value: Any) -> Any:
-    raise TypeError(f"no way to write a {type(value).__name__}")
+    raise TypeError(f"cannot pickle a {type(value).__name__}")
 
 
 def dumps(
     value: Any, translate: Callable[[Any], Any] = _unknown, *, references: bool = False
 ) -> bytes:
-    """A pickle of protocol 2, as torch writes. Its bytes do not depend on the version of Python.
+    """Return a pickle of protocol 2, torch's protocol, with the same bytes in every Python.
 
     Args:
-        value: of plain types, `argparse.Namespace` and those above, nested in any way.
-        translate: says what stands for values of other types.
-        references: whether each name and text is written once, and referred to later.
+        value: of plain types, `argparse.Namespace` and the classes above, nested in any way.
+        translate: returns a replacement for values of other types.
+        references: whether equal names and strings are written once and referenced later.
     """
     writer = _Writer(translate, references=references)
     writer.write(value)
@@ -71,7 +71,7 @@ def dumps(
 
 
 class _Writer:
-    """Writes the codes of values; see `dumps`."""
+    """Writes opcodes; see `dumps`."""
 
     def __init__(self, translate: Callable[[Any], Any], *, references: bool) -> None:
         self.codes = bytearray(pickle.PROTO + b"\x02")
@@ -79,7 +79,7 @@ class _Writer:
         self._references: dict[Any, bytes] | None = {} if references else None
 
     def write(self, value: Any) -> None:
-        """Add the codes that make a value."""
+        """Append the opcodes that make a value."""
         match value:
             case str() | Global():
                 self._write_text(value)
@@ -97,8 +97,8 @@ class _Writer:
             case Mapping():
                 self.write(Items(value.items()))
             case Items():
-                each = (one for pair in value.pairs for one in pair)
-                self._write_all(pickle.EMPTY_DICT + pickle.MARK, each, pickle.SETITEMS)
+                flat = (item for pair in value.pairs for item in pair)
+                self._write_all(pickle.EMPTY_DICT + pickle.MARK, flat, pickle.SETITEMS)
             case Persistent():
                 self._write_all(b"", (value.name,), pickle.BINPERSID)
             case set():

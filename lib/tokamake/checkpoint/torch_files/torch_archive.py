@@ -1,4 +1,4 @@
-"""Files of torch.save without their tensors: where to find and how to lay them out."""
+"""Extents of tensors in files of torch.save: locate them, lay files out, write checksums."""
 
 import functools
 import os
@@ -16,27 +16,27 @@ from tokamake.checkpoint.torch_files import archive_writer
 from tokamake.checkpoint.torch_files.pickle_reader import Located, View, data_offset
 from tokamake.errors import UserError
 
-_CHUNK = 2**20
-"""Bytes whose checksum is taken at once."""
+_READ_BYTES = 2**20
+"""Bytes that are read at once for a checksum."""
 _CENTRAL = b"PK\x01\x02"
 
 
 def region(file: Path, name: str, tensor: Any, blocks: tuple[Chunk, ...] = ()) -> Extent:
-    """Where a tensor lies that `torch_pickles.read` has found."""
+    """Return the extent of a tensor that `pickle_reader.read` returned."""
     assert isinstance(tensor, Located)
     stride = None if tensor.is_contiguous else tensor.stride
     return Extent(file, name, tensor.offset, tensor.shape, tensor.dtype, blocks, stride=stride)
 
 
 def lay_out(file: Path, state: Any) -> list[Extent]:
-    """Write a file whose tensors are still zeros, which take no room on the disk yet.
+    """Write a file with holes in place of the tensors' data; holes take no space on disk.
 
     Args:
         file: to write.
-        state: what torch.save would get, with `PlannedTensor` in the place of tensors.
+        state: argument of torch.save, with `PlannedTensor` in place of tensors.
 
     Returns:
-        Where the tensors are to go.
+        Where the tensors go.
     """
     places = archive_writer.write(file, state)
     names = (name for name, value in leaves(state) if isinstance(value, PlannedTensor))
@@ -47,7 +47,7 @@ def lay_out(file: Path, state: Any) -> list[Extent]:
 
 
 def leaves(state: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Values in nested mappings and lists, by names with dots."""
+    """Yield the values in nested mappings and lists, by dotted names."""
     if isinstance(state, Mapping):
         pairs = ((str(key), value) for key, value in state.items())
     elif isinstance(state, list | tuple):
@@ -60,39 +60,40 @@ def leaves(state: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 class _Unsealed(NamedTuple):
-    """Data in an archive whose checksum is not taken yet."""
+    """Data in an archive without a checksum."""
 
     start: int
     size: int
     fields: tuple[int, int]
-    """Where its checksum goes: before the data, and in the archive's directory."""
+    """Offsets of the checksum: in the local header, and in the central directory."""
 
 
 def seal(
     file: Path, *, archives: Iterable[tuple[int, int]] | None = None, workers: int = 1
 ) -> None:
-    """Bring the checksums of a file that was laid out, and then filled, up to what is in it.
+    """Write the checksums of the data into a file that was laid out and filled.
 
-    torch itself does not compare them; other programs do.
+    torch itself does not verify them; `convert`, `inspect` and other programs do.
 
     Args:
-        file: to read, and to write its checksums into.
-        archives: first byte and length of each archive in it; None: it is one.
-        workers: checksums that are taken at once.
+        file: is both input and output.
+        archives: first byte and length of each archive in the file; None: the file is one archive.
+        workers: number of checksums that are computed at the same time.
     """
     with file.open("r+b") as stream, ThreadPoolExecutor(workers) as pool:
-        parts = [(0, file.stat().st_size)] if archives is None else archives
-        found = [each for start, length in parts for each in _unsealed(stream, start, length)]
-        take = functools.partial(checksum, stream.fileno())
-        sums = pool.map(take, (each.start for each in found), (each.size for each in found))
-        for each, total in zip(found, sums, strict=True):
-            for field in each.fields:  # cut off between, it is done again
+        places = [(0, file.stat().st_size)] if archives is None else archives
+        entries = [entry for start, length in places for entry in _unsealed(stream, start, length)]
+        compute = functools.partial(checksum, stream.fileno())
+        starts, sizes = (entry.start for entry in entries), (entry.size for entry in entries)
+        for entry, value in zip(entries, pool.map(compute, starts, sizes), strict=True):
+            # The directory's field is last: until it is set, a later call seals the entry again.
+            for field in entry.fields:
                 stream.seek(field)
-                stream.write(struct.pack("<I", total))
+                stream.write(struct.pack("<I", value))
 
 
 def _unsealed(stream: IO[bytes], start: int, length: int) -> Iterator[_Unsealed]:
-    """Data without checksums in an archive, which is some bytes of a file."""
+    """Yield the data without checksums in an archive."""
     view = View(stream, start, length)
     with zipfile.ZipFile(view) as archive:
         entries = [entry for entry in archive.infolist() if entry.file_size and not entry.CRC]
@@ -105,23 +106,23 @@ def _unsealed(stream: IO[bytes], start: int, length: int) -> Iterator[_Unsealed]
 
 
 def checksum(descriptor: int, start: int, size: int) -> int:
-    """CRC-32 of some bytes of a file.
+    """Return the CRC-32 of some bytes of a file.
 
     Raises:
-        EOFError: it ends before.
+        EOFError: the file ends earlier.
     """
-    total, buffer = 0, memoryview(bytearray(min(_CHUNK, size)))
+    value, buffer = 0, memoryview(bytearray(min(_READ_BYTES, size)))
     while size:
-        read = os.preadv(descriptor, [buffer[: min(_CHUNK, size)]], start)
-        if not read:
+        num_read = os.preadv(descriptor, [buffer[: min(_READ_BYTES, size)]], start)
+        if not num_read:
             raise EOFError
-        total = isal_zlib.crc32(buffer[:read], total)
-        start, size = start + read, size - read
-    return total
+        value = isal_zlib.crc32(buffer[:num_read], value)
+        start, size = start + num_read, size - num_read
+    return value
 
 
 def _directory(stream: Any, start: int) -> Iterator[tuple[int, int]]:
-    """Where entries of a central directory begin, and the local headers that they are about."""
+    """Yield the offset of each entry of a central directory, and of its local header."""
     stream.seek(start)
     while (header := stream.read(46))[:4] == _CENTRAL:
         place = stream.tell() - 46
@@ -129,19 +130,20 @@ def _directory(stream: Any, start: int) -> Iterator[tuple[int, int]]:
         (offset,) = struct.unpack("<I", header[42:46])
         stream.seek(place + 46 + name)
         if offset == 0xFFFFFFFF:
-            offset = _wide_offset(stream.read(extra), header)
+            offset = _zip64_offset(stream.read(extra), header)
         yield place, offset
         stream.seek(place + 46 + name + extra + comment)
 
 
-def _wide_offset(extra: bytes, header: bytes) -> int:
-    """A header's place beyond 4 GB, from the zip64 field: after the sizes that are as large."""
+def _zip64_offset(extra: bytes, header: bytes) -> int:
+    """Read the offset of a local header beyond 4 GB from the zip64 field."""
     while extra:
-        kind, size = struct.unpack("<HH", extra[:4])
-        if kind == 1:
+        field_id, size = struct.unpack("<HH", extra[:4])
+        if field_id == 1:
+            # Sizes beyond 4 GB come before the offset.
             sizes = struct.unpack("<II", header[20:28])
-            skipped = sum(8 for each in sizes if each == 0xFFFFFFFF)
-            found: int = struct.unpack("<Q", extra[4 + skipped : 12 + skipped])[0]
-            return found
+            start = 4 + 8 * sizes.count(0xFFFFFFFF)
+            offset: int = struct.unpack("<Q", extra[start : start + 8])[0]
+            return offset
         extra = extra[4 + size :]
-    raise UserError("zip file: an entry beyond 4 GB has no place; write it again")
+    raise UserError("zip file: an entry beyond 4 GB has no offset; write it again")

@@ -1,1 +1,1 @@
-"""Documents before they are tokens: the table of corpora, raw files, the plan, duplicates."""
+"""Documents before tokenization: the table of corpora, raw files, the plan, duplicates."""

@@ -1,7 +1,7 @@
-"""The table of corpora, and corpora by name: a row stands for its files, keys, format and share.
+"""The table of corpora: each row has the files, text keys, format and share of a corpus.
 
-The workflow and `weigh` read the whole table; `tokenize`, `train_tokenizer` and `split` take the
-name of a row where a table is given.
+The workflow and `weigh` read the whole table; `tokenize`, `train_tokenizer` and `split` find one
+row by its name.
 """
 
 import shlex
@@ -29,56 +29,57 @@ class Corpus(Settings):
     """One row of corpora.tsv."""
 
     corpus: Name
-    """Name of the corpus; merged files are called <corpus>-<number>."""
+    """Name of the corpus; merged datasets are named <corpus>-<number>."""
     files: str
-    """Glob patterns of raw files, relative to the folder you run in, separated by spaces; one that
-    has a space in it stands in quotes."""
+    """Glob patterns of raw files, relative to the working directory, separated by spaces; quote a
+    pattern that contains a space."""
     format: Annotated[str, plug_in("data/readers", optional=True)] = ""
-    """Format of the files, a file name in lib/tokamake/data/readers; empty: told from each file."""
+    """Format of the files, a file in lib/tokamake/data/readers; empty: detected for each file."""
     text_key: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.]*(,[A-Za-z0-9_.]+)*$")] = (
         "text"
     )
-    """Key or column that holds the text; several, with commas, are tokenized each for itself."""
+    """Key or column that holds the text; several, separated by commas, give one dataset each."""
     template: str = ""
-    """Joins several keys to one text, as in {title}\\n\\n{text}; the pair is named by text_key."""
+    """Joins several keys to one text: {title}\\n\\n{text}; text_key names the dataset."""
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Share of training samples, relative to the other corpora."""
     epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """How often the training sees the corpus, instead of a weight; may be a fraction."""
+    """Number of passes over the corpus, instead of a weight; may be a fraction."""
     temperature: Annotated[float, Field(ge=0.01, allow_inf_nan=False)] | None = None
-    """Instead of a weight: the share is in proportion to tokens ** (1 / temperature)."""
+    """Instead of a weight: the share is proportional to tokens ** (1 / temperature)."""
 
     sets: Annotated[str, AfterValidator(_sets)] = ""
-    """Sets that the corpus is part of, instead of what train.split makes of it: train, test, and
-    any other name for a validation set, each all of it or a part: train=0:0.95 valid=0.95:1."""
+    """Sets that use the corpus, instead of train.split: train, test, and any other name for a
+    validation set; each uses all documents or a part: train=0:0.95 valid=0.95:1."""
 
     @property
     def parts(self) -> dict[str, Part]:
-        """Parts of the corpus by the sets that they belong to; empty: train.split decides."""
+        """Map each set to its part of the corpus; empty: train.split decides."""
         return parse_sets(self.sets)
 
     @property
     def trains(self) -> bool:
-        """Whether the training sees documents of the corpus."""
+        """Whether training uses documents of the corpus."""
         return not self.sets or "train" in self.parts
 
     @model_validator(mode="after")
-    def _states_one(self) -> "Corpus":
-        stated = [name for name in _STATED if getattr(self, name) is not None]
-        if not stated and self.trains:
+    def _check_share(self) -> "Corpus":
+        columns = [name for name in _SHARE_COLUMNS if getattr(self, name) is not None]
+        if not columns and self.trains:
             raise ValueError("no weight, epochs or temperature; give one of these columns a number")
-        if not self.trains and set(stated) - {"weight"}:
+        # A weight is allowed: it is the share in the held-out sets.
+        if not self.trains and set(columns) - {"weight"}:
             raise ValueError(
-                f"sets: {self.sets!r}: does not train, so {stated[0]} mean nothing; add train or "
-                f"empty the column"
+                f"sets: {self.sets!r}: not used for training, so {columns[0]} has no effect; add "
+                f"train or empty the column"
             )
-        if len(stated) > 1:
-            raise ValueError(f"states {' and '.join(stated)}; leave one of them and empty the rest")
+        if len(columns) > 1:
+            raise ValueError(f"has {' and '.join(columns)}; keep one of them and empty the rest")
         return self
 
 
-_STATED = ("weight", "epochs", "temperature")
-"""Columns of which each corpus that trains fills one."""
+_SHARE_COLUMNS = ("weight", "epochs", "temperature")
+"""A corpus for training fills exactly one of these columns."""
 
 
 def read_corpora(path: Path, *, temperature: float | None = None) -> list[Corpus]:
@@ -86,10 +87,10 @@ def read_corpora(path: Path, *, temperature: float | None = None) -> list[Corpus
 
     Args:
         path: table.
-        temperature: what rows get that state no weight, epochs or temperature.
+        temperature: temperature of rows without weight, epochs and temperature.
 
     Raises:
-        UserError: the table or a row is wrong, or it has both weights and temperatures.
+        UserError: the table or a row is wrong, or has both weights and temperatures.
     """
     table, corpora = read_table(path, setting="corpora", row="corpus"), []
     for column in table.columns:
@@ -99,59 +100,65 @@ def read_corpora(path: Path, *, temperature: float | None = None) -> list[Corpus
                 f"{', '.join(Corpus.model_fields)}, separated by one tab each"
             )
     for number, cells in table.rows.items():
-        if temperature is not None and not cells.keys() & set(_STATED):
+        if temperature is not None and not cells.keys() & set(_SHARE_COLUMNS):
             cells["temperature"] = str(temperature)
         corpora.append(validate(Corpus, cells, f"{path}:{number}"))
-    _refuse_mixture(path, dict(zip(table.rows, corpora, strict=True)))
-    seen = [corpus.corpus for corpus in corpora]
-    for name in seen:
-        if seen.count(name) > 1:
+    _check_one_scale(path, dict(zip(table.rows, corpora, strict=True)))
+    names = [corpus.corpus for corpus in corpora]
+    for name in names:
+        if names.count(name) > 1:
             raise UserError(
-                f'{path}: corpus "{name}" stands in several rows; give each its own name'
+                f'{path}: corpus "{name}" is in several rows; give each row its own name'
             )
     return corpora
 
 
-_OF_THE_DATA = ("files", "format", "text_key", "template")
-"""Columns that decide what tokens a corpus has."""
+_DATA_COLUMNS = ("files", "format", "text_key", "template")
+"""Columns that decide the tokens of a corpus."""
 
 
 def merge_tables(tables: Mapping[Path, Sequence[Corpus]]) -> dict[str, Corpus]:
-    """Corpora by name of the tables of several runs, which share what is made of a corpus.
+    """Merge the tables of several runs; runs share the shards of a corpus.
+
+    Returns:
+        Corpora by name.
 
     Raises:
-        UserError: a corpus is of other files in another table, or the tables name other sets.
+        UserError: a corpus has different data in two tables, or the tables have different sets.
     """
     merged: dict[str, Corpus] = {}
-    source: dict[str, Path] = {}
+    first_paths: dict[str, Path] = {}
     for path, corpora in tables.items():
         for corpus in corpora:
-            known = merged.setdefault(corpus.corpus, corpus)
-            first = source.setdefault(corpus.corpus, path)
-            for column in _OF_THE_DATA:
-                if getattr(corpus, column) != getattr(known, column):
+            first = merged.setdefault(corpus.corpus, corpus)
+            first_path = first_paths.setdefault(corpus.corpus, path)
+            for column in _DATA_COLUMNS:
+                if getattr(corpus, column) != getattr(first, column):
                     raise UserError(
                         f'{path}: corpus "{corpus.corpus}": {column} is '
-                        f"{getattr(corpus, column)!r}, and {getattr(known, column)!r} in {first}; "
-                        "give one of the two another name"
+                        f"{getattr(corpus, column)!r}, but {getattr(first, column)!r} in "
+                        f"{first_path}; give one of the two another name"
                     )
     sets = {path: {name for row in rows for name in row.parts} for path, rows in tables.items()}
     for path, names in sets.items():
-        first = next(iter(sets))
-        if names != sets[first]:
+        first_path = next(iter(sets))
+        if names != sets[first_path]:
             raise UserError(
-                f"{path}: sets are {_listed(names)}, and {_listed(sets[first])} in {first}; runs "
-                "of one table are measured on the same sets, so name the same"
+                f"{path}: sets are {_join_names(names)}, but {_join_names(sets[first_path])} in "
+                f"{first_path}; runs are compared on the same sets, so use the same names"
             )
     return merged
 
 
-def _listed(names: set[str]) -> str:
+def _join_names(names: set[str]) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
-def _refuse_mixture(path: Path, rows: dict[int, Corpus]) -> None:
-    """Weights and temperatures are not on one scale; `rows` are numbered by their lines."""
+def _check_one_scale(path: Path, rows: dict[int, Corpus]) -> None:
+    """Raise UserError if rows, keyed by their lines, have both weights and temperatures.
+
+    The two are not on one scale.
+    """
     weighted = [number for number, row in rows.items() if row.weight is not None]
     for number, row in rows.items():
         if weighted and row.temperature is not None:
@@ -161,26 +168,22 @@ def _refuse_mixture(path: Path, rows: dict[int, Corpus]) -> None:
             )
 
 
-def named(names: Sequence[str], table: Path) -> Corpus:
-    """Find the row that the only one of `names` names.
+def find_corpus(names: Sequence[str], table: Path) -> Corpus:
+    """Find the row of a table that the single name in `names` names.
 
     Raises:
-        UserError: there is no such row, or not one name.
+        UserError: there is no such row, or not exactly one name.
     """
     rows = {row.corpus: row for row in read_corpora(table)}
     if len(names) != 1 or names[0] not in rows:
         raise UserError(
-            f"{table}: {' '.join(map(str, names))!r} is no corpus; name one of {', '.join(rows)}"
+            f"{table}: {' '.join(map(str, names))!r} is not a corpus; name one of {', '.join(rows)}"
         )
     return rows[names[0]]
 
 
 def patterns(corpus: Corpus) -> tuple[str, ...]:
-    """Patterns of a corpus' files.
-
-    Raises:
-        UserError: a quote is not closed.
-    """
+    """Split the `files` column of a corpus into patterns; UserError if a quote is not closed."""
     try:
         return tuple(shlex.split(corpus.files))
     except ValueError as error:

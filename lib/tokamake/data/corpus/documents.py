@@ -1,6 +1,6 @@
-"""Texts of documents: which keys of a record are read, and whether they hold text.
+"""Texts of documents: which keys of a record form the text, and whether they hold text.
 
-Blocks come from `readers`; lists of texts go to `encode`, bad documents to the caller's policy.
+Blocks come from `readers`. Texts go to the encoder; the caller handles bad documents.
 """
 
 import re
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tokamake.data.readers import Bad, ByteRange, Input, RecordBlock, open_input
+from tokamake.data.readers import Bad, Input, RecordBlock, open_input
 from tokamake.errors import UserError
 
-_TYPES: dict[type, str] = {
+_TYPE_NAMES: dict[type, str] = {
     type(None): "null",
     bool: "true or false",
     int: "a number",
@@ -26,17 +26,17 @@ _TYPES: dict[type, str] = {
 
 
 class Fields(NamedTuple):
-    """Which keys of a record make the texts of a document."""
+    """The keys of a record that form the texts of a document."""
 
     keys: tuple[str, ...] = ("text",)
-    """Keys or columns; without a template, each is a text of its own."""
+    """Keys or columns; without a template, each key gives one text."""
     template: str = ""
-    """Joins keys to one text, as {title}\\n\\n{text}; a backslash with n or t is a line feed or
-    tab, and {{ and }} are braces."""
+    """Joins keys to one text: {title}\\n\\n{text}; \\n is a line feed, \\t a tab, {{ and }} are
+    braces."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the texts of a document: the keys, or all keys in one with a template."""
+        """Names of the texts: the keys; with a template, one name of all keys."""
         return ("_".join(self.keys),) if self.template else self.keys
 
     @property
@@ -44,49 +44,47 @@ class Fields(NamedTuple):
         """Keys that a record must have.
 
         Raises:
-            UserError: the template is none, or a key stands twice.
+            UserError: the template is invalid, or a key is empty or repeated.
         """
         if self.template:
-            return tuple(dict.fromkeys(_parse(self.template)[1]))
+            return tuple(dict.fromkeys(_parse_template(self.template)[1]))
         if len(set(self.keys)) < len(self.keys) or not all(self.keys):
             raise UserError(f"text_key: {','.join(self.keys)}: name each key once")
         return self.keys
 
     def checked(self) -> "Fields":
-        """These fields, if records can have such keys.
-
-        Raises:
-            UserError: as `read_keys`.
-        """
+        """Return these fields; raise UserError if the keys or the template are invalid."""
         _ = self.read_keys
         return self
 
 
 class Texts(NamedTuple):
-    """Texts of the good documents of a block, and what is wrong with the others."""
+    """Texts of the good documents of a block, and reasons for the bad ones."""
 
     columns: tuple[Sequence[str], ...]
-    """Texts for each of `Fields.names`, all of the same number."""
+    """Texts of the good documents for each of `Fields.names`."""
     kept: NDArray[np.int64]
-    """(documents,) index in the block of each text, ascending."""
+    """(documents,) index in the block of each good document, ascending."""
     bad: list[tuple[int, str]]
-    """Index in the block, ascending, and reason with remedy, without the place."""
+    """Index in the block, ascending, and reason with remedy but without the place."""
 
 
-def keys_of(text_key: Iterable[str]) -> tuple[str, ...]:
-    """Keys that a `text_key` names: one or more, repeated or with commas; "text" where it is empty.
+def split_keys(text_key: Iterable[str]) -> tuple[str, ...]:
+    """Return the keys of a `text_key`, an iterable of keys with or without commas.
 
-    Commas stand in the table of corpora and in plans, and may in the option of a command.
+    The default is "text". The table of corpora and plans have commas; a command also accepts a
+    repeated option.
     """
-    return tuple(key for part in text_key for key in part.split(",")) or ("text",)
+    return tuple(key for keys in text_key for key in keys.split(",")) or ("text",)
 
 
 def texts(block: RecordBlock, fields: Fields) -> Texts:
-    """Take the texts out of a block; a document that is bad for one key is bad for all."""
+    """Return the texts of a block; a document that is bad for one key is bad for all."""
     keys = fields.read_keys
     records = block.records
     bad: list[tuple[int, str]] = []
     kept = np.arange(len(records), dtype=np.int64)
+    # Fast paths: texts that the reader has ready, then blocks without bad documents.
     columns: list[Sequence[str]] | None = [block.texts] if block.texts is not None else None
     columns = columns or _columns(records, keys)
     if columns is None:
@@ -94,7 +92,7 @@ def texts(block: RecordBlock, fields: Fields) -> Texts:
             _reason(record, keys, "row" if block.raw is None else "line") for record in records
         ]
         bad = [(index, reason) for index, reason in enumerate(reasons) if reason]
-        kept = np.array([i for i, reason in enumerate(reasons) if not reason], np.int64)
+        kept = np.array([index for index, reason in enumerate(reasons) if not reason], np.int64)
         good: list[Any] = [records[index] for index in kept.tolist()]
         columns = [[record[key] for record in good] for key in keys]
     if fields.template:
@@ -108,81 +106,85 @@ def read_texts(
     *,
     template: str = "",
     format: str = "",
-    byte_range: ByteRange | None = None,
 ) -> Iterator[str]:
-    """Yield the texts of a raw file; those of several keys (with commas) document by document.
+    """Yield the texts of a raw file; several keys (with commas) give several texts per document.
 
     Raises:
-        UserError: the file is missing, damaged or of no known format, or a document is bad.
+        UserError: the file is missing, damaged or of unknown format, or a document is bad.
     """
-    fields = Fields(keys_of([key]), template)
-    opened = open_input(path, byte_range=byte_range, format=format)
-    for block in opened.blocks(fields.read_keys):
+    fields = Fields(split_keys([key]), template)
+    source = open_input(path, format=format)
+    for block in source.blocks(fields.read_keys):
         columns, kept, bad = texts(block, fields)
-        good = len(kept) if not bad else int(np.searchsorted(kept, bad[0][0]))
-        for row in zip(*(column[:good] for column in columns), strict=True):
+        # Yield the good documents before the first bad one, then stop.
+        num_good = len(kept) if not bad else int(np.searchsorted(kept, bad[0][0]))
+        for row in zip(*(column[:num_good] for column in columns), strict=True):
             yield from row
         if bad:
             index, reason = bad[0]
-            raise UserError(f"{place(opened, block, index)}: {reason}")
+            raise UserError(f"{place(source, block, index)}: {reason}")
 
 
 def place(source: Input, block: RecordBlock, index: int) -> str:
-    """Where document `index` of a block stands, for messages; see `Input.place`."""
+    """Return the place of document `index` of a block, for messages; see `Input.place`."""
     return source.place(int(block.numbers[index]), int(block.offsets[index]))
 
 
 def _columns(records: Sequence[Any], keys: tuple[str, ...]) -> list[Sequence[str]] | None:
-    """The values of each key, or None if any is missing or no text."""
+    """Return the values of each key, or None if one is missing or not text."""
     try:
         columns: list[Sequence[str]] = [[record[key] for record in records] for key in keys]
     except (KeyError, TypeError):  # TypeError: a `Bad`
         return None
+    # A set of types is faster than isinstance on each value.
     return columns if all(set(map(type, column)) <= {str} for column in columns) else None
 
 
 def _reason(record: dict[str, Any] | Bad, keys: tuple[str, ...], unit: str) -> str:
-    """What is wrong with a document, or an empty string."""
+    """Return why a document is bad, or an empty string."""
     if isinstance(record, Bad):
         return record.reason
     for key in keys:
         if key not in record:
-            others = ", ".join(list(record)[:8]) or "nothing"
-            return f'no key "{key}" (it has {others[:100]}); fix text_key or the {unit}'
+            keys_in_record = ", ".join(list(record)[:8]) or "nothing"
+            return f'no key "{key}" (it has {keys_in_record[:100]}); fix text_key or the {unit}'
         if not isinstance(record[key], str):
-            what = _TYPES.get(type(record[key]), type(record[key]).__name__)
-            return f'"{key}" holds {what}, not text; fix text_key or the {unit}'
+            kind = _TYPE_NAMES.get(type(record[key]), type(record[key]).__name__)
+            return f'"{key}" holds {kind}, not text; fix text_key or the {unit}'
     return ""
 
 
-def _parse(template: str) -> tuple[str, list[str]]:
-    """A template as pattern for the % operator, and the keys that fill it."""
+def _parse_template(template: str) -> tuple[str, list[str]]:
+    """Return a template as a pattern for the % operator, and the keys that fill it.
+
+    str.format does not fit: it reads {meta.x} as an attribute, but a key may contain dots.
+    """
     pattern, keys = "", []
     try:
         parts = list(Formatter().parse(template.replace("\\n", "\n").replace("\\t", "\t")))
     except ValueError as error:
-        raise _wrong(template, str(error)) from None
+        raise _template_error(template, str(error)) from None
     for literal, key, specification, conversion in parts:
         pattern += literal.replace("%", "%%")
         if key is None:
             continue
         if specification or conversion or not re.fullmatch(r"\w[\w.-]*", key) or key.isdigit():
-            raise _wrong(template, f"{{{key}}} is no plain key")
+            raise _template_error(template, f"{{{key}}} is not a plain key")
         pattern += "%s"
         keys.append(key)
     if not keys:
-        raise _wrong(template, "no key in braces")
+        raise _template_error(template, "no key in braces")
     return pattern, keys
 
 
-def _wrong(template: str, what: str) -> UserError:
+def _template_error(template: str, reason: str) -> UserError:
     return UserError(
-        f"template: {template}: {what}; write keys as {{title}} and {{text}}, "
+        f"template: {template}: {reason}; write keys as {{title}} and {{text}}, "
         "braces as {{ and }}, line feeds as \\n"
     )
 
 
 def _join(columns: list[Sequence[str]], keys: tuple[str, ...], template: str) -> list[str]:
-    pattern, used = _parse(template)
-    each = [columns[keys.index(key)] for key in used]
-    return [pattern % row for row in zip(*each, strict=True)]
+    pattern, template_keys = _parse_template(template)
+    template_columns = [columns[keys.index(key)] for key in template_keys]
+    return [pattern % row for row in zip(*template_columns, strict=True)]

@@ -1,4 +1,4 @@
-"""Stage `find_duplicates`: hashes of a corpus become the ordinals of documents to leave out."""
+"""Stage `find_duplicates`: find exact duplicates in a corpus by the hashes of its documents."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,20 +8,20 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-_PART_ROWS = 1 << 24
-"""Hashes that are compared at once: about a gigabyte of memory with what sorting needs."""
-_CHUNK_ROWS = 1 << 22
+_PART_ROWS = 1 << 24  # hashes compared at once; sorting them takes about 1 GB of memory
+_CHUNK_ROWS = 1 << 22  # hashes read at once
 
 
 def find_duplicates(files: list[Path], /, *, output: Path) -> None:
-    """Find the documents whose text has come before in the same corpus; the first one stays.
+    """Find documents with the text of an earlier document in the same corpus.
 
-    Hashes are compared part by part of their range, so that memory is bounded whatever their
-    number, but for 8 bytes of each duplicate.
+    The first document of each text is kept. The stage compares one part of the range of hashes at
+    a time. Therefore memory does not grow with the number of documents, except by 8 bytes per
+    duplicate.
 
     Args:
-        files: files of hashes that `hash-documents` wrote, in the order of the corpus.
-        output: file of ordinals to write, for `tokenize --duplicates`.
+        files: files of hashes from `hash-documents`, in the order of the corpus.
+        output: file of duplicates to write; an input of `tokenize`.
 
     Raises:
         UserError: a file is missing or damaged.
@@ -37,22 +37,23 @@ def find_duplicates(files: list[Path], /, *, output: Path) -> None:
     tables = [entry for path in files for entry in read_table(path)]
     total = sum(rows for _, rows in tables)
     num_parts = max(1, -(-total // _PART_ROWS))
-    found = [_repeated(*part) for part in _parts(files, num_parts)]
-    dropped = np.sort(np.concatenate(found))
+    duplicates = np.sort(
+        np.concatenate([_repeated_rows(*part) for part in _hash_parts(files, num_parts)])
+    )
     with atomic(output) as (temporary,), RowsWriter(temporary) as writer:
         first = 0
         for shard, rows in tables:
-            low, high = np.searchsorted(dropped, [first, first + rows])
-            writer.add(shard, (dropped[low:high] - first).astype(ORDINAL))
+            start, end = np.searchsorted(duplicates, [first, first + rows])
+            writer.add(shard, (duplicates[start:end] - first).astype(ORDINAL))
             first += rows
-    share = len(dropped) / total if total else 0.0
-    print(f"{output}: {len(dropped):,} of {total:,} documents are duplicates ({share:.2%})")
+    share = len(duplicates) / total if total else 0.0
+    print(f"{output}: {len(duplicates):,} of {total:,} documents are duplicates ({share:.2%})")
 
 
-def _parts(
+def _hash_parts(
     files: list[Path], num_parts: int
 ) -> "Iterator[tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]]":
-    """Hashes (rows, 2) of each part of their range, with the rows' numbers in the corpus."""
+    """Yield the hashes (rows, 2) of each part of their range, and their row numbers (rows,)."""
     import numpy as np
 
     from tokamake.data.corpus.document_rows import HASH, read_rows
@@ -63,20 +64,21 @@ def _parts(
             rows = read_rows(path, HASH, width=2)
             for start in range(0, len(rows), _CHUNK_ROWS):
                 chunk = rows[start : start + _CHUNK_ROWS]
-                chosen = np.flatnonzero((chunk[:, 0] >> np.uint64(32)) * num_parts >> 32 == part)
-                hashes.append(chunk[chosen])
-                numbers.append(chosen + (first + start))
+                # The top 32 bits as a fraction of 1, times num_parts: equal hashes share a part.
+                indices = np.flatnonzero((chunk[:, 0] >> np.uint64(32)) * num_parts >> 32 == part)
+                hashes.append(chunk[indices])
+                numbers.append(indices + (first + start))
             first += len(rows)
         yield np.concatenate(hashes), np.concatenate(numbers)
 
 
-def _repeated(
+def _repeated_rows(
     hashes: "npt.NDArray[np.uint64]", numbers: "npt.NDArray[np.int64]"
 ) -> "npt.NDArray[np.int64]":
-    """Numbers of the rows whose hash an earlier row has; `numbers` ascend."""
+    """Return the row numbers whose hash is also in an earlier row; `numbers` must ascend."""
     import numpy as np
 
-    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: among equals, numbers ascend
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: equal hashes keep their order
     ordered = hashes[order]
-    same = (ordered[1:] == ordered[:-1]).all(axis=1)
-    return numbers[order[1:][same]]
+    is_repeated = (ordered[1:] == ordered[:-1]).all(axis=1)
+    return numbers[order[1:][is_repeated]]

@@ -1,4 +1,4 @@
-"""Stage `hash_documents`: the raw files of a batch of shards become a hash of each document."""
+"""Stage `hash_documents`: hash each document of a job batch, to find duplicates."""
 
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -22,71 +22,71 @@ def hash_documents(
     template: str = "",
     format: str = "",
 ) -> None:
-    """Hash the text of each document of a batch, so that duplicates can be found.
+    """Hash the text of each document of a job batch, to find duplicates.
 
-    The hash is 128 bits of BLAKE2b over the UTF-8 text, or over the texts of all keys. Bad and
-    empty documents get hashes that no other document has: `tokenize` deals with them.
+    The hash is BLAKE2b with 128 bits over the UTF-8 text, or over the texts of all keys. Bad and
+    empty documents get unique hashes, because they are not duplicates; `tokenize` handles them.
 
     Args:
         plan: plan.json of the workflow.
-        batch: name of a `tokenize` batch in it.
+        batch: name of a `tokenize` batch in the plan.
         output: file of hashes to write.
-        text_key: key or column that holds the text; several: they are compared together.
-        template: text of a document, from several keys.
-        format: format of the files, where it cannot be told from them.
+        text_key: key or column that holds the text; several keys are compared together.
+        template: text of a document as a combination of keys.
+        format: format of the files, if the stage cannot detect it.
 
     Raises:
         UserError: a raw file is missing or damaged.
     """
     from tokamake.data.corpus.document_rows import RowsWriter
-    from tokamake.data.corpus.documents import Fields, keys_of
+    from tokamake.data.corpus.documents import Fields, split_keys
     from tokamake.data.corpus.plan_file import batch_shards
     from tokamake.files import atomic
     from tokamake.runtime.console import counted
 
-    documents = 0
-    fields = Fields(keys_of(text_key), template)
+    num_documents = 0
+    fields = Fields(split_keys(text_key), template)
     with atomic(output) as (temporary,), RowsWriter(temporary) as writer:
         for shard in batch_shards(plan, batch):
             for rows in _hashes(shard, fields, format):
                 writer.add(shard.name, rows)
-                documents += len(rows)
-    print(f"{output}: {counted(documents, 'document')}")
+                num_documents += len(rows)
+    print(f"{output}: {counted(num_documents, 'document')}")
 
 
 def _hashes(
     shard: "PlannedShard", fields: "Fields", format: str
 ) -> "Iterator[npt.NDArray[np.uint64]]":
-    """(documents, 2) hashes, block by block; at least one array, for a shard without documents."""
+    """Yield (documents, 2) hashes, block by block."""
     import numpy as np
 
     from tokamake.data.corpus.document_rows import HASH
     from tokamake.data.corpus.documents import texts
     from tokamake.data.readers import open_input, parse_range
 
-    read = 0
-    yield np.zeros((0, 2), HASH)
+    num_read = 0
+    yield np.zeros((0, 2), HASH)  # lists a shard without documents in the output, too
     paths = [Path(path) for path in shard.files]
     byte_range = parse_range(shard.byte_range, paths)
     for path in paths:
         source = open_input(path, byte_range=byte_range, format=format)
         for block in source.blocks(fields.read_keys):
-            found = texts(block, fields)
+            columns, kept, _ = texts(block, fields)
             hashes = [b""] * len(block.records)
-            for index, parts in zip(
-                found.kept.tolist(), zip(*found.columns, strict=True), strict=True
-            ):
-                if any(parts):
-                    hashes[index] = _hash(parts)
+            for index, document in zip(kept.tolist(), zip(*columns, strict=True), strict=True):
+                if any(document):
+                    hashes[index] = _hash(document)
             for index, value in enumerate(hashes):
-                hashes[index] = value or _hash((shard.name, str(read + index)), b"alone")
-            read += len(hashes)
+                # Another BLAKE2b `person` than texts have, so that no text has this hash.
+                hashes[index] = value or _hash((shard.name, str(num_read + index)), b"alone")
+            num_read += len(hashes)
             yield np.frombuffer(b"".join(hashes), HASH).reshape(-1, 2)
 
 
-def _hash(parts: tuple[str, ...], person: bytes = b"") -> bytes:
-    if len(parts) == 1:
-        return blake2b(parts[0].encode(), digest_size=16, person=person).digest()
-    encoded = [part.encode() for part in parts]
-    sizes = b"".join(len(part).to_bytes(8, "little") for part in encoded)
+def _hash(texts: tuple[str, ...], person: bytes = b"") -> bytes:
+    if len(texts) == 1:
+        return blake2b(texts[0].encode(), digest_size=16, person=person).digest()
+    encoded = [text.encode() for text in texts]
+    # With sizes, ("ab", "c") and ("a", "bc") have different hashes.
+    sizes = b"".join(len(text).to_bytes(8, "little") for text in encoded)
     return blake2b(sizes + b"".join(encoded), digest_size=16, person=person).digest()

@@ -1,8 +1,8 @@
-"""Tool `plan`: which raw files make a shard, which shards a merged file, and what each job makes.
+"""Tool `plan`: decide which raw files make a shard, which shards are merged, and what a job writes.
 
-All comes from sizes, so that every job is known before any has run. The workflow calls `make_plan`
-each time it is read, and writes the plan down when it starts: shards, merged files and batches of
-an earlier plan stay as they are, and files that come later make new ones.
+The plan follows from file sizes alone, so every job is known before one has run. The workflow calls
+`make_plan` each time it is read, and writes plan.json when it starts. A new plan extends the
+earlier one: its shards, merged datasets and batches stay, and later files make new ones.
 """
 
 import re
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tokamake.config.data import PlanSettings
 from tokamake.data.corpus.corpora import Corpus, read_corpora
-from tokamake.data.corpus.documents import Fields, keys_of
+from tokamake.data.corpus.documents import Fields, split_keys
 from tokamake.data.corpus.plan_file import (
     JobBatch,
     Plan,
@@ -29,8 +29,8 @@ from tokamake.errors import UserError
 from tokamake.files import digest
 from tokamake.validation import parse_json
 
+# Rough bytes of jsonl per byte of the file. Wrong factors only make shards uneven.
 _EXPANSION = {".gz": 3.5, ".zst": 4.0, ".xz": 5.0, ".bz2": 4.5, ".parquet": 3.0}
-"""Bytes of jsonl per compressed byte of text, roughly."""
 
 
 def plan(
@@ -41,17 +41,17 @@ def plan(
     split_sentences: bool = False,
     output: Path,
 ) -> None:
-    """Decide shards, merged files and batches from the sizes of raw files.
+    """Plan shards, merged datasets and job batches from the sizes of raw files.
 
     Args:
-        corpora: table of corpora, as config/corpora.tsv.
+        corpora: table of corpora, such as config/corpora.tsv.
         settings: the config's `plan` section as JSON.
-        declared: PATH=BYTES of raw files that are still to be made.
-        split_sentences: sequences are sentences, as the merged files' names tell.
-        output: JSON file of the plan; an earlier one there is extended.
+        declared: PATH=BYTES of raw files that do not exist yet.
+        split_sentences: sequences are sentences; names of merged datasets end in _sentence.
+        output: plan.json to write; an existing plan is extended.
 
     Raises:
-        UserError: a pattern matches no file, or the table or earlier plan cannot be read.
+        UserError: a pattern matches no file, or the table or the existing plan cannot be read.
     """
     sizes = {}
     for text in declared:
@@ -59,17 +59,17 @@ def plan(
         if not path or not size.isdigit():
             raise UserError(f"--declared {text}: give PATH=BYTES")
         sizes[path] = int(size)
-    made = make_plan(
+    new_plan = make_plan(
         read_corpora(corpora),
         parse_json(PlanSettings, settings, "--settings"),
         sizes,
         previous=read_plan(output) if output.exists() else None,
         split_sentences=split_sentences,
     )
-    write_plan(output, made)
+    write_plan(output, new_plan)
     print(
-        f"{output}: {len(made.shards):,} shards in {len(made.tokenize_batches):,} jobs, "
-        f"{len(made.merged):,} merged files in {len(made.merge_batches):,} jobs"
+        f"{output}: {len(new_plan.shards):,} shards in {len(new_plan.tokenize_batches):,} jobs, "
+        f"{len(new_plan.merged):,} merged datasets in {len(new_plan.merge_batches):,} jobs"
     )
 
 
@@ -81,136 +81,151 @@ def make_plan(
     previous: Plan | None = None,
     split_sentences: bool = False,
 ) -> Plan:
-    """Plan all corpora; see the module's words on stability.
+    """Plan all corpora, and extend an earlier plan if its sizes are the same.
 
     Args:
         corpora: rows of the table.
-        settings: sizes, and the most jobs.
-        declared: path to size of raw files that are still to be made.
-        previous: an earlier plan, which is extended if its sizes are the same.
-        split_sentences: sequences are sentences, as the merged files' names tell.
+        settings: sizes, and the maximum number of jobs.
+        declared: path to size of raw files that do not exist yet.
+        previous: earlier plan.
+        split_sentences: sequences are sentences; names of merged datasets end in _sentence.
 
     Raises:
         UserError: a pattern matches no file.
     """
     rows = list(corpora)
+    # max_jobs is left out: another number of jobs changes no shard.
     sizes = settings.model_dump(exclude={"max_jobs"})
-    alike = previous if previous and previous.settings == sizes else None
+    extended = previous if previous and previous.settings == sizes else None
     files = {corpus.corpus: raw_files(corpus, declared) for corpus in rows}
     shards: list[PlannedShard] = []
     merged: list[PlannedMerge] = []
     for corpus in rows:
         suffixes = _suffixes(corpus, split_sentences)
-        kept_shards, kept_merged = _kept(corpus.corpus, files[corpus.corpus], suffixes, alike)
-        known = {path for shard in kept_shards for path in shard.files}
-        fresh = [file for file in files[corpus.corpus] if file.path not in known]
-        new_shards = _cut(corpus, fresh, settings, first=_next(kept_shards))
-        groups = _gather(new_shards, settings.merged_bytes)
+        kept_shards, kept_merged = _keep(corpus.corpus, files[corpus.corpus], suffixes, extended)
+        planned_paths = {path for shard in kept_shards for path in shard.files}
+        new_files = [file for file in files[corpus.corpus] if file.path not in planned_paths]
+        new_shards = _cut_shards(corpus, new_files, settings, first=_next_number(kept_shards))
+        groups = _group_shards(new_shards, settings.merged_bytes)
         shards += kept_shards + new_shards
-        merged += kept_merged + _merged(corpus.corpus, groups, suffixes, first=_next(kept_merged))
-    tokenizer, tokenizer_stamp = _tokenizer(rows, files, previous)
+        merged += kept_merged + _plan_merges(
+            corpus.corpus, groups, suffixes, first=_next_number(kept_merged)
+        )
+    tokenizer, tokenizer_stamp = _plan_tokenizer(rows, files, previous)
     return Plan(
         sizes,
         tokenizer_stamp,
         tokenizer,
-        _batches(shards, alike.tokenize_batches if alike else (), settings.max_jobs),
-        # Merging takes a fraction of the time that tokenizing takes.
-        _batches(merged, alike.merge_batches if alike else (), -(-settings.max_jobs // 4)),
+        _plan_batches(shards, extended.tokenize_batches if extended else (), settings.max_jobs),
+        # Merging takes a fraction of the time of tokenizing, so a quarter of the jobs is enough.
+        _plan_batches(
+            merged, extended.merge_batches if extended else (), -(-settings.max_jobs // 4)
+        ),
         tuple(merged),
         tuple(shards),
     )
 
 
 def _suffixes(corpus: Corpus, split_sentences: bool) -> dict[str, str]:
-    """End of a merged pair's name to the key of its shards' pairs, for each text the corpus has."""
-    names = Fields(keys_of([corpus.text_key]), corpus.template).checked().names
+    """Map the name suffix of each merged dataset of a corpus to the text key of its shards.
+
+    The key is empty if the corpus has a single text per document.
+    """
+    names = Fields(split_keys([corpus.text_key]), corpus.template).checked().names
     unit = "sentence" if split_sentences else "document"
     return {f"_{name}_{unit}": name if len(names) > 1 else "" for name in names}
 
 
-def _kept(
+def _keep(
     corpus: str, files: list[RawFile], suffixes: Mapping[str, str], previous: Plan | None
 ) -> tuple[list[PlannedShard], list[PlannedMerge]]:
-    """Shards and merged pairs of an earlier plan, without files that are gone or no longer fit."""
-    before = [pair for pair in previous.merged if pair.corpus == corpus] if previous else []
-    named = {(re.sub(r"^[^-]*-\d+", "", pair.name), pair.key) for pair in before}
-    if previous is None or named != set(suffixes.items()):
+    """Return shards and merged datasets of an earlier plan, without files that are gone."""
+    old_merged = [merge for merge in previous.merged if merge.corpus == corpus] if previous else []
+    old_suffixes = {(re.sub(r"^[^-]*-\d+", "", merge.name), merge.key) for merge in old_merged}
+    # Other text keys or sentences give other datasets: plan this corpus from scratch.
+    if previous is None or old_suffixes != set(suffixes.items()):
         return [], []
     present = {file.path: file for file in files}
-    own = [shard for shard in previous.shards if _corpus(shard.name) == corpus]
-    for path in {shard.files[0] for shard in own if not _fits(shard, present)}:
+    old_shards = [shard for shard in previous.shards if _corpus_of(shard.name) == corpus]
+    # A file that is planned in byte ranges and no longer fits them is planned again as a new file.
+    for path in {shard.files[0] for shard in old_shards if not _fits(shard, present)}:
         del present[path]
     shards = {}
-    for shard in own:
-        if left := [present[path] for path in shard.files if path in present]:
-            shards[shard.name] = _shard(shard.name, left, shard.byte_range, shard.bytes)
+    for shard in old_shards:
+        if kept_files := [present[path] for path in shard.files if path in present]:
+            shards[shard.name] = _make_shard(
+                shard.name, kept_files, shard.byte_range, size=shard.bytes
+            )
     merged = []
-    for pair in before:
-        if names := tuple(name for name in pair.shards if name in shards):
-            merged.append(pair._replace(shards=names))
+    for merge in old_merged:
+        if names := tuple(name for name in merge.shards if name in shards):
+            merged.append(merge._replace(shards=names))
     return list(shards.values()), merged
 
 
 def _fits(shard: PlannedShard, present: Mapping[str, RawFile]) -> bool:
-    """Tell whether a part of a file can still be read from what the file has become since."""
+    """Tell whether the byte range of a shard, if any, still exists in its file."""
     if not shard.byte_range or shard.files[0] not in present:
         return True
     file = present[shard.files[0]]
     if stamp([file]) == shard.stamp:
         return True
-    reaches = max(int(bound or 0) for bound in shard.byte_range.split(":"))
-    return reaches <= file.size and _divisible(file)
+    last_byte = max(int(bound or 0) for bound in shard.byte_range.split(":"))
+    return last_byte <= file.size and _is_divisible(file)
 
 
-def _cut(
+def _cut_shards(
     corpus: Corpus, files: list[RawFile], settings: PlanSettings, *, first: int
 ) -> list[PlannedShard]:
-    """Gather small files into shards and cut large ones that can be read from within."""
-    parts: list[tuple[list[RawFile], str, float]] = []
-    waiting: list[RawFile] = []
-    waiting_bytes = 0
+    """Group small files into shards, and cut large files into byte ranges where readers can."""
+    parts: list[tuple[list[RawFile], str, float]] = []  # files, byte range, bytes of text
+    group: list[RawFile] = []
+    group_bytes = 0
     for file in files:
-        if waiting and waiting_bytes + file.size > settings.shard_bytes:
-            parts.append((waiting, "", sum(map(_text_bytes, waiting))))
-            waiting, waiting_bytes = [], 0
-        if file.size > settings.shard_bytes and _divisible(file, corpus.format):
-            scale = _text_bytes(file) / file.size
-            for text, length in _ranges(file.size, settings.shard_bytes):
-                parts.append(([file], text, length * scale))
+        if group and group_bytes + file.size > settings.shard_bytes:
+            parts.append((group, "", sum(map(_text_bytes, group))))
+            group, group_bytes = [], 0
+        if file.size > settings.shard_bytes and _is_divisible(file, corpus.format):
+            expansion = _text_bytes(file) / file.size
+            for byte_range, num_bytes in _byte_ranges(file.size, settings.shard_bytes):
+                parts.append(([file], byte_range, num_bytes * expansion))
         else:
-            waiting.append(file)
-            waiting_bytes += file.size
-    if waiting:
-        parts.append((waiting, "", sum(map(_text_bytes, waiting))))
+            group.append(file)
+            group_bytes += file.size
+    if group:
+        parts.append((group, "", sum(map(_text_bytes, group))))
     ratio = settings.token_bytes_per_text_byte
     return [
-        _shard(f"{corpus.corpus}/{number:05d}", members, byte_range, int(size * ratio))
+        _make_shard(f"{corpus.corpus}/{number:05d}", members, byte_range, size=int(size * ratio))
         for number, (members, byte_range, size) in enumerate(parts, first)
     ]
 
 
-def _shard(name: str, files: list[RawFile], byte_range: str, size: int) -> PlannedShard:
+def _make_shard(name: str, files: list[RawFile], byte_range: str, *, size: int) -> PlannedShard:
     return PlannedShard(name, tuple([file.path for file in files]), byte_range, size, stamp(files))
 
 
-def _divisible(file: RawFile, format: str = "") -> bool:
-    """Tell whether parts of a large file can be read by themselves, as of no compressed one."""
+def _is_divisible(file: RawFile, format: str = "") -> bool:
+    """Tell whether a reader can read byte ranges of a file: only uncompressed jsonl and parquet."""
     if format not in ("", "jsonl", "parquet"):
         return False
-    if file.modified is None:
+    if file.modified is None:  # a declared file has no content to look at yet
         return file.path.endswith(".jsonl")
-    if _ending(file.path) in SUFFIXES:
+    if _extension(file.path) in SUFFIXES:
         return False
     kind, compression = sniff(Path(file.path), format)
     return kind in ("jsonl", "parquet") and not compression
 
 
-def _ending(path: str) -> str:
-    return path[path.rfind(".") :]
+def _extension(path: str) -> str:
+    return path[path.rfind(".") :]  # a Path for each of 100,000 files takes too long
 
 
-def _ranges(size: int, shard_bytes: int) -> list[tuple[str, int]]:
-    """Equal byte ranges of a file; the last is open, so that no byte is lost if the file grows."""
+def _byte_ranges(size: int, shard_bytes: int) -> list[tuple[str, int]]:
+    """Return equal byte ranges of a file, each as START:END and its length.
+
+    The last range has no end, so that no byte is lost if the file grows.
+    """
     count = -(-size // shard_bytes)
     bounds = [size * number // count for number in range(count + 1)]
     return [
@@ -219,14 +234,14 @@ def _ranges(size: int, shard_bytes: int) -> list[tuple[str, int]]:
 
 
 def _text_bytes(file: RawFile) -> float:
-    """Estimated size of a raw file when decompressed; a declared size is uncompressed already."""
-    if file.modified is None:
+    """Estimate the decompressed size of a raw file."""
+    if file.modified is None:  # the size of a declared file is uncompressed already
         return file.size
-    return file.size * _EXPANSION.get(_ending(file.path), 1.0)
+    return file.size * _EXPANSION.get(_extension(file.path), 1.0)
 
 
-def _gather(shards: list[PlannedShard], merged_bytes: int) -> list[tuple[str, ...]]:
-    """Put neighbouring shards together up to the size of a merged file."""
+def _group_shards(shards: list[PlannedShard], merged_bytes: int) -> list[tuple[str, ...]]:
+    """Group neighbouring shards up to the size of a merged dataset."""
     groups: list[list[str]] = []
     size = 0
     for shard in shards:
@@ -238,7 +253,7 @@ def _gather(shards: list[PlannedShard], merged_bytes: int) -> list[tuple[str, ..
     return [tuple(group) for group in groups]
 
 
-def _merged(
+def _plan_merges(
     corpus: str, groups: list[tuple[str, ...]], suffixes: Mapping[str, str], *, first: int
 ) -> list[PlannedMerge]:
     return [
@@ -248,59 +263,62 @@ def _merged(
     ]
 
 
-def _batches(
+def _plan_batches(
     members: list[PlannedShard] | list[PlannedMerge], previous: tuple[JobBatch, ...], max_jobs: int
 ) -> tuple[JobBatch, ...]:
-    """Earlier batches without what is gone, and about `max_jobs` new ones of neighbours at most."""
+    """Keep earlier batches without members that are gone; add new ones, about `max_jobs` at most.
+
+    A new batch holds neighbours of one corpus.
+    """
     names = {member.name for member in members}
     batches = []
     for batch in previous:
-        if left := tuple(name for name in batch.members if name in names):
-            batches.append(JobBatch(batch.name, left))
+        if kept := tuple(name for name in batch.members if name in names):
+            batches.append(JobBatch(batch.name, kept))
     batched = {name for batch in batches for name in batch.members}
-    fresh: dict[str, list[str]] = {}
+    new_names: dict[str, list[str]] = {}
     for member in members:
         if member.name not in batched:
-            fresh.setdefault(_corpus(member.name), []).append(member.name)
-    size = -(-sum(map(len, fresh.values())) // max_jobs)
-    for corpus, waiting in fresh.items():
-        first = _next([batch for batch in batches if _corpus(batch.name) == corpus])
-        count = -(-len(waiting) // size)
-        bounds = [len(waiting) * number // count for number in range(count + 1)]
+            new_names.setdefault(_corpus_of(member.name), []).append(member.name)
+    size = -(-sum(map(len, new_names.values())) // max_jobs)
+    for corpus, corpus_names in new_names.items():
+        first = _next_number([batch for batch in batches if _corpus_of(batch.name) == corpus])
+        count = -(-len(corpus_names) // size)
+        bounds = [len(corpus_names) * number // count for number in range(count + 1)]
         for number, (start, end) in enumerate(pairwise(bounds), first):
-            batches.append(JobBatch(f"{corpus}-{number:05d}", tuple(waiting[start:end])))
+            batches.append(JobBatch(f"{corpus}-{number:05d}", tuple(corpus_names[start:end])))
     return tuple(batches)
 
 
-def _corpus(name: str) -> str:
-    """Corpus of code/00003, code-00003 or code-0003_text_document."""
+def _corpus_of(name: str) -> str:
+    """Return the corpus of a name such as code/00003, code-00003 or code-0003_text_document."""
     return name.replace("/", "-").partition("-")[0]
 
 
-def _next(named: Iterable[PlannedShard | PlannedMerge | JobBatch]) -> int:
-    """Number after the highest one in names like code/00003 or code-0003_text_document."""
-    numbers = (re.search(r"[/-](\d+)", item.name) for item in named)
+def _next_number(items: Iterable[PlannedShard | PlannedMerge | JobBatch]) -> int:
+    """Return the number after the highest one in names like code/00003."""
+    numbers = (re.search(r"[/-](\d+)", item.name) for item in items)
     return max((int(match[1]) for match in numbers if match), default=-1) + 1
 
 
-def _tokenizer(
+def _plan_tokenizer(
     corpora: list[Corpus], files: Mapping[str, list[RawFile]], previous: Plan | None
 ) -> tuple[tuple[TokenizerCorpus, ...], str]:
-    """What a tokenizer is trained on, and its stamp; see `Plan`.
+    """Return what a tokenizer is trained on, and its stamp; see `Plan`.
 
-    Where a tokenizer may have been trained before, files that come later are left out of it and
-    ones that are gone leave its stamp as it is; another way of reading them does not.
+    With an earlier plan, a tokenizer may exist and shards may depend on it. Therefore new files are
+    left out, and removed files do not change the stamp. Another format, key or template does.
     """
-    before = {source.corpus: source for source in previous.tokenizer} if previous else {}
-    known = {path for source in before.values() for path in source.files}
+    old_entries = {entry.corpus: entry for entry in previous.tokenizer} if previous else {}
+    old_paths = {path for entry in old_entries.values() for path in entry.files}
     old, every = [], []
     for corpus in corpora:
         paths = tuple(file.path for file in files[corpus.corpus])
         fields = corpus.corpus, corpus.format, corpus.text_key, corpus.template
         every.append(TokenizerCorpus(*fields, paths))
-        old.append(TokenizerCorpus(*fields, tuple(path for path in paths if path in known)))
-    kept = tuple(source for source in old if source.files)
+        old.append(TokenizerCorpus(*fields, tuple(path for path in paths if path in old_paths)))
+    kept = tuple(entry for entry in old if entry.files)
     if previous is None or not kept:
         return tuple(every), digest(every)
-    same = all(source[:4] == before.get(source.corpus, source)[:4] for source in kept)
-    return kept, previous.tokenizer_stamp if same else digest(kept)
+    is_same = all(entry[:4] == old_entries.get(entry.corpus, entry)[:4] for entry in kept)
+    return kept, previous.tokenizer_stamp if is_same else digest(kept)

@@ -1,6 +1,6 @@
-"""What a plan holds, and how it lies in plan.json: shards, merged pairs, and the batches of both.
+"""The plan and its file plan.json: shards, merged datasets, and job batches of both.
 
-`plan` makes and writes it; jobs read from it what they are to make.
+`plan` writes the file; jobs read their work from it.
 """
 
 import json
@@ -14,10 +14,10 @@ from tokamake.files import read_json, write_text
 
 
 class PlannedShard(NamedTuple):
-    """Raw files, or a part of one, that become a pair, or a pair for each of several text keys."""
+    """Raw files, or a byte range of one, that one tokenization reads."""
 
     name: str
-    """<corpus>/<number>: the pair's path below the folder of shards."""
+    """<corpus>/<number>: prefix of the shard, below the folder of shards."""
     files: tuple[str, ...]
     """Raw files in order."""
     byte_range: str
@@ -25,66 +25,66 @@ class PlannedShard(NamedTuple):
     bytes: int
     """Estimated size of its .bin file."""
     stamp: str
-    """Witness of the raw files' sizes and times, as `raw.stamp` gives it."""
+    """Sizes and modification times of the raw files, from `raw_files.stamp`."""
 
 
 class PlannedMerge(NamedTuple):
-    """A pair that `merge` makes of neighbouring shards."""
+    """An indexed dataset that `merge` writes from neighbouring shards."""
 
     name: str
-    """<corpus>-<number>_<text key>_document (or _sentence), as Megatron names pairs."""
+    """<corpus>-<number>_<text key>_document (or _sentence), as Megatron names datasets."""
     corpus: str
-    """Corpus it belongs to."""
+    """Name of its corpus."""
     key: str
-    """Text key, where shards have a pair for each of several; empty where they have one."""
+    """Text key, if shards have a dataset for each of several keys; else empty."""
     shards: tuple[str, ...]
     """Names of its shards in order."""
 
 
 class JobBatch(NamedTuple):
-    """What one job makes: neighbouring shards of a corpus, or neighbouring merged pairs."""
+    """Neighbouring shards or merged datasets of a corpus that one job writes."""
 
     name: str
     """<corpus>-<number>."""
     members: tuple[str, ...]
-    """Names of its shards, or of its merged pairs."""
+    """Names of its shards or merged datasets."""
 
 
 class TokenizerCorpus(NamedTuple):
-    """Raw files of a corpus that a tokenizer is trained on, and how they are read."""
+    """Raw files of a corpus that a tokenizer is trained on, and how to read them."""
 
     corpus: str
     """Name of the corpus."""
     format: str
-    """Format of the files; empty: told from each."""
+    """Format of the files; empty: detected for each file."""
     text_key: str
-    """Text keys, with commas between them."""
+    """Text keys, separated by commas."""
     template: str
-    """Joins several keys to one text; may be empty."""
+    """Template that joins several keys to one text, or empty."""
     files: tuple[str, ...]
-    """Paths: those of the first plan that are still there."""
+    """Paths of the first plan that still exist."""
 
 
 class Plan(NamedTuple):
-    """Everything that is to be made of the raw files."""
+    """All work on the raw files."""
 
     settings: dict[str, Any]
-    """Sizes the plan was made with; other ones make a plan from scratch."""
+    """Sizes of the plan; other sizes need a plan from scratch."""
     tokenizer_stamp: str
-    """Changes with what a tokenizer is to be trained on, but not with files that come or go."""
+    """Hash of what a tokenizer is trained on; it does not change with files that come or go."""
     tokenizer: tuple[TokenizerCorpus, ...]
-    """What a tokenizer is trained on: later files must not change the finished tokens."""
+    """What a tokenizer is trained on; later files must not change finished tokens."""
     tokenize_batches: tuple[JobBatch, ...]
-    """Shards by job."""
+    """Shards of each job."""
     merge_batches: tuple[JobBatch, ...]
-    """Merged pairs by job."""
+    """Merged datasets of each job."""
     merged: tuple[PlannedMerge, ...]
-    """All merged pairs."""
+    """All merged datasets."""
     shards: tuple[PlannedShard, ...]
     """All shards."""
 
 
-_KINDS: dict[str, type[Any]] = {
+_ITEM_TYPES: dict[str, type[Any]] = {
     "tokenizer": TokenizerCorpus,
     "tokenize_batches": JobBatch,
     "merge_batches": JobBatch,
@@ -102,31 +102,33 @@ def read_plan(path: Path) -> Plan:
     remedy = "remove it to plan from scratch"
     try:
         value = orjson.loads(path.read_bytes())  # several times faster than json
-    except (FileNotFoundError, orjson.JSONDecodeError):  # or names of files that are not UTF-8
+    except (FileNotFoundError, orjson.JSONDecodeError):
+        # orjson refuses file names that are not UTF-8; `read_json` reads them.
         value = read_json(path, remedy if path.exists() else "make it with `tokamake plan`")
     try:
-        for name, kind in _KINDS.items():
+        for name, item_type in _ITEM_TYPES.items():
             items = value[name]
-            for number, fields in enumerate(items):
-                items[number] = _item(kind, fields)  # in its place, for the sake of memory
+            for index, fields in enumerate(items):
+                # In place, because a plan may have 100,000 shards.
+                items[index] = _read_item(item_type, fields)
             value[name] = tuple(items)
         return Plan(**value)
     except (AttributeError, KeyError, TypeError) as error:
         raise UserError(f"{path}: not a plan ({error}); {remedy}") from None
 
 
-def _item(kind: type[Any], fields: dict[str, Any]) -> Any:
+def _read_item(item_type: type[Any], fields: dict[str, Any]) -> Any:
     for key, value in fields.items():
         if isinstance(value, list):
             fields[key] = tuple(value)
-    return kind(**fields)
+    return item_type(**fields)
 
 
 def write_plan(path: Path, plan: Plan) -> None:
-    """Write a plan, an item a line, unless the file holds just that already."""
+    """Write a plan, one item per line, unless the file has the same content already."""
     parts = []
     for name, value in plan._asdict().items():
-        if name in _KINDS:
+        if name in _ITEM_TYPES:
             lines = ",\n".join(json.dumps(item._asdict()) for item in value)
             parts.append(f'"{name}": [\n{lines}\n]')
         else:
@@ -137,36 +139,36 @@ def write_plan(path: Path, plan: Plan) -> None:
 
 
 def batch_shards(path: Path, batch: str) -> list[PlannedShard]:
-    """Shards of a `tokenize` batch of the plan in a file.
+    """Return the shards of a `tokenize` batch of a plan file.
 
     Raises:
         UserError: the file is not a plan, or has no such batch.
     """
     plan = read_plan(path)
-    names = _members(path, plan.tokenize_batches, batch)
+    names = _member_names(path, plan.tokenize_batches, batch)
     return [shard for shard in plan.shards if shard.name in names]
 
 
 def batch_merged(path: Path, batch: str) -> list[PlannedMerge]:
-    """Merged pairs of a `merge` batch of the plan in a file.
+    """Return the merged datasets of a `merge` batch of a plan file.
 
     Raises:
         UserError: the file is not a plan, or has no such batch.
     """
     plan = read_plan(path)
-    names = _members(path, plan.merge_batches, batch)
-    return [pair for pair in plan.merged if pair.name in names]
+    names = _member_names(path, plan.merge_batches, batch)
+    return [merge for merge in plan.merged if merge.name in names]
 
 
 def shard_prefixes(merged: PlannedMerge, folder: Path) -> list[Path]:
-    """Prefixes of the shards' pairs that a merged pair is made of, below the folder of shards."""
+    """Return the prefixes of a merged dataset's shards, below the folder of shards."""
     suffix = f"_{merged.key}" if merged.key else ""
     return [folder / f"{shard}{suffix}" for shard in merged.shards]
 
 
-def _members(path: Path, batches: tuple[JobBatch, ...], name: str) -> set[str]:
+def _member_names(path: Path, batches: tuple[JobBatch, ...], name: str) -> set[str]:
     for batch in batches:
         if batch.name == name:
             return set(batch.members)
-    known = f"{batches[0].name} to {batches[-1].name}" if batches else "none"
-    raise UserError(f"--batch {name}: {path} has no such batch; it has {known}")
+    names = f"{batches[0].name} to {batches[-1].name}" if batches else "none"
+    raise UserError(f"--batch {name}: {path} has no such batch; it has {names}")

@@ -1,8 +1,8 @@
-"""Documents that could not be read, set aside in PREFIX.quarantine.jsonl, one a line.
+"""The quarantine file PREFIX.quarantine.jsonl: documents that `tokenize` cannot read.
 
-`tokenize` writes them there: {"file", "line" or "row", "byte" (first of the line, in plain files),
-"reason", and "raw" (the line as it stands) or "raw_base64" where it is not UTF-8}. In a part of a
-file that begins very far in it, the line is called "line_in_range", counted from the part's start.
+An entry has "file", "line" or "row", "byte" (first byte of the line, in uncompressed files),
+"reason", and "raw" (the original line) or "raw_base64" if it is not UTF-8. In a byte range that
+begins far into a file, "line_in_range" replaces "line" and counts from the start of the range.
 """
 
 import base64
@@ -15,24 +15,26 @@ from tokamake.data.readers import Input, RecordBlock
 
 
 class Quarantine:
-    """Writes bad documents to a file that is made with the first of them."""
+    """Writes bad documents to a file; without bad documents there is no file."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self.documents = 0
-        self.first = ""
-        self._path = path
+        self.first = ""  # place and reason of the first bad document
         self._stream: IO[str] | None = None
 
     def add(self, source: Input, block: RecordBlock, index: int, reason: str) -> None:
-        """Set aside document `index` of a block."""
+        """Write document `index` of a block."""
         if self._stream is None:
             self.first = f"{place(source, block, index)}: {reason}"
-            self._stream = self._path.open("w", encoding="utf-8", errors="surrogateescape")
-        before = source.lines_before() if source.unit == "line" else 0
-        unit = source.unit if before is not None else "line_in_range"
+            # File names need not be UTF-8.
+            self._stream = self.path.open("w", encoding="utf-8", errors="surrogateescape")
+        # None: the range begins so far into the file that counting its lines would take long.
+        lines_before = source.lines_before() if source.unit == "line" else 0
+        unit = source.unit if lines_before is not None else "line_in_range"
         entry = {
             "file": str(source.path),
-            unit: int(block.numbers[index]) + (before or 0),
+            unit: int(block.numbers[index]) + (lines_before or 0),
             **({"byte": int(block.offsets[index])} if block.offsets[index] >= 0 else {}),
             "reason": reason,
             **_raw(block, index),
@@ -41,13 +43,12 @@ class Quarantine:
         self.documents += 1
 
     def close(self) -> None:
-        """Close the file, if there is one."""
         if self._stream is not None:
             self._stream.close()
 
 
 def _raw(block: RecordBlock, index: int) -> dict[str, Any]:
-    if block.raw is None:
+    if block.raw is None:  # a table has records instead of lines
         record = block.records[index]
         if isinstance(record, dict):
             return {"raw": json.dumps(record, default=str)}

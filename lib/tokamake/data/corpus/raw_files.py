@@ -1,7 +1,7 @@
-"""Raw files of a corpus, on disk or declared, each with its size and a witness of its content.
+"""Raw files of a corpus, on disk or declared, with sizes and modification times.
 
-The table of corpora names files, folders and patterns; `plan` makes shards of what they mean. One
-`stat` a file tells all there is to know, so that 100,000 files take a second.
+`plan` finds the files behind the names, folders and patterns in the table of corpora. It calls
+`stat` once per file, so 100,000 files take about a second.
 """
 
 import os
@@ -19,49 +19,53 @@ from tokamake.files import digest
 
 
 class RawFile(NamedTuple):
-    """A raw file as the plan sees it."""
+    """A raw file, for the plan."""
 
     path: str
-    """Path as the user wrote it, relative to the folder of the run or absolute."""
+    """Path as the user wrote it, absolute or relative to the working directory."""
     size: int
-    """Bytes on disk; of a declared file, bytes of uncompressed text."""
+    """Bytes on disk; for a declared file, bytes of uncompressed text."""
     modified: int | None
-    """Nanoseconds since the epoch; None for a declared file, which a job is still to make."""
+    """Nanoseconds since the epoch; None for a declared file, which does not exist yet."""
 
 
 def raw_files(corpus: Corpus, declared: Mapping[str, int]) -> list[RawFile]:
-    """Raw files of a corpus in natural order; names mean what they mean to `readers.expand`.
+    """Return the raw files of a corpus in natural order.
+
+    Names and patterns mean the same as in `readers.expand`.
 
     Args:
         corpus: row of the table.
-        declared: path to size of files that are still to be made; what else lies beside them is
-            left from an earlier declaration.
+        declared: path to size of files that do not exist yet. Files on disk in the folder of a
+            declared file are ignored: an earlier declaration made them.
 
     Raises:
         UserError: a pattern matches nothing, or a file cannot be read.
     """
-    made = {Path(path).parent.resolve() for path in declared}
-    found: dict[object, RawFile] = {}
+    declared_folders = {Path(path).parent.resolve() for path in declared}
+    files: dict[object, RawFile] = {}
     for pattern in patterns(corpus):
         expression = re.compile(_glob_expression(pattern))
-        number = 0
+        num_matches = 0
         for path, size in declared.items():
             if any(map(expression.fullmatch, (path, str(Path(path).absolute())))):
-                found.setdefault(Path(path).resolve(), RawFile(path, size, None))
-                number += 1
-        for identity, file in _on_disk(_named(pattern), made, folders="**" not in pattern):
-            found.setdefault(identity, file)  # the same file may have several names
-            number += 1
-        if not number:
+                files.setdefault(Path(path).resolve(), RawFile(path, size, None))
+                num_matches += 1
+        # `**` already lists the files in folders.
+        on_disk = _files_on_disk(_paths(pattern), declared_folders, folders="**" not in pattern)
+        for identity, file in on_disk:
+            files.setdefault(identity, file)  # one file may have several names
+            num_matches += 1
+        if not num_matches:
             raise UserError(
                 f'corpus "{corpus.corpus}": no file matches {pattern}; '
                 "fix the files column of the corpora table"
             )
-    return sorted(found.values(), key=lambda file: natural_key(file.path))
+    return sorted(files.values(), key=lambda file: natural_key(file.path))
 
 
 def stamp(files: Sequence[RawFile]) -> str:
-    """Witness of sizes and times: another one where a file was changed, touched or removed."""
+    """Return a string that changes if a file is changed, touched or removed."""
     parts = [
         "declared" if file.modified is None else f"{file.size}:{file.modified}" for file in files
     ]
@@ -70,43 +74,45 @@ def stamp(files: Sequence[RawFile]) -> str:
     return digest([(file.path, part) for file, part in zip(files, parts, strict=True)])
 
 
-def _named(pattern: str) -> list[str]:
-    """Paths that a name stands for, in an order that tells which of a file's names counts."""
+def _paths(pattern: str) -> list[str]:
+    """Return the paths of a name or pattern, sorted: the first of a file's names is kept."""
+    # A file whose own name has glob characters is a name, not a pattern.
     return [pattern] if os.path.lexists(pattern) else sorted(glob(pattern, recursive=True))
 
 
-def _on_disk(
-    paths: Iterable[str], made: set[Path], *, folders: bool
+def _files_on_disk(
+    paths: Iterable[str], skipped_folders: set[Path], *, folders: bool
 ) -> Iterator[tuple[object, RawFile]]:
-    """Files among paths, or in folders among them, each with what tells it from other files."""
-    skipped: dict[str, bool] = {}
+    """Yield the device and inode of each file, and the file; enter folders if `folders`."""
+    is_skipped: dict[str, bool] = {}  # by folder, because `resolve` is slow
     for path in paths:
         parent = path[: path.rfind("/") + 1] or "."
-        if parent not in skipped:
-            skipped[parent] = Path(parent).resolve() in made
-        if skipped[parent]:
+        if parent not in is_skipped:
+            is_skipped[parent] = Path(parent).resolve() in skipped_folders
+        if is_skipped[parent]:
             continue
         try:
             status = os.stat(path)  # noqa: PTH116 (a Path for each file would double the time)
         except OSError as error:
             reason = error.strerror
-            raise UserError(f"{path}: cannot be read ({reason}); mend or remove it") from None
+            raise UserError(f"{path}: cannot be read ({reason}); fix or remove it") from None
         if stat.S_ISREG(status.st_mode):
             file = RawFile(path, status.st_size, status.st_mtime_ns)
             yield (status.st_dev, status.st_ino), file
         elif stat.S_ISDIR(status.st_mode) and folders:
-            yield from _on_disk(map(str, expand([path])), made, folders=False)
+            yield from _files_on_disk(map(str, expand([path])), skipped_folders, folders=False)
 
 
 def _glob_expression(pattern: str) -> str:
-    """Regular expression of a glob pattern in which * stops at a slash and ** does not.
+    """Return the regular expression of a glob pattern; * stops at a slash, ** does not.
 
-    Without any such sign it may be a folder, which stands for the files in it.
+    A pattern without wildcards also matches the files in a folder of this name.
     """
+    # Odd pieces are wildcards, even ones the text between them.
     pieces = re.split(r"(\*\*/?|\*|\?|\[!?\]?[^\]]*\])", pattern)
-    signs = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    wildcards = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     expression = "".join(
-        signs.get(piece)
+        wildcards.get(piece)
         or (
             f"[{'^' * (piece[1] == '!')}{piece[1:].removeprefix('!')}"
             if piece[:1] == "["

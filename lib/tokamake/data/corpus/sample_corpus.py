@@ -1,6 +1,6 @@
-"""Stage `sample_corpus`: real text that every machine has, the Python standard library's.
+"""Stage `sample_corpus`: write small corpora from the Python standard library of this machine.
 
-`code` holds source files; `docs` holds docstrings and the language reference that pydoc carries.
+`code` has source files; `docs` has docstrings and the language reference in pydoc.
 """
 
 import ast
@@ -18,56 +18,60 @@ from tokamake.errors import UserError
 from tokamake.files import atomic
 from tokamake.validation import parse_json
 
-# Besides tests and what is installed, `encodings`: thousands of lines of character tables.
+# Tests, installed packages, and `encodings`: thousands of lines of character tables.
 _NOT_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings"}
 _SHORTEST_DOCSTRING = 160
 
 
 def sample_corpus(*, settings: str, output: Path) -> None:
-    """Harvest small corpora from the installed Python standard library.
+    """Write small corpora from the installed Python standard library.
 
-    Documents {"text", "src", "id"} come in an order shuffled by a hash of their source, so that the
-    last ones of a file, which are held out, look like the others.
+    Documents are {"text", "src", "id"}. A hash of the source shuffles them, so that the last
+    documents of a file, which are held out, are like the others.
 
     Args:
-        settings: the config's `sample_corpus` section as JSON: for code (source files) and docs
-            (docstrings and reference pages), num_files and file_bytes.
-        output: folder of <corpus>/<corpus>-00.jsonl, ...; the last file of a corpus is gzipped.
+        settings: the config's `sample_corpus` section as JSON: num_files and file_bytes for code
+            (source files) and docs (docstrings and reference pages).
+        output: folder for <corpus>/<corpus>-00.jsonl, ...; the last file of a corpus is gzipped.
 
     Raises:
-        UserError: the standard library's sources are not installed.
+        UserError: the sources of the standard library are not installed.
     """
-    sources = _sources()
+    sources = _read_sources()
     if not sources:
         raise UserError(f"sample_corpus: no Python sources in {_library()}; install them")
-    wanted = parse_json(dict[Literal["code", "docs"], SampleCorpus], settings, "--settings")
-    for corpus, sample in wanted.items():
-        _write(corpus, sample, sources, output / corpus)
+    samples = parse_json(dict[Literal["code", "docs"], SampleCorpus], settings, "--settings")
+    for corpus, sample in samples.items():
+        _write_corpus(corpus, sample, sources, output / corpus)
 
 
-def _write(corpus: str, sample: SampleCorpus, sources: list[tuple[str, str]], folder: Path) -> None:
+def _write_corpus(
+    corpus: str, sample: SampleCorpus, sources: list[tuple[str, str]], folder: Path
+) -> None:
     documents = sorted(
-        _HARVESTS[corpus](sources), key=lambda d: hashlib.sha256(d[0].encode()).digest()
+        _EXTRACTORS[corpus](sources), key=lambda item: hashlib.sha256(item[0].encode()).digest()
     )
     lines = [
         json.dumps({"text": text, "src": source, "id": number}, ensure_ascii=False).encode() + b"\n"
         for number, (source, text) in enumerate(documents)
     ]
     names = sample_names(corpus, sample.num_files)
-    for name, part in zip(names, _fill(lines, sample), strict=True):
-        if not part:
+    for name, file_lines in zip(names, _fill_files(lines, sample), strict=True):
+        if not file_lines:
             raise UserError(
-                f"sample_corpus.{corpus}: num_files: {sample.num_files}: the standard library does "
-                f"not fill so many of {sample.file_bytes} bytes; lower num_files or file_bytes"
+                f"sample_corpus.{corpus}: num_files: {sample.num_files}: the standard "
+                f"library does not fill this many files of {sample.file_bytes} bytes; lower "
+                "num_files or file_bytes"
             )
-        data = b"".join(part)
+        data = b"".join(file_lines)
         with atomic(folder / name) as (temporary,):
+            # mtime=0: a time in the gzip header would change the bytes from run to run.
             temporary.write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
-        print(f"{folder / name}: {len(part):,} documents, {len(data):,} bytes")
+        print(f"{folder / name}: {len(file_lines):,} documents, {len(data):,} bytes")
 
 
 def sample_names(corpus: str, num_files: int) -> list[str]:
-    """File names that `sample_corpus` writes."""
+    """Return the names of the files that `sample_corpus` writes for a corpus."""
     names = [f"{corpus}-{number:02d}.jsonl" for number in range(num_files)]
     return [*names[:-1], names[-1] + ".gz"]
 
@@ -76,8 +80,8 @@ def _library() -> Path:
     return Path(sysconfig.get_path("stdlib"))
 
 
-def _sources() -> list[tuple[str, str]]:
-    """(module path, text) of every source file that is UTF-8, tests aside, in a stable order."""
+def _read_sources() -> list[tuple[str, str]]:
+    """Return (path, text) of all source files in UTF-8 except tests, sorted by path."""
     root = _library()
     sources = []
     for path in sorted(root.rglob("*.py")):
@@ -97,10 +101,10 @@ def _code(sources: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 def _docs(sources: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     seen = set()
     for source, text in sources:
-        for place, docstring in _docstrings(text):
+        for line, docstring in _docstrings(text):
             if len(docstring) >= _SHORTEST_DOCSTRING and docstring not in seen:
                 seen.add(docstring)
-                yield f"{source}:{place}", docstring
+                yield f"{source}:{line}", docstring
     topics = importlib.import_module("pydoc_data.topics").topics
     for name, page in topics.items():
         yield f"pydoc_data/topics:{name}", page
@@ -109,7 +113,7 @@ def _docs(sources: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 def _docstrings(text: str) -> Iterator[tuple[int, str]]:
     try:
         tree = ast.parse(text)
-    except SyntaxError:  # the library carries files for other Python versions
+    except SyntaxError:  # the library has files for other Python versions
         return
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(tree):
@@ -117,12 +121,12 @@ def _docstrings(text: str) -> Iterator[tuple[int, str]]:
             yield getattr(node, "lineno", 1), docstring
 
 
-_HARVESTS = {"code": _code, "docs": _docs}
+_EXTRACTORS = {"code": _code, "docs": _docs}
 
 
-def _fill(lines: Iterable[bytes], sample: SampleCorpus) -> list[list[bytes]]:
-    """Deal lines out file by file, each up to its size; lines over 1/8 of a file are left out."""
-    parts: list[list[bytes]] = [[] for _ in range(sample.num_files)]
+def _fill_files(lines: Iterable[bytes], sample: SampleCorpus) -> list[list[bytes]]:
+    """Distribute lines to files up to their size; skip lines longer than 1/8 of a file."""
+    files: list[list[bytes]] = [[] for _ in range(sample.num_files)]
     current = size = 0
     for line in lines:
         if len(line) > sample.file_bytes // 8:
@@ -131,6 +135,6 @@ def _fill(lines: Iterable[bytes], sample: SampleCorpus) -> list[list[bytes]]:
             current, size = current + 1, 0
             if current == sample.num_files:
                 break
-        parts[current].append(line)
+        files[current].append(line)
         size += len(line)
-    return parts
+    return files

@@ -1,6 +1,6 @@
-"""Tool `split`: lines of jsonl files go to a train, a valid and a test file, by what they say.
+"""Tool `split`: distribute the lines of jsonl files to a train, a valid and a test file.
 
-Lines come from `readers`; a keyed hash of a line's text decides, so that equal texts stay together.
+A keyed hash of a line's text decides, so equal texts go to the same file.
 """
 
 from codecs import BOM_UTF8
@@ -15,7 +15,7 @@ import orjson
 if TYPE_CHECKING:
     from tokamake.data.corpus.documents import Fields
 
-_POINTS = 1 << 64
+_HASH_RANGE = 1 << 64
 
 
 def split(
@@ -30,99 +30,106 @@ def split(
 ) -> None:
     """Split jsonl files into a train, a valid and a test file.
 
-    Lines keep their bytes and their order; blank ones are left out. Where a line goes depends on
-    the seed and its text alone: documents of the same text go to the same file, so that no test
-    document is also trained on, and neither the number nor the order of the files matters.
-    Memory does not grow with the input. Either all files are written or none.
+    Lines keep their bytes and their order; blank lines are dropped. Only the seed and the text of a
+    line decide its file. Therefore documents with the same text go to the same file, no test
+    document is also a training document, and the number and order of the files do not matter.
+    Memory does not grow with the input. The tool writes all files or none.
 
     Args:
-        files: jsonl files, folders or glob patterns, plain or compressed; or one corpus by its name
-            in the table of corpora given.
+        files: jsonl files, folders or glob patterns, uncompressed or compressed; or the name of one
+            corpus in the table of corpora.
         output: prefix of the files: PREFIX.train.jsonl, PREFIX.valid.jsonl and PREFIX.test.jsonl;
-            a share of 0 makes no file.
-        split: shares of the documents that train, validate and are kept for tests.
-        seed: another one splits otherwise.
-        text_key: key whose text decides ("text" if not told); several, repeated or with commas,
-            decide together.
-        corpora: table of corpora, as config/corpora.tsv.
+            a share of 0 gives no file.
+        split: shares of the training, validation and test documents.
+        seed: another seed gives another split.
+        text_key: key whose text decides (default "text"). Several keys, in repeated options or
+            separated by commas, decide together.
+        corpora: table of corpora, such as config/corpora.tsv.
 
     Raises:
-        UserError: a line is not a JSON object with text, or a file would be lost.
+        UserError: a line is not a JSON object with text, or a file would be overwritten.
     """
-    from tokamake.data.corpus import corpora as tables
-    from tokamake.data.corpus.documents import Fields, keys_of
+    from tokamake.data.corpus.documents import Fields, split_keys
     from tokamake.data.corpus.splits import NAMES, shares
     from tokamake.errors import UserError
     from tokamake.files import atomic
     from tokamake.runtime.console import counted
 
     if corpora is not None:
-        row = tables.named(files, corpora)
-        files, text_key = list(tables.patterns(row)), text_key or (row.text_key,)
-    fields = Fields(keys_of(text_key))
-    parts = {
+        from tokamake.data.corpus.corpora import find_corpus, patterns
+
+        row = find_corpus(files, corpora)
+        files, text_key = list(patterns(row)), text_key or (row.text_key,)
+    fields = Fields(split_keys(text_key))
+    shares_of_outputs = {
         output.with_name(f"{output.name}.{name}.jsonl"): share
         for name, share in zip(NAMES, shares(split), strict=True)
     }
-    paths = _jsonl(files, parts)
-    wanted = [path for path, share in parts.items() if share]
-    bounds = [round(bound * _POINTS) for bound in accumulate(filter(None, parts.values()))]
-    bounds[-1] = _POINTS  # whatever the shares' rounding
-    blank = [0]
-    with atomic(*wanted) as temporaries:
+    paths = _jsonl_files(files, shares_of_outputs)
+    outputs = [path for path, share in shares_of_outputs.items() if share]
+    cumulative_shares = accumulate(filter(None, shares_of_outputs.values()))
+    bounds = [round(share * _HASH_RANGE) for share in cumulative_shares]
+    bounds[-1] = _HASH_RANGE  # rounded shares may add up to less than 1
+    num_blank = [0]
+    with atomic(*outputs) as temporaries:
         streams = [path.open("wb") for path in temporaries]
         try:
-            lines = _lines(paths, fields, blank)
+            lines = _read_lines(paths, fields, num_blank)
             counts = _distribute(lines, streams, bounds, seed=seed)
         finally:
             for stream in streams:
                 stream.close()
         if not sum(counts):
             raise UserError(f"split: no document in {', '.join(files)}; name other files")
-    for path, count in zip(wanted, counts, strict=True):
+    for path, count in zip(outputs, counts, strict=True):
         print(f"{path}: {counted(count, 'document')}, {count / sum(counts):.2%}")
     print(
         f"{counted(sum(counts), 'document')} from {counted(len(paths), 'file')}, "
-        f"{counted(blank[0], 'blank line')} left out"
+        f"{counted(num_blank[0], 'blank line')} left out"
     )
 
 
-def _jsonl(files: list[str], parts: dict[Path, float]) -> list[Path]:
-    """The files named, none of which may be lost to an output or hide behind an old one."""
+def _jsonl_files(files: list[str], shares_of_outputs: dict[Path, float]) -> list[Path]:
+    """Return the input files.
+
+    Raise UserError if one is not jsonl or is also an output, or if an old output would remain.
+    """
     from tokamake.data.readers import expand, sniff
     from tokamake.errors import UserError
 
     paths = expand(files)
     for path in paths:
-        form, _ = sniff(path)
-        if form != "jsonl":
-            raise UserError(f"{path}: is {form}, not jsonl; convert it, one JSON object a line")
-    for part, share in parts.items():
-        if any(part.exists() and part.samefile(path) for path in paths):
-            raise UserError(f"{part}: is to be read and written; name another --output")
-        if part.exists() and not share:
-            raise UserError(f"{part}: is from another split; remove it or name another --output")
+        format, _ = sniff(path)
+        if format != "jsonl":
+            raise UserError(
+                f"{path}: is {format}, not jsonl; convert it to one JSON object per line"
+            )
+    for output, share in shares_of_outputs.items():
+        if any(output.exists() and output.samefile(path) for path in paths):
+            raise UserError(f"{output}: is both input and output; name another --output")
+        if output.exists() and not share:
+            raise UserError(f"{output}: is from another split; remove it or name another --output")
     return paths
 
 
-def _lines(
-    paths: list[Path], fields: "Fields", blank: list[int]
+def _read_lines(
+    paths: list[Path], fields: "Fields", num_blank: list[int]
 ) -> Iterator[tuple[bytes, tuple[str, ...]]]:
-    """Yield each line and the texts that decide on it; blank lines are counted in `blank`."""
+    """Yield each line and its texts; add the number of blank lines to `num_blank[0]`."""
     from tokamake.data.corpus.documents import place, texts
     from tokamake.data.readers import open_input
     from tokamake.errors import UserError
 
     for path in paths:
-        opened = open_input(path, format="jsonl")
-        for block in opened.blocks(fields.read_keys):
-            found = texts(block, fields)
-            if found.bad:
-                index, reason = found.bad[0]
-                raise UserError(f"{place(opened, block, index)}: {reason}")
+        source = open_input(path, format="jsonl")
+        for block in source.blocks(fields.read_keys):
+            columns, _, bad = texts(block, fields)
+            if bad:
+                index, reason = bad[0]
+                raise UserError(f"{place(source, block, index)}: {reason}")
             assert block.raw is not None
-            yield from zip(block.raw, zip(*found.columns, strict=True), strict=True)
-        blank[0] += opened.blank_lines
+            yield from zip(block.raw, zip(*columns, strict=True), strict=True)
+        num_blank[0] += source.blank_lines
 
 
 def _distribute(
@@ -132,19 +139,19 @@ def _distribute(
     *,
     seed: int,
 ) -> list[int]:
-    """Write each line to the first stream whose bound its hash lies below; return the counts."""
+    """Write each line to the first stream whose bound is above its hash; return line counts."""
     counts = [0] * len(streams)
     key = blake2b(str(seed).encode(), digest_size=16).digest()
     for line, texts in lines:
-        point = _point(texts, key)
-        part = next(number for number, bound in enumerate(bounds) if point < bound)
-        # A byte order mark belongs to the file that it begins, not to its first line.
-        streams[part].write(line.removeprefix(BOM_UTF8) + b"\n")
-        counts[part] += 1
+        value = _hash(texts, key)
+        index = next(index for index, bound in enumerate(bounds) if value < bound)
+        # A byte order mark belongs to the beginning of a file, not to the line.
+        streams[index].write(line.removeprefix(BOM_UTF8) + b"\n")
+        counts[index] += 1
     return counts
 
 
-def _point(texts: tuple[str, ...], key: bytes) -> int:
-    """Hash of texts, evenly spread over the integers below 2 to the power of 64."""
+def _hash(texts: tuple[str, ...], key: bytes) -> int:
+    """Return a hash in [0, 2**64) of the texts of a line."""
     digest = blake2b(orjson.dumps(texts), digest_size=8, key=key).digest()
     return int.from_bytes(digest, "little")

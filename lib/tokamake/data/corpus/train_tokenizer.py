@@ -1,6 +1,6 @@
-"""Stage `train_tokenizer`: raw corpora to a tokenizer in a Hugging Face folder.
+"""Stage `train_tokenizer`: train a tokenizer on raw files and write a Hugging Face folder.
 
-Raw files, named or listed in a plan, are read by `readers`; `_training` has the kinds.
+The command or a plan names the raw files; `tokenizers._trainers` has the kinds of tokenizers.
 """
 
 from collections.abc import Iterator
@@ -8,15 +8,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from tokamake.data.corpus import corpora as tables
-from tokamake.data.corpus.documents import Fields, keys_of, read_texts, texts
+from tokamake.data.corpus.corpora import find_corpus, patterns
+from tokamake.data.corpus.documents import Fields, read_texts, split_keys, texts
 from tokamake.data.readers import expand, open_input
 from tokamake.data.tokenizers._trainers import MINIMUM, check_special_tokens, train, write
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 
 
-class _Raw(NamedTuple):
+class _TextFile(NamedTuple):
     path: Path
     fields: Fields
     format: str
@@ -41,75 +41,80 @@ def train_tokenizer(
     """Train a tokenizer on raw files.
 
     Args:
-        files: files, folders or patterns, of any format and compression that `tokenize` reads; or
-            one corpus by its name in the table of corpora given.
-        plan: a plan that lists the files instead, and how to read them.
-        corpora: table of corpora, as config/corpora.tsv.
-        text_key: key or column that holds the text ("text" if not told); several are all learned
-            from.
-        template: joins several keys to one text, as in {title}\\n\\n{text}.
-        format: format of the files: jsonl, parquet, arrow or text; empty: told from each file.
-        kind: bpe: byte-level BPE as GPT-2's, without loss; wordpiece: BERT's, lower-cased;
-            unigram: Unigram over bytes, without loss.
-        vocab_size: entries of the tokenizer, special tokens included.
-        special_tokens: special tokens besides those of the kind, as <fim_prefix>; each gets an
-            entry, and in text it is that one token.
-        train_bytes: text to train on, at most, taken evenly from the beginnings of all files.
-        on_bad_document: stop at a document that cannot be read, or leave it out (quarantine);
+        files: files, folders or glob patterns of any format and compression that `tokenize` reads;
+            or the name of one corpus in the table of corpora.
+        plan: plan that lists the files and how to read them, instead of files.
+        corpora: table of corpora, such as config/corpora.tsv.
+        text_key: key or column that holds the text (default "text"); the tokenizer learns from the
+            texts of several keys.
+        template: joins several keys to one text: {title}\\n\\n{text}.
+        format: format of the files: jsonl, parquet, arrow or text; empty: detected for each file.
+        kind: bpe: byte-level BPE as in GPT-2, lossless; wordpiece: WordPiece as in BERT,
+            lower-cased; unigram: Unigram over bytes, lossless.
+        vocab_size: number of entries, special tokens included.
+        special_tokens: special tokens in addition to those of the kind, such as <fim_prefix>. Each
+            gets an entry, and is one token in text.
+        train_bytes: maximum size of the training text, taken evenly from the beginnings of all
+            files.
+        on_bad_document: stop at a document that cannot be read, or skip it (quarantine);
             `tokenize` reports it.
         output: folder for tokenizer.json and tokenizer_config.json.
 
     Raises:
-        UserError: a raw file is missing or damaged, a document is bad, the text is too little for
-            `vocab_size`, or a special token is none.
+        UserError: a raw file is missing or damaged, a document is bad, there is too little text for
+            `vocab_size`, or a special token is invalid.
     """
     check_special_tokens(kind, special_tokens)
-    least = MINIMUM[kind] + len(special_tokens)
-    if vocab_size < least:
+    min_vocab_size = MINIMUM[kind] + len(special_tokens)
+    if vocab_size < min_vocab_size:
         raise UserError(
-            f"--vocab-size: {vocab_size}: too small for kind {kind}, give at least {least}"
+            f"--vocab-size: {vocab_size}: too small for kind {kind}, give at least {min_vocab_size}"
         )
     if corpora is not None:
-        row = tables.named(files, corpora)
-        files, format = tables.patterns(row), format or row.format
+        row = find_corpus(files, corpora)
+        files, format = patterns(row), format or row.format
         text_key, template = text_key or (row.text_key,), template or row.template
-    keys = keys_of(text_key)
-    sources = _planned(plan, files) if plan else _named(files, Fields(keys, template), format)
-    share = train_bytes // len(sources)
+    keys = split_keys(text_key)
+    if plan:
+        text_files = _files_of_plan(plan, files)
+    else:
+        text_files = _files_by_name(files, Fields(keys, template), format)
+    bytes_per_file = train_bytes // len(text_files)
 
-    def beginnings() -> Iterator[str]:
+    def training_texts() -> Iterator[str]:  # a function, because some kinds read the texts twice
         return chain.from_iterable(
-            _beginning(_read(raw, on_bad_document), share) for raw in sources
+            _take_bytes(_read(text_file, on_bad_document), bytes_per_file)
+            for text_file in text_files
         )
 
-    trained = train(kind, beginnings, vocab_size, special_tokens=special_tokens)
+    trained = train(kind, training_texts, vocab_size, special_tokens=special_tokens)
     write(kind, trained, output, special_tokens=special_tokens)
-    print(f"{output}: {kind}, {vocab_size:,} entries from {counted(len(sources), 'file')}")
+    print(f"{output}: {kind}, {vocab_size:,} entries from {counted(len(text_files), 'file')}")
 
 
-def _planned(path: Path, files: tuple[str, ...]) -> list[_Raw]:
+def _files_of_plan(path: Path, files: tuple[str, ...]) -> list[_TextFile]:
     from tokamake.data.corpus.plan_file import read_plan
 
     if files:
-        raise UserError(f"--plan {path}: lists the files itself; give it or files")
-    found = [
-        _Raw(Path(file), Fields(keys_of([source.text_key]), source.template), source.format)
+        raise UserError(f"--plan {path}: lists the files itself; give either the plan or files")
+    text_files = [
+        _TextFile(Path(file), Fields(split_keys([source.text_key]), source.template), source.format)
         for source in read_plan(path).tokenizer
         for file in source.files
     ]
-    if not found:
-        raise UserError(f"--plan {path}: lists no files to train on; make the plan again")
-    return found
+    if not text_files:
+        raise UserError(f"--plan {path}: lists no files to train on; rerun `tokamake plan`")
+    return text_files
 
 
-def _named(files: tuple[str, ...], fields: Fields, format: str) -> list[_Raw]:
+def _files_by_name(files: tuple[str, ...], fields: Fields, format: str) -> list[_TextFile]:
     if not files:
         raise UserError("no raw files to train on; name some, or a plan with --plan")
-    return [_Raw(path, fields, format) for path in expand(files)]
+    return [_TextFile(path, fields, format) for path in expand(files)]
 
 
-def _read(raw: _Raw, on_bad_document: str) -> Iterator[str]:
-    path, fields, format = raw
+def _read(text_file: _TextFile, on_bad_document: str) -> Iterator[str]:
+    path, fields, format = text_file
     if on_bad_document == "stop":
         key = ",".join(fields.keys)
         yield from read_texts(path, key, template=fields.template, format=format)
@@ -119,9 +124,10 @@ def _read(raw: _Raw, on_bad_document: str) -> Iterator[str]:
             yield from document
 
 
-def _beginning(texts: Iterator[str], share: int) -> Iterator[str]:
+def _take_bytes(texts: Iterator[str], num_bytes: int) -> Iterator[str]:
+    """Yield texts until they have `num_bytes` of UTF-8; the last text is whole."""
     for text in texts:
         yield text
-        share -= len(text.encode("utf-8", "surrogatepass"))
-        if share <= 0:
+        num_bytes -= len(text.encode("utf-8", "surrogatepass"))
+        if num_bytes <= 0:
             return

@@ -1,7 +1,8 @@
-"""Token files one after the other: copied by the kernel, hashed by other threads as they arrive.
+"""Concatenate token files: the kernel copies them, other threads hash them as they arrive.
 
-`merge` writes a merged .bin here. What is hashed is what was written, read back from memory, part
-by part, so that many parts are hashed at once; `pairs.joined_sha256` makes one proof of the parts.
+`merge` writes a merged .bin file with it. The threads hash what was written, read back from the
+page cache. Each input has its own hash, so several inputs are hashed in parallel;
+`manifest.joined_sha256` combines the hashes.
 """
 
 import hashlib
@@ -25,150 +26,164 @@ from tokamake.errors import UserError
 from tokamake.runtime.console import progress
 
 _BUFFER = 1 << 18
-_FLUSH = 256 << 20
-"""Bytes after which writing them to disk begins, so that not all is left to the end."""
+_SYNC_BYTES = 256 << 20
+"""Unsynced bytes that start an fdatasync, so that the last one does not have to write them all."""
 
 
-class _Check(NamedTuple):
-    """A hash on its way, and what it must be."""
+class _HashCheck(NamedTuple):
+    """A hash that a thread computes, and its expected value."""
 
     path: Path
     size: int
     expected: str | None
-    found: Future[str]
+    """None: the input has no manifest."""
+    sha256: Future[str]
 
 
 class _Target:
-    """The file that is written here: other threads hash what arrives, and bring it to disk."""
+    """The output file: pool threads hash its new bytes and flush them to disk."""
 
     def __init__(self, stream: IO[bytes], pool: ThreadPoolExecutor) -> None:
         self.stream = stream
         self._pool = pool
-        self._arrivals: SimpleQueue[int | None] = SimpleQueue()
+        self._new_bytes: SimpleQueue[int | None] = SimpleQueue()
         self._unsynced = 0
         self._syncs: list[Future[None]] = []
 
     @contextmanager
-    def piece(self) -> Iterator["Future[str]"]:
-        """Give the hash of what is written until the block is left."""
-        self._arrivals = SimpleQueue()
+    def hashed_range(self) -> Iterator["Future[str]"]:
+        """Yield the future hash of all bytes written within the block."""
+        self._new_bytes = SimpleQueue()
+        start = self.stream.tell()
         try:
-            yield self._pool.submit(_hash, self.stream.fileno(), self.stream.tell(), self._arrivals)
+            yield self._pool.submit(_hash, self.stream.fileno(), start, self._new_bytes)
         finally:
-            self._arrivals.put(None)
+            self._new_bytes.put(None)
 
     def wrote(self, size: int) -> None:
-        """Tell that so many bytes more are in the file."""
-        self._arrivals.put(size)
+        """Report `size` new bytes in the file."""
+        self._new_bytes.put(size)
         self._unsynced += size
-        if self._unsynced >= _FLUSH and all(sync.done() for sync in self._syncs):
-            self._flush()
+        # One sync at a time: a second one would only take a thread from hashing.
+        if self._unsynced >= _SYNC_BYTES and all(sync.done() for sync in self._syncs):
+            self._sync()
 
     def finish(self, hashes: Iterable["Future[str]"]) -> None:
-        """Wait until all is on disk and hashed."""
-        self._flush()
+        """Wait until all bytes are on disk and hashed."""
+        self._sync()
         wait(hashes)
         for sync in self._syncs:
-            sync.result()  # an error of the disk is told once, and here
+            sync.result()  # the kernel reports a disk error to one fdatasync only: look at all
 
-    def _flush(self) -> None:
+    def _sync(self) -> None:
         self._syncs.append(self._pool.submit(os.fdatasync, self.stream.fileno()))
         self._unsynced = 0
 
 
 def concatenate(
-    parts: list[MergeInput], target: Path, dtype: type[np.integer]
+    inputs: list[MergeInput], target: Path, dtype: type[np.integer]
 ) -> list[list[HashedRange]]:
-    """Write the parts' tokens one after the other, and compare all their files with manifests.
+    """Write the tokens of the inputs one after the other; compare all files with the manifests.
 
     Args:
-        parts: pairs in order.
+        inputs: datasets in order.
         target: file to write.
-        dtype: type of the tokens; floating-point numbers become it.
+        dtype: integer type that floating-point tokens are converted to.
 
     Returns:
-        Size and hash of the pieces that each part became, in order.
+        For each input, sizes and hashes of its byte ranges in the target.
 
     Raises:
-        UserError: a file of a part differs from its manifest, or became shorter.
+        UserError: a file of an input differs from its manifest, or was truncated meanwhile.
     """
-    threads = len(os.sched_getaffinity(0)) + 1  # one of them waits for the disk
+    threads = len(os.sched_getaffinity(0)) + 1  # one thread waits for the disk
     with target.open("w+b", buffering=0) as stream, ThreadPoolExecutor(threads) as pool:
-        file = _Target(stream, pool)
-        pieces: list[list[_Check]] = []
-        pending: list[_Check] = []
+        output = _Target(stream, pool)
+        checks: list[list[_HashCheck]] = []
+        pending: list[_HashCheck] = []
         try:
-            for part in progress(parts, label="merge", unit="pair"):
-                others = _others(part, pool)
-                pieces.append(_append(part, dtype, file))
-                pending = _compared(pending + others + pieces[-1])
-            file.finish(check.found for check in pending)
-            _compared(pending)
+            for dataset in progress(inputs, label="merge", unit="datasets"):
+                index_checks = _check_index_files(dataset, pool)
+                checks.append(_append(dataset, dtype, output))
+                # Compare early: a damaged input should not cost the copy of all others.
+                pending = _compare_finished(pending + index_checks + checks[-1])
+            output.finish(check.sha256 for check in pending)
+            _compare_finished(pending)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return [[HashedRange(check.size, check.found.result()) for check in part] for part in pieces]
-
-
-def _others(part: MergeInput, pool: ThreadPoolExecutor) -> list[_Check]:
-    """Have the index and the map of sources of one of our pairs hashed."""
-    stated = part.stated["sha256"] if part.stated else {}
-    paths = {name: file_path(part.prefix, name) for name in stated if name != "bin"}
     return [
-        _Check(path, 0, stated[name], pool.submit(files.sha256, path))
-        for name, path in paths.items()
-        if name in ("idx", "sources")
+        [HashedRange(check.size, check.sha256.result()) for check in of_input]
+        for of_input in checks
     ]
 
 
-def _append(part: MergeInput, dtype: type[np.integer], file: _Target) -> list[_Check]:
-    """Write a part's tokens while they are hashed, in the pieces that its manifest tells."""
-    path = bin_path(part.prefix)
-    if part.dtype.kind == "f":
-        with file.piece() as found:
-            for tokens in as_integers(path, part.dtype, dtype):
-                content = tokens.data.cast("B")
-                while content:
-                    written = file.stream.write(content)
-                    file.wrote(written)
-                    content = content[written:]
-        return [_Check(path, part.tokens * np.dtype(dtype).itemsize, None, found)]
+def _check_index_files(dataset: MergeInput, pool: ThreadPoolExecutor) -> list[_HashCheck]:
+    """Start to hash the index and the sources file of a dataset with a manifest."""
+    hashes = dataset.manifest["sha256"] if dataset.manifest else {}
+    paths = {name: file_path(dataset.prefix, name) for name in ("idx", "sources") if name in hashes}
+    return [
+        _HashCheck(path, 0, hashes[name], pool.submit(files.sha256, path))
+        for name, path in paths.items()
+    ]
+
+
+def _append(dataset: MergeInput, dtype: type[np.integer], output: _Target) -> list[_HashCheck]:
+    """Write the tokens of a dataset, in the byte ranges that its manifest hashes."""
+    path = bin_path(dataset.prefix)
+    if dataset.dtype.kind == "f":
+        return [_append_floats(dataset, dtype, output)]
     checks = []
     with path.open("rb", buffering=0) as source:
-        for size, expected in _pieces(part):
-            with file.piece() as found:
-                checks.append(_Check(path, size, expected, found))
+        for size, expected in _ranges(dataset):
+            with output.hashed_range() as sha256:
+                checks.append(_HashCheck(path, size, expected, sha256))
                 try:
-                    for copied in copy(source.fileno(), file.stream.fileno(), size):
-                        file.wrote(copied)
+                    for copied in copy(source.fileno(), output.stream.fileno(), size):
+                        output.wrote(copied)
                 except EOFError:
-                    raise UserError(
-                        f"{path}: became shorter while it was read; run again"
-                    ) from None
+                    raise UserError(f"{path}: was truncated while being read; rerun") from None
     return checks
 
 
-def _pieces(part: MergeInput) -> list[tuple[int, str | None]]:
-    if part.stated is None:
-        return [(part.tokens * part.dtype.itemsize, None)]
-    return [(piece.size, piece.sha256) for piece in hashed_ranges(part.stated)]
+def _append_floats(dataset: MergeInput, dtype: type[np.integer], output: _Target) -> _HashCheck:
+    path = bin_path(dataset.prefix)
+    with output.hashed_range() as sha256:
+        for tokens in as_integers(path, dataset.dtype, dtype):
+            content = tokens.data.cast("B")
+            while content:
+                written = output.stream.write(content)
+                output.wrote(written)
+                content = content[written:]
+    # The manifest hashes the floating-point bytes, so there is nothing to compare with.
+    return _HashCheck(path, dataset.tokens * np.dtype(dtype).itemsize, None, sha256)
 
 
-def _hash(descriptor: int, start: int, arrivals: SimpleQueue[int | None]) -> str:
+def _ranges(dataset: MergeInput) -> list[tuple[int, str | None]]:
+    """Size and expected hash of each byte range."""
+    if dataset.manifest is None:
+        return [(dataset.tokens * dataset.dtype.itemsize, None)]
+    return [(hashed.size, hashed.sha256) for hashed in hashed_ranges(dataset.manifest)]
+
+
+def _hash(descriptor: int, start: int, new_bytes: SimpleQueue[int | None]) -> str:
+    """Hash a file from `start` on, as many bytes as the queue announces, up to None."""
     digest, buffer = hashlib.sha256(), memoryview(bytearray(_BUFFER))
-    while (left := arrivals.get()) is not None:
-        while left:
-            count = os.preadv(descriptor, [buffer[: min(left, _BUFFER)]], start)
+    while (size := new_bytes.get()) is not None:
+        while size:
+            count = os.preadv(descriptor, [buffer[: min(size, _BUFFER)]], start)
             digest.update(buffer[:count])
-            start, left = start + count, left - count
+            start, size = start + count, size - count
     return digest.hexdigest()
 
 
-def _compared(checks: list[_Check]) -> list[_Check]:
-    """Compare the hashes that are there already, and give back the other ones."""
+def _compare_finished(checks: list[_HashCheck]) -> list[_HashCheck]:
+    """Compare the hashes that are ready; return the checks that are not."""
+    # Select first: a hash that becomes ready during the loop must not be dropped uncompared.
+    pending = [check for check in checks if not check.sha256.done()]
     for check in checks:
-        if check.found.done() and check.expected not in (None, check.found.result()):
+        if check.sha256.done() and check.expected not in (None, check.sha256.result()):
             raise UserError(
-                f"{check.path}: damaged, it differs from its manifest; remove it and run again"
+                f"{check.path}: damaged, it differs from its manifest; remove the dataset and rerun"
             )
-    return [check for check in checks if not check.found.done()]
+    return pending

@@ -1,8 +1,10 @@
-"""Megatron's indexed dataset: a .bin file of raw tokens and an .idx file of sequence bounds.
+"""Megatron's indexed dataset: a .bin file of tokens and an .idx file of sequence bounds.
 
-Tokens come from `tokenize` and `merge`; the sample indexes and the loader read them memory-mapped.
-Format (little-endian): magic `MMIDIDX\\0\\0`, u64 version 1, u8 dtype code, u64 sequences n,
-u64 m = documents + 1, i32[n] lengths, i64[n] byte pointers, i64[m] document bounds.
+`tokenize` and `merge` write it. The sample index and the loader read it memory-mapped.
+
+Layout of the .idx file (little-endian): magic `MMIDIDX\\0\\0`, u64 version 1, u8 dtype code,
+u64 sequences n, u64 m = documents + 1, i32[n] lengths in tokens, i64[n] byte pointers into the
+.bin file, i64[m] first sequence of each document.
 """
 
 import hashlib
@@ -33,34 +35,35 @@ DTYPES: dict[int, type[np.integer]] = {
 }
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _CHUNK = 1 << 20
-_FLUSHED_BYTES = 32 << 20  # so often the system is asked to begin to write to the disk
+_FLUSH_BYTES = 32 << 20
 
 
 def token_dtype(vocab_size: int) -> type[np.integer]:
-    """Megatron's choice of token type: uint16 below 65,500 entries, else int32."""
+    """Return Megatron's token type: uint16 for fewer than 65,500 vocabulary entries, else int32."""
     return np.uint16 if vocab_size < 65_500 else np.int32
 
 
 class IndexWriter:
-    """Writes an .idx as its sequences come; memory does not grow with their number.
+    """Write an .idx file from documents in order, in constant memory.
 
-    Lengths go to their final place at once; byte pointers follow from them in a second pass.
+    `add` writes lengths to their final position. `finish` reads them back and derives the byte
+    pointers, because pointers are stored after all lengths.
     """
 
     def __init__(self, path: Path, dtype: type[np.integer]) -> None:
         self.sequences = self.documents = self.tokens = 0
         self._dtype = dtype
         self._stream = path.open("w+b")
-        self._stream.write(bytes(HEADER.size))
-        # Sequences of each document; the file has no name, so a kill leaves nothing of it.
+        self._stream.write(bytes(HEADER.size))  # `finish` fills in the header
+        # Number of sequences of each document. The file has no name: a killed job leaves no trace.
         self._counts = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115
 
     def add(self, lengths: npt.NDArray[np.integer], counts: npt.NDArray[np.integer]) -> None:
         """Append documents.
 
         Args:
-            lengths: (sequences,) tokens of each sequence.
-            counts: (documents,) sequences of each document; their sum is the number of lengths.
+            lengths: (sequences,) number of tokens in each sequence.
+            counts: (documents,) number of sequences in each document; sums to `len(lengths)`.
         """
         self._stream.write(lengths.astype("<i4", copy=False).data)
         self._counts.write(counts.astype("<i4", copy=False).data)
@@ -69,7 +72,7 @@ class IndexWriter:
         self.tokens += int(lengths.sum(dtype=np.int64))
 
     def finish(self) -> None:
-        """Write pointers, document bounds and the header; the file is complete then."""
+        """Write the byte pointers, the document bounds and, last, the header."""
         itemsize = np.dtype(self._dtype).itemsize
         start = 0
         for lengths in _chunks(self._stream, HEADER.size, self.sequences):
@@ -97,21 +100,23 @@ class IndexWriter:
 
 
 def _chunks(stream: IO[bytes], offset: int, count: int) -> Iterator[npt.NDArray[np.int32]]:
-    """Numbers that were written from `offset` on, a million at a time; the position stays."""
+    """Yield `count` int32 numbers from `offset` on, about a million at a time."""
     stream.flush()
+    # pread leaves the file position alone, so the caller can append to the same file meanwhile.
     for first in range(0, count, _CHUNK):
         size = 4 * min(_CHUNK, count - first)
         yield np.frombuffer(os.pread(stream.fileno(), size, offset + 4 * first), "<i4")
 
 
 class DatasetWriter:
-    """Writes a pair as documents come; memory does not grow with it.
+    """Write an indexed dataset from documents in order, in constant memory.
 
-    Use as a context manager over temporary paths: the index is written on leaving without error.
+    Use it as a context manager over temporary paths. The index is complete only after the block
+    ends without an error.
 
     Attributes:
-        index: counts of what has been written.
-        sha256: hash of the token file so far.
+        index: writer of the .idx file; counts sequences, documents and tokens so far.
+        sha256: hash of the .bin file so far.
     """
 
     def __init__(self, bin_file: Path, idx_file: Path, dtype: type[np.integer]) -> None:
@@ -127,22 +132,31 @@ class DatasetWriter:
         lengths: npt.NDArray[np.integer],
         counts: npt.NDArray[np.integer] | None = None,
     ) -> None:
-        """Append documents: `tokens` (sum of lengths,), `lengths` (sequences,), and `counts`
-        (documents,), the sequences of each document; without it each has one."""
+        """Append documents.
+
+        Args:
+            tokens: (sum of lengths,) tokens of all sequences.
+            lengths: (sequences,) number of tokens in each sequence.
+            counts: (documents,) number of sequences in each document; default: one each.
+        """
         content = np.ascontiguousarray(tokens, self._dtype).data.cast("B")
         self.sha256.update(content)
         self._written += len(content)
-        while content:  # an unbuffered stream may take less than it is given
+        while content:  # an unbuffered write may be partial
             content = content[self._stream.write(content) :]
-        if self._written - self._flushed >= _FLUSHED_BYTES:
+        if self._written - self._flushed >= _FLUSH_BYTES:
             self._flush()
         self.index.add(lengths, np.ones(len(lengths), np.int32) if counts is None else counts)
 
     def _flush(self) -> None:
-        """Have the system write what has come, and wait for nothing: the end waits for the rest."""
+        """Ask the kernel to start writing dirty pages, without waiting for the disk.
+
+        The fsync at the end of a large file then has little left to do.
+        """
         if hasattr(os, "posix_fadvise"):
-            since, size = self._flushed, self._written - self._flushed
-            os.posix_fadvise(self._stream.fileno(), since, size, os.POSIX_FADV_DONTNEED)
+            # On Linux, DONTNEED starts the write-back of dirty pages in this range.
+            size = self._written - self._flushed
+            os.posix_fadvise(self._stream.fileno(), self._flushed, size, os.POSIX_FADV_DONTNEED)
         self._flushed = self._written
 
     def __enter__(self) -> "DatasetWriter":
@@ -165,17 +179,18 @@ class DatasetWriter:
 
 
 class IndexedDataset:
-    """A pair opened for reading, memory-mapped.
+    """An indexed dataset, memory-mapped for reading.
 
     Attributes:
         dtype: token type.
-        lengths: (sequences,) int32, tokens per sequence.
-        pointers: (sequences,) int64, byte offsets into the .bin file.
-        document_bounds: (documents + 1,) int64, first sequence of each document, last = sequences.
-        tokens: (total tokens,) memory map of the .bin file.
+        lengths: (sequences,) int32 number of tokens in each sequence.
+        pointers: (sequences,) int64 byte offset of each sequence in the .bin file.
+        document_bounds: (documents + 1,) int64 first sequence of each document, then the number
+            of sequences.
+        tokens: (total tokens,) all tokens of the .bin file.
 
     Raises:
-        UserError: a file is missing, not an index, or the two disagree in size.
+        UserError: a file is missing or damaged, or the sizes of the two files do not match.
     """
 
     def __init__(self, prefix: Path) -> None:
@@ -183,10 +198,10 @@ class IndexedDataset:
         for path in (idx, binary):
             if not path.is_file():
                 raise UserError(
-                    f"{path}: no such file; make it with `tokamake tokenize` or `merge`"
+                    f"{path}: no such file; create it with `tokamake tokenize` or `merge`"
                 )
         code, sequences, bounds = read_header(idx)
-        self.dtype = _integers(idx, code)
+        self.dtype = _token_type(idx, code)
         raw = _csrc.map_file(idx)
         offset = HEADER.size
         self.lengths = _view(raw, offset, np.int32, sequences)
@@ -196,7 +211,7 @@ class IndexedDataset:
         expected = int(self.lengths.sum(dtype=np.int64)) * itemsize
         if size != expected:
             raise UserError(
-                f"{binary}: {size} bytes, but its index counts {expected}; make the pair again"
+                f"{binary}: {size} bytes, but its index counts {expected}; rebuild the dataset"
             )
         self.tokens: npt.NDArray[np.integer] = _csrc.map_file(binary).view(self.dtype)
 
@@ -209,38 +224,38 @@ class IndexedDataset:
 
 
 def read_header(path: Path) -> tuple[int, int, int]:
-    """Read the header of an .idx file: its dtype code, sequences n and document bounds m.
+    """Return dtype code, number of sequences n and number of document bounds m of an .idx file.
 
     Raises:
-        UserError: it is not an MMIDIDX index, or its size is not what n and m say.
+        UserError: the file is not an MMIDIDX index, or its size does not follow from n and m.
     """
     with path.open("rb") as stream:
         head = stream.read(HEADER.size)
     if head.startswith(b"TNTIDX"):
         raise UserError(f"{path}: a cached or lazy index (TNTIDX); `tokamake merge` converts it")
     if len(head) < HEADER.size or not head.startswith(MAGIC):
-        raise UserError(f"{path}: not a Megatron index (MMIDIDX); {again(path)}")
+        raise UserError(f"{path}: not a Megatron index (MMIDIDX); {index_remedy(path)}")
     _, version, code, sequences, bounds = HEADER.unpack(head)
     if version != 1:
         raise UserError(f"{path}: version {version} is not a known token format")
     expected = HEADER.size + 12 * sequences + 8 * bounds
     if path.stat().st_size != expected:
         raise UserError(
-            f"{path}: {path.stat().st_size} bytes, its header says {expected}; {again(path)}"
+            f"{path}: {path.stat().st_size} bytes, its header says {expected}; {index_remedy(path)}"
         )
     return code, sequences, bounds
 
 
-def again(idx: Path) -> str:
-    """What to do about an index that cannot be read."""
+def index_remedy(idx: Path) -> str:
+    """Return the remedy for an unreadable index, for an error message."""
     prefix = idx.with_suffix("")
     return (
-        "make the pair again, or have documents cut at their EOD token: remove the index and run "
+        "rebuild the dataset, or split the tokens at each EOD token: remove the index and run "
         f"`tokamake repair {prefix} --eod ID --dtype DTYPE --output NEW`"
     )
 
 
-def _integers(path: Path, code: int) -> type[np.integer]:
+def _token_type(path: Path, code: int) -> type[np.integer]:
     if code not in DTYPES:
         remedy = "; `tokamake merge` converts floating-point tokens" if code in (6, 7) else ""
         raise UserError(f"{path}: dtype code {code} is not a known token format{remedy}")

@@ -1,7 +1,7 @@
-"""Stage `describe`: what pairs hold, as a table or as metadata, and whether they are whole.
+"""Stage `describe`: check indexed datasets completely; print what they hold, or write metadata.
 
-Pairs come from `merge`, `tokenize` or other programs; `weigh` and `plot` read the metadata, whose
-keys docs/metadata.md explains.
+Datasets come from `merge`, `tokenize` or other programs. `weigh` and `plot` read the metadata;
+docs/metadata.md explains its keys.
 """
 
 from pathlib import Path
@@ -22,60 +22,61 @@ def describe(
     plan: Path | None = None,
     input: Path | None = None,
 ) -> None:
-    """Check pairs completely and print what they hold; with --output write their metadata.
+    """Check indexed datasets completely and print what they hold, or write their metadata.
 
-    Checked are sizes, lengths, pointers and document bounds; of pairs with a manifest what it
-    states, each file's hash, and that no token is outside the vocabulary. All faults of all pairs
-    are told, and the exit status is 2 if there is one. With --output, tokens of pairs with a
-    manifest are not read again.
+    The check covers sizes, lengths, pointers and document bounds. If a dataset has a manifest, it
+    also covers the counts in the manifest, the hash of each file, and that no token is outside the
+    vocabulary. All faults of all datasets are printed; the exit status is 2 if there is one. With
+    --output, the tokens of datasets with a manifest are not read again.
 
     The metadata is a list of objects with at least `data_prefix`, `total_num_docs` and
-    `total_num_tokens`; prefixes are relative to its folder, so that the folder can be moved. The
-    folder of the same name without .json gets one file a pair. Lengths are those of documents in
-    tokens, their end-of-document token included, counted in bins that double in width. Pairs of
-    other programs, without a manifest, are hashed; what is not known of them is null. The corpus
-    of a pair whose manifest names none is its name up to the first hyphen.
+    `total_num_tokens`. Prefixes are relative to the folder of the JSON file, so that you can move
+    the folder. A second folder, named as the JSON file without .json, gets one file for each
+    dataset. Document lengths are in tokens, including the end-of-document token; the bins of their
+    histogram double in width. Datasets of other programs, without a manifest, are hashed; unknown
+    values are null. If no manifest names the corpus, it is the name of the dataset up to the first
+    hyphen.
 
     Args:
-        prefixes: pairs, named without .bin or .idx, or folders: all pairs there.
-        output: JSON file for all pairs.
-        plan: plan whose merged pairs are described, instead of prefixes; takes `input`.
-        input: folder of the plan's merged pairs.
+        prefixes: datasets, without .bin or .idx, or folders: all datasets of a folder.
+        output: JSON file for all datasets.
+        plan: plan.json, to describe its merged datasets instead of prefixes; needs `input`.
+        input: folder of the plan's merged datasets.
 
     Raises:
-        UserError: a pair is missing or damaged.
+        UserError: a dataset is missing or damaged.
     """
     from tokamake.errors import UserError
 
     named = sorted(_prefixes(prefixes or [], plan, input))
-    _refuse_twice(named)
+    _refuse_duplicates(named)
     if output is not None:
-        _refuse_loss(named, output)
-    checked = _check(named, read_tokens=output is None)
+        _refuse_overwrite(named, output)
+    verified = _verify(named, read_tokens=output is None)
     if output is None:
-        _print_table(checked)
-    faults = [fault for pair in checked for fault in pair.faults]
+        _print_table(verified)
+    faults = [fault for dataset in verified for fault in dataset.faults]
     if faults:
         raise UserError("\n".join(faults))
     if output is not None:
-        _write(output, checked)
+        _write(output, verified)
 
 
 def _prefixes(prefixes: list[Path], plan: Path | None, folder: Path | None) -> list[Path]:
     from tokamake.data.corpus.plan_file import read_plan
-    from tokamake.data.indexed.merge_groups import expand
+    from tokamake.data.indexed.merge_groups import expand_prefixes
     from tokamake.errors import UserError
 
     if (plan is None) != (folder is None) or (plan is not None and prefixes):
         raise UserError("give prefixes, or --plan with --input")
     if plan is not None and folder is not None:
-        prefixes = [folder / pair.name for pair in read_plan(plan).merged]
+        prefixes = [folder / merged.name for merged in read_plan(plan).merged]
     if not prefixes:
-        raise UserError("no pair given; name at least one prefix")
-    return expand(prefixes)
+        raise UserError("no dataset given; name at least one prefix")
+    return expand_prefixes(prefixes)
 
 
-def _refuse_twice(prefixes: list[Path]) -> None:
+def _refuse_duplicates(prefixes: list[Path]) -> None:
     from tokamake.errors import UserError
 
     known: set[Path] = set()
@@ -85,8 +86,8 @@ def _refuse_twice(prefixes: list[Path]) -> None:
         known.add(prefix.resolve())
 
 
-def _refuse_loss(prefixes: list[Path], output: Path) -> None:
-    """Each pair's file is named after it, in a folder that is not that of the manifests."""
+def _refuse_overwrite(prefixes: list[Path], output: Path) -> None:
+    """Check that the metadata files of single datasets overwrite no manifest and no other file."""
     from tokamake.errors import UserError
 
     folder = output.with_suffix("")
@@ -96,18 +97,18 @@ def _refuse_loss(prefixes: list[Path], output: Path) -> None:
     for prefix in prefixes:
         if folder.resolve() == prefix.parent.resolve():
             raise UserError(
-                f"{output}: the folder of single files would be {folder}, where the pairs' "
-                "manifests are; name another --output"
+                f"{output}: the metadata of single datasets would go to {folder}, the folder of "
+                "the datasets' manifests; name another --output"
             )
         if known.setdefault(prefix.name, prefix) is not prefix:
             raise UserError(
                 f"{prefix}: {known[prefix.name]} has the same name, and both would be "
-                f"{folder / prefix.name}.json; rename one or describe them apart"
+                f"{folder / prefix.name}.json; rename one or describe them separately"
             )
 
 
-def _check(prefixes: list[Path], *, read_tokens: bool) -> "list[VerifiedDataset]":
-    """Check pairs, several at once, and give them in order."""
+def _verify(prefixes: list[Path], *, read_tokens: bool) -> "list[VerifiedDataset]":
+    """Verify several datasets at once; return the results in order."""
     import os
     from concurrent.futures import ThreadPoolExecutor
     from functools import partial
@@ -116,80 +117,89 @@ def _check(prefixes: list[Path], *, read_tokens: bool) -> "list[VerifiedDataset]
     from tokamake.runtime.console import progress
 
     check = partial(verify, read_tokens=read_tokens)
+    # Threads suffice: hashing and most of numpy release the interpreter lock.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        found = pool.map(check, prefixes)
-        return list(progress(found, label="describe", total=len(prefixes), unit="pairs"))
+        results = pool.map(check, prefixes)
+        return list(progress(results, label="describe", total=len(prefixes), unit="datasets"))
 
 
-def _print_table(checked: "list[VerifiedDataset]") -> None:
+def _print_table(verified: "list[VerifiedDataset]") -> None:
     from tokamake.runtime.console import counted
 
     rows = [
-        ("pair", "documents", "sequences", "tokens", "bytes", "dtype", "tokenizer", "verdict"),
-        *map(_row, checked),
+        ("dataset", "documents", "sequences", "tokens", "bytes", "dtype", "tokenizer", "verdict"),
+        *map(_row, verified),
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(7)]
     for row in rows:
         numbers = (cell.rjust(width) for cell, width in zip(row[1:5], widths[1:5], strict=True))
         words = (cell.ljust(width) for cell, width in zip(row[5:7], widths[5:], strict=True))
         print("  ".join([row[0].ljust(widths[0]), *numbers, *words, row[7]]))
-    damaged = sum(bool(pair.faults) for pair in checked)
-    print(f"{counted(len(checked), 'pair')}, {damaged or 'none'} damaged")
+    num_damaged = sum(bool(dataset.faults) for dataset in verified)
+    print(f"{counted(len(verified), 'dataset')}, {num_damaged or 'none'} damaged")
 
 
-def _row(pair: "VerifiedDataset") -> tuple[str, ...]:
+def _row(dataset: "VerifiedDataset") -> tuple[str, ...]:
     from tokamake.runtime.console import counted
 
     numbers: list[int | None] = [None] * 3
-    if pair.layout is not None:
-        numbers = [pair.layout.bounds.length - 1, pair.layout.lengths.length, pair.tokens]
-    cells = [f"{n:,}" if n is not None else "-" for n in [*numbers, pair.bytes.get("bin")]]
-    verdict = counted(len(pair.faults), "fault") if pair.faults else "whole"
-    fingerprint = ((pair.stated or {}).get("tokenizer") or "-")[:12]
-    dtype = "-" if pair.dtype is None else pair.dtype.name
-    return (str(pair.prefix), *cells, dtype, fingerprint, verdict)
+    if dataset.layout is not None:
+        layout = dataset.layout
+        numbers = [layout.bounds.length - 1, layout.lengths.length, dataset.tokens]
+    cells = [f"{n:,}" if n is not None else "-" for n in [*numbers, dataset.bytes.get("bin")]]
+    verdict = counted(len(dataset.faults), "fault") if dataset.faults else "whole"
+    fingerprint = ((dataset.manifest or {}).get("tokenizer") or "-")[:12]
+    dtype = "-" if dataset.dtype is None else dataset.dtype.name
+    return (str(dataset.prefix), *cells, dtype, fingerprint, verdict)
 
 
-def _write(output: Path, checked: "list[VerifiedDataset]") -> None:
+def _write(output: Path, verified: "list[VerifiedDataset]") -> None:
     import os
 
     from tokamake.files import write_json
     from tokamake.runtime.console import counted
 
-    described = [_metadata(pair, os.path.relpath(pair.prefix, output.parent)) for pair in checked]
-    for pair, told in zip(checked, described, strict=True):
-        write_json(output.with_suffix("") / f"{pair.prefix.name}.json", told)
-    write_json(output, described)
-    tokens = sum(pair.tokens for pair in checked)
-    print(f"{output}: {counted(len(checked), 'pair')}, {counted(tokens, 'token')}")
+    metadata = [
+        _metadata(dataset, os.path.relpath(dataset.prefix, output.parent)) for dataset in verified
+    ]
+    for dataset, described in zip(verified, metadata, strict=True):
+        write_json(output.with_suffix("") / f"{dataset.prefix.name}.json", described)
+    write_json(output, metadata)
+    tokens = sum(dataset.tokens for dataset in verified)
+    print(f"{output}: {counted(len(verified), 'dataset')}, {counted(tokens, 'token')}")
 
 
-def _metadata(pair: "VerifiedDataset", relative: str) -> dict[str, Any]:
+def _metadata(dataset: "VerifiedDataset", relative: str) -> dict[str, Any]:
+    """Return the metadata of a dataset; `relative` is its prefix from the folder of the output."""
     from tokamake.data.indexed.length_histogram import document_lengths, histogram
     from tokamake.data.indexed.paths import corpus_of
 
-    layout, dtype = pair.layout, pair.dtype
+    layout, dtype = dataset.layout, dataset.dtype
     assert layout is not None
     assert dtype is not None
-    alone = {"dtype": dtype.name, "bytes": pair.bytes, "sha256": pair.sha256, "inputs": []}
-    known: dict[str, Any] = pair.stated or alone
+    known: dict[str, Any] = dataset.manifest or {
+        "dtype": dtype.name,
+        "bytes": dataset.bytes,
+        "sha256": dataset.sha256,
+        "inputs": [],
+    }
     return {
         "data_prefix": relative,
         "total_num_docs": layout.bounds.length - 1,
         "total_num_sequences": layout.lengths.length,
-        "total_num_tokens": pair.tokens,
-        "corpus": known.get("corpus") or corpus_of(str(pair.prefix)),
+        "total_num_tokens": dataset.tokens,
+        "corpus": known.get("corpus") or corpus_of(str(dataset.prefix)),
         **{key: known.get(key) for key in ("text_bytes", "empty_documents")},
         **{key: known[key] for key in _COUNTS if key in known},
-        "tokens_per_byte": _ratio(pair.tokens, known.get("text_bytes")),
+        "tokens_per_byte": _ratio(dataset.tokens, known.get("text_bytes")),
         "lengths": histogram(document_lengths(layout)),
         **{key: known.get(key) for key in _COPIED},
-        "sources": known["sources"] if "sources" in known else _itself(pair.prefix, known),
+        "sources": known["sources"] if "sources" in known else _own_source(dataset.prefix, known),
     }
 
 
-def _itself(prefix: Path, known: dict[str, Any]) -> list[dict[str, Any]]:
-    """A pair that is not merged, as the one part that it consists of."""
+def _own_source(prefix: Path, known: dict[str, Any]) -> list[dict[str, Any]]:
+    """A dataset that is not merged is its own and only source."""
     return [{"path": str(prefix), **{key: known[key] for key in ("inputs", "sha256")}}]
 
 

@@ -1,8 +1,8 @@
-"""The way back from a document to its raw line: PREFIX.sources, written beside a pair.
+"""The sources file, PREFIX.sources: for each document of a dataset, its raw file and line.
 
 `tokenize` and `merge` write it, `trace` reads it. After a magic come rows of four little-endian
-int64: document, input, number, offset. A row says where a run begins whose documents follow one
-another in one input, line by line or row by row; `offset` is the line's first byte or -1.
+int64: document, input, number, offset. A row starts a run: its documents are consecutive lines (or
+rows) of one input. `offset` is the first byte of the line, or -1 if the input has no byte offsets.
 """
 
 from pathlib import Path
@@ -14,36 +14,36 @@ import numpy.typing as npt
 from tokamake.errors import UserError
 
 _MAGIC = b"TKMSRC\0\1"
-_MEBIBYTE = 20
-"""A run ends at least at each 2**20 bytes, so that finding a line in it takes milliseconds."""
+_RUN_BYTES_LOG2 = 20
+"""A run does not cross a multiple of 2**20 bytes, so `trace` finds a line in milliseconds."""
+_CHUNK = 1 << 20
 
 
 class RawLocation(NamedTuple):
-    """Where a document stands in the raw files."""
+    """Position of a document in the raw files."""
 
     input: int
     """Index in the manifest's list of inputs."""
     number: int
     """Line from 1, or row from 0."""
     offset: int
-    """First byte of the line `skip` lines before it, or -1."""
+    """First byte of the line that is `skip` lines before the document, or -1."""
     skip: int
-    """Lines between `offset` and the document."""
+    """Number of lines between `offset` and the document."""
 
 
 def sources_path(prefix: Path) -> Path:
-    """Path of the map beside a pair."""
     return prefix.with_name(prefix.name + ".sources")
 
 
 class SourcesWriter:
-    """Writes the map as documents come; memory does not grow with it."""
+    """Write a sources file from documents in order, in constant memory."""
 
     def __init__(self, path: Path) -> None:
         self._stream = path.open("wb")
         self._stream.write(_MAGIC)
         self._documents = 0
-        self._last = (-1, -1, -1)
+        self._previous = (-1, -1, -1)  # input, number and block of the previous document
 
     def add(
         self,
@@ -54,23 +54,29 @@ class SourcesWriter:
         """Append documents: the input, line or row, and offset of each, all (documents,)."""
         if not len(inputs):
             return
-        blocks = offsets >> _MEBIBYTE
-        begins = np.empty(len(inputs), bool)
-        begins[0] = (inputs[0], numbers[0] - 1, blocks[0]) != self._last
-        begins[1:] = (np.diff(inputs) != 0) | (np.diff(numbers) != 1) | (np.diff(blocks) != 0)
+        blocks = offsets >> _RUN_BYTES_LOG2
+        is_start = np.empty(len(inputs), bool)
+        is_start[0] = (inputs[0], numbers[0] - 1, blocks[0]) != self._previous
+        is_start[1:] = (np.diff(inputs) != 0) | (np.diff(numbers) != 1) | (np.diff(blocks) != 0)
         documents = np.arange(self._documents, self._documents + len(inputs))
-        self._write(np.stack([documents, inputs, numbers, offsets], axis=1)[begins])
+        self._write(np.stack([documents, inputs, numbers, offsets], axis=1)[is_start])
         self._documents += len(inputs)
-        self._last = int(inputs[-1]), int(numbers[-1]), int(blocks[-1])
+        self._previous = int(inputs[-1]), int(numbers[-1]), int(blocks[-1])
 
-    def append(self, other: Path, *, documents: int, first_input: int) -> None:
-        """Append the map of a pair of so many documents, whose inputs count from `first_input`."""
-        rows = _rows(other)
-        for start in range(0, len(rows), 1 << 20):
-            shift = np.array([self._documents, first_input, 0, 0])
-            self._write(rows[start : start + (1 << 20)] + shift)
+    def append(self, path: Path, *, documents: int, first_input: int) -> None:
+        """Append the sources file of another dataset.
+
+        Args:
+            path: sources file to append.
+            documents: number of documents that it describes.
+            first_input: new number of its first input.
+        """
+        rows = _read_rows(path)
+        shift = np.array([self._documents, first_input, 0, 0])
+        for start in range(0, len(rows), _CHUNK):
+            self._write(rows[start : start + _CHUNK] + shift)
         self._documents += documents
-        self._last = (-1, -1, -1)
+        self._previous = (-1, -1, -1)
 
     def _write(self, rows: npt.NDArray[np.int64]) -> None:
         self._stream.write(rows.astype("<i8", copy=False).tobytes())
@@ -82,29 +88,31 @@ class SourcesWriter:
         self._stream.close()
 
 
-def find(prefix: Path, document: int) -> RawLocation:
-    """Find the place of a document, which must exist, by binary search.
+def locate_document(prefix: Path, document: int) -> RawLocation:
+    """Find the raw line of an existing document by binary search.
 
     Raises:
-        UserError: the map is missing or damaged.
+        UserError: the sources file is missing or damaged.
     """
-    rows = _rows(sources_path(prefix))
-    index = int(np.searchsorted(rows[:, 0], document, side="right")) - 1
-    if index < 0:
-        raise UserError(f"{sources_path(prefix)}: knows no document {document}; make it again")
-    first, source, number, offset = (int(value) for value in rows[index])
-    return RawLocation(source, number + document - first, offset, document - first)
+    rows = _read_rows(sources_path(prefix))
+    run = int(np.searchsorted(rows[:, 0], document, side="right")) - 1
+    if run < 0:
+        raise UserError(
+            f"{sources_path(prefix)}: document {document} is not in it; rebuild the dataset"
+        )
+    first, raw_input, number, offset = (int(value) for value in rows[run])
+    return RawLocation(raw_input, number + document - first, offset, document - first)
 
 
-def _rows(path: Path) -> npt.NDArray[np.int64]:
-    """(runs, 4) memory map of a file's rows."""
+def _read_rows(path: Path) -> npt.NDArray[np.int64]:
+    """Map the rows of a sources file: (runs, 4)."""
     if not path.is_file():
-        raise UserError(f"{path}: no such file; pairs of other programs have no map of sources")
+        raise UserError(f"{path}: no such file; datasets of other programs have no sources file")
     with path.open("rb") as stream:
-        head = stream.read(len(_MAGIC))
+        magic = stream.read(len(_MAGIC))
     size = path.stat().st_size - len(_MAGIC)
-    if head != _MAGIC or size % 32:
-        raise UserError(f"{path}: not a map of sources; make the pair again")
-    if not size:
+    if magic != _MAGIC or size % 32:
+        raise UserError(f"{path}: not a sources file; rebuild the dataset")
+    if not size:  # numpy cannot map an empty array
         return np.zeros((0, 4), np.int64)
     return np.memmap(path, "<i8", "r", offset=len(_MAGIC), shape=(size // 32, 4))

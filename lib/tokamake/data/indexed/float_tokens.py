@@ -1,6 +1,6 @@
-"""Token files whose tokens are floating-point numbers, as old versions of Megatron could write.
+"""Token files with floating-point tokens, which old versions of Megatron could write.
 
-`merge` reads them here as the whole numbers that they must be.
+`merge` reads them here and converts them to integers.
 """
 
 from collections.abc import Iterator
@@ -14,31 +14,32 @@ from tokamake.errors import UserError
 _CHUNK = 1 << 20
 
 
-def highest(binary: Path, dtype: np.dtype) -> int:
-    """Highest token of a file, -1 if it is empty.
+def highest_token(binary: Path, dtype: np.dtype) -> int:
+    """Return the highest token of a file, or -1 if the file is empty.
 
     Raises:
         UserError: a number is negative, has a fraction, or is above 2^31 - 1.
     """
-    found, first = -1, 0
+    highest, first = -1, 0
     for tokens in _chunks(binary, dtype):
-        wrong = ~((tokens >= 0) & (tokens < 1 << 31) & (tokens == np.floor(tokens)))
-        if wrong.any():
-            place = int(wrong.argmax())
+        # NaN and infinity fail these comparisons too.
+        invalid = ~((tokens >= 0) & (tokens < 1 << 31) & (tokens == np.floor(tokens)))
+        if invalid.any():
+            position = int(invalid.argmax())
             raise UserError(
-                f"{binary}: number {first + place} is {tokens[place]}, not a token; this is no "
-                "file of tokens, leave it out"
+                f"{binary}: number {first + position} is {tokens[position]}, not a token; the "
+                "file holds no tokens, leave it out"
             )
-        found, first = max(found, int(tokens.max())), first + len(tokens)
-    return found
+        highest, first = max(highest, int(tokens.max())), first + len(tokens)
+    return highest
 
 
 def as_integers(
-    binary: Path, dtype: np.dtype, wanted: type[np.integer]
+    binary: Path, dtype: np.dtype, target_dtype: type[np.integer]
 ) -> Iterator[npt.NDArray[np.integer]]:
-    """Yield the tokens of a file that `highest` has looked through, as integers."""
+    """Yield the tokens of a file as integers; call `highest_token` first to check them."""
     for tokens in _chunks(binary, dtype):
-        yield tokens.astype(wanted)
+        yield tokens.astype(target_dtype)
 
 
 def _chunks(binary: Path, dtype: np.dtype) -> Iterator[npt.NDArray[np.floating]]:

@@ -1,9 +1,12 @@
-"""Where the numbers of an index file stand: MMIDIDX of every Megatron lineage, and TNTIDX.
+"""Columns of an index file: MMIDIDX of every Megatron lineage, and TNTIDX.
 
-`merge` and `repair` read columns from disk a million numbers at a time, whatever program made them.
-TNTIDX (`cached` and `lazy`, little-endian): magic `TNTIDX\\0\\0`, u64 version 1, u64 dtype code,
-u64 bytes a token, u64 sequences n, u64 sizes s, u64 document bounds m, i64[n + 1] first size of
-each sequence, i64[n + 1] first token of each, i64[s] sizes, i64[m] document bounds.
+`merge` and `repair` read columns from disk about a million numbers at a time, so that memory does
+not grow with the dataset. They read the files of other programs too.
+
+Layout of TNTIDX (written by `--dataset-impl cached` and `lazy`; little-endian): magic
+`TNTIDX\\0\\0`, u64 version 1, u64 dtype code, u64 bytes per token, u64 sequences n, u64 sizes s,
+u64 document bounds m, i64[n + 1] first size of each sequence, i64[n + 1] first token of each
+sequence, i64[s] sizes, i64[m] document bounds.
 """
 
 import struct
@@ -14,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokamake.data.indexed.dataset import HEADER, again, read_header
+from tokamake.data.indexed.dataset import HEADER, index_remedy, read_header
 from tokamake.errors import UserError
 
 _TNTIDX = b"TNTIDX\0\0"
@@ -23,19 +26,19 @@ _CHUNK = 1 << 20
 
 
 class Column(NamedTuple):
-    """Numbers of one kind in an index file."""
+    """An array of numbers in an index file."""
 
     path: Path
-    """The index."""
+    """The index file."""
     offset: int
-    """Their first byte."""
+    """First byte of the array."""
     dtype: str
     """<i4 or <i8."""
     length: int
-    """How many there are."""
+    """Number of elements."""
 
     def read(self, first: int, count: int) -> npt.NDArray[np.int64]:
-        """Read so many numbers from place `first` on, as int64."""
+        """Read up to `count` numbers from index `first` on, as int64."""
         with self.path.open("rb") as stream:
             stream.seek(self.offset + first * np.dtype(self.dtype).itemsize)
             return np.fromfile(stream, self.dtype, count).astype(np.int64, copy=False)
@@ -47,60 +50,67 @@ class Column(NamedTuple):
 
 
 class IndexLayout(NamedTuple):
-    """What an index file says of the token file beside it."""
+    """Columns of an index file, and the token type of the .bin file."""
 
     code: int
-    """Code of the token type: as in `indexed.DTYPES`, or 6 and 7 for floating-point numbers."""
+    """dtype code: a key of `dataset.DTYPES`, or 6 or 7 for floating-point tokens."""
     lengths: Column
-    """(n,) tokens of each sequence."""
+    """(n,) number of tokens in each sequence."""
     starts: Column
-    """(n,) first byte, or token, of each sequence."""
+    """(n,) first byte, or first token, of each sequence."""
     bounds: Column
-    """(m,) first sequence of each document, and n."""
+    """(m,) first sequence of each document, then n."""
     in_tokens: bool
-    """Whether `starts` count tokens."""
+    """Whether `starts` counts tokens, not bytes."""
 
     def tokens(self) -> int:
-        """Sum of the lengths."""
+        """Read all lengths and return their sum."""
         return sum(int(lengths.sum()) for lengths in self.lengths.chunks())
+
+    def sequence_counts(self) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield the number of sequences in each document, for many documents at a time."""
+        previous = np.zeros(0, np.int64)
+        for bounds in self.bounds.chunks():
+            yield np.diff(bounds, prepend=previous)
+            previous = bounds[-1:]
 
 
 def read_layout(idx: Path) -> IndexLayout:
     """Find the columns of an index file.
 
     Raises:
-        UserError: it is of no known kind, or its size is not what its header says.
+        UserError: the format is unknown, or the size of the file does not follow from its header.
     """
     with idx.open("rb") as stream:
-        kind = stream.read(len(_TNTIDX))
-    if kind == _TNTIDX:
+        magic = stream.read(len(_TNTIDX))
+    if magic == _TNTIDX:
         return _read_tntidx(idx)
     code, sequences, bounds = read_header(idx)
-    at = HEADER.size
+    offset = HEADER.size
     return IndexLayout(
         code,
-        Column(idx, at, "<i4", sequences),
-        Column(idx, at + 4 * sequences, "<i8", sequences),
-        Column(idx, at + 12 * sequences, "<i8", bounds),
+        Column(idx, offset, "<i4", sequences),
+        Column(idx, offset + 4 * sequences, "<i8", sequences),
+        Column(idx, offset + 12 * sequences, "<i8", bounds),
         in_tokens=False,
     )
 
 
 def _read_tntidx(idx: Path) -> IndexLayout:
     with idx.open("rb") as stream:
-        head = stream.read(_TNT_HEADER.size)
-    if len(head) < _TNT_HEADER.size:
-        raise UserError(f"{idx}: cut off in its header; {again(idx)}")
-    _, version, code, _, sequences, sizes, bounds = _TNT_HEADER.unpack(head)
-    at, found = _TNT_HEADER.size, idx.stat().st_size
-    expected = at + 8 * (2 * (sequences + 1) + sizes + bounds)
-    if version != 1 or found != expected:
+        header = stream.read(_TNT_HEADER.size)
+    if len(header) < _TNT_HEADER.size:
+        raise UserError(f"{idx}: truncated within its header; {index_remedy(idx)}")
+    _, version, code, _, sequences, sizes, bounds = _TNT_HEADER.unpack(header)
+    offset, file_bytes = _TNT_HEADER.size, idx.stat().st_size
+    expected = offset + 8 * (2 * (sequences + 1) + sizes + bounds)
+    if version != 1 or file_bytes != expected:
         raise UserError(
-            f"{idx}: version {version}, {found} bytes; version 1 of its header has {expected} "
-            f"bytes; {again(idx)}"
+            f"{idx}: version {version}, {file_bytes} bytes; expected version 1 and, by its header, "
+            f"{expected} bytes; {index_remedy(idx)}"
         )
-    _check_flat(Column(idx, at, "<i8", sequences + 1), sizes)
-    starts = at + 8 * (sequences + 1)
+    _check_one_dimension(Column(idx, offset, "<i8", sequences + 1), sizes)
+    starts = offset + 8 * (sequences + 1)
     lengths = starts + 8 * (sequences + 1)
     return IndexLayout(
         code,
@@ -111,15 +121,18 @@ def _read_tntidx(idx: Path) -> IndexLayout:
     )
 
 
-def _check_flat(first_sizes: Column, sizes: int) -> None:
-    """A sequence of tokens has one size; arrays of more dimensions are not text."""
+def _check_one_dimension(first_sizes: Column, sizes: int) -> None:
+    """Check that each sequence has exactly one size.
+
+    TNTIDX can hold arrays of several dimensions (fairseq used it for features, not only text).
+    """
     first = 0
-    for block in first_sizes.chunks():
-        if not np.array_equal(block, np.arange(first, first + len(block))):
+    for chunk in first_sizes.chunks():
+        if not np.array_equal(chunk, np.arange(first, first + len(chunk))):
             break
-        first += len(block)
+        first += len(chunk)
     if first != first_sizes.length or sizes != first - 1:
         raise UserError(
-            f"{first_sizes.path}: its arrays are not of one dimension, so they are no sequences of "
-            f"tokens; {again(first_sizes.path)}"
+            f"{first_sizes.path}: its arrays have more than one dimension, so they are not "
+            f"sequences of tokens; {index_remedy(first_sizes.path)}"
         )

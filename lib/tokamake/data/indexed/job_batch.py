@@ -1,7 +1,7 @@
-"""Batches: several shards, or several merged pairs, that one job makes one after the other.
+"""Job batches: several shards, or several merged datasets, that one job writes.
 
-`tokenize` and `merge` make the members that are not whole yet and write the batch file last; the
-workflow asks for nothing else, so that 100,000 shards are a few hundred files to it.
+`tokenize` and `merge` build the missing members of a batch and write the batch file last. The
+workflow asks for batch files only: 100,000 shards are a few hundred files to Snakemake.
 """
 
 import os
@@ -17,10 +17,10 @@ Member = TypeVar("Member")
 
 
 def make_each(members: Iterable[Member], make: Callable[[Member], None]) -> None:
-    """Make all members; one that fails does not keep the others from being made.
+    """Call `make` for all members, also after one of them fails.
 
     Raises:
-        UserError: the reasons of all that failed, a line each.
+        UserError: at least one failed; the message has a line for each.
     """
     reasons = []
     for member in members:
@@ -33,7 +33,7 @@ def make_each(members: Iterable[Member], make: Callable[[Member], None]) -> None
 
 
 def finished(prefixes: Iterable[Path], request: str) -> bool:
-    """Tell whether pairs are whole and were made from just what `request` is a digest of."""
+    """Whether all datasets are intact and `request` is the digest of what they were made from."""
     return all(
         find_fault(prefix) is None and read_manifest(prefix).get("request") == request
         for prefix in prefixes
@@ -41,46 +41,51 @@ def finished(prefixes: Iterable[Path], request: str) -> bool:
 
 
 def write_batch(path: Path, name: str, folder: Path, prefixes: Iterable[Path]) -> None:
-    """Write a batch file: what its pairs, below `folder`, hold.
+    """Write the batch file of datasets below `folder`.
 
-    It has `batch`, and `members`: a list of `prefix` (relative to the folder), `bytes` and `sha256`
-    of each file, and counts of documents and tokens.
+    Keys: `batch`, the name; `members`, a list of `prefix` (relative to the folder), `bytes` and
+    `sha256` of each file, `documents` and `tokens`.
     """
     members = []
     for prefix in prefixes:
-        stated = read_manifest(prefix)
-        kept = {key: stated[key] for key in ("bytes", "sha256", "documents", "tokens")}
-        members.append({"prefix": str(prefix.relative_to(folder)), **kept})
+        manifest = read_manifest(prefix)
+        copied = {key: manifest[key] for key in ("bytes", "sha256", "documents", "tokens")}
+        members.append({"prefix": str(prefix.relative_to(folder)), **copied})
     files.write_json(path, {"batch": name, "members": members})
 
 
-def read_batch(path: Path) -> dict[str, Any]:
+def _read_batch(path: Path) -> dict[str, Any]:
     """Read a batch file.
 
     Raises:
-        UserError: it is missing or no batch file.
+        UserError: it is missing or not a batch file.
     """
-    value = files.read_json(path, "run the workflow again")
-    if not isinstance(value, dict) or not {"batch", "members"} <= set(value):
-        raise UserError(f"{path}: not a batch file; remove it and run the workflow again")
-    return value
+    batch = files.read_json(path, "rerun the workflow")
+    if not isinstance(batch, dict) or not {"batch", "members"} <= set(batch):
+        raise UserError(f"{path}: not a batch file; remove it and rerun the workflow")
+    return batch
 
 
 def find_batch_fault(path: Path, folder: str) -> str | None:
-    """Say what is wrong with a finished batch, or None if all its pairs below `folder` are whole.
+    """Return the first fault of a finished batch, or None if all its datasets are intact.
 
-    Files that have the size the batch file states and are no newer than it are taken as whole, so
-    that asking about 100,000 pairs takes a second or two; `pairs.broken` is asked about others.
+    A file counts as intact if its size is the one in the batch file and it is not newer than the
+    batch file: 100,000 datasets then take a second or two. `find_fault` checks the others.
+
+    Args:
+        path: the batch file.
+        folder: folder that the prefixes in the batch file are relative to.
     """
     try:
         written = path.stat().st_mtime_ns
-        for member in read_batch(path)["members"]:
+        for member in _read_batch(path)["members"]:
             prefix = f"{folder}/{member['prefix']}"
-            if not _untouched(prefix, member["bytes"], written):
+            if not _unchanged(prefix, member["bytes"], written):
                 if fault := find_fault(Path(prefix)):
                     return fault
+                # An intact dataset can still be a newer one than the batch file describes.
                 if read_manifest(Path(prefix))["sha256"] != member["sha256"]:
-                    return f"{prefix} is another than {path} says"
+                    return f"{prefix} does not match {path}"
     except FileNotFoundError:
         return f"{path} is missing"
     except UserError as error:
@@ -88,7 +93,8 @@ def find_batch_fault(path: Path, folder: str) -> str | None:
     return None
 
 
-def _untouched(prefix: str, sizes: dict[str, int], written: int) -> bool:
+def _unchanged(prefix: str, sizes: dict[str, int], written: int) -> bool:
+    # Strings and os.stat: pathlib would take most of the time for 100,000 datasets.
     try:
         stats = {name: os.stat(f"{prefix}.{name}") for name in (*sizes, "json")}  # noqa: PTH116
     except FileNotFoundError:

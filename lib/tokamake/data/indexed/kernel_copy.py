@@ -1,13 +1,14 @@
-"""Copies bytes from file to file inside the kernel, by the best means that the file system has.
+"""Copy bytes between files inside the kernel, with the fastest call that the file system supports.
 
-`copy_file_range` shares blocks where the file system can (reflink) and copies on the server of a
-network file system; where it is not supported, `sendfile` or plain reading and writing follow.
+`copy_file_range` shares blocks where the file system can (reflink), and a network file system
+copies on its server. Where it is not supported, `sendfile` and then read and write follow.
 """
 
 import errno
 import os
 from collections.abc import Callable, Iterator
 
+# Kernels and file systems differ in how they report an unsupported call.
 _UNSUPPORTED = {
     errno.EXDEV,
     errno.ENOSYS,
@@ -27,22 +28,23 @@ def _copy_file_range(source: int, target: int, size: int) -> int:
 
 
 def _sendfile(source: int, target: int, size: int) -> int:
-    at = os.lseek(source, 0, os.SEEK_CUR)
-    sent = os.sendfile(target, source, at, size)
-    os.lseek(source, at + sent, os.SEEK_SET)
+    # With an offset, sendfile does not move the position of the source.
+    position = os.lseek(source, 0, os.SEEK_CUR)
+    sent = os.sendfile(target, source, position, size)
+    os.lseek(source, position + sent, os.SEEK_SET)
     return sent
 
 
 def _read_and_write(source: int, target: int, size: int) -> int:
     block = memoryview(os.read(source, min(size, 1 << 20)))
-    left = block
-    while left:
-        left = left[os.write(target, left) :]
+    unwritten = block
+    while unwritten:
+        unwritten = unwritten[os.write(target, unwritten) :]
     return len(block)
 
 
 METHODS: tuple[Method, ...] = (_copy_file_range, _sendfile, _read_and_write)
-"""Ways to copy up to `size` bytes between two descriptors at their positions, the best first."""
+"""Ways to copy up to `size` bytes between two descriptors at their positions, fastest first."""
 
 
 def copy(source: int, target: int, size: int, *, block: int = _BLOCK) -> Iterator[int]:
@@ -51,14 +53,14 @@ def copy(source: int, target: int, size: int, *, block: int = _BLOCK) -> Iterato
     Args:
         source: descriptor to read.
         target: descriptor to write.
-        size: bytes to copy.
-        block: bytes copied at once, at most.
+        size: number of bytes to copy.
+        block: maximum number of bytes per call.
 
     Yields:
-        Bytes of each block copied.
+        Number of bytes in each copied block.
 
     Raises:
-        EOFError: the source ends earlier.
+        EOFError: the source ends before `size` bytes.
     """
     methods = list(METHODS)
     while size:
@@ -73,5 +75,7 @@ def copy(source: int, target: int, size: int, *, block: int = _BLOCK) -> Iterato
             yield copied
         elif len(methods) == 1:
             raise EOFError
-        else:  # not supported; some file systems say so by copying nothing
+        else:
+            # Some file systems copy nothing instead of reporting an error. Try the next method;
+            # the last one tells the end of the file for certain.
             del methods[0]

@@ -1,6 +1,6 @@
-"""How long documents are: a histogram over powers of two, with memory that does not grow.
+"""Histogram of document lengths over powers of two, in constant memory.
 
-Lengths come from the index of a pair; histograms go to `describe`'s metadata and to the report.
+Lengths come from the index of a dataset. `describe` writes the histograms; the report draws them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,24 +13,27 @@ if TYPE_CHECKING:
     from tokamake.data.indexed.index_formats import IndexLayout
 
 _CHUNK = 1 << 16
-_BINS = 65
+_NUM_BINS = 65
 
 
 class Bin(TypedDict):
-    """Documents of about the same length."""
+    """Documents of similar length."""
 
     shortest: int
-    """Least length in tokens: 0, 1, 2, 4, 8, and so on."""
+    """Lowest length in tokens: 0, 1, 2, 4, 8, and so on."""
     longest: int
-    """Greatest length in tokens: 0, 1, 3, 7, 15, and so on."""
+    """Highest length in tokens: 0, 1, 3, 7, 15, and so on."""
     documents: int
-    """How many there are."""
+    """Number of documents."""
     tokens: int
-    """Their tokens."""
+    """Number of tokens in these documents."""
 
 
 def document_lengths(layout: "IndexLayout", chunk: int = _CHUNK) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield the documents' lengths in tokens, the sum over their sequences, `chunk` at a time."""
+    """Yield the lengths of documents in tokens, for `chunk` documents at a time.
+
+    The length of a document is the sum over its sequences.
+    """
     for first in range(0, layout.bounds.length - 1, chunk):
         bounds = layout.bounds.read(first, chunk + 1)
         lengths = layout.lengths.read(int(bounds[0]), int(bounds[-1] - bounds[0]))
@@ -39,53 +42,51 @@ def document_lengths(layout: "IndexLayout", chunk: int = _CHUNK) -> Iterator[npt
 
 
 def histogram(lengths: Iterable[npt.NDArray[np.int64]]) -> list[Bin]:
-    """Count documents by length: a bin for each power of two, from the first to the last one used.
+    """Count documents by length: a bin for each power of two, from the first used to the last.
 
     Args:
         lengths: arrays (n,) of document lengths in tokens.
     """
-    documents, tokens = np.zeros(_BINS, np.int64), np.zeros(_BINS, np.int64)
-    for part in lengths:
+    documents, tokens = np.zeros(_NUM_BINS, np.int64), np.zeros(_NUM_BINS, np.int64)
+    for chunk in lengths:
         # The exponent of a float is exact: 0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7.
-        places = np.frexp(part)[1]
-        documents += np.bincount(places, minlength=_BINS)
-        tokens += np.bincount(places, part, _BINS).astype(np.int64)  # exact below 2^53
-    used = np.flatnonzero(documents)
-    if not len(used):
-        return []
-    return [
-        _bin(place, int(documents[place]), int(tokens[place]))
-        for place in range(used[0], used[-1] + 1)
-    ]
-
-
-def _bin(place: int, documents: int, tokens: int) -> Bin:
-    return Bin(
-        shortest=2 ** (place - 1) if place else 0,
-        longest=2**place - 1,
-        documents=documents,
-        tokens=tokens,
-    )
+        exponents = np.frexp(chunk)[1]
+        documents += np.bincount(exponents, minlength=_NUM_BINS)
+        # bincount sums in float64, which is exact below 2^53.
+        tokens += np.bincount(exponents, chunk, _NUM_BINS).astype(np.int64)
+    return _bins(documents.tolist(), tokens.tolist())
 
 
 def add(histograms: Iterable[Sequence[Bin]]) -> list[Bin]:
-    """Sum of histograms, again without a gap."""
-    documents, tokens = [0] * _BINS, [0] * _BINS
+    """Return the sum of histograms, without gaps."""
+    documents, tokens = [0] * _NUM_BINS, [0] * _NUM_BINS
     for bins in histograms:
-        for one in bins:
-            documents[one["longest"].bit_length()] += one["documents"]
-            tokens[one["longest"].bit_length()] += one["tokens"]
-    used = [place for place in range(_BINS) if documents[place]]
-    places = range(used[0], used[-1] + 1) if used else range(0)
-    return [_bin(place, documents[place], tokens[place]) for place in places]
+        for bin in bins:
+            documents[bin["longest"].bit_length()] += bin["documents"]
+            tokens[bin["longest"].bit_length()] += bin["tokens"]
+    return _bins(documents, tokens)
+
+
+def _bins(documents: list[int], tokens: list[int]) -> list[Bin]:
+    """Bins from the first to the last one that has a document, by the exponent of the length."""
+    used = [exponent for exponent, count in enumerate(documents) if count]
+    return [
+        Bin(
+            shortest=2 ** (exponent - 1) if exponent else 0,
+            longest=2**exponent - 1,
+            documents=documents[exponent],
+            tokens=tokens[exponent],
+        )
+        for exponent in (range(used[0], used[-1] + 1) if used else ())
+    ]
 
 
 def median_bin(bins: Sequence[Bin]) -> Bin | None:
-    """The bin that the median document lies in; None where there is no document."""
-    half = sum(one["documents"] for one in bins) / 2
+    """Return the bin of the median document, or None if there is no document."""
+    half = sum(bin["documents"] for bin in bins) / 2
     counted = 0
-    for one in bins:
-        counted += one["documents"]
-        if one["documents"] and counted >= half:
-            return one
+    for bin in bins:
+        counted += bin["documents"]
+        if bin["documents"] and counted >= half:
+            return bin
     return None

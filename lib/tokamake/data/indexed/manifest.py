@@ -1,7 +1,8 @@
-"""A .bin/.idx pair on disk and the manifest that vouches for it.
+"""The manifest of an indexed dataset: sizes and hashes of its files, and how it was made.
 
-`tokenize` and `merge` write pairs with a manifest last; the workflow asks here which are broken.
-No numpy: this runs for every pair each time the workflow is read.
+`tokenize` and `merge` write the manifest last. The workflow asks here which datasets are damaged.
+This module imports no numpy, because it runs for every dataset each time Snakemake reads the
+workflow.
 """
 
 import hashlib
@@ -17,58 +18,58 @@ _BLOCK = 1 << 20
 
 
 class HashedRange(NamedTuple):
-    """A run of bytes of a token file: what one of a merged pair's parts gave."""
+    """A run of bytes of a token file; in a merged dataset, the tokens of one input."""
 
     size: int
-    """Its bytes."""
+    """Number of bytes."""
     sha256: str
-    """Their hash."""
+    """Hash of these bytes."""
 
 
 def raw_inputs(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """Raw files of a pair, in the order in which its map of sources counts them.
+    """Return the raw files of a dataset, in the order of the numbers in its sources file.
 
-    Those of a merged pair are those of its parts, one after the other, merged themselves or not.
+    For a merged dataset they are the raw files of its inputs, one input after the other.
     """
     if "inputs" in manifest:
         return manifest["inputs"]
-    return [source for part in manifest["sources"] for source in part["inputs"]]
+    return [raw for source in manifest["sources"] for raw in source["inputs"]]
 
 
 def read_manifest(prefix: Path) -> dict[str, Any]:
-    """Read a pair's manifest.
+    """Read the manifest of a dataset.
 
     Raises:
-        UserError: it is missing or not a manifest.
+        UserError: it is missing, is not a manifest, or was changed.
     """
     path = manifest_path(prefix)
-    manifest = files.read_json(path, "make the pair again")
+    manifest = files.read_json(path, "rebuild the dataset")
     if not isinstance(manifest, dict) or "sha256" not in manifest:
-        raise UserError(f"{path}: not the manifest of a pair; make the pair again")
+        raise UserError(f"{path}: not the manifest of an indexed dataset; rebuild the dataset")
     if manifest.pop("digest", None) != files.digest(manifest):
-        raise UserError(f"{path}: changed since it was written; make the pair again")
+        raise UserError(f"{path}: changed since it was written; rebuild the dataset")
     return manifest
 
 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
-    """Write a manifest with a digest of itself, so that a damaged one is known.
+    """Write a manifest with its own digest, so that readers detect a damaged one.
 
     Args:
-        path: temporary file, which `files.atomic` will bring to its place.
-        manifest: what is known of the pair.
+        path: temporary file that `files.atomic` renames later.
+        manifest: all keys but `digest`.
     """
     signed = {**manifest, "digest": files.digest(manifest)}
-    # Names of raw files need not be UTF-8.
+    # Names of raw files are not always UTF-8.
     path.write_bytes(files.to_json(signed).encode("utf-8", "surrogateescape"))
 
 
 def sizes_and_hashes(*paths: Path, bin_sha256: str = "") -> dict[str, dict[str, Any]]:
-    """Sizes and hashes of a pair's files, as its manifest states them.
+    """Return sizes and hashes of a dataset's files, as its manifest states them.
 
     Args:
-        paths: the token file, the index, the map of sources and the quarantine, as far as there
-            are any.
-        bin_sha256: hash of the token file where it is known already.
+        paths: the token file, the index, the sources file and the quarantine; the last ones may
+            be left out.
+        bin_sha256: hash of the token file, if it is known.
     """
     named = dict(zip(("bin", "idx", "sources", "quarantine.jsonl"), paths, strict=False))
     known = {"bin": bin_sha256} if bin_sha256 else {}
@@ -79,34 +80,36 @@ def sizes_and_hashes(*paths: Path, bin_sha256: str = "") -> dict[str, dict[str, 
 
 
 def hashed_ranges(manifest: dict[str, Any]) -> list[HashedRange]:
-    """Pieces whose hashes prove a pair's token file: those of its parts, or the whole file."""
+    """Return the byte ranges that the manifest hashes: one for each input, or the whole file."""
     whole = [[manifest["bytes"]["bin"], manifest["sha256"]["bin"]]]
-    return [HashedRange(*piece) for piece in manifest.get("parts", whole)]
+    return [HashedRange(*hashed) for hashed in manifest.get("parts", whole)]
 
 
-def joined_sha256(parts: list[HashedRange]) -> str:
-    """Proof of a token file made of parts: `parts:` and a digest of their sizes and hashes.
+def joined_sha256(ranges: list[HashedRange]) -> str:
+    """Return the hash that a manifest states for a token file of several ranges.
 
-    A chain of SHA-256 over the merged file could not use more than one core, nor what is known of
-    its parts. A single part's proof is the hash of the file.
+    It is `parts:` and a digest of the sizes and hashes of the ranges. Threads can hash ranges in
+    parallel and reuse known hashes; SHA-256 of the whole file could do neither. For a single
+    range it is the hash of the file.
     """
-    if len(parts) == 1:
-        return parts[0].sha256
-    return _JOINED + files.digest([list(part) for part in parts])
+    if len(ranges) == 1:
+        return ranges[0].sha256
+    return _JOINED + files.digest([list(hashed) for hashed in ranges])
 
 
 def differs_from_manifest(prefix: Path, manifest: dict[str, Any], name: str) -> bool:
-    """Hash a file of a pair and tell whether it is another than its manifest says."""
-    path, stated = file_path(prefix, name), manifest["sha256"][name]
-    if not stated.startswith(_JOINED):
-        return files.sha256(path) != stated
+    """Hash a file of a dataset and compare it with the manifest."""
+    path, expected = file_path(prefix, name), manifest["sha256"][name]
+    if not expected.startswith(_JOINED):
+        return files.sha256(path) != expected
     with path.open("rb", buffering=0) as stream:
-        found = [HashedRange(size, _sha256(stream, size)) for size, _ in hashed_ranges(manifest)]
-        return bool(stream.read(1)) or joined_sha256(found) != stated
+        ranges = [HashedRange(size, _sha256(stream, size)) for size, _ in hashed_ranges(manifest)]
+        # Bytes after the last range are damage too.
+        return bool(stream.read(1)) or joined_sha256(ranges) != expected
 
 
 def _sha256(stream: IO[bytes], size: int) -> str:
-    """Hash of the next bytes of a stream."""
+    """Hash the next `size` bytes of a stream, or fewer at its end."""
     digest = hashlib.sha256()
     while size and (block := stream.read(min(size, _BLOCK))):
         digest.update(block)
@@ -115,24 +118,24 @@ def _sha256(stream: IO[bytes], size: int) -> str:
 
 
 def find_fault(prefix: Path) -> str | None:
-    """Say what is wrong with a finished pair, or None if it is whole.
+    """Return the first fault of a finished dataset, or None if it is intact.
 
-    Sizes are always compared; a file that changed after the manifest was written is hashed, so
-    that asking costs little.
+    It always compares sizes. It hashes only files that changed after the manifest was written, so
+    that a check of many datasets is cheap.
     """
     try:
         written = manifest_path(prefix).stat().st_mtime_ns
-        stated = read_manifest(prefix)
-        paths = {name: file_path(prefix, name) for name in stated["bytes"]}
+        manifest = read_manifest(prefix)
+        paths = {name: file_path(prefix, name) for name in manifest["bytes"]}
         stats = {name: path.stat() for name, path in paths.items()}
     except FileNotFoundError as error:
         return f"{error.filename} is missing"
     except UserError as error:
         return str(error).partition(";")[0]
     for name, stat in stats.items():
-        path, size = paths[name], stated["bytes"][name]
+        path, size = paths[name], manifest["bytes"][name]
         if stat.st_size != size:
             return f"{path} has {stat.st_size} bytes, its manifest says {size}"
-        if stat.st_mtime_ns > written and differs_from_manifest(prefix, stated, name):
+        if stat.st_mtime_ns > written and differs_from_manifest(prefix, manifest, name):
             return f"{path} differs from the hash in its manifest"
     return None

@@ -1,6 +1,6 @@
-"""Stage `merge`: pairs, one after the other, become one, or some of about a size.
+"""Stage `merge`: concatenate indexed datasets into one, or into several of limited size.
 
-Pairs come from `tokenize`, from `merge` or from other programs; each is verified on the way.
+The inputs come from `tokenize`, from `merge` or from other programs. `merge` checks each of them.
 """
 
 from pathlib import Path
@@ -35,52 +35,57 @@ def merge(
     max_tokens: int | None = None,
     max_documents: int | None = None,
 ) -> None:
-    """Put pairs together into one, or into several of about a size, in the order given.
+    """Merge indexed datasets in the order given into one, or into several of limited size.
 
-    Bytes are those that Megatron's merge_datasets.py writes. Pairs may be those of other programs,
-    without a manifest: MMIDIDX of any Megatron, or TNTIDX (cached, lazy), which becomes MMIDIDX;
-    floating-point tokens become integers. Each pair is checked before anything is copied, and its
-    files are compared with its manifest. The merged token file is proved by the hashes of its
-    parts, in its manifest's `parts`: [bytes, sha256] of each; `sha256.bin` is a digest of them.
+    The bytes are those that Megatron's merge_datasets.py writes. Datasets of other programs need no
+    manifest: `merge` reads MMIDIDX of any Megatron, and converts TNTIDX (cached, lazy) to MMIDIDX
+    and floating-point tokens to integers. It checks all indexes before it copies anything, and
+    compares the files with their manifest. The manifest of the merged dataset has the size and hash
+    of each input's tokens (`parts`: [bytes, sha256]); its `sha256.bin` is a digest of them.
 
     Args:
-        prefixes: pairs to merge, named without .bin or .idx, or folders: all pairs there, in
+        prefixes: datasets to merge, without .bin or .idx, or folders: all datasets of a folder, in
             natural order of their names.
-        output: prefix of the merged pair; with a plan, the folder of merged pairs.
+        output: prefix of the merged dataset; with a plan, the folder of merged datasets.
         corpus: name of the corpus, for the manifest.
         plan: plan.json of the workflow, instead of prefixes.
-        batch: name of a batch of merged pairs in the plan; those that are whole already stay.
+        batch: name of a job batch of the plan; datasets that are already complete are kept.
         input: folder of the plan's shards.
-        summary: JSON file to write when all merged pairs of the batch are whole.
-        max_bytes: size of a merged .bin file, such as 5GB (powers of 1,000); pairs are gathered
-            in order into OUTPUT-0000, OUTPUT-0001, ... of at most that; a larger one stays whole.
-        max_tokens: the same, counted in tokens.
-        max_documents: the same, counted in documents.
+        summary: batch file, written when all merged datasets of the batch are complete.
+        max_bytes: maximum size of a merged .bin file, such as 5GB (powers of 1,000). The inputs are
+            collected in order into OUTPUT-0000, OUTPUT-0001, ...; an input is never divided, even
+            if it is larger.
+        max_tokens: the same limit in tokens.
+        max_documents: the same limit in documents.
 
     Raises:
-        UserError: a pair is missing, damaged, or was made with another tokenizer than the others.
+        UserError: an input is missing, is damaged, or was made with another tokenizer.
     """
-    from tokamake.data.indexed.merge_groups import expand, read_limit
+    from tokamake.data.indexed.merge_groups import expand_prefixes, read_limit
 
     limit = read_limit(max_bytes, max_tokens, max_documents)
     if plan is None:
-        _merge_named(expand(prefixes or []), output, corpus, limit)
+        _merge_prefixes(expand_prefixes(prefixes or []), output, corpus=corpus, limit=limit)
         return
     if prefixes or limit or input is None or summary is None:
         raise UserError(
             "--plan: give --batch, --input and --summary with it, and no prefixes or limits"
         )
+    _merge_batch(plan, batch, shards=input, output=output, summary=summary)
+
+
+def _merge_batch(plan: Path, batch: str, *, shards: Path, output: Path, summary: Path) -> None:
     from tokamake.data.corpus.plan_file import PlannedMerge, batch_merged, shard_prefixes
     from tokamake.data.indexed import job_batch
 
     def make(group: PlannedMerge) -> None:
-        parts = shard_prefixes(group, input)
-        request = _request(parts, group.corpus)
+        prefixes = shard_prefixes(group, shards)
+        request = _request(prefixes, group.corpus)
         if job_batch.finished([output / group.name], request):
-            print(f"{output / group.name}: whole already")
+            print(f"{output / group.name}: is already complete")
         else:
-            opened, dtype = _open(parts)
-            _merge(opened, output / group.name, corpus=group.corpus, dtype=dtype, request=request)
+            inputs, dtype = _open_inputs(prefixes)
+            _merge(inputs, output / group.name, corpus=group.corpus, dtype=dtype, request=request)
 
     groups = batch_merged(plan, batch)
     job_batch.make_each(groups, make)
@@ -88,44 +93,44 @@ def merge(
 
 
 def _request(prefixes: list[Path], corpus: str) -> str:
-    """Digest of everything that a merged pair, manifest included, is made from."""
+    """Digest of everything that determines a merged dataset and its manifest."""
     from tokamake.data.indexed.manifest import read_manifest
     from tokamake.files import digest
 
     manifests = [read_manifest(prefix) for prefix in prefixes]
-    return digest(_joined_manifest(prefixes, manifests, corpus))
+    return digest(_merged_manifest(prefixes, manifests, corpus))
 
 
-def _merge_named(
-    prefixes: list[Path], output: Path, corpus: str, limit: "Limit | None" = None
+def _merge_prefixes(
+    prefixes: list[Path], output: Path, *, corpus: str, limit: "Limit | None"
 ) -> None:
-    from tokamake.data.indexed import merge_groups
+    from tokamake.data.indexed.merge_groups import group_inputs, numbered_prefixes
 
-    parts, dtype = _open(prefixes)
+    inputs, dtype = _open_inputs(prefixes)
     if limit is None:
-        _merge(parts, output, corpus=corpus, dtype=dtype)
+        _merge(inputs, output, corpus=corpus, dtype=dtype)
         return
-    groups = list(merge_groups.groups(parts, limit, dtype))
-    outputs = merge_groups.numbered(output, len(groups))
-    for prefix in outputs:
-        _refuse_loss(prefix, parts)
+    groups = list(group_inputs(inputs, limit, dtype))
+    outputs = numbered_prefixes(output, len(groups))
+    for prefix in outputs:  # before anything is written
+        _refuse_overwrite(prefix, inputs)
     for prefix, group in zip(outputs, groups, strict=True):
         _merge(group, prefix, corpus=corpus, dtype=dtype)
 
 
-def _open(prefixes: list[Path]) -> "tuple[list[MergeInput], type[np.integer]]":
-    """Open and check pairs, and find the token type that they have in common."""
-    from tokamake.data.indexed.merge_inputs import check_alike, common_dtype, open_part
+def _open_inputs(prefixes: list[Path]) -> "tuple[list[MergeInput], type[np.integer]]":
+    """Open and check datasets, and choose the token type of the merged one."""
+    from tokamake.data.indexed.merge_inputs import check_consistent, common_dtype, open_merge_input
 
     if not prefixes:
-        raise UserError("no pair given; name at least one prefix")
-    parts = [open_part(prefix) for prefix in prefixes]
-    check_alike(parts)
-    return parts, common_dtype(parts)
+        raise UserError("no dataset given; name at least one prefix")
+    inputs = [open_merge_input(prefix) for prefix in prefixes]
+    check_consistent(inputs)
+    return inputs, common_dtype(inputs)
 
 
 def _merge(
-    parts: "list[MergeInput]",
+    inputs: "list[MergeInput]",
     output: Path,
     *,
     corpus: str,
@@ -141,115 +146,115 @@ def _merge(
     from tokamake.files import atomic
     from tokamake.runtime.console import counted
 
-    _refuse_loss(output, parts)
+    _refuse_overwrite(output, inputs)
     sources = sources_path(output)
     paths = [bin_path(output), idx_path(output), sources]
     with atomic(*paths, manifest_path(output), optional=[sources]) as temporary:
-        bin_file, idx_file, map_file, manifest = temporary
-        mapped = all(sources_path(part.prefix).is_file() for part in parts)
-        # The index and the map are small; they are made while the kernel copies the tokens.
-        with ThreadPoolExecutor(1) as beside:
-            joined_index = beside.submit(_join_indexes, parts, idx_file, dtype)
-            joined_map = beside.submit(_join_sources, parts, map_file) if mapped else None
-            pieces = concatenate(parts, bin_file, dtype)
-            joined_index.result()
-            if joined_map:
-                joined_map.result()
-        facts = _facts(parts, pieces, dtype)
-        joined = _joined_manifest([part.prefix for part in parts], facts, corpus)
-        flat = [piece for of_part in pieces for piece in of_part]
-        made = [bin_file, idx_file, *([map_file] if mapped else [])]
-        hashes = sizes_and_hashes(*made, bin_sha256=joined_sha256(flat))
-        proof = {"parts": [list(piece) for piece in flat]}
-        write_manifest(manifest, {"request": request, **joined, **hashes, **proof})
-    tokens = sum(part.tokens for part in parts)
-    print(f"{output}: {counted(len(parts), 'pair')}, {counted(tokens, 'token')}")
+        bin_file, idx_file, sources_file, manifest = temporary
+        has_sources = all(sources_path(dataset.prefix).is_file() for dataset in inputs)
+        # The index and the sources are small: one thread writes them while the kernel copies.
+        with ThreadPoolExecutor(1) as pool:
+            jobs = [pool.submit(_merge_indexes, inputs, idx_file, dtype)]
+            if has_sources:
+                jobs.append(pool.submit(_merge_sources, inputs, sources_file))
+            ranges = concatenate(inputs, bin_file, dtype)
+            for job in jobs:
+                job.result()
+        merged = _merged_manifest(
+            [dataset.prefix for dataset in inputs], _input_facts(inputs, ranges, dtype), corpus
+        )
+        flat = [hashed for of_input in ranges for hashed in of_input]
+        written = [bin_file, idx_file, *([sources_file] if has_sources else [])]
+        hashes = sizes_and_hashes(*written, bin_sha256=joined_sha256(flat))
+        parts = {"parts": [list(hashed) for hashed in flat]}
+        write_manifest(manifest, {"request": request, **merged, **hashes, **parts})
+    tokens = sum(dataset.tokens for dataset in inputs)
+    print(f"{output}: {counted(len(inputs), 'dataset')}, {counted(tokens, 'token')}")
 
 
-def _refuse_loss(output: Path, parts: "list[MergeInput]") -> None:
+def _refuse_overwrite(output: Path, inputs: "list[MergeInput]") -> None:
     from tokamake.data.indexed.paths import bin_path
 
-    made = bin_path(output)
-    for part in parts:
-        if made.exists() and made.samefile(bin_path(part.prefix)):
-            raise UserError(f"{part.prefix}: is to be read and written; name another --output")
+    target = bin_path(output)
+    for dataset in inputs:
+        if target.exists() and target.samefile(bin_path(dataset.prefix)):
+            raise UserError(f"{dataset.prefix}: is both input and output; name another --output")
 
 
-def _join_indexes(parts: "list[MergeInput]", idx_file: Path, dtype: "type[np.integer]") -> None:
-    """Write the index of the pairs' sequences one after the other, a million numbers at a time."""
+def _merge_indexes(inputs: "list[MergeInput]", idx_file: Path, dtype: "type[np.integer]") -> None:
+    """Write the index of all inputs, about a million numbers at a time."""
     import numpy as np
 
     from tokamake.data.indexed.dataset import IndexWriter
 
-    none = np.zeros(0, np.int32)
+    empty = np.zeros(0, np.int32)
     with IndexWriter(idx_file, dtype) as writer:
-        for part in parts:
-            for lengths in part.layout.lengths.chunks():
-                writer.add(lengths, none)
-            last = np.zeros(0, np.int64)
-            for bounds in part.layout.bounds.chunks():
-                writer.add(none, np.diff(bounds, prepend=last))
-                last = bounds[-1:]
+        for dataset in inputs:
+            for lengths in dataset.layout.lengths.chunks():
+                writer.add(lengths, empty)
+            for counts in dataset.layout.sequence_counts():
+                writer.add(empty, counts)
         writer.finish()
 
 
-def _join_sources(parts: "list[MergeInput]", map_file: Path) -> None:
-    """Write the map of the pairs' raw files, which count on from pair to pair."""
+def _merge_sources(inputs: "list[MergeInput]", sources_file: Path) -> None:
+    """Write the sources of all inputs; the numbers of raw files continue from input to input."""
     from tokamake.data.indexed.document_sources import SourcesWriter, sources_path
     from tokamake.data.indexed.manifest import raw_inputs
 
     first_input = 0
-    with SourcesWriter(map_file) as sources:
-        for part in parts:
+    with SourcesWriter(sources_file) as sources:
+        for dataset in inputs:
             sources.append(
-                sources_path(part.prefix), documents=part.documents, first_input=first_input
+                sources_path(dataset.prefix), documents=dataset.documents, first_input=first_input
             )
-            first_input += len(raw_inputs(part.stated or {"inputs": []}))
+            first_input += len(raw_inputs(dataset.manifest or {"inputs": []}))
 
 
-def _facts(
-    parts: "list[MergeInput]", pieces: "list[list[HashedRange]]", dtype: "type[np.integer]"
+def _input_facts(
+    inputs: "list[MergeInput]", ranges: "list[list[HashedRange]]", dtype: "type[np.integer]"
 ) -> list[dict[str, Any]]:
-    """What is known of each pair: its manifest, or what its files alone tell."""
+    """Return the manifest of each input, or the same keys as far as its files tell them."""
     facts = []
-    complete = all("empty_documents" in (part.stated or {}) for part in parts)
-    for part, copied in zip(parts, pieces, strict=True):
-        same_bytes = part.dtype.kind != "f"
-        known = part.stated or {
+    all_count_empty = all("empty_documents" in (dataset.manifest or {}) for dataset in inputs)
+    for dataset, hashed in zip(inputs, ranges, strict=True):
+        # Floating-point tokens were converted: the hash of the copy is not the input's.
+        same_bytes = dataset.dtype.kind != "f"
+        known = dataset.manifest or {
             "inputs": [],
-            "sha256": {"bin": copied[0].sha256} if same_bytes else {},
+            "sha256": {"bin": hashed[0].sha256} if same_bytes else {},
             "dtype": dtype.__name__,
-            "sequences": part.sequences,
-            "tokens": part.tokens,
+            "sequences": dataset.sequences,
+            "tokens": dataset.tokens,
         }
-        # Where it is not known how many documents are empty, all in the index count.
-        facts.append(known if complete else {**known, "documents": part.documents})
+        # If one input does not tell its empty documents, count the documents of all indexes.
+        facts.append(known if all_count_empty else {**known, "documents": dataset.documents})
     return facts
 
 
-def _joined_manifest(
-    prefixes: list[Path], known: list[dict[str, Any]], corpus: str
+def _merged_manifest(
+    prefixes: list[Path], facts: list[dict[str, Any]], corpus: str
 ) -> dict[str, Any]:
-    """Sums and sources of the pairs; the merged files' own hashes are still to be added.
+    """Return the manifest of a merged dataset without sizes and hashes of its own files.
 
-    What is not known of all pairs is left out.
+    It leaves out keys that are unknown for one of the inputs.
     """
     from tokamake import __version__
     from tokamake.data.indexed.manifest import raw_inputs
-    from tokamake.data.indexed.merge_inputs import ALIKE
+    from tokamake.data.indexed.merge_inputs import SHARED_KEYS
 
     sources = [
-        {"path": str(prefix), "inputs": raw_inputs(stated), "sha256": stated["sha256"]}
-        for prefix, stated in zip(prefixes, known, strict=True)
+        {"path": str(prefix), "inputs": raw_inputs(known), "sha256": known["sha256"]}
+        for prefix, known in zip(prefixes, facts, strict=True)
     ]
 
-    def of_all(keys: tuple[str, ...]) -> list[str]:
-        return [key for key in keys if all(key in stated for stated in known)]
+    def known_for_all(keys: tuple[str, ...]) -> list[str]:
+        return [key for key in keys if all(key in known for known in facts)]
 
     return {
         "tokamake": __version__,
         "corpus": corpus,
         "sources": sources,
-        **{key: known[0][key] for key in of_all(ALIKE)},
-        **{key: sum(stated[key] for stated in known) for key in of_all(_SUMS)},
+        **{key: facts[0][key] for key in known_for_all(SHARED_KEYS)},
+        **{key: sum(known[key] for known in facts) for key in known_for_all(_SUMS)},
     }

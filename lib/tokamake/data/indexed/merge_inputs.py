@@ -1,6 +1,7 @@
-"""The pairs that `merge` puts together: ours with their manifests, and those of other programs.
+"""Inputs of `merge`: indexed datasets of tokamake with their manifests, or of other programs.
 
-Each is checked before a byte is copied: sizes, pointers, document bounds, and what manifests say.
+`merge` checks each input before it copies a byte: sizes, pointers, document bounds and manifest.
+`describe` and `repair` use the same checks.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,90 +11,90 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokamake.data.indexed.dataset import DTYPES, token_dtype
-from tokamake.data.indexed.float_tokens import highest
+from tokamake.data.indexed.float_tokens import highest_token
 from tokamake.data.indexed.index_formats import IndexLayout, read_layout
 from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.paths import bin_path, file_path, idx_path, manifest_path
 from tokamake.errors import UserError
 
-ALIKE = (
+SHARED_KEYS = (
     "tokenizer", "vocab_size", "eod", "bos", "append_eod", "prepend_bos", "split_sentences",
     "text_key", "template", "dtype",
 )  # fmt: skip
-"""What manifests must agree on, as far as they state it."""
+"""Manifest keys whose values must be the same in all inputs that state them."""
 
 
 class MergeInput(NamedTuple):
-    """A checked pair."""
+    """An indexed dataset that passed its checks."""
 
     prefix: Path
-    """Its path without .bin or .idx."""
-    stated: dict[str, Any] | None
-    """Its manifest; None for a pair of another program."""
+    manifest: dict[str, Any] | None
+    """None for a dataset of another program."""
     layout: IndexLayout
-    """Where the numbers of its index stand."""
+    """Columns of its index."""
     dtype: np.dtype
-    """Type of the numbers in its .bin file."""
+    """Type of the numbers in its .bin file; may be floating-point."""
     tokens: int
-    """How many there are."""
+    """Number of tokens."""
 
     @property
     def documents(self) -> int:
-        """Documents in the index."""
+        """Number of documents in the index."""
         return self.layout.bounds.length - 1
 
     @property
     def sequences(self) -> int:
-        """Sequences in the index."""
+        """Number of sequences in the index."""
         return self.layout.lengths.length
 
 
-def open_part(prefix: Path) -> MergeInput:
-    """Open a pair and check its index and sizes; its hashes are compared when it is copied.
+def open_merge_input(prefix: Path) -> MergeInput:
+    """Open a dataset and check its index and sizes; `concatenate` compares the hashes later.
 
     Raises:
-        UserError: a file is missing or damaged, or the files do not fit together.
+        UserError: a file is missing or damaged, or the files do not match.
     """
-    stated = find_manifest(prefix)
-    for fault in wrong_sizes(prefix, stated or {"bytes": {}}, ("bin", "idx", "sources")):
+    manifest = find_manifest(prefix)
+    for fault in size_faults(prefix, manifest or {"bytes": {}}, ("bin", "idx", "sources")):
         raise UserError(fault)
     binary, idx = bin_path(prefix), idx_path(prefix)
     for path in (binary, idx):
         if not path.is_file():
-            raise UserError(f"{path}: no such file; name pairs without .bin or .idx")
+            raise UserError(f"{path}: no such file; name datasets without .bin or .idx")
     layout = read_layout(idx)
     tokens, size = layout.tokens(), binary.stat().st_size
-    dtype = _stored_dtype(idx, layout.code, tokens, size)
+    dtype = _stored_dtype(idx, layout.code, tokens=tokens, size=size)
     check_size(prefix, tokens * dtype.itemsize)
     check_starts(prefix, layout, dtype.itemsize)
     check_bounds(prefix, layout)
-    return MergeInput(prefix, stated, layout, dtype, tokens)
+    return MergeInput(prefix, manifest, layout, dtype, tokens)
 
 
 def find_manifest(prefix: Path) -> dict[str, Any] | None:
-    """Manifest of a pair; pairs of other programs have none, and no map of sources either.
+    """Return the manifest of a dataset, or None for a dataset of another program.
 
     Raises:
-        UserError: one of ours has no whole manifest.
+        UserError: the manifest of a dataset of tokamake is missing or damaged.
     """
     from tokamake.data.indexed.document_sources import sources_path
 
-    ours = manifest_path(prefix).exists() or sources_path(prefix).exists()
-    return read_manifest(prefix) if ours else None
+    # A sources file without a manifest: the manifest was lost, or the job did not finish.
+    has_manifest = manifest_path(prefix).exists() or sources_path(prefix).exists()
+    return read_manifest(prefix) if has_manifest else None
 
 
-def wrong_sizes(prefix: Path, stated: dict[str, Any], names: Iterable[str]) -> Iterator[str]:
-    """Tell which of a pair's files, as far as its manifest states them, have another size."""
-    for name in [name for name in names if name in stated["bytes"]]:
-        path, size = file_path(prefix, name), stated["bytes"][name]
-        found = path.stat().st_size if path.is_file() else None
-        if found != size:
-            what = "is missing" if found is None else f"has {found} bytes"
-            yield f"{path}: {what}, its manifest says {size}; remove the pair and run again"
+def size_faults(prefix: Path, manifest: dict[str, Any], names: Iterable[str]) -> Iterator[str]:
+    """Yield a message for each file whose size is not the one in the manifest."""
+    for name in [name for name in names if name in manifest["bytes"]]:
+        path, expected = file_path(prefix, name), manifest["bytes"][name]
+        size = path.stat().st_size if path.is_file() else None
+        if size != expected:
+            state = "is missing" if size is None else f"has {size} bytes"
+            yield f"{path}: {state}, its manifest says {expected}; remove the dataset and rerun"
 
 
 def check_size(prefix: Path, expected: int) -> None:
-    """Compare the size of a token file with what its index counts, in bytes.
+    """Compare the size of a token file with the size that its index counts, in bytes.
 
     Raises:
         UserError: they differ.
@@ -105,12 +106,18 @@ def check_size(prefix: Path, expected: int) -> None:
         )
 
 
-def _stored_dtype(idx: Path, code: int, tokens: int, size: int) -> np.dtype:
-    """Type of a code; 6 and 7 are float64 and float32 or the reverse, as the file's size tells."""
+def _stored_dtype(idx: Path, code: int, *, tokens: int, size: int) -> np.dtype:
+    """Return the token type of a dtype code.
+
+    Lineages of Megatron disagree whether 6 is float64 and 7 float32 or the reverse. The size of
+    the .bin file decides.
+    """
     if code in DTYPES:
         return np.dtype(DTYPES[code])
     if code not in (6, 7):
-        raise UserError(f"{idx}: dtype code {code} is not a known token format; make it again")
+        raise UserError(
+            f"{idx}: dtype code {code} is not a known token format; rebuild the dataset"
+        )
     return np.dtype(np.float64 if tokens and size // tokens >= 8 else np.float32)
 
 
@@ -142,8 +149,8 @@ def check_bounds(prefix: Path, layout: IndexLayout) -> None:
         UserError: they do not.
     """
     last = 0
-    for place, bounds in enumerate(layout.bounds.chunks()):
-        if (place == 0 and bounds[0]) or bounds[0] < last or (np.diff(bounds) < 0).any():
+    for chunk, bounds in enumerate(layout.bounds.chunks()):
+        if (chunk == 0 and bounds[0]) or bounds[0] < last or (np.diff(bounds) < 0).any():
             last = -1
             break
         last = int(bounds[-1])
@@ -159,45 +166,50 @@ def _remedy(prefix: Path) -> str:
     return f"try `tokamake repair {prefix} --eod ID --output NEW`"
 
 
-def check_alike(parts: list[MergeInput]) -> None:
-    """Compare what the manifests state, and the token types.
+def check_consistent(inputs: list[MergeInput]) -> None:
+    """Compare the shared keys of the manifests, and the token types.
 
     Raises:
-        UserError: two pairs were not made alike.
+        UserError: two inputs differ.
     """
     first: dict[str, tuple[Any, Path]] = {}
-    for part in parts:
-        for key, value in _stated(part).items():
-            known, prefix = first.setdefault(key, (value, part.prefix))
-            if value != known:
+    for dataset in inputs:
+        for key, value in _shared_values(dataset).items():
+            expected, prefix = first.setdefault(key, (value, dataset.prefix))
+            if value != expected:
                 raise UserError(
-                    f"{part.prefix}: {key} is {value}, but {known} in {prefix}; tokenize both alike"
+                    f"{dataset.prefix}: {key} is {value}, but {expected} in {prefix}; tokenize "
+                    "both with the same settings"
                 )
 
 
-def _stated(part: MergeInput) -> dict[str, Any]:
-    """What is known of how a pair was made; floating-point tokens will take the others' type."""
-    known = {} if part.dtype.kind == "f" else {"dtype": part.dtype.name}
-    return known | {key: value for key, value in (part.stated or {}).items() if key in ALIKE}
+def _shared_values(dataset: MergeInput) -> dict[str, Any]:
+    # Floating-point tokens are converted to the type of the other inputs.
+    dtype = {} if dataset.dtype.kind == "f" else {"dtype": dataset.dtype.name}
+    manifest = dataset.manifest or {}
+    return dtype | {key: value for key, value in manifest.items() if key in SHARED_KEYS}
 
 
-def common_dtype(parts: Iterable[MergeInput]) -> type[np.integer]:
-    """Token type of the merged pair, once for all: that of the parts that hold integers.
+def common_dtype(inputs: Iterable[MergeInput]) -> type[np.integer]:
+    """Return the token type of the merged dataset: that of the inputs with integers.
 
-    Where all hold floating-point numbers it is uint16 or int32, by the highest token.
+    If all inputs have floating-point tokens, the highest token decides between uint16 and int32.
 
     Raises:
-        UserError: a token is no whole number, or does not fit in the type.
+        UserError: a token is not an integer, or does not fit into the type.
     """
-    parts = list(parts)
-    whole = [part.dtype.type for part in parts if part.dtype.kind != "f"]
-    floats = [part for part in parts if part.dtype.kind == "f"]
-    highests = {part.prefix: highest(bin_path(part.prefix), part.dtype) for part in floats}
-    chosen = whole[0] if whole else token_dtype(max(highests.values(), default=0) + 1)
-    for prefix, token in highests.items():
-        if token > np.iinfo(chosen).max:
+    inputs = list(inputs)
+    integer_types = [dataset.dtype.type for dataset in inputs if dataset.dtype.kind != "f"]
+    highest = {
+        dataset.prefix: highest_token(bin_path(dataset.prefix), dataset.dtype)
+        for dataset in inputs
+        if dataset.dtype.kind == "f"
+    }
+    dtype = integer_types[0] if integer_types else token_dtype(max(highest.values(), default=0) + 1)
+    for prefix, token in highest.items():
+        if token > np.iinfo(dtype).max:
             raise UserError(
-                f"{bin_path(prefix)}: token {token} does not fit in {np.dtype(chosen).name}, "
-                "the type of the other pairs; tokenize all alike"
+                f"{bin_path(prefix)}: token {token} does not fit in {np.dtype(dtype).name}, the "
+                "token type of the other datasets; tokenize all with the same settings"
             )
-    return chosen
+    return dtype

@@ -1,10 +1,10 @@
-"""Tool `repair`: a right index for a token file whose index is wrong, cut off or lost.
+"""Tool `repair`: write a correct index for a token file with a wrong, truncated or missing index.
 
-Pairs come from other programs; the repaired one can be merged, or trained on. Some versions of
-Megatron leave the EOD token of --append-eod out of the lengths, or let pointers overflow int32.
+Such datasets come from other programs: some versions of Megatron leave the EOD token of
+--append-eod out of the lengths, or let byte pointers overflow int32. You can merge the repaired
+dataset or train on it.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from tokamake.data.indexed.index_formats import IndexLayout
 
 _CHUNK = 1 << 20
-_NONE = np.zeros(0, np.int64)
+_NO_NUMBERS = np.zeros(0, np.int64)
+_SPLIT_AT_EOD = "remove the index to split the tokens at each EOD token"
 
 
-class _Pair(NamedTuple):
-    """A token file, and its index as far as it can be read."""
+class _BrokenDataset(NamedTuple):
+    """A token file and its index, if the index is readable."""
 
     prefix: Path
     binary: Path
@@ -33,18 +34,18 @@ class _Pair(NamedTuple):
 
 
 def repair(prefix: Path, /, *, eod: int, output: Path, dtype: str = "") -> None:
-    """Make a right pair of one whose index does not fit its tokens.
+    """Write a correct index for an indexed dataset whose index does not fit its tokens.
 
-    Mended are an index whose lengths omit the EOD token that each document ends with, and one whose
-    byte pointers are wrong while its lengths are right. Where the index is missing or cut off,
-    documents are cut after each EOD token, one sequence each. The token file is not changed: the
-    new pair's is a hard link to it, or a copy on another disk.
+    `repair` fixes lengths that omit the EOD token at the end of each document, and byte pointers
+    that are wrong while the lengths are right. If the index is missing or truncated, it splits the
+    tokens into documents after each EOD token, with one sequence each. It does not change the token
+    file: the new dataset gets a hard link to it, or a copy on another disk.
 
     Args:
-        prefix: the pair, named without .bin or .idx.
-        eod: token that documents end with.
-        output: prefix of the repaired pair.
-        dtype: token type, where the index does not tell it: uint8, int8, int16, uint16, int32 or
+        prefix: the dataset, without .bin or .idx.
+        eod: end-of-document token.
+        output: prefix of the repaired dataset.
+        dtype: token type, if the index does not state it: uint8, int8, int16, uint16, int32 or
             int64.
 
     Raises:
@@ -55,51 +56,66 @@ def repair(prefix: Path, /, *, eod: int, output: Path, dtype: str = "") -> None:
     from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path
     from tokamake.files import atomic
 
-    pair = _open(prefix, eod, dtype)
+    dataset = _open(prefix, eod, dtype)
+    # The repaired dataset gets no manifest, so an old one would not match it.
     for path in (manifest_path(output), sources_path(output)):
         if path.exists():
-            raise UserError(f"{path}: tells of another pair; remove it or name another --output")
+            raise UserError(
+                f"{path}: belongs to another dataset; remove it or name another --output"
+            )
     if idx_path(output).exists() and output.resolve() == prefix.resolve():
-        raise UserError(f"{output}: is to be read and written; name another --output")
+        raise UserError(f"{output}: is both input and output; name another --output")
     with atomic(bin_path(output), idx_path(output)) as (bin_file, idx_file):
-        with IndexWriter(idx_file, pair.dtype) as writer:
-            finding = _write_index(pair, writer)
+        with IndexWriter(idx_file, dataset.dtype) as writer:
+            result = _write_index(dataset, writer)
             writer.finish()
-        _link(pair.binary, bin_file)
-    print(f"{prefix}: {finding}")
+        _link(dataset.binary, bin_file)
+    print(f"{prefix}: {result}")
 
 
-def _open(prefix: Path, eod: int, dtype: str) -> _Pair:
-    from tokamake.data.indexed.dataset import DTYPES
+def _open(prefix: Path, eod: int, dtype: str) -> _BrokenDataset:
     from tokamake.data.indexed.paths import bin_path
 
     binary = bin_path(prefix)
     if not binary.is_file():
-        raise UserError(f"{binary}: no such file; without its tokens a pair cannot be repaired")
-    layout, reason = _layout(prefix)
-    known = {kind.__name__: kind for kind in DTYPES.values()}
-    stated = DTYPES[layout.code].__name__ if layout else dtype
-    if not stated:
-        raise UserError(f"{reason}; give the token type, such as --dtype uint16")
-    if stated not in known:
-        raise UserError(f"--dtype: {dtype}: no token type; give one of {', '.join(sorted(known))}")
-    if dtype not in ("", stated):
-        raise UserError(f"--dtype: {dtype}, but the index of {prefix} says {stated}; leave it out")
-    chosen, size = known[stated], binary.stat().st_size
-    limits = np.iinfo(chosen)
+        raise UserError(f"{binary}: no such file; `repair` needs the tokens of the dataset")
+    layout, reason = _readable_layout(prefix)
+    token_type = _choose_dtype(prefix, layout, reason=reason, option=dtype)
+    limits = np.iinfo(token_type)
     if not limits.min <= eod <= limits.max:
-        raise UserError(f"--eod: {eod}: no {stated}; give the token that ends documents")
-    width = np.dtype(chosen).itemsize
-    if size % width:
         raise UserError(
-            f"{binary}: {size} bytes are no whole number of {stated} tokens; check --dtype, or "
-            "make the pair again"
+            f"--eod: {eod}: not a {token_type.__name__}; give the token that ends documents"
         )
-    return _Pair(prefix, binary, chosen, size // width, layout, eod)
+    size, itemsize = binary.stat().st_size, np.dtype(token_type).itemsize
+    if size % itemsize:
+        raise UserError(
+            f"{binary}: {size} bytes are not a whole number of {token_type.__name__} tokens; check "
+            "--dtype, or rebuild the dataset"
+        )
+    return _BrokenDataset(prefix, binary, token_type, size // itemsize, layout, eod)
 
 
-def _layout(prefix: Path) -> "tuple[IndexLayout | None, str]":
-    """Columns of the index, or None and the reason why it cannot be read."""
+def _choose_dtype(
+    prefix: Path, layout: "IndexLayout | None", *, reason: str, option: str
+) -> type[np.integer]:
+    """Return the token type of the index, or that of --dtype if the index is unreadable."""
+    from tokamake.data.indexed.dataset import DTYPES
+
+    types = {dtype.__name__: dtype for dtype in DTYPES.values()}
+    name = DTYPES[layout.code].__name__ if layout else option
+    if not name:
+        raise UserError(f"{reason}; give the token type, such as --dtype uint16")
+    if name not in types:
+        raise UserError(
+            f"--dtype: {option}: not a token type; give one of {', '.join(sorted(types))}"
+        )
+    if option not in ("", name):
+        raise UserError(f"--dtype: {option}, but the index of {prefix} says {name}; leave it out")
+    return types[name]
+
+
+def _readable_layout(prefix: Path) -> "tuple[IndexLayout | None, str]":
+    """Return the columns of the index, or None and the reason why it is unreadable."""
     from tokamake.data.indexed.dataset import DTYPES
     from tokamake.data.indexed.index_formats import read_layout
     from tokamake.data.indexed.paths import idx_path
@@ -119,118 +135,117 @@ def _layout(prefix: Path) -> "tuple[IndexLayout | None, str]":
     return layout, ""
 
 
-def _write_index(pair: _Pair, writer: "IndexWriter") -> str:
-    """Write lengths and documents as they should be, and say what was wrong."""
+def _write_index(dataset: _BrokenDataset, writer: "IndexWriter") -> str:
+    """Write the correct index and return a sentence about the fault."""
     from tokamake.data.indexed.merge_inputs import check_bounds
 
-    layout = pair.layout
+    layout = dataset.layout
     if layout is None:
-        return _cut(pair, writer)
-    check_bounds(pair.prefix, layout)
-    missing = pair.tokens - layout.tokens()
-    if not missing:
-        return _follow(layout, np.dtype(pair.dtype).itemsize, writer)
-    ends = sum(int(np.count_nonzero(counts)) for counts in _sequences_of(layout))
-    if missing != ends:
+        return _split_at_eod(dataset, writer)
+    check_bounds(dataset.prefix, layout)
+    num_missing = dataset.tokens - layout.tokens()
+    if not num_missing:
+        return _fix_pointers(layout, np.dtype(dataset.dtype).itemsize, writer)
+    # Documents without a sequence have no EOD token.
+    num_eods = sum(int(np.count_nonzero(counts)) for counts in layout.sequence_counts())
+    if num_missing != num_eods:
         raise UserError(
-            f"{pair.binary}: {pair.tokens:,} tokens, but the index counts "
-            f"{pair.tokens - missing:,}; that is not one EOD token for each of {ends:,} documents; "
-            "see that the file is whole, or remove the index to have documents cut at EOD tokens"
+            f"{dataset.binary}: {dataset.tokens:,} tokens, but the index counts "
+            f"{dataset.tokens - num_missing:,}; the difference is not one EOD token for each of "
+            f"{num_eods:,} documents; check that the file is complete, or {_SPLIT_AT_EOD}"
         )
-    _lengthen(pair, layout, writer)
-    return f"lengths omitted the EOD token of {ends:,} documents; each counts now"
+    _add_eods(dataset, layout, writer)
+    return f"lengths omitted the EOD token of {num_eods:,} documents; they include it now"
 
 
-def _sequences_of(layout: "IndexLayout") -> Iterator[npt.NDArray[np.int64]]:
-    """Yield how many sequences documents have, so many documents at a time."""
-    last = _NONE
-    for bounds in layout.bounds.chunks():
-        yield np.diff(bounds, prepend=last)
-        last = bounds[-1:]
-
-
-def _follow(layout: "IndexLayout", itemsize: int, writer: "IndexWriter") -> str:
-    """Keep lengths that are right; pointers are computed from them anew."""
-    end = wrong = 0
+def _fix_pointers(layout: "IndexLayout", itemsize: int, writer: "IndexWriter") -> str:
+    """Keep the lengths; the writer derives the pointers from them."""
+    end = num_wrong = 0
     for lengths, starts in zip(layout.lengths.chunks(), layout.starts.chunks(), strict=True):
         _refuse_negative(lengths, layout)
         ends = end + lengths.cumsum()
-        wrong += int(np.count_nonzero((ends - lengths) * itemsize != starts))
+        num_wrong += int(np.count_nonzero((ends - lengths) * itemsize != starts))
         end = int(ends[-1])
-        writer.add(lengths, _NONE)
-    for counts in _sequences_of(layout):
-        writer.add(_NONE, counts)
-    if not wrong:
-        return "healthy, nothing was to repair"
+        writer.add(lengths, _NO_NUMBERS)
+    for counts in layout.sequence_counts():
+        writer.add(_NO_NUMBERS, counts)
+    if not num_wrong:
+        return "healthy, nothing to repair"
     return (
-        f"{wrong:,} of {writer.sequences:,} byte pointers were wrong; they follow the lengths now"
+        f"{num_wrong:,} of {writer.sequences:,} byte pointers were wrong; they follow the lengths "
+        "now"
     )
 
 
 def _refuse_negative(lengths: npt.NDArray[np.int64], layout: "IndexLayout") -> None:
     if (lengths < 0).any():
         raise UserError(
-            f"{layout.lengths.path}: a sequence has length {lengths.min()}; remove the index to "
-            "have documents cut at EOD tokens"
+            f"{layout.lengths.path}: a sequence has length {lengths.min()}; {_SPLIT_AT_EOD}"
         )
 
 
-def _lengthen(pair: _Pair, layout: "IndexLayout", writer: "IndexWriter") -> None:
-    """Let the last sequence of each document have the EOD token that follows it."""
-    tokens = np.memmap(pair.binary, pair.dtype, "r")
-    documents, start, step = layout.bounds.length - 1, 0, 1 << 14
-    for first in range(0, documents, step):
-        bounds = layout.bounds.read(first, min(step, documents - first) + 1)
+def _add_eods(dataset: _BrokenDataset, layout: "IndexLayout", writer: "IndexWriter") -> None:
+    """Lengthen the last sequence of each document by the EOD token that follows it."""
+    tokens = np.memmap(dataset.binary, dataset.dtype, "r")
+    num_documents, start, step = layout.bounds.length - 1, 0, 1 << 14
+    for first in range(0, num_documents, step):
+        bounds = layout.bounds.read(first, min(step, num_documents - first) + 1)
         lengths = layout.lengths.read(int(bounds[0]), int(bounds[-1] - bounds[0]))
         _refuse_negative(lengths, layout)
+        # Last sequence of each document of the chunk; documents without sequences have none.
         last = np.unique(bounds[bounds > bounds[0]]) - 1 - bounds[0]
         lengths[last] += 1
         ends = start + lengths.cumsum()
-        found = tokens[ends[last] - 1] if len(last) else _NONE
-        if (found != pair.eod).any():
-            place = last[int((found != pair.eod).argmax())]
-            document = first + int(np.searchsorted(bounds, bounds[0] + place, "right")) - 1
+        last_tokens = tokens[ends[last] - 1] if len(last) else _NO_NUMBERS
+        if (last_tokens != dataset.eod).any():
+            sequence = last[int((last_tokens != dataset.eod).argmax())]
+            document = first + int(np.searchsorted(bounds, bounds[0] + sequence, "right")) - 1
+            position = ends[sequence] - 1
             raise UserError(
-                f"{pair.binary}: document {document} should end at token {ends[place] - 1:,} with "
-                f"EOD {pair.eod}, but {tokens[ends[place] - 1]} stands there; check --eod, or "
-                "remove the index to have documents cut at EOD tokens"
+                f"{dataset.binary}: document {document} should end at token {position:,} with EOD "
+                f"{dataset.eod}, but that token is {tokens[position]}; check --eod, or "
+                f"{_SPLIT_AT_EOD}"
             )
         writer.add(lengths, np.diff(bounds))
         start = int(ends[-1]) if len(ends) else start
 
 
-def _cut(pair: _Pair, writer: "IndexWriter") -> str:
-    """Let a document end after each EOD token."""
+def _split_at_eod(dataset: _BrokenDataset, writer: "IndexWriter") -> str:
+    """Write an index whose documents end after each EOD token."""
     first = end = 0
-    with pair.binary.open("rb") as stream:
-        while len(tokens := np.fromfile(stream, pair.dtype, _CHUNK)):
-            ends = first + np.flatnonzero(tokens == pair.eod) + 1
-            _add(pair, np.diff(ends, prepend=end), writer)
+    with dataset.binary.open("rb") as stream:
+        while len(tokens := np.fromfile(stream, dataset.dtype, _CHUNK)):
+            ends = first + np.flatnonzero(tokens == dataset.eod) + 1
+            _add_documents(dataset, np.diff(ends, prepend=end), writer)
             end, first = int(ends[-1]) if len(ends) else end, first + len(tokens)
-    if pair.tokens and not writer.documents:
+    if dataset.tokens and not writer.documents:
         raise UserError(
-            f"{pair.binary}: EOD {pair.eod} is not in it; check --eod and --dtype "
-            f"({pair.dtype.__name__})"
+            f"{dataset.binary}: EOD {dataset.eod} is not in it; check --eod and --dtype "
+            f"({dataset.dtype.__name__})"
         )
-    rest = pair.tokens - end
-    if rest:
-        _add(pair, np.array([rest]), writer)
-    told = f", the last one of {rest:,} tokens without EOD" if rest else ""
-    what = "the index was missing or cut off"
-    return f"{what}; {writer.documents:,} documents were cut at their EOD tokens{told}"
+    remainder = dataset.tokens - end
+    if remainder:
+        _add_documents(dataset, np.array([remainder]), writer)
+    tail = f", the last one of {remainder:,} tokens without EOD" if remainder else ""
+    return (
+        f"the index was missing or truncated; {writer.documents:,} documents were split at their "
+        f"EOD tokens{tail}"
+    )
 
 
-def _add(pair: _Pair, lengths: npt.NDArray[np.int64], writer: "IndexWriter") -> None:
-    if (lengths >= 1 << 31).any():
+def _add_documents(
+    dataset: _BrokenDataset, lengths: npt.NDArray[np.int64], writer: "IndexWriter"
+) -> None:
+    if (lengths >= 1 << 31).any():  # lengths are int32 in the index
         raise UserError(
-            f"{pair.binary}: {lengths.max():,} tokens without EOD {pair.eod}, more than an index "
-            "can count; check --eod and --dtype"
+            f"{dataset.binary}: {lengths.max():,} tokens without EOD {dataset.eod}, more than an "
+            "index can count; check --eod and --dtype"
         )
     writer.add(lengths, np.ones(len(lengths), np.int32))
 
 
 def _link(binary: Path, target: Path) -> None:
-    """Make a hard link, or a copy where the file system has no link to give."""
+    """Create a hard link, or a copy if the file system does not support one."""
     from tokamake.data.indexed.kernel_copy import copy
 
     target.unlink(missing_ok=True)
@@ -238,7 +253,7 @@ def _link(binary: Path, target: Path) -> None:
         target.hardlink_to(binary.resolve())
         return
     except OSError:
-        pass
+        pass  # another disk, or no hard links at all
     with binary.open("rb", buffering=0) as source, target.open("wb", buffering=0) as stream:
         for _ in copy(source.fileno(), stream.fileno(), binary.stat().st_size):
             pass

@@ -1,6 +1,6 @@
-"""How many tokens a pair holds, told without reading it: thousands of pairs take no second.
+"""Number of tokens in an indexed dataset, without reading its tokens or the whole index.
 
-Sizes come from the manifest, or the ends of the index; `lint_weights` asks.
+Thousands of datasets take less than a second. `lint_weights` uses it.
 """
 
 import os
@@ -17,62 +17,67 @@ from tokamake.errors import UserError
 
 
 def count_tokens(prefix: Path) -> int:
-    """Tokens of a pair.
+    """Return the number of tokens in a dataset.
 
     Raises:
-        UserError: a file is missing, or the .bin file has another size than the manifest or the
-            index says.
+        UserError: a file is missing, or the size of the .bin file does not match the manifest or
+            the index.
     """
     missing = [str(path) for path in (bin_path(prefix), idx_path(prefix)) if not path.is_file()]
     if missing:
         raise UserError(f"no {' and no '.join(missing)}; check the prefix and --data-root")
     size = bin_path(prefix).stat().st_size
-    stated = _stated(manifest_path(prefix))
-    if stated is None:
-        return _of_index(prefix, size)
-    tokens, expected = stated
+    counts = _manifest_counts(manifest_path(prefix))
+    if counts is None:
+        return _count_by_index(prefix, size)
+    tokens, expected = counts
     if size != expected:
         raise UserError(
-            f"{bin_path(prefix)}: {size} bytes, its manifest says {expected}; make the pair again"
+            f"{bin_path(prefix)}: {size} bytes, its manifest says {expected}; rebuild the dataset"
         )
     return tokens
 
 
 def count_documents_tokens(prefix: Path, choose: Callable[[int], range]) -> int:
-    """Tokens of some sequences of a pair, which `choose` names when it knows how many there are.
+    """Return the number of tokens in some sequences of a dataset.
+
+    Args:
+        prefix: the dataset.
+        choose: maps the number of sequences to the range of sequences to count.
 
     Raises:
-        UserError: as of `count_tokens`.
+        UserError: as `count_tokens`.
     """
     count_tokens(prefix)
     lengths = IndexedDataset(prefix).lengths
-    chosen = choose(len(lengths))
-    return int(lengths[chosen.start : chosen.stop].sum(dtype=np.int64))
+    sequences = choose(len(lengths))
+    return int(lengths[sequences.start : sequences.stop].sum(dtype=np.int64))
 
 
-def _stated(manifest: Path) -> tuple[int, int] | None:
-    """Tokens and bytes of the .bin file by the manifest; a file of its name may be another's."""
-    if not manifest.is_file():
+def _manifest_counts(path: Path) -> tuple[int, int] | None:
+    """Return tokens and .bin bytes that a manifest states; None if there is no manifest."""
+    if not path.is_file():
         return None
-    found = files.read_json(manifest, "make the pair again")
+    manifest = files.read_json(path, "rebuild the dataset")
     try:
-        return int(found["tokens"]), int(found["bytes"]["bin"])
+        return int(manifest["tokens"]), int(manifest["bytes"]["bin"])
     except (KeyError, TypeError, ValueError):
-        return None
+        return None  # another program may write a .json file of this name
 
 
-def _of_index(prefix: Path, size: int) -> int:
-    """Where the last sequence ends with the .bin file, its size tells; else all lengths do."""
+def _count_by_index(prefix: Path, size: int) -> int:
+    """Count tokens with the index and the size of the .bin file in bytes."""
     code, sequences, _ = read_header(idx_path(prefix))
     if code in DTYPES and sequences:
         itemsize = np.dtype(DTYPES[code]).itemsize
-        if _end(idx_path(prefix), sequences, itemsize) == size:
+        # Fast path: if the last sequence ends where the file ends, its size gives the count.
+        if _last_sequence_end(idx_path(prefix), sequences, itemsize) == size:
             return size // itemsize
     return int(IndexedDataset(prefix).lengths.sum(dtype=np.int64))
 
 
-def _end(path: Path, sequences: int, itemsize: int) -> int:
-    """Byte at which the last sequence ends by its pointer and length."""
+def _last_sequence_end(path: Path, sequences: int, itemsize: int) -> int:
+    """Return the byte after the last sequence, by its pointer and length in the index."""
     pointers = HEADER.size + 4 * sequences
     with path.open("rb", buffering=0) as stream:
         (length,) = struct.unpack("<i", os.pread(stream.fileno(), 4, pointers - 4))

@@ -1,6 +1,6 @@
-"""Whether a pair was made with a tokenizer, as far as its manifest tells.
+"""Check that an indexed dataset was made with a given tokenizer.
 
-Asked where tokens of a pair become text again.
+Code that decodes the tokens of a dataset calls it.
 """
 
 from pathlib import Path
@@ -12,17 +12,19 @@ from tokamake.errors import UserError
 
 
 def check_tokenizer(prefix: Path, tokenizer: Tokenizer) -> None:
-    """A pair of another program has no manifest; nothing can be said about its tokenizer.
+    """Compare the tokenizer's fingerprint with the manifest.
+
+    A dataset of another program has no manifest; it passes unchecked.
 
     Raises:
-        UserError: the pair was made with another tokenizer.
+        UserError: the dataset was made with another tokenizer.
     """
     path = manifest_path(prefix)
     if not path.is_file():
         return
-    made_with = files.read_json(path, "make the pair again").get("tokenizer")
-    if made_with not in (None, tokenizer.fingerprint):
+    fingerprint = files.read_json(path, "rebuild the dataset").get("tokenizer")
+    if fingerprint not in (None, tokenizer.fingerprint):
         raise UserError(
-            f"{prefix}: made with another tokenizer ({made_with[:12]}) than the one given "
-            f"({tokenizer.fingerprint[:12]}); give the tokenizer it was made with"
+            f"{prefix}: made with another tokenizer ({fingerprint[:12]}) than the one given "
+            f"({tokenizer.fingerprint[:12]}); give the tokenizer that made the dataset"
         )

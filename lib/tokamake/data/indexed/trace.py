@@ -1,6 +1,6 @@
-"""Tool `trace`: a document or token of a pair back to the raw line that it came from.
+"""Tool `trace`: find the raw line that a document or token of an indexed dataset came from.
 
-The map beside the pair says which line it is; the line is read from the raw file if that is there.
+The sources file of the dataset names the line. `trace` prints the line if the raw file exists.
 """
 
 import shlex
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from tokamake.data.indexed.dataset import IndexedDataset
     from tokamake.data.indexed.document_sources import RawLocation
 
+_DECOMPRESSORS = {"gz": "zcat", "zst": "zstdcat", "xz": "xzcat", "bz2": "bzcat"}
+
 
 def trace(
     prefix: Path,
@@ -24,128 +26,143 @@ def trace(
     data_root: Path = Path(),
     max_characters: int = 300,
 ) -> None:
-    """Find the raw file and line (or row) that a document of a pair was made from.
+    """Find the raw file and line (or row) of a document of an indexed dataset.
 
     Args:
-        prefix: pair made by tokenize or merge, named without .bin or .idx.
-        document: number of the document, from 0; negative ones count from the end.
-        token: number of a token in the .bin file instead, from 0.
-        data_root: folder that the raw files' relative paths count from.
-        max_characters: how much of the raw line to show; 0 shows only its place.
+        prefix: dataset of tokenize or merge, without .bin or .idx.
+        document: number of the document, from 0; a negative number counts from the end.
+        token: number of a token in the .bin file, from 0, instead of a document.
+        data_root: folder that relative paths of raw files start from.
+        max_characters: number of characters of the raw line to print; 0 prints only its location.
 
     Raises:
-        UserError: there is no such document, or the pair has no map of sources.
+        UserError: the document does not exist, or the dataset has no sources file.
     """
     from tokamake.data.corpus.documents import Fields
     from tokamake.data.indexed.dataset import IndexedDataset
 
-    pair = IndexedDataset(prefix)
-    number = _document(pair, prefix, document, token)
-    first, last = (int(bound) for bound in pair.document_bounds[number : number + 2])
-    stated = _manifest(prefix)
-    source, place = _origin(prefix, stated, number)
-    tokens = int(pair.lengths[first:last].sum())
-    print(f"document {number}, {counted(tokens, 'token')}: {_where(source, place)}")
+    dataset = IndexedDataset(prefix)
+    number = _document_number(dataset, prefix, document, token)
+    first, last = (int(bound) for bound in dataset.document_bounds[number : number + 2])
+    manifest = _read_manifest(prefix)
+    raw, location = _locate(prefix, manifest, number)
+    tokens = int(dataset.lengths[first:last].sum())
+    print(f"document {number}, {counted(tokens, 'token')}: {_describe(raw, location)}")
     if max_characters:
-        keys = Fields((stated["text_key"],), stated["template"]).read_keys
-        text = _text(data_root / source["path"], source, place, keys)
+        keys = Fields((manifest["text_key"],), manifest["template"]).read_keys
+        text = _raw_text(data_root / raw["path"], raw, location, keys)
+        # A text in parentheses is a message of `trace`, which must not be shortened.
         print(text if text.startswith("(") else text[: max(max_characters, 0)])
 
 
 def origin(prefix: Path, document: int) -> str:
-    """Raw file and line (or row) of a document of a pair, for people.
+    """Return the raw file and line (or row) of a document, as text.
 
     Raises:
-        UserError: there is no such document, or the pair has no map of sources.
+        UserError: the document does not exist, or the dataset has no sources file.
     """
-    return _where(*_origin(prefix, _manifest(prefix), document))
+    return _describe(*_locate(prefix, _read_manifest(prefix), document))
 
 
-def _manifest(prefix: Path) -> dict[str, Any]:
+def document_of(dataset: "IndexedDataset", sequence: int) -> int:
+    """Return the number of the document that a sequence belongs to."""
+    import numpy as np
+
+    return int(np.searchsorted(dataset.document_bounds, sequence, side="right")) - 1
+
+
+def _read_manifest(prefix: Path) -> dict[str, Any]:
     from tokamake.data.indexed.merge_inputs import find_manifest
 
-    stated = find_manifest(prefix)
-    if stated is None:
+    manifest = find_manifest(prefix)
+    if manifest is None:
         raise UserError(
-            f"{prefix}: has no manifest and no map of sources, as pairs of other programs and of "
-            "`repair`; pairs of `tokenize` and `merge` can be traced"
+            f"{prefix}: has no manifest and no sources file, like datasets of other programs and "
+            "of `repair`; trace a dataset of `tokenize` or `merge`"
         )
-    return stated
+    return manifest
 
 
-def document_of(pair: "IndexedDataset", sequence: int) -> int:
-    """Number of the document that a sequence of a pair belongs to."""
-    import numpy as np
-
-    return int(np.searchsorted(pair.document_bounds, sequence, side="right")) - 1
-
-
-def _origin(
-    prefix: Path, stated: dict[str, Any], document: int
+def _locate(
+    prefix: Path, manifest: dict[str, Any], document: int
 ) -> tuple[dict[str, Any], "RawLocation"]:
-    """The raw file of a document, as the manifest describes it, and the place in it."""
-    from tokamake.data.indexed.document_sources import find
+    """Return the manifest's description of the raw file of a document, and the location in it."""
+    from tokamake.data.indexed.document_sources import locate_document
     from tokamake.data.indexed.manifest import raw_inputs
 
-    place, sources = find(prefix, document), raw_inputs(stated)
-    if place.input >= len(sources):
-        raise UserError(f"{prefix}: its map of sources and manifest disagree; make the pair again")
-    return sources[place.input], place
+    location, inputs = locate_document(prefix, document), raw_inputs(manifest)
+    if location.input >= len(inputs):
+        raise UserError(
+            f"{prefix}: its sources file does not match its manifest; rebuild the dataset"
+        )
+    return inputs[location.input], location
 
 
-def _where(source: dict[str, Any], place: "RawLocation") -> str:
-    start = (source["byte_range"] or [0])[0]
-    where = f"{source['path']}: {source['unit']} {place.number}"
-    return where + (f" counted from byte {start}" if start and source["unit"] == "line" else "")
+def _describe(raw: dict[str, Any], location: "RawLocation") -> str:
+    start = (raw["byte_range"] or [0])[0]
+    text = f"{raw['path']}: {raw['unit']} {location.number}"
+    return text + (f" counted from byte {start}" if start and raw["unit"] == "line" else "")
 
 
-def _document(pair: "IndexedDataset", prefix: Path, document: int | None, token: int | None) -> int:
-    """Number of the document that the user means."""
+def _document_number(
+    dataset: "IndexedDataset", prefix: Path, document: int | None, token: int | None
+) -> int:
+    """Return the number of the document that the user named, directly or by a token."""
     import numpy as np
 
-    documents = len(pair.document_bounds) - 1
+    num_documents = len(dataset.document_bounds) - 1
     if (document is None) == (token is None):
-        raise UserError("give either the number of a document or --token and that of a token")
+        raise UserError("give either the number of a document, or --token and a token's number")
     if token is not None:
-        if not 0 <= token < len(pair.tokens):
-            raise UserError(f"{prefix}: no token {token}; it has {len(pair.tokens):,}, from 0")
-        byte = token * pair.tokens.itemsize
-        return document_of(pair, int(np.searchsorted(pair.pointers, byte, side="right")) - 1)
+        if not 0 <= token < len(dataset.tokens):
+            raise UserError(
+                f"{prefix}: no token {token}; it has {len(dataset.tokens):,}, counted from 0"
+            )
+        byte = token * dataset.tokens.itemsize
+        return document_of(dataset, int(np.searchsorted(dataset.pointers, byte, side="right")) - 1)
     assert document is not None
-    if not -documents <= document < documents:
-        raise UserError(f"{prefix}: no document {document}; it has {documents:,}, from 0")
-    return document % documents
+    if not -num_documents <= document < num_documents:
+        raise UserError(
+            f"{prefix}: no document {document}; it has {num_documents:,}, counted from 0"
+        )
+    return document % num_documents
 
 
-def _text(path: Path, source: dict[str, Any], place: "RawLocation", keys: tuple[str, ...]) -> str:
-    """The raw line, or what keeps it from being shown."""
+def _raw_text(
+    path: Path, raw: dict[str, Any], location: "RawLocation", keys: tuple[str, ...]
+) -> str:
+    """Return the raw line, or the reason in parentheses why it cannot be shown."""
     if not path.is_file():
-        return f"({path} is not there; --data-root names the folder it counts from)"
-    if source["byte_range"] is None and path.stat().st_size != source["bytes"]:
+        return f"({path} does not exist; --data-root names the folder that the path starts from)"
+    # Of a byte range, the manifest states the size of the range, not of the file.
+    if raw["byte_range"] is None and path.stat().st_size != raw["bytes"]:
         return f"({path} has changed since: it has another size)"
-    if source["format"] == "text":
+    if raw["format"] == "text":
         return "(the whole file)"
-    if source["compression"]:
-        tool = {"gz": "zcat", "zst": "zstdcat", "xz": "xzcat", "bz2": "bzcat"}
-        name = shlex.quote(str(path))
-        return f"(compressed; {tool[source['compression']]} {name} | sed -n {place.number}p)"
-    if source["unit"] == "row":
-        return _row(path, source, place.number, keys)
+    if raw["compression"]:
+        tool, name = _DECOMPRESSORS[raw["compression"]], shlex.quote(str(path))
+        return f"(compressed; {tool} {name} | sed -n {location.number}p)"
+    if raw["unit"] == "row":
+        return _row(path, raw, location.number, keys)
+    return _line(path, location)
+
+
+def _line(path: Path, location: "RawLocation") -> str:
     with path.open("rb") as stream:
-        stream.seek(max(place.offset - 1, 0))
-        if place.offset and stream.read(1) != b"\n":
-            return f"({path} has changed since: no line begins at byte {place.offset})"
-        for _ in range(place.skip):
+        stream.seek(max(location.offset - 1, 0))
+        if location.offset and stream.read(1) != b"\n":
+            return f"({path} has changed since: no line begins at byte {location.offset})"
+        for _ in range(location.skip):
             stream.readline()
         return stream.readline().decode("utf-8", "replace").rstrip("\n")
 
 
-def _row(path: Path, source: dict[str, Any], number: int, keys: tuple[str, ...]) -> str:
-    """A row of a table, as JSON."""
+def _row(path: Path, raw: dict[str, Any], number: int, keys: tuple[str, ...]) -> str:
+    """Return a row of a table as JSON."""
     import json
 
-    find = _parquet_row if source["format"] == "parquet" else _arrow_row
-    row = find(path, number, keys)
+    read_row = _parquet_row if raw["format"] == "parquet" else _arrow_row
+    row = read_row(path, number, keys)
     if row is None:
         return f"({path} has changed since: it has no row {number})"
     return json.dumps(row, default=str)
@@ -161,7 +178,7 @@ def _arrow_row(path: Path, number: int, keys: tuple[str, ...]) -> Any:
 
 
 def _parquet_row(path: Path, number: int, keys: tuple[str, ...]) -> Any:
-    """Read a row of the row group that holds it, and nothing else."""
+    """Read only the row group that holds the row."""
     from pyarrow import parquet
 
     file = parquet.ParquetFile(path)

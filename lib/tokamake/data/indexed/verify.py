@@ -1,7 +1,7 @@
-"""Whether a pair is whole: its files, its index, its manifest and its tokens, with every fault.
+"""Verify an indexed dataset: its files, index, manifest and tokens; collect every fault.
 
-`describe` asks. Columns of the index and tokens are read a block at a time, so that memory does not
-grow with the pair.
+`describe` uses it. It reads columns of the index and tokens in blocks, so that memory does not
+grow with the dataset.
 """
 
 import hashlib
@@ -21,213 +21,215 @@ from tokamake.data.indexed.merge_inputs import (
     check_size,
     check_starts,
     find_manifest,
-    wrong_sizes,
+    size_faults,
 )
 from tokamake.data.indexed.paths import bin_path, file_path, idx_path
 from tokamake.errors import UserError
 
 _BLOCK = 1 << 20
-_AGAIN = "remove the pair and make it again"
+_REBUILD = "remove the dataset and rebuild it"
 
 
 class VerifiedDataset(NamedTuple):
-    """What a pair holds, as far as it could be read, and what is wrong with it."""
+    """Contents of an indexed dataset, as far as they are readable, and its faults."""
 
     prefix: Path
-    """Its path without .bin or .idx."""
     faults: list[str]
-    """What, where and the remedy, a line each; none: the pair is whole."""
-    stated: dict[str, Any] | None
-    """Its manifest; None for a pair of another program."""
+    """One line each: what, where and the remedy. Empty if the dataset is intact."""
+    manifest: dict[str, Any] | None
+    """None for a dataset of another program."""
     layout: IndexLayout | None
-    """Where the numbers of its index stand; None where that cannot be told."""
+    """Columns of its index; None if the index is unreadable."""
     tokens: int
-    """Sum of its lengths."""
+    """Sum of the lengths in the index."""
     bytes: dict[str, int]
-    """Sizes of the files that are there: bin, idx."""
+    """Sizes of the existing files: bin, idx."""
     sha256: dict[str, str]
-    """Hashes of the .bin and .idx file, of a pair without a manifest."""
+    """Hashes of the .bin and .idx files, if there is no manifest."""
 
     @property
     def dtype(self) -> np.dtype | None:
-        """Type of its tokens."""
+        """Token type."""
         return None if self.layout is None else np.dtype(DTYPES[self.layout.code])
 
 
 def verify(prefix: Path, *, read_tokens: bool) -> VerifiedDataset:
-    """Check a pair; nothing that is wrong with it is an exception.
+    """Check an indexed dataset; collect faults instead of raising them.
 
-    Compared are the files' sizes, lengths, pointers and document bounds with one another and with
-    the manifest. Where tokens are read, too, all files are compared with the manifest's hashes, and
-    each token with the size of the vocabulary.
+    Compare sizes, lengths, pointers and document bounds with one another and with the manifest.
+    With `read_tokens`, compare the hashes of all files with the manifest, and each token with the
+    vocabulary size.
 
     Args:
-        prefix: the pair, named without .bin or .idx.
-        read_tokens: whether to read and hash all of it; that of a pair without a manifest always
-            is.
+        prefix: the dataset, without .bin or .idx.
+        read_tokens: whether to read all files; a dataset without a manifest is always read.
     """
     faults: list[str] = []
-    stated = layout = None
-    with _noting(faults):
-        stated = find_manifest(prefix)
-    faults += wrong_sizes(prefix, stated, stated["bytes"]) if stated else []
+    manifest = layout = None
+    with _collect(faults):
+        manifest = find_manifest(prefix)
+    faults += size_faults(prefix, manifest, manifest["bytes"]) if manifest else []
     sizes = {}
     for name in ("bin", "idx"):
         path = file_path(prefix, name)
         if path.is_file():
             sizes[name] = path.stat().st_size
-        elif stated is None:
-            faults.append(f"{path}: no such file; name pairs without .bin or .idx")
+        elif manifest is None:
+            faults.append(f"{path}: no such file; name datasets without .bin or .idx")
     if "idx" in sizes:
-        with _noting(faults):
-            layout = _plain_layout(idx_path(prefix))
-    found = VerifiedDataset(
-        prefix, faults, stated, layout, layout.tokens() if layout else 0, sizes, {}
-    )
-    _check_index(found)
-    if stated:
-        faults += _wrong_counts(found)
-    if read_tokens or not stated:
-        return found._replace(sha256=_check_content(found))
-    return found
+        with _collect(faults):
+            layout = _trainable_layout(idx_path(prefix))
+    tokens = layout.tokens() if layout else 0
+    dataset = VerifiedDataset(prefix, faults, manifest, layout, tokens, sizes, {})
+    _check_index(dataset)
+    if manifest:
+        faults += _count_faults(dataset)
+    if read_tokens or not manifest:
+        return dataset._replace(sha256=_check_content(dataset))
+    return dataset
 
 
 @contextmanager
-def _noting(faults: list[str]) -> Iterator[None]:
-    """Note a mistake instead of raising it."""
+def _collect(faults: list[str]) -> Iterator[None]:
+    """Append the message of a UserError to `faults` instead of raising it."""
     try:
         yield
     except UserError as error:
         faults.append(str(error))
 
 
-def _plain_layout(idx: Path) -> IndexLayout:
-    """Columns of an index that every Megatron of today reads."""
+def _trainable_layout(idx: Path) -> IndexLayout:
+    """Return the columns of an index that current versions of Megatron can read."""
     layout = read_layout(idx)
     if layout.in_tokens:
         raise UserError(f"{idx}: a cached or lazy index (TNTIDX); `tokamake merge` converts it")
     if layout.code in (6, 7):
         raise UserError(f"{idx}: floating-point tokens; `tokamake merge` converts them")
     if layout.code not in DTYPES:
-        raise UserError(f"{idx}: dtype code {layout.code} is not a known token format; {_AGAIN}")
+        raise UserError(f"{idx}: dtype code {layout.code} is not a known token format; {_REBUILD}")
     return layout
 
 
-def _check_index(found: VerifiedDataset) -> None:
+def _check_index(dataset: VerifiedDataset) -> None:
     """Compare lengths, pointers, document bounds and the size of the token file."""
-    layout, dtype = found.layout, found.dtype
+    layout, dtype = dataset.layout, dataset.dtype
     if layout is None or dtype is None:
         return
-    with _noting(found.faults):
-        check_starts(found.prefix, layout, dtype.itemsize)
-    with _noting(found.faults):
-        check_bounds(found.prefix, layout)
-    if "bin" in found.bytes:
-        with _noting(found.faults):
-            check_size(found.prefix, found.tokens * dtype.itemsize)
+    with _collect(dataset.faults):
+        check_starts(dataset.prefix, layout, dtype.itemsize)
+    with _collect(dataset.faults):
+        check_bounds(dataset.prefix, layout)
+    if "bin" in dataset.bytes:
+        with _collect(dataset.faults):
+            check_size(dataset.prefix, dataset.tokens * dtype.itemsize)
 
 
-def _wrong_counts(found: VerifiedDataset) -> Iterator[str]:
-    """Compare the counts of the index with those that the manifest states."""
-    stated, layout, dtype = found.stated, found.layout, found.dtype
-    if stated is None or layout is None or dtype is None:
+def _count_faults(dataset: VerifiedDataset) -> Iterator[str]:
+    """Compare the counts of the index with the manifest."""
+    manifest, layout, dtype = dataset.manifest, dataset.layout, dataset.dtype
+    if manifest is None or layout is None or dtype is None:
         return
-    # Documents without a token are counted apart, and stand in the index only if asked for. How
-    # many there are, and all else that no index tells, is not known of other programs' pairs.
-    counted, empty = stated["documents"], stated.get("empty_documents") or 0
+    # `documents` in the manifest excludes empty documents. The index has them only if `tokenize`
+    # was asked to keep them, so both counts are valid. A merge with datasets of other programs
+    # does not know the number of empty documents.
+    non_empty, empty = manifest["documents"], manifest.get("empty_documents") or 0
     documents = layout.bounds.length - 1
-    possible = documents if counted <= documents <= counted + empty else counted
-    for what, own, theirs in (
-        ("tokens", found.tokens, stated["tokens"]),
-        ("sequences", layout.lengths.length, stated["sequences"]),
-        ("documents", documents, possible),
-        ("dtype", dtype.name, stated.get("dtype") or dtype.name),
+    expected = documents if non_empty <= documents <= non_empty + empty else non_empty
+    for what, in_index, in_manifest in (
+        ("tokens", dataset.tokens, manifest["tokens"]),
+        ("sequences", layout.lengths.length, manifest["sequences"]),
+        ("documents", documents, expected),
+        ("dtype", dtype.name, manifest.get("dtype") or dtype.name),
     ):
-        if own != theirs:
+        if in_index != in_manifest:
             yield (
-                f"{found.prefix}: its index differs from its manifest: {what} {own}, stated "
-                f"{theirs}; {_AGAIN}"
+                f"{dataset.prefix}: its index differs from its manifest: {what} {in_index}, the "
+                f"manifest says {in_manifest}; {_REBUILD}"
             )
 
 
-def _check_content(found: VerifiedDataset) -> dict[str, str]:
-    """Read all of a pair: compare hashes and tokens; the hashes of one without a manifest."""
-    prefix, stated = found.prefix, found.stated
+def _check_content(dataset: VerifiedDataset) -> dict[str, str]:
+    """Read all files and add faults of hashes and tokens; return the hashes if no manifest."""
+    prefix, manifest = dataset.prefix, dataset.manifest
     hashes: dict[str, str] = {}
-    if "bin" in found.bytes:
-        wanted = hashed_ranges(stated) if stated else []
-        scan = _Scan(found.dtype, stated.get("vocab_size") if stated else None)
-        pieces = list(scan.pieces(bin_path(prefix), [piece.size for piece in wanted]))
-        found.faults.extend(_wrong_pieces(prefix, pieces, wanted))
-        found.faults.extend(scan.faults(bin_path(prefix)))
-        hashes["bin"] = pieces[0].sha256
-    if stated is None and "idx" in found.bytes:
-        hashes["idx"] = files.sha256(idx_path(prefix))
-    for name in stated["sha256"] if stated else ():
+    if "bin" in dataset.bytes:
+        expected = hashed_ranges(manifest) if manifest else []
+        scan = _TokenScan(dataset.dtype, manifest.get("vocab_size") if manifest else None)
+        ranges = list(scan.hash_ranges(bin_path(prefix), [hashed.size for hashed in expected]))
+        dataset.faults.extend(_range_faults(prefix, ranges, expected))
+        dataset.faults.extend(scan.faults(bin_path(prefix)))
+        hashes["bin"] = ranges[0].sha256
+    if manifest is None:
+        if "idx" in dataset.bytes:
+            hashes["idx"] = files.sha256(idx_path(prefix))
+        return hashes
+    for name in manifest["sha256"]:
         path = file_path(prefix, name)
-        if name != "bin" and path.is_file() and differs_from_manifest(prefix, stated or {}, name):
-            found.faults.append(f"{path}: differs from the hash in its manifest; {_AGAIN}")
-    return {} if stated else hashes
+        if name != "bin" and path.is_file() and differs_from_manifest(prefix, manifest, name):
+            dataset.faults.append(f"{path}: differs from the hash in its manifest; {_REBUILD}")
+    return {}
 
 
-def _wrong_pieces(
-    prefix: Path, found: list[HashedRange], wanted: list[HashedRange]
+def _range_faults(
+    prefix: Path, ranges: list[HashedRange], expected: list[HashedRange]
 ) -> Iterator[str]:
-    """Tell where a token file is another than its manifest says."""
+    """Yield a message for each byte range of a token file that differs from the manifest."""
     first = 0
-    for place, (own, theirs) in enumerate(zip(found, wanted, strict=False), 1):
-        if own != theirs:
-            where = f"its part {place} of {len(wanted)} " if len(wanted) > 1 else ""
+    # Not strict: a file that is too long has one range more.
+    for number, (actual, stated) in enumerate(zip(ranges, expected, strict=False), 1):
+        if actual != stated:
+            where = f"its part {number} of {len(expected)} " if len(expected) > 1 else ""
             yield (
-                f"{bin_path(prefix)}: {where}(bytes {first:,} to {first + theirs.size:,}) "
-                f"differs from the hash in its manifest; {_AGAIN}"
+                f"{bin_path(prefix)}: {where}(bytes {first:,} to {first + stated.size:,}) "
+                f"differs from the hash in its manifest; {_REBUILD}"
             )
-        first += theirs.size
+        first += stated.size
 
 
-class _Scan:
-    """Reads a token file once: hashes of its pieces, and tokens that cannot be."""
+class _TokenScan:
+    """One pass over a token file: hash its byte ranges and count invalid tokens."""
 
     def __init__(self, dtype: np.dtype | None, vocab_size: int | None) -> None:
         self._dtype = dtype
         self._vocab_size = vocab_size
-        self._wrong = self._tokens = 0
-        self._first: tuple[int, int] | None = None
+        self._num_invalid = self._num_tokens = 0
+        self._first_invalid: tuple[int, int] | None = None  # position and token
 
-    def pieces(self, binary: Path, sizes: list[int]) -> Iterator[HashedRange]:
-        """Yield size and hash of pieces of these sizes, as far as the file goes, and of a rest."""
+    def hash_ranges(self, binary: Path, sizes: list[int]) -> Iterator[HashedRange]:
+        """Yield size and hash of consecutive ranges of these sizes, then of remaining bytes."""
         with binary.open("rb") as stream:
-            rest = binary.stat().st_size - sum(sizes)
-            for size in [*sizes, rest] if rest > 0 or not sizes else sizes:
-                digest, left = hashlib.sha256(), size
-                while left and (block := stream.read(min(_BLOCK, left))):
+            remaining = binary.stat().st_size - sum(sizes)
+            for size in [*sizes, remaining] if remaining > 0 or not sizes else sizes:
+                digest, unread = hashlib.sha256(), size
+                while unread and (block := stream.read(min(_BLOCK, unread))):
                     digest.update(block)
-                    self._look(block)
-                    left -= len(block)
-                yield HashedRange(size - left, digest.hexdigest())
+                    self._check_tokens(block)
+                    unread -= len(block)
+                yield HashedRange(size - unread, digest.hexdigest())
 
-    def _look(self, block: bytes) -> None:
+    def _check_tokens(self, block: bytes) -> None:
         """Count tokens that are negative or not in the vocabulary."""
         if self._dtype is None:
             return
-        whole = len(block) // self._dtype.itemsize
-        tokens = np.frombuffer(block, self._dtype, whole)
+        count = len(block) // self._dtype.itemsize
+        tokens = np.frombuffer(block, self._dtype, count)
         highest = np.iinfo(self._dtype).max if self._vocab_size is None else self._vocab_size - 1
+        # min and max need no temporary array; most blocks are valid.
         if len(tokens) and (tokens.min() < 0 or tokens.max() > highest):
-            wrong = (tokens < 0) | (tokens > highest)
-            if self._first is None:
-                place = int(wrong.argmax())
-                self._first = self._tokens + place, int(tokens[place])
-            self._wrong += int(np.count_nonzero(wrong))
-        self._tokens += len(tokens)
+            invalid = (tokens < 0) | (tokens > highest)
+            if self._first_invalid is None:
+                position = int(invalid.argmax())
+                self._first_invalid = self._num_tokens + position, int(tokens[position])
+            self._num_invalid += int(np.count_nonzero(invalid))
+        self._num_tokens += len(tokens)
 
     def faults(self, binary: Path) -> Iterator[str]:
-        """Tell of the tokens that cannot be."""
-        if self._first is None:
+        """Describe tokens outside the vocabulary."""
+        if self._first_invalid is None:
             return
-        place, token = self._first
+        position, token = self._first_invalid
         limit = "" if self._vocab_size is None else f" of {self._vocab_size:,} entries"
         yield (
-            f"{binary}: {self._wrong:,} tokens are not in the vocabulary{limit}, the first is "
-            f"token {place:,}: {token}; tokenize again with the tokenizer that the training uses"
+            f"{binary}: {self._num_invalid:,} tokens are not in the vocabulary{limit}, the first "
+            f"is token {position:,}: {token}; tokenize again with the tokenizer of the training"
         )

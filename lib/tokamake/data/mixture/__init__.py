@@ -1,1 +1,1 @@
-"""What a training draws from, and how much: the weighting file."""
+"""The mixture of a training: which datasets it draws from, and with which weights."""

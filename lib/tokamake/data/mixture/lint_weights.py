@@ -1,6 +1,6 @@
-"""Tool `lint_weights`: all that is wrong with a weighting file at once, and what it draws.
+"""Tool `lint_weights`: list all problems of a weighting file, and what it draws.
 
-Reads the file, the pairs it names and, where one is given, the table of corpora.
+It reads the weighting file, the datasets in it and, if given, the table of corpora.
 """
 
 import math
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tokamake.data.corpus import splits
-from tokamake.data.mixture.weights import Line, Problem, find_root, place, scan
+from tokamake.data.mixture.weights import Line, Problem, find_root, location, scan
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,16 +19,17 @@ _SUM_TOLERANCE = 1e-9
 
 
 class Total(NamedTuple):
-    """What a corpus, or all of them, is made of."""
+    """Sums over the datasets of one corpus, or of all corpora."""
 
     corpus: str
     line: int
-    """Line of the file that names it first."""
+    """First line that names the corpus."""
     files: int
+    """Number of datasets."""
     tokens: int | None
-    """None: a pair of it cannot be read."""
+    """None: a dataset cannot be read."""
     share: float
-    """Of the training samples, 0 to 1."""
+    """Share of the training samples, 0 to 1."""
 
 
 def lint_weights(
@@ -44,21 +45,22 @@ def lint_weights(
     """Check a weighting file of any form, and print what it draws from each corpus.
 
     Each problem is a line FILE:LINE: what; remedy. Errors end with exit status 2, warnings do not.
-    Where a line names no corpus, it is the prefix's last part up to its first hyphen.
+    If a line names no corpus, the corpus is the last path component of the prefix up to its first
+    hyphen.
 
     Args:
         weights: lines of `weight prefix corpus [START:END]`, or pairs of `weight prefix`.
-        data_root: folder that the prefixes are relative to; else TOKAMAKE_DATA_ROOT names it, else
-            it is the folder of the weighting file.
-        split: shares of documents for training, validation and test: tokens and epochs are of what
-            trains; without it of whole files, or of the parts that lines name.
-        train_tokens: tokens that the whole training sees, for the epochs realized.
-        corpora: table of corpora; a corpus whose epochs differ by more than 1 % from those that
-            come of it is an error.
-        temperature: temperature of the table's corpora that state nothing.
+        data_root: folder that the prefixes are relative to; default: the environment variable
+            TOKAMAKE_DATA_ROOT, else the folder of the weighting file.
+        split: shares of documents for training, validation and test. Tokens and epochs then count
+            training documents; without it whole datasets, or the parts that lines name.
+        train_tokens: tokens that the whole training sees, to print realized epochs.
+        corpora: table of corpora. It is an error if the epochs of a corpus differ by more than 1 %
+            from those that the table asks for.
+        temperature: temperature of corpora for which the table states nothing.
 
     Raises:
-        UserError: there is an error in the file, or it cannot be read.
+        UserError: the file has an error, or cannot be read.
     """
     from tokamake.data.corpus.corpora import read_corpora
     from tokamake.data.mixture.weigh import check_options
@@ -67,23 +69,23 @@ def lint_weights(
     check_options(train_tokens, temperature)
     rows = read_corpora(corpora, temperature=temperature) if corpora else []
     lines, problems = scan(weights)
-    problems += _columns(lines)
-    tokens, faults = _tokens(lines, find_root(weights, data_root), split)
-    problems += faults + _weights(lines, tokens)
+    problems += _form_problems(lines)
+    tokens, read_problems = _count_tokens(lines, find_root(weights, data_root), split)
+    problems += read_problems + _weight_problems(lines, tokens)
     totals = _totals(lines, tokens)
     if corpora:
-        problems += _compare(totals, rows, train_tokens, corpora)
+        problems += _compare_with_table(totals, rows, train_tokens, corpora)
     for problem in sorted(problems, key=lambda problem: problem.number or math.inf):
         kind = "" if problem.error else "warning: "
-        print(f"{place(weights, problem.number)}{kind}{problem.text}")
+        print(f"{location(weights, problem.number)}{kind}{problem.text}")
     _print_table(totals, train_tokens)
-    errors = sum(problem.error for problem in problems)
-    if errors:
-        raise UserError(f"{weights}: {counted(errors, 'error')}; mend what is listed")
+    num_errors = sum(problem.error for problem in problems)
+    if num_errors:
+        raise UserError(f"{weights}: {counted(num_errors, 'error')}; fix the lines listed above")
 
 
-def _columns(lines: list[Line]) -> list[Problem]:
-    """Lines of another form than the first, and paths that hold on one machine only."""
+def _form_problems(lines: list[Line]) -> list[Problem]:
+    """Find lines of another form than the first, and absolute paths."""
     problems = []
     for line in lines:
         if line.columns != lines[0].columns:
@@ -92,141 +94,143 @@ def _columns(lines: list[Line]) -> list[Problem]:
                 Problem(line.number, f"{what}; name the corpus in all lines or in none")
             )
         if Path(line.entry.prefix).is_absolute():
-            what = f"{line.entry.prefix} is absolute; write it relative to the data root"
-            problems.append(Problem(line.number, what, error=False))
+            text = f"{line.entry.prefix} is absolute; write it relative to the data root"
+            problems.append(Problem(line.number, text, error=False))
     return problems
 
 
-def _tokens(
+def _count_tokens(
     lines: list[Line], root: Path, split: str | None
 ) -> tuple[list[int | None], list[Problem]]:
-    """Tokens of every line's part of its pair, None where the pair cannot be read."""
+    """Count the tokens that each line can draw from; None if its dataset cannot be read."""
     from tokamake.data.indexed.token_counts import count_documents_tokens, count_tokens
 
     tokens: list[int | None] = []
-    faults = []
+    problems = []
     for line in lines:
+        prefix, part = root / line.entry.prefix, line.entry.part
         try:
-            prefix, part = root / line.entry.prefix, line.entry.part
-            chosen = partial(splits.trained, part, split) if part or split else None
-            tokens.append(
-                count_documents_tokens(prefix, chosen) if chosen else count_tokens(prefix)
-            )
+            if part or split:
+                choose = partial(splits.training_documents, part, split)
+                tokens.append(count_documents_tokens(prefix, choose))
+            else:
+                tokens.append(count_tokens(prefix))
         except UserError as error:
-            faults.append(Problem(line.number, str(error)))
+            problems.append(Problem(line.number, str(error)))
             tokens.append(None)
-    return tokens, faults
+    return tokens, problems
 
 
-def _weights(lines: list[Line], tokens: list[int | None]) -> list[Problem]:
-    """Weights of 0, files of no use, and a sum that is not 1."""
+def _weight_problems(lines: list[Line], tokens: list[int | None]) -> list[Problem]:
+    """Find weights of 0, empty datasets, and a sum of weights that is not 1."""
     problems = []
     for line, count in zip(lines, tokens, strict=True):
         if count == 0:
-            what = f"{line.entry.prefix} holds no token; remove the line"
-            problems.append(Problem(line.number, what, error=False))
+            text = f"{line.entry.prefix} has no token; remove the line"
+            problems.append(Problem(line.number, text, error=False))
         elif line.entry.weight == 0 and "." in line.weight:
-            what = f"weight {line.weight} is rounded to 0; write it with full precision"
-            problems.append(Problem(line.number, what))
+            text = f"weight {line.weight} is rounded to 0; write it with full precision"
+            problems.append(Problem(line.number, text))
         elif line.entry.weight == 0:
-            what = "weight 0 draws nothing; give a number above 0 or remove the line"
-            problems.append(Problem(line.number, what))
-    total = sum(map(_usable, lines))
+            text = "weight 0 draws nothing; give a number above 0 or remove the line"
+            problems.append(Problem(line.number, text))
+    total = sum(map(_usable_weight, lines))
     if math.inf > total > 0 and abs(total - 1) > _SUM_TOLERANCE:
-        what = f"weights sum to {total:.10g}, not 1; they are normalized, see that no line is lost"
-        problems.append(Problem(0, what, error=False))
+        text = f"weights sum to {total:.10g}, not 1; they are normalized, check that no line is "
+        problems.append(Problem(0, f"{text}missing", error=False))
     return problems
 
 
-def _usable(line: Line) -> float:
-    """Weight of a line, or 0 where it is none."""
+def _usable_weight(line: Line) -> float:
+    """Return the weight of a line, or 0 if it is invalid."""
     return line.entry.weight if 0 < line.entry.weight < math.inf else 0.0
 
 
 def _totals(lines: list[Line], tokens: list[int | None]) -> list[Total]:
-    """Corpora in the order in which the file names them."""
-    whole = math.fsum(map(_usable, lines)) or 1.0
-    named: dict[str, list[tuple[Line, int | None]]] = {}
+    """Sum up corpora, in the order of the file."""
+    # No usable weight at all: avoid a division by 0, for the file has an error then.
+    whole = math.fsum(map(_usable_weight, lines)) or 1.0
+    groups: dict[str, list[tuple[Line, int | None]]] = {}
     for line, count in zip(lines, tokens, strict=True):
-        named.setdefault(line.entry.corpus, []).append((line, count))
+        groups.setdefault(line.entry.corpus, []).append((line, count))
     return [
         Total(
             corpus,
             line=group[0][0].number,
             files=len(group),
-            tokens=_sum([count for _, count in group]),
-            share=math.fsum(_usable(line) for line, _ in group) / whole,
+            tokens=_sum_known([count for _, count in group]),
+            share=math.fsum(_usable_weight(line) for line, _ in group) / whole,
         )
-        for corpus, group in named.items()
+        for corpus, group in groups.items()
     ]
 
 
-def _sum(counts: list[int | None]) -> int | None:
+def _sum_known(counts: list[int | None]) -> int | None:
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
 
 
-def _compare(
+def _compare_with_table(
     totals: list[Total], rows: "list[Corpus]", train_tokens: int | None, table: Path
 ) -> list[Problem]:
-    """What the file draws against what the table asks for."""
+    """Compare the shares of the file with the shares that the table asks for."""
     from tokamake.data.mixture.shares import TOLERANCE, shares
 
     rows = [row for row in rows if row.trains]
-    found = {total.corpus: total for total in totals}
-    known = {row.corpus for row in rows}
+    by_corpus = {total.corpus: total for total in totals}
+    in_table = {row.corpus for row in rows}
     problems = [
         Problem(
-            total.line,
-            f'corpus "{total.corpus}" is not in {table}; add a row or mend its name',
+            total.line, f'corpus "{total.corpus}" is not in {table}; add a row or correct the name'
         )
         for total in totals
-        if total.corpus not in known
+        if total.corpus not in in_table
     ]
     problems += [
         Problem(0, f'corpus "{row.corpus}" of {table} has no line; add its files or remove the row')
         for row in rows
-        if row.corpus not in found
+        if row.corpus not in by_corpus
     ]
     tokens = {total.corpus: total.tokens or 0 for total in totals}
     if problems or not all(tokens.values()):
-        return problems  # shares would all be others
+        return problems  # without one corpus, the shares of all others differ too
     try:
-        asked = shares(rows, tokens, train_tokens=train_tokens, table=table)
+        expected = shares(rows, tokens, train_tokens=train_tokens, table=table)
     except UserError as error:
         return [Problem(0, str(error))]
-    for corpus, total in found.items():
-        if abs(total.share / asked[corpus] - 1) > TOLERANCE:
-            what = _difference(total, asked[corpus], train_tokens)
-            text = (
-                f'corpus "{corpus}": {what} by {table}; make the file again with `tokamake weigh`'
-            )
-            problems.append(Problem(total.line, text))
-    return problems
+    return [
+        Problem(
+            total.line,
+            f'corpus "{corpus}": {_difference(total, expected[corpus], train_tokens)} by {table}; '
+            "rewrite the file with `tokamake weigh`",
+        )
+        for corpus, total in by_corpus.items()
+        if abs(total.share / expected[corpus] - 1) > TOLERANCE
+    ]
 
 
-def _difference(total: Total, asked: float, train_tokens: int | None) -> str:
+def _difference(total: Total, expected: float, train_tokens: int | None) -> str:
     if not train_tokens or not total.tokens:
-        return f"share {total.share:.4g}, {asked:.4g} asked"
+        return f"share {total.share:.4g}, {expected:.4g} asked"
     scale = train_tokens / total.tokens
-    return f"{total.share * scale:.4g} epochs realized, {asked * scale:.4g} asked"
+    return f"{total.share * scale:.4g} epochs realized, {expected * scale:.4g} asked"
 
 
 def _print_table(totals: list[Total], train_tokens: int | None) -> None:
-    """Print corpora and their sum, numbers flush right."""
+    """Print the corpora and their sum, with numbers aligned to the right."""
     whole = Total(
         "all",
         line=0,
         files=sum(total.files for total in totals),
-        tokens=_sum([total.tokens for total in totals]),
+        tokens=_sum_known([total.tokens for total in totals]),
         share=math.fsum(total.share for total in totals),
     )
-    cells = [["corpus", "files", "tokens", "weight", "epochs"]]
+    rows = [["corpus", "files", "tokens", "weight", "epochs"]]
     for total in [*totals, whole]:
         epochs = (
             total.share * train_tokens / total.tokens if train_tokens and total.tokens else None
         )
-        cells.append(
+        rows.append(
             [
                 total.corpus,
                 f"{total.files:,}",
@@ -235,7 +239,7 @@ def _print_table(totals: list[Total], train_tokens: int | None) -> None:
                 "-" if epochs is None else f"{epochs:.4g}",
             ]
         )
-    widths = [max(len(row[column]) for row in cells) for column in range(5)]
-    for row in cells:
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    for row in rows:
         numbers = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
         print("  ".join([row[0].ljust(widths[0]), *numbers]))

@@ -1,7 +1,7 @@
-"""The weighting file: which token files a mixture draws from, and how much from each.
+"""The weighting file: datasets of a mixture and their weights, `weight prefix corpus` a line.
 
-`weigh` and `mix` write it, or a user by hand: lines of `weight prefix corpus`. `index`, `evaluate`
-and `plot` read it, `lint_weights` checks it.
+`weigh` and `mix` write it, or you write it by hand. `index`, `evaluate` and `plot` read it;
+`lint_weights` checks it.
 """
 
 import math
@@ -22,64 +22,65 @@ _FORMS = "write `weight prefix corpus [START:END]`, or pairs of `weight prefix`"
 
 
 class Weighted(NamedTuple):
-    """One token file: a share relative to the others, a pair without .bin, and its corpus."""
+    """One dataset of a mixture."""
 
     weight: float
+    """Share of the training samples, relative to the other datasets."""
     prefix: str
     corpus: str
     part: Part | None = None
-    """Documents of the pair that are meant, as shares of them; None: what a split leaves."""
+    """Documents to draw from, as shares of all; None: those that the split decides."""
 
 
 class Line(NamedTuple):
-    """Where and how an entry is written."""
+    """An entry of a weighting file, and its position and form there."""
 
     number: int
-    """Line of the file, from 1."""
+    """Line number, from 1."""
     columns: int
-    """3, or 2 where the corpus is not named; a part does not count."""
+    """3, or 2 if the line does not name the corpus; a part does not count."""
     weight: str
-    """The weight as it is written."""
+    """The weight as text."""
     entry: Weighted
 
 
 class Problem(NamedTuple):
-    """What is wrong in a weighting file, and the remedy."""
+    """A problem in a weighting file, and its remedy."""
 
     number: int
-    """Line of the file, from 1; 0 where it is the file as a whole."""
+    """Line number, from 1; 0 for a problem of the whole file."""
     text: str
     error: bool = True
-    """Whether it has to be mended, or is only worth a word."""
+    """False: a warning."""
 
 
 def read_weights(path: Path) -> list[Weighted]:
-    """Read a weighting file: `weight prefix corpus` a line, or one or more pairs `weight prefix`.
+    """Read a weighting file: `weight prefix corpus` a line, or one or more `weight prefix`.
 
-    A fourth column, START:END, says which part of the pair's documents is meant.
-    Pairs are what Megatron takes as --data-path; without a column for it, the corpus is the
-    prefix's last part up to its first hyphen. A `.bin` at the end of a prefix is taken off. Blank
-    lines and what follows a `#` at the beginning of a column are skipped.
+    A fourth column, START:END, names a part of the dataset's documents. Several `weight prefix` on
+    a line are what Megatron takes as --data-path; the corpus then is the last path component of the
+    prefix up to its first hyphen. A `.bin` at the end of a prefix is removed. Blank lines are
+    skipped, and a column that begins with `#` starts a comment.
 
     Raises:
-        UserError: the file is missing, empty or no text, a line has another form, a weight is
-            negative or not finite, a part is none, a prefix comes twice, or all weights are zero.
+        UserError: the file is missing, empty or not text, a line has another form, a weight is
+            negative or not finite, a part is invalid, a prefix occurs twice, or all weights are 0.
     """
     lines, problems = scan(path)
     if problems:
-        raise UserError(place(path, problems[0].number) + problems[0].text)
+        raise UserError(location(path, problems[0].number) + problems[0].text)
     return [line.entry for line in lines]
 
 
 def scan(path: Path) -> tuple[list[Line], list[Problem]]:
-    """Read a weighting file with all that is wrong in it; entries of bad weights are kept.
+    """Read a weighting file and collect all its problems; keep entries with invalid weights.
 
     Raises:
-        UserError: the file is missing or no text.
+        UserError: the file is missing or not text.
     """
     lines: list[Line] = []
     problems: list[Problem] = []
-    places: dict[str, int] = {}
+    first_lines: dict[str, int] = {}
     for number, text in enumerate(_read(path).splitlines(), 1):
         groups = _groups(_columns(text))
         if groups is None:
@@ -91,19 +92,19 @@ def scan(path: Path) -> tuple[list[Line], list[Problem]]:
                 problems.append(Problem(number, str(error)))
                 continue
             if not 0 <= line.entry.weight < math.inf:
-                what = f"weight {line.weight!r}; give a finite number, 0 or more"
-                problems.append(Problem(number, what))
+                problem = f"weight {line.weight!r}; give a finite number, 0 or more"
+                problems.append(Problem(number, problem))
             prefix = line.entry.prefix
-            if (name := os.path.normpath(prefix)) in places:
-                what = f"{prefix} stands in line {places[name]} too; join the lines"
-                problems.append(Problem(number, what))
+            if (name := os.path.normpath(prefix)) in first_lines:
+                problem = f"{prefix} is also in line {first_lines[name]}; join the lines"
+                problems.append(Problem(number, problem))
             else:
-                places[name] = number
+                first_lines[name] = number
                 lines.append(line)
     if not any(line.entry.weight > 0 for line in lines):
         problems.append(Problem(0, "no weight above 0; add lines of `weight prefix corpus`"))
     if sum(line.entry.weight for line in lines if line.entry.weight < math.inf) == math.inf:
-        problems.append(Problem(0, "weights sum to more than any number; make them smaller"))
+        problems.append(Problem(0, "the sum of the weights is too large for a float; reduce them"))
     return lines, problems
 
 
@@ -111,18 +112,20 @@ def write_weights(path: Path, entries: Iterable[Weighted], *, columns: Literal[2
     """Write a weighting file; every weight keeps its full precision.
 
     Raises:
-        UserError: a prefix cannot stand in such a file, or a part of a pair not in two columns.
+        UserError: a prefix cannot be written, or a part cannot be written in two columns.
     """
     lines = []
     for entry in entries:
+        # What `read_weights` would not read as one column must not be written.
         if _columns(entry.prefix) != [entry.prefix]:
             raise UserError(
-                f"{path}: {entry.prefix!r} cannot stand in a weighting file, for it has a space in "
-                "it or begins with #; rename it"
+                f"{path}: cannot write {entry.prefix!r}: it is empty, has a space, or begins with "
+                "#; rename it"
             )
         if columns == 2 and entry.part:
             raise UserError(
-                f"{path}: a part of {entry.prefix} is meant, which takes three columns to say"
+                f"{path}: the line of {entry.prefix} names a part, which two columns cannot hold; "
+                "write three columns"
             )
         if columns == 2:
             lines.append(f"{entry.weight!r} {entry.prefix}\n")
@@ -132,14 +135,17 @@ def write_weights(path: Path, entries: Iterable[Weighted], *, columns: Literal[2
     write_text(path, "".join(lines))
 
 
-def find_root(path: Path, given: Path | None) -> Path:
-    """Folder that prefixes count from: the given one, that of ROOT_VARIABLE, or the file's own."""
-    named = os.environ.get(ROOT_VARIABLE)
-    return given or (Path(named) if named else path.parent)
+def find_root(path: Path, data_root: Path | None) -> Path:
+    """Return the folder that the prefixes of a weighting file are relative to.
+
+    It is `data_root` if given, else the value of ROOT_VARIABLE, else the folder of the file.
+    """
+    variable = os.environ.get(ROOT_VARIABLE)
+    return data_root or (Path(variable) if variable else path.parent)
 
 
-def place(path: Path, number: int) -> str:
-    """Where a problem stands, for the beginning of a message."""
+def location(path: Path, number: int) -> str:
+    """Return the start of a message about a line; `number` is 0 for the whole file."""
     return f"{path}:{number}: " if number else f"{path}: "
 
 
@@ -147,26 +153,27 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; make it with `tokamake weigh`") from None
+        raise UserError(f"{path}: no such file; create it with `tokamake weigh`") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text ({error}); mend it") from None
+        raise UserError(f"{path}: not UTF-8 text ({error}); convert it to UTF-8") from None
 
 
 def _columns(text: str) -> list[str]:
-    """Columns of a line up to a comment."""
+    """Split a line into columns, up to a comment."""
     columns = text.split()
     starts = (number for number, column in enumerate(columns) if column.startswith("#"))
     return columns[: next(starts, None)]
 
 
 def _groups(columns: list[str]) -> list[list[str]] | None:
-    """The entries of a line, each of two or three columns and a part; None: it is no such line."""
+    """Divide a line into entries of two or three columns and a part; None: another form."""
     if len(columns) == 3 or (len(columns) == 4 and _PART.fullmatch(columns[3])):
         return [columns]
     pairs = [columns[start : start + 2] for start in range(0, len(columns), 2)]
-    # Of a single pair the weight may be a slip; several are known as pairs by their numbers.
-    numbers = len(pairs) < 2 or all(_is_number(pair[0]) for pair in pairs)
-    return pairs if len(columns) % 2 == 0 and numbers else None
+    # A single `weight prefix` may have a mistyped weight, which gets its own message. On a line of
+    # several, numbers in the weight columns distinguish the form from a line with a stray column.
+    has_form = len(pairs) < 2 or all(_is_number(pair[0]) for pair in pairs)
+    return pairs if len(columns) % 2 == 0 and has_form else None
 
 
 def _parse(number: int, group: list[str]) -> Line:

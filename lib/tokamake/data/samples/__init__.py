@@ -1,1 +1,1 @@
-"""Pairs and their weights to training samples in their order, and to batches of them."""
+"""Training samples: sample index, blend, loader and fill-in-the-middle."""

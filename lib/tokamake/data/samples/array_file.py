@@ -1,7 +1,8 @@
-"""Many arrays in one file: those of all files of a set, each at an offset that index.json knows.
+"""`arrays.bin`: the sample indexes of all datasets of a split in one file.
 
-`one_set` writes them, `loader` maps them into memory. Thousands of ranks open a set of thousands of
-files at once: one file to open, not three for each, is what a parallel file system can bear.
+`split_index` writes the arrays and puts their offsets into index.json. `loader` maps the file into
+memory. Thousands of ranks open splits of thousands of datasets at the same time: a parallel file
+system can serve one file for each split, but not three for each dataset.
 """
 
 import math
@@ -17,28 +18,28 @@ from tokamake.data.samples.index_folder import REMEDY
 from tokamake.errors import UserError
 
 NAME = "arrays.bin"
-_ALIGNMENT = 64
+_ALIGNMENT = 64  # bytes of a cache line; also enough for every dtype
 
 
 def write_arrays(stream: IO[bytes], index: DatasetIndex) -> dict[str, list[Any]]:
-    """Append the arrays of a file, little-endian.
+    """Append the arrays of a dataset in little-endian byte order.
 
     Returns:
-        Offset in bytes, dtype and shape of each.
+        Offset in bytes, dtype and shape of each array.
     """
-    places = {}
+    locations = {}
     for name, array in index._asdict().items():
         stream.write(bytes(-stream.tell() % _ALIGNMENT))
-        places[name] = [stream.tell(), array.dtype.newbyteorder("<").str, list(array.shape)]
+        locations[name] = [stream.tell(), array.dtype.newbyteorder("<").str, list(array.shape)]
         stream.write(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).data)
-    return places
+    return locations
 
 
-class Arrays:
-    """The arrays of a set, mapped into memory.
+class ArrayFile:
+    """Memory-mapped arrays of a split.
 
     Args:
-        folder: of the set.
+        folder: folder of the split.
 
     Raises:
         UserError: the file is missing.
@@ -51,13 +52,13 @@ class Arrays:
         except FileNotFoundError:
             raise UserError(f"{self._path}: no such file; {REMEDY}") from None
 
-    def index(self, places: dict[str, list[Any]]) -> DatasetIndex:
-        """The arrays of a file, by the places that `write_arrays` gave.
+    def index(self, locations: dict[str, list[Any]]) -> DatasetIndex:
+        """Return the arrays of a dataset at the locations from `write_arrays`.
 
         Raises:
-            UserError: the file ends before them.
+            UserError: the file is too short.
         """
-        return DatasetIndex(*(self._array(*places[name]) for name in DatasetIndex._fields))
+        return DatasetIndex(*(self._array(*locations[name]) for name in DatasetIndex._fields))
 
     def _array(self, offset: int, dtype: str, shape: list[int]) -> npt.NDArray[Any]:
         end = offset + np.dtype(dtype).itemsize * math.prod(shape)

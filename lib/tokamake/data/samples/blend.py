@@ -1,8 +1,7 @@
-"""Mixtures: how many samples each file gives, and which sample of the mixture comes from where.
+"""Blends: how many samples each dataset gives, and in which order.
 
-Weights come from `weights`; counts go to `index`, orders to `order_files`. `aim` reckons as
-megatron-core does (BlendedMegatronDatasetBuilder, BlendedDataset) with the same weights; the exact
-blends are of integers only and any sample of theirs is at hand at once.
+`plan_blend` computes as megatron-core does (BlendedMegatronDatasetBuilder, BlendedDataset). The
+exact blends use integers only and have random access to their samples. `order_files` writes orders.
 """
 
 import math
@@ -16,57 +15,57 @@ import numpy.typing as npt
 from tokamake import _csrc
 from tokamake.errors import UserError
 
-Places = tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]]
-"""(samples,) numbers of datasets, int32 if int16 does not hold them, and of samples in them."""
+OrderBlock = tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]]
+"""(samples,) dataset numbers, int16 or int32, and (samples,) sample numbers in the datasets."""
 
-_EXACT_BLOCK = 1 << 16
-_EXACT_BLOCKS = 4  # remembered
+_CACHE_BLOCK = 1 << 16  # samples
+_NUM_CACHE_BLOCKS = 4
 
 _SURPLUS = 0.005
-"""Samples that Megatron keeps ready in each file beyond its share (mid_level_dataset_surplus)."""
+"""Extra samples that Megatron requests from each dataset (mid_level_dataset_surplus)."""
 
 
 def normalize(weights: list[float]) -> list[float]:
-    """Scale weights to add up to 1, with NumPy's order of summation as Megatron does."""
+    """Scale weights to a sum of 1. NumPy's order of summation gives the same bits as Megatron."""
     array = np.array(weights, dtype=np.float64)
     return (array / np.sum(array)).tolist()
 
 
-class Aim(NamedTuple):
-    """What a mixture of some weights and size comes to before it is drawn."""
+class BlendPlan(NamedTuple):
+    """Sizes of a weighted blend before it is drawn."""
 
     shares: npt.NDArray[np.float64]
-    """(files,) of the samples, as the order is drawn by them."""
-    wanted: list[int]
-    """Samples that Megatron asks each file for; with few samples the mixture may take more."""
+    """(datasets,) shares of the samples, which decide the order."""
+    requested: list[int]
+    """Samples that Megatron requests from each dataset; a small blend may draw more."""
     samples: int
-    """Of the mixture: every file's share is rounded up."""
+    """Samples of the blend: the sum of the shares, each rounded up."""
 
 
-def aim(weights: list[float], num_samples: int) -> Aim:
-    """Aim at `num_samples` at least, as Megatron does.
+def plan_blend(weights: list[float], num_samples: int) -> BlendPlan:
+    """Plan a blend of at least `num_samples` samples as Megatron does.
 
     Args:
-        weights: above 0, at most 32,766 of them; only their proportions count.
-        num_samples: samples wanted.
+        weights: above 0, at most 32,766; only their ratios count.
+        num_samples: requested samples.
     """
     shares = normalize(weights)
     targets = [math.ceil(num_samples * share) for share in shares]
-    wanted = [math.ceil(target * (1 + _SURPLUS)) for target in targets]
-    # Megatron normalizes what is normalized already; the last bits may differ, so do the same.
-    return Aim(np.array(normalize(shares)), wanted, sum(targets))
+    requested = [math.ceil(target * (1 + _SURPLUS)) for target in targets]
+    # Megatron normalizes twice. The second time may change the last bits, and with them the order.
+    return BlendPlan(np.array(normalize(shares)), requested, sum(targets))
 
 
-def requested(weights: list[float], num_samples: int) -> list[int]:
-    """Split samples by weight, exactly: by largest remainders, in fractions without rounding.
+def apportion(weights: list[float], num_samples: int) -> list[int]:
+    """Divide samples by weight with the largest remainder method, in exact fractions.
 
     Args:
-        weights: finite, 0 or more, not all 0; only their proportions count.
-        num_samples: samples to split.
+        weights: finite, 0 or more, not all 0; only their ratios count.
+        num_samples: samples to divide.
 
     Returns:
-        Samples of each weight, which add up to `num_samples`; each is less than 1 off its exact
-        share. The lowest numbers get the samples over which remainders tie.
+        Samples of each weight. They add up to `num_samples`, and each differs by less than 1 from
+        its exact share. If remainders are equal, the lowest numbers get the extra samples.
 
     Raises:
         UserError: a weight or `num_samples` is out of range.
@@ -76,36 +75,40 @@ def requested(weights: list[float], num_samples: int) -> list[int]:
     for number, weight in enumerate(weights):
         if not math.isfinite(weight) or weight < 0:
             raise UserError(f"weights: number {number}: {weight}: give a number of 0 or more")
-    # A float is an integer over a power of 2: over the largest of these all are integers.
+    # A float is an integer divided by a power of 2. Times the largest of these powers, all weights
+    # are integers.
     ratios = [Fraction(weight) for weight in weights]
     scale = max((ratio.denominator for ratio in ratios), default=1)
-    parts = [ratio.numerator * (scale // ratio.denominator) for ratio in ratios]
-    total = sum(parts)
+    scaled = [ratio.numerator * (scale // ratio.denominator) for ratio in ratios]
+    total = sum(scaled)
     if not total:
-        raise UserError("weights: all are 0; give one above 0 at least")
-    counts = [part * num_samples // total for part in parts]
-    remainders = [part * num_samples % total for part in parts]
-    order = sorted(range(len(parts)), key=lambda number: -remainders[number])  # is stable
+        raise UserError("weights: all are 0; give at least one above 0")
+    counts = [weight * num_samples // total for weight in scaled]
+    remainders = [weight * num_samples % total for weight in scaled]
+    # The sort is stable: equal remainders stay in the order of their numbers.
+    order = sorted(range(len(scaled)), key=lambda number: -remainders[number])
     for number in order[: num_samples - sum(counts)]:
         counts[number] += 1
     return counts
 
 
 class ExactBlend:
-    """An order of all samples of some datasets in which each is spread evenly.
+    """Order of all samples of some datasets, with each dataset spread evenly.
 
-    Sample k of n stands at the point (2k + 1) / 2n; samples are ordered by points, equal ones by
-    dataset. With m datasets, one that has the share p of all samples is, anywhere in the order,
-    at most (1 - p) / 2 + p (m - 1) / 2 samples off its share: at most 1 if p <= 1 / (m - 2). At
-    the end all are exact. `lib/csrc/exact.hpp` has the proof.
+    Sample k of n stands at the point (2k + 1) / 2n. Samples are ordered by points, and by dataset
+    if points are equal. Let m be the number of datasets and p the share of one of them. At every
+    position of the order, that dataset is at most (1 - p) / 2 + p (m - 1) / 2 samples off its
+    share: at most 1 if p <= 1 / (m - 2). At the end all counts are exact. The proof is in
+    `lib/csrc/exact.hpp`.
+
+    Args:
+        counts: samples of each dataset.
+
+    Raises:
+        UserError: there is no dataset, a count is negative, or the sum is above 2**53.
     """
 
     def __init__(self, counts: list[int]) -> None:
-        """Take the samples that each dataset gives.
-
-        Raises:
-            UserError: there is no dataset, a count is negative, or they add up to over 2**53.
-        """
         for number, count in enumerate(counts):
             if not 0 <= count <= 2**53:
                 raise UserError(f"counts: number {number}: {count}: give 0 to 2**53")
@@ -114,104 +117,107 @@ class ExactBlend:
         except ValueError as error:
             raise UserError(f"counts: {error}") from error
         self._size = sum(counts)
-        self._dtype = np.int16 if len(counts) <= np.iinfo(np.int16).max else np.int32
-        self._remembered = lru_cache(_EXACT_BLOCKS)(self._numbered_block)
+        self._dtype = _dataset_dtype(len(counts))
+        self._cached_block = lru_cache(_NUM_CACHE_BLOCKS)(self._numbered_block)
 
     def __len__(self) -> int:
-        """Samples of all datasets."""
         return self._size
 
     def __getitem__(self, sample: int) -> tuple[int, int]:
-        """Dataset and number in it of one sample; a block around it is remembered."""
+        """Dataset of a sample and the sample's number in it. Caches the block around the sample."""
         if not 0 <= sample < self._size:
             raise IndexError(f"sample {sample} of {self._size}")
-        number, place = divmod(sample, _EXACT_BLOCK)
-        datasets, samples = self._remembered(number)
-        return int(datasets[place]), int(samples[place])
+        number, offset = divmod(sample, _CACHE_BLOCK)
+        datasets, samples = self._cached_block(number)
+        return int(datasets[offset]), int(samples[offset])
 
-    def block(self, start: int, stop: int) -> Places:
-        """Samples `start` to `stop`; costs time for all datasets as well, so ask for many."""
+    def block(self, start: int, stop: int) -> OrderBlock:
+        """Samples `start` to `stop`. Each call visits all datasets, so prefer large blocks."""
         datasets, samples = self._blend.block(start, stop)
         return datasets.astype(self._dtype, copy=False), samples
 
-    def _numbered_block(self, number: int) -> Places:
-        start = number * _EXACT_BLOCK
-        return self.block(start, min(start + _EXACT_BLOCK, self._size))
+    def _numbered_block(self, number: int) -> OrderBlock:
+        start = number * _CACHE_BLOCK
+        return self.block(start, min(start + _CACHE_BLOCK, self._size))
 
 
 class CorpusBlend:
-    """A blend at two levels: corpora exactly, and in each corpus its files.
+    """Two-level blend: corpora exactly, and the datasets inside each corpus in another way.
 
-    In a corpus the files are laid end to end; or their samples so laid are shuffled; or they are
-    blended as exactly as the corpora. Shuffling holds 8 bytes in memory for each sample.
+    Inside a corpus, datasets are concatenated, or their concatenated samples are shuffled, or they
+    are blended as exactly as the corpora. Shuffling holds 8 bytes in memory for each sample.
+
+    Args:
+        corpora: samples of the datasets of each corpus; datasets are numbered across corpora.
+        within: concatenated, shuffled or blended.
+        seed: required to shuffle; corpus c uses numpy's RandomState(seed + c).
+
+    Raises:
+        UserError: a count is out of range (see `ExactBlend`), `within` is unknown, or a seed is
+            missing or superfluous.
     """
 
     def __init__(
         self, corpora: list[list[int]], *, within: str = "concatenated", seed: int | None = None
     ) -> None:
-        """Take the samples that each file gives, by corpora.
-
-        Args:
-            corpora: samples of the files of each corpus; files are numbered through all of them.
-            within: concatenated, shuffled or blended.
-            seed: if shuffled, corpus c is so by numpy's RandomState(seed + c).
-
-        Raises:
-            UserError: as of `ExactBlend`, or `within` is unknown, or seed and shuffling do not go
-                together.
-        """
         if within not in ("concatenated", "shuffled", "blended"):
             raise UserError(f"within: {within!r}: give concatenated, shuffled or blended")
         if (seed is not None) != (within == "shuffled"):
-            raise UserError(f"seed: {seed}: files are {within}; give one to shuffle, and only then")
+            raise UserError(f"seed: {seed}: datasets are {within}; give a seed only to shuffle")
         self._outer = ExactBlend([sum(counts) for counts in corpora])
         self._inner = [ExactBlend(counts) for counts in corpora] if within == "blended" else None
-        sizes = [len(counts) for counts in corpora]
-        self._first_files = np.cumsum([0, *sizes])
-        # Where each file begins in its corpus, a corpus after the other.
+        num_datasets = [len(counts) for counts in corpora]
+        self._first_datasets = np.cumsum([0, *num_datasets])
+        # Start of each dataset in its corpus, for each corpus.
         self._starts = [np.cumsum([0, *counts]) for counts in corpora]
-        self._orders = None
+        self._permutations = None
         if seed is not None:
-            self._orders = [
+            self._permutations = [
                 np.random.RandomState(seed + number).permutation(sum(counts))
                 for number, counts in enumerate(corpora)
             ]
-        self._dtype = np.int16 if sum(sizes) <= np.iinfo(np.int16).max else np.int32
+        self._dtype = _dataset_dtype(sum(num_datasets))
 
     def __len__(self) -> int:
-        """Samples of all files."""
         return len(self._outer)
 
     def __getitem__(self, sample: int) -> tuple[int, int]:
-        """File and number in it of one sample."""
+        """Dataset of a sample and the sample's number in it."""
         corpus, number = self._outer[sample]
         if self._inner:
-            file, number = self._inner[corpus][number]
+            dataset, number = self._inner[corpus][number]
         else:
-            files, numbers = self._placed(corpus, np.array([number]))
-            file, number = int(files[0]), int(numbers[0])
-        return int(self._first_files[corpus]) + file, number
+            datasets, numbers = self._locate(corpus, np.array([number]))
+            dataset, number = int(datasets[0]), int(numbers[0])
+        return int(self._first_datasets[corpus]) + dataset, number
 
-    def block(self, start: int, stop: int) -> Places:
-        """Samples `start` to `stop`; costs time for all files as well, so ask for many."""
+    def block(self, start: int, stop: int) -> OrderBlock:
+        """Samples `start` to `stop`. Each call visits all datasets, so prefer large blocks."""
         corpora, numbers = self._outer.block(start, stop)
-        files: npt.NDArray[np.integer] = np.empty(stop - start, self._dtype)
+        datasets: npt.NDArray[np.integer] = np.empty(stop - start, self._dtype)
         for corpus in np.unique(corpora).tolist():
-            mine = np.flatnonzero(corpora == corpus)
-            drawn = numbers[mine]  # a run without gaps: the outer blend takes them in order
-            found = (
-                self._inner[corpus].block(int(drawn[0]), int(drawn[-1]) + 1)
+            positions = np.flatnonzero(corpora == corpus)
+            # Consecutive numbers: the outer blend takes the samples of a corpus in order.
+            of_corpus = numbers[positions]
+            inner_datasets, inner_numbers = (
+                self._inner[corpus].block(int(of_corpus[0]), int(of_corpus[-1]) + 1)
                 if self._inner
-                else self._placed(corpus, drawn)
+                else self._locate(corpus, of_corpus)
             )
-            files[mine] = found[0] + self._first_files[corpus]
-            numbers[mine] = found[1]
-        return files, numbers
+            datasets[positions] = inner_datasets + self._first_datasets[corpus]
+            numbers[positions] = inner_numbers
+        return datasets, numbers
 
-    def _placed(
+    def _locate(
         self, corpus: int, numbers: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        if self._orders:
-            numbers = self._orders[corpus][numbers]
-        files = np.searchsorted(self._starts[corpus], numbers, side="right") - 1
-        return files, numbers - self._starts[corpus][files]
+        """Datasets of samples of a corpus that is concatenated or shuffled."""
+        if self._permutations:
+            numbers = self._permutations[corpus][numbers]
+        datasets = np.searchsorted(self._starts[corpus], numbers, side="right") - 1
+        return datasets, numbers - self._starts[corpus][datasets]
+
+
+def _dataset_dtype(num_datasets: int) -> type[np.int16] | type[np.int32]:
+    # Megatron stores dataset numbers in int16; int32 only where that overflows.
+    return np.int16 if num_datasets <= np.iinfo(np.int16).max else np.int32

@@ -1,7 +1,7 @@
-"""Samples of one token file: documents are shuffled, laid end to end, and cut at equal lengths.
+"""Sample index of one dataset: shuffled documents, concatenated and cut into samples.
 
-Sequence lengths come from `indexed`; the three arrays go to `index`, which stores them. They equal
-those of megatron-core's GPTDataset, whose terms they keep.
+The input is the sequence lengths of an indexed dataset. `split_index` stores the three arrays.
+Names and bytes are those of megatron-core's GPTDataset.
 """
 
 from typing import NamedTuple
@@ -12,30 +12,33 @@ import numpy.typing as npt
 from tokamake import _csrc
 from tokamake.data.samples.shuffle import shuffle
 
-Integers = npt.NDArray[np.integer]
-
 _SEPARATE_BELOW = 0.80
-"""A last epoch used less than this is shuffled by itself, lest its documents be seen more often."""
+"""Megatron's threshold: if a smaller share of the last epoch is used, it is shuffled separately.
+Then every document is seen in all earlier epochs before some are seen once more."""
 
 
 class DatasetIndex(NamedTuple):
-    """Order of one file's samples: `shuffle` picks a sample, `sample` and `document` its tokens."""
+    """Order of the samples of a dataset: `shuffle` picks a row of `sample`, which points into
+    `document`."""
 
     document: npt.NDArray[np.int32]
-    """(epochs x documents,) sequence numbers in the order they are read."""
+    """(epochs x documents,) sequence numbers in reading order."""
     sample: npt.NDArray[np.int32] | npt.NDArray[np.int64]
-    """(samples + 1, 2) position in `document` and token offset where each sample begins."""
+    """(samples + 1, 2) position in `document` and token offset of the start of each sample."""
     shuffle: npt.NDArray[np.uint32] | npt.NDArray[np.int64]
     """(samples,) order in which samples are drawn."""
 
 
 def count_samples(num_epochs: int, *, sequence_length: int, tokens_per_epoch: int) -> int:
-    """Whole samples in some epochs; the last label of one is the first token of the next."""
+    """Number of whole samples in some epochs.
+
+    Neighboring samples share a token: the last label of one is the first input of the next.
+    """
     return (num_epochs * tokens_per_epoch - 1) // sequence_length
 
 
 def count_epochs(num_samples: int, *, sequence_length: int, tokens_per_epoch: int) -> int:
-    """Fewest epochs, at least one, that hold `num_samples` samples."""
+    """Smallest number of epochs, at least 1, that hold `num_samples` samples."""
     return max(1, -(-(num_samples * sequence_length + 1) // tokens_per_epoch))
 
 
@@ -49,18 +52,18 @@ def build(
     separate_last_epoch: bool | None = None,
     drop_last_partial_sequence: bool = True,
 ) -> DatasetIndex:
-    """Build the index of at least `num_samples` samples from a file's `documents`.
+    """Build the index of at least `num_samples` samples from the `documents` of a dataset.
 
     Args:
-        lengths: (sequences,) tokens of each sequence of the file.
-        documents: sequences to draw from; they hold one token or more.
-        num_samples: samples wanted; all samples of the epochs that this takes are indexed.
-        sequence_length: tokens per sample, the last label not counted.
-        seed: of numpy's RandomState, 0 to 2**32 - 1.
-        separate_last_epoch: shuffle the last of several epochs by itself; None: if less than 80 %
+        lengths: (sequences,) tokens of each sequence of the dataset.
+        documents: sequences to use; they hold at least one token.
+        num_samples: requested samples; the index holds all samples of the epochs that they need.
+        sequence_length: tokens per sample, without the last label.
+        seed: seed of numpy's RandomState, 0 to 2**32 - 1.
+        separate_last_epoch: shuffle the last of several epochs separately; None: if less than 80 %
             of it is used.
-        drop_last_partial_sequence: leave out what does not fill a last sample; else it is a row
-            that ends with the last token.
+        drop_last_partial_sequence: drop the last tokens that do not fill a sample; otherwise add a
+            row for a shorter sample that ends with the last token.
     """
     sizes = {
         "sequence_length": sequence_length,
@@ -69,7 +72,7 @@ def build(
     epochs = count_epochs(num_samples, **sizes)
     total = count_samples(epochs, **sizes)
     early = _samples_before_separate_epoch(num_samples, epochs, sizes, separate_last_epoch)
-    # Byte for byte means: one generator, and these calls in this order.
+    # The bytes equal Megatron's only with one generator and these calls in this order.
     random = np.random.RandomState(seed)
     blocks = [epochs] if early is None else [epochs - 1, 1]
     document = np.concatenate([_shuffled_epochs(documents, block, random) for block in blocks])
@@ -82,19 +85,19 @@ def build(
         end = [len(document) - 1, lengths[document[-1]] - 1]
         sample = np.concatenate([sample, np.array([end], sample.dtype)])
         total += 1
-    drawn = _shuffled_samples(total if early is None else early, total, random)
-    return DatasetIndex(document, sample, drawn)
+    order = _shuffled_samples(total if early is None else early, total, random)
+    return DatasetIndex(document, sample, order)
 
 
 def _samples_before_separate_epoch(
     num_samples: int, epochs: int, sizes: dict[str, int], separate: bool | None
 ) -> int | None:
-    """Samples before the last epoch; None: it is shuffled with the others."""
+    """Samples before a separate last epoch; None if all epochs are shuffled together."""
     if epochs == 1 or separate is False:
         return None
     early = count_samples(epochs - 1, **sizes)
-    little = num_samples - early < int(_SEPARATE_BELOW * count_samples(1, **sizes))
-    return early if separate or little else None
+    little_used = num_samples - early < int(_SEPARATE_BELOW * count_samples(1, **sizes))
+    return early if separate or little_used else None
 
 
 def _shuffled_epochs(
@@ -108,7 +111,7 @@ def _shuffled_epochs(
 def _shuffled_samples(
     early: int, total: int, random: np.random.RandomState
 ) -> npt.NDArray[np.uint32] | npt.NDArray[np.int64]:
-    # The bound is Megatron's: one below the last that would fit.
+    # Megatron's bound: one less than uint32 allows.
     small = total < np.iinfo(np.uint32).max - 1
     order = np.arange(total, dtype=np.uint32) if small else np.arange(total, dtype=np.int64)
     shuffle(order[:early], random)

@@ -1,6 +1,6 @@
-"""How often a training sees its files, said in epochs, and how many samples that is.
+"""Epochs of corpora: parse them and count their samples.
 
-Options come from `index`; fractions are exact, so that an epoch is one to the sample.
+Epochs are exact fractions: 1 epoch is exactly all samples, with no rounding error.
 """
 
 from collections.abc import Sequence
@@ -9,33 +9,34 @@ from fractions import Fraction
 from tokamake.data.mixture.weights import Weighted
 from tokamake.errors import UserError
 
-_MOST = 10**6
+_MAX_EPOCHS = 10**6
 
 
 def parse_epochs(options: Sequence[str], lines: Sequence[Weighted]) -> dict[str, Fraction]:
-    """Epochs of each corpus of a weighting file: "1.5" is for all, "wiki=3" for one.
+    """Epochs of each corpus of a weighting file: "1.5" applies to all, "wiki=3" to one.
 
     Raises:
-        UserError: an option is no number above 0, a corpus is unknown, comes twice or gets none.
+        UserError: an option is not a number above 0, a corpus is unknown, listed twice or has no
+            epochs.
     """
     corpora = dict.fromkeys(line.corpus for line in lines)
-    stated: dict[str, Fraction] = {}
+    parsed: dict[str, Fraction] = {}
     for option in options:
         corpus, _, number = option.rpartition("=")
         if corpus and corpus not in corpora:
             raise UserError(
-                f"epochs: {option!r}: no corpus of that name is weighted; "
+                f"epochs: {option!r}: no such corpus in the weighting file; "
                 f"choose one of {', '.join(corpora)}"
             )
-        if corpus in stated:
-            raise UserError(f"epochs: {option!r}: stands twice; leave one")
-        stated[corpus] = _number(option, number)
-    of_all = stated.pop("", None)
-    found = {corpus: stated.get(corpus, of_all) for corpus in corpora}
-    for corpus, epochs in found.items():
+        if corpus in parsed:
+            raise UserError(f"epochs: {option!r}: given twice; remove one")
+        parsed[corpus] = _number(option, number)
+    default = parsed.pop("", None)
+    epochs_of = {corpus: parsed.get(corpus, default) for corpus in corpora}
+    for corpus, epochs in epochs_of.items():
         if options and epochs is None:
-            raise UserError(f"epochs: corpus {corpus!r} gets none; add {corpus}=NUMBER")
-    return {corpus: epochs for corpus, epochs in found.items() if epochs is not None}
+            raise UserError(f"epochs: corpus {corpus!r} has none; add {corpus}=NUMBER")
+    return {corpus: epochs for corpus, epochs in epochs_of.items() if epochs is not None}
 
 
 def _number(option: str, text: str) -> Fraction:
@@ -43,12 +44,14 @@ def _number(option: str, text: str) -> Fraction:
         number = Fraction(text)
     except (ValueError, ZeroDivisionError):
         number = Fraction(0)
-    if not 0 < number <= _MOST:
-        raise UserError(f"epochs: {option!r}: give a number above 0, up to {_MOST:,}")
+    if not 0 < number <= _MAX_EPOCHS:
+        raise UserError(f"epochs: {option!r}: give a number above 0, up to {_MAX_EPOCHS:,}")
     return number
 
 
 def count_samples(epochs: Fraction, *, sequence_length: int, tokens_per_epoch: int) -> int:
-    """Whole samples in some epochs of a file; the last label of one is the first token of the
-    next, which takes one token more than they see."""
+    """Number of whole samples in some epochs of a dataset.
+
+    The last label needs one token more than the inputs; neighboring samples share it.
+    """
     return max(0, int((epochs * tokens_per_epoch - 1) // sequence_length))

@@ -1,6 +1,6 @@
-"""The stage `index`: which tokens every training and validation sample holds, and in which order.
+"""Stage `index`: decide the tokens of every training and validation sample, and their order.
 
-Reads weighting files and the .idx files they name; writes the index folder that `loader` opens.
+Reads weighting files and the .idx files of their datasets. Writes the index folder for `loader`.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,14 @@ from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
 from tokamake.data.mixture.weights import find_root
 from tokamake.data.samples.draw import Blend, Within
 from tokamake.data.samples.epochs import parse_epochs
-from tokamake.data.samples.index_folder import VERSION, identity, is_whole, made_sets, sizes
-from tokamake.data.samples.split_index import IndexSettings, find_sources, write_set
+from tokamake.data.samples.index_folder import (
+    VERSION,
+    existing_splits,
+    identity,
+    is_complete,
+    sizes,
+)
+from tokamake.data.samples.split_index import IndexSettings, find_datasets, write_split
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 
@@ -37,37 +43,39 @@ def index(
     seed: int,
     output: Path,
 ) -> None:
-    """Build the sample indexes of every token file and blend them into one order.
+    """Build the sample index of every dataset and blend the datasets into one order.
 
-    The arrays are those that megatron-core builds from the same files, weights and seed. An output
-    that is whole and was built from the same files with the same options is left as it is.
+    The arrays equal those of megatron-core for the same datasets, weights and seed. A complete
+    output of the same datasets and options is kept.
 
     Args:
         weights: Weighting file of the training: lines of `weight prefix corpus [START:END]`.
-        data_root: Folder that the prefixes are relative to; without it TOKAMAKE_DATA_ROOT or the
-            folder of the weighting file.
+        data_root: Folder that prefixes are relative to. Default: TOKAMAKE_DATA_ROOT, or the folder
+            of the weighting file.
         sequence_length: Tokens that the model sees per sample; a sample holds one more.
         train_samples: Training samples of the whole run.
-        epochs: Instead of train_samples how often the training sees the files, exactly: "1" or
-            "1.5", or of one corpus "wiki=3"; weights do not count then.
-        valid_samples: Samples of each validation set per measurement; 0 makes no validation index.
-        split: Shares of each file's documents for training, validation and test: "949,50,1".
-        split_rule: How shares become documents: as megatron-core rounds, or as Megatron-DeepSpeed.
-        held_out: Weighting files of other sets, NAME=FILE each: test, valid, or any other name for
-            a further validation set. It holds all documents of its files or the parts it names.
-        blend: Order of the files' samples: as Megatron draws by weight; or exact in integers, of
-            files or of corpora.
-        within_corpus: Where corpora are blended, the order inside each.
-        separate_last_epoch: Shuffle a last epoch that is used in part by itself, so that no
-            document comes a time more than needed; without it so if less than 80 % is used, as
-            Megatron does.
-        drop_last_partial_sequence: Leave out the last tokens of a validation set where they do not
-            fill a sample; else that sample is filled up with tokens that have no loss.
+        epochs: Exact epochs of the training, instead of train_samples: "1" or "1.5" for all
+            corpora, "wiki=3" for one. Weights are then ignored.
+        valid_samples: Samples of each validation split per evaluation; 0 builds no validation
+            index.
+        split: Shares of each dataset's documents for training, validation and test: "949,50,1".
+        split_rule: Rounding of shares to documents: as megatron-core or as Megatron-DeepSpeed.
+        held_out: Weighting files of other splits, NAME=FILE each: test, valid, or another name for
+            an additional validation split. The split holds all documents of the listed datasets,
+            or the parts that the lines name.
+        blend: Order of the datasets' samples: by weight as Megatron draws them, or exact in
+            integers, between datasets or between corpora.
+        within_corpus: Order inside each corpus, if corpora are blended.
+        separate_last_epoch: Shuffle a partly used last epoch separately, so that no document is
+            seen more often than necessary. Default: if less than 80 % of it is used, as Megatron
+            does.
+        drop_last_partial_sequence: Drop the last tokens of a validation split that do not fill a
+            sample; otherwise pad that sample with tokens that have no loss.
         seed: Seed of the shuffles.
         output: Folder to write: index.json, train/ and, with validation samples, valid/.
 
     Raises:
-        UserError: a value is out of range, a file is missing or damaged, or a set is empty.
+        UserError: a value is out of range, a file is missing or damaged, or a split is empty.
     """
     settings = IndexSettings(
         sequence_length,
@@ -79,14 +87,15 @@ def index(
     )
     _check_values(settings, train_samples, epochs, valid_samples)
     data_root = find_root(weights, data_root)
-    sets = SplitPrefixes(
+    splits = SplitPrefixes(
         weights,
         data_root=data_root,
         split=split,
         split_rule=split_rule,
         held_out=parse_held_out(held_out),
     )
-    stated = parse_epochs(epochs, sets.lines("train"))
+    epochs_of = parse_epochs(epochs, splits.lines("train"))
+    # Keys of index.json. The digest over them is the identity of the index.
     options = {
         **settings._asdict(),
         "split": split,
@@ -94,55 +103,62 @@ def index(
         "train_samples": train_samples,
         "epochs": epochs,
         "valid_samples": valid_samples,
-        "pairs": {prefix: identity(data_root, prefix, thorough=True) for prefix in _prefixes(sets)},
+        "pairs": {
+            prefix: identity(data_root, prefix, thorough=True) for prefix in _prefixes(splits)
+        },
     }
-    request = files.digest([VERSION, options, {name: sets.lines(name) for name in sets.names}])
-    if is_whole(output, request):
-        print(f"{output}: is whole already")
+    lines = {name: splits.lines(name) for name in splits.names}
+    request = files.digest([VERSION, options, lines])
+    if is_complete(output, request):
+        print(f"{output}: already complete")
         return
-    found = find_sources(sets, data_root, blend=blend, validate=valid_samples > 0)
-    with files.atomic_folder(output, also=made_sets(output)) as folder:
-        made = {
-            name: write_set(
+    datasets_of = find_datasets(splits, data_root, blend=blend, validate=valid_samples > 0)
+    with files.atomic_folder(output, also=existing_splits(output)) as folder:
+        written = {
+            name: write_split(
                 folder / name,
-                sources=sources,
+                datasets=datasets,
                 settings=settings.of(name),
                 num_samples=train_samples if name == "train" else valid_samples,
-                stated=stated,
+                epochs_of=epochs_of,
             )
-            for name, sources in found.items()
+            for name, datasets in datasets_of.items()
         }
-        described = {"version": VERSION, **options, "request": request, "splits": made}
-        described["bytes"] = sizes(folder)
-        files.write_json(folder / "index.json", {**described, "digest": files.digest(described)})
-    _report(output, made)
+        description = {"version": VERSION, **options, "request": request, "splits": written}
+        description["bytes"] = sizes(folder)
+        # index.json is written last: without it a folder is not an index.
+        files.write_json(
+            folder / "index.json", {**description, "digest": files.digest(description)}
+        )
+    _report(output, written)
 
 
 def _check_values(
     settings: IndexSettings, train_samples: int | None, epochs: Sequence[str], valid_samples: int
 ) -> None:
-    most = 2**62 // max(settings.sequence_length, 1)
+    # samples x sequence_length must fit int64, with room for the surplus of Megatron.
+    max_samples = 2**62 // max(settings.sequence_length, 1)
     _check("sequence_length", settings.sequence_length, 2, 2**31 - 2)
-    _check("valid_samples", valid_samples, 0, most)
+    _check("valid_samples", valid_samples, 0, max_samples)
     _check("seed", settings.seed, 0, 2**32 - 1)
     if train_samples is not None:
-        _check("train_samples", train_samples, 1, most)
+        _check("train_samples", train_samples, 1, max_samples)
     if (train_samples is None) == (not epochs):
-        raise UserError("give --train-samples or --epochs, one of them")
+        raise UserError("give --train-samples or --epochs, and not both")
 
 
-def _check(name: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise UserError(f"{name}: {value}: out of range; give {least} to {most}")
+def _check(name: str, value: int, lowest: int, highest: int) -> None:
+    if not lowest <= value <= highest:
+        raise UserError(f"{name}: {value}: out of range; give {lowest} to {highest}")
 
 
-def _prefixes(sets: SplitPrefixes) -> list[str]:
-    """All pairs that some set may draw from, in the order in which they are first named."""
-    return list(dict.fromkeys(line.prefix for name in sets.names for line in sets.lines(name)))
+def _prefixes(splits: SplitPrefixes) -> list[str]:
+    """Prefixes of all splits, in order of first appearance."""
+    return list(dict.fromkeys(line.prefix for name in splits.names for line in splits.lines(name)))
 
 
-def _report(output: Path, made: dict[str, Any]) -> None:
-    num_files = len({file["prefix"] for described in made.values() for file in described["files"]})
-    counts = [f"{described['samples']:,} {name}" for name, described in made.items()]
-    told = " and ".join([", ".join(counts[:-1]), counts[-1]] if len(counts) > 1 else counts)
-    print(f"{output}: {told} samples from {counted(num_files, 'file')}")
+def _report(output: Path, written: dict[str, Any]) -> None:
+    prefixes = {dataset["prefix"] for split in written.values() for dataset in split["files"]}
+    counts = [f"{split['samples']:,} {name}" for name, split in written.items()]
+    listed = " and ".join([", ".join(counts[:-1]), counts[-1]] if len(counts) > 1 else counts)
+    print(f"{output}: {listed} samples from {counted(len(prefixes), 'dataset')}")

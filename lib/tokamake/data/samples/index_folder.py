@@ -1,6 +1,6 @@
-"""The index folder on disk: index.json, which describes it, and a folder of arrays for each set.
+"""The index folder on disk: index.json and a folder of arrays for each split.
 
-`index` writes it; the loader, `resolve` and `train` read it.
+`index` writes it. The loader, `resolve` and `train` read it.
 """
 
 from pathlib import Path
@@ -17,76 +17,79 @@ REMEDY = "run `tokamake index` again, or its rule in the workflow"
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """Read an index folder's index.json, as `index` describes it.
+    """Read index.json of an index folder.
 
     Raises:
-        UserError: it is missing, of another version or was changed since.
+        UserError: the file is missing, has another version or was changed.
     """
     path = folder / "index.json"
-    described = files.read_json(path, REMEDY)
-    if not isinstance(described, dict) or described.get("version") != VERSION:
+    description = files.read_json(path, REMEDY)
+    if not isinstance(description, dict) or description.get("version") != VERSION:
         raise UserError(f"{path}: not an index of version {VERSION}; {REMEDY}")
-    rest = {key: value for key, value in described.items() if key != "digest"}
-    if files.digest(rest) != described.get("digest"):
+    content = {key: value for key, value in description.items() if key != "digest"}
+    if files.digest(content) != description.get("digest"):
         raise UserError(f"{path}: does not match its own digest; {REMEDY}")
-    return described
+    return description
 
 
-def is_whole(folder: Path, request: str) -> bool:
-    """Whether a folder holds, in full size, what a request with this digest asks for."""
+def is_complete(folder: Path, request: str) -> bool:
+    """Return whether a folder holds all files, in full size, of the request with this digest."""
     try:
-        described = read_index(folder)
+        description = read_index(folder)
     except UserError:
         return False
-    sizes = described["bytes"].items()
-    paths = {folder / name: size for name, size in sizes}
-    return described["request"] == request and all(
-        path.is_file() and path.stat().st_size == size for path, size in paths.items()
+    # Sizes, not hashes: this check must be fast for large indexes.
+    expected = {folder / name: size for name, size in description["bytes"].items()}
+    return description["request"] == request and all(
+        path.is_file() and path.stat().st_size == size for path, size in expected.items()
     )
 
 
-def made_sets(folder: Path) -> list[str]:
-    """Sets that a folder holds from whatever time, with its description or without."""
+def existing_splits(folder: Path) -> list[str]:
+    """Names of all splits in a folder, also of those that index.json does not describe."""
     return [path.parent.name for path in folder.glob("*/dataset_index.npy")]
 
 
 def sizes(folder: Path) -> dict[str, int]:
-    """Bytes of all files below a folder, by their paths in it, sorted."""
+    """Sizes in bytes of all files below a folder, by relative path, sorted."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
 
 
 def identity(data_root: Path, prefix: str, *, thorough: bool = False) -> dict[str, Any]:
-    """What tells a pair from another: sizes in bytes and hashes.
+    """Identity of a dataset: sizes in bytes and hashes.
 
-    The hashes come from the pair's manifest; without one, the .idx file is hashed. `thorough`
-    hashes what else decides the samples: with a manifest the .idx file, which must be the one it
-    vouches for, without one the .bin file.
+    The hashes come from the manifest. Without a manifest, the .idx file is hashed. `thorough` also
+    checks the files that decide the samples: with a manifest it compares the .idx file with it,
+    without one it hashes the .bin file.
 
     Raises:
-        UserError: a file of the pair is missing or another than its manifest says, or the manifest
+        UserError: a file of the dataset is missing or does not match the manifest, or the manifest
             is broken.
     """
-    pair = data_root / prefix
-    found: dict[str, Any] = {"bytes": {}, "sha256": {}}
-    for kind, path in (("bin", bin_path(pair)), ("idx", idx_path(pair))):
+    dataset = data_root / prefix
+    measured: dict[str, Any] = {"bytes": {}, "sha256": {}}
+    for kind, path in (("bin", bin_path(dataset)), ("idx", idx_path(dataset))):
         try:
-            found["bytes"][kind] = path.stat().st_size
+            measured["bytes"][kind] = path.stat().st_size
         except OSError:
             raise UserError(
                 f"{path}: no such file; check the prefix, and the data root {data_root}"
             ) from None
-    stated = find_manifest(pair)
-    if stated is None:
-        found["sha256"]["idx"] = files.sha256(idx_path(pair))
-        return found | ({"content": files.sha256(bin_path(pair))} if thorough else {})
-    if any(stated["bytes"][kind] != size for kind, size in found["bytes"].items()) or (
-        thorough and differs_from_manifest(pair, stated, "idx")
+    manifest = find_manifest(dataset)
+    if manifest is None:
+        measured["sha256"]["idx"] = files.sha256(idx_path(dataset))
+        return measured | ({"content": files.sha256(bin_path(dataset))} if thorough else {})
+    if any(manifest["bytes"][kind] != size for kind, size in measured["bytes"].items()) or (
+        thorough and differs_from_manifest(dataset, manifest, "idx")
     ):
-        raise UserError(f"{pair}: its files are others than its manifest says; make the pair again")
-    return found | {"sha256": stated["sha256"]}
+        raise UserError(f"{dataset}: files do not match the manifest; write the dataset again")
+    return measured | {"sha256": manifest["sha256"]}
 
 
-def is_pair(described: dict[str, Any], found: dict[str, Any]) -> bool:
-    """Whether a pair's identity is the one in an index, as far as it was looked at."""
-    return all(described.get(key) == value for key, value in found.items())
+def matches(indexed: dict[str, Any], measured: dict[str, Any]) -> bool:
+    """Return whether an identity agrees with the one in the index.
+
+    Compares the measured keys only: the index may hold more, from a thorough measurement.
+    """
+    return all(indexed.get(key) == value for key, value in measured.items())

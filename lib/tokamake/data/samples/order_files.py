@@ -1,8 +1,8 @@
-"""The two files of an order of samples, written piece by piece: memory does not grow with them.
+"""Write the order of the samples of a split, in blocks, so that memory does not grow with it.
 
-Orders come from `blend`; dataset_index.npy, the number of the file that each sample comes from, and
-dataset_sample_index.npy, its number in that file (0, 1, 2, ... as drawn), both as `numpy.save`
-writes them, go into the folder of a set for `loader` to open.
+dataset_index.npy has the number of the dataset of each sample, dataset_sample_index.npy the number
+of the sample in that dataset (0, 1, 2, ... in drawing order). Both equal files of `numpy.save`.
+`loader` maps them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,96 +14,96 @@ import numpy.lib.format
 import numpy.typing as npt
 
 from tokamake import _csrc
-from tokamake.data.samples.blend import Places, aim
+from tokamake.data.samples.blend import OrderBlock, plan_blend
 
-_PIECE = 1 << 20
-"""Samples that are held in memory."""
+_BLOCK_SAMPLES = 1 << 20
+"""Samples in memory at a time."""
 
 
 class Order(Protocol):
-    """Any order that is at hand piece by piece: `ExactBlend`, `CorpusBlend`."""
+    """Order that is computed in blocks: `ExactBlend`, `CorpusBlend`."""
 
     def __len__(self) -> int:
-        """Samples of it."""
+        """Number of samples."""
 
-    def block(self, start: int, stop: int) -> Places:
+    def block(self, start: int, stop: int) -> OrderBlock:
         """Samples `start` to `stop`."""
 
 
 def write_blend(
     folder: Path, weights: list[float], num_samples: int
 ) -> tuple[list[int], list[int], int]:
-    """Write an order that draws from files by weight, as Megatron's BlendedDataset does.
+    """Write an order that draws from datasets by weight, as Megatron's BlendedDataset does.
 
     Args:
-        folder: to write to.
-        weights: above 0, at most 32,766 of them; only their proportions count.
-        num_samples: samples wanted; the order may have some more.
+        folder: folder of the split.
+        weights: above 0, at most 32,766; only their ratios count.
+        num_samples: requested samples; the order may have a few more.
 
     Returns:
-        Samples that Megatron asks each file for; those that the order takes from it, which with few
-        samples may be more; and the samples of the order.
+        Samples that Megatron requests from each dataset; samples drawn from each dataset, which may
+        be more in a small order; and the number of samples in the order.
     """
-    shares, wanted, samples = aim(weights, num_samples)
+    shares, requested, samples = plan_blend(weights, num_samples)
     drawn = np.zeros(len(weights), np.int64)
 
-    def counted() -> Iterator[Places]:
-        for piece in drawn_pieces(_csrc.Blender(shares), samples):
-            drawn[:] += np.bincount(piece[0], minlength=len(drawn))
-            yield piece
+    def count_drawn() -> Iterator[OrderBlock]:
+        for datasets, numbers in drawn_blocks(_csrc.Blender(shares), samples):
+            drawn[:] += np.bincount(datasets, minlength=len(drawn))
+            yield datasets, numbers
 
-    _write(folder, counted(), samples, np.dtype(np.int16))
-    return wanted, drawn.tolist(), samples
+    _write(folder, count_drawn(), samples, np.dtype(np.int16))
+    return requested, drawn.tolist(), samples
 
 
 def write_exhaustive(folder: Path, counts: list[int]) -> None:
-    """Write an order of all samples of all files, as Megatron's exhaustive blend has them.
+    """Write an order of all samples of all datasets, as Megatron's exhaustive blend does.
 
     Args:
-        folder: to write to.
-        counts: samples of each file, above 0; at most 32,767 files.
+        folder: folder of the split.
+        counts: samples of each dataset, above 0; at most 32,767 datasets.
     """
     blender = _csrc.Blender.exhaustive(np.array(counts, np.int64))
     samples = sum(counts)
-    _write(folder, drawn_pieces(blender, samples), samples, np.dtype(np.int16))
+    _write(folder, drawn_blocks(blender, samples), samples, np.dtype(np.int16))
 
 
 def write_order(folder: Path, order: Order) -> None:
-    """Write an order; its numbers of datasets have the dtype that its blocks have."""
+    """Write an order; dataset numbers keep the dtype of its blocks."""
     samples = len(order)
-    pieces = (order.block(start, stop) for start, stop in _bounds(samples))
-    _write(folder, pieces, samples, order.block(0, 0)[0].dtype)
+    blocks = (order.block(start, stop) for start, stop in _bounds(samples))
+    _write(folder, blocks, samples, order.block(0, 0)[0].dtype)
 
 
-def drawn_pieces(blender: _csrc.Blender, samples: int) -> Iterator[Places]:
-    """Draw the next samples, up to 2**20 at a time: numbers of datasets, and of samples in them."""
+def drawn_blocks(blender: _csrc.Blender, samples: int) -> Iterator[OrderBlock]:
+    """Draw samples in blocks of at most 2**20."""
     for start, stop in _bounds(samples):
         yield blender.draw(stop - start)
 
 
 def _bounds(samples: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, samples, _PIECE):
-        yield start, min(start + _PIECE, samples)
+    for start in range(0, samples, _BLOCK_SAMPLES):
+        yield start, min(start + _BLOCK_SAMPLES, samples)
 
 
 def _write(
-    folder: Path, pieces: Iterable[Places], samples: int, dtype: np.dtype[np.integer]
+    folder: Path, blocks: Iterable[OrderBlock], samples: int, dtype: np.dtype[np.integer]
 ) -> None:
     with (
-        open(folder / "dataset_index.npy", "wb") as datasets,
-        open(folder / "dataset_sample_index.npy", "wb") as numbers,
+        open(folder / "dataset_index.npy", "wb") as dataset_stream,
+        open(folder / "dataset_sample_index.npy", "wb") as number_stream,
     ):
-        _write_header(datasets, dtype, samples)
-        _write_header(numbers, np.dtype(np.int64), samples)
-        for piece in pieces:
-            datasets.write(_bytes(piece[0], dtype))
-            numbers.write(_bytes(piece[1], np.dtype(np.int64)))
+        _write_header(dataset_stream, dtype, samples)
+        _write_header(number_stream, np.dtype(np.int64), samples)
+        for datasets, numbers in blocks:
+            dataset_stream.write(_bytes(datasets, dtype))
+            number_stream.write(_bytes(numbers, np.dtype(np.int64)))
 
 
 def _write_header(stream: IO[bytes], dtype: np.dtype[np.integer], size: int) -> None:
-    # Not a memory map: what is written through one counts as memory of the process.
-    described = {"descr": dtype.newbyteorder("<").str, "fortran_order": False, "shape": (size,)}
-    numpy.lib.format.write_array_header_1_0(stream, described)
+    # No np.lib.format.open_memmap: dirty pages of a mapping count as memory of the process.
+    header = {"descr": dtype.newbyteorder("<").str, "fortran_order": False, "shape": (size,)}
+    numpy.lib.format.write_array_header_1_0(stream, header)
 
 
 def _bytes(array: npt.NDArray[np.integer], dtype: np.dtype[np.integer]) -> memoryview:

@@ -1,7 +1,7 @@
-"""Samples as a model takes them: documents that share a row, kept apart where that is wanted.
+"""Inputs, labels, positions and document numbers of a batch of samples.
 
-Rows of tokens come from `loader`; positions, masks and labels go to the trainer. The rules are
-those of Megatron's get_ltor_masks_and_position_ids: a document begins behind the end of another.
+Rows of tokens come from `loader`; the trainer takes the result. The rules are those of Megatron's
+get_ltor_masks_and_position_ids: a document begins after an end-of-document token.
 """
 
 from typing import NamedTuple
@@ -13,18 +13,14 @@ from tokamake.data.samples.loader import PAD
 
 
 class PackedSamples(NamedTuple):
-    """What a model needs of a batch of B samples of S tokens."""
+    """Model inputs for a batch of B samples of S tokens."""
 
-    tokens: npt.NDArray[np.int64]
-    """(B, S) inputs."""
-    labels: npt.NDArray[np.int64]
-    """(B, S) the token after each input."""
     loss_mask: npt.NDArray[np.bool_]
-    """(B, S) where the loss counts."""
+    """(B, S) true where the loss counts."""
     position_ids: npt.NDArray[np.int64]
-    """(B, S) position of each token in its row, or in its document."""
+    """(B, S) position of each token in its row or in its document."""
     document_ids: npt.NDArray[np.int32]
-    """(B, S) number of the document within the row; a token sees those of its own number alone."""
+    """(B, S) number of the document within the row; a token attends only to its own document."""
 
 
 def packed(
@@ -35,16 +31,14 @@ def packed(
     reset_attention_mask: bool = False,
     eod_mask_loss: bool = False,
 ) -> PackedSamples:
-    """Split rows of tokens into inputs and labels, with what keeps their documents apart.
+    """Return the loss mask, positions and document numbers, separating documents if requested.
 
     Args:
-        rows: (B, S + 1) tokens of samples; where one is `PAD`, input and label are 0 and there is
-            no loss.
-        eod: token that ends a document.
-        reset_position_ids: count positions anew in each document.
-        reset_attention_mask: let no token see those of another document.
-        eod_mask_loss: leave out the loss where the input is the end of a document, whose successor
-            cannot be known.
+        rows: (B, S + 1) tokens of samples; a label `PAD` has no loss.
+        eod: end-of-document token.
+        reset_position_ids: restart positions in each document.
+        reset_attention_mask: give each document of a row its own number.
+        eod_mask_loss: no loss where the input is `eod`: the next document is unpredictable.
     """
     tokens = rows[:, :-1]
     ends = tokens == eod
@@ -58,25 +52,7 @@ def packed(
     if reset_attention_mask:
         document_ids = begins.cumsum(axis=1, dtype=np.int32)
     loss_mask = ~ends if eod_mask_loss else np.ones(tokens.shape, bool)
-    missing = rows == PAD
-    if missing.any():
-        rows, loss_mask = np.where(missing, 0, rows), loss_mask & ~missing[:, 1:]
-    return PackedSamples(rows[:, :-1], rows[:, 1:], loss_mask, position_ids, document_ids)
-
-
-def attention_mask(document_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-    """(B, S, S), whether token i of a row sees token j: one before it, in the same document."""
-    length = document_ids.shape[1]
-    same = document_ids[:, :, None] == document_ids[:, None, :]
-    causal: npt.NDArray[np.bool_] = np.tri(length, dtype=bool)
-    return same & causal
-
-
-def sequence_bounds(document_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """(documents + 1,) where documents begin if all rows stand one after the other.
-
-    As `cu_seqlens` of attention kernels for sequences of varying length; the last is B x S.
-    """
-    begins = np.ones(document_ids.shape, bool)
-    begins[:, 1:] = np.diff(document_ids, axis=1) != 0
-    return np.append(begins.ravel().nonzero()[0], document_ids.size).astype(np.int32)
+    padding = rows == PAD
+    if padding.any():
+        loss_mask = loss_mask & ~padding[:, 1:]
+    return PackedSamples(loss_mask, position_ids, document_ids)

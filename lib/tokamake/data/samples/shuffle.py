@@ -1,7 +1,4 @@
-"""Shuffling as NumPy's legacy generator does it, bit for bit, at several times the speed.
-
-`samples` calls it for the orders that equal megatron-core's.
-"""
+"""Shuffle like NumPy's legacy generator, bit for bit, but several times faster."""
 
 from typing import Any
 
@@ -10,21 +7,21 @@ import numpy.typing as npt
 
 from tokamake import _csrc
 
-_MOST = 1 << 32
-"""Values beyond which NumPy draws from 64 bits, and we leave it to NumPy."""
+_MAX_VALUES = 1 << 32
+"""Above this size NumPy draws 64-bit numbers. `_csrc.shuffle` only implements the 32-bit draw."""
 
 
 def shuffle(
     values: npt.NDArray[np.int32] | npt.NDArray[np.uint32] | npt.NDArray[np.int64],
     random: np.random.RandomState,
 ) -> None:
-    """Do `random.shuffle(values)`, with the same outcome and state of `random` afterwards.
+    """Do `random.shuffle(values)`, with the same order and the same state of `random` afterwards.
 
     Args:
         values: (values,) contiguous.
-        random: a Mersenne twister, as `RandomState` is unless made otherwise.
+        random: generator over a Mersenne twister, the default of `RandomState`.
     """
-    if len(values) > _MOST:
+    if len(values) > _MAX_VALUES:
         random.shuffle(values)
         return
     state: dict[str, Any] = random.get_state(legacy=False)

@@ -1,6 +1,7 @@
-"""One set of a run: which of its files have something to give, and their arrays.
+"""Index of one split: the datasets that contribute to it, their order and their sample indexes.
 
-`index` asks for each set; orders come from `draw`, the arrays of a file from `file_index`.
+`index` calls it for each split. `draw` writes the order, `dataset_index` builds the arrays of a
+dataset, and `array_file` stores them.
 """
 
 import logging
@@ -19,32 +20,32 @@ from tokamake.data.samples.dataset_index import DatasetIndex
 from tokamake.errors import UserError
 from tokamake.runtime.console import progress
 
-_MOST_FILES = {"weighted": 32_766, "exact": 2**31 - 1, "corpora": 2**31 - 1}
-"""Megatron numbers the files of a blend in 16 bits."""
+_MAX_DATASETS = {"weighted": 32_766, "exact": 2**31 - 1, "corpora": 2**31 - 1}
+"""Megatron numbers the datasets of a blend in 16 bits."""
 
-_MOST_EPOCHS = 100_000
-"""More is a slip, and would take all memory."""
+_MAX_EPOCHS = 100_000
+"""More is most likely a mistake in the weights, and would fill the memory."""
 
 _log = logging.getLogger(__name__)
 
 
 class WeightedDataset(NamedTuple):
-    """A file of a set."""
+    """A dataset of a split."""
 
     line: Weighted
     dataset: IndexedDataset
     documents: range
-    """Those that belong to the set; they hold a token or more."""
+    """Sequences that belong to the split; they hold at least one token."""
 
     @property
     def tokens(self) -> int:
-        """Tokens of the set's documents."""
-        first, last = self.documents.start, self.documents.stop
-        return int(self.dataset.lengths[first:last].sum(dtype=np.int64))
+        """Tokens of the split's documents."""
+        first, stop = self.documents.start, self.documents.stop
+        return int(self.dataset.lengths[first:stop].sum(dtype=np.int64))
 
 
 class IndexSettings(NamedTuple):
-    """What else decides the samples of a set; the fields are options of `index`."""
+    """Settings that decide the samples of a split; the fields are options of `index`."""
 
     sequence_length: int
     seed: int
@@ -54,170 +55,185 @@ class IndexSettings(NamedTuple):
     drop_last_partial_sequence: bool
 
     def of(self, name: str) -> "IndexSettings":
-        """Settings for one set: a training has use for whole samples only."""
+        """Settings of one split: training only takes whole samples."""
         return self._replace(drop_last_partial_sequence=True) if name == "train" else self
 
 
-def find_sources(
-    sets: SplitPrefixes, data_root: Path, *, blend: draw.Blend, validate: bool
+def find_datasets(
+    splits: SplitPrefixes, data_root: Path, *, blend: draw.Blend, validate: bool
 ) -> dict[str, list[WeightedDataset]]:
-    """Files of the training and, if there is to be one, of each validation set.
+    """Datasets of the training split and, with `validate`, of each validation split.
 
     Raises:
-        UserError: a pair is missing or damaged, a set is empty, or there is none to validate on.
+        UserError: a dataset is missing or damaged, a split is empty, or no split can validate.
     """
     opened = {
         line.prefix: IndexedDataset(data_root / line.prefix)
-        for name in sets.names
-        for line in sets.lines(name)
+        for name in splits.names
+        for line in splits.lines(name)
     }
-    # What is kept for tests is looked at too: better said now than after weeks of training.
-    found = {name: list(_sources(sets, opened, name)) for name in sets.names if sets.is_used(name)}
-    for name, sources in found.items():
-        if not sources:
+    # Check the test split too: an empty one must fail now, not after weeks of training.
+    datasets_of = {
+        name: list(_contributing(splits, opened, name))
+        for name in splits.names
+        if splits.is_used(name)
+    }
+    for name, datasets in datasets_of.items():
+        if not datasets:
             raise UserError(
-                f"{sets.origin(name)}: no file has a document for the {name} set; "
+                f"{splits.origin(name)}: no dataset has a document for the {name} split; "
                 "give it a larger share or more data"
             )
-        if len(sources) > _MOST_FILES[blend]:
+        if len(datasets) > _MAX_DATASETS[blend]:
             raise UserError(
-                f"{name}: {len(sources):,} files, {blend!r} numbers at most "
-                f"{_MOST_FILES[blend]:,}; merge files or take blend exact or corpora"
+                f"{name}: {len(datasets):,} datasets; blend {blend!r} allows at most "
+                f"{_MAX_DATASETS[blend]:,}; merge datasets or use blend exact or corpora"
             )
         if name != "train":
-            _warn_of_overlap(found["train"], sources, name)
-    validation = [name for name in found if name not in ("train", "test")]
+            _warn_of_overlap(datasets_of["train"], datasets, name)
+    validation = [name for name in datasets_of if name not in ("train", "test")]
     if validate and not validation:
         raise UserError(
             "split: nothing to validate on; give the second number a share, name a "
-            "validation set, or set valid_samples to 0"
+            "validation split, or set valid_samples to 0"
         )
     if blend == "corpora":
-        found = {name: _grouped(sources) for name, sources in found.items()}
-    return {name: found[name] for name in ["train", *(validation if validate else [])]}
+        datasets_of = {name: _grouped(datasets) for name, datasets in datasets_of.items()}
+    return {name: datasets_of[name] for name in ["train", *(validation if validate else [])]}
 
 
-def _sources(
-    sets: SplitPrefixes, opened: dict[str, IndexedDataset], name: str
+def _contributing(
+    splits: SplitPrefixes, opened: dict[str, IndexedDataset], name: str
 ) -> Iterator[WeightedDataset]:
-    """Files that have something to give to a set; the others are reported."""
-    for line in sets.lines(name):
+    """Datasets that contribute to a split. Warns about the others."""
+    for line in splits.lines(name):
         dataset = opened[line.prefix]
-        documents = sets.documents(name, line, len(dataset))
+        documents = splits.documents(name, line, len(dataset))
         if line.weight > 0 and dataset.lengths[documents.start : documents.stop].any():
             yield WeightedDataset(line, dataset, documents)
-        elif name == "train" or sets.is_listed(name) or not line.part:  # else none was meant
+        # A line with a part trains that part only: nothing of it in other splits is expected.
+        elif name == "train" or splits.is_listed(name) or not line.part:
             reason = "has no document for it" if line.weight > 0 else "has weight 0"
-            _log.warning("%s: left out of the %s set: %s", line.prefix, name, reason)
+            _log.warning("%s: left out of the %s split: %s", line.prefix, name, reason)
 
 
 def _warn_of_overlap(
     train: list[WeightedDataset], held_out: list[WeightedDataset], name: str
 ) -> None:
-    trained = {source.line.prefix: source.documents for source in train}
-    for source in held_out:
-        theirs, ours = source.documents, trained.get(source.line.prefix, range(0))
-        first, last = max(theirs.start, ours.start), min(theirs.stop, ours.stop)
-        if first < last:
+    trained = {dataset.line.prefix: dataset.documents for dataset in train}
+    for dataset in held_out:
+        prefix, documents = dataset.line.prefix, dataset.documents
+        in_train = trained.get(prefix, range(0))
+        first, stop = max(documents.start, in_train.start), min(documents.stop, in_train.stop)
+        if first < stop:
             _log.warning(
-                "%s: documents %d to %d train and are in %s too, which will look too good",
-                *(source.line.prefix, first, last - 1, name),
+                "%s: documents %d to %d are in the train and %s splits; the loss on %s will look "
+                "too good",
+                *(prefix, first, stop - 1, name, name),
             )
 
 
-def _grouped(sources: list[WeightedDataset]) -> list[WeightedDataset]:
-    """Files of one corpus behind each other, corpora in the order in which they first come."""
-    places: dict[str, int] = {}
-    for source in sources:
-        places.setdefault(source.line.corpus, len(places))
-    return sorted(sources, key=lambda source: places[source.line.corpus])
+def _grouped(datasets: list[WeightedDataset]) -> list[WeightedDataset]:
+    """Make datasets of a corpus neighbors; corpora stay in order of first appearance."""
+    positions: dict[str, int] = {}
+    for dataset in datasets:
+        positions.setdefault(dataset.line.corpus, len(positions))
+    return sorted(datasets, key=lambda dataset: positions[dataset.line.corpus])
 
 
-def write_set(
+def write_split(
     folder: Path,
     *,
-    sources: list[WeightedDataset],
+    datasets: list[WeightedDataset],
     settings: IndexSettings,
     num_samples: int | None,
-    stated: dict[str, Fraction],
+    epochs_of: dict[str, Fraction],
 ) -> dict[str, Any]:
-    """Write the arrays of a set, and describe them.
+    """Write the arrays of a split and return their description for index.json.
 
     Args:
-        folder: to make.
-        sources: its files.
-        settings: of the set.
-        num_samples: samples wanted; None: as many as the epochs give.
-        stated: epochs of each corpus, where there is no number of samples.
+        folder: folder to create.
+        datasets: datasets of the split.
+        settings: settings of the split.
+        num_samples: requested samples; None: as many as the epochs give.
+        epochs_of: epochs of each corpus, if `num_samples` is None.
 
     Raises:
-        UserError: epochs hold no sample.
+        UserError: the epochs hold no sample.
     """
     folder.mkdir()
     if num_samples is None and settings.separate_last_epoch is None:
-        settings = settings._replace(separate_last_epoch=True)  # no document once more than another
-    manner = draw.Manner(settings.blend, settings.within_corpus, settings.seed)
+        # A mixed last epoch would repeat some documents while it drops others.
+        settings = settings._replace(separate_last_epoch=True)
+    order = draw.DrawSettings(settings.blend, settings.within_corpus, settings.seed)
     if num_samples is None:
-        sources, counts = _whole_epochs(sources, settings, stated)
-        corpora = [source.line.corpus for source in sources]
-        made = draw.draw_all(folder, counts, corpora, manner=manner)
+        datasets, counts = _whole_epochs(datasets, settings, epochs_of)
+        corpora = [dataset.line.corpus for dataset in datasets]
+        samples = draw.draw_all(folder, counts, corpora, settings=order)
     else:
-        weights = [source.line.weight for source in sources]
-        corpora = [source.line.corpus for source in sources]
-        made = draw.draw(folder, weights, corpora, num_samples=num_samples, manner=manner)
-    described = []
+        weights = [dataset.line.weight for dataset in datasets]
+        corpora = [dataset.line.corpus for dataset in datasets]
+        samples = draw.draw(folder, weights, corpora, num_samples=num_samples, settings=order)
+    descriptions = []
     with (folder / array_file.NAME).open("wb") as stream:
-        for number, source in enumerate(progress(sources, label=folder.name, unit="files")):
-            built = _build(source, made.wanted[number], made.drawn[number], settings)
-            places = array_file.write_arrays(stream, built)
-            described.append({**_describe(source, built, made.drawn[number]), "arrays": places})
-    _warn_of_repetition(folder.name, described)
-    return {"requested_samples": num_samples, "samples": made.samples, "files": described}
+        for number, dataset in enumerate(progress(datasets, label=folder.name, unit="datasets")):
+            drawn = samples.drawn[number]
+            arrays = _build(dataset, samples.requested[number], drawn, settings)
+            locations = array_file.write_arrays(stream, arrays)
+            descriptions.append({**_describe(dataset, arrays, drawn), "arrays": locations})
+    _warn_of_repetition(folder.name, descriptions)
+    # The key "files" is part of the format of index.json.
+    return {"requested_samples": num_samples, "samples": samples.samples, "files": descriptions}
 
 
-def _warn_of_repetition(name: str, described: list[dict[str, Any]]) -> None:
-    """Say that a validation set is smaller than what is measured of it."""
-    again = [file for file in described if file["epochs"] > 1]
-    if name != "train" and again:
+def _warn_of_repetition(name: str, descriptions: list[dict[str, Any]]) -> None:
+    repeated = [dataset for dataset in descriptions if dataset["epochs"] > 1]
+    if name != "train" and repeated:
         _log.warning(
-            "%s: %d of its %d files are too small: samples of them are measured several times; ask "
-            "for fewer samples or hold out more",
-            *(name, len(again), len(described)),
+            "%s: %d of its %d datasets are too small: some of their samples are evaluated several "
+            "times; use fewer samples or hold out more documents",
+            *(name, len(repeated), len(descriptions)),
         )
 
 
 def _whole_epochs(
-    sources: list[WeightedDataset], settings: IndexSettings, stated: dict[str, Fraction]
+    datasets: list[WeightedDataset], settings: IndexSettings, epochs_of: dict[str, Fraction]
 ) -> tuple[list[WeightedDataset], list[int]]:
-    """Files that give a sample in the epochs of their corpora, and how many each gives."""
-    found = []
-    for source in sources:
+    """Datasets that fill a sample in the epochs of their corpus, and the samples of each."""
+    filled, counts = [], []
+    for dataset in datasets:
         count = epochs.count_samples(
-            stated[source.line.corpus],
+            epochs_of[dataset.line.corpus],
             sequence_length=settings.sequence_length,
-            tokens_per_epoch=source.tokens,
+            tokens_per_epoch=dataset.tokens,
         )
         if count:
-            found.append((source, count))
+            filled.append(dataset)
+            counts.append(count)
         else:
             _log.warning(
-                "%s: left out of the training: its %d tokens fill no sample of %d",
-                *(source.line.prefix, source.tokens, settings.sequence_length),
+                "%s: left out of the train split: its %d tokens do not fill a sample of %d",
+                *(dataset.line.prefix, dataset.tokens, settings.sequence_length),
             )
-    if not found:
-        raise UserError("epochs: no file fills a sample; state more or shorten sequence_length")
-    return [source for source, _ in found], [count for _, count in found]
+    if not filled:
+        raise UserError(
+            "epochs: no dataset fills a sample; use more epochs or a shorter sequence_length"
+        )
+    return filled, counts
 
 
 def _build(
-    source: WeightedDataset, wanted: int, drawn: int, settings: IndexSettings
+    dataset: WeightedDataset, requested: int, drawn: int, settings: IndexSettings
 ) -> DatasetIndex:
-    """Build what Megatron builds; more where that is less than drawn and Megatron gives up."""
+    """Build the same index as Megatron, or a larger one if more samples are drawn.
+
+    A small blend may draw more samples than Megatron requests. Megatron fails in this case.
+    """
 
     def build(num_samples: int) -> DatasetIndex:
         return dataset_index.build(
-            source.dataset.lengths,
-            source.documents,
+            dataset.dataset.lengths,
+            dataset.documents,
             num_samples=num_samples,
             sequence_length=settings.sequence_length,
             seed=settings.seed,
@@ -225,26 +241,26 @@ def _build(
             drop_last_partial_sequence=settings.drop_last_partial_sequence,
         )
 
-    tokens = source.tokens
-    epochs_of = max(wanted, drawn) * settings.sequence_length // tokens
-    if epochs_of > _MOST_EPOCHS:
+    tokens = dataset.tokens
+    num_epochs = max(requested, drawn) * settings.sequence_length // tokens
+    if num_epochs > _MAX_EPOCHS:
         raise UserError(
-            f"{source.line.prefix}: its {tokens:,} tokens would be seen {epochs_of:,} times; lower "
-            "its weight or draw fewer samples"
+            f"{dataset.line.prefix}: its {tokens:,} tokens would be seen {num_epochs:,} times; "
+            "lower its weight or draw fewer samples"
         )
-    built = build(wanted)
-    return built if len(built.shuffle) >= drawn else build(drawn)
+    arrays = build(requested)
+    return arrays if len(arrays.shuffle) >= drawn else build(drawn)
 
 
-def _describe(source: WeightedDataset, built: DatasetIndex, drawn: int) -> dict[str, Any]:
-    documents = source.documents
+def _describe(dataset: WeightedDataset, arrays: DatasetIndex, drawn: int) -> dict[str, Any]:
+    documents = dataset.documents
     return {
-        "prefix": source.line.prefix,
-        "corpus": source.line.corpus,
-        "weight": source.line.weight,
+        "prefix": dataset.line.prefix,
+        "corpus": dataset.line.corpus,
+        "weight": dataset.line.weight,
         "documents": [documents.start, documents.stop],
-        "tokens": source.tokens,
-        "epochs": len(built.document) // len(documents),
-        "num_samples": len(built.shuffle),
+        "tokens": dataset.tokens,
+        "epochs": len(arrays.document) // len(documents),
+        "num_samples": len(arrays.shuffle),
         "drawn_samples": drawn,
     }

@@ -1,4 +1,4 @@
-"""Tool `trace-sample`: what a training step saw, back to the raw lines that it was made from."""
+"""Tool `trace-sample`: the raw lines behind a row of a training step."""
 
 from collections.abc import Callable
 from functools import cache
@@ -10,25 +10,24 @@ from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 
 if TYPE_CHECKING:
-    from tokamake.data.samples.fim.samples import FimSamples, Traced
+    from tokamake.data.samples.fim.samples import FimSamples, TracedSample
     from tokamake.data.samples.loader import DocumentSpan, Samples
 
 
 def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None) -> None:
-    """Find the raw lines that a row of a training step was made from.
+    """Find the raw lines behind a row of a training step.
 
-    Tokens are those that the model sees, in their order, also where train.fim rearranges documents.
+    Tokens are listed in the order that the model sees, also if train.fim rearranges documents.
 
     Args:
         run: settings of the training run, run.yaml in its folder.
-        step: training step, from 1, as logs count them.
+        step: training step, from 1, as in the logs.
         row: row of the step's global batch, from 0.
-        token: a token of that row, from 0, instead of all; the one after the last input is its
-            label.
+        token: only this token of the row, from 0; the token after the last input is its label.
 
     Raises:
-        UserError: there is no such step, row or token, or the index is missing, or the tokenizer
-            where documents are rearranged.
+        UserError: the step, row or token does not exist, or the index is missing, or the tokenizer
+            if documents are rearranged.
     """
     from tokamake.config.resolved_run import read_run
     from tokamake.data.samples.fim.samples import training_samples
@@ -36,88 +35,89 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
     settings = read_run(run)
     train = settings.train
     sizes = train.batch_sizes
-    before = sizes.samples(max(step - 1, 0))
+    consumed = sizes.samples(max(step - 1, 0))
     for name, value, first, last in (
         ("step", step, 1, train.train_steps),
-        ("row", row, 0, sizes.at(before) - 1),
+        ("row", row, 0, sizes.at(consumed) - 1),
         ("token", token or 0, 0, train.sequence_length),
     ):
         if not first <= value <= last:
-            raise UserError(f"{run}: {name} {value}: there is none; give {first} to {last}")
+            raise UserError(f"{run}: {name} {value}: does not exist; give {first} to {last}")
     samples = training_samples(settings)
-    sample = before + row
-    print(f"step {step}, row {row}: sample {sample}, of corpus {samples.source(sample)}")
-    traced, pieces = _traced(samples, sample), samples.pieces(sample)
-    where = cache(lambda piece: _where(settings.data_root, piece))
-    for run_of_tokens in _runs(traced, pieces) if token is None else [range(token, token + 1)]:
-        print(f"{_named(run_of_tokens)} {_source(traced, pieces, run_of_tokens, where)}")
+    sample = consumed + row
+    print(f"step {step}, row {row}: sample {sample}, of corpus {samples.corpus_of(sample)}")
+    traced, spans = _trace(samples, sample), samples.spans(sample)
+    # Cached: an end-of-document token or a mark splits a span into several runs.
+    locate = cache(lambda span: _locate(settings.data_root, span))
+    for token_run in _runs(traced, spans) if token is None else [range(token, token + 1)]:
+        print(f"{_tokens_text(token_run)} {_origin_text(traced, spans, token_run, locate)}")
     if traced.left_out and token is None:
         verb = "is" if traced.left_out == 1 else "are"
         print(f"{counted(traced.left_out, 'token')} more did not fit and {verb} left out")
 
 
-def _traced(samples: "Samples | FimSamples", sample: int) -> "Traced":
+def _trace(samples: "Samples | FimSamples", sample: int) -> "TracedSample":
     import numpy as np
 
-    from tokamake.data.samples.fim.samples import FimSamples, Traced
+    from tokamake.data.samples.fim.samples import FimSamples, TracedSample
 
     if isinstance(samples, FimSamples):
-        return samples.traced(sample)
+        return samples.trace(sample)
     tokens = samples[sample]
-    return Traced(tokens, np.arange(len(tokens)), {}, 0)
+    return TracedSample(tokens, np.arange(len(tokens)), {}, 0)
 
 
-def _runs(traced: "Traced", pieces: "list[DocumentSpan]") -> "list[range]":
-    """Tokens that come from one piece without a gap, or are padding; marks stand alone."""
+def _runs(traced: "TracedSample", spans: "list[DocumentSpan]") -> "list[range]":
+    """Split tokens into runs: consecutive tokens of a span, padding, or a single mark."""
     import numpy as np
 
     from tokamake.data.samples.loader import PAD
 
     origins, padding = traced.origins, traced.tokens == PAD
-    stops = np.cumsum([piece.stop - piece.start for piece in pieces])
-    of_one = np.diff(np.searchsorted(stops, origins, side="right")) == 0
+    stops = np.cumsum([span.stop - span.start for span in spans])
+    same_span = np.diff(np.searchsorted(stops, origins, side="right")) == 0
     step = np.diff(origins)
-    goes_on = (origins[:-1] >= 0) & of_one & (step >= 0) & (step <= 1)
-    goes_on |= padding[:-1] & padding[1:]
-    bounds = [0, *(np.flatnonzero(~goes_on) + 1).tolist(), len(origins)]
-    return [range(*of_run) for of_run in pairwise(bounds)]
+    # A step of 0: text that is encoded again may give several tokens for one.
+    continues = (origins[:-1] >= 0) & same_span & (step >= 0) & (step <= 1)
+    continues |= padding[:-1] & padding[1:]
+    bounds = [0, *(np.flatnonzero(~continues) + 1).tolist(), len(origins)]
+    return [range(start, stop) for start, stop in pairwise(bounds)]
 
 
-def _named(tokens: range) -> str:
+def _tokens_text(tokens: range) -> str:
     if len(tokens) == 1:
         return f"token {tokens[0]}"
     return f"tokens {tokens[0]} to {tokens[-1]}"
 
 
-def _source(
-    traced: "Traced",
-    pieces: "list[DocumentSpan]",
+def _origin_text(
+    traced: "TracedSample",
+    spans: "list[DocumentSpan]",
     tokens: range,
-    where: "Callable[[DocumentSpan], str]",
+    locate: "Callable[[DocumentSpan], str]",
 ) -> str:
-    """What a run of tokens comes from, or is if it comes from nothing."""
+    """Origin of a run of tokens, or their kind if they have none."""
     first, last = int(traced.origins[tokens[0]]), int(traced.origins[tokens[-1]])
-    verb = ("is", "comes") if len(tokens) == 1 else ("are", "come")
+    be, come = ("is", "comes") if len(tokens) == 1 else ("are", "come")
     if first < 0:
         mark = traced.marks.get(int(traced.tokens[tokens[0]]))
-        what = f"{mark}, put there by train.fim" if mark else "padding"
-        return f"{verb[0]} {what}"
-    for piece in pieces:
-        if first < (size := piece.stop - piece.start):
+        return f"{be} {mark}, inserted by train.fim" if mark else f"{be} padding"
+    for span in spans:
+        if first < (size := span.stop - span.start):
             break
         first, last = first - size, last - size
-    held = _named(range(piece.start + first, piece.start + last + 1))
-    return f"{verb[1]} from {held} of {piece.prefix} {where(piece)}"
+    source_tokens = _tokens_text(range(span.start + first, span.start + last + 1))
+    return f"{come} from {source_tokens} of {span.prefix} {locate(span)}"
 
 
-def _where(data_root: Path, piece: "DocumentSpan") -> str:
-    """Sequence, document and raw line of a piece; no line where its pair has no map."""
+def _locate(data_root: Path, span: "DocumentSpan") -> str:
+    """Sequence, document and raw line of a span; no line if its dataset has no sources file."""
     from tokamake.data.indexed.dataset import IndexedDataset
     from tokamake.data.indexed.trace import document_of, origin
 
-    document = document_of(IndexedDataset(data_root / piece.prefix), piece.sequence)
-    named = f"sequence {piece.sequence}, document {document}"
+    document = document_of(IndexedDataset(data_root / span.prefix), span.sequence)
+    numbers = f"sequence {span.sequence}, document {document}"
     try:
-        return f"{named}: {origin(data_root / piece.prefix, document)}"
+        return f"{numbers}: {origin(data_root / span.prefix, document)}"
     except UserError as error:
-        return f"{named} ({error})"
+        return f"{numbers} ({error})"

@@ -1,4 +1,4 @@
-"""Tool `trace-steps`: the training steps that see a document of a pair."""
+"""Tool `trace-steps`: the training steps that see a document of a dataset."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ def trace_steps(run: Path, prefix: str, document: int, /) -> None:
 
     Args:
         run: settings of the training run, run.yaml in its folder.
-        prefix: pair, as the weighting file names it: relative to the data root.
+        prefix: dataset as in the weighting file, relative to the data root.
         document: number of the document, from 0.
 
     Raises:
-        UserError: the run draws from no such pair, the pair has no such document, or the index is
+        UserError: the run has no such dataset, the dataset has no such document, or the index is
             missing.
     """
     import numpy as np
@@ -26,20 +26,21 @@ def trace_steps(run: Path, prefix: str, document: int, /) -> None:
     from tokamake.runtime.console import counted
 
     settings = read_run(run)
-    known = read_index(settings.index)["pairs"]
-    if prefix not in known:
-        raise UserError(f"{run}: draws from no pair {prefix}; name one of {', '.join(known)[:300]}")
-    pair = IndexedDataset(settings.data_root / prefix)
-    if not 0 <= document < len(pair.document_bounds) - 1:
-        last = len(pair.document_bounds) - 2
+    prefixes = read_index(settings.index)["pairs"]
+    if prefix not in prefixes:
+        raise UserError(f"{run}: no dataset {prefix}; choose one of {', '.join(prefixes)[:300]}")
+    dataset = IndexedDataset(settings.data_root / prefix)
+    if not 0 <= document < len(dataset.document_bounds) - 1:
+        last = len(dataset.document_bounds) - 2
         raise UserError(f"{prefix}: no document {document}; give 0 to {last}")
     samples = Samples(settings.index, split="train", data_root=settings.data_root)
-    first, stop = (int(bound) for bound in pair.document_bounds[document : document + 2])
-    seen = [samples.seen(prefix, sequence) for sequence in range(first, stop)]
-    found = np.unique(np.concatenate([np.zeros(0, np.int64), *seen]))
+    first, stop = (int(bound) for bound in dataset.document_bounds[document : document + 2])
+    of_sequences = [samples.samples_of(prefix, sequence) for sequence in range(first, stop)]
+    # The empty array is for documents without sequences: nothing to concatenate is an error.
+    numbers = np.unique(np.concatenate([np.zeros(0, np.int64), *of_sequences]))
     sizes = settings.train.batch_sizes
-    found = found[found < sizes.samples(settings.train.train_steps)]
-    print(f"document {document} of {prefix}: {counted(len(found), 'sample')}")
-    for sample in found.tolist():
+    numbers = numbers[numbers < sizes.samples(settings.train.train_steps)]
+    print(f"document {document} of {prefix}: {counted(len(numbers), 'sample')}")
+    for sample in numbers.tolist():
         step, row = sizes.place(sample)
         print(f"step {step + 1}, row {row}")

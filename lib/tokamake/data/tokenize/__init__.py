@@ -1,1 +1,1 @@
-"""The stage `tokenize`: raw files to shards of tokens."""
+"""Stage `tokenize`: raw files to shards."""

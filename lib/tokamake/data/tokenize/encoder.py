@@ -1,7 +1,8 @@
-"""Texts to token ids, as fast as can be, with the tokens of the tokenizer's own package.
+"""Encode texts to token ids as fast as possible, with the tokens of the reference tokenizer.
 
-By lib/csrc where it is exact, else by gigatoken where that is, else by their own package.
-`tokenize` makes one Encoder a run and feeds it blocks of texts; what did the work changes no token.
+The reference tokenizer is the tokenizer's own package (`tokenizers` or `sentencepiece`). The
+encoder prefers lib/csrc, then gigatoken, where they are exact, and compares samples with the
+reference. The choice changes no token. `tokenize` makes one Encoder per run.
 """
 
 import os
@@ -23,257 +24,267 @@ from tokamake.data.tokenizers import _gigatoken as gigatoken
 from tokamake.data.tokenizers._byte_level import ByteLevelEncoder
 from tokamake.data.tokenizers._gigatoken import Gigatoken, in_parts, reuse_memory
 
-_ENOUGH = 2_000_000  # characters from which on loading pays: it takes 0.1 to 0.5 s
-_CHUNK = 4_000_000  # characters that a tokenizer's own package gets at once: it needs much memory
-_THREADS = 4  # at once, at most: reading and writing, one thread more, keep up with no more
-_RENEWAL = 192_000_000  # characters a thread after which gigatoken's caches are thrown away
-_WORDS = 64 << 20  # bytes of words whose tokens are remembered
-_FIRST = 100_000  # characters at the beginning that both encode
-_STEP = 8_000_000  # then both encode the text around every so many characters: their own package
-_WINDOW = 2_000  # needs a hundred times longer, so that one character in 4,000 is a few percent
+# Lengths are in characters, except _WORD_CACHE_BYTES.
+_FAST_THRESHOLD = 2_000_000  # from here on a fast encoder pays: loading takes 0.1 to 0.5 s
+_REFERENCE_CHUNK = 4_000_000  # per call of the reference tokenizer, which needs much memory
+_MAX_THREADS = 4  # one reader and one writer thread keep up with no more
+_CACHE_LIMIT = 192_000_000  # per thread; then gigatoken's caches are dropped
+_WORD_CACHE_BYTES = 64 << 20  # words whose tokens are cached
+# Both encoders encode the first _FIRST_SAMPLE characters, then _SAMPLE characters around every
+# _SAMPLE_STEP-th one. The reference is about 100 times slower: 1 in 4,000 costs a few percent.
+_FIRST_SAMPLE = 100_000
+_SAMPLE_STEP = 8_000_000
+_SAMPLE = 2_000
 
 
 class Encoded(NamedTuple):
     """Token ids of a list of texts."""
 
     ids: NDArray[np.uint32]
-    """(tokens,) of all texts one after the other."""
+    """(tokens,) token ids of all texts, concatenated."""
     lengths: NDArray[np.int64]
-    """(texts,) tokens of each."""
+    """(texts,) tokens of each text."""
 
-    def of(self, number: int) -> NDArray[np.uint32]:
-        """Token ids of one text; slow if asked for many."""
-        end = int(self.lengths[: number + 1].sum())
-        return self.ids[end - int(self.lengths[number]) : end]
+    def text_ids(self, index: int) -> NDArray[np.uint32]:
+        """Token ids of one text; slow in a loop, because it sums the lengths before it."""
+        end = int(self.lengths[: index + 1].sum())
+        return self.ids[end - int(self.lengths[index]) : end]
 
 
 class Mismatch(Exception):
-    """Other tokens came than from the tokenizer's own package: encode anew with fast=False."""
+    """The fast encoder failed or differs from the reference: encode again with fast=False."""
 
 
 class Encoder:
-    """Encodes blocks of texts; several threads may ask at once."""
+    """Encodes lists of texts; several threads may call it at once."""
 
     def __init__(self, tokenizer: Tokenizer, *, workers: int, fast: bool = True) -> None:
-        """Make an encoder; what is slow to load is loaded when needed.
+        """Create an encoder; fast encoders and caches are loaded at first use.
 
         Args:
-            tokenizer: an opened tokenizer.
-            workers: threads; what is encoded does not depend on it.
-            fast: use more than the tokenizer's own package, where it is exact.
+            tokenizer: opened tokenizer.
+            workers: number of threads; it does not change the tokens.
+            fast: use a fast encoder where it is exact, not only the reference tokenizer.
         """
         os.environ["RAYON_NUM_THREADS"] = str(workers)  # `tokenizers` reads it once, at first use
         self._tokenizer = tokenizer
         self._workers = workers
-        self._fast: type[ByteLevelEncoder | Gigatoken] = Gigatoken
-        self._free: list[ByteLevelEncoder | Gigatoken] = []
-        self._loaded = False
-        self._lent = 0
-        self._remembered = 0  # characters since gigatoken's caches were empty
-        self._words: Words | Literal[False] | None = None  # not asked for yet
-        self._reason = None if fast else "it is turned off"
-        self._characters = 0
+        self._fast_class: type[ByteLevelEncoder | Gigatoken] = Gigatoken
+        self._idle: list[ByteLevelEncoder | Gigatoken] = []
+        self._is_loaded = False
+        self._num_borrowed = 0
+        self._cached_characters = 0  # characters since gigatoken's caches were empty
+        self._words: Words | Literal[False] | None = None  # None: not yet created; False: no rules
+        self._fallback_reason = None if fast else "it is turned off"  # None: not yet known
+        self._num_characters = 0
         self._lock = threading.Lock()
-        self._turn = threading.Condition()
-        self._package_lock = threading.Lock()
+        self._borrowing = threading.Condition()
+        self._reference_lock = threading.Lock()
 
     @property
     def threads(self) -> int:
-        """How many callers are worth having, by what is known of the tokenizer so far.
+        """Number of caller threads that are useful.
 
-        A tokenizer's own package takes one text list after the other, with threads of its own.
+        One for the reference tokenizer: it takes one list of texts at a time and has its own
+        threads.
         """
-        return 1 if self._reason else min(self._workers, _THREADS)
+        return 1 if self._fallback_reason else min(self._workers, _MAX_THREADS)
 
     @property
     def name(self) -> str:
-        """Package and version that most texts so far were encoded by."""
-        package = self._fast.package if self._loaded else self._tokenizer.package
+        """Package and version that encoded most texts so far."""
+        package = self._fast_class.package if self._is_loaded else self._tokenizer.package
         return f"{package} {version(package)}"
 
     @property
-    def refused(self) -> str:
-        """The same as `reason`, if there has been text enough to ask for it; else empty."""
-        return self._reason or ""
+    def known_fallback_reason(self) -> str:
+        """`fallback_reason`, or empty if there was too little text to look for a fast encoder."""
+        return self._fallback_reason or ""
 
     @property
-    def reason(self) -> str:
-        """Why only the tokenizer's own package can be used, in one clause; empty: more can."""
+    def fallback_reason(self) -> str:
+        """Why no fast encoder can be used, as a clause; empty if one can."""
         with self._lock:
-            if self._reason is None:
+            if self._fallback_reason is None:
                 if not byte_level.refusal(self._tokenizer):
-                    self._fast, reason = ByteLevelEncoder, ""
+                    self._fast_class, reason = ByteLevelEncoder, ""
                 else:
                     reason = gigatoken.refusal(self._tokenizer)
                 if not reason:
                     reuse_memory()
-                self._reason = reason
-            return self._reason
+                self._fallback_reason = reason
+            return self._fallback_reason
 
-    def place(self, texts: Sequence[str]) -> range:
-        """Where these texts, by their `extent`, stand in the stream of all: they come next."""
-        before = self._characters
-        self._characters += extent(texts)
-        if self._reason is None and self._characters >= _ENOUGH:
-            _ = self.reason  # before there are threads to encode, for it turns to their memory
-        return range(before, self._characters)
+    def reserve(self, texts: Sequence[str]) -> range:
+        """Reserve the next positions in the stream of all texts, in `text_size` units.
 
-    def __call__(self, texts: Sequence[str], place: range | None = None) -> Encoded:
-        """Encode texts, in order; special tokens written in them become what their package makes.
+        Call it in the order of the texts, then encode them in any order and thread.
+        """
+        start = self._num_characters
+        self._num_characters += text_size(texts)
+        if self._fallback_reason is None and self._num_characters >= _FAST_THRESHOLD:
+            # Decide before threads start to encode: `reuse_memory` changes their allocator.
+            _ = self.fallback_reason
+        return range(start, self._num_characters)
+
+    def __call__(self, texts: Sequence[str], position: range | None = None) -> Encoded:
+        """Encode texts in order; special tokens in a text become what the reference makes of them.
 
         Args:
-            texts: documents without lone surrogates.
-            place: where they stand in the stream, from `place`, for what they were made from may
-                be asked in its stead; without it, they come next. It decides which are samples.
+            texts: texts without lone surrogates.
+            position: stream position from `reserve`, of these texts or of the documents that they
+                were made from; None: they come next. It decides which texts are checked.
 
         Raises:
-            Mismatch: the fast one failed, or differs from the tokenizer's own package on a sample.
+            Mismatch: the fast encoder failed, or differs from the reference on a sample.
         """
-        place = self.place(texts) if place is None else place
-        if place.stop < _ENOUGH or self.reason:
-            return self._by_package(texts)
-        with self._borrowed(len(place)) as fast:
+        position = self.reserve(texts) if position is None else position
+        if position.stop < _FAST_THRESHOLD or self.fallback_reason:
+            return self._encode_by_reference(texts)
+        with self._borrow(len(position)) as fast:
             if fast is None:
-                return self._by_package(texts)
+                return self._encode_by_reference(texts)
             if not isinstance(fast, ByteLevelEncoder):
                 texts = list(texts)
-            if place.start < _ENOUGH:
-                self._check(fast, _beginning(texts))
-            self._check(fast, _windows(texts, place))
-            return self._by_both(fast, texts)
+            if position.start < _FAST_THRESHOLD:
+                self._check(fast, _first_sample(texts))
+            self._check(fast, _samples(texts, position))
+            return self._encode(fast, texts)
 
     @contextmanager
-    def _borrowed(self, characters: int) -> Iterator[ByteLevelEncoder | Gigatoken | None]:
-        """One for this thread and this many characters; None if it cannot be loaded."""
-        with self._turn:
-            self._remembered += characters if self._fast is Gigatoken else 0
-            # Thrown away together, for while others are full is the worst time to load one.
-            while self._remembered > _RENEWAL * self.threads and self._lent:
-                self._turn.wait()
-            if self._remembered > _RENEWAL * self.threads:
-                self._free.clear()
-                self._remembered = characters
-            self._lent += 1
-            fast = self._free.pop() if self._free else None
+    def _borrow(self, num_characters: int) -> Iterator[ByteLevelEncoder | Gigatoken | None]:
+        """Lend a fast encoder to this thread, for this many characters; None if it cannot load."""
+        with self._borrowing:
+            self._cached_characters += num_characters if self._fast_class is Gigatoken else 0
+            # Drop all caches at once: loading an encoder while others are full peaks in memory.
+            while self._cached_characters > _CACHE_LIMIT * self.threads and self._num_borrowed:
+                self._borrowing.wait()
+            if self._cached_characters > _CACHE_LIMIT * self.threads:
+                self._idle.clear()
+                self._cached_characters = num_characters
+            self._num_borrowed += 1
+            fast = self._idle.pop() if self._idle else None
         try:
             fast = fast or self._load()
             yield fast
         finally:
-            with self._turn:
-                self._lent -= 1
+            with self._borrowing:
+                self._num_borrowed -= 1
                 if fast is not None:
-                    self._free.append(fast)
-                self._turn.notify_all()
+                    self._idle.append(fast)
+                self._borrowing.notify_all()
 
     def _load(self) -> ByteLevelEncoder | Gigatoken | None:
         try:
-            with self._lock:  # one at a time, for it takes much memory for a moment
-                fast = self._fast(self._tokenizer)
-        except BaseException as error:
-            self._reason = f"{self._fast.package} cannot load it ({failure(error)})"
-            if self._loaded:  # what it has encoded is encoded anew, for a shard has one encoder
-                raise Mismatch(self._reason) from None
+            with self._lock:  # one at a time: loading needs much memory for a moment
+                fast = self._fast_class(self._tokenizer)
+        except BaseException as error:  # a panic in Rust is no Exception
+            self._fallback_reason = f"{self._fast_class.package} cannot load it ({failure(error)})"
+            if self._is_loaded:
+                # A shard has one encoder: its manifest names it. Encode the shard again.
+                raise Mismatch(self._fallback_reason) from None
             return None
-        self._loaded = True
+        self._is_loaded = True
         return fast
 
-    def _by_package(self, texts: Sequence[str]) -> Encoded:
+    def _encode_by_reference(self, texts: Sequence[str]) -> Encoded:
         texts = list(texts)
-        with self._package_lock:  # what it needs of memory does not grow with the threads here
+        with self._reference_lock:  # keeps its memory independent of the number of threads
             if self._words is None:
                 rules = self._tokenizer.word_rules()
-                self._words = Words(*rules, capacity=_WORDS) if rules else False
+                self._words = Words(*rules, capacity=_WORD_CACHE_BYTES) if rules else False
             if self._words:
-                return Encoded(*self._words.finish(*self._in_parts(self._words.split(texts))))
-            return self._in_parts(texts)
+                new_words = self._words.split(texts)
+                return Encoded(*self._words.finish(*self._encode_in_chunks(new_words)))
+            return self._encode_in_chunks(texts)
 
-    def _in_parts(self, texts: list[str]) -> Encoded:
+    def _encode_in_chunks(self, texts: list[str]) -> Encoded:
         ids = [np.empty(0, np.uint32)]
         lengths = [np.empty(0, np.int64)]
-        for part in in_parts(texts, _CHUNK):
-            rows = self._tokenizer.encode_batch(part, workers=self._workers)
+        for chunk in in_parts(texts, _REFERENCE_CHUNK):
+            rows = self._tokenizer.encode_batch(chunk, workers=self._workers)
             lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
             flat = chain.from_iterable(rows)
             ids.append(np.fromiter(flat, np.uint32, int(lengths[-1].sum())))
-            del rows, flat  # else they stay while the next part is encoded
+            del rows, flat  # free the lists of ints before the next chunk is encoded
         return Encoded(np.concatenate(ids), np.concatenate(lengths))
 
-    def _by_fast(self, fast: ByteLevelEncoder | Gigatoken, texts: Sequence[str]) -> Encoded:
+    def _encode_by_fast(self, fast: ByteLevelEncoder | Gigatoken, texts: Sequence[str]) -> Encoded:
         try:
             if isinstance(fast, ByteLevelEncoder) and isinstance(texts, Utf8):
                 return Encoded(*fast.encode_utf8(texts.data, texts.ends))
             return Encoded(*fast.encode(list(texts)))
-        except BaseException as error:
+        except BaseException as error:  # a panic in Rust is no Exception
             raise Mismatch(f"{self.name} failed ({failure(error)})") from None
 
-    def _by_both(self, fast: ByteLevelEncoder | Gigatoken, texts: Sequence[str]) -> Encoded:
-        """By the fast one, but for the texts that it may encode differently."""
+    def _encode(self, fast: ByteLevelEncoder | Gigatoken, texts: Sequence[str]) -> Encoded:
+        """Encode with the fast encoder, and with the reference where the fast one may differ."""
         unsafe = fast.unsafe(texts)
         if not len(unsafe):
-            return self._by_fast(fast, texts)
-        rest = list(texts)
-        for number in unsafe:
-            rest[number] = ""
-        aside = self._by_package([texts[number] for number in unsafe])
-        return _replaced(self._by_fast(fast, rest), unsafe, aside)
+            return self._encode_by_fast(fast, texts)
+        safe_texts = list(texts)
+        for index in unsafe:
+            safe_texts[index] = ""
+        reference = self._encode_by_reference([texts[index] for index in unsafe])
+        return _replace_texts(self._encode_by_fast(fast, safe_texts), unsafe, reference)
 
     def _check(self, fast: ByteLevelEncoder | Gigatoken, samples: list[str]) -> None:
-        """Compare both packages on some texts.
-
-        Raises:
-            Mismatch: they differ.
-        """
+        """Raise Mismatch if the fast encoder and the reference differ on the samples."""
         unsafe = set(fast.unsafe(samples).tolist())
-        samples = [text for number, text in enumerate(samples) if number not in unsafe]
-        ours, theirs = self._by_fast(fast, samples), self._by_package(samples)
-        for number, text in enumerate(samples):
-            if not np.array_equal(ours.of(number), theirs.of(number)):
+        samples = [text for index, text in enumerate(samples) if index not in unsafe]
+        encoded, reference = self._encode_by_fast(fast, samples), self._encode_by_reference(samples)
+        for index, text in enumerate(samples):
+            if not np.array_equal(encoded.text_ids(index), reference.text_ids(index)):
                 raise Mismatch(f"{self.name} differs on the text that begins {text[:80]!r}")
 
 
-def _replaced(all_of: Encoded, numbers: NDArray[np.int64], by: Encoded) -> Encoded:
-    """Put the tokens of `by` in the places of the texts with these numbers."""
-    ends = np.cumsum(all_of.lengths)
-    new_ends = np.cumsum(by.lengths)
+def _replace_texts(encoded: Encoded, indices: NDArray[np.int64], replacements: Encoded) -> Encoded:
+    """Replace the tokens of the texts at ascending indices."""
+    ends = np.cumsum(encoded.lengths)
+    new_ends = np.cumsum(replacements.lengths)
     parts = []
     position = 0
-    for number, new_end, length in zip(numbers, new_ends, by.lengths, strict=True):
-        parts.append(all_of.ids[position : ends[number] - all_of.lengths[number]])
-        parts.append(by.ids[new_end - length : new_end])
-        position = ends[number]
-    parts.append(all_of.ids[position:])
-    lengths = all_of.lengths.copy()
-    lengths[numbers] = by.lengths
+    for index, new_end, length in zip(indices, new_ends, replacements.lengths, strict=True):
+        parts.append(encoded.ids[position : ends[index] - encoded.lengths[index]])
+        parts.append(replacements.ids[new_end - length : new_end])
+        position = ends[index]
+    parts.append(encoded.ids[position:])
+    lengths = encoded.lengths.copy()
+    lengths[indices] = replacements.lengths
     return Encoded(np.concatenate(parts), lengths)
 
 
-def extent(texts: Sequence[str]) -> int:
-    """Characters of texts; of those at hand in UTF-8, their bytes."""
+def text_size(texts: Sequence[str]) -> int:
+    """Characters of the texts; bytes, if they are UTF-8 that is not decoded."""
     return texts.data.size if isinstance(texts, Utf8) else sum(map(len, texts))
 
 
-def _beginning(texts: Sequence[str]) -> list[str]:
-    """The first texts, _FIRST characters of them."""
+def _first_sample(texts: Sequence[str]) -> list[str]:
+    """Return the first texts, cut after _FIRST_SAMPLE characters in all."""
     samples = []
-    room = _FIRST
+    num_left = _FIRST_SAMPLE
     for text in texts:
-        samples.append(text[:room])
-        room -= len(text)
-        if room <= 0:
+        samples.append(text[:num_left])
+        num_left -= len(text)
+        if num_left <= 0:
             break
     return samples
 
 
-def _windows(texts: Sequence[str], place: range) -> list[str]:
-    """Text around every _STEP-th character of the whole stream, wherever blocks begin and end."""
+def _samples(texts: Sequence[str], position: range) -> list[str]:
+    """Return the text around every _SAMPLE_STEP-th character of the stream.
+
+    Steps count from the beginning of the stream, so samples do not depend on the batches.
+    """
     utf8 = texts if isinstance(texts, Utf8) else None
     sizes = np.fromiter(map(len, texts), np.int64, len(texts)) if utf8 is None else utf8.sizes
-    ends = np.cumsum(sizes) + place.start
-    points = np.arange((place.start // _STEP + 1) * _STEP, ends[-1] if len(ends) else 0, _STEP)
+    ends = np.cumsum(sizes) + position.start
+    first_point = (position.start // _SAMPLE_STEP + 1) * _SAMPLE_STEP
+    points = np.arange(first_point, ends[-1] if len(ends) else 0, _SAMPLE_STEP)
     samples = []
-    for point, number in zip(points, np.searchsorted(ends, points, side="right"), strict=True):
-        inside = int(point - (ends[number] - sizes[number]))
-        first = max(0, inside - _WINDOW // 2)
-        window = slice(first, first + _WINDOW)
-        samples.append(texts[number][window] if utf8 is None else utf8.window(number, window))
+    for point, index in zip(points, np.searchsorted(ends, points, side="right"), strict=True):
+        offset = int(point - (ends[index] - sizes[index]))
+        start = max(0, offset - _SAMPLE // 2)
+        window = slice(start, start + _SAMPLE)
+        samples.append(texts[index][window] if utf8 is None else utf8.window(index, window))
     return samples

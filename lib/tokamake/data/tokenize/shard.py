@@ -1,7 +1,8 @@
-"""One shard: raw files, read, tokenized and written as a pair, or as one pair for each text key.
+"""Write one shard: read raw files, encode their documents, write an indexed dataset per text key.
 
-Blocks of documents come from `readers`; while one is parsed, threads encode those before, and their
-tokens go to `indexed.Writer`. Memory holds a batch a thread and two more, however large the files.
+`readers` parse blocks of documents. While one block is parsed, threads encode earlier ones, and
+`DatasetWriter` writes their tokens in order. Memory holds two document batches more than there are
+threads, whatever the size of the files.
 """
 
 import re
@@ -12,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,21 +26,25 @@ from tokamake.data.indexed.dataset import DatasetWriter, token_dtype
 from tokamake.data.indexed.document_sources import SourcesWriter, sources_path
 from tokamake.data.indexed.manifest import sizes_and_hashes, write_manifest
 from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path, quarantine_path
-from tokamake.data.readers import Input, RecordBlock, Utf8
-from tokamake.data.tokenize.encoder import Encoder, extent
+from tokamake.data.readers import Input, RecordBlock
+from tokamake.data.tokenize.document_batch import (
+    DocumentBatch,
+    EncodedBatch,
+    merge_small_batches,
+    utf8_bytes,
+)
+from tokamake.data.tokenize.encoder import Encoder
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 from tokamake.files import atomic
 
-_BATCH_CHARACTERS = 2 << 20
-"""Small enough for its buffers to be used again and again."""
-_DOCUMENT_CHARACTERS = 64
-"""What a document costs besides its text, in characters."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShardOptions:
-    """What is made of the documents, and what is done about those that cannot be read."""
+    """How documents become sequences, and what to do with bad documents.
+
+    The manifest lists all fields under these names.
+    """
 
     fields: documents.Fields
     format: str = ""
@@ -53,46 +58,22 @@ class ShardOptions:
 
     def __post_init__(self) -> None:
         if not re.fullmatch("[a-z]{2,3}", self.language):
-            raise UserError(f"--language {self.language}: give an ISO 639 code, as en or deu")
+            raise UserError(f"--language {self.language}: give an ISO 639 code, such as en or deu")
         if not 0 <= self.max_bad_fraction <= 1:
-            raise UserError(f"--max-bad-fraction {self.max_bad_fraction:g}: give a share, 0 to 1")
+            raise UserError(
+                f"--max-bad-fraction {self.max_bad_fraction:g}: give a fraction from 0 to 1"
+            )
 
 
-class DocumentBatch(NamedTuple):
-    """Documents on their way to the encoder, and where they come from."""
-
-    columns: tuple[Sequence[str], ...]
-    """Texts for each output."""
-    inputs: npt.NDArray[np.int64]
-    """(documents,) index of the raw file."""
-    numbers: npt.NDArray[np.int64]
-    """(documents,) line or row."""
-    offsets: npt.NDArray[np.int64]
-    """(documents,) first byte of the line, or -1."""
-
-
-class Tokens(NamedTuple):
-    """Documents as the tokenizer has them."""
-
-    ids: npt.NDArray[np.uint32]
-    """(tokens,) of all sequences one after the other."""
-    lengths: npt.NDArray[np.int64]
-    """(sequences,) tokens of each sequence, at least one."""
-    counts: npt.NDArray[np.int64]
-    """(documents,) sequences of each document, 0 for an empty one."""
-    text_bytes: int
-    """UTF-8 bytes of the texts."""
-
-
-def prefixes(output: Path, fields: documents.Fields) -> list[Path]:
-    """Pairs of a shard: PREFIX, or PREFIX_<key> for each of several keys."""
+def dataset_prefixes(output: Path, fields: documents.Fields) -> list[Path]:
+    """Return the prefixes of a shard: PREFIX, or PREFIX_<key> for each of several keys."""
     if len(fields.names) == 1:
         return [output]
     return [output.with_name(f"{output.name}_{name}") for name in fields.names]
 
 
-def pair_files(prefix: Path) -> tuple[Path, ...]:
-    """What a pair consists of; the manifest, which vouches for the others, comes last."""
+def dataset_files(prefix: Path) -> tuple[Path, ...]:
+    """Return the files of an indexed dataset; the manifest, which vouches for them, comes last."""
     return (
         bin_path(prefix),
         idx_path(prefix),
@@ -102,13 +83,14 @@ def pair_files(prefix: Path) -> tuple[Path, ...]:
 
 
 class ShardWriter:
-    """Turns inputs into pairs.
+    """Writes the indexed datasets of a shard.
 
     Args:
-        inputs: raw files in order, opened one after the other.
-        output: prefix of the pairs.
-        tokenizer: the tokenizer; `encoder` gives its ids.
-        options: what is made of the documents.
+        inputs: raw files in order; each is opened after the one before it is finished.
+        output: prefix of the indexed datasets.
+        tokenizer: tokenizer, for the manifest and the bos and eod tokens.
+        encoder: encoder of this tokenizer.
+        options: how documents become sequences.
         duplicates: ordinals of documents to leave out, ascending, counted over all inputs.
     """
 
@@ -129,158 +111,177 @@ class ShardWriter:
         self._options = options
         self._duplicates = np.zeros(0, np.int64) if duplicates is None else duplicates
         self._dtype = token_dtype(tokenizer.vocab_size)
-        self._read = self._dropped = 0
-        self._accounts: list[dict[str, Any]] = []
+        self._num_read = self._num_duplicates = 0
+        self._input_entries: list[dict[str, Any]] = []
 
-    def make(self, request: str = "") -> list[dict[str, Any]]:
-        """Write the pairs, all of them or none.
+    def write(self, request: str = "") -> list[dict[str, Any]]:
+        """Write all indexed datasets or none.
 
         Args:
-            request: digest of what was asked for, for the manifests; `tokenize` compares it.
+            request: digest of inputs and options for the manifests; `ShardTokenizer` compares it.
 
         Returns:
-            Manifests of the pairs.
+            Manifests of the indexed datasets.
 
         Raises:
             UserError: a file is damaged, a document is bad, or too many are.
-            encode.Mismatch: the fast encoder is wrong for this text.
+            encoder.Mismatch: the fast encoder is wrong for this text.
         """
         started = time.monotonic()
-        targets = prefixes(self._output, self._options.fields)
-        aside = quarantine_path(targets[0])
-        names = [path for target in targets for path in pair_files(target)[:-1]]
-        names += [aside, *(pair_files(target)[-1] for target in targets)]
-        with atomic(*names, optional=[aside], vouching=len(targets)) as temporaries:
-            final = dict(zip(names, temporaries, strict=True))
-            quarantine = Quarantine(final[aside])
+        prefixes = dataset_prefixes(self._output, self._options.fields)
+        quarantine_file = quarantine_path(prefixes[0])
+        # Manifests are last: `atomic` renames in this order, and a manifest vouches for the rest.
+        paths = [path for prefix in prefixes for path in dataset_files(prefix)[:-1]]
+        paths += [quarantine_file, *(dataset_files(prefix)[-1] for prefix in prefixes)]
+        with atomic(*paths, optional=[quarantine_file], vouching=len(prefixes)) as temporaries:
+            temporary = dict(zip(paths, temporaries, strict=True))
+            quarantine = Quarantine(temporary[quarantine_file])
             with ExitStack() as stack:
                 stack.callback(quarantine.close)
                 outputs = [
                     stack.enter_context(
-                        _Output([final[p] for p in pair_files(t)], self._dtype, *self._frame())
+                        _Output(
+                            [temporary[path] for path in dataset_files(prefix)],
+                            self._dtype,
+                            *self._bos_and_eod(),
+                        )
                     )
-                    for t in targets
+                    for prefix in prefixes
                 ]
-                self._write(outputs, quarantine)
-            self._check_fraction(quarantine)
-            common = self._manifest(quarantine, request)
-            manifests: list[dict[str, Any]] = []
-            for output, key in zip(outputs, self._options.fields.names, strict=True):
-                manifest = {**common, "text_key": key, **output.counts()}
-                assert self._read == self._dropped + quarantine.documents + (
-                    manifest["documents"] + manifest["empty_documents"]
-                )
-                manifest["seconds"] = round(time.monotonic() - started, 3)
-                with_aside = [final[aside]] if quarantine.documents and not manifests else []
-                manifests.append({**manifest, **output.hashes(*with_aside)})
-                write_manifest(output.paths[-1], manifests[-1])
-        return manifests
+                self._write_documents(outputs, quarantine)
+            self._check_bad_fraction(quarantine)
+            return self._write_manifests(outputs, quarantine, request, started)
 
-    def _frame(self) -> tuple[int | None, int | None]:
-        """Tokens before and after each document."""
+    def _bos_and_eod(self) -> tuple[int | None, int | None]:
         options, tokenizer = self._options, self._tokenizer
         return (
             tokenizer.bos if options.prepend_bos else None,
             tokenizer.eod if options.append_eod else None,
         )
 
-    def _write(self, outputs: "list[_Output]", quarantine: Quarantine) -> None:
+    def _write_documents(self, outputs: "list[_Output]", quarantine: Quarantine) -> None:
         from tokamake.runtime.console import progress
 
-        keep = self._options.empty_documents == "keep"
-        with closing(self._encoded(_gather(self._documents(quarantine)))) as done:
-            for batch, encoded in progress(
-                done,
+        keep_empty = self._options.empty_documents == "keep"
+        batches = merge_small_batches(self._read_documents(quarantine))
+        # closing: an error below must stop the threads at once, not when the generator is freed.
+        with closing(self._encode_ahead(batches)) as encoded_batches:
+            for batch, columns in progress(
+                encoded_batches,
                 label=f"tokenize {self._output.name}",
                 unit="documents",
                 size=lambda item: len(item[0].inputs),
             ):
-                for output, tokens in zip(outputs, encoded, strict=True):
-                    output.add(batch, tokens, keep_empty=keep)
+                for output, encoded in zip(outputs, columns, strict=True):
+                    output.add(batch, encoded, keep_empty=keep_empty)
 
-    def _documents(self, quarantine: Quarantine) -> Iterator[DocumentBatch]:
-        """Good documents of all inputs; bad ones stop the stage or are set aside."""
+    def _read_documents(self, quarantine: Quarantine) -> Iterator[DocumentBatch]:
+        """Yield the good documents of all inputs; stop at a bad one or quarantine it."""
         fields = self._options.fields
-        for index, source in enumerate(self._inputs):
+        for input_index, source in enumerate(self._inputs):
             for block in source.blocks(fields.read_keys):
                 texts = documents.texts(block, fields)
-                kept = self._without_duplicates(texts.kept)
-                for bad, reason in texts.bad:
-                    self._bad(source, block, bad, reason, quarantine)
-                self._read += len(block.records)
-                chosen = texts.kept[kept]
+                is_kept = self._is_not_duplicate(texts.kept)
+                for index, reason in texts.bad:
+                    self._handle_bad_document(source, block, index, reason, quarantine)
+                self._num_read += len(block.records)
+                indices = texts.kept[is_kept]
                 columns = texts.columns
-                if len(chosen) != len(texts.kept):
-                    columns = tuple([c[i] for i in kept.nonzero()[0].tolist()] for c in columns)
+                if len(indices) != len(texts.kept):
+                    kept = is_kept.nonzero()[0].tolist()
+                    columns = tuple([column[index] for index in kept] for column in columns)
                 yield DocumentBatch(
                     columns,
-                    np.full(len(chosen), index, np.int64),
-                    block.numbers[chosen],
-                    block.offsets[chosen],
+                    np.full(len(indices), input_index, np.int64),
+                    block.numbers[indices],
+                    block.offsets[indices],
                 )
-            self._accounts.append(_account(source))
+            self._input_entries.append(_input_entry(source))
 
-    def _without_duplicates(self, kept: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which of a block's good documents stay."""
+    def _is_not_duplicate(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return a mask of a block's good documents that are not duplicates, and count the rest."""
         if not len(self._duplicates):
-            return np.ones(len(kept), bool)
-        stays = ~np.isin(kept + self._read, self._duplicates, assume_unique=True)
-        self._dropped += int(len(kept) - stays.sum())
-        return stays
+            return np.ones(len(indices), bool)
+        mask = ~np.isin(indices + self._num_read, self._duplicates, assume_unique=True)
+        self._num_duplicates += int(len(indices) - mask.sum())
+        return mask
 
-    def _bad(
+    def _handle_bad_document(
         self, source: Input, block: RecordBlock, index: int, reason: str, quarantine: Quarantine
     ) -> None:
         if self._options.on_bad_document == "stop":
-            place = source.place(int(block.numbers[index]), int(block.offsets[index]))
+            place = documents.place(source, block, index)
             raise UserError(f"{place}: {reason}, or set on_bad_document to quarantine")
         quarantine.add(source, block, index, reason)
 
-    def _check_fraction(self, quarantine: Quarantine) -> None:
-        bad, limit = quarantine.documents, self._options.max_bad_fraction
-        if bad > limit * self._read:
+    def _check_bad_fraction(self, quarantine: Quarantine) -> None:
+        num_bad, limit = quarantine.documents, self._options.max_bad_fraction
+        if num_bad > limit * self._num_read:
             raise UserError(
-                f"{quarantine.first}; {bad:,} of {self._read:,} documents are bad, more than "
-                f"max_bad_fraction {limit:g}: mend them or raise it"
+                f"{quarantine.first}; {num_bad:,} of {self._num_read:,} documents are bad, more "
+                f"than max_bad_fraction {limit:g}: fix them or raise it"
             )
 
-    def _encoded(
+    def _encode_ahead(
         self, batches: Iterable[DocumentBatch]
-    ) -> Generator[tuple[DocumentBatch, list[Tokens]], None, None]:
-        """Encode batches in threads, in order, some ahead of the one that is handed out."""
-        waiting: deque[tuple[DocumentBatch, list[Future[Tokens]]]] = deque()
+    ) -> Generator[tuple[DocumentBatch, list[EncodedBatch]], None, None]:
+        """Encode batches in threads and yield them in order; threads work ahead of the consumer."""
+        pending: deque[tuple[DocumentBatch, list[Future[EncodedBatch]]]] = deque()
         pool = ThreadPoolExecutor(self._encoder.threads)
         try:
             for batch in batches:
-                work = [pool.submit(self._encode, t, self._encoder.place(t)) for t in batch.columns]
-                waiting.append((batch, work))
-                while len(waiting) > self._encoder.threads:
-                    done, work = waiting.popleft()
-                    yield done, [tokens.result() for tokens in work]
-            while waiting:
-                done, work = waiting.popleft()
-                yield done, [tokens.result() for tokens in work]
-        finally:  # whoever interrupts waits for the batches that are being encoded, and no others
+                # The stream position is taken here, in order: it decides which texts are checked.
+                futures = [
+                    pool.submit(self._encode, texts, self._encoder.reserve(texts))
+                    for texts in batch.columns
+                ]
+                pending.append((batch, futures))
+                while len(pending) > self._encoder.threads:
+                    oldest, futures = pending.popleft()
+                    yield oldest, [future.result() for future in futures]
+            while pending:
+                oldest, futures = pending.popleft()
+                yield oldest, [future.result() for future in futures]
+        finally:
+            # After an error, wait only for batches that a thread is encoding.
             pool.shutdown(cancel_futures=True)
 
-    def _encode(self, texts: Sequence[str], place: range) -> Tokens:
-        """Encode documents, in a thread: nothing here changes the shard."""
+    def _encode(self, texts: Sequence[str], position: range) -> EncodedBatch:
+        """Encode documents; runs in a thread and changes no state of the writer."""
         parts, counts = texts, np.ones(len(texts), np.int64)
         if self._options.split_sentences:
             parts, counts = sentences.split(list(texts), self._options.language)
-        ids, lengths = self._encoder(parts, place)
-        # Sequences without a token are none; documents keep those that have some.
-        owner = np.repeat(np.arange(len(texts)), counts)[lengths > 0]
-        counts = np.bincount(owner, minlength=len(texts))
-        return Tokens(ids, lengths[lengths > 0], counts, _utf8_bytes(texts))
+        ids, lengths = self._encoder(parts, position)
+        # Drop sequences without tokens, and count how many each document has left.
+        document = np.repeat(np.arange(len(texts)), counts)[lengths > 0]
+        counts = np.bincount(document, minlength=len(texts))
+        return EncodedBatch(ids, lengths[lengths > 0], counts, utf8_bytes(texts))
 
-    def _manifest(self, quarantine: Quarantine, request: str) -> dict[str, Any]:
+    def _write_manifests(
+        self, outputs: "list[_Output]", quarantine: Quarantine, request: str, started: float
+    ) -> list[dict[str, Any]]:
+        common = self._common_manifest(quarantine, request)
+        manifests: list[dict[str, Any]] = []
+        for output, key in zip(outputs, self._options.fields.names, strict=True):
+            manifest = {**common, "text_key": key, **output.counts()}
+            assert self._num_read == self._num_duplicates + quarantine.documents + (
+                manifest["documents"] + manifest["empty_documents"]
+            )
+            manifest["seconds"] = round(time.monotonic() - started, 3)
+            # The shard has one quarantine file; the manifest of its first dataset lists it.
+            is_first = not manifests
+            extra = [quarantine.path] if quarantine.documents and is_first else []
+            manifests.append({**manifest, **output.sizes_and_hashes(*extra)})
+            write_manifest(output.paths[-1], manifests[-1])
+        return manifests
+
+    def _common_manifest(self, quarantine: Quarantine, request: str) -> dict[str, Any]:
         options = asdict(self._options)
-        del options["fields"]
+        del options["fields"]  # text_key and template stand for it
         return {
             "tokamake": __version__,
             "request": request,
-            "inputs": self._accounts,
+            "inputs": self._input_entries,
             "tokenizer": self._tokenizer.fingerprint,
             "encoder": self._encoder.name,
             "vocab_size": self._tokenizer.vocab_size,
@@ -289,21 +290,21 @@ class ShardWriter:
             "dtype": self._dtype.__name__,
             "template": self._options.fields.template,
             **options,
-            "documents_in": self._read,
+            "documents_in": self._num_read,
             "quarantined_documents": quarantine.documents,
-            "duplicate_documents": self._dropped,
+            "duplicate_documents": self._num_duplicates,
         }
 
 
-def _account(source: Input) -> dict[str, Any]:
-    """What was read of a raw file, for the manifest."""
-    whole = source.start == 0 and source.end is None
+def _input_entry(source: Input) -> dict[str, Any]:
+    """Return the manifest's entry of a raw file that was read to its end."""
+    is_whole_file = source.start == 0 and source.end is None
     return {
         "path": str(source.path),
         "format": source.format,
         "compression": source.compression,
         "unit": source.unit,
-        "byte_range": None if whole else [source.start, source.end],
+        "byte_range": None if is_whole_file else [source.start, source.end],
         "bytes": source.bytes,
         "sha256": source.sha256,
         "documents": source.documents,
@@ -312,13 +313,13 @@ def _account(source: Input) -> dict[str, Any]:
 
 
 class _Output:
-    """The writers of one pair.
+    """Writers of one indexed dataset.
 
     Args:
-        paths: temporary names of its files.
-        dtype: of its tokens.
-        bos: token before each document, if any.
-        eod: token after each document, if any.
+        paths: temporary paths of its files.
+        dtype: dtype of its tokens.
+        bos: token before each document, or None.
+        eod: token after each document, or None.
     """
 
     def __init__(
@@ -328,44 +329,49 @@ class _Output:
         self._dtype, self._bos, self._eod = dtype, bos, eod
         self._writer = DatasetWriter(paths[0], paths[1], dtype)
         self._sources = SourcesWriter(paths[2])
-        self._documents = self._empty = self._text_bytes = 0
+        self._num_documents = self._num_empty = self._text_bytes = 0
 
-    def add(self, batch: DocumentBatch, tokens: Tokens, *, keep_empty: bool) -> None:
-        """Append a batch; documents without a sequence only where they are to be kept."""
-        full = tokens.counts > 0
-        self._documents += int(full.sum())
-        self._empty += len(full) - int(full.sum())
-        self._text_bytes += tokens.text_bytes
-        stays = np.ones(len(full), bool) if keep_empty else full
-        self._writer.add(*self._framed(tokens), tokens.counts[stays])
-        self._sources.add(batch.inputs[stays], batch.numbers[stays], batch.offsets[stays])
+    def add(self, batch: DocumentBatch, encoded: EncodedBatch, *, keep_empty: bool) -> None:
+        """Append a batch, with or without its empty documents."""
+        has_tokens = encoded.counts > 0
+        num_documents = int(has_tokens.sum())
+        self._num_documents += num_documents
+        self._num_empty += len(has_tokens) - num_documents
+        self._text_bytes += encoded.text_bytes
+        kept = np.ones(len(has_tokens), bool) if keep_empty else has_tokens
+        self._writer.add(*self._with_bos_and_eod(encoded), encoded.counts[kept])
+        self._sources.add(batch.inputs[kept], batch.numbers[kept], batch.offsets[kept])
 
-    def _framed(self, tokens: Tokens) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]]:
-        """Tokens in the pair's dtype, bos and eod among them, and the lengths of sequences."""
-        counts = tokens.counts[tokens.counts > 0]
+    def _with_bos_and_eod(
+        self, encoded: EncodedBatch
+    ) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]]:
+        """Return tokens with bos and eod in the dataset's dtype, and the lengths of sequences."""
+        counts = encoded.counts[encoded.counts > 0]
         ends = counts.cumsum()
-        lengths = tokens.lengths.copy()
-        sums = np.add.reduceat(lengths, ends - counts) if len(counts) else lengths
+        lengths = encoded.lengths.copy()
+        # bos and eod frame documents, not sequences: `pack` needs the tokens of each document.
+        document_lengths = np.add.reduceat(lengths, ends - counts) if len(counts) else lengths
         lengths[ends - 1] += self._eod is not None
         lengths[ends - counts] += self._bos is not None
         bos, eod = (-1 if token is None else token for token in (self._bos, self._eod))
-        return pack(tokens.ids, sums, bos=bos, eod=eod, dtype=self._dtype), lengths
+        tokens = pack(encoded.ids, document_lengths, bos=bos, eod=eod, dtype=self._dtype)
+        return tokens, lengths
 
     def counts(self) -> dict[str, int]:
-        """What has been written, as the manifest states it."""
+        """Return the counts of the manifest."""
         index = self._writer.index
         return {
-            "documents": self._documents,
-            "empty_documents": self._empty,
+            "documents": self._num_documents,
+            "empty_documents": self._num_empty,
             "sequences": index.sequences,
             "tokens": index.tokens,
             "text_bytes": self._text_bytes,
         }
 
-    def hashes(self, *more: Path) -> dict[str, Any]:
-        """Sizes and hashes of the files."""
-        known = self._writer.sha256.hexdigest()
-        return sizes_and_hashes(*self.paths[:-1], *more, bin_sha256=known)
+    def sizes_and_hashes(self, *extra: Path) -> dict[str, Any]:
+        """Return sizes and hashes of the dataset's files and of extra files."""
+        bin_sha256 = self._writer.sha256.hexdigest()  # computed while writing
+        return sizes_and_hashes(*self.paths[:-1], *extra, bin_sha256=bin_sha256)
 
     def __enter__(self) -> "_Output":
         return self
@@ -373,41 +379,3 @@ class _Output:
     def __exit__(self, *error: Any) -> None:
         self._sources.__exit__(*error)
         self._writer.__exit__(*error)
-
-
-def _gather(batches: Iterable[DocumentBatch]) -> Iterator[DocumentBatch]:
-    """Put small batches together, so that many small files cost no more than a large one."""
-    waiting: list[DocumentBatch] = []
-    characters = 0
-    for batch in batches:
-        waiting.append(batch)
-        characters += sum(map(extent, batch.columns))
-        characters += _DOCUMENT_CHARACTERS * len(batch.inputs)
-        if characters >= _BATCH_CHARACTERS:
-            yield _join(waiting)
-            waiting, characters = [], 0
-    if waiting:
-        yield _join(waiting)
-
-
-def _join(batches: list[DocumentBatch]) -> DocumentBatch:
-    if len(batches) == 1:
-        return batches[0]
-    columns = zip(*(batch.columns for batch in batches), strict=True)
-    return DocumentBatch(
-        tuple(map(_chained, columns)),
-        *(np.concatenate([batch[field] for batch in batches]) for field in (1, 2, 3)),
-    )
-
-
-def _chained(parts: tuple[Sequence[str], ...]) -> Sequence[str]:
-    utf8 = [part for part in parts if isinstance(part, Utf8)]
-    if len(utf8) == len(parts):
-        return Utf8.joined(utf8)
-    return [text for part in parts for text in part]
-
-
-def _utf8_bytes(texts: Sequence[str]) -> int:
-    if isinstance(texts, Utf8):
-        return texts.data.size
-    return sum(len(text) if text.isascii() else len(text.encode()) for text in texts)

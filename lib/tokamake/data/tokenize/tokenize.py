@@ -1,7 +1,7 @@
-"""Stage `tokenize`: raw files become .bin/.idx pairs, one sequence a document or a sentence.
+"""Stage `tokenize`: read raw files, encode their documents, write indexed datasets.
 
-By itself it makes one shard of the files it is given; in the workflow it makes the shards of one
-batch of the plan, those that are not whole yet. `maker` runs both, `shard` has the data's way.
+The command tokenizes either the files that it names or one job batch of a plan; the workflow uses
+plans. `batch` has a function for each of the two, and `shard` has the path of the data.
 """
 
 import os
@@ -35,63 +35,68 @@ def tokenize(
     duplicates: Path | None = None,
     workers: int = 0,
 ) -> None:
-    """Tokenize raw files into a Megatron .bin/.idx pair with a manifest.
+    """Tokenize raw files into a Megatron indexed dataset (.bin and .idx) with a manifest.
 
-    Every document is in the pair or counted: documents in = out + empty + quarantined (+
-    duplicates, in the workflow). Nothing is written where a file is damaged.
+    The stage accounts for every document: documents in = documents out + empty + quarantined
+    (+ duplicates, in the workflow). It writes nothing if a file is damaged.
 
     Args:
         files: jsonl, parquet, Arrow (as `datasets` saves) or plain text files, compressed or not;
-            folders of them, patterns; or one corpus by its name in the table of corpora given.
-        output: prefix of the pair: PREFIX.bin, .idx, .sources and .json (the manifest) are written;
-            with several keys PREFIX_KEY.* each. With a plan, the folder of shards.
+            folders of them; glob patterns; or the name of one corpus in the table of corpora.
+        output: prefix of the indexed dataset; the stage writes PREFIX.bin, PREFIX.idx,
+            PREFIX.sources and PREFIX.json (the manifest). Several keys give one dataset each,
+            PREFIX_KEY. With a plan: the folder of shards.
         tokenizer: folder or file of a tokenizer: tokenizer.json, vocab.json with merges.txt,
             SentencePiece .model, or vocab.txt.
-        text_key: key or column that holds the text ("text" if not told); several, each given
-            with this option or all with commas, become a pair each.
-        template: text of a document, from several keys: "{title}\\n\\n{text}".
-        format: format of the files, where it cannot be told from them.
+        text_key: key or column that holds the text (default "text"). Repeat the option or separate
+            keys with commas to write one dataset per key.
+        template: text of a document as a combination of keys: "{title}\\n\\n{text}".
+        format: format of the files, if the stage cannot detect it.
         append_eod: end each document with the tokenizer's end-of-document token.
         prepend_bos: begin each document with the tokenizer's beginning-of-sequence token.
-        split_sentences: make each sentence a sequence of its own.
-        language: language of the text (ISO 639), for its sentences.
-        empty_documents: documents without a token: left out, or kept as Megatron-LM keeps them.
+        split_sentences: make each sentence a sequence.
+        language: language of the text (ISO 639 code), for the sentence boundaries.
+        empty_documents: skip documents without tokens, or keep them as Megatron-LM does.
         on_bad_document: stop at a document that cannot be read, or write it to
-            PREFIX.quarantine.jsonl with the reason and go on.
-        max_bad_fraction: largest share of documents that may be quarantined.
-        byte_range: START:END in bytes of a single plain jsonl or parquet file; END may be empty.
-        corpora: table of corpora, as config/corpora.tsv.
+            PREFIX.quarantine.jsonl with the reason and continue.
+        max_bad_fraction: largest fraction of documents that may be quarantined.
+        byte_range: START:END in bytes of a single uncompressed jsonl or parquet file; END may be
+            empty.
+        corpora: table of corpora, such as config/corpora.tsv.
         plan: plan.json of the workflow, instead of files.
-        batch: name of a batch in the plan, whose shards are made.
-        summary: JSON file to write when all shards of the batch are whole.
-        duplicates: documents of the plan's shards to leave out, as `find-duplicates` writes them.
-        workers: threads, 0 for all cores; the output does not depend on it.
+        batch: name of the job batch in the plan.
+        summary: JSON file to write after all shards of the batch are complete.
+        duplicates: file of `find-duplicates`: documents of the plan's shards to leave out.
+        workers: number of threads; 0 uses all cores. The output does not depend on it.
 
     Raises:
-        UserError: a file is missing or damaged, a document is bad, or there is no such tokenizer.
+        UserError: a file is missing or damaged, a document is bad, or the tokenizer does not exist.
     """
     if bool(files) == (plan is not None) or (plan is not None and summary is None):
         raise UserError("give FILES, or --plan with --batch and --summary")
-    if workers < 0 or not output.name:
-        raise UserError(f"--workers {workers}, --output {output}: give a number and a file name")
-    workers = workers or len(os.sched_getaffinity(0))
-    from tokamake.data import readers
-    from tokamake.data.corpus.documents import Fields, keys_of
-    from tokamake.data.tokenize.batch import BatchTokenizer, ShardRequest
+    if workers < 0:
+        raise UserError(f"--workers {workers}: give a number of threads, or 0 for all cores")
+    if not output.name:
+        raise UserError(f"--output {output}: give a path that ends in a name")
+    # These modules import numpy, and `tokamake tokenize --help` should be instant.
+    from tokamake.data.corpus.documents import Fields, split_keys
+    from tokamake.data.tokenize.batch import ShardTokenizer, tokenize_batch, tokenize_files
     from tokamake.data.tokenize.shard import ShardOptions
     from tokamake.data.tokenizers import open_tokenizer
 
     if corpora is not None:
-        # pydantic takes a quarter of a second to import, and few name a table.
-        from tokamake.data.corpus import corpora as tables
+        # Imported only here: pydantic takes 0.25 s to import, and few calls name a table.
+        from tokamake.data.corpus.corpora import find_corpus
         from tokamake.data.corpus.raw_files import raw_files
 
-        row = tables.named(files, corpora)
+        row = find_corpus(files, corpora)
         files, format = tuple(file.path for file in raw_files(row, {})), format or row.format
         text_key, template = text_key or (row.text_key,), template or row.template
-    keys = keys_of(text_key)
+    keys = split_keys(text_key)
     if len(keys) > 1 and not template and any("/" in key for key in keys):
-        raise UserError(f"--text-key {','.join(keys)}: keys name files, which have no / in a name")
+        raise UserError(
+            f"--text-key {','.join(keys)}: keys become parts of file names; use keys without /"
+        )
     options = ShardOptions(
         fields=Fields(keys, template).checked(),
         format=format,
@@ -103,8 +108,11 @@ def tokenize(
         on_bad_document=on_bad_document,
         max_bad_fraction=max_bad_fraction,
     )
-    maker = BatchTokenizer(open_tokenizer(tokenizer), options, workers)
+    num_threads = workers or len(os.sched_getaffinity(0))
+    shard_tokenizer = ShardTokenizer(open_tokenizer(tokenizer), options, workers=num_threads)
     if plan is None or summary is None:
-        maker.make(ShardRequest(output, readers.expand(files), byte_range))
+        tokenize_files(shard_tokenizer, files, output=output, byte_range=byte_range)
     else:
-        maker.make_batch(plan, batch, output, summary=summary, duplicates=duplicates)
+        tokenize_batch(
+            shard_tokenizer, plan, batch, folder=output, summary=summary, duplicates=duplicates
+        )

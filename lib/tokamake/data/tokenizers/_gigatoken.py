@@ -19,13 +19,13 @@ from tokamake._csrc import find_marked
 from tokamake.data.tokenizers import Tokenizer, _unicode_differences
 from tokamake.data.tokenizers._exactness import json_refusal, sentencepiece_refusal
 from tokamake.data.tokenizers._sentencepiece_model import without_control_pieces
+from tokamake.runtime.cores import set_malloc_options
 
 _PART_CHARACTERS = 16_000_000  # encoded between two checks of the memory
 _PART_TEXTS = 1 << 16  # per part: each text takes some memory, however short
 _GROWTH_BYTES = 450_000_000  # growth of the process at which gigatoken's caches are dropped
 _FILLER_MIB = 84  # makes gigatoken reserve room for about 780,000 words
 _SEPARATOR = b"\0" + b"\n" * 4095
-_ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1  # options of mallopt in glibc's malloc.h
 
 
 def refusal(tokenizer: Tokenizer) -> str:
@@ -165,13 +165,7 @@ def reuse_memory() -> None:
     tenth of the total time. Threads that already run keep their own pools. Allocation in many
     threads at once becomes slower.
     """
-    if hasattr(library := ctypes.CDLL(None), "mallopt"):
-        for option, value in (
-            (_ARENA_MAX, 1),
-            (_MMAP_THRESHOLD, 1 << 25),
-            (_TRIM_THRESHOLD, 1 << 28),
-        ):
-            library.mallopt(option, value)
+    set_malloc_options(arena_max=1, mmap_threshold=1 << 25, trim_threshold=1 << 28)
 
 
 def _trim() -> None:

@@ -1,20 +1,39 @@
-"""What a layer keeps of each token for its backward pass; families say how much of what."""
+"""Activations that a layer saves for its backward pass; families state how much of each kind.
+
+Korthikanti et al. 2022 (arXiv 2205.05198), section 4, as torch saves them: without dropout masks,
+and without attention scores, because SDPA computes them again.
+"""
 
 from typing import NamedTuple
 
+from tokamake.config.architecture import Architecture
+
 
 class SavedActivations(NamedTuple):
-    """Bytes per token that a layer keeps, by who shares them.
-
-    Korthikanti et al. 2022, arXiv 2205.05198, section 4, but as torch keeps them here: no dropout
-    masks, and of attention only queries, keys, values and results, for SDPA computes scores again.
-    """
+    """Bytes per token that a layer saves, by the ranks that share them."""
 
     states: int
-    """Shared where sequence parallelism is: inputs of norms."""
+    """Inputs of norms: sequence parallelism shares them."""
     gathered: int
-    """Shared by none: inputs of column-parallel layers."""
-    cut: int
-    """Shared by tensor-parallel ranks: heads, width of the MLP."""
+    """Inputs of column-parallel layers: no ranks share them."""
+    split: int
+    """Heads and the width of the MLP: tensor-parallel ranks share them."""
     products: int
-    """Of `cut`, what matrix products and attention give: all that selective recomputation keeps."""
+    """The results of matrix products and attention in `split`: selective recomputation saves
+    these alone."""
+
+
+def attention_bytes(architecture: Architecture, size: int) -> int:
+    """Queries, keys, values and result of attention, and its fp32 normalizers.
+
+    Args:
+        architecture: shape of the model.
+        size: bytes per number.
+    """
+    num_values = 2 * (architecture.query_size + architecture.key_value_size)
+    return num_values * size + 4 * architecture.num_attention_heads
+
+
+def rms_norm_bytes(width: int, size: int, *, fused: bool) -> int:
+    """What an RMSNorm saves: its input, and unfused, as on CPUs, two fp32 copies of it."""
+    return width * size if fused else 2 * width * 4

@@ -127,8 +127,8 @@ class HFFormat:
             return [(slice(0, number), 0)]
         heads = architecture.num_key_value_heads
         groups = heads if self.fused_rows == "grouped" else 1
-        width = heads * architecture.head_dim // groups
-        widths, index = (architecture.hidden_size // groups, width, width), "qkv".index(part[1])
+        query, key_value = architecture.query_size // groups, architecture.key_value_size // groups
+        widths, index = (query, key_value, key_value), "qkv".index(part[1])
         before, own, group = sum(widths[:index]), widths[index], sum(widths)
         return [(slice(n * own, (n + 1) * own), n * group + before) for n in range(groups)]
 
@@ -146,8 +146,8 @@ class HFFormat:
     def _split(self, architecture: Architecture, fused: "Tensor") -> "list[Tensor]":
         if self.fused_rows == "grouped":
             return split_by_group(architecture, fused)
-        width = architecture.num_key_value_heads * architecture.head_dim
-        return [*fused.split((architecture.hidden_size, width, width))]
+        width = architecture.key_value_size
+        return [*fused.split((architecture.query_size, width, width))]
 
     def uncovered(self, config: Mapping[str, Any]) -> str | None:
         """What a message says of the first key that makes a model that ours cannot be."""
@@ -155,6 +155,8 @@ class HFFormat:
             if key in config and config[key] not in values:
                 value = config[key]
                 return f"{key}: {value!r} is not supported; choose a model with {values[0]!r}"
+        if other := sorted({*(config.get("layer_types") or ())} - {"full_attention"}):
+            return f"layer_types: {other[0]!r} is not supported; choose a model with full_attention"
         key = _rope_key(config)
         parameters = config.get(key) or {}
         turned = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
@@ -181,7 +183,9 @@ class HFFormat:
 
     def config(self, architecture: Architecture) -> dict[str, Any]:
         """Keys of config.json that say the shape of a model."""
-        keys = {keys[0]: getattr(architecture, name) for name, keys in self.keys.items()}
+        # A head_dim that follows from the rest is not in `values`.
+        values = architecture.model_dump()
+        keys = {keys[0]: values[name] for name, keys in self.keys.items() if name in values}
         rope = _rope_keys(architecture) if self.rotary else {}
         return {**keys, **rope, **self.constants, **self.to_keys(architecture)}
 
@@ -190,11 +194,17 @@ class HFFormat:
         """Whether such models have rotary positions."""
         return self.implied["position_embedding"] == "rotary"
 
+    def nearest(self, architecture: Architecture) -> dict[str, Any]:
+        """Fields of the nearest model that this type can hold."""
+        fields = self.fields(self.config(architecture))
+        hidden, heads = architecture.hidden_size, architecture.num_attention_heads
+        width = hidden / heads  # of types that have no key for it
+        return {"head_dim": int(width) if width.is_integer() else width, **fields}
+
     def differences(self, architecture: Architecture) -> list[str]:
-        """Fields whose values such a model has not."""
-        found = self.fields(self.config(architecture))
-        described = architecture.model_dump(exclude_none=True)
-        return [name for name, value in described.items() if found.get(name, value) != value]
+        """Fields whose values this type cannot hold."""
+        fields, values = self.nearest(architecture), architecture.model_dump(exclude_none=True)
+        return [name for name, value in values.items() if fields.get(name, value) != value]
 
 
 def _rope_key(config: Mapping[str, Any]) -> str:
@@ -251,6 +261,6 @@ def fuse_by_group(architecture: Architecture, qkv: "list[Tensor]") -> "Tensor":
 def split_by_group(architecture: Architecture, fused: "Tensor") -> "list[Tensor]":
     """The inverse: query, key and value."""
     groups, head = architecture.num_key_value_heads, architecture.head_dim
-    queries = architecture.hidden_size // groups
+    queries = architecture.query_size // groups
     grouped = fused.unflatten(0, (groups, queries + 2 * head))
     return [part.flatten(0, 1) for part in grouped.split((queries, head, head), dim=1)]

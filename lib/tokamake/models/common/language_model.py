@@ -1,4 +1,4 @@
-"""What the models of all families share: a stage of the pipeline, random weights, the loss.
+"""What the models of all families share: a stage of the pipeline, random weights.
 
 A family's `Model` builds its layers here and defines `forward`; the trainer gives it a mesh and the
 layers of its stage, evaluation and generation take it whole.
@@ -19,9 +19,15 @@ from tokamake.models.common.layers import KeyValueCache
 from tokamake.models.common.recompute import NONE, Recompute, run
 from tokamake.parallel.context import Documents, PackedDocuments, document_mask, zigzag_indices
 from tokamake.parallel.linear import linear
-from tokamake.parallel.loss import NO_LABEL, cross_entropy
 from tokamake.parallel.mesh import ALONE, Mesh
-from tokamake.parallel.tensor import shared_input
+from tokamake.parallel.tensor import (
+    ColumnParallelLinear,
+    VocabParallelEmbedding,
+    shared_input,
+)
+
+Output = Tensor | tuple[Tensor, Tensor]
+"""What `forward` returns: logits, or logits and an auxiliary loss; see `LanguageModel`."""
 
 
 class LanguageModel(nn.Module):
@@ -33,6 +39,11 @@ class LanguageModel(nn.Module):
     To load weights without drawing random ones first, construct it under `torch.device("meta")` and
     call `load_state_dict(..., assign=True)`; see `tokamake.checkpoint.model_tensors.to_model`.
 
+    While it trains (`self.training`), the `forward` of a family with `has_auxiliary_loss` returns
+    (logits, auxiliary loss): a scalar that the trainer adds to the mean cross entropy of the same
+    tokens, with its coefficient already applied. Mixtures of experts balance their load this way.
+    It must not depend on the logits, which the cross entropy overwrites.
+
     Attributes:
         architecture: shape of the whole model.
         mesh: this rank among those that share the model.
@@ -40,6 +51,7 @@ class LanguageModel(nn.Module):
         recompute: what the backward pass computes again instead of keeping it.
         embedding_name: parameter that maps tokens to states.
         output_name: parameter that maps states to logits, where it is not the embedding.
+        has_auxiliary_loss: whether `forward` returns an auxiliary loss while training.
         into_residual: ends of the names of weights that add to the residual stream.
 
     Args:
@@ -52,6 +64,8 @@ class LanguageModel(nn.Module):
     embed_tokens: nn.Embedding
     norm: nn.Module
     lm_head: nn.Linear
+    layers: nn.ModuleDict
+    has_auxiliary_loss = False
     into_residual: tuple[str, ...] = ()
     embedding_name = "embed_tokens.weight"
     output_name = "lm_head.weight"
@@ -70,6 +84,48 @@ class LanguageModel(nn.Module):
         self.is_first = numbers.start == 0
         self.is_last = numbers.stop == architecture.num_hidden_layers
         self.layers = nn.ModuleDict({str(n): block(architecture, mesh) for n in numbers})
+
+    def add_embedding(self) -> None:
+        """Give the first stage its token embedding."""
+        vocab_size, hidden = self.architecture.vocab_size, self.architecture.hidden_size
+        assert vocab_size is not None
+        if self.is_first:
+            self.embed_tokens = VocabParallelEmbedding(vocab_size, hidden, self.mesh)
+
+    def add_output(self, norm: Callable[[], nn.Module]) -> None:
+        """Give the last stage its norm, and its output layer unless that is the embedding."""
+        vocab_size, hidden = self.architecture.vocab_size, self.architecture.hidden_size
+        assert vocab_size is not None
+        if self.is_last:
+            self.norm = norm()
+        if self.is_last and (self.has_copy or not self.architecture.tie_word_embeddings):
+            self.lm_head = ColumnParallelLinear(hidden, vocab_size, self.mesh)
+
+    def forward(
+        self,
+        x: Tensor,
+        cache: list[KeyValueCache] | None = None,
+        *,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+    ) -> Output:
+        """Predict each token's successor; families implement this.
+
+        Args:
+            x: (B, L) int64 token ids; for a later stage, (B, L, D) states.
+            cache: keys and values of earlier tokens, from `new_cache`; these tokens extend it.
+            position_ids: (B, L) positions, or (L,) for all rows; None: places in the row.
+            document_ids: (B, L) numbers; a token sees only tokens with its own number.
+
+        Returns:
+            (B, L, V) logits in the dtype of the weights; from an earlier stage, (B, L, D) states.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def tensor_name(parameter: str) -> str:
+        """Name of a parameter in a checkpoint: all but the output layer lie under `model.`."""
+        return parameter if parameter.startswith("lm_head.") else f"model.{parameter}"
 
     @property
     def has_copy(self) -> bool:
@@ -129,28 +185,6 @@ class LanguageModel(nn.Module):
         """An empty cache for `forward`: one per layer."""
         return [KeyValueCache() for _ in self.layers]
 
-    def loss(
-        self,
-        tokens: Tensor,
-        *,
-        position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        loss_mask: Tensor | None = None,
-    ) -> Tensor:
-        """Mean cross entropy in nats, fp32, of tokens 1 … L given those before them.
-
-        Args:
-            tokens: (B, L + 1) int64 token ids; one below 0 is none, and has no part in the mean.
-            position_ids: (B, L) as `forward` takes them.
-            document_ids: (B, L) as `forward` takes them.
-            loss_mask: (B, L) bool, which inputs have a part in the mean; 0 where none has.
-        """
-        inputs, labels = inputs_and_labels(tokens, loss_mask)
-        logits = self(inputs, position_ids=position_ids, document_ids=document_ids)
-        assert self.architecture.vocab_size is not None
-        total = cross_entropy(logits, labels, self.mesh, size=self.architecture.vocab_size)
-        return total / (labels != NO_LABEL).sum().clamp(min=1)
-
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
         """Draw random weights: normal with deviation `initializer_range`, norms 1, biases 0.
@@ -173,18 +207,6 @@ class LanguageModel(nn.Module):
             parameter.copy_(torch.from_numpy(drawn).mul_(deviation))
 
 
-def inputs_and_labels(tokens: Tensor, loss_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Part rows of L + 1 tokens into what goes in and what shall come out.
-
-    Args:
-        tokens: (B, L + 1) int64 token ids; one below 0 is none.
-        loss_mask: (B, L) bool, which inputs have a loss; None: all.
-
-    Returns:
-        Inputs (B, L), 0 in the place of none; labels (B, L), `NO_LABEL` where there is no loss.
-    """
-    labels = tokens[:, 1:]
-    labels = labels.masked_fill(labels < 0, NO_LABEL)
-    if loss_mask is not None:
-        labels = labels.masked_fill(~loss_mask, NO_LABEL)
-    return tokens[:, :-1].clamp(min=0), labels
+def logits_and_auxiliary_loss(output: Output) -> tuple[Tensor, Tensor | None]:
+    """Separate what `forward` returns; None where there is no auxiliary loss."""
+    return output if isinstance(output, tuple) else (output, None)

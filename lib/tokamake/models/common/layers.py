@@ -48,16 +48,27 @@ class Attention(nn.Module):
     """Causal self-attention; query heads share key and value heads (GQA, arXiv 2305.13245).
 
     Tensor-parallel ranks each have some query heads, and the key and value heads that these use.
+
+    Args:
+        architecture: shape of the model.
+        mesh: this rank among its peers.
+        head_norm: builds a norm of each query head, and of each key head, before rotation.
     """
 
-    def __init__(self, architecture: Architecture, mesh: Mesh = ALONE) -> None:
+    def __init__(
+        self,
+        architecture: Architecture,
+        mesh: Mesh = ALONE,
+        head_norm: Callable[[], nn.Module] = nn.Identity,
+    ) -> None:
         super().__init__()
         self._mesh, self._width = mesh, architecture.head_dim
         hidden, bias = architecture.hidden_size, architecture.attention_bias
-        self.q_proj = ColumnParallelLinear(hidden, hidden, mesh, bias=bias)
+        self.q_proj = ColumnParallelLinear(hidden, architecture.query_size, mesh, bias=bias)
         self.k_proj = key_value_projection(architecture, mesh)
         self.v_proj = key_value_projection(architecture, mesh)
-        self.o_proj = RowParallelLinear(hidden, hidden, mesh, bias=bias)
+        self.o_proj = RowParallelLinear(architecture.query_size, hidden, mesh, bias=bias)
+        self.q_norm, self.k_norm = head_norm(), head_norm()
 
     def forward(
         self,
@@ -71,10 +82,13 @@ class Attention(nn.Module):
         `seen`, from `parallel.context.document_mask`, lets it see; or it is a bias of scores.
         Without angles heads are not turned."""
         x_BLD = shared_input(x_BLD, self._mesh)
-        q_BHLK, k_BGSK, v_BGSK = (
-            projection(x_BLD).unflatten(-1, (-1, self._width)).transpose(1, 2)
+        q_BLHK, k_BSGK, v_BSGK = (
+            projection(x_BLD).unflatten(-1, (-1, self._width))
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
+        q_BHLK = self.q_norm(q_BLHK).transpose(1, 2)
+        k_BGSK = self.k_norm(k_BSGK).transpose(1, 2)
+        v_BGSK = v_BSGK.transpose(1, 2)
         if cos_LK is not None and sin_LK is not None:
             q_BHLK = rotate(q_BHLK, cos_LK, sin_LK)
             k_BGSK = rotate(k_BGSK, cos_LK, sin_LK)

@@ -1,6 +1,6 @@
-"""Names and shapes of the tensors of a model, by Hugging Face's names of Llama.
+"""Names and shapes of a model's tensors, under the names of Hugging Face's Llama.
 
-Tests see that they are those of the family's `Model`, in its order.
+Tests compare them with the parameters of the family's `Model`, in their order.
 """
 
 from collections.abc import Iterator
@@ -10,43 +10,58 @@ from tokamake.config.architecture import Architecture
 Shapes = dict[str, tuple[int, ...]]
 
 
-def shapes(architecture: Architecture, *, gated: bool, biased_norms: bool) -> Shapes:
+def shapes(
+    architecture: Architecture, *, gated: bool, biased_norms: bool, head_norms: bool = False
+) -> Shapes:
     """Shape of every tensor by its name.
 
     Args:
         architecture: shape of the model, vocab_size filled in.
         gated: whether the MLP has a gate.
         biased_norms: whether norms have biases.
+        head_norms: whether attention norms its query and key heads.
     """
     hidden, vocabulary = architecture.hidden_size, architecture.vocab_size
     assert vocabulary is not None, "fill in vocab_size before asking for shapes"
-    found: Shapes = {}
-    for number in range(architecture.num_hidden_layers):
-        layer = _layer(architecture, gated=gated, biased_norms=biased_norms)
-        found |= {f"model.layers.{number}.{name}": shape for name, shape in layer}
-    found["model.embed_tokens.weight"] = (vocabulary, hidden)
+    layer = dict(_attention(architecture, biased_norms=biased_norms))
+    if head_norms:
+        layer |= {f"self_attn.{each}_norm.weight": (architecture.head_dim,) for each in "qk"}
+    layer |= dict(_mlp(architecture, gated=gated, biased_norms=biased_norms))
+    tensors = {
+        f"model.layers.{number}.{name}": shape
+        for number in range(architecture.num_hidden_layers)
+        for name, shape in layer.items()
+    }
+    tensors["model.embed_tokens.weight"] = (vocabulary, hidden)
     if architecture.position_embedding == "learned":
-        found["model.embed_positions.weight"] = (architecture.max_position_embeddings, hidden)
+        tensors["model.embed_positions.weight"] = (architecture.max_position_embeddings, hidden)
     if architecture.embedding_layernorm:
-        found |= _with_bias("model.embed_layernorm", (hidden,), biased_norms)
-    found |= _with_bias("model.norm", (hidden,), biased_norms)
+        tensors |= _with_bias("model.embed_layernorm", (hidden,), biased_norms)
+    tensors |= _with_bias("model.norm", (hidden,), biased_norms)
     if not architecture.tie_word_embeddings:
-        found["lm_head.weight"] = (vocabulary, hidden)
-    return found
+        tensors["lm_head.weight"] = (vocabulary, hidden)
+    return tensors
 
 
-def _layer(
+def _attention(
+    architecture: Architecture, *, biased_norms: bool
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, query = architecture.hidden_size, architecture.query_size
+    key_value = (architecture.key_value_size, hidden)
+    projections = {"q": (query, hidden), "k": key_value, "v": key_value, "o": (hidden, query)}
+    yield from _with_bias("input_layernorm", (hidden,), biased_norms).items()
+    for name, shape in projections.items():
+        yield from _with_bias(f"self_attn.{name}_proj", shape, architecture.attention_bias).items()
+
+
+def _mlp(
     architecture: Architecture, *, gated: bool, biased_norms: bool
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, inner = architecture.hidden_size, architecture.intermediate_size
-    narrow = architecture.num_key_value_heads * architecture.head_dim
-    attention = {"q": (hidden, hidden), "k": (narrow, hidden), "v": (narrow, hidden)}
-    mlp = {"gate": (inner, hidden)} if gated else {}
-    yield from _with_bias("input_layernorm", (hidden,), biased_norms).items()
-    for name, shape in {**attention, "o": (hidden, hidden)}.items():
-        yield from _with_bias(f"self_attn.{name}_proj", shape, architecture.attention_bias).items()
+    projections = {"gate": (inner, hidden)} if gated else {}
+    projections |= {"up": (inner, hidden), "down": (hidden, inner)}
     yield from _with_bias("post_attention_layernorm", (hidden,), biased_norms).items()
-    for name, shape in {**mlp, "up": (inner, hidden), "down": (hidden, inner)}.items():
+    for name, shape in projections.items():
         yield from _with_bias(f"mlp.{name}_proj", shape, architecture.mlp_bias).items()
 
 

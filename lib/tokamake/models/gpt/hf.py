@@ -115,6 +115,7 @@ STARCODER2 = HFFormat(
         "num_hidden_layers": ("num_hidden_layers",),
         "num_attention_heads": ("num_attention_heads",),
         "num_key_value_heads": ("num_key_value_heads",),
+        "head_dim": ("head_dim",),
         "max_position_embeddings": ("max_position_embeddings",),
         "hidden_act": ("hidden_act",),
         "attention_bias": ("use_bias",),

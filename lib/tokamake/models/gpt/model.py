@@ -1,10 +1,9 @@
-"""GPT (GPT-2, GPT-3, StarCoder, Bloom): LayerNorm, an MLP that does not gate, biases, and positions
-that are learned, or ALiBi's, or rotary.
+"""GPT (GPT-2, GPT-3, StarCoder, Bloom): LayerNorm, an MLP without a gate, biases; positions are
+learned, ALiBi or rotary.
 
-Weights come from a checkpoint (`tokamake.checkpoint`) or from `Model.initialize`; the trainer,
+Weights come from a checkpoint (`tokamake.checkpoint`) or from `Model.initialize`. The trainer,
 evaluation and generation call the model for logits.
-Shape suffixes: B batch, L tokens, S tokens attended to, D hidden size, V vocabulary, H query heads
-of this rank, K width of a head.
+Shape suffixes: B batch, L tokens, D hidden size.
 """
 
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokamake.config.architecture import Architecture
-from tokamake.models.common.activation_memory import SavedActivations
 from tokamake.models.common.language_model import LanguageModel
 from tokamake.models.common.layers import Attention, KeyValueCache, TransformerLayer
 from tokamake.models.common.positions import alibi, rotary
@@ -27,21 +25,22 @@ from tokamake.parallel.tensor import (
     LayerNorm,
     PositionEmbedding,
     RowParallelLinear,
-    VocabParallelEmbedding,
     own_tokens,
     shared_input,
 )
 
-CHOICES = {
+SETTINGS = {
     "position_embedding": ("learned", "alibi", "rotary"),
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
     "hidden_act": ("gelu_new", "gelu", "gelu_pytorch_tanh", "relu"),
     "attention_bias": (True, False),
     "mlp_bias": (True, False),
+    "layer_norm_epsilon": 1e-5,
     "embedding_layernorm": (False, True),
     "tie_word_embeddings": (True, False),
-    "rms_norm_eps": (1e-5,),
 }
-"""Values of settings that families differ in; the first is the usual one."""
+"""Fields of `Architecture` that this family knows: choices, the default first, or a default."""
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -67,18 +66,18 @@ class MLP(nn.Module):
         return self.down_proj(self._activation(self.up_proj(x_BLD)))
 
 
-def _block(architecture: Architecture, mesh: Mesh) -> TransformerLayer:
+def _layer(architecture: Architecture, mesh: Mesh) -> TransformerLayer:
     norm = partial(LayerNorm, architecture.hidden_size, mesh, eps=architecture.layer_norm_epsilon)
     return TransformerLayer(norm, Attention(architecture, mesh), MLP(architecture, mesh))
 
 
 class Model(LanguageModel):
-    """A GPT whose parameters are named as those of Llama, see `hugging_face_name`.
+    """A GPT whose parameters have the names of Hugging Face's Llama, see `tensor_name`.
 
     Args:
-        architecture: shape of the model; its vocab_size is filled in.
+        architecture: shape of the model, vocab_size filled in.
         mesh: this rank among its peers.
-        stage: numbers of the layers of this stage of the pipeline; None: all.
+        stage: numbers of the layers of this pipeline stage; None: all.
     """
 
     into_residual = ("o_proj.weight", "down_proj.weight")
@@ -86,21 +85,16 @@ class Model(LanguageModel):
     def __init__(
         self, architecture: Architecture, mesh: Mesh = ALONE, stage: range | None = None
     ) -> None:
-        super().__init__(architecture, mesh, stage, _block)
-        vocabulary, hidden = architecture.vocab_size, architecture.hidden_size
-        assert vocabulary is not None
+        super().__init__(architecture, mesh, stage, _layer)
+        hidden = architecture.hidden_size
         norm = partial(LayerNorm, hidden, mesh, eps=architecture.layer_norm_epsilon)
-        if self.is_first:
-            self.embed_tokens = VocabParallelEmbedding(vocabulary, hidden, mesh)
+        self.add_embedding()
         if self.is_first and architecture.position_embedding == "learned":
             longest = architecture.max_position_embeddings
             self.embed_positions = PositionEmbedding(longest, hidden, mesh)
         if self.is_first and architecture.embedding_layernorm:
             self.embed_layernorm = norm()
-        if self.is_last:
-            self.norm = norm()
-        if self.is_last and (self.has_copy or not architecture.tie_word_embeddings):
-            self.lm_head = ColumnParallelLinear(hidden, vocabulary, mesh)
+        self.add_output(norm)
 
     def forward(
         self,
@@ -110,20 +104,10 @@ class Model(LanguageModel):
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
     ) -> Tensor:
-        """Predict each token's successor.
-
-        Args:
-            x: (B, L) int64 token ids; of a later stage, (B, L, D) states.
-            cache: tokens already seen, from `new_cache`; it is extended by these.
-            position_ids: (B, L) positions, or (L,) of all rows; None: those in the row.
-            document_ids: (B, L) documents, where a token sees none but those of its own.
-
-        Returns:
-            (B, L, V) logits in the dtype of the weights; of an earlier stage, (B, L, D) states.
-        """
-        past, kind = cache[0].length if cache else 0, self.architecture.position_embedding
-        own = self.positions(x, start=past)
-        position_ids = own if position_ids is None else position_ids
+        """Predict each token's successor; see `LanguageModel.forward`."""
+        start, kind = cache[0].length if cache else 0, self.architecture.position_embedding
+        places = self.positions(x, start=start)
+        position_ids = places if position_ids is None else position_ids
         x_BLD = self._embedded(x, position_ids) if self.is_first else x
         cos, sin = None, None
         seen: Seen = self.mask(document_ids)
@@ -132,58 +116,18 @@ class Model(LanguageModel):
             cos, sin = (angle.to(x_BLD.dtype) for angle in angles)
         if kind == "alibi":
             assert seen is None or isinstance(seen, PackedDocuments)
-            seen = self._bias(x_BLD, past, len(own), seen.mask if seen else None)
+            seen = self._bias(x_BLD, start, len(places), seen.mask if seen else None)
         x_BLD = self.through_layers(x_BLD, cos, sin, seen, cache=cache)
         return self.logits(x_BLD) if self.is_last else x_BLD
 
     def _embedded(self, tokens_BL: Tensor, positions: Tensor) -> Tensor:
         x_BLD: Tensor = self.embed_tokens(tokens_BL)
         if hasattr(self, "embed_positions"):
-            by_row = positions if positions.dim() > 1 else positions[None]
-            x_BLD = x_BLD + self.embed_positions(own_tokens(by_row, self.mesh))
+            positions_BL = positions if positions.dim() > 1 else positions[None]
+            x_BLD = x_BLD + self.embed_positions(own_tokens(positions_BL, self.mesh))
         return self.embed_layernorm(x_BLD) if hasattr(self, "embed_layernorm") else x_BLD
 
-    def _bias(self, like: Tensor, past: int, length: int, seen: Tensor | None) -> Tensor:
-        heads = self.architecture.num_attention_heads
-        total, own = past + length, part(heads, self.mesh.tensor)
-        return alibi(heads, own, length=length, total=total, like=like, seen=seen)
-
-
-def hugging_face_name(name: str) -> str:
-    """Name of a parameter in a checkpoint: as Llama's; model types of transformers fuse some."""
-    return name if name.startswith("lm_head.") else f"model.{name}"
-
-
-def num_flops_per_token(architecture: Architecture, sequence_length: int) -> int:
-    """Floating-point operations of one token's forward and backward pass.
-
-    Counted as `llama` does: matrix products alone, backward twice the forward, attention over the
-    whole sequence. Embeddings are look-ups and free; the output layer is a product.
-    """
-    assert architecture.vocab_size is not None, "fill in vocab_size before counting"
-    hidden = architecture.hidden_size
-    key_value = architecture.num_key_value_heads * architecture.head_dim
-    projections = 2 * hidden * hidden + 2 * hidden * key_value
-    mlp = 2 * hidden * architecture.intermediate_size
-    scores_and_values = 2 * sequence_length * hidden
-    layer = projections + mlp + scores_and_values
-    multiply_adds = architecture.num_hidden_layers * layer + hidden * architecture.vocab_size
-    return 3 * 2 * multiply_adds
-
-
-def kept_per_token(architecture: Architecture, *, size: int, fused_norm: bool) -> SavedActivations:
-    """Bytes that a layer keeps of a token for its backward pass; `llama` tells the arguments.
-
-    Of both norms, which are fused on all devices, the input, and their outputs; queries, keys,
-    values, result of attention and its normalizers; of the MLP what its activation gets and gives.
-    """
-    hidden, heads = architecture.hidden_size, architecture.num_attention_heads
-    key_value = architecture.num_key_value_heads * architecture.head_dim
-    attention = (2 * hidden + 2 * key_value) * size + 4 * heads
-    inner = architecture.intermediate_size * size
-    return SavedActivations(
-        states=2 * hidden * size,
-        gathered=2 * hidden * size,
-        cut=attention + 2 * inner,
-        products=attention + inner,
-    )
+    def _bias(self, like: Tensor, start: int, length: int, seen: Tensor | None) -> Tensor:
+        num_heads = self.architecture.num_attention_heads
+        heads, total = part(num_heads, self.mesh.tensor), start + length
+        return alibi(num_heads, heads, length=length, total=total, like=like, seen=seen)

@@ -10,7 +10,8 @@ shapes = partial(tensor_shapes.shapes, gated=True, biased_norms=False)
 
 _KEYS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "hidden_act"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
+    "hidden_act",
     *("attention_bias", "mlp_bias", "rms_norm_eps", "tie_word_embeddings", "initializer_range"),
 )
 

@@ -1,8 +1,8 @@
 """Llama (arXiv 2302.13971): RMSNorm, rotary positions, grouped attention, SwiGLU.
 
-Weights come from a checkpoint (`tokamake.checkpoint`) or from `Model.initialize`; the trainer,
+Weights come from a checkpoint (`tokamake.checkpoint`) or from `Model.initialize`. The trainer,
 evaluation and generation call the model for logits.
-Shape suffixes: B batch, L tokens, D hidden size, V vocabulary, K width of a head.
+Shape suffixes: B batch, L tokens, D hidden size.
 """
 
 from functools import partial
@@ -10,41 +10,37 @@ from functools import partial
 from torch import Tensor
 
 from tokamake.config.architecture import Architecture
-from tokamake.models.common.activation_memory import SavedActivations
 from tokamake.models.common.language_model import LanguageModel
 from tokamake.models.common.layers import Attention, GatedMLP, KeyValueCache, TransformerLayer
 from tokamake.models.common.positions import rotary
 from tokamake.parallel.mesh import ALONE, Mesh
-from tokamake.parallel.tensor import (
-    ColumnParallelLinear,
-    RMSNorm,
-    VocabParallelEmbedding,
-)
+from tokamake.parallel.tensor import RMSNorm
 
-CHOICES = {
+SETTINGS = {
     "position_embedding": ("rotary",),
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
     "hidden_act": ("silu",),
     "attention_bias": (False, True),
     "mlp_bias": (False, True),
-    "embedding_layernorm": (False,),
+    "rms_norm_eps": 1e-5,
     "tie_word_embeddings": (False, True),
-    "layer_norm_epsilon": (1e-5,),
 }
-"""Values of settings that families differ in; the first is the usual one."""
+"""Fields of `Architecture` that this family knows: choices, the default first, or a default."""
 
 
-def _block(architecture: Architecture, mesh: Mesh) -> TransformerLayer:
+def _layer(architecture: Architecture, mesh: Mesh) -> TransformerLayer:
     norm = partial(RMSNorm, architecture.hidden_size, mesh, eps=architecture.rms_norm_eps)
     return TransformerLayer(norm, Attention(architecture, mesh), GatedMLP(architecture, mesh))
 
 
 class Model(LanguageModel):
-    """A Llama whose parameters are named as Hugging Face's, see `hugging_face_name`.
+    """A Llama; its parameters have Hugging Face's names, see `tensor_name`.
 
     Args:
-        architecture: shape of the model; its vocab_size is filled in.
+        architecture: shape of the model, vocab_size filled in.
         mesh: this rank among its peers.
-        stage: numbers of the layers of this stage of the pipeline; None: all.
+        stage: numbers of the layers of this pipeline stage; None: all.
     """
 
     into_residual = ("o_proj.weight", "down_proj.weight")
@@ -52,15 +48,10 @@ class Model(LanguageModel):
     def __init__(
         self, architecture: Architecture, mesh: Mesh = ALONE, stage: range | None = None
     ) -> None:
-        super().__init__(architecture, mesh, stage, _block)
-        vocabulary, hidden = architecture.vocab_size, architecture.hidden_size
-        assert vocabulary is not None
-        if self.is_first:
-            self.embed_tokens = VocabParallelEmbedding(vocabulary, hidden, mesh)
-        if self.is_last:
-            self.norm = RMSNorm(hidden, mesh, eps=architecture.rms_norm_eps)
-        if self.is_last and (self.has_copy or not architecture.tie_word_embeddings):
-            self.lm_head = ColumnParallelLinear(hidden, vocabulary, mesh)
+        super().__init__(architecture, mesh, stage, _layer)
+        self.add_embedding()
+        norm = partial(RMSNorm, architecture.hidden_size, mesh, eps=architecture.rms_norm_eps)
+        self.add_output(norm)
 
     def forward(
         self,
@@ -70,70 +61,11 @@ class Model(LanguageModel):
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
     ) -> Tensor:
-        """Predict each token's successor.
-
-        Args:
-            x: (B, L) int64 token ids; of a later stage, (B, L, D) states.
-            cache: tokens already seen, from `new_cache`; it is extended by these.
-            position_ids: (B, L) positions, or (L,) of all rows; None: those in the row.
-            document_ids: (B, L) documents, where a token sees none but those of its own.
-
-        Returns:
-            (B, L, V) logits in the dtype of the weights; of an earlier stage, (B, L, D) states.
-        """
+        """Predict each token's successor; see `LanguageModel.forward`."""
         if position_ids is None:
             position_ids = self.positions(x, start=cache[0].length if cache else 0)
         x_BLD = self.embed_tokens(x) if self.is_first else x
-        angles = rotary(position_ids, self.architecture)
-        cos, sin = (angle.to(x_BLD.dtype) for angle in angles)
-        seen = self.mask(document_ids)
-        x_BLD = self.through_layers(x_BLD, cos, sin, seen, cache=cache)
+        # Angles are fp32: positions beyond 256 are not exact in bf16.
+        cos, sin = (angle.to(x_BLD.dtype) for angle in rotary(position_ids, self.architecture))
+        x_BLD = self.through_layers(x_BLD, cos, sin, self.mask(document_ids), cache=cache)
         return self.logits(x_BLD) if self.is_last else x_BLD
-
-
-def hugging_face_name(name: str) -> str:
-    """Hugging Face's name of a parameter: all but the output layer lie under `model.`."""
-    return name if name.startswith("lm_head.") else f"model.{name}"
-
-
-def num_flops_per_token(architecture: Architecture, sequence_length: int) -> int:
-    """Floating-point operations of one token's forward and backward pass.
-
-    Counts matrix products alone, two operations a multiply-add, backward twice the forward, and
-    attention over the whole sequence as if it were not causal: the accounting of PaLM (arXiv
-    2204.02311, appendix B). The embedding is a look-up and free; the output layer is a product.
-    """
-    assert architecture.vocab_size is not None, "fill in vocab_size before counting"
-    hidden = architecture.hidden_size
-    key_value = architecture.num_key_value_heads * architecture.head_dim
-    projections = 2 * hidden * hidden + 2 * hidden * key_value
-    mlp = 3 * hidden * architecture.intermediate_size
-    scores_and_values = 2 * sequence_length * hidden
-    layer = projections + mlp + scores_and_values
-    multiply_adds = architecture.num_hidden_layers * layer + hidden * architecture.vocab_size
-    return 3 * 2 * multiply_adds
-
-
-def kept_per_token(architecture: Architecture, *, size: int, fused_norm: bool) -> SavedActivations:
-    """Bytes that a layer keeps of a token for its backward pass.
-
-    Of both norms the input, and their outputs; queries, keys, values, result of attention and its
-    normalizers; of the MLP gate, its SiLU, the other half and their product. A norm that is not
-    fused, as on the CPU, also keeps what it divided, and both in fp32.
-
-    Args:
-        architecture: shape of the model.
-        size: bytes of a number of the forward pass.
-        fused_norm: whether the device has RMSNorm as one kernel.
-    """
-    hidden, heads = architecture.hidden_size, architecture.num_attention_heads
-    key_value = architecture.num_key_value_heads * architecture.head_dim
-    norm = hidden * size if fused_norm else 2 * hidden * 4
-    attention = (2 * hidden + 2 * key_value) * size + 4 * heads
-    inner = architecture.intermediate_size * size
-    return SavedActivations(
-        states=2 * norm,
-        gathered=2 * hidden * size,
-        cut=attention + 4 * inner,
-        products=attention + 2 * inner,
-    )

@@ -1,1 +1,1 @@
-"""What makes a step of several ranks, one file each: `Engine`."""
+"""Back ends: each file has an `Engine` that trains a model on the ranks of a run."""

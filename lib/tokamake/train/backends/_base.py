@@ -1,6 +1,6 @@
-"""What the engines of all back ends share: the start, the count of tokens, what ranks agree on.
+"""Parts that the engines of all back ends share: first weights, token counts, sums over ranks.
 
-A run and its start checkpoint come in; each rank reads the parts of weights that it holds.
+A run and its initial checkpoint come in; each rank reads the chunks of weights that it holds.
 """
 
 import math
@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tokamake import files, plugins
-from tokamake.checkpoint.deepspeed.zero_reader import settings_of
-from tokamake.checkpoint.native import latest, training_state
-from tokamake.checkpoint.native.description import describe
+from tokamake.checkpoint.deepspeed.zero_reader import settings_note
+from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.flat_chunks import FlatChunks
+from tokamake.checkpoint.native.folder import read_description
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.optim._groups import parameter_groups
@@ -26,10 +26,17 @@ from tokamake.optim._whole import ALONE, ParameterPart, WholeParameters
 from tokamake.parallel import mesh
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.sharding import Held
-from tokamake.runtime.cores import keep_memory
+from tokamake.runtime.cores import keep_freed_memory
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
-from tokamake.train.batch import MicroBatch, TokenRows, leaves_out, to_batch
+from tokamake.train.batch import (
+    MicroBatch,
+    TokenRows,
+    has_masked_labels,
+    num_micro_batches,
+    to_batch,
+)
+from tokamake.train.initial_checkpoint import describe_start
 from tokamake.train.loss_scale import LossScale
 from tokamake.train.numerics import precision_of
 from tokamake.train.pipeline_stages import PipelineStages
@@ -37,19 +44,16 @@ from tokamake.train.random_state import random_state, seed_all, set_random_state
 
 
 class EngineBase(ABC):
-    """One rank's share of the training run; what it holds of the model is yet to be filled.
+    """One rank's part of the model and its optimizer; its weights are empty at first.
 
     Attributes:
         mesh: this rank among its peers.
 
     Args:
-        run: the resolved run.
+        run: the resolved run, with its precision chosen.
         ranks: this process among its peers.
-        device: where the model lives.
-        shard: whether FSDP2 is data parallelism here.
-
-    Raises:
-        UserError: the settings do not go together.
+        device: device of the model.
+        shard: whether FSDP2 does data parallelism.
     """
 
     _state_kinds: dict[str, str]
@@ -59,51 +63,53 @@ class EngineBase(ABC):
         self._run, self._ranks, self._device = run, ranks, device
         seed_all(run.seed)
         if device.type == "cpu":
-            keep_memory()
-        with raise_on_all_ranks():
-            run.train.parallel.data_parallel_size(ranks.world_size)
-        parts = run.train.zero_stage > 0
-        self.mesh = mesh.build(run.train.parallel, ranks.world_size, device, shard=parts)
+            keep_freed_memory()
+        sharded = run.train.zero_stage > 0
+        self.mesh = mesh.build(run.train.parallel, ranks.world_size, device, shard=sharded)
         self._stages = PipelineStages(run, self.mesh, device, shard=shard)
         self._held: list[Held] = self._stages.held
-        self._loss_scale = LossScale(precision_of(run.train, device))
-        # Saving goes on beside training, and must not take part in its collectives.
-        self._savers = dist.new_group(backend="gloo")
+        self._loss_scale = LossScale(precision_of(run))
+        # Saving runs beside training, and must not mix with its collectives.
+        self._save_group = dist.new_group(backend="gloo")
+
+    # ---- First weights and optimizer ----
 
     @abstractmethod
     def _weights(self) -> Iterable[tuple[Held, FlatChunks]]:
-        """This rank's parts of whole parameters, as the optimizer has them."""
+        """Chunks of whole parameters that the optimizer of this rank has."""
 
-    def _take_start(self) -> None:
-        """Read the parts that this rank has of the weights that the run starts from.
-
-        All ranks call it.
+    def _load_initial_weights(self) -> None:
+        """Read this rank's chunks of the weights that the run starts from; all ranks call it.
 
         Raises:
             UserError: there are none, or they are not of the run's architecture.
         """
         with raise_on_all_ranks():
-            start = _start(self._run)
+            start = describe_start(self._run)
         names: list[str] = [""] * self._ranks.world_size
         dist.all_gather_object(names, start.path.name)
         if len({*names}) > 1:
             raise UserError(
-                f"{self._run.checkpoint}: its latest moves on while ranks start from it; end the "
-                "run that trains there, or start again"
+                f"{self._run.checkpoint}: its file `latest` has changed while ranks started; end "
+                "the run that trains there, and rerun"
             )
-        parts = [*self._weights()]
-        # A copy has the key of what it is a copy of.
+        weights = [*self._weights()]
+        # A copy has the key of its original, so that one dict cannot hold both.
         for copies in (False, True):
-            some = {f"model.{held.saved_name}": p for held, p in parts if held.is_copy == copies}
+            tensors = {
+                f"model.{held.saved_name}": chunks
+                for held, chunks in weights
+                if held.is_copy == copies
+            }
             with raise_on_all_ranks():
-                training_state.check(start.path, some)
-            training_state.fill(start.path, some)
+                training_state.check(start.path, tensors)
+            training_state.fill(start.path, tensors)
 
     def _build_optimizer(self, *, whole: bool) -> torch.optim.Optimizer:
-        """Make the run's optimizer of what this rank holds.
+        """Make the run's optimizer for the parameters of this rank.
 
         Args:
-            whole: whether it may ask for whole parameters.
+            whole: whether the optimizer may gather whole parameters.
         """
         settings = self._run.train.optimizer
         named = [(held.name, held.local) for held in self._held]
@@ -115,51 +121,58 @@ class EngineBase(ABC):
         plug_in = plugins.load("optim", settings.name)
         self._state_kinds = plug_in.STATE
         view = WholeParameters(parts.__getitem__) if whole else ALONE
-        made: torch.optim.Optimizer = plug_in.build(groups, settings, view)
-        return made
+        optimizer: torch.optim.Optimizer = plug_in.build(groups, settings, view)
+        return optimizer
+
+    # ---- Steps ----
 
     @abstractmethod
     def _losses(self, batches: Sequence[MicroBatch]) -> Tensor:
-        """Sum of the losses of all tokens of some micro batches; 0 where the last stage is not."""
+        """Sum of the losses of all tokens of micro batches; 0 on ranks without the last stage."""
 
     @abstractmethod
     def _set_mode(self, mode: str) -> None:
-        """Ready the weights for "train" or "eval"."""
+        """Prepare the weights for "train" or "eval"; some optimizers keep one set for each."""
 
     def _batches(self, rows: Sequence[TokenRows]) -> list[MicroBatch]:
-        return [to_batch(each, self._run, self._device, self.mesh) for each in rows]
+        return [to_batch(array, self._run, self._device, self.mesh) for array in rows]
 
-    def _count(self, batches: Sequence[MicroBatch]) -> int:
-        """Tokens of all ranks that have a loss."""
-        if not leaves_out(self._run):
+    def _num_labels(self, batches: Sequence[MicroBatch]) -> int:
+        """Number of tokens with a loss, over all ranks."""
+        if not has_masked_labels(self._run.train):
             own = sum(batch.labels.numel() for batch in batches)
             return own * self.mesh.data.size * self.mesh.context.size
         counts = [(batch.labels != NO_LABEL).sum() for batch in batches]
         count = torch.stack(counts).sum()
         dist.all_reduce(count)
+        # Tensor- and pipeline-parallel ranks have the same labels.
         return max(1, int(count) // (self.mesh.tensor.size * self.mesh.pipeline.size))
 
-    def _agree(
+    def _sum_over_ranks(
         self, loss: Tensor, squares: Tensor, *, stop: bool, saved: bool
     ) -> tuple[float, float, bool, bool]:
-        """Sum loss and gradient over all ranks, and hear whether any stops and all have saved."""
-        # Tensor-parallel ranks have the same loss, all but the last stage have none.
+        """Agree on a step's results in one collective.
+
+        Returns:
+            Loss of all ranks, norm of the gradient, whether any rank stops, whether all have saved.
+        """
+        # Tensor-parallel ranks have the same loss; ranks without the last stage have none.
         own = loss if self.mesh.tensor.rank == 0 else torch.zeros_like(loss)
         flags = torch.tensor([stop, saved], device=self._device)
         sums = torch.cat((torch.stack((own, squares)).float(), flags.float()))
         dist.all_reduce(sums)
-        total, square, stops, saves = sums.tolist()
-        return total, math.sqrt(square), stops > 0, saves == self._ranks.world_size
+        total, square, num_stops, num_saved = sums.tolist()
+        return total, math.sqrt(square), num_stops > 0, num_saved == self._ranks.world_size
 
     def mean_loss(self, rows: Iterable[TokenRows]) -> float:
-        """Loss over all tokens of the micro batches of all ranks, without training on them."""
+        """Mean loss over all tokens of the micro batches of all ranks, without training."""
         self._set_mode("eval")
         total = torch.zeros(2, dtype=torch.float64, device=self._device)
-        block = self._run.train.micro_batch_size * self.mesh.data.size
-        num_batches = self._run.train.global_batch_size // block if self._stages.in_turns else 1
-        coming = iter(rows)
-        while some := [*islice(coming, num_batches)]:
-            batches = self._batches(some)
+        # A pipeline needs the micro batches of a whole step to be busy.
+        size = num_micro_batches(self._run.train, self.mesh) if self._stages.is_pipelined else 1
+        remaining = iter(rows)
+        while arrays := [*islice(remaining, size)]:
+            batches = self._batches(arrays)
             total[0] += self._losses(batches)
             total[1] += sum((batch.labels != NO_LABEL).sum() for batch in batches)
         if not self._stages.has_loss or self.mesh.tensor.rank:
@@ -167,39 +180,31 @@ class EngineBase(ABC):
         dist.all_reduce(total)
         return float(total[0] / total[1])
 
+    # ---- Checkpoints ----
+
     def _description(self, progress: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint says of itself."""
+        """Description that a checkpoint has of itself."""
         return {
             **progress,
             "architecture": self._run.architecture.model_dump(mode="json"),
             "optimizer": self._run.train.optimizer.name,
-            **settings_of(self._optimizer.param_groups),
+            **settings_note(self._optimizer.param_groups),
             "loss_scale": self._loss_scale.state,
         }
 
     def _rank_state(self) -> dict[str, Any]:
-        """What a checkpoint keeps for this rank alone."""
+        """State that a checkpoint keeps for this rank alone."""
         return {"random": random_state()}
 
-    def _take_rest(self, folder: Path, state: dict[str, Any] | None) -> None:
-        """Bring back the loss scale and, if there were as many ranks, what `_rank_state` gave."""
-        scale, steps = describe(folder)["loss_scale"]
-        self._loss_scale.state = scale, steps
-        if state:
-            set_random_state(state["random"])
+    def _restore_state(self, folder: Path, rank_state: dict[str, Any] | None) -> None:
+        """Restore the loss scale and, if the number of ranks is the same, `_rank_state`."""
+        scale, finite_steps = read_description(folder)["loss_scale"]
+        self._loss_scale.state = scale, finite_steps
+        if rank_state:
+            set_random_state(rank_state["random"])
 
-    def _to_disk(self, folder: Path) -> None:
-        # DCP has synced what it wrote, but not the folder.
+    def _sync_folder(self, folder: Path) -> None:
+        # DCP syncs its files, but not the folder.
         with raise_on_all_ranks():
             if self._ranks.rank == 0:
                 files.sync(folder)
-
-
-def _start(run: Run) -> latest.Description:
-    found = latest.describe(run.checkpoint)
-    if found.architecture != run.architecture:
-        raise UserError(
-            f"{run.checkpoint}: not of the architecture that the run was resolved for; "
-            "run `tokamake resolve` again"
-        )
-    return found

@@ -1,7 +1,7 @@
-"""What DeepSpeed holds on this rank of each parameter: a run of elements in a flat fp32 buffer.
+"""This rank's piece of each parameter under DeepSpeed: elements of a flat fp32 buffer.
 
-The same for all ZeRO stages; the engine fills the pieces with the weights of a start, and
-checkpoints with the pieces.
+One interface for all ZeRO stages. The engine reads initial weights into the pieces, and writes the
+pieces to checkpoints. Private attributes of DeepSpeed are read here only.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,47 +24,47 @@ class PartitionedParameter:
     """This rank's piece of a parameter."""
 
     held: Held
-    """The parameter, as tensor and pipeline parallelism have cut it."""
+    """The parameter, after tensor and pipeline parallelism."""
     start: int
-    """Elements of the flattened parameter before the piece."""
+    """Offset of the piece in the flattened parameter."""
     flat: Tensor
-    """Buffer of weights that the optimizer sees as one parameter."""
+    """Buffer of weights, which is one parameter for the optimizer."""
     offset: int
-    """Elements of it before the piece."""
+    """Offset of the piece in the buffer."""
     size: int
-    """Elements of the piece."""
+    """Number of elements of the piece."""
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The piece of the buffer, or of an optimizer state that is like the buffer."""
+        """The piece of the buffer, or of an optimizer state of the buffer's shape."""
         return tensor.detach().view(-1).narrow(0, self.offset, self.size)
 
     def place(self, tensor: Tensor) -> FlatChunks:
-        """The piece of such a tensor, as a part of the whole one."""
+        """The piece of such a tensor, as chunks of the whole parameter."""
         parts = boxes(self.of(tensor), self.start, self.held.place)
         return FlatChunks(self.held.shape, tensor.dtype, parts)
 
 
 def pieces(held: Iterable[Held], optimizer: Any, stage: int) -> list[PartitionedParameter]:
-    """What this rank holds of parameters, least pieces of which it holds nothing.
+    """This rank's pieces of parameters, without empty ones.
 
     Args:
-        held: parameters that DeepSpeed has taken.
-        optimizer: DeepSpeed's.
-        stage: of ZeRO.
+        held: parameters of DeepSpeed's engine.
+        optimizer: DeepSpeed's optimizer.
+        stage: ZeRO stage.
     """
-    find = (_whole, _partition, _partition, _slice)[stage]
-    return [piece for one in held for piece in find(one, optimizer) if piece.size]
+    of_stage = (_stage_0, _stages_1_and_2, _stages_1_and_2, _stage_3)[stage]
+    return [piece for parameter in held for piece in of_stage(parameter, optimizer) if piece.size]
 
 
-def _whole(held: Held, _: Any) -> Iterator[PartitionedParameter]:
+def _stage_0(held: Held, _: Any) -> Iterator[PartitionedParameter]:
     yield PartitionedParameter(held, 0, held.local, 0, held.local.numel())
 
 
-def _partition(held: Held, optimizer: Any) -> Iterator[PartitionedParameter]:
-    """Stages 1 and 2: ranks share a group of parameters, laid one after the other."""
+def _stages_1_and_2(held: Held, optimizer: Any) -> Iterator[PartitionedParameter]:
+    """Each rank has a slice of a buffer in which the parameters of a group are concatenated."""
     mapping: Any = getattr(held.parameter, "_hp_mapping", None)
     if mapping is not None:
-        # The first is of the optimizer that stage 1 has in bf16.
+        # Stage 1 in bf16 has another optimizer class, with the first of these attributes.
         groups = getattr(optimizer, "fp32_groups_flat_partition", None)
         groups = groups or optimizer.single_partition_of_fp32_groups
         flat = groups[mapping.param_group_index]
@@ -72,20 +72,20 @@ def _partition(held: Held, optimizer: Any) -> Iterator[PartitionedParameter]:
         yield PartitionedParameter(held, low.start, flat, high.start, high.numel)
 
 
-def _slice(held: Held, optimizer: Any) -> Iterator[PartitionedParameter]:
-    """Stage 3: ranks share each parameter; the last ones' slices are filled up."""
+def _stage_3(held: Held, optimizer: Any) -> Iterator[PartitionedParameter]:
+    """Each rank has a slice of each parameter; slices of the last ranks are padded."""
     parameter: Any = held.parameter
     group, offset, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
     start = size * optimizer._get_param_partition_rank(parameter)
-    left = max(0, parameter.ds_numel - start)
+    remaining = max(0, parameter.ds_numel - start)
     yield PartitionedParameter(
-        held, start, optimizer.fp32_partitioned_groups_flat[group], offset, min(size, left)
+        held, start, optimizer.fp32_partitioned_groups_flat[group], offset, min(size, remaining)
     )
 
 
 @contextmanager
 def seen_by_optimizer(optimizer: Any, stage: int) -> Iterator[None]:
-    """Let torch's optimizer see its parameters, which stage 3 shows it in turn only."""
+    """Show torch's optimizer all its parameters; stage 3 otherwise shows it one group at a time."""
     if stage == 3:
         optimizer._set_fp32_optimizer_param_groups()
     yield
@@ -95,7 +95,7 @@ def seen_by_optimizer(optimizer: Any, stage: int) -> Iterator[None]:
 
 @torch.no_grad()
 def publish(optimizer: Any, stage: int) -> None:
-    """Let the model have the weights that the pieces hold; all ranks call it."""
+    """Copy the weights of the pieces to the model; all ranks call it."""
     if stage in (1, 2):
         optimizer.update_lp_params()
     if stage == 3:
@@ -107,43 +107,45 @@ def publish(optimizer: Any, stage: int) -> None:
 
 
 def tensors_of(
-    found: Iterable[PartitionedParameter], states: Mapping[Tensor, dict[str, Any]]
+    pieces: Iterable[PartitionedParameter], states: Mapping[Tensor, dict[str, Any]]
 ) -> training_state.Tensors:
-    """Weights and optimizer states that this rank has a part in, by a checkpoint's keys.
+    """This rank's chunks of weights and optimizer states, by their keys in a checkpoint.
 
     Args:
-        found: pieces.
-        states: of the optimizer, by `PartitionedParameter.flat`.
+        pieces: pieces of this rank.
+        states: states of the optimizer, by `PartitionedParameter.flat`.
     """
     tensors: training_state.Tensors = {}
-    for piece in found:
+    for piece in pieces:
         name = piece.held.saved_name
         tensors[f"model.{name}"] = piece.place(piece.flat)
         for kind, value in states.get(piece.flat, {}).items():
-            whole = value.shape == piece.flat.shape
-            tensors[f"optimizer.{kind}.{name}"] = piece.place(value) if whole else value.clone()
+            like_buffer = value.shape == piece.flat.shape
+            # Others, such as step counts, are the same for the whole buffer.
+            tensor = piece.place(value) if like_buffer else value.clone()
+            tensors[f"optimizer.{kind}.{name}"] = tensor
     return tensors
 
 
 def make_state(
     folder: Path,
-    found: Iterable[PartitionedParameter],
+    pieces: Iterable[PartitionedParameter],
     optimizer: torch.optim.Optimizer,
     kinds: Mapping[str, str],
 ) -> None:
-    """Make room in an optimizer for the states that a checkpoint has.
+    """Allocate the optimizer states that a checkpoint has.
 
     Args:
-        folder: the checkpoint.
-        found: all pieces of this rank.
-        optimizer: torch's, whose parameters are the buffers.
+        folder: folder of the checkpoint.
+        pieces: all pieces of this rank.
+        optimizer: torch's optimizer, whose parameters are the buffers.
         kinds: STATE of the optimizer's plug-in.
     """
-    known = training_state.saved_in(folder)
-    for piece in found:
+    saved_tensors = training_state.saved_in(folder)
+    for piece in pieces:
         state = optimizer.state[piece.flat]
         for kind, like in kinds.items():
-            saved = known.get(f"optimizer.{kind}.{piece.held.saved_name}")
+            saved = saved_tensors.get(f"optimizer.{kind}.{piece.held.saved_name}")
             if saved is None or kind in state:
                 continue
             shape = piece.flat.shape if like == "like_parameter" else saved.size
@@ -152,25 +154,25 @@ def make_state(
 
 def take_shared(
     folder: Path,
-    found: Iterable[PartitionedParameter],
+    pieces: Iterable[PartitionedParameter],
     states: Mapping[Tensor, dict[str, Any]],
     loaded: training_state.Tensors,
 ) -> None:
-    """Let buffers have the states that a checkpoint has once for each parameter, such as steps.
+    """Set states that a buffer has once, and a checkpoint once for each parameter: step counts.
 
     Raises:
         UserError: they differ between parameters that share a buffer.
     """
     first: dict[tuple[Tensor, str], Tensor] = {}
-    for piece in found:
+    for piece in pieces:
         for kind, value in states[piece.flat].items():
             if value.shape == piece.flat.shape:
                 continue
             key = f"optimizer.{kind}.{piece.held.saved_name}"
-            taken = first.setdefault((piece.flat, kind), loaded[key])
-            if not torch.equal(taken, loaded[key]):
+            first_value = first.setdefault((piece.flat, kind), loaded[key])
+            if not torch.equal(first_value, loaded[key]):
                 raise UserError(
                     f"{folder}: {key} differs from those of other parameters, which share it "
                     "under ZeRO; set train.zero_stage to 0 or train.backend to native"
                 )
-            value.copy_(taken)
+            value.copy_(first_value)

@@ -1,8 +1,8 @@
-"""DeepSpeed set up for a run: what it can and cannot do, its configuration, its process groups.
+"""Set-up of DeepSpeed for a run: what it cannot do, its configuration, its process groups.
 
-Stages and mesh come from the engine. torch's own optimizers run inside ZeRO, so nothing is compiled
-at start. DeepSpeed knows of our layouts through Megatron's `mpu`: pipeline × tensor ranks are its
-model-parallel group, data × context ranks its data-parallel one.
+torch's own optimizers run inside ZeRO, so DeepSpeed compiles nothing at start. DeepSpeed gets the
+mesh as an `mpu`, the interface of Megatron: pipeline × tensor ranks are its model-parallel group,
+data × context ranks its data-parallel group.
 """
 
 import logging
@@ -20,22 +20,20 @@ from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
 
 BUCKET = 50_000_000
-"""Gradients that are reduced at once, in elements."""
-
-
-_NATIVE = ("muon", "adamw_8bit")
-"""Optimizers whose parameters or states have forms that flat buffers do not know."""
+"""Elements of gradients that are reduced at once."""
+_NATIVE_OPTIMIZERS = ("muon", "adamw_8bit")
+"""Optimizers whose parameters or states cannot be slices of flat buffers."""
 
 
 def check(run: Run, device: torch.device | None = None) -> None:
-    """See that DeepSpeed can train so.
+    """Check that DeepSpeed can train a run; called by `checks.check_backend`.
 
     Args:
         run: the resolved run.
-        device: of this rank; None where it is not known yet.
+        device: device of this rank; None where it is not known yet.
 
     Raises:
-        UserError: it cannot, or would be wrong.
+        UserError: it cannot, or its results would be wrong.
     """
     train, parallel, name = run.train, run.train.parallel, run.train.optimizer.name
     stage, precision = train.zero_stage, train.precision
@@ -59,7 +57,7 @@ def check(run: Run, device: torch.device | None = None) -> None:
             f"parallel.data_parallel_replicate_size: {parallel.data_parallel_replicate_size}: "
             "it shards over all data-parallel ranks; set it to 1"
         )
-    if name in _NATIVE:
+    if name in _NATIVE_OPTIMIZERS:
         _refuse(f"optimizer.name: {name}: cannot use it; take another optimizer")
     if stage and not plugins.constant("optim", name, "ELEMENTWISE"):
         _refuse(
@@ -68,84 +66,74 @@ def check(run: Run, device: torch.device | None = None) -> None:
         )
 
 
-def _refuse(why: str) -> None:
-    raise UserError(f"train.backend: deepspeed: with train.{why}, or train.backend to native")
+def _refuse(reason: str) -> None:
+    raise UserError(f"train.backend: deepspeed: with train.{reason}, or train.backend to native")
 
 
 class Mpu:
-    """The run's process groups, under the names by which Megatron calls them.
+    """Process groups of a mesh, as methods with Megatron's names.
 
     Args:
         mesh: this rank among its peers.
-        world_size: ranks of the run.
-        device: of this rank.
+        world_size: number of ranks.
+        device: device of this rank.
     """
 
     def __init__(self, mesh: Mesh, world_size: int, device: torch.device) -> None:
         model = mesh.pipeline.size * mesh.tensor.size
         ranks = torch.arange(world_size).view(mesh.pipeline.size, -1, mesh.tensor.size)
-        both = DeviceMesh(
+        groups = DeviceMesh(
             device.type,
             ranks.movedim(1, 0).reshape(-1, model),
             mesh_dim_names=("data", "model"),
         )
-        self._data, self._model = both.get_group("data"), both.get_group("model")
+        self._data, self._model = groups.get_group("data"), groups.get_group("model")
         self._tensor = mesh.tensor.rank, mesh.tensor.size
         self._pipeline = mesh.pipeline.rank, mesh.pipeline.size
 
     def get_data_parallel_group(self) -> dist.ProcessGroup:
-        """Ranks with the same parameters."""
         return self._data
 
     def get_data_parallel_rank(self) -> int:
-        """Place among them."""
         return dist.get_rank(self._data)
 
     def get_data_parallel_world_size(self) -> int:
-        """How many they are."""
         return dist.get_world_size(self._data)
 
     def get_model_parallel_group(self) -> dist.ProcessGroup:
-        """Ranks that together have all parameters."""
         return self._model
 
     def get_model_parallel_rank(self) -> int:
-        """Place among them."""
         return dist.get_rank(self._model)
 
     def get_model_parallel_world_size(self) -> int:
-        """How many they are."""
         return dist.get_world_size(self._model)
 
     def get_tensor_model_parallel_rank(self) -> int:
-        """Place among ranks that share each layer."""
         return self._tensor[0]
 
     def get_tensor_model_parallel_world_size(self) -> int:
-        """How many they are."""
         return self._tensor[1]
 
     def get_pipeline_model_parallel_rank(self) -> int:
-        """Place among ranks that share the layers."""
         return self._pipeline[0]
 
     def get_pipeline_model_parallel_world_size(self) -> int:
-        """How many they are."""
         return self._pipeline[1]
 
 
 def initialize(
     run: Run, module: torch.nn.Module, optimizer: torch.optim.Optimizer, mpu: Mpu, device: str
 ) -> Any:
-    """Put DeepSpeed's engine around a module and the optimizer of its parameters."""
+    """Wrap a module and its optimizer in DeepSpeed's engine."""
     if device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    # Of no use in training, yet DeepSpeed would compile it at start.
+    # Not used in training, but DeepSpeed would compile it at start.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    # DeepSpeed calls collectives by names that newer versions of torch complain about.
+    # Newer versions of torch deprecate names of collectives that DeepSpeed uses.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     engine, *_ = deepspeed.initialize(
         model=module,
@@ -157,9 +145,10 @@ def initialize(
 
 
 def settings(run: Run, data_parallel_size: int) -> dict[str, Any]:
-    """DeepSpeed's configuration of a run; what it would guess is spelled out.
+    """DeepSpeed's configuration for a run, with values that it would otherwise guess.
 
-    Micro batches are counted by the engine, which tells DeepSpeed when a step is complete.
+    gradient_accumulation_steps is 1: the engine counts micro batches and tells DeepSpeed when a
+    step is complete.
     """
     train = run.train
     zero: dict[str, Any] = {
@@ -178,7 +167,7 @@ def settings(run: Run, data_parallel_size: int) -> dict[str, Any]:
         "gradient_clipping": train.gradient_clipping if train.zero_stage else 0.0,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
-        # torch's optimizers run on the CPU, too; DeepSpeed's own would be compiled at start.
+        # DeepSpeed's own optimizer for the CPU would be compiled at start; torch's runs there, too.
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": None,
         "data_types": {"grad_accum_dtype": "fp32"},
@@ -191,6 +180,6 @@ def settings(run: Run, data_parallel_size: int) -> dict[str, Any]:
             "immediate_grad_update": True,
         }
     if train.precision == "fp16":
-        # The scale is ours and set at each step; 0 would be DeepSpeed's own.
+        # The engine sets the scale at each step; 0 would mean DeepSpeed's dynamic scaling.
         values["fp16"] = {"enabled": True, "loss_scale": 1.0}
     return values

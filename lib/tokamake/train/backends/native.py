@@ -1,6 +1,6 @@
 """The native back end: FSDP2, tensor, context and pipeline parallelism, torch's own checkpoints.
 
-Micro batches come from the loop; loss, gradient norm and checkpoints go back. Loss and gradients
+Micro batches come from the trainer; loss, gradient norm and checkpoints go back. Loss and gradients
 are those of all tokens of a global batch, however ranks share it.
 """
 
@@ -23,21 +23,21 @@ from tokamake.parallel.sharding import Held
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.backends._base import EngineBase
-from tokamake.train.batch import MicroBatch, TokenRows, chances
+from tokamake.train.batch import MicroBatch, TokenRows, label_draws
 from tokamake.train.step_result import Saving, StepResult
 
 
 class Engine(EngineBase):
-    """One rank's share of the training run.
+    """One rank's part of the model and its optimizer.
 
     Args:
-        run: the resolved run.
+        run: the resolved run, with its precision chosen.
         ranks: this process among its peers.
-        device: where the model lives.
-        continues: whether `load` comes next, so that the run's start is not read.
+        device: device of the model.
+        continues: whether `load` comes next, so that the initial weights are not read.
 
     Raises:
-        UserError: the settings do not go together, or with the start.
+        UserError: the initial checkpoint does not fit the run.
     """
 
     def __init__(
@@ -49,11 +49,13 @@ class Engine(EngineBase):
         self._needs_hessian = getattr(plug_in, "needs_hessian", None)
         self._layout = training_state.StateLayout(self.mesh, device)
         if not continues:
-            self._take_start()
+            self._load_initial_weights()
 
     def _weights(self) -> Iterator[tuple[Held, FlatChunks]]:
         for held in self._held:
             yield held, box(held.local.detach(), held.shape, held.place)
+
+    # ---- Steps ----
 
     def train_step(
         self,
@@ -68,57 +70,60 @@ class Engine(EngineBase):
 
         Args:
             rows: this rank's micro batches of the step.
-            learning_rate: of this step.
-            weight_decay: of this step.
+            learning_rate: learning rate of this step.
+            weight_decay: weight decay of this step.
             stop: whether this rank was asked to stop.
-            saved: whether this rank has finished what it had to save.
+            saved: whether this rank has written its files of a checkpoint.
         """
         self._set_mode("train")
         batches = self._batches(rows)
-        scale = self._stages.num_averaged / self._count(batches)
+        # FSDP2 averages over ranks what should be summed.
+        scale = self._stages.num_averaged / self._num_labels(batches)
         self._update_hessian(rows, batches)
         total = self._stages.forward_backward(batches, scale * self._loss_scale.value)
         self._add_up_gradients()
         squares = sharding.squares(self._held, self._device)
-        own = total / self._stages.num_averaged
-        loss, norm, stopped, all_saved = self._agree(own, squares, stop=stop, saved=saved)
+        rank_loss = total / self._stages.num_averaged
+        loss, norm, stops, all_saved = self._sum_over_ranks(
+            rank_loss, squares, stop=stop, saved=saved
+        )
         loss, norm = loss / self._loss_scale.value, norm / self._loss_scale.value
-        stepped = math.isfinite(loss) and self._loss_scale.update(norm)
-        if stepped and math.isfinite(norm):
+        updates = math.isfinite(loss) and self._loss_scale.update(norm)
+        if updates and math.isfinite(norm):
             set_rates(self._optimizer, learning_rate=learning_rate, weight_decay=weight_decay)
-            sharding.scale(self._held, self._share(norm))
+            sharding.scale(self._held, self._gradient_factor(norm))
             self._optimizer.step()
-        self._forget_gradients()
-        return StepResult(loss, norm, stop=stopped, saved=all_saved, skipped=not stepped)
+        self._drop_gradients()
+        return StepResult(loss, norm, stop=stops, saved=all_saved, skipped=not updates)
 
     def _num_updates(self) -> int:
-        """Updates that have been done, as the optimizer counts them."""
+        """Updates so far, by the optimizer's own count."""
         states = (self._optimizer.state.get(held.local, {}) for held in self._held)
         return max((int(state["step"]) for state in states if "step" in state), default=0)
 
     def _update_hessian(self, rows: Sequence[TokenRows], batches: Sequence[MicroBatch]) -> None:
-        """Where it is due, let the optimizer take in gradients of labels drawn from the model."""
+        """If it is due, give the optimizer gradients of labels that are drawn from the model."""
         if self._needs_hessian is None:
             return
         step = self._num_updates()
         if not self._needs_hessian(step, self._run.train.optimizer):
             return
-        count, loss_scale = self._count(batches), self._loss_scale.value
-        drawing = chances(rows, seed=self._run.seed, step=step, mesh=self.mesh)
-        scale = self._stages.num_averaged / count * loss_scale
-        self._stages.forward_backward(batches, scale, drawing)
+        num_labels, loss_scale = self._num_labels(batches), self._loss_scale.value
+        draws = label_draws(rows, seed=self._run.seed, step=step, mesh=self.mesh)
+        scale = self._stages.num_averaged / num_labels * loss_scale
+        self._stages.forward_backward(batches, scale, draws)
         self._add_up_gradients()
         squares = sharding.squares(self._held, self._device)
         dist.all_reduce(squares)
-        # In fp16 they may overflow; then so do those of the step, most likely, and both are done
-        # again at a lower scale.
+        # If these gradients overflow in fp16, those of the step most likely do, too. Then the step
+        # is skipped, and both are computed again at a lower scale.
         if math.isfinite(squares.item()):
             sharding.scale(self._held, 1 / loss_scale)
             optimizer: Any = self._optimizer
-            optimizer.update_hessian(count)
-        self._forget_gradients()
+            optimizer.update_hessian(num_labels)
+        self._drop_gradients()
 
-    def _forget_gradients(self) -> None:
+    def _drop_gradients(self) -> None:
         for held in self._held:
             held.parameter.grad = held.local.grad = None
 
@@ -129,44 +134,45 @@ class Engine(EngineBase):
         if self._run.architecture.tie_word_embeddings:
             sharding.add_up_copies(self._held, self.mesh.pipeline, self._stages.embedding_name)
 
-    def _share(self, norm: float) -> float:
-        """What gradients are multiplied with: clipped, and without the loss scale."""
-        most, share = self._run.train.gradient_clipping, 1.0
-        if most:
-            # The same small number as in torch.nn.utils.clip_grad_norm_.
-            share = min(1.0, most / (norm + 1e-6))
-        return share / self._loss_scale.value
+    def _gradient_factor(self, norm: float) -> float:
+        """Factor of gradients: clips them and removes the loss scale."""
+        limit, factor = self._run.train.gradient_clipping, 1.0
+        if limit:
+            # The same epsilon as in torch.nn.utils.clip_grad_norm_.
+            factor = min(1.0, limit / (norm + 1e-6))
+        return factor / self._loss_scale.value
 
     def _set_mode(self, mode: str) -> None:
-        """Tell an optimizer that keeps weights apart for training which are wanted."""
         if hasattr(self._optimizer, mode):
             getattr(self._optimizer, mode)()
 
     def _losses(self, batches: Sequence[MicroBatch]) -> Tensor:
-        found = self._stages.losses(batches)
-        self._stages.forget_whole_weights()
-        return found
+        losses = self._stages.losses(batches)
+        self._stages.free_gathered_weights()
+        return losses
+
+    # ---- Checkpoints ----
 
     def save(self, folder: Path, progress: dict[str, Any]) -> Saving:
-        """Begin to write a checkpoint; it may be waited for while training goes on.
+        """Begin to write a checkpoint; training may go on while it is written.
 
         Args:
-            folder: of the checkpoint; all ranks call with the same one.
-            progress: step, samples, tokens; stored with it.
+            folder: folder of the checkpoint; the same on all ranks.
+            progress: step, samples and tokens, stored with it.
         """
         self._set_mode("eval")
-        tensors = self._tensors(self._of_own())
         written = training_state.save(
             folder,
-            tensors,
+            self._tensors(self._originals()),
             description=self._description(progress),
             rank_state=self._rank_state(),
-            group=self._savers,
+            group=self._save_group,
         )
-        return Saving(folder, written, lambda: self._to_disk(folder))
+        return Saving(folder, written, lambda: self._sync_folder(folder))
 
     def _tensors(self, held: list[Held]) -> training_state.Tensors:
         states: dict[Any, dict[str, Any]] = self._optimizer.state
+        # An optimizer that packs its states can unpack them.
         plain = getattr(self._optimizer, "plain", None)
         if plain:
             states = {
@@ -175,29 +181,31 @@ class Engine(EngineBase):
             }
         return training_state.tensors_of(held, states, self._layout, self._state_kinds)
 
-    def _pack_states(self, held: list[Held]) -> None:
-        """Let an optimizer that keeps states in a format of its own have them so."""
+    def _pack_states(self, parameters: list[Held]) -> None:
+        """Pack states again, if the optimizer does so: a checkpoint has them unpacked."""
         packed = getattr(self._optimizer, "packed", None)
-        for one in held if packed else ():
-            state = self._optimizer.state[one.local]
+        if packed is None:
+            return
+        for held in parameters:
+            state = self._optimizer.state[held.local]
             for kind, like in self._state_kinds.items():
                 if like == "like_parameter" and kind in state:
-                    assert packed
-                    state[kind] = packed(one.local, kind, state[kind])
+                    state[kind] = packed(held.local, kind, state[kind])
 
-    def _of_own(self) -> list[Held]:
-        """What this rank holds, but for copies, which hold nothing new."""
+    def _originals(self) -> list[Held]:
+        """This rank's parameters, without copies of a tied embedding."""
         return [held for held in self._held if not held.is_copy]
 
     def load(self, folder: Path) -> None:
-        """Continue from a checkpoint of any layout: weights, optimizer, random generators."""
+        """Load a checkpoint of any layout: weights, optimizer states, random generators."""
         copies = [held for held in self._held if held.is_copy]
-        state = None
-        for some in (self._of_own(), copies):
+        rank_state = None
+        # A copy has the keys of its original, so that one dict cannot hold both.
+        for parameters in (self._originals(), copies):
             with raise_on_all_ranks():
-                training_state.make_state(folder, some, self._optimizer, self._state_kinds)
-                tensors = self._tensors(some)
+                training_state.make_state(folder, parameters, self._optimizer, self._state_kinds)
+                tensors = self._tensors(parameters)
                 training_state.check(folder, tensors)
-            state = training_state.load(folder, tensors) or state
-            self._pack_states(some)
-        self._take_rest(folder, state)
+            rank_state = training_state.load(folder, tensors) or rank_state
+            self._pack_states(parameters)
+        self._restore_state(folder, rank_state)

@@ -1,4 +1,4 @@
-"""Where tokens of rearranged samples come from, against their characters told one by one."""
+"""Origins of the tokens of rearranged samples, compared with a reference on bytes."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.support.fim_samples import (
     SEPARATOR,
     SLACK,
     SUFFIX,
-    Given,
+    FixedSamples,
     is_plain,
     plain,
     prepare,
@@ -30,81 +30,85 @@ ALPHABET = tokenizers.pre_tokenizers.ByteLevel.alphabet()
 
 @pytest.fixture(scope="module")
 def folder(sampled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer with the special tokens, a pair of it and an index."""
+    """A tokenizer with the special tokens, a dataset and an index."""
     return prepare(tmp_path_factory.mktemp("fim"), sorted((sampled / "raw").rglob("*.*")))
 
 
 @pytest.fixture(scope="module")
-def own(folder: Path) -> tokenizers.Tokenizer:
-    """The tokenizer in its own package."""
+def tokenizer(folder: Path) -> tokenizers.Tokenizer:
+    """The same tokenizer, opened by Hugging Face."""
     return tokenizers.Tokenizer.from_file(str(folder / "tokenizer/tokenizer.json"))
 
 
-def num_bytes(token: int, own: tokenizers.Tokenizer) -> int:
-    """Bytes of a token of text: it is spelt with one sign for each."""
-    spelt = own.id_to_token(token)
-    assert set(spelt) <= set(ALPHABET)
-    return len(spelt)
+def num_bytes(token: int, tokenizer: tokenizers.Tokenizer) -> int:
+    """Bytes of a text token. The byte-level vocabulary has one character for each byte."""
+    spelling = tokenizer.id_to_token(token)
+    assert set(spelling) <= set(ALPHABET)
+    return len(spelling)
 
 
-def begins(ids: list[int], own: tokenizers.Tokenizer) -> list[int]:
-    """Byte that each token begins at, and the end."""
-    return np.cumsum([0, *(num_bytes(token, own) for token in ids)]).tolist()
+def byte_starts(ids: list[int], tokenizer: tokenizers.Tokenizer) -> list[int]:
+    """First byte of each token, and the end."""
+    return np.cumsum([0, *(num_bytes(token, tokenizer) for token in ids)]).tolist()
 
 
-def holders(ids: list[int], text: str, own: tokenizers.Tokenizer) -> list[list[int]]:
-    """For each character of a text, the tokens that hold a byte of it; told by bytes alone."""
-    assert begins(ids, own)[-1] == len(text.encode())
-    of_bytes = [number for number, token in enumerate(ids) for _ in range(num_bytes(token, own))]
+def tokens_of_characters(
+    ids: list[int], text: str, tokenizer: tokenizers.Tokenizer
+) -> list[list[int]]:
+    """For each character of a text, the tokens that hold a byte of it."""
+    assert byte_starts(ids, tokenizer)[-1] == len(text.encode())
+    of_bytes = [
+        number for number, token in enumerate(ids) for _ in range(num_bytes(token, tokenizer))
+    ]
     ends = np.cumsum([0, *(len(character.encode()) for character in text)]).tolist()
     return [sorted(set(of_bytes[first:last])) for first, last in pairwise(ends)]
 
 
-def expected(made: list[int], document: list[int], own: tokenizers.Tokenizer) -> list[int]:
-    """Origins within a document of whole characters of what was made of it."""
-    if made[:1] != [PREFIX]:
+def expected(tokens: list[int], document: list[int], tokenizer: tokenizers.Tokenizer) -> list[int]:
+    """Origins, within a document of whole characters, of its rearranged tokens."""
+    if tokens[:1] != [PREFIX]:
         return list(range(len(document)))
-    text = own.decode(document, skip_special_tokens=False)
-    plain_holders = holders(document, text, own)
-    marks = [made.index(mark) for mark in (PREFIX, SUFFIX, MIDDLE)]
-    parts = [made[first + 1 : last] for first, last in pairwise([*marks, len(made)])]
-    texts = [own.decode(part, skip_special_tokens=False) for part in parts]
-    # By suffix first, nothing stands before the suffix, and prefix and middle are one text.
+    text = tokenizer.decode(document, skip_special_tokens=False)
+    plain_tokens = tokens_of_characters(document, text, tokenizer)
+    marks = [tokens.index(mark) for mark in (PREFIX, SUFFIX, MIDDLE)]
+    parts = [tokens[first + 1 : last] for first, last in pairwise([*marks, len(tokens)])]
+    texts = [tokenizer.decode(part, skip_special_tokens=False) for part in parts]
+    # SPM: the prefix part is empty, and prefix and middle are one text.
     assert texts[0] + texts[2] + texts[1] == text
     starts = 0, len(texts[0]) + len(texts[2]), len(texts[0])
-    found = []
-    for start, part, held in zip(starts, parts, texts, strict=True):
+    origins = []
+    for start, part, part_text in zip(starts, parts, texts, strict=True):
         origin = {}
-        for place, tokens in enumerate(holders(part, held, own)):
-            of_text = plain_holders[start + place]
-            for nth, token in enumerate(tokens):
-                origin.setdefault(token, of_text[min(nth, len(of_text) - 1)])
-        found += [NOWHERE, *(origin[token] for token in range(len(part)))]
-    return found
+        for place, numbers in enumerate(tokens_of_characters(part, part_text, tokenizer)):
+            plain_numbers = plain_tokens[start + place]
+            for nth, number in enumerate(numbers):
+                origin.setdefault(number, plain_numbers[min(nth, len(plain_numbers) - 1)])
+        origins += [NOWHERE, *(origin[number] for number in range(len(part)))]
+    return origins
 
 
 @pytest.mark.parametrize("spm_rate", [0.0, 1.0])
 def test_rows_and_origins_of_samples(
-    folder: Path, own: tokenizers.Tokenizer, spm_rate: float
+    folder: Path, tokenizer: tokenizers.Tokenizer, spm_rate: float
 ) -> None:
     samples = plain(folder)
-    found = rearranged(folder, samples, rate=0.7, spm_rate=spm_rate)
-    left_out = 0
-    for number in range(len(found)):
-        tokens, origins, marks, more = found.traced(number)
-        np.testing.assert_array_equal(tokens, found[number], strict=True)
+    fim_samples = rearranged(folder, samples, rate=0.7, spm_rate=spm_rate)
+    num_truncated = 0
+    for number in range(len(fim_samples)):
+        tokens, origins, marks, num_left_out = fim_samples.trace(number)
+        np.testing.assert_array_equal(tokens, fim_samples[number], strict=True)
         assert (origins.dtype, origins.shape) == (np.int64, (201,))
         assert marks == {PREFIX: "<fim_prefix>", SUFFIX: "<fim_suffix>", MIDDLE: "<fim_middle>"}
         nowhere = origins == NOWHERE
         np.testing.assert_array_equal(nowhere, np.isin(tokens, [PAD, *marks]))
-        # Documents stay in order, so that no token moves from one to another.
+        # No token moves to another document.
         row = samples[number]
         document = np.cumsum(row == EOD) - (row == EOD)
-        of_row = np.cumsum(tokens == EOD) - (tokens == EOD)
-        np.testing.assert_array_equal(document[origins[~nowhere]], of_row[~nowhere])
+        row_document = np.cumsum(tokens == EOD) - (tokens == EOD)
+        np.testing.assert_array_equal(document[origins[~nowhere]], row_document[~nowhere])
         np.testing.assert_array_equal(tokens[~nowhere] == EOD, row[origins[~nowhere]] == EOD)
-        left_out += more > 0
-    assert left_out > 50
+        num_truncated += num_left_out > 0
+    assert num_truncated > 50
 
 
 TEXTS = st.text(
@@ -117,25 +121,25 @@ TEXTS = st.text(
 
 
 @given(texts=st.lists(TEXTS, min_size=1, max_size=3), data=st.data())
-def test_origins_by_bytes(
-    folder: Path, own: tokenizers.Tokenizer, texts: list[str], data: st.DataObject
+def test_origins_equal_a_reference_on_bytes(
+    folder: Path, tokenizer: tokenizers.Tokenizer, texts: list[str], data: st.DataObject
 ) -> None:
-    """Also of text that was encoded in other words than ours: one piece for each few letters."""
+    """Also for documents in another encoding: texts are encoded in short parts."""
     documents = []
     for text in texts:
         cuts = sorted(data.draw(st.sets(st.integers(1, len(text)), max_size=3)))
         parts = [text[first:last] for first, last in pairwise([0, *cuts, len(text)])]
-        ids = [token for part in parts for token in own.encode(part).ids]
+        ids = [token for part in parts for token in tokenizer.encode(part).ids]
         documents.append(ids)
     row = [token for ids in documents for token in [*ids, EOD]]
     seed = data.draw(st.integers(0, 2**64 - 1))
-    samples = rearranged(folder, Given([row + SLACK]), rate=0.8, seed=seed)
-    tokens, origins = (array.tolist() for array in samples.traced(0)[:2])
+    samples = rearranged(folder, FixedSamples([row + SLACK]), rate=0.8, seed=seed)
+    tokens, origins = (array.tolist() for array in samples.trace(0)[:2])
     at = start = 0
     for ids in documents:
         end = tokens.index(EOD, at)
-        wanted = expected(tokens[at:end], ids, own)
-        assert origins[at:end] == [NOWHERE if o == NOWHERE else start + o for o in wanted]
+        reference = expected(tokens[at:end], ids, tokenizer)
+        assert origins[at:end] == [NOWHERE if o == NOWHERE else start + o for o in reference]
         start += len(ids)
         assert origins[end] == start
         at, start = end + 1, start + 1
@@ -144,15 +148,24 @@ def test_origins_by_bytes(
     assert set(origins[at + left :]) <= {NOWHERE}
 
 
-def test_kept_tokens_come_from_where_they_stood(folder: Path, own: tokenizers.Tokenizer) -> None:
-    """Bits of characters and special tokens of the data, the rearrangement's own among them."""
-    smile = own.encode("\U0001f600").ids
-    row = [*smile[1:], *own.encode("ab☃").ids, SEPARATOR, MIDDLE, *own.encode("x").ids, *smile[:-1]]
+def test_kept_tokens_come_from_their_own_position(
+    folder: Path, tokenizer: tokenizers.Tokenizer
+) -> None:
+    """Incomplete characters and special tokens in the data, also those of the rearrangement."""
+    smile = tokenizer.encode("\U0001f600").ids
+    row = [
+        *smile[1:],
+        *tokenizer.encode("ab☃").ids,
+        SEPARATOR,
+        MIDDLE,
+        *tokenizer.encode("x").ids,
+        *smile[:-1],
+    ]
     kept = {place for place, token in enumerate(row) if token in (SEPARATOR, MIDDLE)}
     kept |= {*range(len(smile) - 1), *range(len(row) - len(smile) + 1, len(row))}
     for seed in range(60):
-        samples = rearranged(folder, Given([row + SLACK]), rate=1, seed=seed)
-        tokens, origins, _, left_out = samples.traced(0)
+        samples = rearranged(folder, FixedSamples([row + SLACK]), rate=1, seed=seed)
+        tokens, origins, _, left_out = samples.trace(0)
         end = tokens.tolist().index(EOD)
         assert sorted(set(origins[:end].tolist()) - {NOWHERE}) == list(range(len(row)))
         assert (origins[:end] == NOWHERE).sum() == 3
@@ -162,30 +175,30 @@ def test_kept_tokens_come_from_where_they_stood(folder: Path, own: tokenizers.To
         assert left_out == end - len(row)
 
 
-def test_padding_comes_from_nowhere(folder: Path, own: tokenizers.Tokenizer) -> None:
-    letters = [own.encode(letter).ids[0] for letter in "return the value" * 4]
-    tokens, origins, _, left_out = rearranged(folder, Given([letters]), rate=1).traced(0)
+def test_padding_comes_from_nowhere(folder: Path, tokenizer: tokenizers.Tokenizer) -> None:
+    letters = [tokenizer.encode(letter).ids[0] for letter in "return the value" * 4]
+    tokens, origins, _, left_out = rearranged(folder, FixedSamples([letters]), rate=1).trace(0)
     assert left_out == 0
     padded = tokens == PAD
     assert padded.sum() > 0
     assert (origins[padded] == NOWHERE).all()
     assert (origins == NOWHERE).sum() == padded.sum() + 3
     # A token of several letters comes from the first one.
-    text = own.decode(letters)
+    text = tokenizer.decode(letters)
     for token, origin in zip(tokens[origins >= 0], origins[origins >= 0], strict=True):
-        assert text[origin:].startswith(own.decode([int(token)]))
+        assert text[origin:].startswith(tokenizer.decode([int(token)]))
 
 
-def test_parts_of_a_document_come_from_themselves(folder: Path, own: tokenizers.Tokenizer) -> None:
-    ids = own.encode("first file").ids, own.encode("the second").ids
+def test_fragments_come_from_themselves(folder: Path, tokenizer: tokenizers.Tokenizer) -> None:
+    ids = tokenizer.encode("first file").ids, tokenizer.encode("the second").ids
     row = [*ids[0], SEPARATOR, *ids[1]]
     settings = {"rate": 1, "fragment_rate": 0.5, "split_token": "<file_sep>"}
     for seed in range(40):
-        samples = rearranged(folder, Given([row + SLACK]), seed=seed, **settings)
-        tokens, origins = (array.tolist() for array in samples.traced(0)[:2])
+        samples = rearranged(folder, FixedSamples([row + SLACK]), seed=seed, **settings)
+        tokens, origins = (array.tolist() for array in samples.trace(0)[:2])
         split, end = tokens.index(SEPARATOR), tokens.index(EOD)
         assert origins[split] == len(ids[0])
         second = [o - len(ids[0]) - 1 for o in origins[split + 1 : end] if o != NOWHERE]
-        assert origins[:split] == expected(tokens[:split], ids[0], own)
-        wanted = expected(tokens[split + 1 : end], ids[1], own)
-        assert second == [origin for origin in wanted if origin != NOWHERE]
+        assert origins[:split] == expected(tokens[:split], ids[0], tokenizer)
+        reference = expected(tokens[split + 1 : end], ids[1], tokenizer)
+        assert second == [origin for origin in reference if origin != NOWHERE]

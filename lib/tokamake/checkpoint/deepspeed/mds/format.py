@@ -1,21 +1,23 @@
-"""Megatron-DeepSpeed's checkpoint without pipelining: a file a tensor-parallel rank.
+"""Megatron-DeepSpeed's checkpoint without pipeline parallelism: a file per tensor-parallel rank.
 
-global_step<N>/mp_rank_<T>_model_states.pt has that rank's weights in `module`.
+global_step<N>/mp_rank_<T>_model_states.pt holds the weights of rank T in `module`.
 """
 
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokamake.checkpoint.deepspeed import folder as deepspeed_folder
-from tokamake.checkpoint.deepspeed import zero_reader as zero_shards
-from tokamake.checkpoint.deepspeed.folder import states
-from tokamake.checkpoint.deepspeed.zero_writer import Partitions
+from tokamake.checkpoint.deepspeed.zero_reader import read_states
+from tokamake.checkpoint.deepspeed.zero_writer import PartitionWriter
+from tokamake.checkpoint.format_protocol import CheckpointFormat
+from tokamake.checkpoint.latest import pointed_files
 from tokamake.checkpoint.megatron_model import module as megatron_module
 from tokamake.checkpoint.megatron_model.arguments import (
     architecture_of,
-    check_sizes,
+    check_rank_counts,
+    eos_note,
     is_padding_unknown,
-    notes_of,
     progress_of,
     version_of,
 )
@@ -26,91 +28,109 @@ from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.parallel.axis import Axis
 
 TITLE = "Megatron-DeepSpeed, without pipeline"
+PRIORITY = 20
+SIZES: tuple[str, ...] = ("tensor_parallel_size", "data_parallel_size", "zero_stage")
 IN_ROOT = True
 
 
 def find(path: Path) -> Path | None:
-    """Folder of the checkpoint, if it is one."""
+    """Return the folder of the checkpoint, or None if it has another format."""
     folder = deepspeed_folder.find(path)
     return None if folder is None or any(folder.glob("layer_*-model_*")) else folder
 
 
-def opened(folder: Path) -> Checkpoint:
-    """Open a checkpoint that `find` has found.
+def list_files(path: Path) -> list[Path]:
+    return pointed_files(path, "latest")
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Open a checkpoint in a folder that `find` returned.
 
     Raises:
-        UserError: a file is missing or damaged, or the model is none that we have.
+        UserError: a file is missing or damaged, or tokamake has no such model.
     """
-    size = deepspeed_folder.ranks(folder)
-    files = [states(folder, number) for number in range(size)]
+    size = deepspeed_folder.count_ranks(folder)
+    files = [deepspeed_folder.model_states_path(folder, rank) for rank in range(size)]
     first = deepspeed_folder.read(files[0])
     rows = deepspeed_folder.vocabulary_rows(files[0], first) * size
-    args = deepspeed_folder.args_of(first)
+    args = deepspeed_folder.megatron_args(first)
     is_core = megatron_module.is_core(first.get("module"))
     architecture = architecture_of(args, files[0], padded_vocab_size=rows, is_core=is_core)
-    check_sizes(args, folder, tensor=size, pipeline=1)
+    check_rank_counts(args, folder, tensor=size, pipeline=1)
     layers = range(architecture.num_hidden_layers)
-    regions, parts = list[Extent](), list[dict[str, TensorSlice]]()
+    weights, slices = list[Extent](), list[dict[str, TensorSlice]]()
     for number, file in enumerate(files):
         state = first if number == 0 else deepspeed_folder.read(file)
-        deepspeed_folder.check_step(file, state, files[0], first)
-        rank = Rank(architecture, Axis(number, size), rows, version_of(state, file, missing=3.0))
-        tree = megatron_module.nested(rank, layers)
-        if not deepspeed_folder.is_sliced(file):
-            regions += megatron_module.found(file, state.get("module"), tree)
-        parts.append(dict(megatron_module.named(tree)))
-    shards = zero_shards.read(folder, parts, tensor_parallel_size=size, beside=regions)
+        deepspeed_folder.check_same_step(file, state, files[0], first)
+        version = version_of(state, file, default=3.0)
+        tree = megatron_module.stage_tree(
+            Rank(architecture, Axis(number, size), rows, version), layers
+        )
+        if not deepspeed_folder.has_no_weights(file):
+            weights += megatron_module.locate(file, state.get("module"), tree)
+        slices.append(dict(megatron_module.named_slices(tree)))
+    states = read_states(folder, slices, tensor_parallel_size=size, weights=weights)
     return Checkpoint(
         "mds",
         folder,
         architecture,
-        shards.source(regions, megatron_module.shapes_of(architecture)),
+        states.source(weights, megatron_module.weight_shapes(architecture)),
         ParallelLayout(
             tensor_parallel_size=size,
-            data_parallel_size=shards.data_parallel_size or deepspeed_folder.data_ranks(first),
-            zero_stage=shards.zero_stage,
+            data_parallel_size=(
+                states.data_parallel_size or deepspeed_folder.data_parallel_size(first)
+            ),
+            zero_stage=states.zero_stage,
         ),
         progress_of(first, files[0]),
         rows,
-        deepspeed_folder.unread(first, shards.zero_stage),
-        notes_of(args) | shards.notes | deepspeed_folder.schedule_of(first),
+        deepspeed_folder.unread_states(first, states.zero_stage),
+        eos_note(args) | states.notes | deepspeed_folder.scheduler_note(first),
         is_padding_unknown=is_padding_unknown(args, files[0], padded_vocab_size=rows),
     )
 
 
 def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:
-    """Write the files without their tensors.
+    """Write the files without the data of their tensors.
 
     Args:
-        folder: to write, empty.
-        checkpoint: whose description the files get.
-        target: how many ranks, and the number format.
+        folder: empty folder to write to.
+        checkpoint: checkpoint to write.
+        target: number of ranks and dtype.
 
     Returns:
-        Where the tensors are to go.
+        The extents to fill.
 
     Raises:
-        UserError: Megatron cannot share such a model so, or DeepSpeed not its optimizer states.
+        UserError: Megatron cannot divide the model among the ranks, or DeepSpeed cannot resume
+            from the optimizer states.
     """
-    size = target.layout.tensor_parallel_size
-    rows = padded(checkpoint.architecture, target.make_vocab_size_divisible_by, size)
-    layers = range(checkpoint.architecture.num_hidden_layers)
-    regions: list[Extent] = []
-    partitions = Partitions(checkpoint, target) if target.layout.zero_stage else None
+    layout = target.layout
+    size, architecture = layout.tensor_parallel_size, checkpoint.architecture
+    rows = padded(architecture, target.make_vocab_size_divisible_by, size)
+    extents: list[Extent] = []
+    partitions = PartitionWriter(checkpoint, target) if layout.zero_stage else None
     for number in range(size):
-        rank = Rank(checkpoint.architecture, Axis(number, size), rows)
-        tree = megatron_module.nested(rank, layers)
-        module = megatron_module.planned(tree, checkpoint, target)
-        if target.layout.zero_stage == 3:
-            module = megatron_module.emptied(module)
-        rest = deepspeed_folder.client_state(checkpoint, target.layout, rows)
+        rank = Rank(architecture, Axis(number, size), rows)
+        tree = megatron_module.stage_tree(rank, range(architecture.num_hidden_layers))
+        module = megatron_module.planned_tree(tree, checkpoint, target)
+        if layout.zero_stage == 3:
+            module = megatron_module.without_elements(module)
+        content = {"module": module, **deepspeed_folder.client_state(checkpoint, layout, rows)}
         if partitions:
-            parts = dict(megatron_module.named(tree))
-            shapes, shards = partitions.lay_out(folder, number, parts)
-            regions += shards
-            rest |= shapes
-        first, *others = deepspeed_folder.new_states(folder, number, target.layout)
-        regions += torch_archive.lay_out(first, {"module": module, **rest})
-        for other in others:  # which hold no elements either
-            shutil.copyfile(first, other)
-    return regions
+            slices = dict(megatron_module.named_slices(tree))
+            shapes, partition_extents = partitions.lay_out(folder, number, slices)
+            extents += partition_extents
+            content |= shapes
+        first, *copies = deepspeed_folder.new_model_states_paths(folder, number, layout)
+        extents += torch_archive.lay_out(first, content)
+        # Only ZeRO 3 has several files. They hold no elements, so the contents are final.
+        for path in copies:
+            shutil.copyfile(first, path)
+    return extents
+
+
+if TYPE_CHECKING:
+    from tokamake.checkpoint.deepspeed.mds import format as this_module
+
+    _: CheckpointFormat = this_module

@@ -1,1 +1,1 @@
-"""Fill-in-the-middle: documents rearranged inside samples."""
+"""Fill-in-the-middle: rearrange documents inside samples."""

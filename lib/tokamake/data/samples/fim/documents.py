@@ -1,8 +1,7 @@
-"""Fill-in-the-middle of one sample: its documents chosen, cut and put together anew, part by part.
+"""Fill-in-the-middle of one sample: choose its documents, cut them and rearrange the parts.
 
-`fim` hands in the tokens of a sample and joins the parts; `fim_origins` tells what each is made of.
-The method is that of Bavarian et al. 2022 (arXiv 2207.14255) as StarCoder's training has it, except
-that all chance depends on the seed and the number of the sample alone.
+The method is that of Bavarian et al. 2022 (arXiv 2207.14255) as in StarCoder's training. Unlike
+there, all random numbers depend only on the seed and the number of the sample.
 """
 
 from collections.abc import Iterator
@@ -18,121 +17,126 @@ from tokamake.errors import UserError
 
 Tokens = npt.NDArray[np.int64]
 Unit = str | int
-"""What cuts fall between: a character, or a token that is kept as it is."""
+"""Cuts fall between units: a character, or a token that is kept."""
 
 _WINDOW = 8
-"""Tokens that surely hold a whole character: at most four bytes, of one byte or more each."""
+"""Enough tokens for a whole character: it has at most four bytes, and a token has at least one."""
 
 
-class Fragment(NamedTuple):
-    """Tokens that stand together in a rearranged sample, and what they were made of.
+class FimPart(NamedTuple):
+    """Consecutive tokens of a rearranged sample, and their origin.
 
-    A special token of the rearrangement is made of nothing. Other tokens are those that stood from
-    `start` on, or were made of the units of a fragment that began there.
+    There are three kinds. A special token of the rearrangement has no origin. Kept tokens were
+    consecutive in the plain sample from `start`. Encoded tokens come from units of `original`.
     """
 
     tokens: Tokens
     start: int | None = None
-    """Place in the plain sample; None: made of nothing."""
-    fragment: Tokens | None = None
-    """Plain tokens that were cut; None: these stay as they were."""
+    """Position in the plain sample, of the tokens or of `original`; None: no origin."""
+    original: Tokens | None = None
+    """Plain tokens of the fragment that was cut; None: the tokens are kept."""
     unit: int = 0
-    """First unit of the fragment that is in the part."""
+    """First unit of `original` in this part."""
     text: str = ""
-    """The units, if they are characters, which were encoded; others are the tokens themselves."""
+    """Encoded characters; empty if the units are tokens."""
 
 
-class Chance:
-    """Chance of one sample: words of Philox (Salmon et al. 2011), a function of key and counter.
+class SampleRandom:
+    """Random numbers of one sample: words of Philox (Salmon et al. 2011) with the seed as key.
 
-    Taken raw, for numpy keeps those for good, yet not what its generators make of them.
+    NumPy guarantees the raw words for all versions, but not the output of its generators.
     """
 
     def __init__(self, seed: int, sample: int) -> None:
         self._words = np.random.Philox(key=np.array([seed, sample], np.uint64))
 
     def happens(self, rate: float) -> bool:
-        """True at this rate: never at 0, always at 1."""
+        """True with probability `rate`: never at 0, always at 1."""
+        # 53 bits make a float64 in [0, 1), as in NumPy's Generator.random.
         return (self._words.random_raw() >> 11) * 2.0**-53 < rate
 
     def below(self, bound: int) -> int:
-        """A number from 0 to bound - 1, each as likely but for bound / 2**64."""
+        """Uniform number from 0 to bound - 1, with a bias of at most bound / 2**64."""
+        # Always one word: rejection sampling would take a varying number of words.
         return self._words.random_raw() * bound >> 64
 
 
 class Rearranger:
-    """The tokens of a sample to the parts of its rearranged documents, neither cut nor filled up.
+    """Rearranges the documents of a sample. Does not truncate or pad.
 
     Args:
-        fim: how to rearrange.
-        tokenizer: the loaded tokenizer that the tokens are of.
+        fim: settings.
+        tokenizer: tokenizer of the tokens.
         marks: its special tokens.
     """
 
     def __init__(self, fim: Fim, tokenizer: Tokenizer, marks: FimTokens) -> None:
         self._fim, self._tokenizer, self._split = fim, tokenizer, marks.split
         self._prefix, self._suffix, self._middle = (
-            Fragment(np.array([mark])) for mark in (marks.prefix, marks.suffix, marks.middle)
+            FimPart(np.array([mark])) for mark in (marks.prefix, marks.suffix, marks.middle)
         )
         self._special = np.zeros(tokenizer.vocab_size, bool)
         self._special[marks.special] = True
         self.decode = tokenizer.decode
 
-    def __call__(self, tokens: Tokens, chance: Chance) -> list[Fragment]:
+    def __call__(self, tokens: Tokens, random: SampleRandom) -> list[FimPart]:
         """Rearrange a sample.
 
         Raises:
-            UserError: a token is none of the tokenizer's.
+            UserError: a token is not in the tokenizer's vocabulary.
         """
         if len(tokens) and tokens.max() >= self._tokenizer.vocab_size:
             raise UserError(
                 f"token {tokens.max()} in a sample, the tokenizer has {self._tokenizer.vocab_size} "
-                "entries; give the tokenizer that the pairs were made with"
+                "entries; give the tokenizer that encoded the datasets"
             )
         parts = []
-        for start, document, end in _parted(tokens, tokens == self._tokenizer.eod):
-            parts += self._document(document, start, chance)
-            parts.append(Fragment(end, start + len(document)))
+        for start, document, end in _split_at(tokens, tokens == self._tokenizer.eod):
+            parts += self._document(document, start, random)
+            parts.append(FimPart(end, start + len(document)))
         return parts
 
-    def _document(self, tokens: Tokens, start: int, chance: Chance) -> list[Fragment]:
-        if not len(tokens) or not chance.happens(self._fim.rate):
-            return [Fragment(tokens, start)]
+    def _document(self, tokens: Tokens, start: int, random: SampleRandom) -> list[FimPart]:
+        # The order of random draws decides the samples: draw only where the method needs a number.
+        if not len(tokens) or not random.happens(self._fim.rate):
+            return [FimPart(tokens, start)]
         splits = tokens == self._split
         if not splits.any():
-            return self._filled_in(tokens, start, chance)
+            return self._fill_in_middle(tokens, start, random)
         parts = []
-        for offset, fragment, end in _parted(tokens, splits):
-            at = start + offset
-            chosen = len(fragment) and chance.happens(self._fim.fragment_rate)
-            parts += self._filled_in(fragment, at, chance) if chosen else [Fragment(fragment, at)]
-            parts.append(Fragment(end, at + len(fragment)))
+        for offset, fragment, end in _split_at(tokens, splits):
+            position = start + offset
+            if len(fragment) and random.happens(self._fim.fragment_rate):
+                parts += self._fill_in_middle(fragment, position, random)
+            else:
+                parts.append(FimPart(fragment, position))
+            parts.append(FimPart(end, position + len(fragment)))
         return parts
 
-    def _filled_in(self, tokens: Tokens, start: int, chance: Chance) -> list[Fragment]:
-        """Cut the text in two places, any of which may be its end, and put the middle last."""
+    def _fill_in_middle(self, tokens: Tokens, start: int, random: SampleRandom) -> list[FimPart]:
+        """Cut a text at two random places, its ends included, and move the middle to the end."""
         units: list[Unit] = []
-        for ids, text in self.stretches(tokens):
+        for ids, text in self.text_runs(tokens):
             units += text or ids
-        first, second = sorted(chance.below(len(units) + 1) for _ in range(2))
+        first, second = sorted(random.below(len(units) + 1) for _ in range(2))
         prefix, middle, suffix = (
             [
-                Fragment(ids, start, tokens, unit, text)
-                for unit, text, ids in self._encoded(units, begin, end)
+                FimPart(ids, start, tokens, unit, text)
+                for unit, text, ids in self._encode(units, begin, end)
             ]
             for begin, end in pairwise((0, first, second, len(units)))
         )
-        if chance.happens(self._fim.spm_rate):
+        if random.happens(self._fim.spm_rate):
             return [self._prefix, self._suffix, *suffix, self._middle, *prefix, *middle]
         return [self._prefix, *prefix, self._suffix, *suffix, self._middle, *middle]
 
-    def stretches(self, tokens: Tokens) -> Iterator[tuple[list[int], str]]:
-        """Part tokens into stretches of text, with the text, and others, with "".
+    def text_runs(self, tokens: Tokens) -> Iterator[tuple[list[int], str]]:
+        """Split tokens into runs of text, with the text, and runs of other tokens, with "".
 
-        Units of a text are its characters. The others are units themselves: special tokens, and
-        bits of characters, which a sample's bounds may have cut.
+        Units of a text are its characters. Other tokens are units themselves: special tokens, and
+        incomplete characters at the bounds of the sample.
         """
-        for _, run, special in _parted(tokens, self._special[tokens]):
+        for _, run, special in _split_at(tokens, self._special[tokens]):
             ids = run.tolist()
             first, last = self._whole_characters(ids)
             yield ids[:first], ""
@@ -141,7 +145,8 @@ class Rearranger:
             yield ids[last:] + special.tolist(), ""
 
     def _whole_characters(self, ids: list[int]) -> tuple[int, int]:
-        """Bounds of the tokens that begin and end where a character does."""
+        """Bounds of the tokens that begin and end with a whole character."""
+        # An incomplete character decodes to U+FFFD.
         decode, first, last = self._tokenizer.decode, 0, len(ids)
         while first < last and decode(ids[first : first + _WINDOW]).startswith("\ufffd"):
             first += 1
@@ -149,20 +154,18 @@ class Rearranger:
             last -= 1
         return first, last
 
-    def _encoded(
-        self, units: list[Unit], begin: int, end: int
-    ) -> Iterator[tuple[int, str, Tokens]]:
-        """Tokens of some units: runs of characters, with their text, and of tokens, by turns."""
-        for kind, run in groupby(units[begin:end], type):
-            held = list(run)
-            text = "".join(cast("list[str]", held)) if kind is str else ""
-            ids = self._tokenizer.encode_batch([text])[0] if kind is str else held
+    def _encode(self, units: list[Unit], begin: int, end: int) -> Iterator[tuple[int, str, Tokens]]:
+        """Encode units: alternating runs of characters, with their text, and of tokens."""
+        for kind, group in groupby(units[begin:end], type):
+            run = list(group)
+            text = "".join(cast("list[str]", run)) if kind is str else ""
+            ids = self._tokenizer.encode_batch([text])[0] if kind is str else run
             yield begin, text, np.array(ids, np.int64)
-            begin += len(held)
+            begin += len(run)
 
 
-def _parted(tokens: Tokens, ends: npt.NDArray[np.bool_]) -> Iterator[tuple[int, Tokens, Tokens]]:
-    """Runs of tokens that `ends` ends, each with its place and its end; the last one has none."""
+def _split_at(tokens: Tokens, ends: npt.NDArray[np.bool_]) -> Iterator[tuple[int, Tokens, Tokens]]:
+    """Split tokens after each end: position, tokens before the end, end; the last has no end."""
     start = 0
     for end in ends.nonzero()[0].tolist():
         yield start, tokens[start:end], tokens[end : end + 1]

@@ -1,7 +1,7 @@
-"""Fill-in-the-middle: samples with documents rearranged so that a model learns to fill gaps.
+"""Fill-in-the-middle: samples with rearranged documents, so that a model learns to fill gaps.
 
-Rows of tokens come from `loader`, their rearranged parts from `fim_documents`; rows of the same
-length go to batches, and with the places that they come from to `trace-sample`.
+Rows of tokens come from `loader`, and `fim.documents` rearranges them. Rows keep their length.
+`trace-sample` also gets the origins of their tokens.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import numpy as np
 
 from tokamake import files
 from tokamake.data.indexed.tokenizer_check import check_tokenizer
-from tokamake.data.samples.fim.documents import Chance, Fragment, Rearranger, Tokens
+from tokamake.data.samples.fim.documents import FimPart, Rearranger, SampleRandom, Tokens
 from tokamake.data.samples.fim.origins import NOWHERE, origins
 from tokamake.data.samples.fim.tokens import Fim, find_tokens
 from tokamake.data.samples.loader import PAD, DocumentSpan, Samples
@@ -24,48 +24,48 @@ if TYPE_CHECKING:
     from tokamake.config.resolved_run import Run
 
 
-class Traced(NamedTuple):
-    """A sample of S + 1 tokens, and where they come from."""
+class TracedSample(NamedTuple):
+    """A sample of S + 1 tokens, and their origins."""
 
     tokens: Tokens
     """(S + 1,) as the model sees them."""
     origins: Tokens
-    """(S + 1,) place of each in the sample before its documents were rearranged, as `fim_origins`
-    finds it; `NOWHERE` for special tokens that mark the parts, and for `PAD`."""
+    """(S + 1,) position of each token in the sample before rearrangement, see `fim.origins`;
+    `NOWHERE` for special tokens that mark the parts, and for `PAD`."""
     marks: dict[int, str]
-    """Texts of those special tokens, by their numbers."""
+    """Texts of these special tokens, by token."""
     left_out: int
-    """Tokens at the end of the rearranged sample that have no room in it."""
+    """Tokens at the end of the rearranged sample that do not fit."""
 
 
 class FimSamples:
-    """Samples with their documents rearranged; `batches` and `steps` take them as they are.
+    """Samples with rearranged documents, for `batches` and `steps`.
 
     Attributes:
         sequence_length: tokens that the model sees per sample.
-        digest: hash over all that determines the samples and their order.
+        digest: hash of everything that determines the samples and their order.
 
     Args:
-        samples: the samples as they are.
-        fim: how to rearrange them.
-        tokenizer: file or folder of the tokenizer that the pairs were made with.
+        samples: samples to rearrange.
+        fim: settings.
+        tokenizer: file or folder of the tokenizer that encoded the datasets.
         seed: 0 to 2**64 - 1.
-        verify: read the pairs' manifests to see whether they were made with this tokenizer.
+        verify: check in the manifests that this tokenizer encoded the datasets.
 
     Raises:
-        UserError: the tokenizer has not the special tokens, or loses text, or is not that of the
-            pairs.
+        UserError: the tokenizer lacks the special tokens, or loses text, or did not encode the
+            datasets.
     """
 
     def __init__(
         self, samples: Samples, fim: Fim, *, tokenizer: Path, seed: int, verify: bool = True
     ) -> None:
         opened = open_tokenizer(tokenizer)
-        for prefix in samples.pairs if verify else []:
+        for prefix in samples.prefixes if verify else []:
             check_tokenizer(prefix, opened)
         marks = find_tokens(fim, opened, tokenizer)
         self._samples, self._seed = samples, seed
-        self._rearranged = Rearranger(fim, opened, marks)
+        self._rearrange = Rearranger(fim, opened, marks)
         self._marks = {
             marks.prefix: fim.prefix,
             marks.suffix: fim.suffix,
@@ -85,48 +85,46 @@ class FimSamples:
         return len(self._samples)
 
     def __getitem__(self, sample: int) -> Tokens:
-        """Tokens of one sample, (sequence_length + 1,).
-
-        One that has become longer is cut, one that has become shorter filled up with `PAD`.
-        """
+        """Tokens of a sample, (sequence_length + 1,), truncated or padded with `PAD`."""
         return self._row([part.tokens for part in self._parts(sample)])
 
-    def traced(self, sample: int) -> Traced:
-        """The same tokens of one sample, with the places that they come from."""
+    def trace(self, sample: int) -> TracedSample:
+        """Tokens of a sample with their origins."""
         parts = self._parts(sample)
         tokens = [part.tokens for part in parts]
         row = self._row(tokens)
-        found = self._row([origins(parts, self._rearranged)], fill=NOWHERE)
-        return Traced(row, found, self._marks, max(sum(map(len, tokens)) - len(row), 0))
+        row_origins = self._row([origins(parts, self._rearrange)], fill=NOWHERE)
+        num_left_out = max(sum(map(len, tokens)) - len(row), 0)
+        return TracedSample(row, row_origins, self._marks, num_left_out)
 
-    def _parts(self, sample: int) -> list[Fragment]:
+    def _parts(self, sample: int) -> list[FimPart]:
         plain = self._samples[sample]
-        return self._rearranged(plain[plain != PAD], Chance(self._seed, sample))
+        return self._rearrange(plain[plain != PAD], SampleRandom(self._seed, sample))
 
     def _row(self, values: Sequence[Tokens], fill: int = PAD) -> Tokens:
         row = np.full(self.sequence_length + 1, fill)
-        made = np.concatenate(values)
-        row[: len(made)] = made[: len(row)]
+        joined = np.concatenate(values)
+        row[: len(joined)] = joined[: len(row)]
         return row
 
-    def source(self, sample: int) -> str:
-        """Name of the corpus that a sample comes from."""
-        return self._samples.source(sample)
+    def corpus_of(self, sample: int) -> str:
+        """Name of the corpus of a sample."""
+        return self._samples.corpus_of(sample)
 
-    def pieces(self, sample: int) -> list[DocumentSpan]:
-        """What a sample was made of, before its documents were rearranged."""
-        return self._samples.pieces(sample)
+    def spans(self, sample: int) -> list[DocumentSpan]:
+        """Spans of a sample before rearrangement."""
+        return self._samples.spans(sample)
 
-    def seen(self, prefix: str, sequence: int) -> Tokens:
-        """Samples, ascending, that were made of a token of a sequence of a pair."""
-        return self._samples.seen(prefix, sequence)
+    def samples_of(self, prefix: str, sequence: int) -> Tokens:
+        """Samples, ascending, that hold a token of a sequence before rearrangement."""
+        return self._samples.samples_of(prefix, sequence)
 
 
 def training_samples(run: "Run", *, verify: bool = True) -> Samples | FimSamples:
-    """Samples of a run, rearranged if it says so.
+    """Training samples of a run, rearranged if its settings say so.
 
     Raises:
-        UserError: the index, a pair or the tokenizer is missing, or they do not fit together.
+        UserError: the index, a dataset or the tokenizer is missing, or they do not fit together.
     """
     samples = Samples(run.index, split="train", data_root=run.data_root, verify=verify)
     fim = Fim(**run.train.fim.model_dump())

@@ -1,7 +1,4 @@
-"""Settings of fill-in-the-middle, its special tokens in a tokenizer, and whether text can be cut.
-
-`fim` rearranges samples by them.
-"""
+"""Settings of fill-in-the-middle, its special tokens, and a check that the tokenizer keeps text."""
 
 import json
 import re
@@ -13,26 +10,27 @@ from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 
 _PROBE = "  def f(x):\n\treturn  x1 # naïve e\u0301 ☃ 日本語\U0001f600.\n\nA b"
-_ALIKE = re.compile(r"fim|pre|suf|mid|begin|hole", re.IGNORECASE)
+"""Code, runs of spaces, and characters of 1 to 4 bytes."""
+_SIMILAR = re.compile(r"fim|pre|suf|mid|begin|hole", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Fim:
-    """How documents are rearranged.
+    """Settings of fill-in-the-middle.
 
     Raises:
         UserError: a rate is out of range.
     """
 
     rate: float = 0.0
-    """Share of documents that are rearranged; a document is what a sample holds of it."""
+    """Share of documents to rearrange; each part of a document in a sample counts as one."""
     spm_rate: float = 0.5
-    """Share of the rearranged whose suffix comes first (SPM), before the prefix (PSM)."""
+    """Share of rearrangements with the suffix first (SPM) instead of the prefix (PSM)."""
     split_token: str = ""
-    """Special token that parts a document, as a repository into files; empty: nothing does."""
+    """Special token that splits a document, such as a repository into files; empty: none."""
     fragment_rate: float = 0.5
-    """Share of the parts of a document so parted that are rearranged, each by itself; `rate` is
-    then the share of documents whose parts may be."""
+    """Share of the fragments of a split document to rearrange, each separately; `rate` is then the
+    share of documents whose fragments may be rearranged."""
     prefix: str = "<fim_prefix>"
     """Special token before the prefix."""
     suffix: str = "<fim_suffix>"
@@ -47,23 +45,23 @@ class Fim:
 
 
 class FimTokens(NamedTuple):
-    """Numbers of special tokens."""
+    """Special tokens of a tokenizer."""
 
     prefix: int
     suffix: int
     middle: int
     split: int | None
     special: list[int]
-    """All that the tokenizer has, those of other uses included."""
+    """All special tokens of the tokenizer, also those for other purposes."""
 
 
 def find_tokens(fim: Fim, tokenizer: Tokenizer, path: Path) -> FimTokens:
-    """Look up the special tokens, and make sure that the tokenizer keeps text that is cut.
+    """Look up the special tokens, and check that the tokenizer keeps text that is cut.
 
     Args:
-        fim: their texts.
-        tokenizer: the loaded tokenizer.
-        path: where it is, for messages.
+        fim: settings with the texts of the tokens.
+        tokenizer: opened tokenizer.
+        path: its path, for messages.
 
     Raises:
         UserError: a token is missing or has two uses, or the tokenizer changes text.
@@ -89,44 +87,44 @@ def find_tokens(fim: Fim, tokenizer: Tokenizer, path: Path) -> FimTokens:
 def _special_tokens(tokenizer: Tokenizer, path: Path) -> dict[str, int]:
     if tokenizer.package != "tokenizers":
         raise UserError(
-            f"tokenizer {path}: fill-in-the-middle needs one whose special tokens are told apart "
+            f"tokenizer {path}: fill-in-the-middle needs a tokenizer that separates special tokens "
             "from text; give one with a tokenizer.json"
         )
     added = json.loads(tokenizer.definition())["added_tokens"]
-    # Some do not call theirs special; only runs of spaces are text like any other.
+    # Ignore the flag "special": Qwen's tokens lack it. Runs of spaces (GPT-NeoX) are plain text.
     return {token["content"]: token["id"] for token in added if token["content"].strip()}
 
 
-def _missing(what: str, path: Path, special: dict[str, int], texts: list[str]) -> UserError:
-    alike = [text for text in special if _ALIKE.search(text)]
-    found = f"it has {', '.join(alike[:12])}" if alike else "it has none like it"
+def _missing(setting: str, path: Path, special: dict[str, int], texts: list[str]) -> UserError:
+    similar = [text for text in special if _SIMILAR.search(text)]
+    has = f"it has {', '.join(similar[:12])}" if similar else "it has no similar ones"
     options = " ".join(f"--special-tokens '{text}'" for text in texts)
     return UserError(
-        f"{what}: not a special token of tokenizer {path}; {found}: name those, or train a "
+        f"{setting}: not a special token of tokenizer {path}; {has}: use those, or train a "
         f"tokenizer with `tokamake train-tokenizer {options}`"
     )
 
 
-def _check_uses(numbers: dict[str, int], tokenizer: Tokenizer) -> None:
-    known = {tokenizer.eod: "the end of a document"}
+def _check_uses(ids: dict[str, int], tokenizer: Tokenizer) -> None:
+    uses = {tokenizer.eod: "the end of a document"}
     if tokenizer.bos is not None:
-        known.setdefault(tokenizer.bos, "the beginning of a document")
-    for name, number in numbers.items():
-        if number in known:
-            raise UserError(f"fim.{name}: the same token as {known[number]}; name another")
-        known[number] = f"fim.{name}"
+        uses.setdefault(tokenizer.bos, "the beginning of a document")
+    for name, token in ids.items():
+        if token in uses:
+            raise UserError(f"fim.{name}: the same token as {uses[token]}; use another")
+        uses[token] = f"fim.{name}"
 
 
 def _check_cuts(tokenizer: Tokenizer, path: Path) -> None:
-    """Cut a text anywhere, between letters and spaces of all kinds: its pieces must make it up."""
+    """Cut the probe at each character and check that both parts decode to the same text."""
     (ids,) = tokenizer.encode_batch([_PROBE])
     text = tokenizer.decode(ids)
     heads = tokenizer.encode_batch([text[:cut] for cut in range(len(text) + 1)])
     tails = tokenizer.encode_batch([text[cut:] for cut in range(len(text) + 1)])
     for cut, (head, tail) in enumerate(zip(heads, tails, strict=True)):
-        if (made := tokenizer.decode(head + tail)) != text:
+        if (decoded := tokenizer.decode(head + tail)) != text:
             raise UserError(
-                f"tokenizer {path}: changes text that is cut, {text[:cut][-9:]!r} and "
-                f"{text[cut:][:9]!r}, as fill-in-the-middle does (it makes {made[:20]!r}...); give "
-                "one over bytes that adds no space, as GPT-2's"
+                f"tokenizer {path}: fill-in-the-middle cuts text, and this tokenizer changes text "
+                f"cut into {text[:cut][-9:]!r} and {text[cut:][:9]!r} (to {decoded[:20]!r}...); "
+                "give a byte-level one without prefix space, such as GPT-2's"
             )

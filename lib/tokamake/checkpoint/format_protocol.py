@@ -1,0 +1,62 @@
+"""What each checkpoint format defines: the interface of the modules `checkpoint/**/format.py`.
+
+A format is a folder with a module `format.py`. The name of the folder is the name of the format; in
+the config and on the command line, its underscores are hyphens. A new format needs no other edit.
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
+from tokamake.checkpoint.tensors.extents import Extent
+
+
+class CheckpointFormat(Protocol):
+    """Module of a format. mypy checks each module against it (see the end of a `format.py`).
+
+    The constants are literals: `plugins.constant` reads them without importing the module.
+    """
+
+    TITLE: str
+    """Name of the format in messages."""
+    PRIORITY: int
+    """Order of detection: the format with the smallest number whose `find` succeeds is opened."""
+    SIZES: tuple[str, ...]
+    """Options of `convert` that split a checkpoint of this format, such as tensor_parallel_size."""
+    IN_ROOT: bool
+    """Whether files go into `global_step<N>` of a root folder with a file `latest`."""
+
+    def find(self, path: Path) -> Path | None:
+        """Return the folder of the checkpoint, or None if there is none of this format.
+
+        Args:
+            path: the folder itself, or its parent with a pointer file such as `latest`.
+        """
+
+    def list_files(self, path: Path) -> list[Path]:
+        """List the files of a checkpoint that `find` accepts, with the pointer file, by name alone.
+
+        The workflow takes them as inputs of its rules.
+        """
+
+    def open_checkpoint(self, folder: Path) -> Checkpoint:
+        """Open the folder that `find` returned. Tensors stay on disk.
+
+        Raises:
+            UserError: a file is missing or damaged, or no family covers the model.
+        """
+
+    def lay_out(self, folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:
+        """Write all files of a checkpoint, with holes in place of the tensors.
+
+        Args:
+            folder: where to write; exists and is empty.
+            checkpoint: its architecture, progress and notes go into the files.
+            target: layout and dtype.
+
+        Returns:
+            Where the tensors go; the caller fills them in.
+
+        Raises:
+            UserError: the format cannot hold the model in this layout.
+        """

@@ -1,0 +1,119 @@
+"""config.json of a Hugging Face folder: the shape of the model, and its model type.
+
+Each family lists the model types of transformers that it covers, as `HFFormat` in its `hf.py`.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokamake import files, plugins
+from tokamake.config.architecture import Architecture
+from tokamake.errors import UserError
+from tokamake.models.common.hf_format import HFFormat
+from tokamake.validation import validate
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokamake.checkpoint.tensors.dtypes import Dtype
+
+REMEDY = "fetch or export the checkpoint again"
+_FAMILIES = "models/*/hf"
+
+
+def read_config(folder: Path) -> tuple[Architecture, HFFormat]:
+    """Read config.json, as transformers 4 or 5 writes it.
+
+    Returns:
+        Shape of the model with vocab_size set, and how its tensors differ from tokamake's.
+
+    Raises:
+        UserError: the file is missing, or no family covers the model.
+    """
+    file = folder / "config.json"
+    config = files.read_json(file, REMEDY)
+    model_type = config.get("model_type") if isinstance(config, dict) else None
+    family, model_format = _find_model_type(model_type, file)
+    if problem := model_format.uncovered(config):
+        raise UserError(f"{file}: {problem}")
+    values = {"family": family, **model_format.fields(config)}
+    architecture = validate(Architecture, values, str(file))
+    if architecture.vocab_size is None:
+        raise UserError(f"{file}: vocab_size: missing; {REMEDY}")
+    if config.get("head_dim") not in (None, architecture.head_dim):
+        raise UserError(
+            f"{file}: head_dim: {config['head_dim']!r}: models of type {model_type} have "
+            f"hidden_size / num_attention_heads ({architecture.head_dim}); set that"
+        )
+    return architecture, model_format
+
+
+def _find_model_type(model_type: Any, file: Path) -> tuple[str, HFFormat]:
+    formats = {
+        model_format.model_type: (family, model_format)
+        for family in plugins.names(_FAMILIES)
+        for model_format in plugins.load(_FAMILIES, family).HUGGING_FACE
+    }
+    if model_type not in formats:
+        raise UserError(
+            f"{file}: model_type: {model_type!r} is not known; choose a model of type "
+            f"{', '.join(sorted(formats))}"
+        )
+    return formats[model_type]
+
+
+def format_for(architecture: Architecture) -> HFFormat:
+    """Return the model type of transformers that can hold a model of this shape.
+
+    Raises:
+        UserError: there is none. The message names the nearest model type and a differing field.
+    """
+    formats: Iterable[HFFormat] = plugins.load(_FAMILIES, architecture.family).HUGGING_FACE
+    differences = {each: each.differences(architecture) for each in formats}
+    # The same positions count most: a user rarely can change them to fit transformers.
+    nearest = min(
+        differences,
+        key=lambda each: ("position_embedding" in differences[each], len(differences[each])),
+    )
+    if not differences[nearest]:
+        return nearest
+    field, values = differences[nearest][0], nearest.nearest(architecture)
+    raise UserError(
+        f"model.architecture: {field}: {getattr(architecture, field)!r}: transformers has no model "
+        f"type for such a {architecture.family}; {nearest.model_type}, the nearest, has "
+        f"{values[field]!r}: set that"
+    )
+
+
+def write_config(
+    folder: Path,
+    architecture: Architecture,
+    dtype: "torch.dtype | Dtype",
+    eos_token: int | list[int] | None,
+) -> None:
+    """Write config.json and generation_config.json, for transformers 4 and 5.
+
+    Args:
+        folder: where to write.
+        architecture: shape of the model, vocab_size set.
+        dtype: of the weights.
+        eos_token: end-of-text token, or several. None is written as null: transformers would take
+            a missing key for its default token.
+
+    Raises:
+        UserError: transformers has no such model.
+    """
+    model_format = format_for(architecture)
+    config: Mapping[str, Any] = {
+        "architectures": [model_format.class_name],
+        "model_type": model_format.model_type,
+        **model_format.config(architecture),
+        "bos_token_id": None,
+        "eos_token_id": eos_token,
+        # Both versions read torch_dtype. Version 4 keeps an additional `dtype` as it is, so that
+        # the key would be wrong after a cast.
+        "torch_dtype": str(dtype).removeprefix("torch."),
+    }
+    files.write_json(folder / "generation_config.json", {"eos_token_id": eos_token})
+    files.write_json(folder / "config.json", config)

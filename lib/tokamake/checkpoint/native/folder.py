@@ -1,0 +1,106 @@
+"""Folder of a native checkpoint: find it, read its description `tokamake.json`. No torch."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tokamake import files
+from tokamake.checkpoint.latest import REMEDY, latest
+from tokamake.checkpoint.native import dcp_metadata
+from tokamake.config.architecture import Architecture
+from tokamake.errors import UserError
+from tokamake.validation import validate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DESCRIPTION = "tokamake.json"
+"""File with version, architecture and progress; only native checkpoints have it."""
+VERSION = 1
+_REMEDY = "name another checkpoint"
+_NEEDED = {"world_size", "architecture", "iteration", "loss_scale"}
+
+
+class NativeCheckpoint(NamedTuple):
+    """A native checkpoint whose tensors stay on disk."""
+
+    path: Path
+    """Its folder, after `latest` is resolved."""
+    architecture: Architecture
+    iteration: int
+    """Number of steps trained."""
+
+
+def is_native(folder: Path) -> bool:
+    """Whether a folder is itself a native checkpoint; `latest` is not resolved."""
+    return (folder / DESCRIPTION).is_file()
+
+
+def find(path: Path) -> Path | None:
+    """Return the folder of a native checkpoint: `path`, or what its `latest` names; else None."""
+    try:
+        folder = locate(path)
+    except UserError:
+        return None
+    return folder if is_native(folder) else None
+
+
+def locate(path: Path) -> Path:
+    """Return `path` if it is a native checkpoint, else the folder that its `latest` names.
+
+    Raises:
+        UserError: `path` is neither a native checkpoint nor a folder with a valid `latest`.
+    """
+    return path if is_native(path) else latest(path)
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """Read a checkpoint's description: version, world_size, architecture, progress.
+
+    Raises:
+        UserError: it is missing, damaged or of another version.
+    """
+    description: dict[str, Any] = files.read_json(folder / DESCRIPTION, _REMEDY)
+    if description.get("version") != VERSION:
+        raise UserError(
+            f"{folder}: has version {description.get('version')}, this tokamake reads {VERSION}; "
+            f"{_REMEDY}"
+        )
+    if missing := sorted(_NEEDED - description.keys()):
+        raise UserError(f"{folder / DESCRIPTION}: has no {missing[0]}; {_REMEDY}")
+    return description
+
+
+def read_model(folder: Path) -> tuple[Architecture, int]:
+    """Read a checkpoint's architecture and number of steps.
+
+    Raises:
+        UserError: the checkpoint is damaged, as far as its small files show.
+    """
+    description = read_description(folder)
+    if not (folder / dcp_metadata.FILE).is_file():
+        raise UserError(f"{folder / dcp_metadata.FILE}: no such file; {_REMEDY}")
+    architecture = validate(Architecture, description["architecture"], str(folder))
+    return architecture, int(description["iteration"])
+
+
+def open_native(path: Path) -> NativeCheckpoint:
+    """Open a native checkpoint, or the one that a folder's `latest` names.
+
+    Raises:
+        UserError: it is missing, of another format, or damaged as far as its small files show.
+    """
+    folder = locate(path)
+    if not is_native(folder):
+        raise UserError(f"checkpoint {path}: not in tokamake's native format; {REMEDY}")
+    return NativeCheckpoint(folder, *read_model(folder))
+
+
+def read_weights(path: Path) -> "tuple[Architecture, dict[str, Tensor], int]":
+    """Read architecture, whole weights by tensor name, and number of steps of a checkpoint.
+
+    Raises:
+        UserError: it is missing, of another format, or damaged.
+    """
+    from tokamake.checkpoint.native import training_state
+
+    return training_state.read(open_native(path).path)

@@ -1,0 +1,26 @@
+"""Floating-point operations of a transformer, counted as PaLM does (arXiv 2204.02311, appendix B).
+
+Only matrix products count, with two operations per multiply-add. The backward pass takes twice
+the forward pass. Attention counts the whole sequence, as if it were not causal. The embedding is a
+look-up and free; the output layer is a product.
+"""
+
+from tokamake.config.architecture import Architecture
+
+
+def per_token(architecture: Architecture, sequence_length: int, *, num_mlp_matrices: int) -> int:
+    """Floating-point operations of one token's forward and backward pass.
+
+    Args:
+        architecture: shape of the model, vocab_size filled in.
+        sequence_length: tokens that attention spans.
+        num_mlp_matrices: matrices of hidden_size × intermediate_size in a layer.
+    """
+    assert architecture.vocab_size is not None, "fill in vocab_size before counting"
+    hidden = architecture.hidden_size
+    projections = 2 * hidden * (architecture.query_size + architecture.key_value_size)
+    mlp = num_mlp_matrices * hidden * architecture.intermediate_size
+    scores_and_values = 2 * sequence_length * architecture.query_size
+    layer = projections + mlp + scores_and_values
+    multiply_adds = architecture.num_hidden_layers * layer + hidden * architecture.vocab_size
+    return 3 * 2 * multiply_adds

@@ -1,0 +1,85 @@
+"""What a family's megatron.py states: modules of a layer, and arguments of its function.
+
+`checkpoint.megatron_model` reads and writes checkpoints of Megatron's kin by them. Names here are
+those of Megatron-DeepSpeed; megatron.core's are translated to them.
+"""
+
+import reprlib
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from tokamake.errors import UserError
+
+
+class MegatronModule(NamedTuple):
+    """A module of one of Megatron's layers, and the modules here whose tensors it holds."""
+
+    name: str
+    """In Megatron's layer."""
+    ours: tuple[str, ...]
+    """In a layer of Hugging Face's Llama. Those that an architecture lacks are left out."""
+    split: Literal["copied", "rows", "columns", "heads"] = "copied"
+    """How tensor-parallel ranks share it: each has all of it, some outputs, some inputs, or some
+    key and value heads with their query heads."""
+
+
+ATTENTION = (
+    MegatronModule(
+        "self_attention.query_key_value",
+        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "heads",
+    ),
+    MegatronModule("self_attention.dense", ("self_attn.o_proj",), "columns"),
+)
+"""Attention of most families."""
+INPUT_NORM = MegatronModule("input_layernorm", ("input_layernorm",))
+MLP_NORM = MegatronModule("post_attention_layernorm", ("post_attention_layernorm",))
+MLP_OUTPUT = MegatronModule("mlp.dense_4h_to_h", ("mlp.down_proj",), "columns")
+
+
+def first(args: Any, *names: str) -> Any:
+    """The first of several arguments that exists and is not None."""
+    return next((value for name in names if (value := getattr(args, name, None)) is not None), None)
+
+
+def norm_epsilon(args: Any, *, is_core: bool) -> float:
+    """What norms add to the variance; megatron.core reads norm_epsilon before the older name."""
+    names = (
+        ("norm_epsilon", "layernorm_epsilon") if is_core else ("layernorm_epsilon", "norm_epsilon")
+    )
+    epsilon = first(args, *names)
+    return 1e-5 if epsilon is None else epsilon
+
+
+def biases(args: Any, file: Path, *, default: bool) -> dict[str, Any]:
+    """attention_bias and mlp_bias, which Megatron has together.
+
+    Args:
+        args: Megatron's arguments.
+        file: with the arguments, for messages.
+        default: whether a checkpoint without the argument has biases.
+
+    Raises:
+        UserError: only queries, keys and values have biases.
+    """
+    stated = getattr(args, "add_bias_linear", None)
+    has_biases = default if stated is None else bool(stated)
+    if getattr(args, "add_qkv_bias", False) and not has_biases:
+        raise unsupported(args, file, "add_qkv_bias", "biases of queries, keys and values alone")
+    return {"attention_bias": has_biases, "mlp_bias": has_biases}
+
+
+def unsupported(args: Any, file: Path, name: str, meaning: str) -> UserError:
+    """The error of an argument that asks for what no family has.
+
+    Args:
+        args: Megatron's arguments.
+        file: with the arguments.
+        name: of the argument.
+        meaning: what it asks for.
+    """
+    value = reprlib.repr(getattr(args, name, None))
+    return UserError(
+        f"{file}: args.{name}: {value}: means {meaning}, which no family of tokamake has; give a "
+        "checkpoint of a model without"
+    )

@@ -1,0 +1,90 @@
+"""A `gpt` in Megatron's terms: modules of a layer, arguments of its function."""
+
+from pathlib import Path
+from typing import Any
+
+from tokamake.config.architecture import Architecture
+from tokamake.errors import UserError
+from tokamake.models.common.megatron_format import (
+    ATTENTION,
+    INPUT_NORM,
+    MLP_NORM,
+    MLP_OUTPUT,
+    MegatronModule,
+    biases,
+    norm_epsilon,
+)
+
+ARGUMENTS = {"swiglu": False, "normalization": "layernorm"}
+"""Arguments by which a checkpoint's model is known to be of this family."""
+
+LAYER = (
+    INPUT_NORM,
+    *ATTENTION,
+    MLP_NORM,
+    MegatronModule("mlp.dense_h_to_4h", ("mlp.up_proj",), "rows"),
+    MLP_OUTPUT,
+)
+"""Modules of a layer in the order in which Megatron makes them."""
+
+_TANH = ("gelu_new", "gelu_pytorch_tanh")
+
+
+def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
+    """Fields of an `Architecture` that Megatron's arguments state.
+
+    Args:
+        args: of a checkpoint.
+        file: with the arguments, for messages.
+        is_core: whether the model is megatron.core's, which reads some arguments otherwise.
+
+    Raises:
+        UserError: Megatron's versions disagree on what the arguments mean.
+    """
+    found_biases = biases(args, file, default=True)
+    return {
+        "layer_norm_epsilon": norm_epsilon(args, is_core=is_core),
+        **found_biases,
+        "embedding_layernorm": bool(getattr(args, "embed_layernorm", False)),
+        "hidden_act": _activation(args, file, biased=found_biases["mlp_bias"], is_core=is_core),
+    }
+
+
+def _activation(args: Any, file: Path, *, biased: bool, is_core: bool) -> str:
+    # Megatron's kernel that fuses the bias approximates GELU by tanh; its plain GELU is exact.
+    fused = getattr(args, "bias_gelu_fusion", None)
+    if biased and (fused is None or fused):
+        if getattr(args, "onnx_safe", False) and not is_core:
+            raise UserError(
+                f"{file}: args.onnx_safe: {args.onnx_safe!r}: with bias_gelu_fusion, Megatrons "
+                "differ in which gelu that is; remove the one that had no effect"
+            )
+        return "gelu_new"
+    by_tanh = getattr(args, "openai_gelu", False) and not is_core
+    return "gelu_new" if by_tanh else "gelu"
+
+
+def arguments(architecture: Architecture) -> dict[str, Any]:
+    """The inverse."""
+    by_tanh = architecture.hidden_act in _TANH
+    return {
+        **ARGUMENTS,
+        "layernorm_epsilon": architecture.layer_norm_epsilon,
+        "embed_layernorm": architecture.embedding_layernorm,
+        "bias_gelu_fusion": by_tanh and architecture.mlp_bias,
+        "openai_gelu": by_tanh and not architecture.mlp_bias,  # Megatron refuses both
+    }
+
+
+def inexpressible(architecture: Architecture, *, is_megatron_lm: bool) -> list[str]:
+    """Settings for which Megatron-LM or Megatron-DeepSpeed has no argument."""
+    settings, activation = [], architecture.hidden_act
+    if activation == "relu":
+        settings.append("hidden_act relu")
+    if is_megatron_lm and activation in _TANH and not architecture.mlp_bias:
+        settings.append(f"hidden_act {activation} without biases")
+    if is_megatron_lm and architecture.position_embedding == "alibi":
+        settings.append("position_embedding alibi")
+    if is_megatron_lm and architecture.embedding_layernorm:
+        settings.append("embedding_layernorm")
+    return settings

@@ -1,0 +1,28 @@
+"""Memory and arithmetic of a `gpt`: activations that a layer saves, FLOPs per token."""
+
+from tokamake.config.architecture import Architecture
+from tokamake.models.common import flops
+from tokamake.models.common.activation_memory import SavedActivations, attention_bytes
+
+
+def flops_per_token(architecture: Architecture, sequence_length: int) -> int:
+    """Floating-point operations of one token's forward and backward pass, see `common.flops`."""
+    return flops.per_token(architecture, sequence_length, num_mlp_matrices=2)
+
+
+def saved_activations(
+    architecture: Architecture, *, size: int, fused_norm: bool
+) -> SavedActivations:
+    """Bytes that a layer saves per token for its backward pass.
+
+    LayerNorm is one kernel on all devices and saves its input. The MLP saves the input and the
+    output of its activation. See `llama` for the rest and for the arguments.
+    """
+    attention = attention_bytes(architecture, size)
+    inner = architecture.intermediate_size * size
+    return SavedActivations(
+        states=2 * architecture.hidden_size * size,
+        gathered=2 * architecture.hidden_size * size,
+        split=attention + 2 * inner,
+        products=attention + inner,
+    )

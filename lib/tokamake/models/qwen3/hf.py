@@ -1,0 +1,40 @@
+"""How a `qwen3` is stored: its tensors, and transformers' model type qwen3."""
+
+from functools import partial
+
+from tokamake.models.common import tensor_shapes
+from tokamake.models.common.hf_format import HFFormat
+
+shapes = partial(tensor_shapes.shapes, gated=True, biased_norms=False, head_norms=True)
+"""Shape of every tensor by its name, of an architecture."""
+
+_KEYS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
+    *("hidden_act", "rms_norm_eps", "tie_word_embeddings", "initializer_range"),
+)
+# Biases and windows exist in transformers' code, but no published Qwen3 has them.
+_ABSENT = {"attention_bias": False, "use_sliding_window": False}
+
+HUGGING_FACE = (
+    HFFormat(
+        model_type="qwen3",
+        class_name="Qwen3ForCausalLM",
+        keys={key: (key,) for key in _KEYS},
+        defaults={
+            "num_key_value_heads": 32,
+            "head_dim": 128,
+            "max_position_embeddings": 32768,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+            "initializer_range": 0.02,
+        },
+        implied={"position_embedding": "rotary"},
+        covered={key: (value,) for key, value in _ABSENT.items()},
+        constants=_ABSENT,
+        # transformers takes a missing head_dim for 128, not for hidden_size / heads.
+        to_keys=lambda architecture: {"head_dim": architecture.head_dim},
+    ),
+)
+"""transformers' model types that such a model is stored as, the first that fits."""

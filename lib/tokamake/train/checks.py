@@ -1,0 +1,175 @@
+"""Checks of a run before it starts: settings against model, index, tokenizer, ranks and device.
+
+`resolve` checks what the files say (`check_resolved`). The ranks of `train`, `benchmark-train` and
+`find-learning-rate` check again, with their number and their device (`check_run`). A back end only
+checks itself, in a function that is called from here. `initial_checkpoint` has the checks of the
+checkpoint that a run starts from. No tensor is read. Checks raise `UserError`.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokamake import files
+from tokamake.config.architecture import Architecture
+from tokamake.config.parallel import SPLIT_BACKWARD
+from tokamake.config.resolved_run import Run
+from tokamake.config.training import INDEX_SETTINGS, FimSettings, TrainSettings
+from tokamake.data.indexed.paths import manifest_path
+from tokamake.data.samples.fim.tokens import Fim, find_tokens
+from tokamake.data.tokenizers import open_tokenizer
+from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+Index = dict[str, Any]
+"""Content of an index folder's index.json."""
+
+
+def check_resolved(run: Run, index: Index) -> None:
+    """Check a run against its files, before the number of ranks and the device are known."""
+    check_index(run, index)
+    run.train.parallel.check_architecture(run.architecture, run.train.sequence_length)
+    check_vocabulary(run.architecture, index, run.data_root)
+    if run.train.fim.rate:
+        check_fim(run.train.fim, run.architecture, run.tokenizer)
+    check_precision(run.train)
+    check_backend(run)
+
+
+def check_run(run: Run, *, index: Index | None, world_size: int, device: "torch.device") -> None:
+    """Check a run on the ranks that are about to train it.
+
+    Args:
+        run: the resolved run, with its precision chosen.
+        index: content of its index.json; None: the run reads no samples.
+        world_size: number of ranks.
+        device: device of this rank.
+    """
+    if index is not None:
+        check_index(run, index)
+    check_layout(run, world_size)
+    check_precision(run.train)
+    check_backend(run, device)
+    check_deterministic(run, device)
+
+
+def check_index(run: Run, index: Index) -> None:
+    """Compare sequence length, index settings and number of samples with model and index."""
+    train, limit = run.train, run.architecture.max_position_embeddings
+    if train.sequence_length > limit:
+        raise UserError(
+            f"train.sequence_length: {train.sequence_length}: the model is meant for at most "
+            f"{limit} (max_position_embeddings); lower it"
+        )
+    for name in INDEX_SETTINGS:
+        setting = getattr(train, name)
+        if index[name] != setting:
+            raise UserError(
+                f"{run.index}: has {name} {index[name]}, train.{name} is {setting}; "
+                "run `tokamake index` again"
+            )
+    assert train.num_samples is not None, "a resolved run has a length"
+    num_samples = num_training_samples(index)
+    if num_samples < train.num_samples:
+        raise UserError(
+            f"{run.index}: has {num_samples} training samples, train.train_steps take "
+            f"{train.num_samples}; run `tokamake index` again"
+        )
+
+
+def num_training_samples(index: Index) -> int:
+    return index["splits"]["train"]["samples"] if "train" in index["splits"] else 0
+
+
+def check_layout(run: Run, world_size: int) -> None:
+    """Check that the ranks can share the model, its sequences and its batches."""
+    train = run.train
+    data_parallel_size = train.parallel.data_parallel_size(world_size)
+    train.batch_sizes.check(train.micro_batch_size, data_parallel_size)
+    for size in train.batch_sizes.all:
+        train.parallel.check_batches(size // (train.micro_batch_size * data_parallel_size))
+    train.parallel.check_architecture(run.architecture, train.sequence_length)
+
+
+def check_precision(train: TrainSettings) -> None:
+    """Refuse pipeline schedules that would add up gradients in low precision."""
+    parallel = train.parallel
+    split = parallel.pipeline_parallel_size > 1 and parallel.pipeline_schedule in SPLIT_BACKWARD
+    if split and train.precision not in ("fp32", None):
+        raise UserError(
+            f"train.parallel.pipeline_schedule: {parallel.pipeline_schedule}: would add up "
+            f"gradients in {train.precision}; take interleaved_1f1b, or train.precision fp32"
+        )
+
+
+def check_backend(run: Run, device: "torch.device | None" = None) -> None:
+    """Refuse what the back end cannot do, or would do wrongly.
+
+    Args:
+        run: the resolved run.
+        device: device of this rank; None where it is not known yet.
+    """
+    if run.train.backend == "deepspeed":
+        # Not through the plug-in: it imports what only training needs, and that takes seconds.
+        from tokamake.train.backends import _deepspeed_setup
+
+        _deepspeed_setup.check(run, device)
+
+
+def check_deterministic(run: Run, device: "torch.device") -> None:
+    """Refuse an optimizer that has no deterministic algorithm on a device."""
+    optimizer = run.train.optimizer
+    if run.train.deterministic and device.type != "cpu" and optimizer.hessian_interval is not None:
+        raise UserError(
+            f"train.deterministic: labels that {optimizer.name} draws need cumulative sums, which "
+            f"torch has no deterministic algorithm for on {device.type}; set it to false or take "
+            "another optimizer"
+        )
+
+
+def check_vocabulary(architecture: Architecture, index: Index, data_root: Path) -> None:
+    """Refuse tokens without a row in the embedding, as far as manifests of the datasets say."""
+    assert architecture.vocab_size is not None
+    for prefix in index["pairs"]:
+        path = manifest_path(data_root / prefix)
+        manifest = files.read_json(path, "make the pair again") if path.is_file() else {}
+        size = manifest.get("vocab_size", 0)
+        if size > architecture.vocab_size:
+            raise UserError(
+                f"{path}: tokens of a vocabulary of {size}, the model has "
+                f"{architecture.vocab_size} embeddings; take the tokenizer of the checkpoint"
+            )
+
+
+def check_fim(fim: FimSettings, architecture: Architecture, tokenizer: Path | None) -> None:
+    """Refuse fill-in-the-middle if its special tokens, or their embeddings, are missing."""
+    if tokenizer is None:
+        raise UserError("train.fim.rate: needs a tokenizer; give it with --tokenizer")
+    opened = open_tokenizer(tokenizer)
+    find_tokens(Fim(**fim.model_dump()), opened, tokenizer)
+    assert architecture.vocab_size is not None
+    if opened.vocab_size > architecture.vocab_size:
+        raise UserError(
+            f"tokenizer {tokenizer}: has {opened.vocab_size} entries, the model "
+            f"{architecture.vocab_size} embeddings; take the tokenizer of the checkpoint"
+        )
+
+
+def check_until_step(run: Run, until_step: int) -> None:
+    """Check that the step at which this job ends lies within the run."""
+    if not run.step < until_step <= run.train.train_steps:
+        raise UserError(
+            f"until_step: {until_step}: the run goes from step {run.step} to "
+            f"{run.train.train_steps}; give one between them"
+        )
+
+
+def check_trial_samples(run: Run, index: Index, num_steps: int) -> None:
+    """Check that the index has enough training samples for a trial."""
+    num_samples, needed = num_training_samples(index), num_steps * run.train.global_batch_size
+    if num_samples < needed:
+        raise UserError(
+            f"{run.index}: has {num_samples} training samples, {num_steps} steps take "
+            f"{needed}; lower --steps"
+        )

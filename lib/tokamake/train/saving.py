@@ -1,0 +1,74 @@
+"""Checkpoints that are written while training goes on."""
+
+from typing import Any
+
+from tokamake.config.resolved_run import Run, write_run
+from tokamake.runtime.rank_errors import raise_on_all_ranks
+from tokamake.runtime.ranks import Ranks
+from tokamake.train import job_progress, resume
+from tokamake.train.deadline import DURATIONS, Deadline, write_durations
+from tokamake.train.resume import ResumeState
+from tokamake.train.step_result import Saving
+
+
+class CheckpointSaver:
+    """Saves a run's checkpoints, one at a time; all ranks call its methods together.
+
+    Attributes:
+        latest: last checkpoint that is complete, for messages.
+
+    Args:
+        run: the resolved run.
+        ranks: this process among its peers.
+        engine: engine of the run's back end.
+        deadline: measures how long a checkpoint takes.
+        latest: checkpoint that training starts from.
+    """
+
+    def __init__(
+        self, run: Run, ranks: Ranks, engine: Any, *, deadline: Deadline, latest: str
+    ) -> None:
+        self._run, self._ranks, self._engine, self._deadline = run, ranks, engine, deadline
+        self.latest = latest
+        self._saving: tuple[Saving, ResumeState] | None = None
+
+    @property
+    def written(self) -> bool:
+        """Whether this rank has written its files of the checkpoint that is being saved."""
+        return self._saving is not None and self._saving[0].done
+
+    def begin(self, state: ResumeState) -> None:
+        """Begin to save a checkpoint; call `finish` before, if another one is being saved."""
+        progress = {
+            "iteration": state.step,
+            "consumed_samples": state.consumed_samples,
+            "consumed_tokens": state.consumed_samples * self._run.train.sequence_length,
+            "run_digest": state.digest,
+        }
+        self._deadline.begin_saving()
+        folder = self._run.output / resume.SAVING / f"global_step{state.step}"
+        self._saving = self._engine.save(folder, progress), state
+
+    def finish(self) -> None:
+        """Wait until the checkpoint is on disk, then put it in place.
+
+        Raises:
+            UserError: a rank could not write its files.
+        """
+        if self._saving is None:
+            return
+        (saving, state), self._saving = self._saving, None
+        saving.wait()
+        with raise_on_all_ranks():
+            if self._ranks.rank == 0:
+                self._commit(state)
+        self.latest = str(self._run.output / f"global_step{state.step}")
+        self._ranks.print_once(f"saved {self.latest}")
+
+    def _commit(self, state: ResumeState) -> None:
+        output = self._run.output
+        write_run(output / resume.SAVING / f"global_step{state.step}" / "run.yaml", self._run)
+        resume.commit(output, state)
+        job_progress.note(state.step)
+        self._deadline.end_saving()
+        write_durations(output / DURATIONS, self._ranks.world_size, self._deadline.measured)

@@ -1,0 +1,98 @@
+"""Records of training and validation, written and printed by rank 0."""
+
+from dataclasses import dataclass
+
+from tokamake.config.resolved_run import Run
+from tokamake.runtime.rank_errors import raise_on_all_ranks
+from tokamake.runtime.ranks import Ranks
+from tokamake.train import metrics
+from tokamake.train.metrics import Metrics, Record
+from tokamake.train.resume import ResumeState
+from tokamake.train.step_result import StepResult
+
+
+@dataclass
+class _Interval:
+    """Steps since the last record."""
+
+    steps: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+
+
+class TrainingLog:
+    """Metrics of a run: all ranks call its methods, rank 0 writes and prints.
+
+    Args:
+        run: the resolved run.
+        ranks: this process among its peers.
+        done: finished steps; records of later steps, from before a restart, are dropped.
+
+    Raises:
+        UserError: rank 0 cannot write metrics.jsonl.
+    """
+
+    def __init__(self, run: Run, ranks: Ranks, *, done: int) -> None:
+        self._train, self._ranks = run.train, ranks
+        self._flops_per_token = metrics.model_flops_per_token(run)
+        self._interval = _Interval()
+        with raise_on_all_ranks():
+            self._metrics = None if ranks.rank else Metrics(run.output, done=done)
+
+    def count_step(self, samples: int, seconds: float) -> None:
+        """Add a step to the interval that the next record describes."""
+        interval = self._interval
+        interval.steps += 1
+        interval.samples += samples
+        interval.seconds += seconds
+
+    def training(self, state: ResumeState, result: StepResult, learning_rate: float) -> None:
+        """Record the last step, with the mean speed since the last record."""
+        interval, self._interval = self._interval, _Interval()
+        if not self._metrics:
+            return
+        record = self._record(state, result, learning_rate, interval)
+        self._metrics.add(record)
+        train_steps = self._train.train_steps
+        seconds_left = (train_steps - state.step) * record["step_seconds"]
+        self._ranks.print_once(
+            metrics.console_line(record, train_steps=train_steps, seconds_left=seconds_left)
+        )
+
+    def _record(
+        self, state: ResumeState, result: StepResult, learning_rate: float, interval: _Interval
+    ) -> Record:
+        sequence_length = self._train.sequence_length
+        tokens_per_second = interval.samples * sequence_length / interval.seconds
+        return {
+            "step": state.step,
+            "consumed_samples": state.consumed_samples,
+            "consumed_tokens": state.consumed_samples * sequence_length,
+            "loss": result.loss,
+            "learning_rate": learning_rate,
+            **({} if result.skipped else {"grad_norm": result.grad_norm}),
+            "tokens_per_second": tokens_per_second,
+            "model_flops_per_second": tokens_per_second * self._flops_per_token,
+            "step_seconds": interval.seconds / interval.steps,
+        }
+
+    def validation(self, step: int, losses: dict[str, float]) -> None:
+        """Record the loss of each validation set."""
+        if self._metrics:
+            self._metrics.add({"step": step, **metrics.validation(losses)})
+        parts = (f"{metrics.title(name)} {loss:.4f}" for name, loss in losses.items())
+        self._ranks.print_once(f"step {step}/{self._train.train_steps} | {' | '.join(parts)}")
+
+    def sync(self) -> None:
+        """Bring all records to disk.
+
+        Raises:
+            UserError: rank 0 cannot write them.
+        """
+        with raise_on_all_ranks():
+            if self._metrics:
+                self._metrics.sync()
+
+    def close(self) -> None:
+        if self._metrics:
+            self._metrics.close()

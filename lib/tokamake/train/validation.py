@@ -1,0 +1,60 @@
+"""Validation sets of a run: samples of the index that training leaves out."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from tokamake.config.resolved_run import Run
+from tokamake.data.samples.index_folder import read_index
+from tokamake.data.samples.loader import Samples, batches
+from tokamake.parallel.mesh import Mesh
+from tokamake.train import metrics
+from tokamake.train.batch import TokenRows, num_micro_batches
+
+
+class ValidationSet(NamedTuple):
+    """Samples of one set, and how many of them are used."""
+
+    samples: Samples
+    num_steps: int
+    """Number of global batches."""
+
+    def micro_batches(self, run: Run, mesh: Mesh) -> Iterator[TokenRows]:
+        """This rank's micro batches, always the same ones."""
+        rows = batches(
+            self.samples,
+            consumed_samples=0,
+            micro_batch_size=run.train.micro_batch_size,
+            data_parallel_rank=mesh.data.rank,
+            data_parallel_size=mesh.data.size,
+        )
+        return islice(rows, self.num_steps * num_micro_batches(run.train, mesh))
+
+
+def open_validation_sets(run: Run, *, verify: bool) -> dict[str, ValidationSet]:
+    """Open each validation set that fills a global batch, by name.
+
+    Args:
+        run: the resolved run.
+        verify: whether this rank checks the datasets and reports sets that are too small.
+
+    Raises:
+        UserError: the index or a dataset is missing, damaged or changed.
+    """
+    train, sets = run.train, dict[str, ValidationSet]()
+    if not train.evaluation_steps:
+        return sets
+    for name in read_index(run.index)["splits"]:
+        if name == "train":
+            continue
+        samples = Samples(run.index, split=name, data_root=run.data_root, verify=verify)
+        num_steps = min(train.evaluation_steps, len(samples) // train.global_batch_size)
+        if num_steps:
+            sets[name] = ValidationSet(samples, num_steps)
+        elif verify:
+            print(
+                f"{metrics.title(name)}: not measured, for its {len(samples)} samples fill no "
+                f"global batch of {train.global_batch_size}",
+                flush=True,
+            )
+    return sets

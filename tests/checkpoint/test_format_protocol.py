@@ -1,0 +1,30 @@
+"""Each format states the constants of `CheckpointFormat`, and mypy checks its functions."""
+
+from pathlib import Path
+
+import pytest
+
+from tokamake import plugins
+from tokamake.checkpoint.detect import load_format
+from tokamake.config.model import FORMATS, format_names, format_sizes, formats_with
+
+
+@pytest.mark.parametrize("name", plugins.names(FORMATS))
+def test_each_format_is_checked_against_the_protocol(name: str) -> None:
+    source = Path(str(load_format(name).__file__)).read_text()
+    assert "_: CheckpointFormat = this_module" in source
+    for constant in ("TITLE", "PRIORITY", "SIZES", "IN_ROOT"):
+        assert plugins.constant(FORMATS, name, constant) == getattr(load_format(name), constant)
+
+
+def test_formats_have_distinct_priorities() -> None:
+    names = plugins.names(FORMATS)
+    assert len({plugins.constant(FORMATS, name, "PRIORITY") for name in names}) == len(names)
+
+
+def test_names_and_sizes_come_from_the_folders_of_formats() -> None:
+    assert set(format_names()) == {
+        "hf", "mds", "mds-pipeline", "megatron", "native", "universal"
+    }  # fmt: skip
+    assert format_sizes("hf") == ()
+    assert formats_with("zero_stage") == ["mds", "mds-pipeline"]

@@ -1,0 +1,93 @@
+"""Settings of an architecture: those of its family, and those that earlier versions wrote."""
+
+from typing import Any
+
+import pytest
+
+from tokamake import plugins
+from tokamake.config.architecture import Architecture
+from tokamake.errors import UserError
+from tokamake.validation import validate
+
+SHAPE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+}
+# What version 0.1.0 wrote into run.yaml, tokamake.json and args.tokamake: every field.
+WRITTEN_BY_0_1 = {
+    "vocab_size": 256,
+    **SHAPE,
+    "max_position_embeddings": 2048,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "rms_norm_eps": 1e-05,
+    "layer_norm_epsilon": 1e-05,
+    "embedding_layernorm": False,
+    "initializer_range": 0.02,
+}
+FAMILIES_OF_0_1: dict[str, dict[str, Any]] = {
+    "llama": {
+        "position_embedding": "rotary",
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+    },
+    "gpt": {
+        "position_embedding": "learned",
+        "hidden_act": "gelu_new",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES_OF_0_1)
+def test_architectures_of_earlier_versions_are_read_and_written_unchanged(family: str) -> None:
+    written = {"family": family, **WRITTEN_BY_0_1, **FAMILIES_OF_0_1[family]}
+    # Digests of runs and arguments of checkpoints contain exactly these fields.
+    assert Architecture(**written).model_dump() == written
+    assert Architecture(family=family, vocab_size=256, **SHAPE).model_dump() == written
+
+
+def test_unknown_keys_are_refused_with_the_nearest_one() -> None:
+    with pytest.raises(UserError, match=r"^x: hiden_act: unknown key; did you mean hidden_act\?"):
+        validate(Architecture, SHAPE | {"hiden_act": "silu"}, "x")
+
+
+@pytest.fixture
+def llama_with_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give llama a setting that is no field of `Architecture`."""
+    known = plugins.constant("models/*/model", "llama", "SETTINGS")
+    gpt = plugins.constant("models/*/model", "gpt", "SETTINGS")
+    settings = {"llama": {**known, "num_experts": 8}, "gpt": gpt}
+    monkeypatch.setattr(plugins, "constant", lambda _, family, __: settings[family])
+
+
+@pytest.mark.usefixtures("llama_with_experts")
+def test_a_family_may_have_settings_of_its_own() -> None:
+    assert Architecture(**SHAPE).setting("num_experts") == 8
+    found = Architecture(**SHAPE, **{"num_experts": 4})
+    assert found.setting("num_experts") == 4
+    assert Architecture(**found.model_dump()) == found
+    with pytest.raises(UserError, match=r"num_experts: 'many': is no int; give one"):
+        validate(Architecture, SHAPE | {"num_experts": "many"}, "x")
+    with pytest.raises(UserError, match=r"num_experts: unknown key; "):
+        validate(Architecture, SHAPE | {"family": "gpt", "num_experts": 8}, "x")
+
+
+def test_head_dim_follows_from_the_rest_unless_stated() -> None:
+    assert Architecture(**SHAPE).head_dim == 16
+    assert Architecture(**SHAPE, head_dim=None) == Architecture(**SHAPE, head_dim=16)
+    wide = Architecture(**SHAPE, head_dim=24)
+    assert (wide.query_size, wide.key_value_size) == (96, 96)
+    assert wide.model_dump()["head_dim"] == 24
+    assert Architecture.model_validate_json(wide.model_dump_json()) == wide
+    odd = SHAPE | {"hidden_size": 60, "num_attention_heads": 8, "num_key_value_heads": 8}
+    assert Architecture(**odd, head_dim=8).query_size == 64
+    with pytest.raises(UserError, match="hidden_size is not a multiple of num_attention_heads"):
+        validate(Architecture, odd, "x")
