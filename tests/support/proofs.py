@@ -156,7 +156,7 @@ def plain_training(config: Path, *, grows: bool) -> Found:
     run = read_run(config)
     model = _their_model(run)
     as_ours = partial(
-        hf_folder.format_for(run.architecture).to_ours,
+        hf_folder.format_for(run.architecture).from_hf,
         run.architecture,
         names=[*model_tensors.shapes(run.architecture)],
     )
@@ -191,7 +191,7 @@ def _their_model(run: Run) -> Any:
         )
         rope = {"rope_type": "default", "rope_theta": architecture.rope_theta}
         model = LlamaForCausalLM(LlamaConfig(**values, rope_parameters=rope))
-    theirs = hf_folder.format_for(architecture).to_theirs(architecture, weights)
+    theirs = hf_folder.format_for(architecture).to_hf(architecture, weights)
     model.load_state_dict(theirs, strict=not architecture.tie_word_embeddings)
     return model
 

@@ -47,7 +47,7 @@ def _tokens(architecture: Architecture, length: int) -> torch.Tensor:
 def _ours(architecture: Architecture, theirs: Any) -> Any:
     """Our model with transformers' weights, copied."""
     stored = hf_folder.format_for(architecture)
-    tensors = stored.to_ours(architecture, tensors_of(theirs), shapes(architecture))
+    tensors = stored.from_hf(architecture, tensors_of(theirs), shapes(architecture))
     return to_model(architecture, {name: tensor.clone() for name, tensor in tensors.items()})
 
 
@@ -57,7 +57,7 @@ def _as_theirs(architecture: Architecture, ours: Any, *, gradients: bool) -> dic
         family.Model.tensor_name(name): (p.grad if gradients else p).detach()
         for name, p in ours.named_parameters()
     }
-    return hf_folder.format_for(architecture).to_theirs(architecture, values)
+    return hf_folder.format_for(architecture).to_hf(architecture, values)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -158,7 +158,7 @@ def _stored(architecture: Architecture, stored: HFFormat) -> dict[str, _Stored]:
     found = {}
     for name, names in parts.items():
         number, *columns = shapes[names[0]]
-        number, turned = sum(shapes[ours][0] for ours in names), stored.turns(names[0])
+        number, turned = sum(shapes[ours][0] for ours in names), stored.is_transposed(names[0])
         shape = (*columns, number) if turned else (number, *columns)
         blocks = [
             _block(ours, run, start, tuple(columns), number if turned else None)

@@ -115,7 +115,7 @@ def read(path: Path) -> "tuple[Architecture, dict[str, Tensor]]":
     for name, shape in wanted.items():
         checkpoint_tensors.check_shape(name, kept[name].shape, shape, str(file_of[name]))
     checkpoint_tensors.common_dtype(kept, str(path))
-    return architecture, stored.to_ours(architecture, kept, names)
+    return architecture, stored.from_hf(architecture, kept, names)
 
 
 def with_prefix(name: str, names: Iterable[str], stored: HFFormat) -> str:
@@ -130,7 +130,7 @@ def _shapes(architecture: Architecture, stored: HFFormat) -> "dict[str, torch.Si
 
     shapes = checkpoint_tensors.shapes(architecture)
     empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    return {name: tensor.shape for name, tensor in stored.to_theirs(architecture, empty).items()}
+    return {name: tensor.shape for name, tensor in stored.to_hf(architecture, empty).items()}
 
 
 def _drop_tied_copy(
@@ -171,7 +171,7 @@ def read_config(path: Path) -> tuple[Architecture, HFFormat]:
     config = files.read_json(where, _REMEDY)
     kind = config.get("model_type") if isinstance(config, dict) else None
     family, stored = _format_of(kind, where)
-    if problem := stored.uncovered(config):
+    if problem := stored.unsupported(config):
         raise UserError(f"{where}: {problem}")
     values = {"family": family, **stored.fields(config)}
     architecture = validate(Architecture, values, str(where))
@@ -270,7 +270,7 @@ def write(path: Path, architecture: Architecture, tensors: "Mapping[str, Tensor]
     checkpoint_tensors.check_names(tensors, checkpoint_tensors.shapes(architecture), str(path))
     dtype = checkpoint_tensors.common_dtype(tensors, str(path))
     content = config(architecture, dtype, eos_token=None)
-    theirs = format_for(architecture).to_theirs(architecture, tensors)
+    theirs = format_for(architecture).to_hf(architecture, tensors)
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in theirs.items()}
     with files.atomic_folder(path) as temporary:
         write_config(temporary, content)
