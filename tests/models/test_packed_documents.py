@@ -1,4 +1,4 @@
-"""Documents that share a sample, kept apart: each as transformers computes it alone."""
+"""Separated documents of a sample: each is computed as transformers computes it alone."""
 
 from itertools import islice
 from pathlib import Path
@@ -23,14 +23,14 @@ EOD = 7
 
 
 def documents(row: torch.Tensor) -> list[range]:
-    """Places of the documents of a row of inputs, each up to its EOD."""
+    """Ranges of the documents in a row of inputs, each up to its EOD."""
     ends = [place + 1 for place, token in enumerate(row.tolist()) if token == EOD]
     bounds = [0, *(end for end in ends if end < len(row)), len(row)]
     return [range(*bounds[number : number + 2]) for number in range(len(bounds) - 1)]
 
 
 def ids(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions in documents, and numbers of documents."""
+    """Positions within documents, and numbers of documents."""
     apart = [documents(row) for row in rows]
     positions = [[place - part.start for part in parts for place in part] for parts in apart]
     numbers = [[number for number, part in enumerate(parts) for _ in part] for parts in apart]
@@ -38,38 +38,38 @@ def ids(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES[::3], ids=label)
-def test_documents_apart_are_documents_alone(architecture) -> None:  # type: ignore[no-untyped-def]
-    theirs = reference(architecture)
-    ours = to_model(architecture, tensors_of(theirs, architecture))
+def test_separated_documents_equal_documents_alone(architecture) -> None:  # type: ignore[no-untyped-def]
+    oracle = reference(architecture)
+    model = to_model(architecture, tensors_of(oracle, architecture))
     rows = torch.randint(12, (4, 33), generator=torch.Generator().manual_seed(1))
     positions, numbers = ids(rows)
     assert numbers.max() > 2
     with torch.no_grad():
-        made = ours(rows, position_ids=positions, document_ids=numbers)
-        for row, logits in zip(rows, made, strict=True):
+        separated = model(rows, position_ids=positions, document_ids=numbers)
+        for row, logits in zip(rows, separated, strict=True):
             for part in documents(row):
-                alone = theirs(row[None, part.start : part.stop]).logits[0]
+                alone = oracle(row[None, part.start : part.stop]).logits[0]
                 assert (logits[part.start : part.stop] - alone).abs().max() <= 1e-5
-        # Rotary positions tell distances alone, which are the same inside a document.
-        assert (ours(rows, document_ids=numbers) - made).abs().max() <= 1e-5
+        # Rotary positions encode distances, which are the same inside a document.
+        assert (model(rows, document_ids=numbers) - separated).abs().max() <= 1e-5
         for options in ({"position_ids": positions}, {}):
-            assert (ours(rows, **options) - made).abs().max() > 1e-3
-        moved = theirs(rows, position_ids=positions).logits
-        assert (ours(rows, position_ids=positions) - moved).abs().max() <= 1e-5
+            assert (model(rows, **options) - separated).abs().max() > 1e-3
+        moved = oracle(rows, position_ids=positions).logits
+        assert (model(rows, position_ids=positions) - moved).abs().max() <= 1e-5
 
 
-def test_what_has_no_loss_has_no_gradient() -> None:
+def test_tokens_without_loss_have_no_gradient() -> None:
     architecture = ARCHITECTURES[0]
-    ours = to_model(architecture, tensors_of(reference(architecture), architecture))
+    model = to_model(architecture, tensors_of(reference(architecture), architecture))
     rows = torch.tensor([[5, 9, EOD, 3, -1]])
     mask = torch.tensor([[True, True, False, True]])
-    loss = mean_loss(ours, rows, loss_mask=mask)
-    logits = ours(rows[:, :2])
+    loss = mean_loss(model, rows, loss_mask=mask)
+    logits = model(rows[:, :2])
     torch.testing.assert_close(loss, F.cross_entropy(logits[0], rows[0, 1:3]))
-    none = mean_loss(ours, rows, loss_mask=torch.zeros_like(mask))
+    none = mean_loss(model, rows, loss_mask=torch.zeros_like(mask))
     none.backward()
     assert none == 0
-    assert all(not p.grad.any() for p in ours.parameters() if p.grad is not None)
+    assert all(not p.grad.any() for p in model.parameters() if p.grad is not None)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.ranks
-def test_a_run_keeps_documents_apart(root: Path) -> None:
+def test_a_run_separates_documents(root: Path) -> None:
     config = make_run(root, "apart", train_steps=2)
     described = yaml.safe_load(config.read_text())
     described["train"].update(dict.fromkeys(PACKING_SETTINGS, True))
@@ -94,24 +94,24 @@ def test_a_run_keeps_documents_apart(root: Path) -> None:
         samples = Samples(run.index, split=name, data_root=run.data_root)
         found = batches(samples, consumed_samples=0, **layout)
         measured = [alone(model, torch.from_numpy(batch)) for batch in islice(found, number)]
-        # Every token counts alike, however micro batches part them.
+        # Every token has the same weight, however micro batches divide the samples.
         expected = float(torch.cat(measured).mean())
         assert losses(config, key)[0] == pytest.approx(expected, rel=1e-5)
 
 
 @torch.no_grad()
 def alone(model: LlamaForCausalLM, rows: torch.Tensor) -> torch.Tensor:
-    """Losses of the tokens of a micro batch, each of its documents computed by itself."""
-    found = []
+    """Losses of the tokens of a micro batch, with one forward pass per document."""
+    losses = []
     for row in rows:
         for part in documents(row[:-1]):
             inputs, labels = row[part.start : part.stop], row[part.start + 1 : part.stop + 1]
             logits = model(inputs[None]).logits[0]
-            found.append(F.cross_entropy(logits, labels, reduction="none")[inputs != EOD])
-    return torch.cat(found)
+            losses.append(F.cross_entropy(logits, labels, reduction="none")[inputs != EOD])
+    return torch.cat(losses)
 
 
 @pytest.mark.parametrize("name", PACKING_SETTINGS)
-def test_the_token_that_ends_documents_is_needed(root: Path, name: str) -> None:
+def test_separation_requires_the_end_of_document_token(root: Path, name: str) -> None:
     with pytest.raises(UserError, match=rf"train\.{name}: needs the token that ends documents"):
         make_run(root, "endless", **{name: True})

@@ -159,7 +159,7 @@ def plain_training(config: Path, *, grows: bool) -> Found:
     run = read_run(config)
     model = _their_model(run)
     as_ours = partial(
-        config_json.format_for(run.architecture).to_ours,
+        config_json.format_for(run.architecture).from_hf,
         run.architecture,
         names=[*model_tensors.shapes(run.architecture)],
     )
@@ -194,8 +194,8 @@ def _their_model(run: Run) -> Any:
         )
         rope = {"rope_type": "default", "rope_theta": architecture.rope_theta}
         model = LlamaForCausalLM(LlamaConfig(**values, rope_parameters=rope))
-    state = config_json.format_for(architecture).to_theirs(architecture, weights)
-    model.load_state_dict(state, strict=not architecture.tie_word_embeddings)
+    theirs = config_json.format_for(architecture).to_hf(architecture, weights)
+    model.load_state_dict(theirs, strict=not architecture.tie_word_embeddings)
     return model
 
 

@@ -1,4 +1,4 @@
-"""Positions: rotary frequencies equal transformers' for each kind of scaling, ALiBi the paper's."""
+"""Rotary frequencies equal transformers' for each kind of scaling; ALiBi equals the paper's."""
 
 import math
 from pathlib import Path
@@ -31,7 +31,7 @@ SCALINGS: dict[str, dict[str, Any] | None] = {
 }
 
 
-def _scaled(scaling: dict[str, Any] | None, **values: Any) -> Architecture:
+def scaled(scaling: dict[str, Any] | None, **values: Any) -> Architecture:
     shape = ARCHITECTURES[5].model_dump() | {"max_position_embeddings": 128} | values
     return Architecture(**(shape | {"rope_scaling": scaling}))
 
@@ -43,7 +43,7 @@ def test_frequencies_and_attention_factor_equal_transformers(name: str, width: i
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     scaling = SCALINGS[name]
-    architecture = _scaled(scaling, hidden_size=4 * width)
+    architecture = scaled(scaling, hidden_size=4 * width)
     found, factor = rotary_frequencies(architecture)
     rope = {"rope_type": "default", "rope_theta": architecture.rope_theta} | (scaling or {})
     config = LlamaConfig(
@@ -57,45 +57,43 @@ def test_frequencies_and_attention_factor_equal_transformers(name: str, width: i
         expected, expected_factor = expected.float(), 1.0
     else:
         expected, expected_factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config)
-        assert not torch.allclose(
-            found, rotary_frequencies(_scaled(None, hidden_size=4 * width))[0]
-        )
+        assert not torch.allclose(found, rotary_frequencies(scaled(None, hidden_size=4 * width))[0])
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
     assert factor == pytest.approx(expected_factor, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", SCALINGS)
-def test_logits_equal_transformers_and_config_goes_both_ways(name: str, tmp_path: Path) -> None:
+def test_logits_equal_transformers_and_configs_round_trip(name: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    architecture = _scaled(SCALINGS[name])
-    theirs = reference(architecture)
+    architecture = scaled(SCALINGS[name])
+    oracle = reference(architecture)
     tokens = torch.randint(131, (2, 128), generator=torch.Generator().manual_seed(1))
-    ours = to_model(architecture, tensors_of(theirs, architecture))
+    model = to_model(architecture, tensors_of(oracle, architecture))
     with torch.no_grad():
-        expected = theirs(tokens).logits
-        assert (ours(tokens) - expected).abs().max() <= 1e-5
-    theirs.save_pretrained(tmp_path / "theirs")
-    found, tensors = hf_folder.read(tmp_path / "theirs")
+        expected = oracle(tokens).logits
+        assert (model(tokens) - expected).abs().max() <= 1e-5
+    oracle.save_pretrained(tmp_path / "by_transformers")
+    found, tensors = hf_folder.read(tmp_path / "by_transformers")
     assert found == architecture
-    hf_folder.write(tmp_path / "ours", found, tensors)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    hf_folder.write(tmp_path / "by_tokamake", found, tensors)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "by_tokamake").eval()
     with torch.no_grad():
         assert torch.equal(loaded(tokens).logits, expected)
-    assert config_json.read_config(tmp_path / "ours")[0] == architecture
+    assert config_json.read_config(tmp_path / "by_tokamake")[0] == architecture
 
 
 def test_positions_may_differ_from_row_to_row() -> None:
-    architecture = _scaled(YARN)
+    architecture = scaled(YARN)
     positions = torch.tensor([[0, 1, 2], [5, 0, 1]])
-    for by_row, of_one in zip(
+    for by_row, of_one_row in zip(
         rotary(positions, architecture), rotary(positions[1], architecture), strict=True
     ):
         assert by_row.shape == (2, 1, 3, 16)
-        assert torch.equal(by_row[1, 0], of_one)
+        assert torch.equal(by_row[1, 0], of_one_row)
 
 
-def test_slopes_are_those_of_the_paper() -> None:
+def test_slopes_equal_the_papers() -> None:
     assert alibi_slopes(8) == [2.0**-n for n in range(1, 9)]
     assert alibi_slopes(16) == [2 ** (-n / 2) for n in range(1, 17)]
     # The paper's code for 12 heads: those of 8, then every other one of 16.
@@ -104,7 +102,7 @@ def test_slopes_are_those_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize("heads", [range(6), range(3, 6)], ids=str)
-def test_bias_falls_with_distance_within_what_is_seen(heads: range) -> None:
+def test_bias_falls_with_distance_and_hides_later_tokens(heads: range) -> None:
     like, length, total = torch.zeros(1), 4, 7
     bias = alibi(6, heads, length=length, total=total, like=like, seen=None)
     assert bias.shape == (1, len(heads), length, total)
@@ -112,8 +110,8 @@ def test_bias_falls_with_distance_within_what_is_seen(heads: range) -> None:
         for query in range(length):
             for key in range(total):
                 distance = query + total - length - key
-                wanted = -alibi_slopes(6)[head] * distance if distance >= 0 else -math.inf
-                assert bias[0, place, query, key] == pytest.approx(wanted)
+                expected = -alibi_slopes(6)[head] * distance if distance >= 0 else -math.inf
+                assert bias[0, place, query, key] == pytest.approx(expected)
 
 
 def test_bias_hides_other_documents() -> None:

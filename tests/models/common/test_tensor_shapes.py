@@ -1,4 +1,4 @@
-"""What is said of a family's tensors without torch is what its models have."""
+"""Shapes that hf.py states without torch equal those of the model."""
 
 import pytest
 

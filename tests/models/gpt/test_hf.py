@@ -1,4 +1,4 @@
-"""GPTs in Hugging Face's folders: bit by bit, as transformers has them."""
+"""GPTs in Hugging Face's folders equal transformers', bit by bit."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 
-def _edit(path: Path, **values: Any) -> None:
+def edit(path: Path, **values: Any) -> None:
     config = json.loads(path.read_text()) | values
     path.write_text(json.dumps({key: value for key, value in config.items() if value != "absent"}))
 
@@ -54,7 +54,7 @@ def test_names_without_prefix_and_old_buffers_are_read(
         hf_folder.read(tmp_path)
 
 
-def test_a_stored_copy_of_the_tied_output_layer_is_left_out(tmp_path: Path) -> None:
+def test_a_stored_copy_of_a_tied_output_layer_is_ignored(tmp_path: Path) -> None:
     reference(LEARNED).save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
@@ -65,15 +65,15 @@ def test_a_stored_copy_of_the_tied_output_layer_is_left_out(tmp_path: Path) -> N
         hf_folder.read(tmp_path)
 
 
-def test_shapes_are_checked_as_the_file_has_them(tmp_path: Path) -> None:
+def test_errors_show_shapes_as_stored(tmp_path: Path) -> None:
     reference(LEARNED).save_pretrained(tmp_path)
-    _edit(tmp_path / "config.json", n_inner=96)
+    edit(tmp_path / "config.json", n_inner=96)
     wrong = r"h\.0\.mlp\.c_fc\.weight has shape \[64, 256\], the architecture calls for \[64, 96\]"
     with pytest.raises(UserError, match=wrong):
         hf_folder.read(tmp_path)
 
 
-def test_missing_keys_mean_what_transformers_takes_them_for(tmp_path: Path) -> None:
+def test_missing_keys_mean_transformers_defaults(tmp_path: Path) -> None:
     from transformers import BloomConfig, GPT2Config, GPTBigCodeConfig, Starcoder2Config
 
     for kind in (GPT2Config, GPTBigCodeConfig, Starcoder2Config, BloomConfig):
@@ -113,7 +113,7 @@ def test_configs_beyond_the_family_are_refused(
     tmp_path: Path, architecture: Architecture, values: dict[str, Any], message: str
 ) -> None:
     hf_folder.write(tmp_path / "a", architecture, random(architecture, 1))
-    _edit(tmp_path / "a" / "config.json", **values)
+    edit(tmp_path / "a" / "config.json", **values)
     with pytest.raises(UserError, match=message) as error:
         hf_folder.read(tmp_path / "a")
     for line in str(error.value).splitlines():
@@ -135,7 +135,7 @@ def test_configs_beyond_the_family_are_refused(
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_models_that_transformers_has_not_are_refused(
+def test_models_without_a_model_type_are_refused(
     tmp_path: Path, values: dict[str, Any], message: str
 ) -> None:
     architecture = gpt(**({"hidden_act": "gelu_new"} | values))
@@ -180,6 +180,7 @@ def test_training_goes_from_random_weights_to_transformers(tmp_path: Path) -> No
         model = AutoModelForCausalLM.from_pretrained(root / name / "hf")
         assert type(model).__name__ == "GPTBigCodeForCausalLM"
     for name, tensor in trained[0].items():
-        if not name.endswith("k_proj.bias"):  # these move no softmax: AdamW steps on rounding
+        # Biases of keys do not change the softmax: AdamW amplifies their rounding errors.
+        if not name.endswith("k_proj.bias"):
             torch.testing.assert_close(trained[1][name], tensor, atol=1e-4, rtol=1e-4)
         assert not torch.equal(tensor, start[name])

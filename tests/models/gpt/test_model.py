@@ -1,4 +1,4 @@
-"""The GPT family: equal to transformers' GPT-2, GPTBigCode, Starcoder2, Bloom, and on any ranks."""
+"""The family gpt equals transformers' GPT-2, GPTBigCode, Starcoder2 and Bloom, on any ranks."""
 
 import math
 from itertools import pairwise
@@ -39,54 +39,54 @@ from tokamake.validation import validate
 MODELS = ROOT / "config" / "models"
 
 
-def _tokens(architecture: Architecture, length: int) -> torch.Tensor:
+def tokens_of(architecture: Architecture, length: int) -> torch.Tensor:
     assert architecture.vocab_size is not None
     generator = torch.Generator().manual_seed(7)
     return torch.randint(architecture.vocab_size, (2, length), generator=generator)
 
 
-def _ours(architecture: Architecture, theirs: Any) -> Any:
-    """Our model with transformers' weights, copied."""
+def model_with_weights_of(architecture: Architecture, oracle: Any) -> Any:
+    """Our model with copies of the weights of transformers' model."""
     stored = config_json.format_for(architecture)
-    tensors = stored.to_ours(architecture, tensors_of(theirs), shapes(architecture))
+    tensors = stored.from_hf(architecture, tensors_of(oracle), shapes(architecture))
     return to_model(architecture, {name: tensor.clone() for name, tensor in tensors.items()})
 
 
-def _as_theirs(architecture: Architecture, ours: Any, *, gradients: bool) -> dict[str, Any]:
-    """Weights or gradients of our model, laid out as transformers'."""
+def as_stored(architecture: Architecture, model: Any, *, gradients: bool) -> dict[str, Any]:
+    """Weights or gradients of our model, by name and in the shape of transformers'."""
     values = {
         family.Model.tensor_name(name): (p.grad if gradients else p).detach()
-        for name, p in ours.named_parameters()
+        for name, p in model.named_parameters()
     }
-    return config_json.format_for(architecture).to_theirs(architecture, values)
+    return config_json.format_for(architecture).to_hf(architecture, values)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_loss_gradients_and_a_step_equal_transformers(name: str) -> None:
     architecture = ARCHITECTURES[name]
-    theirs = reference(architecture)
-    ours = _ours(architecture, theirs)
-    tokens = _tokens(architecture, 33)
+    oracle = reference(architecture)
+    model = model_with_weights_of(architecture, oracle)
+    tokens = tokens_of(architecture, 33)
     with torch.no_grad():
-        assert (ours(tokens) - theirs(tokens).logits).abs().max() <= 1e-5
-    loss, expected = mean_loss(ours, tokens), theirs(tokens, labels=tokens).loss
+        assert (model(tokens) - oracle(tokens).logits).abs().max() <= 1e-5
+    loss, expected = mean_loss(model, tokens), oracle(tokens, labels=tokens).loss
     torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
-    # Keys' biases move no softmax: their gradients are rounding, which a small eps would blow up.
-    models = (ours, theirs)
+    # Biases of keys do not change the softmax: a small eps would amplify their rounding errors.
+    models = (model, oracle)
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3) for model in models]
     loss.backward()
     expected.backward()
-    gradients = _as_theirs(architecture, ours, gradients=True)
-    wanted = {n: p.grad for n, p in theirs.named_parameters()}
-    assert gradients.keys() == wanted.keys()
-    largest = max(gradient.abs().max() for gradient in wanted.values())
-    for key, gradient in wanted.items():
+    gradients = as_stored(architecture, model, gradients=True)
+    oracle_gradients = {n: p.grad for n, p in oracle.named_parameters()}
+    assert gradients.keys() == oracle_gradients.keys()
+    largest = max(gradient.abs().max() for gradient in oracle_gradients.values())
+    for key, gradient in oracle_gradients.items():
         assert gradient.abs().max() > 0
         torch.testing.assert_close(gradients[key], gradient, atol=1e-5 * largest, rtol=1e-4)
     for optimizer in optimizers:
         optimizer.step()
-    stepped = _as_theirs(architecture, ours, gradients=False)
-    for key, parameter in theirs.named_parameters():
+    stepped = as_stored(architecture, model, gradients=False)
+    for key, parameter in oracle.named_parameters():
         assert (stepped[key] - parameter).abs().max() <= 1e-6
 
 
@@ -96,7 +96,7 @@ def test_decoding_with_a_cache_equals_the_full_forward(
     architecture: Architecture, steps: list[int]
 ) -> None:
     model = to_model(architecture, random(architecture, 1))
-    tokens = _tokens(architecture, 20)
+    tokens = tokens_of(architecture, 20)
     cache = model.new_cache()
     with torch.no_grad():
         parts = [model(part, cache) for part in tokens.split(steps, dim=1)]
@@ -106,9 +106,9 @@ def test_decoding_with_a_cache_equals_the_full_forward(
 
 
 @pytest.mark.parametrize("architecture", [LEARNED, MQA, ROTARY, ALIBI], ids=range(4))
-def test_documents_of_a_row_are_as_if_alone(architecture: Architecture) -> None:
+def test_documents_in_a_row_do_not_see_each_other(architecture: Architecture) -> None:
     model = to_model(architecture, random(architecture, 1))
-    tokens = _tokens(architecture, 20)
+    tokens = tokens_of(architecture, 20)
     documents = (torch.arange(20) >= 8).long().expand(2, -1)
     positions = torch.cat((torch.arange(8), torch.arange(12))).expand(2, -1)
     with torch.no_grad():
@@ -121,18 +121,18 @@ def test_documents_of_a_row_are_as_if_alone(architecture: Architecture) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "gpt_bigcode", "starcoder2", "bloom"])
 def test_bf16_is_as_near_to_fp32_as_transformers(name: str) -> None:
     architecture = ARCHITECTURES[name]
-    tokens = _tokens(architecture, 60)
+    tokens = tokens_of(architecture, 60)
     with torch.no_grad():
         expected = reference(architecture)(tokens).logits
-        theirs = reference(architecture, torch.bfloat16)
-        ours = _ours(architecture, theirs)
-        assert ours(tokens).dtype == torch.bfloat16
-        error = (ours(tokens) - expected).abs().mean()
-        assert 0 < error <= 1.1 * (theirs(tokens).logits - expected).abs().mean()
-    loss = mean_loss(ours, tokens)
+        oracle = reference(architecture, torch.bfloat16)
+        model = model_with_weights_of(architecture, oracle)
+        assert model(tokens).dtype == torch.bfloat16
+        error = (model(tokens) - expected).abs().mean()
+        assert 0 < error <= 1.1 * (oracle(tokens).logits - expected).abs().mean()
+    loss = mean_loss(model, tokens)
     loss.backward()
     assert loss.dtype == torch.float32
-    assert all(p.grad.isfinite().all() for p in ours.parameters())
+    assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
 @pytest.mark.parametrize("name", ["full", "selective"])
@@ -144,7 +144,7 @@ def test_recomputing_changes_nothing(name: Any) -> None:
     for recompute in (Recompute(), Recompute(name)):
         model.set_recompute(recompute)
         model.zero_grad()
-        mean_loss(model, _tokens(ALIBI, 33)).backward()
+        mean_loss(model, tokens_of(ALIBI, 33)).backward()
         gradients.append({n: p.grad.clone() for n, p in model.named_parameters()})
     assert all(torch.equal(gradients[1][n], gradient) for n, gradient in gradients[0].items())
 
@@ -155,9 +155,9 @@ def test_random_weights_have_the_published_deviations() -> None:
         if tensor.dim() == 1:
             assert torch.equal(tensor, torch.full_like(tensor, float(name.endswith("weight"))))
             continue
-        narrow = name.endswith(("o_proj.weight", "down_proj.weight"))
-        wanted = 0.03 / math.sqrt(2 * 3) if narrow else 0.03
-        assert abs(tensor.std().item() / wanted - 1) < 0.02
+        into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+        deviation = 0.03 / math.sqrt(2 * 3) if into_residual else 0.03
+        assert abs(tensor.std().item() / deviation - 1) < 0.02
 
 
 @pytest.mark.parametrize("architecture", [LEARNED, MQA, ROTARY, ALIBI], ids=range(4))
@@ -169,7 +169,7 @@ def test_names_round_trip_and_flops_equal_those_that_torch_counts(
     back = from_model(architecture, model)
     assert all(back[name].data_ptr() == tensor.data_ptr() for name, tensor in weights.items())
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        mean_loss(model, _tokens(architecture, 33)).backward()
+        mean_loss(model, tokens_of(architecture, 33)).backward()
     assert memory.flops_per_token(architecture, 32) * 2 * 32 == counter.get_total_flops()
 
 
@@ -178,7 +178,7 @@ def test_names_round_trip_and_flops_equal_those_that_torch_counts(
 def test_stages_of_a_pipeline_are_the_whole(architecture: Architecture, cuts: list[int]) -> None:
     weights = random(architecture, 1)
     whole = to_model(architecture, weights)
-    x = tokens = _tokens(architecture, 20)
+    x = tokens = tokens_of(architecture, 20)
     with torch.no_grad():
         for first, last in pairwise(cuts):
             stage = family.Model(architecture, stage=range(first, last))
@@ -201,7 +201,7 @@ PUBLISHED = {
     "starcoderbase-1b": 1_137_207_296,
     "starcoder-15b": 15_517_456_384,
 }
-"""Parameters that Hugging Face tells of these models."""
+"""Number of parameters on the pages of these models."""
 
 BILLIONS = {
     "gpt3-1.7b": "1.7",
@@ -214,10 +214,10 @@ BILLIONS = {
     "gpt3-310.1b": "310.1",
     "gpt3-175b": "175",
 }
-"""Parameters that table 1 of arXiv 2104.04473, and of the last arXiv 2005.14165, tell."""
+"""Parameters in table 1 of arXiv 2104.04473; for the last, in arXiv 2005.14165."""
 
 
-def _size(name: str) -> int:
+def num_parameters(name: str) -> int:
     shape = read_architecture(MODELS / f"{name}.yaml")
     shape = shape.model_copy(update={"vocab_size": shape.vocab_size or 8192})
     assert config_json.format_for(shape)
@@ -225,12 +225,12 @@ def _size(name: str) -> int:
 
 
 def test_published_sizes_have_the_published_number_of_parameters() -> None:
-    assert {name: _size(name) for name in PUBLISHED} == PUBLISHED
+    assert {name: num_parameters(name) for name in PUBLISHED} == PUBLISHED
     for name, billions in BILLIONS.items():
         decimals = len(billions.partition(".")[2])
-        assert f"{_size(name) / 1e9:.{decimals}f}" == billions
-    assert _size("tiny-gpt") == 3_451_008
-    assert _size("tiny-llama") == 4_769_472
+        assert f"{num_parameters(name) / 1e9:.{decimals}f}" == billions
+    assert num_parameters("tiny-gpt") == 3_451_008
+    assert num_parameters("tiny-llama") == 4_769_472
     sized = {path.stem for path in MODELS.glob("*.yaml") if "qwen3" not in path.stem}
     assert sized == {*PUBLISHED, *BILLIONS, "tiny-gpt", "tiny-llama"}
 
@@ -273,7 +273,7 @@ def test_published_sizes_have_the_published_number_of_parameters() -> None:
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_settings_that_a_family_has_no_use_for_are_refused(
+def test_settings_that_a_family_does_not_know_are_refused(
     values: dict[str, Any], message: str
 ) -> None:
     plain = {
@@ -292,28 +292,28 @@ def test_settings_that_a_family_has_no_use_for_are_refused(
     assert "\n" not in str(error.value)
 
 
-def test_families_have_their_usual_settings() -> None:
+def test_families_have_defaults_of_their_own() -> None:
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     shape |= {"num_attention_heads": 2, "num_key_value_heads": 2}
-    llama, ours = Architecture(**shape), Architecture(family="gpt", **shape)
-    for architecture, usual in (
+    llama, gpt_like = Architecture(**shape), Architecture(family="gpt", **shape)
+    for architecture, defaults in (
         (llama, ("rotary", "silu", False, False, False)),
-        (ours, ("learned", "gelu_new", True, True, True)),
+        (gpt_like, ("learned", "gelu_new", True, True, True)),
     ):
         names = ("position_embedding", "hidden_act", "attention_bias", "mlp_bias")
         names += ("tie_word_embeddings",)
-        assert tuple(getattr(architecture, name) for name in names) == usual
+        assert tuple(getattr(architecture, name) for name in names) == defaults
         assert Architecture(**architecture.model_dump()) == architecture
 
 
-def test_biases_of_attention_do_not_go_over_ranks_that_share_a_sequence() -> None:
+def test_alibi_refuses_context_parallelism() -> None:
     ALIBI.check_context_parallel(1)
     LEARNED.check_context_parallel(2)
     with pytest.raises(UserError, match=r"context_parallel_size: 2: .* set 1"):
         ALIBI.check_context_parallel(2)
 
 
-def _gradients(architecture: Architecture, mesh: Mesh) -> tuple[float, dict[str, torch.Tensor]]:
+def gradients_of(architecture: Architecture, mesh: Mesh) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and whole gradients of a model of this mesh."""
     weights = random(architecture, 1)
     model = family.Model(architecture, mesh)
@@ -322,7 +322,7 @@ def _gradients(architecture: Architecture, mesh: Mesh) -> tuple[float, dict[str,
         for name, parameter in model.named_parameters():
             own = cut(weights[family.Model.tensor_name(name)], held[name], mesh.tensor)
             parameter.copy_(own)
-    loss = mean_loss(model, _tokens(architecture, 33))
+    loss = mean_loss(model, tokens_of(architecture, 33))
     loss.backward()
     whole = {}
     for name, parameter in model.named_parameters():
@@ -331,12 +331,12 @@ def _gradients(architecture: Architecture, mesh: Mesh) -> tuple[float, dict[str,
         if placement.partial:
             dist.all_reduce(gradient, group=mesh.tensor.group)
         if placement.dim is not None:
-            gradient = _gathered(gradient, placement.dim, weights, name, mesh.tensor)
+            gradient = gathered(gradient, placement.dim, weights, name, mesh.tensor)
         whole[name] = gradient
     return loss.item(), whole
 
 
-def _gathered(
+def gathered(
     gradient: torch.Tensor, dim: int, weights: dict[str, torch.Tensor], name: str, axis: Axis
 ) -> torch.Tensor:
     size = weights[family.Model.tensor_name(name)].shape[dim]
@@ -361,7 +361,7 @@ def tensor_parallel() -> dict[str, Any]:
     group = dist.group.WORLD
     axis = Axis(dist.get_rank(), dist.get_world_size(), group)
     return {
-        f"{name}-{sequence}": _gradients(shape, Mesh(tensor=axis, sequence_parallel=sequence))
+        f"{name}-{sequence}": gradients_of(shape, Mesh(tensor=axis, sequence_parallel=sequence))
         for name, shape in SHARED.items()
         for sequence in (False, True)
     }
@@ -372,15 +372,15 @@ def tensor_parallel() -> dict[str, Any]:
 def test_tensor_parallel_ranks_equal_one_process(world_size: int) -> None:
     found = spawn(tensor_parallel, world_size)
     for name, shape in SHARED.items():
-        loss, gradients = _gradients(shape, Mesh())
+        loss, gradients = gradients_of(shape, Mesh())
         largest = max(gradient.abs().max() for gradient in gradients.values())
         for of_rank in found:
             for sequence in (False, True):
-                their_loss, theirs = of_rank[f"{name}-{sequence}"]
+                their_loss, oracle = of_rank[f"{name}-{sequence}"]
                 assert their_loss == pytest.approx(loss, rel=1e-6)
                 for key, gradient in gradients.items():
                     torch.testing.assert_close(
-                        theirs[key], gradient, atol=1e-6 * largest, rtol=1e-4, msg=f"{name} {key}"
+                        oracle[key], gradient, atol=1e-6 * largest, rtol=1e-4, msg=f"{name} {key}"
                     )
 
 
@@ -394,7 +394,7 @@ def context_parallel(method: Any) -> dict[str, Any]:
         for key, parameter in model.named_parameters():
             parameter.data = random(SHARED[name], 1)[family.Model.tensor_name(key)]
         with torch.no_grad():
-            logits[name] = model(share(_tokens(SHARED[name], 32), axis=axis))
+            logits[name] = model(share(tokens_of(SHARED[name], 32), axis=axis))
     return logits
 
 
@@ -404,6 +404,6 @@ def test_context_parallel_ranks_equal_one_process(method: str) -> None:
     for rank, found in enumerate(spawn(context_parallel, 2, method)):
         for name, logits in found.items():
             with torch.no_grad():
-                whole = to_model(SHARED[name], random(SHARED[name], 1))(_tokens(SHARED[name], 32))
+                whole = to_model(SHARED[name], random(SHARED[name], 1))(tokens_of(SHARED[name], 32))
             wanted = share(whole, axis=Axis(rank, 2))
             torch.testing.assert_close(logits, wanted, atol=1e-5, rtol=1e-5)

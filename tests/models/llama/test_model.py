@@ -1,4 +1,4 @@
-"""The Llama model: equal to transformers' in logits and gradients, for every head layout."""
+"""The family llama equals transformers' LlamaForCausalLM, for every layout of heads."""
 
 import math
 
@@ -15,7 +15,7 @@ from tokamake.models.llama import memory as llama_memory
 from tokamake.models.llama import model as llama_model
 
 
-def _tokens(architecture: Architecture, length: int) -> torch.Tensor:
+def tokens_of(architecture: Architecture, length: int) -> torch.Tensor:
     assert architecture.vocab_size is not None
     generator = torch.Generator().manual_seed(7)
     return torch.randint(architecture.vocab_size, (2, length), generator=generator)
@@ -23,38 +23,38 @@ def _tokens(architecture: Architecture, length: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, BIASED, WIDE_HEADS], ids=label)
 def test_logits_loss_and_gradients_equal_transformers(architecture: Architecture) -> None:
-    theirs = reference(architecture)
-    copied = {k: v.clone() for k, v in tensors_of(theirs, architecture).items()}
-    ours = to_model(architecture, copied)
-    tokens = _tokens(architecture, 33)
+    oracle = reference(architecture)
+    copied = {k: v.clone() for k, v in tensors_of(oracle, architecture).items()}
+    model = to_model(architecture, copied)
+    tokens = tokens_of(architecture, 33)
     with torch.no_grad():
-        assert (ours(tokens) - theirs(tokens).logits).abs().max() <= 1e-5
-    loss, expected = mean_loss(ours, tokens), theirs(tokens, labels=tokens).loss
+        assert (model(tokens) - oracle(tokens).logits).abs().max() <= 1e-5
+    loss, expected = mean_loss(model, tokens), oracle(tokens, labels=tokens).loss
     torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
     loss.backward()
     expected.backward()
-    gradients = {llama_model.Model.tensor_name(n): p.grad for n, p in ours.named_parameters()}
-    wanted = {n: p.grad for n, p in theirs.named_parameters()}
-    assert gradients.keys() == wanted.keys()
-    for key, gradient in wanted.items():
+    gradients = {llama_model.Model.tensor_name(n): p.grad for n, p in model.named_parameters()}
+    oracle_gradients = {n: p.grad for n, p in oracle.named_parameters()}
+    assert gradients.keys() == oracle_gradients.keys()
+    for key, gradient in oracle_gradients.items():
         assert gradient.abs().max() > 0
         torch.testing.assert_close(gradients[key], gradient, atol=2e-6, rtol=1e-4)
 
 
 def test_logits_equal_transformers_at_far_positions() -> None:
     architecture = ARCHITECTURES[4]
-    theirs = reference(architecture)
-    tokens = _tokens(architecture, 1500)
+    oracle = reference(architecture)
+    tokens = tokens_of(architecture, 1500)
     with torch.no_grad():
-        expected = theirs(tokens).logits
-        ours = to_model(architecture, tensors_of(theirs, architecture))
-        assert (ours(tokens) - expected).abs().max() <= 2e-5
-        theirs = reference(architecture, torch.bfloat16)
-        ours = to_model(architecture, tensors_of(theirs, architecture))
-        ours_error = (ours(tokens) - expected).abs().mean()
-        theirs_error = (theirs(tokens).logits - expected).abs().mean()
-    assert mean_loss(ours, tokens).dtype == torch.float32
-    assert 0 < ours_error <= 1.05 * theirs_error
+        expected = oracle(tokens).logits
+        model = to_model(architecture, tensors_of(oracle, architecture))
+        assert (model(tokens) - expected).abs().max() <= 2e-5
+        oracle = reference(architecture, torch.bfloat16)
+        model = to_model(architecture, tensors_of(oracle, architecture))
+        model_error = (model(tokens) - expected).abs().mean()
+        oracle_error = (oracle(tokens).logits - expected).abs().mean()
+    assert mean_loss(model, tokens).dtype == torch.float32
+    assert 0 < model_error <= 1.05 * oracle_error
 
 
 @pytest.mark.parametrize("steps", [[20], [1] * 20, [5, 1, 1, 7, 6]], ids=len)
@@ -63,7 +63,7 @@ def test_decoding_with_a_cache_equals_the_full_forward(
     architecture: Architecture, steps: list[int]
 ) -> None:
     model = to_model(architecture, tensors_of(reference(architecture), architecture))
-    tokens = _tokens(architecture, 20)
+    tokens = tokens_of(architecture, 20)
     cache = model.new_cache()
     with torch.no_grad():
         parts = [model(part, cache) for part in tokens.split(steps, dim=1)]
@@ -72,14 +72,14 @@ def test_decoding_with_a_cache_equals_the_full_forward(
     assert cache[0].length == 20
 
 
-def test_random_weights_depend_on_seed_and_name_alone() -> None:
+def test_random_weights_depend_only_on_seed_and_name() -> None:
     small = ARCHITECTURES[0]
     deeper = small.model_copy(update={"num_hidden_layers": 5})
-    weights, others, again = random(small, 3), random(small, 4), random(small, 3)
+    weights, other_seed, again = random(small, 3), random(small, 4), random(small, 3)
     name = "model.layers.1.self_attn.q_proj.weight"
     assert torch.equal(weights[name], again[name])
     assert torch.equal(weights[name], random(deeper, 3)[name])
-    assert not torch.equal(weights[name], others[name])
+    assert not torch.equal(weights[name], other_seed[name])
     assert not torch.equal(weights[name], weights[name.replace("layers.1", "layers.2")])
 
 
@@ -91,10 +91,10 @@ def test_random_weights_have_the_published_deviations() -> None:
         if name.endswith("norm.weight"):
             assert torch.equal(tensor, torch.ones(512))
             continue
-        narrow = name.endswith(("o_proj.weight", "down_proj.weight"))
-        wanted = 0.03 / math.sqrt(2 * 3) if narrow else 0.03
-        assert abs(tensor.std().item() / wanted - 1) < 0.02
-        assert abs(tensor.mean().item()) < 0.02 * wanted
+        into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+        deviation = 0.03 / math.sqrt(2 * 3) if into_residual else 0.03
+        assert abs(tensor.std().item() / deviation - 1) < 0.02
+        assert abs(tensor.mean().item()) < 0.02 * deviation
 
 
 def test_random_weights_do_not_change_between_versions() -> None:
@@ -102,7 +102,7 @@ def test_random_weights_do_not_change_between_versions() -> None:
     assert head.double().abs().sum().item() == pytest.approx(131.89298712153865, rel=1e-7)
 
 
-def test_names_and_model_round_trip() -> None:
+def test_a_model_is_built_on_the_tensors_themselves() -> None:
     architecture = ARCHITECTURES[0]
     weights = random(architecture, 0)
     model = to_model(architecture, weights)
@@ -115,5 +115,5 @@ def test_names_and_model_round_trip() -> None:
 def test_flops_equal_those_that_torch_counts(architecture: Architecture) -> None:
     model = to_model(architecture, random(architecture, 0))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        mean_loss(model, _tokens(architecture, 33)).backward()
+        mean_loss(model, tokens_of(architecture, 33)).backward()
     assert llama_memory.flops_per_token(architecture, 32) * 2 * 32 == counter.get_total_flops()

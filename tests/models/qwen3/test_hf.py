@@ -12,7 +12,7 @@ from tests.support.qwens import ARCHITECTURES, qwen3, reference
 from tokamake.checkpoint import model_tensors, writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import hf_folder
+from tokamake.checkpoint.hf import config_json, hf_folder
 from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
 from tokamake.errors import UserError
 from tokamake.generate.generate import generate
@@ -70,7 +70,7 @@ def test_a_config_without_head_dim_means_128(config: Path) -> None:
     values = json.loads(config.read_text())
     assert values.pop("head_dim") == 24
     config.write_text(json.dumps(values))
-    assert hf_folder.read_config(config.parent)[0].head_dim == 128
+    assert config_json.read_config(config.parent)[0].head_dim == 128
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)

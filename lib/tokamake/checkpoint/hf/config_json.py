@@ -35,7 +35,7 @@ def read_config(folder: Path) -> tuple[Architecture, HFFormat]:
     config = files.read_json(file, REMEDY)
     model_type = config.get("model_type") if isinstance(config, dict) else None
     family, model_format = _find_model_type(model_type, file)
-    if problem := model_format.uncovered(config):
+    if problem := model_format.unsupported(config):
         raise UserError(f"{file}: {problem}")
     values = {"family": family, **model_format.fields(config)}
     architecture = validate(Architecture, values, str(file))

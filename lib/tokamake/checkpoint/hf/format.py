@@ -192,7 +192,7 @@ def _stored_tensors(architecture: Architecture, model_format: HFFormat) -> dict[
     for stored_name, names in members.items():
         columns = shapes[names[0]][1:]
         num_rows = sum(shapes[name][0] for name in names)
-        is_transposed = model_format.turns(names[0])
+        is_transposed = model_format.is_transposed(names[0])
         chunks = [
             _chunk(name, rows, start, columns, num_columns=num_rows if is_transposed else None)
             for name in names

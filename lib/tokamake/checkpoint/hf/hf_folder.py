@@ -49,7 +49,7 @@ def write(folder: Path, architecture: Architecture, tensors: "Mapping[str, Tenso
 
     model_tensors.check_names(tensors, model_tensors.shapes(architecture), str(folder))
     dtype = model_tensors.common_dtype(tensors, str(folder))
-    stored = config_json.format_for(architecture).to_theirs(architecture, tensors)
+    stored = config_json.format_for(architecture).to_hf(architecture, tensors)
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in stored.items()}
     with files.atomic_folder(folder) as temporary:
         config_json.write_config(temporary, architecture, dtype, eos_token=None)

@@ -1,7 +1,7 @@
-"""What each tensor-parallel rank of Megatron has of a model: names, shapes, boxes of whole tensors.
+"""Tensors of each tensor-parallel rank of Megatron: names, shapes, chunks of whole tensors.
 
-Tensors are Megatron's: query, key and value in one, gate and up projection in one, the vocabulary
-padded. Checkpoint formats of its kin part these over files; whole tensors have our names.
+Megatron fuses query, key and value, fuses gate and up projection, and pads the vocabulary. The
+formats of its kin spread these tensors over files. Whole tensors have our names.
 """
 
 import functools
@@ -21,12 +21,12 @@ _KINDS = ("weight", "bias")
 
 
 class TensorSlice(NamedTuple):
-    """What a rank has of one of Megatron's tensors."""
+    """A rank's slice of one of Megatron's tensors."""
 
     shape: tuple[int, ...]
     blocks: tuple[Chunk, ...]
     is_copy: bool = False
-    """Whether lower ranks have the same."""
+    """Whether a lower rank has the same slice."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Rank:
     """A tensor-parallel rank of a model.
 
     Raises:
-        UserError: the model cannot be shared by so many ranks, as Megatron shares it.
+        UserError: Megatron cannot divide the model among so many ranks.
     """
 
     architecture: Architecture
@@ -42,20 +42,20 @@ class Rank:
     axis: Axis
     """The rank among its peers."""
     padded_vocab_size: int
-    """Rows of the embedding of all ranks."""
+    """Rows of the embedding on all ranks together."""
     version: float = 3.0
-    """Megatron's checkpoint version, on which the order of queries, keys and values depends."""
+    """Megatron's checkpoint version, which decides the order of queries, keys and values."""
 
     def __post_init__(self) -> None:
         shape, size = self.architecture, self.axis.size
-        shared = {
+        divided = {
             "num_attention_heads": shape.num_attention_heads,
             "intermediate_size": shape.intermediate_size,
             "padded vocabulary": self.padded_vocab_size,
         }
         if shape.num_key_value_heads > 1:
-            shared["num_key_value_heads"] = shape.num_key_value_heads
-        for name, number in shared.items():
+            divided["num_key_value_heads"] = shape.num_key_value_heads
+        for name, number in divided.items():
             if number % size:
                 raise UserError(
                     f"tensor_parallel_size: {size}: does not divide {name} {number}, so Megatron "
@@ -64,7 +64,7 @@ class Rank:
 
     def embedding(self) -> dict[str, TensorSlice]:
         """Tensors of the embedding."""
-        slices = {"word_embeddings.weight": self._rows_of_words("model.embed_tokens.weight")}
+        slices = {"word_embeddings.weight": self._vocabulary("model.embed_tokens.weight")}
         slices |= self._copied("word_embeddings.norm", "model.embed_layernorm")
         return slices | self._copied("position_embeddings", "model.embed_positions")
 
@@ -91,7 +91,7 @@ class Rank:
         """The output layer, empty where it is the embedding."""
         if self.architecture.tie_word_embeddings:
             return {}
-        return {"weight": self._rows_of_words("lm_head.weight")}
+        return {"weight": self._vocabulary("lm_head.weight")}
 
     @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -197,21 +197,22 @@ class Rank:
         weight = TensorSlice((rows, len(inputs)), (Chunk(f"model.{ours}.weight", place),))
         return self._copied(name, ours) | {f"{name}.weight": weight}
 
-    def _rows_of_words(self, ours: str) -> TensorSlice:
-        rows, width = self._shapes[ours]
-        own = part(self.padded_vocab_size, self.axis)
-        words = range(min(own.start, rows), min(own.stop, rows))
-        padding = range(len(words), len(own))
-        blocks = [Chunk(f"model.{ours}", _box(words, (width,)))] if words else []
+    def _vocabulary(self, ours: str) -> TensorSlice:
+        """Rows of an embedding or output layer; rows beyond the vocabulary are the mean row."""
+        num_tokens, width = self._shapes[ours]
+        rows = part(self.padded_vocab_size, self.axis)
+        tokens = range(min(rows.start, num_tokens), min(rows.stop, num_tokens))
+        padding = range(len(tokens), len(rows))
+        blocks = [Chunk(f"model.{ours}", _box(tokens, (width,)))] if tokens else []
         if padding:
-            box = _box(padding, (width,))
-            blocks.append(Chunk(f"model.{ours}", box, len(words) * width, is_mean=True))
-        return TensorSlice((len(own), width), (*blocks,))
+            place = _box(padding, (width,))
+            blocks.append(Chunk(f"model.{ours}", place, len(tokens) * width, is_mean=True))
+        return TensorSlice((len(rows), width), (*blocks,))
 
 
 @functools.cache
 def _shapes(described: str) -> dict[str, tuple[int, ...]]:
-    """Shapes of an architecture's tensors; to find them, a model is built."""
+    # Every layer asks for the shapes; the JSON text of the architecture is the key of the cache.
     architecture = Architecture.model_validate_json(described)
     return {name: tuple(size) for name, size in model_tensors.shapes(architecture).items()}
 
@@ -220,12 +221,12 @@ def _whole(shape: tuple[int, ...]) -> Box:
     return tuple(slice(0, size) for size in shape)
 
 
-def _box(rows: range, rest: tuple[int, ...]) -> Box:
-    return (slice(rows.start, rows.stop), *_whole(rest))
+def _box(rows: range, columns: tuple[int, ...]) -> Box:
+    return (slice(rows.start, rows.stop), *_whole(columns))
 
 
 def padded(architecture: Architecture, multiple: int, tensor_parallel_size: int) -> int:
-    """Rows of Megatron's embedding: the vocabulary, made a multiple of so much on each rank."""
+    """Rows of Megatron's embedding: the vocabulary, padded to a multiple on each rank."""
     assert architecture.vocab_size is not None, "fill in vocab_size before converting"
-    each = multiple * tensor_parallel_size
-    return -(-architecture.vocab_size // each) * each
+    total = multiple * tensor_parallel_size
+    return -(-architecture.vocab_size // total) * total

@@ -1,1 +1,1 @@
-"""Parts that all model families share."""
+"""Parts that model families share."""

@@ -1,7 +1,7 @@
-"""What the models of all families share: a stage of the pipeline, random weights.
+"""Base class of all families' models: a pipeline stage, random weights.
 
-A family's `Model` builds its layers here and defines `forward`; the trainer gives it a mesh and the
-layers of its stage, evaluation and generation take it whole.
+A family's `Model` builds its layers here and defines `forward`. The trainer gives it a mesh and the
+layers of its stage; evaluation and generation use the whole model.
 Shape suffixes: B batch, L tokens, D hidden size, V vocabulary.
 """
 
@@ -33,8 +33,8 @@ Output = Tensor | tuple[Tensor, Tensor]
 class LanguageModel(nn.Module):
     """A causal language model, or a stage of one: some of its layers.
 
-    The first stage has the embedding, the last one the final norm and the output layer. Where these
-    share their weights and lie in different stages, each stage has a copy.
+    The first stage has the embedding, the last one the final norm and the output layer. A tied
+    output layer in another stage than the embedding is a copy of it.
 
     To load weights without drawing random ones first, construct it under `torch.device("meta")` and
     call `load_state_dict(..., assign=True)`; see `tokamake.checkpoint.model_tensors.to_model`.
@@ -47,18 +47,18 @@ class LanguageModel(nn.Module):
     Attributes:
         architecture: shape of the whole model.
         mesh: this rank among those that share the model.
-        layers: blocks of this stage by their number in the whole model.
-        recompute: what the backward pass computes again instead of keeping it.
+        layers: layers of this stage by their number in the whole model.
+        recompute: activations that the backward pass computes again.
         embedding_name: parameter that maps tokens to states.
-        output_name: parameter that maps states to logits, where it is not the embedding.
+        output_name: parameter that maps states to logits, unless it is the embedding.
         has_auxiliary_loss: whether `forward` returns an auxiliary loss while training.
         into_residual: ends of the names of weights that add to the residual stream.
 
     Args:
-        architecture: shape of the model; its vocab_size is filled in.
+        architecture: shape of the model, vocab_size filled in.
         mesh: this rank among its peers.
         stage: numbers of the layers of this stage; None: all.
-        block: makes a layer.
+        build_layer: builds a layer.
     """
 
     embed_tokens: nn.Embedding
@@ -75,7 +75,7 @@ class LanguageModel(nn.Module):
         architecture: Architecture,
         mesh: Mesh,
         stage: range | None,
-        block: Callable[[Architecture, Mesh], nn.Module],
+        build_layer: Callable[[Architecture, Mesh], nn.Module],
     ) -> None:
         super().__init__()
         assert architecture.vocab_size is not None, "fill in vocab_size before building the model"
@@ -83,7 +83,7 @@ class LanguageModel(nn.Module):
         numbers = range(architecture.num_hidden_layers) if stage is None else stage
         self.is_first = numbers.start == 0
         self.is_last = numbers.stop == architecture.num_hidden_layers
-        self.layers = nn.ModuleDict({str(n): block(architecture, mesh) for n in numbers})
+        self.layers = nn.ModuleDict({str(n): build_layer(architecture, mesh) for n in numbers})
 
     def add_embedding(self) -> None:
         """Give the first stage its token embedding."""
@@ -129,32 +129,33 @@ class LanguageModel(nn.Module):
 
     @property
     def has_copy(self) -> bool:
-        """Whether the output layer is a copy of an embedding that lies in another stage."""
+        """Whether the output layer is a copy of an embedding in another stage."""
         return self.architecture.tie_word_embeddings and self.is_last and not self.is_first
 
     def set_recompute(self, recompute: Recompute) -> None:
-        """Choose what the backward pass computes again."""
+        """Choose the activations that the backward pass computes again."""
         self.recompute = recompute
 
     def through_layers(
-        self, x_BLD: Tensor, *rest: Any, cache: list[KeyValueCache] | None = None
+        self, x_BLD: Tensor, *inputs: Any, cache: list[KeyValueCache] | None = None
     ) -> Tensor:
-        """Pass states through the blocks of this stage, each called with `rest` and its cache."""
-        blocks: Iterable[nn.Module] = self.layers.values()
+        """Pass states through the layers of this stage; each gets `inputs` and its cache, too."""
+        layers: Iterable[nn.Module] = self.layers.values()
         if cache is None:
-            return run([*blocks], self.recompute, x_BLD, *rest)
-        for number, block in enumerate(blocks):
-            x_BLD = block(x_BLD, *rest, cache[number])
+            return run([*layers], self.recompute, x_BLD, *inputs)
+        for number, layer in enumerate(layers):
+            x_BLD = layer(x_BLD, *inputs, cache[number])
         return x_BLD
 
     def positions(self, x: Tensor, *, start: int = 0) -> Tensor:
-        """Where this rank's tokens lie in a row, (L,), if `start` tokens went before.
+        """Positions (L,) of this rank's tokens in their rows.
 
         Args:
-            x: what `forward` got.
-            start: tokens in the cache.
+            x: first argument of `forward`.
+            start: tokens in the cache, which precede these.
         """
         length = x.shape[1]
+        # Later stages receive this rank's part of the sequence, but layers attend to all of it.
         if self.mesh.sequence_parallel and not self.is_first:
             length *= self.mesh.tensor.size
         axis = self.mesh.context
@@ -163,7 +164,7 @@ class LanguageModel(nn.Module):
         return torch.arange(start, start + length, device=x.device)
 
     def mask(self, document_ids: Tensor | None) -> PackedDocuments | Documents | None:
-        """What keeps documents apart, as `attention` takes it; None where nothing does.
+        """Mask that separates documents, in the form that `attention` takes; None: no mask.
 
         Args:
             document_ids: (B, L) of this rank's tokens.
@@ -174,24 +175,23 @@ class LanguageModel(nn.Module):
         return document_mask(document_ids, axis=axis, method=method)
 
     def logits(self, x_BLD: Tensor) -> Tensor:
-        """(B, L, V) scores of the next token, of this rank's part of the vocabulary; last stage."""
+        """Logits (B, L, V) for this rank's part of the vocabulary; in the last stage alone."""
         x_BLD = shared_input(self.norm(x_BLD), self.mesh)
         if hasattr(self, "lm_head"):
-            found: Tensor = self.lm_head(x_BLD)
-            return found
+            logits: Tensor = self.lm_head(x_BLD)
+            return logits
         return linear(x_BLD, self.embed_tokens.weight)
 
     def new_cache(self) -> list[KeyValueCache]:
-        """An empty cache for `forward`: one per layer."""
+        """Empty caches for `forward`, one per layer."""
         return [KeyValueCache() for _ in self.layers]
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Draw random weights: normal with deviation `initializer_range`, norms 1, biases 0.
+        """Draw random weights: normal with deviation `initializer_range`; norms 1, biases 0.
 
-        Projections into the residual stream are narrower by √(2 × layers), as in GPT-2's report.
-        Each tensor depends on the seed, its name and its shape alone, and numpy draws it: torch's
-        normal differs with the processor's vector units.
+        Projections into the residual stream have a deviation smaller by √(2 × layers), as in
+        GPT-2's report. Each tensor depends only on the seed, its name and its shape.
         """
         assert self.mesh is ALONE, "random weights are drawn whole"
         depth = math.sqrt(2 * self.architecture.num_hidden_layers)
@@ -199,11 +199,12 @@ class LanguageModel(nn.Module):
             if parameter.dim() == 1:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
                 continue
-            narrower = depth if name.endswith(self.into_residual) else 1.0
+            divisor = depth if name.endswith(self.into_residual) else 1.0
+            # numpy draws: torch's normal depends on the vector units of the processor.
             source = hashlib.sha256(f"{seed} {name}".encode()).digest()
             generator = np.random.default_rng(int.from_bytes(source, "little"))
             drawn = generator.standard_normal(parameter.shape, dtype=np.float32)
-            deviation = self.architecture.initializer_range / narrower
+            deviation = self.architecture.initializer_range / divisor
             parameter.copy_(torch.from_numpy(drawn).mul_(deviation))
 
 

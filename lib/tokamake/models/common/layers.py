@@ -1,6 +1,6 @@
-"""Parts that model families are made of: attention, gated MLP, the cache for decoding.
+"""Modules that families share: attention, gated MLP, transformer layer, key and value cache.
 
-Token states come in as x_BLD and leave as x_BLD; nothing here knows of checkpoints or ranks.
+Each maps token states x_BLD to token states x_BLD. Parallel layers hide the ranks.
 Shape suffixes: B batch, L tokens, S tokens attended to (cached ones first), D hidden size,
 H query heads, G key and value heads, K width of a head.
 """
@@ -24,18 +24,18 @@ from tokamake.parallel.tensor import (
 
 
 class KeyValueCache:
-    """Keys and values of one layer, so that decoding does not repeat the tokens before."""
+    """Keys and values of one layer, so that decoding computes each token once."""
 
     def __init__(self) -> None:
         self._keys_and_values: tuple[Tensor, Tensor] | None = None
 
     @property
     def length(self) -> int:
-        """Tokens held."""
+        """Number of tokens in the cache."""
         return 0 if self._keys_and_values is None else self._keys_and_values[0].shape[2]
 
     def extend(self, k_BGLK: Tensor, v_BGLK: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the keys and values of new tokens; return those of all tokens."""
+        """Append keys and values of new tokens; return those of all tokens."""
         if self._keys_and_values is not None:
             keys_BGSK, values_BGSK = self._keys_and_values
             k_BGLK = torch.cat((keys_BGSK, k_BGLK), dim=2)
@@ -47,7 +47,7 @@ class KeyValueCache:
 class Attention(nn.Module):
     """Causal self-attention; query heads share key and value heads (GQA, arXiv 2305.13245).
 
-    Tensor-parallel ranks each have some query heads, and the key and value heads that these use.
+    Each tensor-parallel rank has some query heads, and the key and value heads that these use.
 
     Args:
         architecture: shape of the model.
@@ -78,9 +78,15 @@ class Attention(nn.Module):
         seen: Seen = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """Mix tokens: each sees itself and those before it, in the cache too, or of these what
-        `seen`, from `parallel.context.document_mask`, lets it see; or it is a bias of scores.
-        Without angles heads are not turned."""
+        """Mix tokens: each sees itself and earlier tokens, also those in the cache.
+
+        Args:
+            x_BLD: token states.
+            cos_LK: cosines of rotary positions; None: heads are not rotated.
+            sin_LK: sines of rotary positions.
+            seen: mask from `parallel.context.document_mask`, or a bias of scores; None: no mask.
+            cache: keys and values of earlier tokens; these tokens extend it.
+        """
         x_BLD = shared_input(x_BLD, self._mesh)
         q_BLHK, k_BSGK, v_BSGK = (
             projection(x_BLD).unflatten(-1, (-1, self._width))
@@ -100,7 +106,7 @@ class Attention(nn.Module):
 
 
 def key_value_projection(architecture: Architecture, mesh: Mesh) -> nn.Linear:
-    """Projection to key or value heads: those of this rank, whole where ranks share a head."""
+    """Projection to this rank's key or value heads; the whole weight where ranks share a head."""
     hidden, width = architecture.hidden_size, architecture.head_dim
     groups, bias = architecture.num_key_value_heads, architecture.attention_bias
     if groups % mesh.tensor.size == 0:
@@ -111,7 +117,7 @@ def key_value_projection(architecture: Architecture, mesh: Mesh) -> nn.Linear:
 
 
 class GatedMLP(nn.Module):
-    """Feed-forward layer gated by SiLU, called SwiGLU (arXiv 2002.05202)."""
+    """Feed-forward layer with a SiLU gate, SwiGLU (arXiv 2002.05202)."""
 
     def __init__(self, architecture: Architecture, mesh: Mesh = ALONE) -> None:
         super().__init__()
@@ -123,18 +129,18 @@ class GatedMLP(nn.Module):
         self.down_proj = RowParallelLinear(inner, hidden, mesh, bias=bias)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        """Transform each token by itself."""
+        """Transform each token on its own."""
         x_BLD = shared_input(x_BLD, self._mesh)
         return self.down_proj(F.silu(self.gate_proj(x_BLD)) * self.up_proj(x_BLD))
 
 
 class TransformerLayer(nn.Module):
-    """One layer: attention, then MLP, each on normed states and added to the residual stream.
+    """A pre-norm layer: attention, then MLP, each added to the residual stream.
 
     Args:
-        norm: makes a norm.
+        norm: builds a norm.
         attention: mixes tokens.
-        mlp: transforms each token by itself.
+        mlp: transforms each token on its own.
     """
 
     def __init__(self, norm: Callable[[], nn.Module], attention: Attention, mlp: nn.Module) -> None:
@@ -152,7 +158,7 @@ class TransformerLayer(nn.Module):
         seen: Seen = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """Transform token states."""
+        """Transform token states; see `Attention.forward` for the arguments."""
         x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), cos_LK, sin_LK, seen, cache)
         y_BLD: Tensor = self.mlp(self.post_attention_layernorm(x_BLD))
         return x_BLD + y_BLD

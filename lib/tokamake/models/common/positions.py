@@ -1,6 +1,6 @@
-"""How tokens know their positions: angles of rotary embeddings, biases of ALiBi.
+"""Positions of tokens: angles of rotary embeddings, biases of ALiBi.
 
-Positions come in from a model's `forward`; cosines and sines, or a bias, go to its attention.
+A model's `forward` passes positions; its attention takes cosines and sines, or a bias.
 Shape suffixes: B batch, L tokens, S tokens attended to, H query heads of this rank, K width of a
 head.
 """
@@ -17,14 +17,14 @@ from tokamake.config.architecture import Architecture, RopeScaling
 def rotary(positions: Tensor, architecture: Architecture) -> tuple[Tensor, Tensor]:
     """Cosines and sines, fp32, of rotary position embedding (arXiv 2104.09864).
 
-    Computed afresh in each forward pass: a buffer would be rounded by a cast of the model to bf16.
+    Every forward pass computes them anew: casting the model to bf16 would round a buffer.
 
     Args:
-        positions: (L,) of all rows, or (B, L) of each.
+        positions: (L,) for all rows, or (B, L).
         architecture: shape of the model.
 
     Returns:
-        (L, K) each, or (B, 1, L, K): as `rotate` takes them.
+        (L, K) each, or (B, 1, L, K), for `rotate`.
     """
     frequencies, factor = rotary_frequencies(architecture, positions.device)
     angles = positions.float()[..., None] * frequencies
@@ -37,33 +37,33 @@ def rotary(positions: Tensor, architecture: Architecture) -> tuple[Tensor, Tenso
 
 
 def rotate(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
-    """Turn each head by its positions' angles; pairs are (i, i + K/2), Hugging Face's order."""
+    """Rotate each head by the angles of its position; pairs are (i, i + K/2) as in Hugging Face."""
     if torch.compiler.is_compiling():
         # The compiler fuses the formula itself.
         first, second = x_BHLK.chunk(2, dim=-1)
         return x_BHLK * cos_LK + torch.cat((-second, first), dim=-1) * sin_LK
     half = x_BHLK.shape[-1] // 2
-    turned: Tensor = _Rotate.apply(x_BHLK, cos_LK[..., :half], sin_LK[..., :half])
-    return turned
+    y_BHLK: Tensor = _Rotate.apply(x_BHLK, cos_LK[..., :half], sin_LK[..., :half])
+    return y_BHLK
 
 
 class _Rotate(torch.autograd.Function):
-    """Half the memory traffic of what autograd makes of the formula: on a CPU, that is its cost."""
+    """Rotation with half the memory traffic of autograd's; on CPUs, traffic is the cost."""
 
     @staticmethod
     def forward(ctx: Any, x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
-        """Turn by the angles."""
+        """Rotate by the angles."""
         ctx.save_for_backward(cos_LK, sin_LK)
-        return _turned(x_BHLK, cos_LK, sin_LK, 1)
+        return _rotated(x_BHLK, cos_LK, sin_LK, 1)
 
     @staticmethod
     def backward(ctx: Any, grad_BHLK: Tensor) -> tuple[Tensor, None, None]:
-        """Turn back."""
+        """Rotate back."""
         cos_LK, sin_LK = ctx.saved_tensors
-        return _turned(grad_BHLK, cos_LK, sin_LK, -1), None, None
+        return _rotated(grad_BHLK, cos_LK, sin_LK, -1), None, None
 
 
-def _turned(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor, sign: int) -> Tensor:
+def _rotated(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor, sign: int) -> Tensor:
     y_BHLK = torch.empty_like(x_BHLK)
     (first, second), (left, right) = x_BHLK.chunk(2, dim=-1), y_BHLK.chunk(2, dim=-1)
     torch.mul(first, cos_LK, out=left).addcmul_(second, sin_LK, value=-sign)
@@ -74,9 +74,9 @@ def _turned(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor, sign: int) -> Tensor
 def rotary_frequencies(
     architecture: Architecture, device: torch.device | None = None
 ) -> tuple[Tensor, float]:
-    """Angles a position, (K / 2,) fp32, and what cosines and sines are multiplied by."""
-    half = torch.arange(0, architecture.head_dim, 2, device=device).float()
-    plain = 1.0 / architecture.rope_theta ** (half / architecture.head_dim)
+    """Angles per position, (K / 2,) fp32, and the factor of cosines and sines."""
+    even = torch.arange(0, architecture.head_dim, 2, device=device).float()
+    plain = 1.0 / architecture.rope_theta ** (even / architecture.head_dim)
     scaling = architecture.rope_scaling
     if scaling is None:
         return plain, 1.0
@@ -88,21 +88,21 @@ def rotary_frequencies(
 
 
 def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
-    """Stretch low frequencies, leave high ones, and mix between (arXiv 2407.21783)."""
+    """Stretch low frequencies, keep high ones, interpolate between them (arXiv 2407.21783)."""
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     assert low is not None
     assert high is not None
     turns = _length(scaling) * plain / (2 * math.pi)
-    own = ((turns - low) / (high - low)).clamp(0, 1)
-    return (1 - own) * plain / scaling.factor + own * plain
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - kept) * plain / scaling.factor + kept * plain
 
 
 def _yarn(plain: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
-    """Stretch pairs by a ramp over their numbers (arXiv 2309.00071, section 3.2)."""
+    """Stretch pairs along a ramp over their numbers (arXiv 2309.00071, section 3.2)."""
     width = 2 * len(plain)
 
     def pair(turns: float) -> float:
-        """Number of the pair that turns so often in a sequence of the first training."""
+        """Number of the pair with `turns` full turns in a sequence of the first training."""
         wavelength = _length(scaling) / (2 * math.pi * turns)
         return width * math.log(wavelength) / (2 * math.log(theta))
 
@@ -111,14 +111,14 @@ def _yarn(plain: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, width - 1)
     if first == last:
-        last += 0.001
+        last += 0.001  # as transformers does, against a division by zero
     numbers = torch.arange(len(plain), device=plain.device).float()
     stretched = ((numbers - first) / (last - first)).clamp(0, 1)
     return plain / scaling.factor * stretched + plain * (1 - stretched)
 
 
 def _yarn_attention_factor(scaling: RopeScaling) -> float:
-    """What attention's scores are sharpened by, as a factor of both queries and keys."""
+    """Factor of queries and of keys, which sharpens the scores of attention."""
     if scaling.attention_factor is not None:
         return scaling.attention_factor
     log = 0.1 * math.log(scaling.factor)
@@ -133,7 +133,7 @@ def _length(scaling: RopeScaling) -> int:
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
-    """How much attention each head loses a token of distance (arXiv 2108.12409).
+    """Attention score that each head loses per token of distance (arXiv 2108.12409).
 
     A geometric series; heads beyond a power of 2 get every other term of the next longer series.
     """
@@ -145,15 +145,15 @@ def alibi_slopes(num_heads: int) -> list[float]:
 def alibi(
     num_heads: int, heads: range, *, length: int, total: int, like: Tensor, seen: Tensor | None
 ) -> Tensor:
-    """Bias of attention's scores: less the farther away, -inf where a token is not seen.
+    """Bias of attention scores: lower with distance, -inf for tokens that are not seen.
 
     Args:
         num_heads: of the model.
-        heads: those of this rank.
+        heads: of this rank.
         length: tokens that attend, the last ones of `total`.
         total: tokens attended to.
-        like: has the dtype and device.
-        seen: (B, 1, L, S) bool; none: each token sees itself and those before it.
+        like: tensor with the dtype and device of the result.
+        seen: (B, 1, L, S) bool; None: each token sees itself and earlier tokens.
 
     Returns:
         (1 or B, H, L, S).

@@ -1,7 +1,7 @@
-"""Activation recomputation: what a backward pass computes again instead of keeping it in memory.
+"""Activation recomputation: the backward pass computes activations again instead of saving them.
 
-Chen et al. 2016 (arXiv 1604.06174); selective as in Korthikanti et al. 2022 (arXiv 2205.05198), yet
-with what is cheap to compute again told by operators: all but matrix products and attention.
+Chen et al. 2016 (arXiv 1604.06174). `selective` follows Korthikanti et al. 2022 (arXiv 2205.05198)
+but chooses by operator: it saves the results of matrix products and attention.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,21 +23,21 @@ from tokamake.parallel.linear import ONEDNN
 
 @dataclass(frozen=True)
 class Recompute:
-    """What is computed again."""
+    """Activations that the backward pass computes again."""
 
     granularity: Literal["none", "selective", "full"] = "none"
-    """Nothing; what is cheap; or whole layers."""
+    """None; those that are cheap; or whole layers."""
     method: Literal["uniform", "block"] = "uniform"
-    """Of `full`: all layers, in groups of `num_layers`; or the first `num_layers` of each stage."""
+    """For `full`: all layers in groups of `num_layers`, or the first `num_layers` of a stage."""
     num_layers: int = 1
     """See `method`."""
 
 
 NONE = Recompute()
-"""Keep everything."""
+"""Save all activations."""
 
 _aten = torch.ops.aten
-_KEPT = {
+_SAVED = {
     _aten.mm.default,
     _aten.addmm.default,
     _aten.bmm.default,
@@ -49,40 +49,41 @@ _KEPT = {
     *([ONEDNN.default] if ONEDNN else []),
     *([VARLEN.default] if VARLEN else []),
 }
-"""Operators whose results `selective` keeps."""
+"""Operators whose results `selective` saves."""
 
 
-def run(blocks: Sequence[nn.Module], recompute: Recompute, x: Tensor, *rest: Any) -> Tensor:
-    """Pass states through blocks, each called with `rest`, too."""
+def run(layers: Sequence[nn.Module], recompute: Recompute, x: Tensor, *inputs: Any) -> Tensor:
+    """Pass states through layers; each gets `inputs`, too."""
     if not torch.is_grad_enabled() or recompute.granularity == "none":
-        return _through(blocks, x, *rest)
-    again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+        return _forward(layers, x, *inputs)
+    # Models have no dropout, so that no state of a random generator needs to be restored.
+    call = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     if recompute.granularity == "selective":
-        again = partial(again, context_fn=_contexts)
-        return _grouped(blocks, 1, again, x, *rest)
+        call = partial(call, context_fn=_contexts)
+        return _by_groups(layers, 1, call, x, *inputs)
     if recompute.method == "uniform":
-        return _grouped(blocks, recompute.num_layers, again, x, *rest)
-    x = _grouped(blocks[: recompute.num_layers], 1, again, x, *rest)
-    return _through(blocks[recompute.num_layers :], x, *rest)
+        return _by_groups(layers, recompute.num_layers, call, x, *inputs)
+    x = _by_groups(layers[: recompute.num_layers], 1, call, x, *inputs)
+    return _forward(layers[recompute.num_layers :], x, *inputs)
 
 
-def _grouped(
-    blocks: Sequence[nn.Module], size: int, again: Callable[..., Tensor], x: Tensor, *rest: Any
+def _by_groups(
+    layers: Sequence[nn.Module], size: int, call: Callable[..., Tensor], x: Tensor, *inputs: Any
 ) -> Tensor:
-    for start in range(0, len(blocks), size):
-        x = again(_through, blocks[start : start + size], x, *rest)
+    for start in range(0, len(layers), size):
+        x = call(_forward, layers[start : start + size], x, *inputs)
     return x
 
 
-def _through(blocks: Sequence[nn.Module], x: Tensor, *rest: Any) -> Tensor:
-    for block in blocks:
-        x = block(x, *rest)
+def _forward(layers: Sequence[nn.Module], x: Tensor, *inputs: Any) -> Tensor:
+    for layer in layers:
+        x = layer(x, *inputs)
     return x
 
 
 def _contexts() -> Any:
     def policy(_: Any, operator: Any, *__: Any, **___: Any) -> CheckpointPolicy:
-        kept = operator in _KEPT
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+        is_saved = operator in _SAVED
+        return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)

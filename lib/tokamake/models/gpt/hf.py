@@ -1,4 +1,4 @@
-"""How a `gpt` is stored: its tensors, and transformers' gpt2, gpt_bigcode, starcoder2, bloom."""
+"""How a `gpt` is stored: its tensors, and transformers' gpt2, gpt_bigcode, starcoder2 and bloom."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -9,9 +9,9 @@ from tokamake.models.common import tensor_shapes
 from tokamake.models.common.hf_format import HFFormat
 
 shapes = partial(tensor_shapes.shapes, gated=False, biased_norms=True)
-"""Shape of every tensor by its name, of an architecture."""
+"""Shape of every tensor of an architecture by its name."""
 
-_SHAPE = {
+_KEYS = {
     "vocab_size": ("vocab_size",),
     "hidden_size": ("n_embd", "hidden_size", "n_embed"),
     "num_hidden_layers": ("n_layer", "num_hidden_layers"),
@@ -20,7 +20,7 @@ _SHAPE = {
     "initializer_range": ("initializer_range",),
     "tie_word_embeddings": ("tie_word_embeddings",),
 }
-_USUAL = {
+_DEFAULTS = {
     "layer_norm_epsilon": 1e-5,
     "initializer_range": 0.02,
     "tie_word_embeddings": True,
@@ -29,7 +29,7 @@ _NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 
 
 def _four_times(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Width of an MLP that config.json does not tell."""
+    """Width of an MLP that config.json does not state."""
     if fields.get("intermediate_size") is None and isinstance(fields.get("hidden_size"), int):
         return {"intermediate_size": 4 * fields["hidden_size"]}
     return {}
@@ -48,26 +48,26 @@ def _bigcode_keys(architecture: Architecture) -> dict[str, Any]:
 GPT2 = HFFormat(
     model_type="gpt2",
     class_name="GPT2LMHeadModel",
-    keys=_SHAPE
+    keys=_KEYS
     | {
         "intermediate_size": ("n_inner",),
         "max_position_embeddings": ("n_positions", "max_position_embeddings"),
         "hidden_act": ("activation_function",),
     },
-    defaults=_USUAL | {"max_position_embeddings": 1024, "hidden_act": "gelu_new"},
+    defaults=_DEFAULTS | {"max_position_embeddings": 1024, "hidden_act": "gelu_new"},
     implied={
         "position_embedding": "learned",
         "attention_bias": True,
         "mlp_bias": True,
         "embedding_layernorm": False,
     },
-    covered={
+    supported={
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
         "add_cross_attention": (False,),
     },
     constants=_NO_DROPOUT,
-    to_fields=_four_times,
+    extra_fields=_four_times,
     prefix="transformer.",
     layers="h",
     names={
@@ -85,25 +85,25 @@ GPT2 = HFFormat(
     transposed=True,
     ignored=r".*\.attn\.(bias|masked_bias)",
 )
-"""GPT-2 and those like it: each head has keys and values of its own."""
+"""GPT-2 and its kin: every head has its own keys and values."""
 
 GPT_BIGCODE = HFFormat(
     model_type="gpt_bigcode",
     class_name="GPTBigCodeForCausalLM",
     keys=GPT2.keys,
-    defaults=_USUAL | {"max_position_embeddings": 1024, "hidden_act": "gelu_pytorch_tanh"},
+    defaults=_DEFAULTS | {"max_position_embeddings": 1024, "hidden_act": "gelu_pytorch_tanh"},
     implied=GPT2.implied,
-    covered={"scale_attn_weights": (True,), "add_cross_attention": (False,)},
+    supported={"scale_attn_weights": (True,), "add_cross_attention": (False,)},
     constants=_NO_DROPOUT,
-    to_fields=_bigcode_fields,
-    to_keys=_bigcode_keys,
+    extra_fields=_bigcode_fields,
+    extra_keys=_bigcode_keys,
     prefix="transformer.",
     layers="h",
     names=GPT2.names,
     fused="attn.c_attn",
     ignored=GPT2.ignored,
 )
-"""StarCoder and SantaCoder: all heads share one of keys and values."""
+"""StarCoder and SantaCoder: all heads share one key and value head."""
 
 STARCODER2 = HFFormat(
     model_type="starcoder2",
@@ -135,7 +135,7 @@ STARCODER2 = HFFormat(
         "tie_word_embeddings": True,
     },
     implied={"position_embedding": "rotary", "embedding_layernorm": False},
-    covered={"sliding_window": (None,)},
+    supported={"sliding_window": (None,)},
     constants={"sliding_window": None},
     names={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"},
 )
@@ -144,9 +144,9 @@ STARCODER2 = HFFormat(
 BLOOM = HFFormat(
     model_type="bloom",
     class_name="BloomForCausalLM",
-    keys=_SHAPE
+    keys=_KEYS
     | {"hidden_size": ("hidden_size", "n_embed"), "max_position_embeddings": ("seq_length",)},
-    defaults=_USUAL | {"max_position_embeddings": 2048},
+    defaults=_DEFAULTS | {"max_position_embeddings": 2048},
     implied={
         "position_embedding": "alibi",
         "hidden_act": "gelu_new",
@@ -154,8 +154,8 @@ BLOOM = HFFormat(
         "mlp_bias": True,
         "embedding_layernorm": True,
     },
-    covered={"apply_residual_connection_post_layernorm": (False,)},
-    to_fields=_four_times,
+    supported={"apply_residual_connection_post_layernorm": (False,)},
+    extra_fields=_four_times,
     prefix="transformer.",
     layers="h",
     names={
@@ -168,7 +168,7 @@ BLOOM = HFFormat(
     },
     fused="self_attention.query_key_value",
 )
-"""ALiBi and a norm of the embeddings."""
+"""ALiBi, and a norm of the embeddings."""
 
 HUGGING_FACE = (GPT2, GPT_BIGCODE, STARCODER2, BLOOM)
-"""transformers' model types that such a model is stored as, the first that fits."""
+"""transformers' model types for this family; the first that fits an architecture is written."""

@@ -61,7 +61,7 @@ class MLP(nn.Module):
         self.down_proj = RowParallelLinear(inner, hidden, mesh, bias=architecture.mlp_bias)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        """Transform each token by itself."""
+        """Transform each token on its own."""
         x_BLD = shared_input(x_BLD, self._mesh)
         return self.down_proj(self._activation(self.up_proj(x_BLD)))
 

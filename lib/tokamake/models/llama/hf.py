@@ -6,7 +6,7 @@ from tokamake.models.common import tensor_shapes
 from tokamake.models.common.hf_format import HFFormat
 
 shapes = partial(tensor_shapes.shapes, gated=True, biased_norms=False)
-"""Shape of every tensor by its name, of an architecture."""
+"""Shape of every tensor of an architecture by its name."""
 
 _KEYS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
@@ -33,4 +33,4 @@ HUGGING_FACE = (
         ignored=r".*rotary_emb\.inv_freq",
     ),
 )
-"""transformers' model types that such a model is stored as, the first that fits."""
+"""transformers' model types for this family; the first that fits an architecture is written."""

@@ -6,7 +6,7 @@ from tokamake.models.common import tensor_shapes
 from tokamake.models.common.hf_format import HFFormat
 
 shapes = partial(tensor_shapes.shapes, gated=True, biased_norms=False, head_norms=True)
-"""Shape of every tensor by its name, of an architecture."""
+"""Shape of every tensor of an architecture by its name."""
 
 _KEYS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
@@ -31,10 +31,10 @@ HUGGING_FACE = (
             "initializer_range": 0.02,
         },
         implied={"position_embedding": "rotary"},
-        covered={key: (value,) for key, value in _ABSENT.items()},
+        supported={key: (value,) for key, value in _ABSENT.items()},
         constants=_ABSENT,
         # transformers takes a missing head_dim for 128, not for hidden_size / heads.
-        to_keys=lambda architecture: {"head_dim": architecture.head_dim},
+        extra_keys=lambda architecture: {"head_dim": architecture.head_dim},
     ),
 )
-"""transformers' model types that such a model is stored as, the first that fits."""
+"""transformers' model types for this family; the first that fits an architecture is written."""
