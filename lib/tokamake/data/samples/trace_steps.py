@@ -41,5 +41,5 @@ def trace_steps(run: Path, prefix: str, document: int, /) -> None:
     found = found[found < sizes.samples(settings.train.train_steps)]
     print(f"document {document} of {prefix}: {counted(len(found), 'sample')}")
     for sample in found.tolist():
-        step, row = sizes.place(sample)
+        step, row = sizes.step_and_row(sample)
         print(f"step {step + 1}, row {row}")
