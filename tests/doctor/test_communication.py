@@ -66,8 +66,10 @@ def test_a_copy_that_is_older_is_another_version(tmp_path: Path) -> None:
 
 def test_ranks_and_hosts_that_are_missing() -> None:
     found = hosts.judge_missing({0: "n1.site", 2: "n3"}, 4, ["n1", "n2", "n3", "n4"], 120)
-    assert found.value == ("2 of 4 came within 120 s, rank 1, 3 did not; no rank came from n2, n4")
-    assert "no rank came" not in hosts.judge_missing({0: "n1"}, 2, [], 5).value
+    assert found.value == (
+        "2 of 4 connected within 120 s, rank 1, 3 did not; no rank of n2, n4 connected"
+    )
+    assert "no rank of" not in hosts.judge_missing({0: "n1"}, 2, [], 5).value
 
 
 def test_hosts_of_a_job(tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ def test_measurements_that_are_well_slow_or_wrong() -> None:
     cpu = torch.device("cpu")
     found = communication.judge_measured(MEASURED, cpu)
     assert {one.state for one in found} == {"ok"}
-    assert "100 µs for 4 bytes; 0.63 GB/s a rank for 4 MB" in found[1].value
+    assert "100 µs for 4 bytes; 0.63 GB/s per rank for 4 MB" in found[1].value
     slow = [replace(one, link=5e-3, device=2e-3) if one.host == "n2" else one for one in MEASURED]
     states = {one.name: one.state for one in communication.judge_measured(slow, cpu)}
     assert states["links"] == states["speed of devices"] == "warning"
@@ -103,7 +105,7 @@ def test_measurements_that_are_well_slow_or_wrong() -> None:
 def test_a_folder_that_a_host_does_not_see(tmp_path: Path) -> None:
     assert communication.judge_folder(tmp_path, []).state == "ok"
     found = communication.judge_folder(tmp_path, ["n2"])
-    assert (found.state, f"{tmp_path} is not seen by n2") == ("wrong", found.value)
+    assert (found.state, f"{tmp_path} is not visible on n2") == ("wrong", found.value)
 
 
 def rank(script: str, *arguments: str) -> list[str]:
@@ -144,7 +146,7 @@ def test_two_ranks_agree_and_one_reports(tmp_path: Path) -> None:
         check=False, timeout=600,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("sums of the all-reduce: right on 2 ranks, cpu\n") == 1
+    assert result.stdout.count("sums of the all-reduce: correct on 2 ranks, cpu\n") == 1
     assert "ok       ranks: 2 on 1 host" in result.stdout
     assert json.loads((tmp_path / "report.json").read_text())["state"] != "wrong"
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
@@ -193,8 +195,9 @@ def test_a_rank_that_never_comes_is_told(tmp_path: Path) -> None:
     (tmp_path / "nodes").write_text("n7\nn8\n")
     found = alone(0, PBS_NODEFILE=str(tmp_path / "nodes"))
     assert found.returncode == 1
-    assert "wrong    ranks: 1 of 2 came within 2 s, rank 1 did not; no rank came from n7, n8" in (
-        found.stdout
+    assert (
+        "wrong    ranks: 1 of 2 connected within 2 s, rank 1 did not; no rank of n7, n8 connected"
+        in (found.stdout)
     )
     found = alone(1)
     assert found.returncode == 2

@@ -100,7 +100,7 @@ def read(site: Path) -> Profile:
 
 def test_results_as_lines_and_for_programs() -> None:
     assert ok("a", "1").line == "ok       a: 1"
-    assert wrong("a", "1", "mend it").line == "wrong    a: 1 (mend it)"
+    assert wrong("a", "1", "fix it").line == "wrong    a: 1 (fix it)"
     assert report([])["state"] == "ok"
     assert report([ok("a", "1"), warning("b", "2", "c")])["state"] == "warning"
     found = report([wrong("a", "1", "c"), warning("b", "2", "c")])
@@ -155,7 +155,7 @@ def test_torch_its_device_and_what_ranks_talk_through() -> None:
     assert set(states(found).values()) == {"ok"}
     found = environment.judge_torch(CUDA, {})
     assert "ok       device: cuda, 4 × A100" in [one.line for one in found]
-    assert "ok       communication back end: nccl (also there: gloo)" in [o.line for o in found]
+    assert "ok       communication back end: nccl (also available: gloo)" in [o.line for o in found]
     old = environment.judge_torch({**FACTS, "torch": "2.3.1"}, {})
     assert states(old)["torch"] == "warning"
     deaf = environment.judge_torch({**CUDA, "backends": ["gloo"]}, {})
@@ -295,7 +295,7 @@ def test_what_is_wrong_in_a_profile(site: Path) -> None:
     path.write_text("executor: pbs\n")
     assert profile.judge_launch(read(site)).value == "none"
     path.write_text("- executor\n")
-    with pytest.raises(UserError, match="no mapping of keys"):
+    with pytest.raises(UserError, match="not a mapping of keys"):
         read(site)
     with pytest.raises(UserError, match=r"no profile\.yaml in it"):
         profile.read_profile(site / "none", site)
@@ -314,14 +314,14 @@ def test_personal_values_that_are_missing(site: Path) -> None:
     (site / "mine.yaml").write_text("acount: proj\nqueue: debug\n")
     found = profile.check_personal(read(site))
     assert states(found) == {"your file": "wrong", "account": "wrong", "queue": "ok"}
-    assert f"write `account: ...` into {site}/mine.yaml" in found[1].remedy
+    assert f"add `account: ...` to {site}/mine.yaml" in found[1].remedy
 
 
 def test_pbs_is_asked_once(site: Path) -> None:
     found = scheduler.check_scheduler(read(site))
     assert [result.line for result in found] == [
         "ok       scheduler: qstat answers, 6 queues",
-        "ok       account is valid: not known: the scheduler tells at submission alone",
+        "ok       account is valid: not known: the scheduler checks it only at submission",
         "ok       limits for train: 2 nodes, 60 min in debug; at most 2 nodes, at most 60 min",
         "ok       limits for other rules: 1 node, 60 min in debug; at most 2 nodes, at most 60 min",
     ]
@@ -334,7 +334,7 @@ def test_pbs_is_asked_once(site: Path) -> None:
     [
         ("echo cannot connect >&2; exit 111", "qstat: cannot connect (exit status 111)"),
         ("sleep 600", "qstat: no answer within 240 s"),
-        ("echo '{\"Queue\":'", "qstat: an answer that names no queue"),
+        ("echo '{\"Queue\":'", "qstat: the answer contains no queue"),
     ],
 )
 def test_a_scheduler_that_does_not_answer(
@@ -361,16 +361,16 @@ QUEUES = scheduler.pbs_queues(json.dumps(QSTAT))
     ("queue", "nodes", "minutes", "state", "told"),
     [
         ("debug", 2, 60, "ok", "at most 2 nodes"),
-        ("debug", 3, 60, "wrong", "which has at most 2 nodes"),
-        ("debug", 2, 61, "wrong", "which has at most 60 min"),
-        ("small", 2, 60, "wrong", "which has at least 10 nodes"),
+        ("debug", 3, 60, "wrong", "which allows at most 2 nodes"),
+        ("debug", 2, 61, "wrong", "which allows at most 60 min"),
+        ("small", 2, 60, "wrong", "which requires at least 10 nodes"),
         ("small", 20, 60, "ok", "nodes: limit not known"),
         ("prod", 20, 60, "ok", "at most 1440 min"),
-        ("prod", 20, 1440, "wrong", "which has at most 360 min"),
-        ("none", 1, 1, "wrong", "none: no such queue (there are closed, debug"),
-        ("closed", 1, 1, "wrong", "takes no jobs now"),
+        ("prod", 20, 1440, "wrong", "which allows at most 360 min"),
+        ("none", 1, 1, "wrong", "none: no such queue (queues are closed, debug"),
+        ("closed", 1, 1, "wrong", "accepts no jobs now"),
         ("stopped", 1, 1, "warning", "starts no jobs now"),
-        ("", 1, 1, "ok", "not known: no queue is named"),
+        ("", 1, 1, "ok", "not known: no queue is set"),
     ],
 )
 def test_limits_of_queues(queue: str, nodes: int, minutes: int, state: str, told: str) -> None:
@@ -396,14 +396,14 @@ def test_partitions_of_slurm() -> None:
     assert scheduler.judge_partition_account("Physics", "long", found) is None
     refused = scheduler.judge_partition_account("arts", "long", found)
     assert refused is not None
-    assert refused.remedy == "it takes physics, biology"
+    assert refused.remedy == "it accepts physics, biology"
 
 
 @pytest.mark.parametrize(
     ("answer", "state", "told"),
     [
         ("echo physics; echo biology", "ok", "physics"),
-        ("echo arts", "wrong", "physics: none of yours"),
+        ("echo arts", "wrong", "physics: not your account"),
         ("echo no slurmdbd >&2; exit 1", "ok", "not known: sacctmgr: no slurmdbd"),
     ],
 )
@@ -430,9 +430,9 @@ def test_a_persons_values_on_slurm(site: Path) -> None:
     (site / "mine.yaml").write_text("qos: debug\nqueue: short\n")
     told = {one.name: one.line for one in profile.check_personal(read(site))}
     assert told["your file"].startswith(f"wrong    your file: {site}/mine.yaml: queue: unknown")
-    assert f"write `account: ...` into {site}/mine.yaml" in told["account"]
+    assert f"add `account: ...` to {site}/mine.yaml" in told["account"]
     assert told["qos"] == "ok       qos: debug"
-    assert told["partition"] == "ok       partition: none given, so Slurm's default for you"
+    assert told["partition"] == "ok       partition: none, so Slurm uses your default"
     (site / "site/profile.yaml").write_text(
         f"{start}set-resources:\n  train: {{slurm_account: arts}}\n"
     )
@@ -514,7 +514,7 @@ def test_a_folder_that_may_not_be_seen_is_no_crash(
     (tmp_path / "theirs").mkdir()
     monkeypatch.setattr(os, "stat", refuse)
     found = disk.check_disks(tmp_path, [tmp_path / "theirs/raw"], cluster=False)
-    assert "theirs/raw: no such folder, or not yours to see" in found[-1].line
+    assert "theirs/raw: no such folder, or no permission" in found[-1].line
 
 
 def test_a_home_is_no_place_for_a_clusters_results(tmp_path: Path) -> None:
@@ -554,8 +554,9 @@ def test_the_command_tells_what_is_wrong_and_exits_with_1(site: Path) -> None:
     (site / "mine.yaml").write_text("account: proj\nqueue: large\n")
     result = run()
     assert result.returncode == 1
-    assert "wrong    limits for train: 2 nodes, 60 min in large, which has at least 100 nodes" in (
-        result.stdout
+    assert (
+        "wrong    limits for train: 2 nodes, 60 min in large, which requires at least 100 nodes"
+        in (result.stdout)
     )
     assert result.stderr == ""
     assert json.loads((site / "report.json").read_text())["state"] == "wrong"
@@ -569,6 +570,6 @@ def test_a_profile_that_is_not_there_is_one_fault(
     assert caught.value.code == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("wrong")] == [
-        f"wrong    profile: {tmp_path}/none: no profile.yaml in it; name the folder of a profile "
-        "(mend it)"
+        f"wrong    profile: {tmp_path}/none: no profile.yaml in it; give the folder of a profile "
+        "(fix it)"
     ]
