@@ -121,7 +121,7 @@ def test_old_metadata_is_explained(inputs: dict[str, Path], tmp_path: Path) -> N
     [
         ("", "no training step"),
         ('{"step": 1, "lo', "metrics:1: not valid JSON"),
-        ('{"loss": 1.0}', "metrics:1: no step"),
+        ('{"loss": 1.0}', "metrics:1: no key 'step'"),
         ('{"step": 1, "loss": null}', "metrics:1: loss is None, not a number"),
     ],
 )

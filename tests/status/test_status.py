@@ -70,7 +70,7 @@ def test_shards_are_counted_by_state(folder: Path, capsys: pytest.CaptureFixture
     assert lines[:5] == [
         "data",
         "  failed   tokenize 1 of 4",
-        "  running  tokenize 1 of 4 (last word 0 s ago)",
+        "  running  tokenize 1 of 4 (last output 0 s ago)",
         "  done     tokenize 1 of 4",
         "  waiting  tokenize 1 of 4, merge, describe",
     ]
@@ -103,7 +103,7 @@ def test_training_tells_its_pace(folder: Path, capsys: pytest.CaptureFixture[str
     lines = capsys.readouterr().out.splitlines()
     start = lines.index("run big")
     assert lines[start + 1 : start + 4] == [
-        "  running  train (last word 2 h 05 min ago)",
+        "  running  train (last output 2 h 05 min ago)",
         "  done     weigh, index, resolve",
         "  waiting  export_hf, evaluate, generate, plot",
     ]
