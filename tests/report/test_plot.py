@@ -112,7 +112,7 @@ def test_old_metadata_is_explained(inputs: dict[str, Path], tmp_path: Path) -> N
     pairs = json.loads(inputs["metadata"].read_text())
     del pairs[1]["lengths"]
     inputs["metadata"].write_text(json.dumps(pairs))
-    with pytest.raises(UserError, match="metadata: has no lengths; make it again"):
+    with pytest.raises(UserError, match="metadata: has no lengths; rerun"):
         plot(**inputs, output=tmp_path / "plots")
 
 
