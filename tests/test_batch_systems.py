@@ -22,8 +22,8 @@ def test_node_lists(nodes: str, expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "seconds"),
+    ("text", "seconds"),
     [("59", 59), ("1:00", 60), ("2:03:04", 7384), ("3-00:00:01", 259_201), ("UNLIMITED", None)],
 )
-def test_times(told: str, seconds: float | None) -> None:
-    assert seconds_of(told) == seconds
+def test_times(text: str, seconds: float | None) -> None:
+    assert seconds_of(text) == seconds

@@ -1,4 +1,4 @@
-"""Files are whole or not there."""
+"""Atomic writes: files are complete or absent."""
 
 import subprocess
 import sys
@@ -22,15 +22,15 @@ def test_a_failure_leaves_the_old_file_and_no_temporary(tmp_path: Path) -> None:
 
 def test_several_files_appear_together(tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
-    with files.atomic(first, second) as (one, two):
-        one.write_text("1")
-        two.write_text("2")
+    with files.atomic(first, second) as (temporary_first, temporary_second):
+        temporary_first.write_text("1")
+        temporary_second.write_text("2")
         assert not first.exists()
         assert not second.exists()
     assert (first.read_text(), second.read_text()) == ("1", "2")
 
 
-def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
+def test_a_folder_is_replaced_completely(tmp_path: Path) -> None:
     path = tmp_path / "folder"
     for name in ("old", "new"):
         with files.atomic_folder(path, also=["o*"]) as folder:
@@ -43,7 +43,7 @@ def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
 
 
-def test_a_folder_with_something_else_in_it_stays(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "models"
     path.mkdir()
     (path / "thesis.txt").write_text("precious")
@@ -60,7 +60,7 @@ def test_a_folder_with_something_else_in_it_stays(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.rglob("*")] == ["models", "thesis.txt"]
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+def test_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "value.json"
     script = (
         "import os, signal; from pathlib import Path; from tokamake import files\n"

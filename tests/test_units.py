@@ -1,4 +1,4 @@
-"""Times and sizes as people read them."""
+"""Times and sizes as text for people."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tokamake.units import duration, in_bytes
 @pytest.mark.parametrize(
     ("size", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_960, "1.0 MB")]
 )
-def test_sizes_read_well(size: int, text: str) -> None:
+def test_sizes_have_a_readable_unit(size: int, text: str) -> None:
     assert in_bytes(size) == text
 
 
@@ -16,5 +16,5 @@ def test_sizes_read_well(size: int, text: str) -> None:
     ("seconds", "text"),
     [(9.96, "10.0 s"), (59.9, "1 min 00 s"), (7260.0, "2 h 01 min"), (180_000, "2 d 2 h")],
 )
-def test_times_read_well(seconds: float, text: str) -> None:
+def test_times_have_their_two_largest_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -1,4 +1,4 @@
-"""`python -m tokamake` is `tokamake`, so that torchrun, mpiexec and srun can start it."""
+"""Entry point of `python -m tokamake`, for torchrun, mpiexec and srun."""
 
 from tokamake.cli import main
 

@@ -1,18 +1,18 @@
-"""The one exception for a user's mistake; the command line prints it without a traceback."""
+"""The exception for mistakes of the user. The command line prints it without a traceback."""
 
 
 class UserError(Exception):
-    """A mistake the user can mend: the message says what, which value, where, and the remedy.
+    """A mistake that the user can fix. The message gives the subject, value, place and remedy.
 
     Attributes:
-        among_ranks: whether threads of a process group were about, with which Python's own way out
-            could abort.
+        among_ranks: whether a process group exists. Its threads can make a normal exit of Python
+            abort.
     """
 
     among_ranks = False
 
 
 def of_system(error: OSError) -> str:
-    """What an error of the operating system says, for people: the file and the reason."""
-    place = f"{error.filename}: " if error.filename else ""
-    return f"{place}{error.strerror or str(error) or type(error).__name__}"
+    """Message of an error of the operating system: the file and the reason."""
+    prefix = f"{error.filename}: " if error.filename else ""
+    return f"{prefix}{error.strerror or str(error) or type(error).__name__}"

@@ -1,6 +1,6 @@
-"""Whole files or none: everything tokamake writes passes through here.
+"""Atomic writes: a file is either complete or absent. tokamake writes all files with this module.
 
-A file is written under a temporary name in its own folder, fsynced, then renamed.
+It writes a file under a temporary name in the same folder, calls fsync, and renames it.
 """
 
 import hashlib
@@ -19,11 +19,11 @@ from tokamake.errors import UserError
 
 _HOST = os.uname().nodename
 _TEXT: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
-"""File names need not be UTF-8, and JSON files hold names."""
+"""File names need not be UTF-8, and JSON files contain them."""
 
 
 def sync(path: Path) -> None:
-    """Flush a file or folder entry to disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -31,17 +31,17 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-_LEFT_BEHIND = re.compile(r"\..+\.tmp-(.+)-(\d+)")
+_STALE_NAME = re.compile(r"\..+\.tmp-(.+)-(\d+)")
 _swept: set[Path] = set()
-"""Folders in which nothing of killed processes is left: listing a large one takes seconds."""
+"""Folders without stale files. Listing a large folder takes seconds, so list each folder once."""
 
 
 def _temporary(path: Path) -> Path:
-    """A name to write under; what killed processes of this host left beside it is removed."""
+    """Return a temporary name beside `path`. Remove files that killed processes here left."""
     if path.parent not in _swept:
         _swept.add(path.parent)
         for entry in os.scandir(path.parent):
-            match = _LEFT_BEHIND.fullmatch(entry.name)
+            match = _STALE_NAME.fullmatch(entry.name)
             if match and match[1] == _HOST and not Path(f"/proc/{match[2]}").exists():
                 stale = Path(entry.path)
                 shutil.rmtree(stale) if entry.is_dir() else stale.unlink(missing_ok=True)
@@ -49,8 +49,8 @@ def _temporary(path: Path) -> Path:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Have errors of the disk name the file that is being made."""
+def _errors_naming(path: Path) -> Iterator[None]:
+    """Make errors of the disk name the final file instead of the temporary one."""
     try:
         yield
     except OSError as error:
@@ -65,26 +65,26 @@ def atomic(
 ) -> Iterator[tuple[Path, ...]]:
     """Yield temporary paths to write; on success fsync and rename them in order, else remove them.
 
-    The last of several paths vouch for the others: earlier ones of their names go first, and the
-    new ones come last, so that at no instant they stand beside files that they do not describe.
+    The last paths are manifests of the others. Old manifests are removed first and new ones are
+    renamed last, so a manifest never exists beside files that it does not describe.
 
     Args:
-        paths: files to make.
-        optional: those of them that need not be written; then an earlier one is removed.
-        vouching: number of paths, the last ones, that vouch.
+        paths: files to write.
+        optional: paths that need not be written. If one is not, its old file is removed.
+        vouching: number of manifests at the end of `paths`.
     """
-    with _named(paths[0]):
+    with _errors_naming(paths[0]):
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
         temporaries = {path: _temporary(path) for path in paths}
         try:
             yield tuple(temporaries.values())
-            gone = [path for path in optional if not temporaries[path].exists()]
-            kept = [path for path in paths if path not in gone]
-            for path in kept:
+            unwritten = [path for path in optional if not temporaries[path].exists()]
+            written = [path for path in paths if path not in unwritten]
+            for path in written:
                 sync(temporaries[path])
-            _remove([*(kept[-vouching:] if len(paths) > 1 else []), *gone])
-            for path in kept:
+            _remove([*(written[-vouching:] if len(paths) > 1 else []), *unwritten])
+            for path in written:
                 temporaries[path].replace(path)
             for folder in {path.parent for path in paths}:
                 sync(folder)
@@ -94,11 +94,11 @@ def atomic(
 
 
 def _remove(paths: Iterable[Path]) -> None:
-    """Remove files that may be there, for good before anything else happens."""
-    found = [path for path in paths if path.exists()]
-    for path in found:
+    """Remove files that exist, and flush the removal to disk before other changes."""
+    existing = [path for path in paths if path.exists()]
+    for path in existing:
         path.unlink()
-    for folder in {path.parent for path in found}:
+    for folder in {path.parent for path in existing}:
         sync(folder)
 
 
@@ -107,11 +107,11 @@ def atomic_folder(path: Path, *, also: Iterable[str] = ()) -> Iterator[Path]:
     """Yield a temporary folder to fill; on success it replaces `path`, else it is removed.
 
     Args:
-        path: folder to make. If it is there, it may hold what the new one holds, and nothing else.
-        also: patterns of names that it may hold besides, from an earlier time.
+        path: folder to write. An existing one may hold only names that the new one also has.
+        also: patterns of other names that an existing folder may hold.
 
     Raises:
-        UserError: `path` is a file, or a folder with something in it that would be lost.
+        UserError: `path` is a file, or a folder that holds other files, which would be lost.
     """
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: a file is there; name a folder")
@@ -137,9 +137,11 @@ def atomic_folder(path: Path, *, also: Iterable[str] = ()) -> Iterator[Path]:
 
 
 def _refuse_foreign(path: Path, temporary: Path, also: Iterable[str]) -> None:
-    ours = {entry.name for entry in temporary.iterdir()}
-    names = sorted(entry.name for entry in path.iterdir() if entry.name not in ours)
-    foreign = [name for name in names if not any(fnmatch(name, part) for part in (".*", *also))]
+    new_names = {entry.name for entry in temporary.iterdir()}
+    names = sorted(entry.name for entry in path.iterdir() if entry.name not in new_names)
+    foreign = [
+        name for name in names if not any(fnmatch(name, pattern) for pattern in (".*", *also))
+    ]
     if foreign:
         raise UserError(
             f"{path}: holds {foreign[0]}, which would be lost; name another folder or remove it"
@@ -153,7 +155,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def to_json(value: Any) -> str:
-    """Write a value as JSON text: two-space indents, keys in the order given."""
+    """Format a value as JSON: two-space indents, keys in insertion order."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -163,7 +165,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, remedy: str) -> Any:
-    """Read a JSON document, or say which file is missing or broken and what to do (`remedy`)."""
+    """Read a JSON document.
+
+    Raises:
+        UserError: the file is missing or not valid JSON; the message ends with `remedy`.
+    """
     try:
         return json.loads(path.read_text(**_TEXT))
     except FileNotFoundError:
@@ -173,18 +179,18 @@ def read_json(path: Path, remedy: str) -> Any:
 
 
 def sha256(path: Path) -> str:
-    """Hash of a file's bytes, in hexadecimal."""
+    """SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def digest(value: Any) -> str:
-    """Hash of a JSON-serializable value that does not depend on key order, in hexadecimal."""
+    """SHA-256 of a JSON-serializable value, independent of key order, in hexadecimal."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def allow_open_files() -> None:
-    """Let this process have as many files open as the system allows; shells often say 1,024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    """Raise the limit of open files to the maximum; the default is often 1,024."""
+    _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))

@@ -1,8 +1,8 @@
-"""A plug-in is a file or a folder: its name in the library is its name in the config.
+"""Plug-ins: files or folders whose name is a value in the config.
 
-A kind of plug-in is a folder of files (`optim`), or the folders that hold a module of a fixed name
-(`models/*/model`, `checkpoint/**/format`). Names are checked against the folder listing, so that a
-config is validated without importing torch.
+A kind of plug-in is a folder of files (`optim`), or all folders with a module of a fixed name
+(`models/*/model`, `checkpoint/**/format`). Names are checked against the list of files, so
+validation of a config does not import torch.
 """
 
 import ast
@@ -18,15 +18,15 @@ _ROOT = Path(__file__).parent
 
 
 def names(kind: str) -> list[str]:
-    """Names of all plug-ins of a kind, e.g. `names("optim")`; files named `_x.py` are none."""
+    """Names of all plug-ins of a kind, e.g. `names("optim")`, except files named `_x.py`."""
     return sorted(_paths(kind))
 
 
 def check(kind: str, name: str) -> str:
-    """Return `name` if there is such a plug-in.
+    """Return `name` if a plug-in has this name.
 
     Raises:
-        UserError: there is none; the message lists the choices.
+        UserError: there is no such plug-in; the message lists all names.
     """
     if name not in names(kind):
         raise UserError(
@@ -44,7 +44,7 @@ def load(kind: str, name: str) -> ModuleType:
 
 @functools.cache
 def constant(kind: str, name: str, constant: str) -> Any:
-    """Value of a constant of a plug-in, a literal, read without importing what the plug-in does."""
+    """Value of a literal constant of a plug-in, read without importing the plug-in."""
     path = _paths(kind)[check(kind, name)]
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         target = node.targets[0] if isinstance(node, ast.Assign) else None
@@ -54,7 +54,7 @@ def constant(kind: str, name: str, constant: str) -> Any:
             assert isinstance(node, ast.Assign | ast.AnnAssign)
             assert node.value is not None
             return ast.literal_eval(node.value)
-    raise UserError(f"{path}: has no constant {constant}; add it, as the other plug-ins have")
+    raise UserError(f"{path}: has no constant {constant}; add it, as in the other plug-ins")
 
 
 def _paths(kind: str) -> dict[str, Path]:

@@ -1,9 +1,9 @@
-"""Times and sizes as people write them."""
+"""Times and sizes as text for people."""
 
 
 def duration(seconds: float) -> str:
-    """Write a time with the two largest units that it has: `2 h 05 min`, `12.3 s` (ints `12 s`)."""
-    minutes, rest = divmod(round(seconds), 60)
+    """Format a time with its two largest units: `2 h 05 min`, `12.3 s` (ints `12 s`)."""
+    minutes, whole_seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     if days:
@@ -11,13 +11,14 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes:02d} min"
     if minutes:
-        return f"{minutes} min {rest:02d} s"
+        return f"{minutes} min {whole_seconds:02d} s"
     return f"{seconds} s" if isinstance(seconds, int) else f"{seconds:.1f} s"
 
 
 def in_bytes(number: int) -> str:
-    """Write a size in powers of 1,000: `12.3 MB`."""
+    """Format a size in powers of 1,000: `12.3 MB`."""
     size, units = float(number), ["B", "kB", "MB", "GB", "TB", "PB"]
+    # From 999.95 on, one decimal would round to 1000.0.
     while size >= 999.95 and len(units) > 1:
         size /= 1000
         units.pop(0)

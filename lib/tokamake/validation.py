@@ -1,7 +1,4 @@
-"""Checks values against Pydantic models and says what is wrong in one line a fault.
-
-Values come from YAML files and tables; `config` has the models.
-"""
+"""Validation of YAML files and tables against Pydantic models, with one line per mistake."""
 
 import difflib
 import re
@@ -16,23 +13,27 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def validate(model: type[Model], value: Any, where: str) -> Model:
-    """Check `value` against a model; a `UserError` has a line a fault: file, key, value, remedy."""
+    """Validate `value` against a model.
+
+    Raises:
+        UserError: a line per mistake: file, key, value, remedy.
+    """
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise _told(error, model, where) from None
+        raise _user_error(error, model, where) from None
 
 
 def parse_json(kind: Any, text: str, where: str) -> Any:
-    """Check JSON text against a model or type; a `UserError` as `validate`."""
+    """Validate JSON text against a model or type. Errors are those of `validate`."""
     try:
         return TypeAdapter(kind).validate_json(text)
     except ValidationError as error:
         model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else BaseModel
-        raise _told(error, model, where) from None
+        raise _user_error(error, model, where) from None
 
 
-def _told(error: ValidationError, model: type[BaseModel], where: str) -> UserError:
+def _user_error(error: ValidationError, model: type[BaseModel], where: str) -> UserError:
     return UserError("\n".join(_explain(model, item, where) for item in error.errors()))
 
 
@@ -48,7 +49,7 @@ def _explain(model: type[BaseModel], item: Any, where: str) -> str:
     shown = "" if isinstance(item["input"], dict | BaseModel) else f" {item['input']!r}:"
     if not path:
         return f"{where}:{shown} {message[0].lower()}{message[1:]}"
-    # What a section says of its own keys begins with one: `train` and `zero_stage: 3: ...`.
+    # The message of a section's validator begins with a key: `train` and `zero_stage: 3: ...`.
     key = re.match(r"\w*", message)
     if not shown and key and key[0] in _section(model, item["loc"]).model_fields:
         return f"{where}: {path}.{message}"
@@ -64,7 +65,7 @@ def unknown_key(key: str, known: list[str]) -> str:
 
 
 def _section(model: type[BaseModel], location: tuple[Any, ...]) -> type[BaseModel]:
-    """The section at `location`; parts of it that are no field are keys of a mapping."""
+    """Return the section at `location`. Names that are not fields are keys of mappings."""
     for part in location:
         if field := model.model_fields.get(str(part)):
             model = _model_in(field.annotation) or model
@@ -74,11 +75,15 @@ def _section(model: type[BaseModel], location: tuple[Any, ...]) -> type[BaseMode
 def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next((found for part in get_args(annotation) if (found := _model_in(part))), None)
+    return next((model for part in get_args(annotation) if (model := _model_in(part))), None)
 
 
 def read_yaml(path: Path, remedy: str) -> Any:
-    """Read a YAML file, or say which file is missing or broken and where."""
+    """Read a YAML file.
+
+    Raises:
+        UserError: the file is missing (the message ends with `remedy`) or not valid YAML.
+    """
     import yaml
 
     try:
@@ -87,30 +92,29 @@ def read_yaml(path: Path, remedy: str) -> Any:
         raise UserError(f"{path}: no such file; {remedy}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{path}: not valid YAML ({reason}); mend it") from None
+        raise UserError(f"{path}: not valid YAML ({reason}); fix it") from None
 
 
 class Table(NamedTuple):
-    """What stands in a table, with the lines that it stands in."""
+    """A table with its line numbers."""
 
     header: int
-    """Line of the header."""
+    """Line number of the header."""
     columns: list[str]
-    """Its columns."""
     rows: dict[int, dict[str, str]]
-    """Line of each row: its cells by their columns, empty ones left out."""
+    """Line number → column → cell, without empty cells."""
 
 
 def read_table(path: Path, *, setting: str, row: str) -> Table:
-    """Read a tab-separated table with a header; `#` opens a comment line.
+    """Read a tab-separated table with a header. Lines that begin with `#` are comments.
 
     Args:
         path: table.
-        setting: place in the config that names it, for messages.
-        row: what a row is of, for messages.
+        setting: config key that names the table, for messages.
+        row: noun for a row, for messages.
 
     Raises:
-        UserError: it cannot be read, has no row, or a row is longer or shorter than the header.
+        UserError: the table cannot be read, has no row, or a row and the header differ in length.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

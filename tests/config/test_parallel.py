@@ -1,4 +1,4 @@
-"""How ranks may share a run: random settings that fit pass, those that do not fail in one line."""
+"""Parallel layouts: random valid settings pass, invalid ones fail with a one-line message."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from tokamake.parallel.pipeline import rank_of_stage, stages_of_rank
 
 
 def check(plan: Plan) -> ParallelSettings:
-    """All that the trainer checks before it starts."""
+    """Run the checks that the trainer runs before it starts."""
     settings = ParallelSettings.model_validate(plan["settings"])
     data = settings.data_parallel_size(plan["world_size"])
     sizes, micro = BatchSizes(plan["global_batch_size"]), plan["micro_batch_size"]
@@ -32,7 +32,7 @@ def check(plan: Plan) -> ParallelSettings:
 
 
 @given(plans())
-def test_what_fits_passes(plan: Plan) -> None:
+def test_valid_layouts_pass(plan: Plan) -> None:
     settings = check(plan)
     assert settings.data_parallel_size(plan["world_size"]) == plan["data"]
     layers = plan["architecture"].num_hidden_layers
@@ -42,7 +42,7 @@ def test_what_fits_passes(plan: Plan) -> None:
     if not settings.pipeline_layers:
         sizes = [len(stage) for stage in stages]
         assert max(sizes) - min(sizes) <= 1
-        # The embedding weighs, and the output layer more.
+        # The embedding counts as work, and the output layer as more.
         assert sizes[-1] == min(sizes)
         assert sizes[0] == min(sizes) or layers % len(sizes) == len(sizes) - 1
     schedule, ranks = settings.pipeline_schedule, settings.pipeline_parallel_size
@@ -66,9 +66,9 @@ BREAKS: dict[str, Any] = {
     "virtual_pipeline_size": lambda p: settled(p, virtual_pipeline_size=7),
     "data_parallel_replicate_size": lambda p: settled(p, data_parallel_replicate_size=97),
     "tensor_parallel_size": lambda p: settled(p, tensor_parallel_size=0),
-    "has none": lambda p: few_layers(p),
+    "empty stage": lambda p: few_layers(p),
 }
-"""By what is said: ways to break a plan, which some plans bear."""
+"""Word of the message → change that makes a plan invalid, unless the plan allows it."""
 
 
 def settled(plan: Plan, **settings: Any) -> Plan:
@@ -76,24 +76,24 @@ def settled(plan: Plan, **settings: Any) -> Plan:
 
 
 def odd(plan: Plan, name: str) -> Architecture:
-    found: Architecture = plan["architecture"]
-    return found.model_copy(update={name: getattr(found, name) + 1})
+    architecture: Architecture = plan["architecture"]
+    return architecture.model_copy(update={name: getattr(architecture, name) + 1})
 
 
 def few_layers(plan: Plan) -> Plan:
     plan = settled(plan, pipeline_layers=())
-    shape = plan["architecture"].model_copy(update={"num_hidden_layers": 1})
-    return plan | {"architecture": shape}
+    architecture = plan["architecture"].model_copy(update={"num_hidden_layers": 1})
+    return plan | {"architecture": architecture}
 
 
 NAMES = (*ParallelSettings.model_fields, "global_batch_size", "train.parallel:")
 
 
 @given(plans(), st.sampled_from(sorted(BREAKS)))
-def test_what_does_not_fit_fails_in_one_line(plan: Plan, way: str) -> None:
-    broken = BREAKS[way](plan)
+def test_invalid_layouts_fail_with_a_one_line_message(plan: Plan, change: str) -> None:
+    broken = BREAKS[change](plan)
     settings = plan["settings"]
-    bears = {
+    still_valid = {
         "ranks or a multiple": plan["world_size"] == plan["data"],
         "attention heads": settings["tensor_parallel_size"] == 1
         and (
@@ -104,55 +104,56 @@ def test_what_does_not_fit_fails_in_one_line(plan: Plan, way: str) -> None:
         and not (settings["sequence_parallel"] and settings["tensor_parallel_size"] > 1),
         "global_batch_size": plan["micro_batch_size"] * plan["data"] == 1,
         "leave ranks idle": settings["pipeline_parallel_size"] == 1,
-        "has none": settings["pipeline_parallel_size"] == 1,
+        "empty stage": settings["pipeline_parallel_size"] == 1,
     }
-    if bears.get(way):
+    if still_valid.get(change):
         return
     with pytest.raises((UserError, ValidationError)) as caught:
         check(broken)
-    message = told(caught.value)
+    message = message_of(caught.value)
     assert "\n" not in message
     assert any(name in message for name in NAMES), message
     assert "{" not in message
 
 
-def told(error: Exception) -> str:
-    """What a user reads."""
+def message_of(error: Exception) -> str:
     if isinstance(error, ValidationError):
-        (one,) = error.errors()
-        return ".".join(map(str, one["loc"])) + ": " + one["msg"]
+        (mistake,) = error.errors()
+        return ".".join(map(str, mistake["loc"])) + ": " + mistake["msg"]
     return str(error)
 
 
-def test_interleaved_rounds_are_equal() -> None:
+def test_interleaved_schedules_need_equal_rounds() -> None:
     settings = ParallelSettings(
         pipeline_parallel_size=4, pipeline_schedule="interleaved_1f1b", virtual_pipeline_size=2
     )
     settings.check_batches(8)
-    with pytest.raises(UserError, match="9 micro batches a step do not fall into equal rounds"):
+    with pytest.raises(
+        UserError, match="9 micro batches a step cannot be divided into equal rounds"
+    ):
         settings.check_batches(9)
 
 
-SIZED: dict[str, Plan] = {
-    "tensor 2 × context 3 × pipeline 1 takes 6 ranks or a multiple, this run has 8": {
+INVALID_WORLD_SIZES: dict[str, Plan] = {
+    "tensor 2 × context 3 × pipeline 1 needs 6 ranks or a multiple, this run has 8": {
         "tensor_parallel_size": 2, "context_parallel_size": 3,
     },
     "data_parallel_replicate_size: 3: does not divide 8 data-parallel ranks": {
         "data_parallel_replicate_size": 3,
     },
-    "tensor 16 × context 1 × pipeline 1 takes 16 ranks or a multiple, this run has 8; start it": {
+    "tensor 16 × context 1 × pipeline 1 needs 16 ranks or a multiple, this run has 8; change": {
         "tensor_parallel_size": 16,
     },
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("message", SIZED)
-def test_ranks_that_do_not_fit(message: str) -> None:
+@pytest.mark.parametrize("message", INVALID_WORLD_SIZES)
+def test_invalid_numbers_of_ranks_are_refused(message: str) -> None:
     with pytest.raises(UserError, match=message):
-        ParallelSettings(**SIZED[message]).data_parallel_size(8)
+        ParallelSettings(**INVALID_WORLD_SIZES[message]).data_parallel_size(8)
 
 
-SHAPED: dict[str, tuple[Plan, Plan]] = {
+INVALID_MODELS: dict[str, tuple[Plan, Plan]] = {
     "tensor_parallel_size: 3: does not divide 4 .attention heads": (
         {"tensor_parallel_size": 3}, {},
     ),
@@ -174,25 +175,25 @@ SHAPED: dict[str, tuple[Plan, Plan]] = {
         {"tensor_parallel_size": 3, "sequence_parallel": True},
         {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 24},
     ),
-    "2 layers for 4 pipeline stages, so that one has none; take fewer": (
+    "2 layers for 4 pipeline stages leave a stage empty; use fewer": (
         {"pipeline_parallel_size": 4}, {},
     ),
-    "pipeline_layers: 5 in all, the model has 2 layers": (
+    "pipeline_layers: the sum is 5, but the model has 2 layers": (
         {"pipeline_parallel_size": 2, "pipeline_layers": (2, 3)}, {},
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("message", SHAPED)
-def test_models_that_do_not_fit(message: str) -> None:
-    settings, shape = SHAPED[message]
-    architecture = Architecture(**{**ARCHITECTURE.model_dump(), **shape})
+@pytest.mark.parametrize("message", INVALID_MODELS)
+def test_models_that_the_layout_cannot_divide_are_refused(message: str) -> None:
+    settings, changes = INVALID_MODELS[message]
+    architecture = Architecture(**{**ARCHITECTURE.model_dump(), **changes})
     with pytest.raises(UserError, match=rf"^train\.parallel.*{message}"):
         ParallelSettings(**settings).check_architecture(architecture, 16)
 
 
 @pytest.mark.parametrize("schedule", ["zbv", "interleaved_zero_bubble"])
-def test_late_gradients_are_refused_where_weights_are_gone(schedule: str) -> None:
+def test_split_backward_schedules_refuse_zero_3(schedule: str) -> None:
     sizes = {"pipeline_parallel_size": 2, "virtual_pipeline_size": 2}
     parallel = {**sizes, "pipeline_schedule": schedule}
     assert TrainSettings(zero_stage=2, parallel=parallel).zero_stage == 2  # type: ignore[arg-type]
@@ -201,7 +202,7 @@ def test_late_gradients_are_refused_where_weights_are_gone(schedule: str) -> Non
 
 
 @given(st.integers(0, 200), st.integers(1, 9))
-def test_parts_are_those_of_torch(size: int, ranks: int) -> None:
+def test_parts_equal_chunks_of_torch(size: int, ranks: int) -> None:
     parts = [part(size, mesh.Axis(rank, ranks)) for rank in range(ranks)]
     assert [number for rows in parts for number in rows] == [*range(size)]
     chunks = torch.arange(size).chunk(ranks)

@@ -1,4 +1,4 @@
-"""A config is checked whole, and each mistake is one line with place, value and remedy."""
+"""Checks of the whole config: each mistake is one line with its place, value and remedy."""
 
 from importlib import import_module
 from inspect import getmembers, isclass
@@ -42,26 +42,26 @@ MISTAKES = {
     "my.yaml: train.global_batch_size 5 is not a multiple of micro_batch_size 2": {
         "train": {"global_batch_size": 5, "micro_batch_size": 2}
     },
-    "my.yaml: train.schedule.warmup_steps: 9: more than train_steps 5; the rate would": {
+    "my.yaml: train.schedule.warmup_steps: 9: more than train_steps 5; the learning": {
         "train": {"train_steps": 5, "schedule": {"warmup_steps": 9}}
     },
-    "my.yaml: train.train_steps and train_tokens both say how long; give one": {
+    "my.yaml: train.train_steps and train_tokens all give the run's length": {
         "train": {"train_steps": 5, "train_tokens": 5}
     },
-    "my.yaml: train.train_tokens: 4095: fills no global batch of 8 × 512 tokens; raise it": {
+    "my.yaml: train.train_tokens: 4095: does not fill a global batch of 8 × 512 tokens; raise it": {
         "train": {"train_tokens": 4095}
     },
-    "my.yaml: train.rampup_batch_size: from 3 by 2 it never gets to global_batch_size 8": {
+    "my.yaml: train.rampup_batch_size: from 3 by 2 it never reaches global_batch_size 8": {
         "train": {"rampup_batch_size": [3, 2, 9]}
     },
-    "my.yaml: train.zero_stage: 0: keeps no fp32 weights beside bf16; set it to 1": {
+    "my.yaml: train.zero_stage: 0: keeps no fp32 master weights; set it to 1": {
         "train": {"zero_stage": 0, "precision": "bf16", "backend": "deepspeed"}
     },
     "my.yaml: train.split: 'nan,1,1': give three non-negative numbers": {
         "train": {"split": "nan,1,1"}
     },
     "my.yaml: generate.prompts: []": {"generate": {"prompts": []}},
-    "my.yaml: run: 'data': results/data has another use": {"run": "data"},
+    "my.yaml: run: 'data': results/data is reserved": {"run": "data"},
     "my.yaml: run: 'a b': string should match": {"run": "a b"},
     "my.yaml: sample_corpus has no corpus 'web'; choose code or docs": {
         "sample_corpus": {"web": {}}
@@ -70,10 +70,10 @@ MISTAKES = {
     "my.yaml: model.architecture: from_checkpoint: there is no model.checkpoint; name one, or a": {
         "model": {"architecture": "from_checkpoint"}
     },
-    "my.yaml: train.finetune: missing, with model.checkpoint; add true (its weights alone, from": {
+    "my.yaml: train.finetune: missing, but model.checkpoint is set; add true (load": {
         "model": {"checkpoint": "a"}
     },
-    "my.yaml: train.finetune: false: there is no model.checkpoint; name one, or leave this out": {
+    "my.yaml: train.finetune: false: there is no model.checkpoint; set it, or remove": {
         "train": {"finetune": False}
     },
 }
@@ -86,19 +86,19 @@ def test_mistakes_are_one_line_each(expected: str) -> None:
     assert "\n" not in message
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     assert len(error_of({"a": 1, "b": 2, "seed": "x"}).splitlines()) == 3
 
 
-def test_a_checkpoint_tells_the_architecture_unless_a_file_is_named() -> None:
+def test_the_architecture_is_from_the_checkpoint_unless_a_file_is_named() -> None:
     for model, expected in (
         ({}, (Path("config/models/tiny-llama.yaml"),) * 2),
         ({"checkpoint": "a"}, ("from_checkpoint", None)),
         ({"checkpoint": "a", "architecture": None}, ("from_checkpoint", None)),
         ({"checkpoint": "a", "architecture": "b.yaml"}, (Path("b.yaml"),) * 2),
     ):
-        found = ModelSettings.model_validate(model)
-        assert (found.architecture, found.stated) == expected
+        settings = ModelSettings.model_validate(model)
+        assert (settings.architecture, settings.stated) == expected
 
 
 def test_the_default_files_are_valid() -> None:
@@ -110,7 +110,7 @@ def test_the_default_files_are_valid() -> None:
         read_architecture(path)
 
 
-def test_schema_is_in_step() -> None:
+def test_schema_json_is_up_to_date() -> None:
     assert (ROOT / "config/schema.json").read_text() == schema(), (
         "run: python -m tokamake.config.root > config/schema.json"
     )
@@ -133,7 +133,7 @@ def test_every_field_is_documented() -> None:
     assert not missing
 
 
-def test_missing_and_broken_files(tmp_path: Path) -> None:
+def test_missing_and_invalid_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.yaml: no such file; fix model\.architecture"):
         read_architecture(tmp_path / "none.yaml")
     (tmp_path / "a.yaml").write_text("a: [")
@@ -147,7 +147,7 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
         read_architecture(tmp_path / "a.yaml")
 
 
-def test_runs_survive_writing(tmp_path: Path) -> None:
+def test_a_written_run_reads_back_equal(tmp_path: Path) -> None:
     run = Run(
         run="a", seed=1, checkpoint=Path("c"), index=Path("i"), data_root=Path("d"),
         output=Path("o"),

@@ -1,4 +1,4 @@
-"""A table of runs: each row is the config with its settings; mistakes are told with their lines."""
+"""Table of runs: rows override settings of the config; messages name the line of a mistake."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def test_without_a_table_the_config_is_one_run() -> None:
     assert (name, run.config.seed, run.where) == ("alone", 5, "my.yaml")
 
 
-def test_mistakes_of_the_config_are_told_as_its_own(tmp_path: Path) -> None:
+def test_mistakes_in_the_config_are_reported_for_the_config(tmp_path: Path) -> None:
     values = table(tmp_path, "run\ttrain.optimizer.beta1\na\ttwo\n") | {"sed": 3}
     with pytest.raises(UserError) as caught:
         read_runs(values, "my.yaml")
@@ -32,7 +32,7 @@ def test_mistakes_of_the_config_are_told_as_its_own(tmp_path: Path) -> None:
     assert second.startswith("my.yaml: sed: unknown key; did you mean seed")
 
 
-def test_cells_replace_settings_and_empty_ones_leave_them(tmp_path: Path) -> None:
+def test_cells_override_settings_and_empty_cells_keep_them(tmp_path: Path) -> None:
     values = table(
         tmp_path,
         "# a sweep\n"
@@ -58,9 +58,9 @@ MISTAKES = {
         "run  seed\na  3\n"
     ),
     r"runs\.tsv:2: run: missing; give the run a name": "run\tseed\n\t3\n",
-    r"runs\.tsv:3: run 'a' stands in line 2, too": "run\tseed\na\t1\na\t2\n",
-    r"runs\.tsv:1: seed: stands there twice": "run\tseed\tseed\na\t1\t2\n",
-    r"runs\.tsv:1: tokenize.append_eod: the same for all runs, which share their data": (
+    r"runs\.tsv:3: run 'a' is already in line 2": "run\tseed\na\t1\na\t2\n",
+    r"runs\.tsv:1: seed: duplicate column": "run\tseed\tseed\na\t1\t2\n",
+    r"runs\.tsv:1: tokenize.append_eod: must be the same for all runs, which share their data": (
         "run\ttokenize.append_eod\na\tfalse\n"
     ),
     r"runs\.tsv:1: run  seed: no such setting; columns are run and settings of seed, corpora": (
@@ -73,7 +73,7 @@ MISTAKES = {
         "run\ttrain.train_steps\na\t-1\n"
     ),
     r"runs\.tsv:2: seed: '\[': not valid YAML": "run\tseed\na\t[\n",
-    r"runs\.tsv:2: run: 'import': results/import has another use": "run\tseed\nimport\t1\n",
+    r"runs\.tsv:2: run: 'import': results/import is reserved": "run\tseed\nimport\t1\n",
     r"runs\.tsv:2: convert.0: 'mds-pp2': format mds has no pipeline_parallel_size; leave it out": (
         "run\tconvert\na\t[mds-pp2]\n"
     ),
@@ -87,28 +87,28 @@ def test_mistakes_in_the_table_of_runs(tmp_path: Path, expected: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_table(tmp_path: Path) -> None:
+def test_a_missing_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.tsv: no such file; fix runs in the config"):
         read_runs({"runs": str(tmp_path / "none.tsv")}, "my.yaml")
 
 
-def test_tables_of_corpora_differ_in_their_mixture_alone(tmp_path: Path) -> None:
+def test_tables_of_corpora_may_differ_only_in_the_mixture(tmp_path: Path) -> None:
     def merged(second: str) -> dict[str, str]:
         tables = {"a.tsv": "corpus\tfiles\tweight\nx\tx/*\t1\ny\ty/*\t1\n", "b.tsv": second}
         for name, text in tables.items():
             (tmp_path / name).write_text(text)
-        found = merge_tables({tmp_path / n: read_corpora(tmp_path / n) for n in tables})
-        return {name: corpus.files for name, corpus in found.items()}
+        merged_corpora = merge_tables({tmp_path / n: read_corpora(tmp_path / n) for n in tables})
+        return {name: corpus.files for name, corpus in merged_corpora.items()}
 
-    weighed = merged("corpus\tfiles\tweight\nz\tz/*\t1\nx\tx/*\t9\n")
-    assert weighed == {"x": "x/*", "y": "y/*", "z": "z/*"}
+    files = merged("corpus\tfiles\tweight\nz\tz/*\t1\nx\tx/*\t9\n")
+    assert files == {"x": "x/*", "y": "y/*", "z": "z/*"}
     with pytest.raises(UserError, match=r'b\.tsv: corpus "x": files is \'w\', but \'x/\*\' in .*a'):
         merged("corpus\tfiles\tweight\nx\tw\t1\n")
     with pytest.raises(UserError, match=r"b\.tsv: sets are train, valid, but none in .*a\.tsv"):
         merged("corpus\tfiles\tweight\tsets\nx\tx/*\t1\ttrain=0:0.9 valid=0.9:1\n")
 
 
-def test_names_of_forms() -> None:
+def test_names_of_export_formats() -> None:
     sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 4, "virtual_pipeline_size": 3}
     assert parse_export_format("megatron-tp2-pp4-vpp3-bf16") == ("megatron", sizes, "bf16")
     assert parse_export_format("mds-pipeline-pp16") == (
@@ -117,10 +117,10 @@ def test_names_of_forms() -> None:
         None,
     )
     assert parse_export_format("hf") == ("hf", {}, None)
-    shared = {"tensor_parallel_size": 2, "data_parallel_size": 6, "zero_stage": 2}
-    assert parse_export_format("mds-tp2-dp6-zero2-bf16") == ("mds", shared, "bf16")
-    sliced = {"data_parallel_size": 4, "zero_stage": 3}
-    assert parse_export_format("mds-dp4-zero3-bf16") == ("mds", sliced, "bf16")
+    zero_2 = {"tensor_parallel_size": 2, "data_parallel_size": 6, "zero_stage": 2}
+    assert parse_export_format("mds-tp2-dp6-zero2-bf16") == ("mds", zero_2, "bf16")
+    zero_3 = {"data_parallel_size": 4, "zero_stage": 3}
+    assert parse_export_format("mds-dp4-zero3-bf16") == ("mds", zero_3, "bf16")
     for wrong in (
         "mds-pp2",
         "hf-tp1",
@@ -137,35 +137,37 @@ def test_names_of_forms() -> None:
         "mds-pipeline-pp2-zero3",
         "megatron-zero1",
     ):
-        told = (
+        message = (
             r"leave it out|give a format|give (pp|zero1), too|one of them|DeepSpeed itself refuses"
         )
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             parse_export_format(wrong)
 
 
-def test_shards_are_of_adam() -> None:
+def test_zero_formats_need_adam() -> None:
     lion = {"optimizer": {"name": "lion"}}
-    told = r"convert: mds-dp2-zero1: a zero form holds states of adam and adamw, not of lion"
-    with pytest.raises(UserError, match=told):
+    message = (
+        r"convert: mds-dp2-zero1: zero formats hold optimizer states of adam and adamw, not of lion"
+    )
+    with pytest.raises(UserError, match=message):
         read_runs({**BASE, "convert": "mds-dp2-zero1", "train": lion}, "my.yaml")
     read_runs({**BASE, "convert": ["universal", "mds"], "train": lion}, "my.yaml")
 
 
-def test_forms_that_a_model_cannot_be_shared_as() -> None:
+def test_export_formats_that_do_not_divide_the_model_are_refused() -> None:
     model = Architecture(
         vocab_size=9, hidden_size=16, intermediate_size=8, num_hidden_layers=4,
         num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=8,
     )  # fmt: skip
     for good in ("hf", "mds-tp2", "mds-pipeline-tp2-pp3", "megatron-pp2-vpp2", "universal-pp4"):
         check_export_format(parse_export_format(good), model)
-    for wrong, told in {
+    for wrong, message in {
         "mds-tp3": "tp3: does not divide num_attention_heads 8; give a divisor",
         "mds-tp4": "tp4: does not divide num_key_value_heads 2; give a divisor",
         "mds-pipeline-pp5": "5 stages: the model has 4 layers; give a number that is no larger",
         "megatron-pp3": "3 stages: the model has 4 layers; give a number that divides them",
     }.items():
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             check_export_format(parse_export_format(wrong), model)
     (run,) = read_runs({**BASE, "convert": "mds"}, "my.yaml").values()
     assert run.config.convert == ("mds",)

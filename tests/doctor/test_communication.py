@@ -1,4 +1,4 @@
-"""The doctor among ranks: who is missing, who differs, who is slow, and whether sums are right."""
+"""doctor on several ranks: missing, different and slow hosts, and wrong sums."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def lines(results: list[Result]) -> list[str]:
     return [result.line for result in results]
 
 
-def test_hosts_that_are_alike() -> None:
+def test_equal_hosts_are_ok() -> None:
     found = hosts.judge_hosts(FACTS)
     assert lines(found)[0] == "ok       ranks: 4 on 2 hosts (n1: 2, n2: 2)"
     assert {one.state for one in found} == {"ok"}
@@ -49,14 +49,14 @@ def test_hosts_that_differ_are_named(name: str) -> None:
     assert "on n1" in found.value
 
 
-def test_a_host_that_locks_little_memory() -> None:
+def test_a_low_limit_of_locked_memory() -> None:
     poor = [replace(one, locked=(65536, 65536)) if one.host == "n2" else one for one in FACTS]
     assert hosts.judge_hosts(poor)[-1].line.startswith("warning  locked memory, on n2: 65,536")
     endless = [replace(one, locked=(-1, -1)) if one.host == "n2" else one for one in FACTS]
     assert hosts.judge_hosts(endless)[-1].state == "ok"
 
 
-def test_a_copy_that_is_older_is_another_version(tmp_path: Path) -> None:
+def test_changed_sources_change_the_version(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1\n")
     before = hosts.sources(tmp_path)
     assert hosts.sources(tmp_path) == before
@@ -66,8 +66,10 @@ def test_a_copy_that_is_older_is_another_version(tmp_path: Path) -> None:
 
 def test_ranks_and_hosts_that_are_missing() -> None:
     found = hosts.judge_missing({0: "n1.site", 2: "n3"}, 4, ["n1", "n2", "n3", "n4"], 120)
-    assert found.value == ("2 of 4 came within 120 s, rank 1, 3 did not; no rank came from n2, n4")
-    assert "no rank came" not in hosts.judge_missing({0: "n1"}, 2, [], 5).value
+    assert found.value == (
+        "2 of 4 connected within 120 s, rank 1, 3 did not; no rank of n2, n4 connected"
+    )
+    assert "no rank of" not in hosts.judge_missing({0: "n1"}, 2, [], 5).value
 
 
 def test_hosts_of_a_job(tmp_path: Path) -> None:
@@ -79,18 +81,18 @@ def test_hosts_of_a_job(tmp_path: Path) -> None:
 
 def test_slow_hosts() -> None:
     times = [("n1", 1.0), ("n1", 9.0), ("n1", 1.1), ("n2", 1.0), ("n3", 3.0), ("n3", 3.0)]
-    # One slow rank is a neighbour of a slow host, perhaps; the host's own are all slow.
+    # A single slow rank may be the neighbour of a slow host. On a slow host, all ranks are slow.
     assert hosts.slow_hosts(times, 2.0) == pytest.approx({"n3": 3.0 / 1.1})
     assert hosts.slow_hosts([("n1", 1.0)], 2.0) == {}
     found = hosts.judge_slow("links", "1 GB/s", {"n3": 2.7})
     assert found.line.startswith("warning  links: 1 GB/s; n3 takes 2.7 times as long as others")
 
 
-def test_measurements_that_are_well_slow_or_wrong() -> None:
+def test_normal_slow_and_wrong_measurements() -> None:
     cpu = torch.device("cpu")
     found = communication.judge_measured(MEASURED, cpu)
     assert {one.state for one in found} == {"ok"}
-    assert "100 µs for 4 bytes; 0.63 GB/s a rank for 4 MB" in found[1].value
+    assert "100 µs for 4 bytes; 0.63 GB/s per rank for 4 MB" in found[1].value
     slow = [replace(one, link=5e-3, device=2e-3) if one.host == "n2" else one for one in MEASURED]
     states = {one.name: one.state for one in communication.judge_measured(slow, cpu)}
     assert states["links"] == states["speed of devices"] == "warning"
@@ -103,11 +105,11 @@ def test_measurements_that_are_well_slow_or_wrong() -> None:
 def test_a_folder_that_a_host_does_not_see(tmp_path: Path) -> None:
     assert communication.judge_folder(tmp_path, []).state == "ok"
     found = communication.judge_folder(tmp_path, ["n2"])
-    assert (found.state, f"{tmp_path} is not seen by n2") == ("wrong", found.value)
+    assert (found.state, f"{tmp_path} is not visible on n2") == ("wrong", found.value)
 
 
 def rank(script: str, *arguments: str) -> list[str]:
-    """A rank that runs the doctor, after a script that changes what it is."""
+    """Command of a rank that runs `script`, which changes facts, and then doctor."""
     main = "from tokamake.cli import main; main()"
     command = ["tokamake", "doctor", "--ranks", *arguments]
     return [sys.executable, "-c", f"import sys; sys.argv = {command!r}\n{script}\n{main}"]
@@ -121,7 +123,7 @@ def environment(number: int, port: int) -> dict[str, str]:
 
 
 def two(folder: Path, script: str = "") -> list[tuple[int, str, str]]:
-    """Exit code, stdout and stderr of either rank; the script changes rank 1."""
+    """Exit code, stdout and stderr of both ranks; the script changes rank 1."""
     port, pipe = free_port(), subprocess.PIPE
     started = [
         subprocess.Popen(
@@ -144,7 +146,7 @@ def test_two_ranks_agree_and_one_reports(tmp_path: Path) -> None:
         check=False, timeout=600,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("sums of the all-reduce: right on 2 ranks, cpu\n") == 1
+    assert result.stdout.count("sums of the all-reduce: correct on 2 ranks, cpu\n") == 1
     assert "ok       ranks: 2 on 1 host" in result.stdout
     assert json.loads((tmp_path / "report.json").read_text())["state"] != "wrong"
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
@@ -182,7 +184,7 @@ def test_a_rank_that_differs_is_named(tmp_path: Path, script: str, told: str) ->
 
 
 @pytest.mark.ranks
-def test_a_rank_that_never_comes_is_told(tmp_path: Path) -> None:
+def test_a_missing_rank_is_reported(tmp_path: Path) -> None:
     def alone(number: int, **more: str) -> subprocess.CompletedProcess[str]:
         port = free_port()
         return subprocess.run(
@@ -193,8 +195,9 @@ def test_a_rank_that_never_comes_is_told(tmp_path: Path) -> None:
     (tmp_path / "nodes").write_text("n7\nn8\n")
     found = alone(0, PBS_NODEFILE=str(tmp_path / "nodes"))
     assert found.returncode == 1
-    assert "wrong    ranks: 1 of 2 came within 2 s, rank 1 did not; no rank came from n7, n8" in (
-        found.stdout
+    assert (
+        "wrong    ranks: 1 of 2 connected within 2 s, rank 1 did not; no rank of n7, n8 connected"
+        in (found.stdout)
     )
     found = alone(1)
     assert found.returncode == 2
@@ -228,10 +231,10 @@ class Clock:
                 return ready
 watch.select = Clock
 """
-"""For a step, time is up when there is a file `late`."""
+"""A step times out when the file `late` exists."""
 
 
-def test_what_hangs_is_ended_with_its_own_words(tmp_path: Path) -> None:
+def test_a_hanging_step_is_killed_with_its_message(tmp_path: Path) -> None:
     def run(script: str, seconds: str, *told: str) -> tuple[int, str, str]:
         """Go on when it tells each of these; after the last one, it is late."""
         with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Checks of `tokamake doctor`, each with either outcome; a cluster's programs are fakes."""
+"""Checks of `tokamake doctor`, passed and failed; the programs of a cluster are fakes."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def states(results: list[Result]) -> dict[str, str]:
 
 
 def program(folder: Path, name: str, text: str) -> None:
-    """A fake program that notes its calls."""
+    """Write a fake program that logs its calls."""
     path = folder / "bin" / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(f'#!/bin/sh\necho "$@" >> {folder}/{name}.calls\n{text}\n')
@@ -98,9 +98,9 @@ def read(site: Path) -> Profile:
     return profile.read_profile(site / "site", site)
 
 
-def test_results_as_lines_and_for_programs() -> None:
+def test_results_as_lines_and_as_json() -> None:
     assert ok("a", "1").line == "ok       a: 1"
-    assert wrong("a", "1", "mend it").line == "wrong    a: 1 (mend it)"
+    assert wrong("a", "1", "fix it").line == "wrong    a: 1 (fix it)"
     assert report([])["state"] == "ok"
     assert report([ok("a", "1"), warning("b", "2", "c")])["state"] == "warning"
     found = report([wrong("a", "1", "c"), warning("b", "2", "c")])
@@ -109,7 +109,7 @@ def test_results_as_lines_and_for_programs() -> None:
 
 
 def late(monkeypatch: pytest.MonkeyPatch, begun: Path) -> None:
-    """Have the time of all programs be up as soon as one has written to that file."""
+    """Make all programs time out as soon as one has written to that file."""
 
     def communicate(process: subprocess.Popen[str], *, timeout: float) -> None:
         wait_for(lambda: begun.exists() and begun.read_text().endswith("\n"), "it to begin")
@@ -135,7 +135,9 @@ def test_programs_answer_fail_hang_or_are_missing(
     assert "No such file" in programs.ask(["no-such-program"], seconds=60).fault
 
 
-def test_python_old_or_another_persons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_python_and_the_environment_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (found,) = environment.check_python()
     assert found.state == "ok"
     assert sys.executable in found.value
@@ -150,12 +152,12 @@ def test_python_old_or_another_persons(tmp_path: Path, monkeypatch: pytest.Monke
     assert environment.check_python()[0].state == "wrong"
 
 
-def test_torch_its_device_and_what_ranks_talk_through() -> None:
+def test_torch_device_and_communication_back_end() -> None:
     found = environment.judge_torch(FACTS, {})
     assert set(states(found).values()) == {"ok"}
     found = environment.judge_torch(CUDA, {})
     assert "ok       device: cuda, 4 × A100" in [one.line for one in found]
-    assert "ok       communication back end: nccl (also there: gloo)" in [o.line for o in found]
+    assert "ok       communication back end: nccl (also available: gloo)" in [o.line for o in found]
     old = environment.judge_torch({**FACTS, "torch": "2.3.1"}, {})
     assert states(old)["torch"] == "warning"
     deaf = environment.judge_torch({**CUDA, "backends": ["gloo"]}, {})
@@ -182,14 +184,14 @@ def test_deepspeed() -> None:
         assert "pip install 'deepspeed" in found.remedy
 
 
-def test_the_environment_of_these_tests_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_these_tests_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPI4PY_LIBMPI", MPI)
     found = [*environment.check_torch(), *environment.check_mpi(Launcher("mpiexec"))]
     assert {"torch", "bf16", "DeepSpeed", "MPI"} <= set(states(found))
     assert set(states(found).values()) == {"ok"}
 
 
-def test_mpi_is_needed_for_mpiexec_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_mpiexec_needs_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_MPI", "raise ImportError('libmpi.so.12: not found')")
     assert environment.check_mpi(Launcher("srun")) == []
     (found,) = environment.check_mpi(Launcher("mpiexec"))
@@ -197,7 +199,7 @@ def test_mpi_is_needed_for_mpiexec_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "libmpi.so.12" in found.value
 
 
-def test_mpi_is_that_of_the_modules_that_the_launch_script_loads(site: Path) -> None:
+def test_mpi_is_from_the_modules_that_the_launch_script_loads(site: Path) -> None:
     for library, state in ((site / "none.so", "wrong"), (MPI, "ok")):
         text = f"echo loading\nexport MPI4PY_LIBMPI={library}\nmpiexec=\n"
         (site / "site/environment.sh").write_text(text)
@@ -239,7 +241,7 @@ def test_limits_of_the_system() -> None:
     assert len(environment.check_limits(cluster=False)) == 1
 
 
-def test_a_profile_that_is_well(site: Path) -> None:
+def test_a_valid_profile(site: Path) -> None:
     found = read(site)
     assert found.launcher.name == "mpiexec"
     assert set(states(profile.check_profile(found)).values()) == {"ok"}
@@ -250,7 +252,7 @@ def test_a_profile_that_is_well(site: Path) -> None:
     assert found.requests == [Request("train", 2, 60, "debug"), Request("", 1, 60, "debug")]
 
 
-def test_rules_of_the_users_file_come_before_what_is_for_all(site: Path) -> None:
+def test_values_for_a_rule_override_values_for_all_rules(site: Path) -> None:
     (site / "mine.yaml").write_text("account: a\nqueue: q\nrules: {train: {queue: prod}}\n")
     assert [request.queue for request in read(site).requests] == ["prod", "q"]
 
@@ -269,7 +271,7 @@ def test_a_profile_is_read_as_the_executors_read_it(
     ]
 
 
-def test_a_group_of_rules_asks_for_the_time_of_all(site: Path) -> None:
+def test_a_group_requests_the_sum_of_the_times(site: Path) -> None:
     path = site / "site/profile.yaml"
     text = path.read_text().replace("set-resources:", "set-resources:\n  weigh: {runtime: 10}")
     path.write_text(text + "groups: {describe: prepare, weigh: prepare}\n")
@@ -277,7 +279,7 @@ def test_a_group_of_rules_asks_for_the_time_of_all(site: Path) -> None:
     assert read(site).requests[1:] == [Request("", 1, 60, "q"), Request("prepare", 1, 70, "prod")]
 
 
-def test_what_is_wrong_in_a_profile(site: Path) -> None:
+def test_mistakes_in_a_profile(site: Path) -> None:
     path, script = site / "site/profile.yaml", site / "site/launch.sh"
     path.write_text(path.read_text() + "latency-wiat: 5\n")
     found = profile.judge_keys(read(site), {"executor", "jobs", "latency-wait"})
@@ -295,7 +297,7 @@ def test_what_is_wrong_in_a_profile(site: Path) -> None:
     path.write_text("executor: pbs\n")
     assert profile.judge_launch(read(site)).value == "none"
     path.write_text("- executor\n")
-    with pytest.raises(UserError, match="no mapping of keys"):
+    with pytest.raises(UserError, match="not a mapping of keys"):
         read(site)
     with pytest.raises(UserError, match=r"no profile\.yaml in it"):
         profile.read_profile(site / "none", site)
@@ -314,14 +316,14 @@ def test_personal_values_that_are_missing(site: Path) -> None:
     (site / "mine.yaml").write_text("acount: proj\nqueue: debug\n")
     found = profile.check_personal(read(site))
     assert states(found) == {"your file": "wrong", "account": "wrong", "queue": "ok"}
-    assert f"write `account: ...` into {site}/mine.yaml" in found[1].remedy
+    assert f"add `account: ...` to {site}/mine.yaml" in found[1].remedy
 
 
-def test_pbs_is_asked_once(site: Path) -> None:
+def test_pbs_is_queried_once(site: Path) -> None:
     found = scheduler.check_scheduler(read(site))
     assert [result.line for result in found] == [
         "ok       scheduler: qstat answers, 6 queues",
-        "ok       account is valid: not known: the scheduler tells at submission alone",
+        "ok       account is valid: not known: the scheduler checks it only at submission",
         "ok       limits for train: 2 nodes, 60 min in debug; at most 2 nodes, at most 60 min",
         "ok       limits for other rules: 1 node, 60 min in debug; at most 2 nodes, at most 60 min",
     ]
@@ -334,7 +336,7 @@ def test_pbs_is_asked_once(site: Path) -> None:
     [
         ("echo cannot connect >&2; exit 111", "qstat: cannot connect (exit status 111)"),
         ("sleep 600", "qstat: no answer within 240 s"),
-        ("echo '{\"Queue\":'", "qstat: an answer that names no queue"),
+        ("echo '{\"Queue\":'", "qstat: the answer contains no queue"),
     ],
 )
 def test_a_scheduler_that_does_not_answer(
@@ -361,16 +363,16 @@ QUEUES = scheduler.pbs_queues(json.dumps(QSTAT))
     ("queue", "nodes", "minutes", "state", "told"),
     [
         ("debug", 2, 60, "ok", "at most 2 nodes"),
-        ("debug", 3, 60, "wrong", "which has at most 2 nodes"),
-        ("debug", 2, 61, "wrong", "which has at most 60 min"),
-        ("small", 2, 60, "wrong", "which has at least 10 nodes"),
+        ("debug", 3, 60, "wrong", "which allows at most 2 nodes"),
+        ("debug", 2, 61, "wrong", "which allows at most 60 min"),
+        ("small", 2, 60, "wrong", "which requires at least 10 nodes"),
         ("small", 20, 60, "ok", "nodes: limit not known"),
         ("prod", 20, 60, "ok", "at most 1440 min"),
-        ("prod", 20, 1440, "wrong", "which has at most 360 min"),
-        ("none", 1, 1, "wrong", "none: no such queue (there are closed, debug"),
-        ("closed", 1, 1, "wrong", "takes no jobs now"),
+        ("prod", 20, 1440, "wrong", "which allows at most 360 min"),
+        ("none", 1, 1, "wrong", "none: no such queue (queues are closed, debug"),
+        ("closed", 1, 1, "wrong", "accepts no jobs now"),
         ("stopped", 1, 1, "warning", "starts no jobs now"),
-        ("", 1, 1, "ok", "not known: no queue is named"),
+        ("", 1, 1, "ok", "not known: no queue is set"),
     ],
 )
 def test_limits_of_queues(queue: str, nodes: int, minutes: int, state: str, told: str) -> None:
@@ -396,14 +398,14 @@ def test_partitions_of_slurm() -> None:
     assert scheduler.judge_partition_account("Physics", "long", found) is None
     refused = scheduler.judge_partition_account("arts", "long", found)
     assert refused is not None
-    assert refused.remedy == "it takes physics, biology"
+    assert refused.remedy == "it accepts physics, biology"
 
 
 @pytest.mark.parametrize(
     ("answer", "state", "told"),
     [
         ("echo physics; echo biology", "ok", "physics"),
-        ("echo arts", "wrong", "physics: none of yours"),
+        ("echo arts", "wrong", "physics: not your account"),
         ("echo no slurmdbd >&2; exit 1", "ok", "not known: sacctmgr: no slurmdbd"),
     ],
 )
@@ -424,15 +426,15 @@ def test_accounts_of_slurm(site: Path, answer: str, state: str, told: str) -> No
         assert len((site / f"{name}.calls").read_text().splitlines()) == 1
 
 
-def test_a_persons_values_on_slurm(site: Path) -> None:
+def test_personal_values_on_slurm(site: Path) -> None:
     start = f"executor: sbatch\nsbatch-user-file: {site}/mine.yaml\nsbatch-required: account qos\n"
     (site / "site/profile.yaml").write_text(start)
     (site / "mine.yaml").write_text("qos: debug\nqueue: short\n")
     told = {one.name: one.line for one in profile.check_personal(read(site))}
     assert told["your file"].startswith(f"wrong    your file: {site}/mine.yaml: queue: unknown")
-    assert f"write `account: ...` into {site}/mine.yaml" in told["account"]
+    assert f"add `account: ...` to {site}/mine.yaml" in told["account"]
     assert told["qos"] == "ok       qos: debug"
-    assert told["partition"] == "ok       partition: none given, so Slurm's default for you"
+    assert told["partition"] == "ok       partition: none, so Slurm uses your default"
     (site / "site/profile.yaml").write_text(
         f"{start}set-resources:\n  train: {{slurm_account: arts}}\n"
     )
@@ -451,7 +453,7 @@ def test_no_scheduler_for_local_processes() -> None:
     ("free", "files", "all_files", "state"),
     [
         (1e12, 10**7, 10**8, "ok"),
-        (1e12, 0, 0, "ok"),  # as file systems say that tell of no limit
+        (1e12, 0, 0, "ok"),  # file systems that report no limit
         (5e9, 10**7, 10**8, "warning"),
         (1e12, 5_000, 10**8, "warning"),
         (5e8, 10**7, 10**8, "wrong"),
@@ -462,9 +464,9 @@ def test_space_on_a_disk(free: float, files: int, all_files: int, state: str) ->
     assert disk.judge_free("disk", int(free), files, all_files).state == state
 
 
-def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
+def test_measuring_a_disk_leaves_no_files(tmp_path: Path) -> None:
     found = disk.check_disks(tmp_path / "new", [tmp_path], cluster=False)
-    assert len(found) == 3  # results and data lie on one
+    assert len(found) == 3  # results and data are on the same disk
     assert states(found)[f"disk of {tmp_path}/new/results, flock"] == "ok"
     assert list(tmp_path.iterdir()) == []
 
@@ -488,7 +490,7 @@ def test_slow_disks_and_disks_without_locks(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_data_may_be_read_only_and_must_be_there(
+def test_data_may_be_read_only_and_must_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -501,7 +503,7 @@ def test_data_may_be_read_only_and_must_be_there(
     assert disk.check_disk("disk", tmp_path, writes=True)[-1].state == "wrong"
 
 
-def test_a_folder_that_may_not_be_seen_is_no_crash(
+def test_a_folder_without_permission_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.stat
@@ -514,10 +516,10 @@ def test_a_folder_that_may_not_be_seen_is_no_crash(
     (tmp_path / "theirs").mkdir()
     monkeypatch.setattr(os, "stat", refuse)
     found = disk.check_disks(tmp_path, [tmp_path / "theirs/raw"], cluster=False)
-    assert "theirs/raw: no such folder, or not yours to see" in found[-1].line
+    assert "theirs/raw: no such folder, or no permission" in found[-1].line
 
 
-def test_a_home_is_no_place_for_a_clusters_results(tmp_path: Path) -> None:
+def test_results_in_a_home_get_a_warning_on_clusters(tmp_path: Path) -> None:
     home, project = tmp_path / "home/me", tmp_path / "project"
     (home / "work").mkdir(parents=True)
     project.mkdir()
@@ -539,7 +541,7 @@ def test_a_home_is_no_place_for_a_clusters_results(tmp_path: Path) -> None:
     assert "place" not in states(disk.check_disks(home, [], cluster=False, home=home))
 
 
-def test_the_command_tells_what_is_wrong_and_exits_with_1(site: Path) -> None:
+def test_the_command_reports_faults_and_exits_with_1(site: Path) -> None:
     def run() -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "tokamake", "doctor", "--profile", "site"]
         return subprocess.run(
@@ -554,21 +556,20 @@ def test_the_command_tells_what_is_wrong_and_exits_with_1(site: Path) -> None:
     (site / "mine.yaml").write_text("account: proj\nqueue: large\n")
     result = run()
     assert result.returncode == 1
-    assert "wrong    limits for train: 2 nodes, 60 min in large, which has at least 100 nodes" in (
-        result.stdout
+    assert (
+        "wrong    limits for train: 2 nodes, 60 min in large, which requires at least 100 nodes"
+        in (result.stdout)
     )
     assert result.stderr == ""
     assert json.loads((site / "report.json").read_text())["state"] == "wrong"
 
 
-def test_a_profile_that_is_not_there_is_one_fault(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_profile_is_one_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         doctor(profile=tmp_path / "none", directory=tmp_path)
     assert caught.value.code == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("wrong")] == [
-        f"wrong    profile: {tmp_path}/none: no profile.yaml in it; name the folder of a profile "
-        "(mend it)"
+        f"wrong    profile: {tmp_path}/none: no profile.yaml in it; give the folder of a profile "
+        "(fix it)"
     ]

@@ -1,4 +1,4 @@
-"""The doctor and the mpiexec of a launch script: which one it is, and what it takes."""
+"""The mpiexec of a launch script: its path, version and accepted options."""
 
 import shlex
 import shutil
@@ -64,7 +64,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("exec python ranks.py\n", "", ()),
     ],
 )  # fmt: skip
-def test_what_a_launch_script_starts(
+def test_the_last_command_of_a_launch_script(
     tmp_path: Path, text: str, name: str, options: tuple[str, ...]
 ) -> None:
     for folder, lines in (("one", text), ("other", "exec srun\n")):
@@ -88,7 +88,7 @@ def test_scripts_of_a_chain_are_sourced_in_their_order_from_their_own_folders(
 
 
 @pytest.mark.parametrize("profile", ["aurora", "polaris", "sunspot"])
-def test_an_mpiexec_of_pals_is_well(site: Path, profile: str) -> None:
+def test_an_mpiexec_of_pals_is_ok(site: Path, profile: str) -> None:
     command = shlex.join([PYTHON, "-IS", str(PALS), str(MPICH), str(site)])
     program(site / "mpiexec", f'exec {command} "$@"')
     read = launcher.read_launcher(ROOT / f"profiles/{profile}/launch.sh")
@@ -111,7 +111,7 @@ def test_a_real_mpich_refuses_options_of_pals(site: Path, profile: str) -> None:
     assert "load the module" in found.remedy
 
 
-def test_the_mpiexec_of_tokamakes_environment_is_passed_over(site: Path, tmp_path: Path) -> None:
+def test_the_mpiexec_of_the_environment_is_ignored(site: Path, tmp_path: Path) -> None:
     program(tmp_path / "environment/mpiexec", "echo of the environment")
     found = check("aurora")
     assert found.state == "warning"
@@ -120,7 +120,7 @@ def test_the_mpiexec_of_tokamakes_environment_is_passed_over(site: Path, tmp_pat
     assert check("aurora").value.startswith(f"{site}/mpiexec, of the site; not known: whether")
 
 
-def test_a_script_that_takes_the_first_on_path(site: Path, tmp_path: Path) -> None:
+def test_a_script_that_uses_the_first_mpiexec_on_path(site: Path, tmp_path: Path) -> None:
     script = tmp_path / "launch.sh"
     script.write_text('exec mpiexec -n "$2" "$@"\n')
     read = launcher.read_launcher(script)
@@ -146,7 +146,7 @@ def test_an_mpiexec_that_does_not_answer(site: Path) -> None:
     assert (found.state, found.value) == ("warning", "not known: no answer within 0.5 s")
 
 
-def test_other_launchers_are_not_asked() -> None:
+def test_other_launchers_are_not_checked() -> None:
     assert launcher.check_launcher(Launcher()) == []
     assert launcher.check_launcher(Launcher("srun", ("--nodes",))) == []
 
@@ -167,7 +167,7 @@ def test_other_launchers_are_not_asked() -> None:
         ("--envall --no-cpu-bind", "", "ok", "not known: whether it takes --cpu-bind"),
     ],
 )  # fmt: skip
-def test_wrong_is_what_an_mpiexec_refuses(listed: str, answer: str, state: str, told: str) -> None:
+def test_refused_options_are_wrong(listed: str, answer: str, state: str, told: str) -> None:
     read = Launcher("mpiexec", ("--envall", "--cpu-bind"), Path("launch.sh"))
     said = {"--envall": "", "--cpu-bind": answer}
     found = launcher.judge_mpiexec(read, "mpiexec, 1.0", listed, said)

@@ -21,7 +21,7 @@ LENGTH = 24
 
 @pytest.fixture(scope="module")
 def built(sampled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with two files of docs, one of talk, a weighting file, and a random Llama."""
+    """Folder with two datasets of docs, one of talk, a weighting file, and a random Llama."""
     folder = tmp_path_factory.mktemp("built")
     prose = documents(*(sampled / "raw/docs").glob("*.jsonl"))
     texts = {
@@ -66,7 +66,7 @@ def score(built: Path, sampled: Path, output: Path, **changes: object) -> dict:
 
 
 def held_out_texts(built: Path) -> dict[str, list[str]]:
-    """The last fifth of every file's documents, by corpus."""
+    """The last fifth of the documents of each dataset, by corpus."""
     texts: dict[str, list[str]] = {"docs": [], "talk": []}
     for name in ("docs-0000", "docs-0001", "talk-0000"):
         some = documents(built / f"{name}.jsonl")
@@ -75,7 +75,7 @@ def held_out_texts(built: Path) -> dict[str, list[str]]:
 
 
 def oracle_nats(built: Path, tokens: list[int]) -> tuple[float, int]:
-    """Sum of transformers' own losses, one window after the other, and tokens predicted."""
+    """Sum of the losses of transformers, window by window, and the number of predicted tokens."""
     model = transformers.LlamaForCausalLM.from_pretrained(built / "model").eval()
     total, count = 0.0, 0
     for start in range(0, len(tokens) - 1, LENGTH):
@@ -86,7 +86,7 @@ def oracle_nats(built: Path, tokens: list[int]) -> tuple[float, int]:
     return total, count
 
 
-def test_equals_transformers_on_the_last_documents(
+def test_loss_equals_transformers_on_the_last_documents(
     built: Path, sampled: Path, tmp_path: Path
 ) -> None:
     found = score(built, sampled, tmp_path / "evaluate.json")
@@ -114,7 +114,7 @@ def check(found: dict, num_documents: int, num_tokens: int, size: int, nats: flo
     assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
 
 
-def test_batch_size_changes_nothing_but_speed(built: Path, sampled: Path, tmp_path: Path) -> None:
+def test_batch_size_does_not_change_the_result(built: Path, sampled: Path, tmp_path: Path) -> None:
     one = score(built, sampled, tmp_path / "one.json", batch_size=1)
     many = score(built, sampled, tmp_path / "many.json", batch_size=50)
     again = score(built, sampled, tmp_path / "again.json", batch_size=50)
@@ -122,7 +122,7 @@ def test_batch_size_changes_nothing_but_speed(built: Path, sampled: Path, tmp_pa
     assert many == again
 
 
-def test_max_tokens_cuts_every_corpus(built: Path, sampled: Path, tmp_path: Path) -> None:
+def test_max_tokens_limits_each_corpus(built: Path, sampled: Path, tmp_path: Path) -> None:
     found = score(built, sampled, tmp_path / "evaluate.json", max_tokens=30)
     tokenizer = transformers.AutoTokenizer.from_pretrained(sampled / "tokenizer")
     text = held_out_texts(built)["docs"][0]
@@ -161,7 +161,7 @@ def test_a_corpus_without_test_documents_is_reported_empty(
     assert found["overall"] == found["corpora"]["docs"]
 
 
-def test_without_any_test_document_says_which_setting(
+def test_without_test_documents_the_message_names_the_setting(
     built: Path, sampled: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=r"train\.split a larger share"):
@@ -204,7 +204,7 @@ def test_tokens_beyond_the_vocabulary_are_refused(
         score(built, sampled, tmp_path / "evaluate.json", checkpoint=tmp_path / "model")
 
 
-def test_prints_a_table(
+def test_evaluate_prints_a_table(
     built: Path, sampled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = score(built, sampled, tmp_path / "evaluate.json")

@@ -47,7 +47,7 @@ def draw(model: Path, sampled: Path, output: Path, **changes: object) -> list[di
 
 
 def theirs(model: Path, sampled: Path, prompt: str, num_tokens: int) -> tuple[str, int]:
-    """What transformers makes of a prompt without sampling: continuation and its tokens."""
+    """Greedy continuation of a prompt by transformers, and its tokens."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(sampled / "tokenizer")
     oracle = transformers.LlamaForCausalLM.from_pretrained(model).eval()
     tokens = torch.tensor([tokenizer(prompt)["input_ids"] or [tokenizer.eos_token_id]])
@@ -96,7 +96,9 @@ def test_a_sample_does_not_depend_on_other_prompts(
     assert together[0]["text"] != together[2]["text"], "a repeated prompt gets a sample of its own"
 
 
-def test_stops_where_the_model_sees_no_further(model: Path, sampled: Path, tmp_path: Path) -> None:
+def test_generation_stops_at_the_end_of_the_context(
+    model: Path, sampled: Path, tmp_path: Path
+) -> None:
     (sample,) = draw(
         model, sampled, tmp_path / "a.json", prompts=("x",), max_new_tokens=500, temperature=0.0
     )
@@ -106,7 +108,7 @@ def test_stops_where_the_model_sees_no_further(model: Path, sampled: Path, tmp_p
 
 
 class Scripted(torch.nn.Module):
-    """Predicts 5, 6, 7, ... whatever it is given, and remembers what that was."""
+    """Model that predicts 5, 6, 7, ... for any input, and records its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +127,7 @@ class Scripted(torch.nn.Module):
         return logits
 
 
-def test_stops_at_the_end_of_the_document_and_feeds_new_tokens_only() -> None:
+def test_generation_stops_at_eod_and_feeds_only_new_tokens() -> None:
     tokenizer = Tokenizer(vocab_size=11, eod=8, encode_batch=lambda _: [], decode=str)
     script = Scripted()
     found = decoding.continue_tokens(
@@ -135,7 +137,7 @@ def test_stops_at_the_end_of_the_document_and_feeds_new_tokens_only() -> None:
     assert script.seen == [[1, 2], [5], [6], [7]]
 
 
-def test_draws_follow_the_softmax_of_the_likeliest() -> None:
+def test_samples_follow_the_softmax_of_the_top_k() -> None:
     logits = torch.tensor([0.0, 2.0, 1.0, -1.0, 1.5])
     generator = torch.Generator().manual_seed(0)
     sampling = decoding.Sampling(1, 2.0, 3)
@@ -146,7 +148,7 @@ def test_draws_follow_the_softmax_of_the_likeliest() -> None:
     torch.testing.assert_close(found, expected, atol=0.03, rtol=0)
 
 
-def test_predictions_that_are_not_finite_are_named() -> None:
+def test_predictions_that_are_not_finite_are_refused() -> None:
     sampling = decoding.Sampling(1, 1.0, 0)
     with pytest.raises(UserError, match="not finite"):
         decoding.choose(torch.tensor([0.0, torch.nan]), sampling, torch.Generator())

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.paths import ROOT
 from tokamake import plugins
-from tokamake.config.optimization import SOME, OptimizerSettings
+from tokamake.config.optimization import OPTIONAL, OptimizerSettings
 from tokamake.config.schedule import ScheduleSettings
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
@@ -19,7 +19,7 @@ def test_plug_ins_publish_their_settings(name: str) -> None:
     published = plugins.constant("optim", name, "SETTINGS")
     assert published == plugins.load("optim", name).SETTINGS
     settings = OptimizerSettings(name=name)
-    for key in SOME:
+    for key in OPTIONAL:
         assert getattr(settings, key) == published.get(key)
 
 
@@ -64,11 +64,9 @@ def section(**values: Any) -> dict[str, Any]:
 
 
 MISTAKES = {
-    "train.optimizer.momentum: 0.9: adamw makes no use of it, but of beta1, beta2, epsilon, "
+    "train.optimizer.momentum: 0.9: adamw does not use it, only beta1, beta2, epsilon, "
     "weight_decay; remove it": {"optimizer": {"momentum": 0.9}},
-    "train.optimizer.beta1: 0.9: sgd makes no use of it": {
-        "optimizer": {"name": "sgd", "beta1": 0.9}
-    },
+    "train.optimizer.beta1: 0.9: sgd does not use it": {"optimizer": {"name": "sgd", "beta1": 0.9}},
     "train.optimizer.beta2: 1.0: input should be less than 1": {"optimizer": {"beta2": 1.0}},
     "train.optimizer.weight_decay_schedule: linear: give end_weight_decay": {
         "optimizer": {"weight_decay_schedule": "linear"}
@@ -76,37 +74,35 @@ MISTAKES = {
     "train.optimizer.end_weight_decay: 0.2: set weight_decay_schedule to linear or cosine": {
         "optimizer": {"end_weight_decay": 0.2}
     },
-    "train.schedule.warmup_steps and warmup_tokens state the same; give one of them": {
+    "train.schedule.warmup_steps and warmup_tokens set the same quantity; keep one of them": {
         "schedule": {"warmup_steps": 5, "warmup_tokens": 5}
     },
-    "train.schedule.min_ratio and min_learning_rate state the same": {
+    "train.schedule.min_ratio and min_learning_rate set the same quantity": {
         "schedule": {"min_ratio": 0.1, "min_learning_rate": 1e-5}
     },
-    "train.schedule.cooldown_steps: 3: cosine makes no use of it": {
-        "schedule": {"cooldown_steps": 3}
-    },
+    "train.schedule.cooldown_steps: 3: cosine does not use it": {"schedule": {"cooldown_steps": 3}},
     "train.schedule.cooldown_shape: 'round': input should be": {
         "schedule": {"name": "wsd", "cooldown_shape": "round"}
     },
-    "train: schedule.warmup_steps: 11: more than train_steps 10; the rate would never reach its "
-    "peak, lower it": {"schedule": {"warmup_steps": 11}},
-    "train: schedule.warmup_samples: 41: more than the run's 40 samples; the rate would": {
+    "train: schedule.warmup_steps: 11: more than train_steps 10; the learning rate would never "
+    "reach its peak; lower it": {"schedule": {"warmup_steps": 11}},
+    "train: schedule.warmup_samples: 41: more than the run's 40 samples; the learning rate": {
         "schedule": {"warmup_samples": 41}
     },
     "train: schedule.warmup_tokens: 641: more than the run's 40 samples": {
         "schedule": {"warmup_tokens": 641}
     },
-    "train: schedule.decay_steps: 4: ends before schedule.warmup_steps: 5 does; raise it": {
+    "train: schedule.decay_steps: 4: ends before schedule.warmup_steps: 5; raise it": {
         "schedule": {"warmup_steps": 5, "decay_steps": 4}
     },
-    "train: schedule.warmup_steps: 5, schedule.cooldown_fraction: 0.6: more together than "
+    "train: schedule.warmup_steps: 5, schedule.cooldown_fraction: 0.6: their sum is more than "
     "train_steps 10; lower one of them": {
         "schedule": {"name": "wsd", "warmup_steps": 5, "cooldown_fraction": 0.6}
     },
     "train: schedule.min_learning_rate: 0.001: more than optimizer.learning_rate 0.0003": {
         "schedule": {"min_learning_rate": 1e-3}
     },
-    "train: schedule.annealing_shape: exponential: never gets to 0; raise schedule.min_ratio": {
+    "train: schedule.annealing_shape: exponential: never reaches 0; raise schedule.min_ratio": {
         "schedule": {"name": "infinite", "min_ratio": 0.0}
     },
     "train: schedule.name: cosine: schedule_free_adamw averages weights instead; set it to": {

@@ -13,7 +13,7 @@ from tokamake.report.compare import compare
 
 
 def finished(folder: Path, name: str, rate: float, drawn: int, **sets: float) -> Path:
-    """Folder of a made-up run, its last losses those of `sets`."""
+    """Write a synthetic run whose last validation losses are `sets`."""
     (folder / name / "training").mkdir(parents=True)
     train = {**RUN["train"], "optimizer": {"learning_rate": rate}}  # type: ignore[dict-item]
     index = {"index": str(folder / name / "index"), "output": f"{name}/training"}
@@ -32,7 +32,7 @@ def finished(folder: Path, name: str, rate: float, drawn: int, **sets: float) ->
     return folder / name
 
 
-def test_results_and_what_differs_are_told(tmp_path: Path) -> None:
+def test_the_page_shows_results_and_differences(tmp_path: Path) -> None:
     first = finished(tmp_path, "first", 1e-3, 25, validation_loss=3.25)
     second = finished(tmp_path, "<second>", 2e-4, 50, validation_loss=3.5)
     compare(first, second, output=tmp_path / "out")
@@ -51,7 +51,7 @@ def test_results_and_what_differs_are_told(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
 
-def test_losses_are_of_a_set_that_all_runs_have(tmp_path: Path) -> None:
+def test_losses_are_from_a_set_that_all_runs_have(tmp_path: Path) -> None:
     figures = {}
     for name, sets in {
         "shared": (
@@ -67,7 +67,7 @@ def test_losses_are_of_a_set_that_all_runs_have(tmp_path: Path) -> None:
     assert "Training loss" in figures["none"]
 
 
-def test_mistakes_are_told(tmp_path: Path) -> None:
+def test_mistakes_are_reported(tmp_path: Path) -> None:
     run = finished(tmp_path, "a", 1e-3, 5, validation_loss=1.0)
     with pytest.raises(UserError, match="1 run; give the folders of two or more"):
         compare(run, output=tmp_path / "out")

@@ -57,7 +57,7 @@ def test_loss_figure_shows_training_validation_and_uniform_guess(inputs: dict[st
     assert low < 3 < np.log(1000) < high
 
 
-def test_end_labels_keep_their_order_and_room() -> None:
+def test_end_labels_keep_their_order_and_do_not_overlap() -> None:
     with style.styled():
         figure, axes = style.over_steps("t")
         axes.set_ylim(0, 1)
@@ -98,7 +98,7 @@ def test_the_largest_corpora_stay_and_the_others_are_summed() -> None:
 
 
 def bars(axes: Axes, name: str) -> dict[float, float]:
-    """Left edge of the bin and height of the bars that a legend names."""
+    """Left edge of the bin and height of the bars with a legend entry."""
     container = next(one for one in axes.containers if one.get_label() == name)
     return {np.floor(bar.get_x()): bar.get_height() for bar in container}
 
@@ -123,7 +123,7 @@ def test_lengths_figure_counts_documents_and_tokens(inputs: dict[str, Path]) -> 
     }
 
 
-def test_lengths_figure_takes_empty_and_very_many_corpora() -> None:
+def test_lengths_figure_accepts_empty_and_very_many_corpora() -> None:
     short = tuple(histogram([np.array([0, 1, 5])]))
     many = [Component(f"c{n:03d}", 1, 3, 6, 40, 0.01, 0.01, 1.0, 8, short) for n in range(100)]
     with style.styled():
@@ -150,7 +150,7 @@ def test_smoothing_keeps_lines_straight_and_damps_noise() -> None:
     assert smooth(np.array([2.0])).tolist() == [2.0]
 
 
-def test_a_step_done_again_counts_once(inputs: dict[str, Path]) -> None:
+def test_a_repeated_step_counts_once(inputs: dict[str, Path]) -> None:
     lines = [metric(1, 9.0), metric(2, 8.0), metric(1, 7.0)]
     inputs["metrics"].write_text("".join(json.dumps(line) + "\n" for line in lines))
     training = read_history(inputs["metrics"]).training

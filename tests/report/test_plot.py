@@ -46,7 +46,7 @@ class Page(HTMLParser):
 
 
 def rows(page: Page, width: int, section: str = "") -> list[list[str]]:
-    """Cells of the table behind title and heading, or of the one behind a section's title."""
+    """Cells of the table after the heading, or after the title of a section."""
     texts = page.texts[2:]
     second = texts.index("Documents") if "Documents" in texts else len(texts)
     cells = texts[second + 1 :] if section else texts[:second]
@@ -67,7 +67,7 @@ def test_same_inputs_give_the_same_bytes(inputs: dict[str, Path], tmp_path: Path
         assert ElementTree.parse(tmp_path / "first" / name).getroot().tag.endswith("svg")
 
 
-def test_tables_tell_the_numbers(inputs: dict[str, Path], tmp_path: Path) -> None:
+def test_tables_show_the_numbers(inputs: dict[str, Path], tmp_path: Path) -> None:
     plot(**inputs, output=tmp_path / "plots")
     # Of 12,800 tokens drawn, code gives a quarter, from 0.8 of its 6,000 tokens.
     corpora = Page(tmp_path / "plots/corpora.html")
@@ -112,7 +112,7 @@ def test_old_metadata_is_explained(inputs: dict[str, Path], tmp_path: Path) -> N
     pairs = json.loads(inputs["metadata"].read_text())
     del pairs[1]["lengths"]
     inputs["metadata"].write_text(json.dumps(pairs))
-    with pytest.raises(UserError, match="metadata: has no lengths; make it again"):
+    with pytest.raises(UserError, match="metadata: has no lengths; rerun"):
         plot(**inputs, output=tmp_path / "plots")
 
 
@@ -121,7 +121,7 @@ def test_old_metadata_is_explained(inputs: dict[str, Path], tmp_path: Path) -> N
     [
         ("", "no training step"),
         ('{"step": 1, "lo', "metrics:1: not valid JSON"),
-        ('{"loss": 1.0}', "metrics:1: no step"),
+        ('{"loss": 1.0}', "metrics:1: no key 'step'"),
         ('{"step": 1, "loss": null}', "metrics:1: loss is None, not a number"),
     ],
 )

@@ -1,4 +1,4 @@
-"""How far a workflow is, told from its files: done, running, failed, and how training goes."""
+"""Progress of a workflow from its files: states of stages and progress of training."""
 
 import json
 import os
@@ -16,12 +16,12 @@ from tokamake.errors import UserError
 from tokamake.status.stages import jobs, stages
 from tokamake.status.status import status
 
-NOW = 1_700_000_000.0  # when all of this is asked
+NOW = 1_700_000_000.0  # the time of all calls
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A workflow whose second shard is being tokenized, and whose third has failed."""
+    """A workflow in which the second tokenize job is running and the third has failed."""
     monkeypatch.setattr("tokamake.status.stages.time", SimpleNamespace(time=lambda: NOW))
     monkeypatch.setattr("tokamake.status.status.time", SimpleNamespace(time=lambda: NOW))
     batches = tuple(JobBatch(f"web-0000{n}", (f"web/0000{n}",)) for n in range(4))
@@ -44,7 +44,7 @@ def write(path: Path, text: str, *, age: float = 0) -> None:
 
 
 def mark(folder: Path, product: str) -> None:
-    """Count a job among those at work, as Snakemake does; long names become folders."""
+    """Mark a job as running, as Snakemake does; long names become folders."""
     name = urlsafe_b64encode(product.encode()).decode()
     path = folder / ".snakemake/incomplete" / f"@{name[:20]}" / name[20:]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def test_shards_are_counted_by_state(folder: Path, capsys: pytest.CaptureFixture
     assert lines[:5] == [
         "data",
         "  failed   tokenize 1 of 4",
-        "  running  tokenize 1 of 4 (last word 0 s ago)",
+        "  running  tokenize 1 of 4 (last output 0 s ago)",
         "  done     tokenize 1 of 4",
         "  waiting  tokenize 1 of 4, merge, describe",
     ]
@@ -82,7 +82,7 @@ def test_shards_are_counted_by_state(folder: Path, capsys: pytest.CaptureFixture
     ]
 
 
-def test_a_folder_that_several_files_make_is_done_when_none_is_under_way(folder: Path) -> None:
+def test_a_folder_of_several_files_is_done_when_no_job_writes_to_it(folder: Path) -> None:
     def state() -> str:
         wanted = [one for one in stages(folder)["data"] if one.name == "sample_corpus"]
         return jobs(folder, wanted)[0].state
@@ -97,13 +97,15 @@ def test_a_folder_that_several_files_make_is_done_when_none_is_under_way(folder:
     assert state() == "done"
 
 
-def test_training_tells_its_pace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_shows_speed_and_remaining_time(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(folder, age=7500)
     status(folder)
     lines = capsys.readouterr().out.splitlines()
     start = lines.index("run big")
     assert lines[start + 1 : start + 4] == [
-        "  running  train (last word 2 h 05 min ago)",
+        "  running  train (last output 2 h 05 min ago)",
         "  done     weigh, index, resolve",
         "  waiting  export_hf, evaluate, generate, plot",
     ]
@@ -113,7 +115,7 @@ def test_training_tells_its_pace(folder: Path, capsys: pytest.CaptureFixture[str
     )
 
 
-def test_programs_read_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(folder, age=10)
     status(folder, json=True)
     told = json.loads(capsys.readouterr().out)
@@ -123,7 +125,7 @@ def test_programs_read_json(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert told["training"]["big"]["seconds_left"] == 3600
 
 
-def test_what_is_not_a_number_is_null(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nan_is_null_in_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(folder, age=10)
     path = folder / "results/big/training/metrics.jsonl"
     lost = {**metric(15, float("nan")), "validation_loss": float("inf")}
@@ -137,7 +139,7 @@ def test_what_is_not_a_number_is_null(folder: Path, capsys: pytest.CaptureFixtur
     assert (told["step"], told["loss"], told["validation_loss"]) == (15, None, None)
 
 
-def test_named_validation_sets_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_named_validation_sets_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(folder, age=0)
     path = folder / "results/big/training/metrics.jsonl"
     losses = [
@@ -154,7 +156,7 @@ def test_named_validation_sets_are_told(folder: Path, capsys: pytest.CaptureFixt
     assert told["validation_losses"] == {"code": 3.0, "web": 2.5}
 
 
-def test_months_of_metrics_are_not_read_whole(
+def test_only_the_end_of_long_metrics_is_read(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tokamake.status import training

@@ -1,4 +1,4 @@
-"""A made-up run to plot: its metadata, metrics, scores, samples, settings and index."""
+"""A synthetic finished run: metadata, metrics, scores, samples, settings and index."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ TRAINED = {
 
 
 def pair(prefix: str, corpus: str, num_tokens: int) -> dict:
-    # Nine documents of one size and a tenth with the rest.
+    # Nine documents of equal length, and one with the remaining tokens.
     lengths = np.array([num_tokens // 16] * 9 + [num_tokens - 9 * (num_tokens // 16)])
     return {
         "data_prefix": prefix,

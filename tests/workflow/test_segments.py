@@ -196,7 +196,7 @@ def test_the_end_is_what_the_scheduler_says(
 def test_segments_end_at_multiples_of_their_steps() -> None:
     assert TrainSettings(train_steps=10, segment_steps=4).segments() == [4, 8]
     assert TrainSettings(train_steps=8, segment_steps=4).segments() == [4]
-    assert TrainSettings(train_steps=8, segment_steps=4).segments(begun=4) == []
+    assert TrainSettings(train_steps=8, segment_steps=4).segments(start_step=4) == []
     assert TrainSettings(train_steps=8).segments() == []
     tokens = TrainSettings(
         train_tokens=8 * 32 * 10, sequence_length=32, global_batch_size=8, segment_steps=4

@@ -432,4 +432,4 @@ def test_the_doctor_asks_slurm_and_its_ranks(
         command, cwd=tmp_path, env=cluster.environment, check=False, timeout=DEADLINE
     )
     assert result.returncode == 0, printed.read_text()
-    assert printed.read_text().count("sums of the all-reduce: right on 2 ranks, cpu\n") == 1
+    assert printed.read_text().count("sums of the all-reduce: correct on 2 ranks, cpu\n") == 1

@@ -185,7 +185,7 @@ def test_a_signal_to_all_processes_lets_training_save(
         assert process.stdout is not None
         assert any(line.startswith("step 2/") for line in process.stdout)
         told = progress(finished)
-        assert f"run {name}\n  running  train (last word " in told
+        assert f"run {name}\n  running  train (last output " in told
         os.killpg(process.pid, number)
         printed = process.stdout.read()  # up to the end of the last process
     log = (finished / f"logs/{name}/train.log").read_text()

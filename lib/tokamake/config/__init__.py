@@ -1,5 +1,5 @@
-"""What a run may be told: a Pydantic model a section of config/config.yaml, a docstring a field.
+"""Pydantic models of the config: one model per section of config/config.yaml.
 
-Values come from YAML, through the workflow or `tokamake train --config`, and stay frozen. Nothing
-here knows where a run takes place: that is the profiles' business.
+The attribute docstring of each field becomes its description in config/schema.json and in
+docs/reference/config.md. Settings say what to build; the Snakemake profile says where.
 """

@@ -1,6 +1,6 @@
-"""How many samples a training step takes, which may grow at the beginning of a run.
+"""Number of samples of each training step, with an optional ramp-up at the beginning of a run.
 
-A function of the samples consumed so far alone, so that a run goes on in the same way after a stop.
+It depends only on the samples consumed so far, so a resumed run continues with the same sizes.
 """
 
 import bisect
@@ -12,28 +12,28 @@ from tokamake.errors import UserError
 
 @dataclass(frozen=True)
 class Rampup:
-    """A batch that grows in equal steps, as Megatron's --rampup-batch-size has it."""
+    """Growth of the global batch in equal steps, as Megatron's --rampup-batch-size."""
 
     start: int
-    """Samples of the first batches."""
+    """Samples of the first global batches."""
     increment: int
-    """Samples by which it grows."""
+    """Samples by which the global batch grows at a time."""
     samples: int
-    """Samples within which it grows to its full size."""
+    """Consumed samples after which the global batch has its full size."""
 
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Samples of each step.
+    """Sizes of the global batches of a run.
 
     Raises:
-        UserError: the ramp-up does not end at `global_batch_size`.
+        UserError: invalid sizes, or the ramp-up does not end at `global_batch_size`.
     """
 
     global_batch_size: int
-    """Samples of a step once it has its full size."""
+    """Samples of a step after the ramp-up."""
     rampup: Rampup | None = None
-    """How it gets there; None: it has it at once."""
+    """None: full size from the first step."""
 
     def __post_init__(self) -> None:
         ramp, full = self.rampup, self.global_batch_size
@@ -48,25 +48,25 @@ class BatchSizes:
             )
         if (full - ramp.start) % ramp.increment:
             raise UserError(
-                f"rampup_batch_size: from {ramp.start} by {ramp.increment} it never gets to "
+                f"rampup_batch_size: from {ramp.start} by {ramp.increment} it never reaches "
                 f"global_batch_size {full}; give an increment that divides {full - ramp.start}"
             )
 
     def at(self, consumed_samples: int) -> int:
-        """Samples of the step that begins after so many."""
+        """Samples of the step that begins after `consumed_samples`."""
         ramp = self.rampup
         if ramp is None or ramp.start == self.global_batch_size or consumed_samples > ramp.samples:
             return self.global_batch_size
         if not ramp.samples:
             return self.global_batch_size
         increments = (self.global_batch_size - ramp.start) // ramp.increment
-        # In floating point, as Megatron does, which may round to the other side of a bound.
-        grown = int(consumed_samples / (ramp.samples / increments))
-        return min(ramp.start + grown * ramp.increment, self.global_batch_size)
+        # Megatron divides in floating point. Integers would round differently at some bounds.
+        num_increments = int(consumed_samples / (ramp.samples / increments))
+        return min(ramp.start + num_increments * ramp.increment, self.global_batch_size)
 
     @functools.cached_property
     def _starts(self) -> list[int]:
-        """Samples before each step of the ramp-up, and before the first step of full size."""
+        """First sample of each step of the ramp-up, and of the first step of full size."""
         starts = [0]
         while self.rampup and starts[-1] <= self.rampup.samples:
             if (size := self.at(starts[-1])) == self.global_batch_size:
@@ -75,41 +75,41 @@ class BatchSizes:
         return starts
 
     def samples(self, steps: int) -> int:
-        """Samples of the first so many steps."""
-        ramped = len(self._starts) - 1
-        if steps <= ramped:
+        """Total samples of the first `steps` steps."""
+        ramp_steps = len(self._starts) - 1
+        if steps <= ramp_steps:
             return self._starts[steps]
-        return self._starts[-1] + (steps - ramped) * self.global_batch_size
+        return self._starts[-1] + (steps - ramp_steps) * self.global_batch_size
 
     def whole_steps(self, samples: int) -> int:
-        """Steps that so many samples fill."""
-        ramped = len(self._starts) - 1
+        """Number of complete steps in `samples` samples."""
+        ramp_steps = len(self._starts) - 1
         if samples < self._starts[-1]:
             return bisect.bisect_right(self._starts, samples) - 1
-        return ramped + (samples - self._starts[-1]) // self.global_batch_size
+        return ramp_steps + (samples - self._starts[-1]) // self.global_batch_size
 
-    def place(self, sample: int) -> tuple[int, int]:
-        """Step, from 0, and row in its global batch, of a sample."""
+    def step_and_row(self, sample: int) -> tuple[int, int]:
+        """Step (from 0) of a sample, and its row in the global batch of that step."""
         step = self.whole_steps(sample)
         return step, sample - self.samples(step)
 
     @property
     def all(self) -> list[int]:
-        """Every size that a step may have, ascending."""
+        """All sizes of steps, ascending."""
         ramp, full = self.rampup, self.global_batch_size
         return [*(range(ramp.start, full, ramp.increment) if ramp else ()), full]
 
     def check(self, micro_batch_size: int, data_parallel_size: int) -> None:
-        """Make sure that all ranks have whole micro batches in every step.
+        """Check that each rank gets whole micro batches in every step.
 
         Raises:
-            UserError: in some step they would not.
+            UserError: a size is not a multiple of micro_batch_size × data_parallel_size.
         """
-        block = micro_batch_size * data_parallel_size
+        divisor = micro_batch_size * data_parallel_size
         for size in self.all:
-            if size % block:
+            if size % divisor:
                 raise UserError(
-                    f"global_batch_size: {size} samples cannot be shared by {data_parallel_size} "
-                    f"data-parallel ranks in micro batches of {micro_batch_size}; make it a "
-                    f"multiple of {block}"
+                    f"global_batch_size: {size} samples cannot be shared by "
+                    f"{data_parallel_size} data-parallel ranks in micro batches of "
+                    f"{micro_batch_size}; make it a multiple of {divisor}"
                 )

@@ -1,4 +1,4 @@
-"""Settings of the data's way: tokenizer, plan, tokenization, the sample corpus."""
+"""Settings of the data stages: sample corpus, tokenizer, plan, tokenization."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,63 +9,66 @@ from tokamake.config.fields import Settings
 
 
 class SampleCorpus(Settings):
-    """One corpus that `sample_corpus` harvests from the Python standard library."""
+    """A corpus that `sample_corpus` extracts from the Python standard library."""
 
     num_files: Annotated[int, Field(ge=1)] = 4
-    """Number of jsonl files; the last one is gzipped."""
+    """Number of jsonl files. The last one is compressed with gzip."""
     file_bytes: Annotated[int, Field(ge=1000)] = 1_000_000
-    """Largest size of one file, in bytes of uncompressed jsonl; `plan` counts with it."""
+    """Maximum size of a file, in bytes of uncompressed jsonl. `plan` uses it as the size of each
+    file."""
 
 
 class TokenizerSettings(Settings):
-    """Which tokenizer turns text into tokens."""
+    """The tokenizer: an existing one, or one to train on the corpora."""
 
     path: Path | None = None
-    """Folder or file of a tokenizer: tokenizer.json, GPT-2 vocab.json + merges.txt,
-    SentencePiece .model, or BERT vocab.txt. Empty: train one on the corpora."""
+    """File or folder of an existing tokenizer: tokenizer.json, GPT-2 vocab.json + merges.txt,
+    SentencePiece .model, or BERT vocab.txt. Empty: train a tokenizer on the corpora."""
     kind: Literal["bpe", "wordpiece", "unigram"] = "bpe"
-    """What is trained when `path` is empty: byte-level BPE as GPT-2's, BERT's WordPiece, or
-    Unigram over bytes."""
+    """Kind of tokenizer to train if `path` is empty: byte-level BPE as in GPT-2, WordPiece as in
+    BERT, or Unigram over bytes."""
     vocab_size: Annotated[int, Field(ge=300)] = 8192
-    """Entries of the tokenizer that is trained when `path` is empty."""
+    """Vocabulary size of the tokenizer to train if `path` is empty."""
     special_tokens: tuple[str, ...] = ()
-    """Special tokens it has besides those of its kind, as fill-in-the-middle needs."""
+    """Additional special tokens of the trained tokenizer, for example for fill-in-the-middle."""
     train_bytes: Annotated[int, Field(ge=1)] = 1_000_000_000
-    """Text it is trained on, at most, taken evenly from all raw files."""
+    """Maximum bytes of text to train on, sampled evenly from all raw files."""
 
 
 class PlanSettings(Settings):
-    """How raw files are cut into shards and shards gathered into merged files."""
+    """Sizes of shards, merged datasets and job batches."""
 
     shard_bytes: Annotated[int, Field(ge=1)] = 1_000_000_000
-    """Raw bytes of a shard, about: small files share a shard, a larger plain jsonl or parquet file
-    is cut at line ends or row groups."""
+    """Approximate raw bytes per shard. Small files share a shard. A large parquet or uncompressed
+    jsonl file is split at row groups or line ends."""
     max_jobs: Annotated[int, Field(ge=1)] = 500
-    """Most `tokenize` jobs of a plan, about: beyond it, several shards are made by one job."""
+    """Approximate maximum number of `tokenize` jobs. A plan with more shards puts several shards in
+    one job."""
     merged_bytes: Annotated[int, Field(ge=1)] = 5_000_000_000
-    """Size of one merged .bin file, about."""
+    """Approximate bytes of the .bin file of a merged dataset."""
     token_bytes_per_text_byte: Annotated[float, Field(gt=0)] = 0.5
-    """Estimate of .bin bytes per byte of uncompressed jsonl: about 0.5 for vocabularies below
-    65,500 entries (2 bytes a token, 4 bytes of text a token), 1.0 above."""
+    """Estimated .bin bytes per byte of uncompressed jsonl. About 0.5 for vocabularies below 65,500
+    entries (2 bytes per token, 4 bytes of text per token), 1.0 for larger ones."""
 
 
 class TokenizeSettings(Settings):
-    """How documents become sequences of tokens."""
+    """Conversion of documents to sequences of tokens."""
 
     append_eod: bool = True
-    """End each document with the tokenizer's end-of-document token."""
+    """Append the tokenizer's end-of-document token to each document."""
     prepend_bos: bool = False
-    """Begin each document with the tokenizer's beginning-of-sequence token."""
+    """Prepend the tokenizer's beginning-of-sequence token to each document."""
     split_sentences: bool = False
-    """Make each sentence a sequence of its own, as BERT, T5 and ICT data want."""
+    """Write each sentence as a separate sequence, for BERT, T5 and ICT data."""
     language: Annotated[str, Field(pattern=r"^[a-z]{2,3}$")] = "en"
-    """Language of the text, as an ISO 639 code, for `split_sentences`."""
+    """ISO 639 code of the language of the text, for `split_sentences`."""
     empty_documents: Literal["skip", "keep"] = "skip"
-    """Documents without a token: left out, or kept as documents without a sequence, as Megatron-LM
-    does; counted either way."""
+    """Documents without tokens. skip: drop them. keep: write documents without a sequence, as
+    Megatron-LM does. The manifest counts them in both cases."""
     on_bad_document: Literal["stop", "quarantine"] = "stop"
-    """A document that cannot be read stops the stage or goes to <shard>.quarantine.jsonl."""
+    """What to do with a document that cannot be read. stop: fail the job. quarantine: write it to
+    <shard>.quarantine.jsonl and continue."""
     max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Largest share of a shard's documents that may be quarantined."""
+    """Maximum share of a shard's documents in quarantine. The job fails above it."""
     deduplicate: bool = False
-    """Leave out documents whose text has come before in the same corpus."""
+    """Drop documents whose text already occurred in the same corpus."""

@@ -1,4 +1,4 @@
-"""What settings are made of: their base class, and kinds of values that several sections share."""
+"""Base class of all config sections, and field types that several sections share."""
 
 import functools
 import math
@@ -10,48 +10,49 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from tokamake import plugins
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._]*$")]
-"""A word that becomes part of a file name; no hyphen, since `-` sets off a merged file's number."""
+"""Word that becomes part of a file name. No hyphen: it separates the number of a merged dataset."""
 
 
 def plug_in(folder: str, *, optional: bool = False) -> AfterValidator:
-    """Check that a field names a plug-in of a folder, or is empty where it is `optional`."""
+    """Validator: the field names a plug-in of `folder`, or is empty if `optional`."""
 
-    def known(name: str) -> str:
+    def check_name(name: str) -> str:
         if name not in plugins.names(folder) and (name or not optional):
             raise ValueError(f"unknown name; choose one of {', '.join(plugins.names(folder))}")
         return name
 
-    return AfterValidator(known)
+    return AfterValidator(check_name)
 
 
 def split_shares(text: str) -> list[float]:
     """Normalize a split such as "949,50,1" to shares that add up to 1.
 
     Raises:
-        ValueError: not three finite numbers, one is negative, or all are zero.
+        ValueError: not three finite numbers, a negative number, or only zeros.
     """
     try:
-        parts = [float(part) for part in text.split(",")]
+        shares = [float(share) for share in text.split(",")]
     except ValueError:
-        parts = []
-    # Not sum(): that compensates rounding since Python 3.12, and Megatron's does not.
-    whole = functools.reduce(operator.add, parts, 0.0)
-    if len(parts) != 3 or not min(parts) >= 0 or not 0 < whole < math.inf:
+        shares = []
+    # Not sum(): it compensates rounding errors since Python 3.12; Megatron's sum does not.
+    total = functools.reduce(operator.add, shares, 0.0)
+    # The comparisons are False for NaN, so `not` refuses it.
+    if len(shares) != 3 or not min(shares) >= 0 or not 0 < total < math.inf:
         raise ValueError('give three non-negative numbers, train,valid,test, as in "949,50,1"')
-    return [part / whole for part in parts]
+    return [share / total for share in shares]
 
 
-def _split(text: str) -> str:
+def _check_split(text: str) -> str:
     split_shares(text)
     return text
 
 
-Split = Annotated[str, AfterValidator(_split)]
-"""Shares as `split_shares` takes them."""
+Split = Annotated[str, AfterValidator(_check_split)]
+"""Shares of training, validation and test documents: text that `split_shares` accepts."""
 
 
 class Settings(BaseModel):
-    """Base of all sections: unknown keys are errors, values do not change."""
+    """Base class of all sections: unknown keys are errors, values are frozen."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=()

@@ -1,6 +1,7 @@
-"""Settings of the optimizer: its rates, and the weight decay over a run.
+"""Settings of the optimizer: hyperparameters, and weight decay over a run.
 
-An optimizer uses some of them only: its plug-in says which, and with which published values.
+Each optimizer uses only some of them. The constant SETTINGS of its plug-in lists these, with the
+values from its publication as defaults.
 """
 
 import math
@@ -9,68 +10,70 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from tokamake.config.fields import Settings, plug_in
-from tokamake.config.plugin_settings import fill_in
+from tokamake.config.plugin_settings import add_published_values
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
-SOME = (
+OPTIONAL = (
     *("weight_decay", "beta1", "beta2", "epsilon", "momentum", "rho", "hessian_interval"),
     *("newton_schulz_steps", "matrix_learning_rate_ratio"),
     *("beta2_decay", "epsilon2", "clip_threshold"),
 )
-"""Settings that some optimizers use; the constant SETTINGS of their plug-ins names them."""
+"""Settings that only some optimizers use."""
 
 
 class OptimizerSettings(Settings):
-    """The optimizer; weight decay spares norms and biases. Empty settings are as published, or of
-    no use to this optimizer."""
+    """The optimizer. Empty settings take the published value, or this optimizer does not use them.
+    Norms and biases have no weight decay."""
 
     name: Annotated[str, plug_in("optim")] = "adamw"
-    """A file name in lib/tokamake/optim."""
+    """Name of a file in lib/tokamake/optim."""
     learning_rate: Positive = 3e-4
     """Peak learning rate, reached after warm-up."""
     beta1: Share | None = None
-    """Decay of the mean of gradients."""
+    """Decay rate of the moving average of gradients (first moment)."""
     beta2: Share | None = None
-    """Decay of the mean of squared gradients; of Hessians with sophia_g."""
+    """Decay rate of the moving average of squared gradients (second moment); with sophia_g, of the
+    Hessian."""
     epsilon: Positive | None = None
-    """Added to the root of the second moment, or its least value."""
+    """Small number that prevents division by zero: added to the root of the second moment, or the
+    minimum of the second moment."""
     momentum: Share | None = None
-    """Decay of the sum of gradients: sgd, muon."""
+    """Decay rate of the sum of gradients. For sgd and muon."""
     rho: Positive | None = None
-    """Share of the Hessian that a gradient is divided by: sophia_g, whose paper calls it gamma."""
+    """Factor of the Hessian in the denominator of an update; gamma in the paper. For sophia_g."""
     hessian_interval: Annotated[int, Field(ge=1)] | None = None
-    """Steps between estimates of the Hessian: sophia_g."""
+    """Steps between estimates of the Hessian. For sophia_g."""
     newton_schulz_steps: Annotated[int, Field(ge=1, lt=100)] | None = None
-    """Iterations that make an update orthogonal: muon."""
+    """Newton-Schulz iterations that orthogonalize an update. For muon."""
     matrix_learning_rate_ratio: Positive | None = None
-    """Learning rate of hidden matrices as a share of that of other parameters: muon."""
+    """Learning rate of hidden matrices, relative to that of the other parameters. For muon."""
     beta2_decay: Annotated[float, Field(lt=0, allow_inf_nan=False)] | None = None
-    """Power of the step that the newest gradient counts by: adafactor."""
+    """Exponent d in the weight of the newest squared gradient, step ** d. For adafactor."""
     epsilon2: Positive | None = None
-    """Least root mean square of a parameter that its update is scaled by: adafactor."""
+    """Minimum of the root mean square of a parameter, which scales its update. For adafactor."""
     clip_threshold: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
-    """Largest root mean square of an update: adafactor."""
+    """Maximum root mean square of an update. For adafactor."""
     weight_decay: Decay | None = None
-    """Weight decay: decoupled from the gradient, but for sgd and adam."""
+    """Weight decay, decoupled from the gradient except in sgd and adam."""
     weight_decay_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How weight decay goes from its start to its end over the run."""
+    """Change of weight decay from its start to its end value over the run."""
     start_weight_decay: Decay | None = None
-    """Weight decay of the first step; empty: `weight_decay`."""
+    """Weight decay of the first step. Empty: the value of weight_decay."""
     end_weight_decay: Decay | None = None
-    """Weight decay at the end of the run, where it is not constant."""
+    """Weight decay at the end of the run. Required unless weight_decay_schedule is constant."""
 
     @model_validator(mode="before")
     @classmethod
-    def _as_published(cls, values: Any) -> Any:
-        return fill_in(
-            values, folder="optim", default="adamw", states={name: name for name in SOME}
+    def _add_published_values(cls, values: Any) -> Any:
+        return add_published_values(
+            values, folder="optim", default="adamw", quantities={name: name for name in OPTIONAL}
         )
 
     @model_validator(mode="after")
-    def _known_ends(self) -> "OptimizerSettings":
+    def _check_weight_decay_schedule(self) -> "OptimizerSettings":
         if self.weight_decay_schedule != "constant":
             if self.end_weight_decay is None:
                 raise ValueError(
@@ -83,20 +86,20 @@ class OptimizerSettings(Settings):
         return self
 
     def used(self, name: str) -> float:
-        """A setting that this optimizer uses."""
+        """Value of a setting that this optimizer uses."""
         value = getattr(self, name)
-        assert value is not None, f"{self.name} states no {name} in its SETTINGS"
+        assert value is not None, f"SETTINGS of {self.name} has no {name}"
         return float(value)
 
     @property
     def betas(self) -> tuple[float, float]:
-        """Decays of the first and the second moment."""
+        """Decay rates of the first and the second moment."""
         return self.used("beta1"), self.used("beta2")
 
     def weight_decay_at(self, progress: float) -> float:
-        """Weight decay once a share of the run, 0 to 1, is done.
+        """Weight decay at `progress`, the completed share of the run from 0 to 1.
 
-        Linear, or half a cosine wave, as Megatron's --weight-decay-incr-style.
+        Constant, linear, or half a cosine wave, as Megatron's --weight-decay-incr-style.
         """
         end, start = self.end_weight_decay, self.start_weight_decay
         if start is None:

@@ -1,4 +1,4 @@
-"""Settings of parallelism: how many ranks share what, and what they must fit."""
+"""Settings of parallelism: sizes of the mesh, and checks against ranks, batches and model."""
 
 from typing import Annotated, Literal
 
@@ -11,39 +11,42 @@ from tokamake.errors import UserError
 Size = Annotated[int, Field(ge=1)]
 
 INTERLEAVED = ("interleaved_1f1b", "interleaved_zero_bubble", "zbv")
-"""Schedules that give each rank several stages."""
+"""Schedules with several pipeline stages per rank."""
 
 SPLIT_BACKWARD = ("interleaved_zero_bubble", "zbv")
-"""Schedules that compute gradients of weights later than those of activations."""
+"""Schedules that compute gradients of weights later than gradients of activations."""
 
 
 class ParallelSettings(Settings):
-    """How the ranks of a run share its work; ranks that nothing else uses are data-parallel."""
+    """Parallel layout of a run. All ranks that the sizes here do not use are data-parallel."""
 
     tensor_parallel_size: Size = 1
-    """Ranks that share each layer: attention heads, width of the MLP, vocabulary."""
+    """Ranks that share each layer: its attention heads, MLP width and vocabulary."""
     sequence_parallel: bool = False
-    """Let tensor-parallel ranks share norms and residuals, too, by parts of the sequence."""
+    """Split the sequence over tensor-parallel ranks in norms and residuals."""
     context_parallel_size: Size = 1
     """Ranks that share each sequence."""
     context_parallel_method: Literal["ring", "ulysses"] = "ring"
-    """Attention over a shared sequence: keys and values go round, or heads are exchanged."""
+    """Attention over a split sequence. ring: ranks pass keys and values around. ulysses: ranks
+    exchange heads (all-to-all)."""
     pipeline_parallel_size: Size = 1
-    """Ranks that share the layers."""
+    """Ranks among which the layers are divided."""
     pipeline_schedule: Literal[
         "gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv"
     ] = "1f1b"
-    """Order of forward and backward passes of micro batches in the pipeline."""
+    """Order of the forward and backward passes of micro batches in the pipeline."""
     virtual_pipeline_size: Size = 1
-    """Stages of each pipeline rank; interleaved schedules need 2 or more, zbv has 2."""
+    """Pipeline stages per rank: 2 or more with interleaved schedules, 2 with zbv, else 1."""
     pipeline_layers: tuple[Size, ...] = ()
-    """Layers of each stage, in the model's order; empty: as even as can be."""
+    """Number of layers of each pipeline stage, in the order of the model. Empty: as even as
+    possible."""
     data_parallel_replicate_size: Size = 1
-    """Groups of data-parallel ranks that each keep a whole copy of what ZeRO shards (HSDP)."""
+    """Number of data-parallel groups. Each group keeps a full copy of what zero_stage shards
+    (HSDP)."""
 
     @property
     def num_stages(self) -> int:
-        """Parts that the layers are cut into."""
+        """Number of pipeline stages of all ranks."""
         return self.pipeline_parallel_size * self.virtual_pipeline_size
 
     @model_validator(mode="after")
@@ -52,16 +55,18 @@ class ParallelSettings(Settings):
         if self.pipeline_parallel_size == 1:
             if virtual > 1 or self.pipeline_layers:
                 raise ValueError(
-                    "virtual_pipeline_size and pipeline_layers say how pipeline ranks share "
-                    "layers; give pipeline_parallel_size, too"
+                    "virtual_pipeline_size and pipeline_layers need pipeline_parallel_size; set "
+                    "it to 2 or more, or remove them"
                 )
             return self
         if schedule == "zbv" and virtual != 2:
-            raise ValueError(f"virtual_pipeline_size: {virtual}: zbv has 2 stages a rank; give 2")
+            raise ValueError(
+                f"virtual_pipeline_size: {virtual}: zbv has 2 stages per rank; set it to 2"
+            )
         if (virtual > 1) != (schedule in INTERLEAVED):
             raise ValueError(
-                f"virtual_pipeline_size: {virtual}: with pipeline_schedule {schedule}; give 2 or "
-                f"more to {', '.join(INTERLEAVED)} alone"
+                f"virtual_pipeline_size: {virtual}: with pipeline_schedule {schedule}; set it to "
+                f"2 or more with {', '.join(INTERLEAVED)}, else to 1"
             )
         if self.pipeline_layers and len(self.pipeline_layers) != self.num_stages:
             raise ValueError(
@@ -71,19 +76,19 @@ class ParallelSettings(Settings):
         return self
 
     def data_parallel_size(self, world_size: int) -> int:
-        """Data-parallel ranks of so many.
+        """Number of data-parallel ranks.
 
         Raises:
-            UserError: the sizes do not divide the number of ranks.
+            UserError: the sizes do not divide `world_size`.
         """
         tensor, context = self.tensor_parallel_size, self.context_parallel_size
         pipeline, replicas = self.pipeline_parallel_size, self.data_parallel_replicate_size
-        size, rest = divmod(world_size, tensor * context * pipeline)
-        if rest or not size:
+        size, remainder = divmod(world_size, tensor * context * pipeline)
+        if remainder or not size:
             raise UserError(
-                f"train.parallel: tensor {tensor} × context {context} × pipeline {pipeline} takes "
+                f"train.parallel: tensor {tensor} × context {context} × pipeline {pipeline} needs "
                 f"{tensor * context * pipeline} ranks or a multiple, this run has {world_size}; "
-                "start it on so many or change these sizes"
+                "change the number of ranks or these sizes"
             )
         if size % replicas:
             raise UserError(
@@ -93,35 +98,36 @@ class ParallelSettings(Settings):
         return size
 
     def layers_of_stages(self, num_layers: int) -> list[range]:
-        """Layers of each stage; where they cannot be even, the stages in the middle have more.
+        """Layers of each pipeline stage.
 
-        The first and the last stage have the embedding and the output layer besides.
+        Where an even division is impossible, stages in the middle get more layers, because the
+        first stage also has the embedding and the last one the output layer.
 
         Raises:
-            UserError: `pipeline_layers` do not add up.
+            UserError: the sum of `pipeline_layers` is not `num_layers`.
         """
         counts = list(self.pipeline_layers)
         if not counts:
-            each, more = divmod(num_layers, self.num_stages)
-            counts = [each] * self.num_stages
-            for stage in sorted(range(self.num_stages), key=self._load)[:more]:
+            even, remainder = divmod(num_layers, self.num_stages)
+            counts = [even] * self.num_stages
+            for stage in sorted(range(self.num_stages), key=self._load)[:remainder]:
                 counts[stage] += 1
         if sum(counts) != num_layers:
             raise UserError(
-                f"train.parallel.pipeline_layers: {sum(counts)} in all, the model has "
-                f"{num_layers} layers"
+                f"train.parallel.pipeline_layers: the sum is {sum(counts)}, but the model "
+                f"has {num_layers} layers; change them"
             )
         starts = [sum(counts[:stage]) for stage in range(self.num_stages + 1)]
         return [range(*starts[stage : stage + 2]) for stage in range(self.num_stages)]
 
     def check_batches(self, num_batches: int) -> None:
-        """See that a pipeline's schedule can do with the micro batches of a step.
+        """Check that the pipeline schedule supports the number of micro batches of a step.
 
         Args:
-            num_batches: micro batches of a data-parallel rank.
+            num_batches: micro batches per step of a data-parallel rank.
 
         Raises:
-            UserError: it cannot.
+            UserError: some ranks would be idle, or rounds would have different sizes.
         """
         ranks, schedule = self.pipeline_parallel_size, self.pipeline_schedule
         if ranks == 1:
@@ -129,27 +135,27 @@ class ParallelSettings(Settings):
         if num_batches < ranks:
             raise UserError(
                 f"train.parallel.pipeline_parallel_size: {ranks}: steps of {num_batches} micro "
-                "batches leave ranks idle; raise global_batch_size or lower micro_batch_size, so "
-                f"that there are {ranks} or more"
+                "batches leave ranks idle; raise global_batch_size or lower micro_batch_size to "
+                f"get {ranks} or more"
             )
-        in_turns = schedule in ("interleaved_1f1b", "interleaved_zero_bubble")
-        if in_turns and num_batches % (num_batches // ranks):
+        has_rounds = schedule in ("interleaved_1f1b", "interleaved_zero_bubble")
+        if has_rounds and num_batches % (num_batches // ranks):
             raise UserError(
                 f"train.parallel.pipeline_schedule: {schedule}: {num_batches} micro batches a step "
-                f"do not fall into equal rounds of {ranks} or more; make global_batch_size a "
+                f"cannot be divided into equal rounds of {ranks} or more; make global_batch_size a "
                 f"multiple of micro_batch_size × data-parallel ranks × {ranks}"
             )
 
     def _load(self, stage: int) -> tuple[int, int]:
-        """What a stage has to do beside its layers, to give it fewer of them."""
-        beside = {0: 1, self.num_stages - 1: 2}
-        return beside.get(stage, 0), stage
+        """Sort key of stages: those with little work besides their layers come first."""
+        extra_work = {0: 1, self.num_stages - 1: 2}  # Embedding, output layer and loss.
+        return extra_work.get(stage, 0), stage
 
     def check_architecture(self, architecture: Architecture, sequence_length: int) -> None:
-        """See that a model and its sequences can be shared so.
+        """Check that this parallel layout can divide a model and its sequences.
 
         Raises:
-            UserError: they cannot.
+            UserError: a size does not divide heads, layers, tokens or widths.
         """
         tensor, context = self.tensor_parallel_size, self.context_parallel_size
         heads, groups = architecture.num_attention_heads, architecture.num_key_value_heads
@@ -174,10 +180,10 @@ class ParallelSettings(Settings):
         if len(layers) > 1 and not all(layers):
             raise UserError(
                 f"train.parallel: {architecture.num_hidden_layers} layers for {len(layers)} "
-                "pipeline stages, so that one has none; take fewer stages"
+                "pipeline stages leave a stage empty; use fewer stages"
             )
 
 
-def _divides(name: str, divisor: int, what: str, number: int) -> None:
+def _divides(name: str, divisor: int, unit: str, number: int) -> None:
     if number % divisor:
-        raise UserError(f"train.parallel.{name}: {divisor}: does not divide {number} ({what})")
+        raise UserError(f"train.parallel.{name}: {divisor}: does not divide {number} ({unit})")

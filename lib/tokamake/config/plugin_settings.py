@@ -1,6 +1,6 @@
-"""Settings of which a plug-in uses some: those that it names get its values, others are refused.
+"""Settings that depend on a plug-in: add its published values, refuse settings it does not use.
 
-A plug-in's constant SETTINGS is a literal, so nothing is imported to read it.
+The constant SETTINGS of a plug-in is a literal, so reading it imports nothing.
 """
 
 from collections.abc import Mapping
@@ -9,35 +9,40 @@ from typing import Any
 from tokamake import plugins
 
 
-def fill_in(values: Any, *, folder: str, default: str, states: Mapping[str, str]) -> Any:
-    """Give the settings that a plug-in uses its values where the user gives none.
+def add_published_values(
+    section: Any, *, folder: str, default: str, quantities: Mapping[str, str]
+) -> Any:
+    """Add the published values of a plug-in for the settings that the user left empty.
 
-    A resolved run, with these values written out and the others empty, passes unchanged.
+    A resolved run contains these values already and passes unchanged.
 
     Args:
-        values: what a section of the config says, with the plug-in's `name`.
-        folder: of the plug-ins.
-        default: name of the plug-in if `values` has none.
-        states: setting → what it states; settings that state the same exclude each other.
+        section: a section of the config, with the plug-in's `name`.
+        folder: folder of the plug-ins.
+        default: name of the plug-in if `section` has none.
+        quantities: setting → quantity that it sets. Settings of the same quantity exclude each
+            other.
 
     Returns:
-        `values` with those of the plug-in.
+        `section` with the values of the plug-in.
 
     Raises:
-        ValueError: a setting is of no use to the plug-in, or two state the same.
+        ValueError: the plug-in does not use a setting, or two settings set the same quantity.
     """
-    name = values.get("name", default) if isinstance(values, Mapping) else None
+    name = section.get("name", default) if isinstance(section, Mapping) else None
     if name not in plugins.names(folder):
-        return values  # The fields say what is wrong.
-    used: dict[str, Any] = plugins.constant(folder, name, "SETTINGS")
-    given = {key: value for key in states if (value := values.get(key)) is not None}
-    stated: dict[str, str] = {}
-    for key, value in given.items():
-        if states[key] not in {states[each] for each in used}:
+        return section  # The validators of the fields report the mistake.
+    published: dict[str, Any] = plugins.constant(folder, name, "SETTINGS")
+    used_quantities = {quantities[key] for key in published}
+    key_of_quantity: dict[str, str] = {}
+    for key, quantity in quantities.items():
+        if (value := section.get(key)) is None:
+            continue
+        if quantity not in used_quantities:
             raise ValueError(
-                f"{key}: {value}: {name} makes no use of it, but of {', '.join(used)}; remove it"
+                f"{key}: {value}: {name} does not use it, only {', '.join(published)}; remove it"
             )
-        if (other := stated.setdefault(states[key], key)) != key:
-            raise ValueError(f"{other} and {key} state the same; give one of them")
-    published = {key: value for key, value in used.items() if states[key] not in stated}
-    return {**values, **published}
+        if (first := key_of_quantity.setdefault(quantity, key)) != key:
+            raise ValueError(f"{first} and {key} set the same quantity; keep one of them")
+    missing = {k: v for k, v in published.items() if quantities[k] not in key_of_quantity}
+    return {**section, **missing}

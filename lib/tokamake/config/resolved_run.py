@@ -1,4 +1,4 @@
-"""A run ready to start: what `resolve` writes and `tokamake train` reads."""
+"""The resolved run: `resolve` writes it, `tokamake train` reads it."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ from tokamake.validation import read_yaml, validate
 
 
 class ResolvedTrainSettings(TrainSettings):
-    """Training settings whose length is known."""
+    """Training settings of a run of known length."""
 
     train_steps: Annotated[int, Field(ge=1)]
     """Optimizer steps of the whole run."""
@@ -27,51 +27,51 @@ class ResolvedTrainSettings(TrainSettings):
 
 
 class Run(Settings):
-    """A training run ready to start: what `resolve` writes and `tokamake train --config` reads."""
+    """A resolved run: all that `tokamake train --config` needs."""
 
     run: str
     """Name of the run."""
     seed: int
-    """Seed of everything random."""
+    """Seed of all random numbers."""
     checkpoint: Path
-    """Checkpoint that the run starts from: its folder, or one with a file `latest`."""
+    """Checkpoint that the run starts from: its folder, or a folder with a file `latest`."""
     step: Annotated[int, Field(ge=0)] = 0
-    """Steps that the checkpoint was trained for, where the run continues it."""
+    """Step of the checkpoint, if the run continues its training."""
     consumed_samples: Annotated[int, Field(ge=0)] = 0
-    """Samples of these steps."""
+    """Samples that these steps consumed."""
     index: Path
-    """Folder of sample indexes and blend that `index` made."""
+    """Folder of sample indexes and blend that `index` wrote."""
     data_root: Path
-    """Folder that the index's data prefixes are relative to."""
+    """Folder to which the prefixes in the index are relative."""
     tokenizer: Path | None = None
-    """Tokenizer of the pairs, which fill-in-the-middle needs."""
+    """Tokenizer of the indexed datasets. Fill-in-the-middle needs it."""
     eod: int | None = None
-    """Token that ends a document, where settings about documents in a sample need it."""
+    """Id of the end-of-document token. Settings about documents in a sample need it."""
     output: Path
     """Folder of the run's checkpoints, metrics.jsonl and TensorBoard events."""
     architecture: Architecture
-    """Shape of the model, taken from the checkpoint."""
+    """Architecture of the checkpoint."""
     train: ResolvedTrainSettings
     """Training settings."""
 
 
 ROOT_VARIABLE = "TOKAMAKE_DATA_ROOT"
-"""Environment variable that names the folder which prefixes of pairs are relative to."""
+"""Environment variable with the folder to which prefixes of indexed datasets are relative."""
 
 
 def read_run(path: Path) -> Run:
-    """Read a resolved run, as `resolve` writes it; its data may have moved to another root."""
+    """Read a resolved run. ROOT_VARIABLE overrides its `data_root`, for data that has moved."""
     value = read_yaml(path, "make it with `tokamake resolve`")
     if isinstance(value, dict) and not value.keys() & {"architecture", "index", "output"}:
         raise UserError(
-            f"{path}: is no resolved run; give the run.yaml in the run's folder of results, which "
-            "the workflow makes of its config"
+            f"{path}: not a resolved run; give the run.yaml that the workflow writes into the "
+            "results folder of the run"
         )
     run = validate(Run, value, str(path))
-    named = os.environ.get(ROOT_VARIABLE)
-    return run.model_copy(update={"data_root": Path(named)}) if named else run
+    root = os.environ.get(ROOT_VARIABLE)
+    return run.model_copy(update={"data_root": Path(root)}) if root else run
 
 
 def write_run(path: Path, run: Run) -> None:
-    """Write a resolved run as YAML, every default spelled out."""
+    """Write a resolved run as YAML, including all defaults."""
     files.write_text(path, yaml.safe_dump(run.model_dump(mode="json"), sort_keys=False))

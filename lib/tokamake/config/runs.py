@@ -1,6 +1,6 @@
-"""The table of runs: each row is the config with some settings replaced, and a name.
+"""The table of runs: each row names a run and overrides settings of the config.
 
-Runs share whatever comes before training, so only settings of a run can be columns.
+Runs share all stages before training, so only settings of later stages can be columns.
 """
 
 import copy
@@ -15,34 +15,33 @@ from tokamake.validation import read_table, validate
 if TYPE_CHECKING:
     from tokamake.config.root import Config
 
-_OF_A_RUN = ("seed", "corpora", "model", "train", "convert", "evaluate", "generate")
-"""Sections and settings in which runs may differ."""
+_RUN_SECTIONS = ("seed", "corpora", "model", "train", "convert", "evaluate", "generate")
+"""Sections and settings that may differ between runs."""
 
 
 class NamedRun(NamedTuple):
-    """The config of a run."""
+    """A run with its config."""
 
     config: "Config"
-    """All its settings."""
     where: str
-    """Where they stand, for messages: config file, or table and line."""
+    """Origin of the config, for messages: config file, or table and line."""
 
 
 def read_runs(values: dict[str, Any], source: str) -> dict[str, NamedRun]:
-    """Check the config of each run.
+    """Read and check the config of each run.
 
     Args:
-        values: the config as it was read; its key `runs`, if filled, names a table with the column
-            `run` and others that are called as settings are, with dots: `train.optimizer.name`.
-            Cells are YAML; an empty one leaves what the config says.
-        source: files that the config was read from, for messages.
+        values: parsed config. Its key `runs` names a table with the column `run`; its other columns
+            have dotted names of settings, for example `train.optimizer.name`. Cells are YAML; an
+            empty cell keeps the value of the config.
+        source: file of the config, for messages.
 
     Returns:
-        Configs by the names of their runs, in the table's order; of the config's own `run` alone
-        where there is no table.
+        Name of the run → its config, in the order of the table. Without a table, only the `run` of
+        the config.
 
     Raises:
-        UserError: the config or the table is wrong.
+        UserError: the config or the table has mistakes.
     """
     from tokamake.config.root import Config
 
@@ -59,33 +58,33 @@ def read_runs(values: dict[str, Any], source: str) -> dict[str, NamedRun]:
         if "run" not in cells:
             raise UserError(f"{where}: run: missing; give the run a name")
         try:
-            config = validate(Config, _replaced(values, cells, where), where)
+            config = validate(Config, _with_overrides(values, cells, where), where)
         except UserError as error:
-            raise _where_they_stand(error, where, values, source) from None
+            raise _attribute_mistakes(error, where, values, source) from None
         if config.run in runs:
             raise UserError(
-                f"{where}: run {config.run!r} stands in line {lines[config.run]}, too; "
-                "give each its own name"
+                f"{where}: run {config.run!r} is already in line {lines[config.run]}; "
+                "give each run its own name"
             )
         runs[config.run], lines[config.run] = NamedRun(config, where), number
     return runs
 
 
-def _where_they_stand(
+def _attribute_mistakes(
     error: UserError, where: str, values: dict[str, Any], source: str
 ) -> UserError:
-    """Faults of a row; those that the config has without it are told as the config's."""
+    """Name `source` as the place of mistakes that the config has without this row, too."""
     from tokamake.config.root import Config
 
     try:
         validate(Config, values, source)
-    except UserError as own:
-        of_config = set(str(own).splitlines())
-        told = [
-            alone if (alone := line.replace(where, source, 1)) in of_config else line
+    except UserError as config_error:
+        config_lines = set(str(config_error).splitlines())
+        lines = [
+            moved if (moved := line.replace(where, source, 1)) in config_lines else line
             for line in str(error).splitlines()
         ]
-        return UserError("\n".join(told))
+        return UserError("\n".join(lines))
     return error
 
 
@@ -93,31 +92,33 @@ def _check_columns(columns: list[str], where: str) -> None:
     from tokamake.config.root import Config
 
     if "run" not in columns:
-        told = ", separated by one tab each" if len(columns) == 1 else ""
-        raise UserError(f"{where}: no column run; add one with the runs' names{told}")
+        # One column usually means that spaces separate the cells.
+        hint = ", separated by one tab each" if len(columns) == 1 else ""
+        raise UserError(f"{where}: no column run; add one with the runs' names{hint}")
     for column in columns:
         section = column.partition(".")[0]
         if columns.count(column) > 1:
-            raise UserError(f"{where}: {column}: stands there twice; leave one of the columns")
-        if section in _OF_A_RUN or column == "run":
+            raise UserError(f"{where}: {column}: duplicate column; remove one")
+        if section in _RUN_SECTIONS or column == "run":
             continue
         if section in Config.model_fields:
             raise UserError(
-                f"{where}: {column}: the same for all runs, which share their data; set it in the "
-                "config, or build the run in a folder of its own"
+                f"{where}: {column}: must be the same for all runs, which share their data; set it "
+                "in the config, or build the run in a separate folder"
             )
         raise UserError(
             f"{where}: {column}: no such setting; columns are run and settings of "
-            f"{', '.join(_OF_A_RUN)}, as train.optimizer.learning_rate, separated by one tab each"
+            f"{', '.join(_RUN_SECTIONS)}, for example train.optimizer.learning_rate, "
+            "separated by one tab each"
         )
 
 
-def _replaced(values: dict[str, Any], cells: dict[str, str], where: str) -> dict[str, Any]:
-    """The config with the settings of a row."""
-    changed = copy.deepcopy(values)
+def _with_overrides(values: dict[str, Any], cells: dict[str, str], where: str) -> dict[str, Any]:
+    """Return a copy of the config with the settings of a row."""
+    overridden = copy.deepcopy(values)
     for column, text in cells.items():
         *sections, name = column.split(".")
-        section = changed
+        section = overridden
         for part in sections:
             if not isinstance(section.get(part), dict):
                 section[part] = {}
@@ -126,6 +127,6 @@ def _replaced(values: dict[str, Any], cells: dict[str, str], where: str) -> dict
             section[name] = text if column == "run" else yaml.safe_load(text)
         except yaml.YAMLError:
             raise UserError(
-                f"{where}: {column}: {text!r}: not valid YAML; write it as in config.yaml"
+                f"{where}: {column}: {text!r}: not valid YAML; write the cell as in config.yaml"
             ) from None
-    return changed
+    return overridden

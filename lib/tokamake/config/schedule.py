@@ -1,6 +1,7 @@
-"""Settings of the learning rate over a run: phases in steps, samples, tokens or shares of the run.
+"""Settings of the learning rate schedule: lengths of its phases and shape of their curves.
 
-`lengths` brings them to one unit, in which lib/tokamake/schedules counts.
+A length is in steps, samples, tokens, or a fraction of the run. `lengths` converts all of them to
+the unit in which lib/tokamake/schedules counts progress.
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pydantic import Field, model_validator
 from tokamake.config.batching import BatchSizes
 from tokamake.config.fields import Settings, plug_in
 from tokamake.config.optimization import OptimizerSettings
-from tokamake.config.plugin_settings import fill_in
+from tokamake.config.plugin_settings import add_published_values
 
 Count = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -20,16 +21,17 @@ Shape = Literal["1-sqrt", "linear", "cosine", "exponential"]
 PHASES = ("warmup", "decay", "cooldown", "annealing")
 FORMS = ("steps", "samples", "tokens", "fraction")
 
-_STATES = {f"{phase}_{form}": phase for phase in PHASES for form in FORMS} | {
+_QUANTITIES = {f"{phase}_{form}": phase for phase in PHASES for form in FORMS} | {
     "min_ratio": "minimum",
     "min_learning_rate": "minimum",
     **{name: name for name in ("constant_ratio", "cooldown_shape", "annealing_shape")},
 }
+"""Setting → quantity that it sets. Settings of the same quantity exclude each other."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Length of a run, as a schedule needs it."""
+    """Length of a run in all units."""
 
     steps: int
     """Optimizer steps of the whole run."""
@@ -40,153 +42,160 @@ class Span:
 
 
 class ScheduleSettings(Settings):
-    """Learning rate over the run, as a share of the peak; of each phase's lengths give one. Empty
-    settings are as published, or of no use to this schedule."""
+    """Learning rate schedule. Give the length of a phase in one unit only. Empty settings take the
+    published value, or this schedule does not use them."""
 
     name: Annotated[str, plug_in("schedules")] = "cosine"
-    """A file name in lib/tokamake/schedules."""
+    """Name of a file in lib/tokamake/schedules."""
     unit: Literal["steps", "samples", "tokens"] | None = None
-    """What progress is counted in, which matters while batches grow; empty: samples if a length is
-    given in samples or tokens, else steps."""
+    """Unit of progress. It matters only with rampup_batch_size. Empty: samples if the length of a
+    phase is in samples or tokens, else steps."""
     warmup_steps: Count | None = None
-    """Steps over which the rate rises linearly to its peak."""
+    """Length of the warm-up in steps. The learning rate rises linearly to its peak."""
     warmup_samples: Count | None = None
-    """Samples over which it does."""
+    """Length of the warm-up in samples."""
     warmup_tokens: Count | None = None
-    """Tokens over which it does."""
+    """Length of the warm-up in tokens."""
     warmup_fraction: Fraction | None = None
-    """Share of the run over which it does."""
+    """Length of the warm-up as a share of the run."""
     warmup_start_ratio: Fraction = 0.0
-    """Share of the peak that warm-up starts from."""
+    """Learning rate at the start of the warm-up, as a share of the peak."""
     decay_steps: Count | None = None
-    """Steps from the start of the run until the rate is lowest: cosine, linear."""
+    """Steps from the start of the run to the minimum learning rate. For cosine and linear."""
     decay_samples: Count | None = None
-    """Samples until then."""
+    """Samples from the start of the run to the minimum learning rate."""
     decay_tokens: Count | None = None
-    """Tokens until then."""
+    """Tokens from the start of the run to the minimum learning rate."""
     decay_fraction: Annotated[float, Field(gt=0)] | None = None
-    """Share of the run until then; more than 1 where the run ends before it."""
+    """Share of the run from its start to the minimum learning rate. With more than 1, the run ends
+    before the minimum."""
     cooldown_steps: Count | None = None
-    """Steps of the cooldown: the last ones with wsd, those after warm-up with infinite."""
+    """Length of the cooldown in steps. It is at the end of the run with wsd, and after the warm-up
+    with infinite."""
     cooldown_samples: Count | None = None
-    """Samples of it."""
+    """Length of the cooldown in samples."""
     cooldown_tokens: Count | None = None
-    """Tokens of it."""
+    """Length of the cooldown in tokens."""
     cooldown_fraction: Fraction | None = None
-    """Share of the run that it takes."""
+    """Length of the cooldown as a share of the run."""
     cooldown_shape: Shape | None = None
-    """How the rate falls in it."""
+    """Curve of the learning rate in the cooldown."""
     constant_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of the peak between cooldown and annealing: infinite."""
+    """Learning rate between cooldown and annealing, as a share of the peak. For infinite."""
     annealing_steps: Count | None = None
-    """Last steps, over which the rate falls to its lowest: infinite."""
+    """Length in steps of the annealing at the end of the run. The learning rate falls to its
+    minimum. For infinite."""
     annealing_samples: Count | None = None
-    """Samples of it."""
+    """Length of the annealing in samples."""
     annealing_tokens: Count | None = None
-    """Tokens of it."""
+    """Length of the annealing in tokens."""
     annealing_fraction: Fraction | None = None
-    """Share of the run that it takes."""
+    """Length of the annealing as a share of the run."""
     annealing_shape: Shape | None = None
-    """How the rate falls in it."""
+    """Curve of the learning rate in the annealing."""
     min_ratio: Fraction | None = None
-    """Share of the peak at the end of the run."""
+    """Minimum learning rate, as a share of the peak."""
     min_learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """Learning rate at the end of the run, instead of its share."""
+    """Minimum learning rate. Excludes min_ratio."""
 
     @model_validator(mode="before")
     @classmethod
-    def _as_published(cls, values: Any) -> Any:
-        return fill_in(values, folder="schedules", default="cosine", states=_STATES)
+    def _add_published_values(cls, values: Any) -> Any:
+        return add_published_values(
+            values, folder="schedules", default="cosine", quantities=_QUANTITIES
+        )
 
     @property
     def counts_samples(self) -> bool:
-        """Whether progress is counted in samples, as tokens are too, rather than in steps."""
+        """Whether the unit of progress is samples (also for tokens) instead of steps."""
         if self.unit is not None:
             return self.unit != "steps"
-        return any(self.stated(phase)[0] in ("samples", "tokens") for phase in PHASES)
+        return any(self.phase_length(phase)[0] in ("samples", "tokens") for phase in PHASES)
 
-    def stated(self, phase: str) -> tuple[str, float]:
-        """The form in which a phase's length is given, and the length; no form if it has none."""
+    def phase_length(self, phase: str) -> tuple[str, float]:
+        """Form (one of FORMS) and value of the length of a phase; "" and 0 without a length."""
         for form in FORMS:
             if (value := getattr(self, f"{phase}_{form}")) is not None:
                 return form, value
         return "", 0
 
     def length(self, span: Span) -> int:
-        """The whole run in the unit that progress is counted in."""
+        """Length of the whole run in the unit of progress."""
         return span.sizes.samples(span.steps) if self.counts_samples else span.steps
 
     def lengths(self, span: Span) -> dict[str, float]:
-        """Length of each phase that the schedule has, in that unit.
+        """Length of each phase of the schedule in the unit of progress.
 
-        Samples that fill no step count for none where progress is counted in steps.
+        Conversion to steps rounds down.
         """
-        found = {}
+        lengths = {}
         for phase in PHASES:
-            form, value = self.stated(phase)
+            form, value = self.phase_length(phase)
             if form == "fraction":
-                found[phase] = value * self.length(span)
+                lengths[phase] = value * self.length(span)
             elif form:
-                found[phase] = self._counted(form, value, span)
-        return found
+                lengths[phase] = self._convert(form, value, span)
+        return lengths
 
-    def _counted(self, form: str, value: float, span: Span) -> float:
+    def _convert(self, form: str, value: float, span: Span) -> float:
         if form == "steps":
             return span.sizes.samples(int(value)) if self.counts_samples else value
         samples = value / span.sequence_length if form == "tokens" else value
         return samples if self.counts_samples else span.sizes.whole_steps(int(samples))
 
     def options(self, peak: float) -> dict[str, Any]:
-        """What the schedule uses beside lengths, for a peak learning rate."""
+        """Options of the schedule besides lengths. Rates are shares of `peak`."""
         names = ("min_ratio", "constant_ratio", "cooldown_shape", "annealing_shape")
-        found = {name: value for name in names if (value := getattr(self, name)) is not None}
+        options = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.min_learning_rate is not None:
-            found["min_ratio"] = self.min_learning_rate / peak
-        return found
+            options["min_ratio"] = self.min_learning_rate / peak
+        return options
 
 
 def check_schedule(schedule: ScheduleSettings, optimizer: OptimizerSettings, span: Span) -> None:
-    """Make sure that a schedule's phases find room in the run.
+    """Check that the phases of a schedule fit into the run.
 
     Raises:
-        ValueError: they do not, or the schedule does not go with the optimizer.
+        ValueError: they do not fit, or the optimizer does not support the schedule.
     """
     if optimizer.name.startswith("schedule_free") and schedule.name != "constant":
         raise ValueError(
             f"schedule.name: {schedule.name}: {optimizer.name} averages weights instead; "
             "set it to constant"
         )
-    lowest = schedule.options(optimizer.learning_rate).get("min_ratio", 0.0)
-    if lowest > 1:
+    min_ratio = schedule.options(optimizer.learning_rate).get("min_ratio", 0.0)
+    if min_ratio > 1:
         raise ValueError(
             f"schedule.min_learning_rate: {schedule.min_learning_rate}: more than "
             f"optimizer.learning_rate {optimizer.learning_rate}; lower it"
         )
     for phase in ("cooldown", "annealing"):
-        if getattr(schedule, f"{phase}_shape") == "exponential" and lowest == 0:
+        if getattr(schedule, f"{phase}_shape") == "exponential" and min_ratio == 0:
             raise ValueError(
-                f"schedule.{phase}_shape: exponential: never gets to 0; raise schedule.min_ratio"
+                f"schedule.{phase}_shape: exponential: never reaches 0; raise schedule.min_ratio"
             )
-    _check_room(schedule, span)
+    _check_lengths(schedule, span)
 
 
-def _check_room(schedule: ScheduleSettings, span: Span) -> None:
-    lengths, whole = schedule.lengths(span), schedule.length(span)
-    run = f"the run's {whole} samples" if schedule.counts_samples else f"train_steps {whole}"
-    said = {
+def _check_lengths(schedule: ScheduleSettings, span: Span) -> None:
+    lengths, total = schedule.lengths(span), schedule.length(span)
+    run = f"the run's {total} samples" if schedule.counts_samples else f"train_steps {total}"
+    settings = {
         phase: f"schedule.{phase}_{form}: {value:g}"
         if isinstance(value, float)
         else f"schedule.{phase}_{form}: {value}"
         for phase in lengths
-        for form, value in [schedule.stated(phase)]
+        for form, value in [schedule.phase_length(phase)]
     }
-    if lengths["warmup"] > whole:
+    if lengths["warmup"] > total:
         raise ValueError(
-            f"{said['warmup']}: more than {run}; the rate would never reach its peak, lower it"
+            f"{settings['warmup']}: more than {run}; the learning rate would never reach its peak; "
+            "lower it"
         )
-    if lengths.get("decay", whole) < lengths["warmup"]:
-        raise ValueError(f"{said['decay']}: ends before {said['warmup']} does; raise it")
-    parts = [phase for phase in lengths if phase != "decay"]
-    if sum(lengths[phase] for phase in parts) > whole * (1 + 1e-9):
-        told = ", ".join(said[phase] for phase in parts)
-        raise ValueError(f"{told}: more together than {run}; lower one of them")
+    if lengths.get("decay", total) < lengths["warmup"]:
+        raise ValueError(f"{settings['decay']}: ends before {settings['warmup']}; raise it")
+    # Decay counts from the start of the run, so it overlaps the other phases.
+    phases = [phase for phase in lengths if phase != "decay"]
+    if sum(lengths[phase] for phase in phases) > total * (1 + 1e-9):
+        names = ", ".join(settings[phase] for phase in phases)
+        raise ValueError(f"{names}: their sum is more than {run}; lower one of them")

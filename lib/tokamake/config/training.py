@@ -1,4 +1,4 @@
-"""Settings of the training run: what it trains on, for how long, with which optimizer."""
+"""Settings of a training run: batches, length, data order, optimizer, precision, parallelism."""
 
 from typing import Annotated, Any, Literal
 
@@ -12,20 +12,22 @@ from tokamake.config.schedule import ScheduleSettings, Span, check_schedule
 from tokamake.errors import UserError
 
 LENGTHS = ("train_steps", "train_samples", "train_tokens")
-"""Settings that say how long a run is, each in its own unit."""
+"""Settings that give the length of a run, each in its own unit."""
 
 
 class FimSettings(Settings):
-    """Fill-in-the-middle: training documents rearranged so that the model learns to fill gaps."""
+    """Fill-in-the-middle (FIM): rearrange documents so that the model learns to fill gaps."""
 
     rate: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of documents that are rearranged; 0: none."""
+    """Share of documents to rearrange; 0 turns fill-in-the-middle off."""
     spm_rate: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Share of the rearranged whose suffix comes first (SPM), before the prefix (PSM)."""
+    """Share of the rearranged documents in the order suffix, prefix, middle (SPM). The others have
+    the order prefix, suffix, middle (PSM)."""
     split_token: str = ""
-    """Special token that parts a document, as a repository into files; empty: nothing does."""
+    """Special token between fragments of a document, for example between files of a repository.
+    Empty: documents have no fragments."""
     fragment_rate: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Share of the parts of such a document that are rearranged, each by itself."""
+    """Share of fragments to rearrange, each fragment separately."""
     prefix: str = "<fim_prefix>"
     """Special token before the prefix."""
     suffix: str = "<fim_suffix>"
@@ -35,97 +37,101 @@ class FimSettings(Settings):
 
 
 class TrainSettings(Settings):
-    """The training run itself."""
+    """The training run."""
 
     finetune: bool | None = None
-    """How to start from model.checkpoint. true: take its weights alone, at step 0, with a fresh
-    optimizer. false: continue it, with its optimizer states, step and samples. Without one, empty:
-    there are random weights."""
+    """How to start from model.checkpoint. true: load only its weights and start at step 0 with a
+    new optimizer state. false: continue its training with its optimizer state, step and samples.
+    Leave it empty without model.checkpoint."""
     sequence_length: Annotated[int, Field(ge=2)] = 512
-    """Tokens that the model sees per sample; a sample holds one more, the last label."""
+    """Input tokens per sample. A sample holds one more token, the last label."""
     micro_batch_size: Annotated[int, Field(ge=1)] = 1
-    """Samples per rank and forward pass."""
+    """Samples per forward pass on a rank."""
     global_batch_size: Annotated[int, Field(ge=1)] = 8
-    """Samples per step over all ranks; a multiple of micro_batch_size × ranks."""
+    """Samples per step on all ranks; a multiple of micro_batch_size × data-parallel ranks."""
     rampup_batch_size: tuple[int, int, int] | None = None
-    """Start, increment, samples: global batches grow from `start` to `global_batch_size` by
-    `increment` while the run consumes its first `samples`; empty: full size at once."""
+    """Batch size ramp-up as three numbers: start, increment, samples. The global batch grows from
+    `start` to `global_batch_size` in steps of `increment` while the run consumes its first
+    `samples`. Empty: no ramp-up."""
     train_steps: Annotated[int, Field(ge=1)] | None = None
-    """Optimizer steps of the whole run, 1000 where neither train_samples nor train_tokens is given
-    instead; empty: as many as the corpora's epochs give, exactly."""
+    """Optimizer steps of the whole run. Default: 1000, if neither train_samples nor train_tokens is
+    set. null: the column `epochs` of the table of corpora gives the length."""
     train_samples: Annotated[int, Field(ge=1)] | None = None
-    """Samples of the whole run; those that fill no global batch are left."""
+    """Samples of the whole run. Samples that do not fill a global batch are dropped."""
     train_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Tokens of the whole run; those that fill no global batch are left."""
+    """Tokens of the whole run. Tokens that do not fill a global batch are dropped."""
     split: Split = "98,1,1"
-    """Shares of each merged file's documents for training, validation and test; a corpus may name
-    its own in the column `sets` of the table of corpora."""
+    """Shares of the documents of each merged dataset for training, validation and test. The column
+    `sets` of the table of corpora overrides it for a corpus."""
     split_rule: Literal["megatron_core", "megatron_deepspeed"] = "megatron_core"
-    """How shares become documents: as megatron-core rounds bounds, or Megatron-DeepSpeed parts."""
+    """How to round shares to whole documents: as megatron-core or as Megatron-DeepSpeed does."""
     blend: Literal["weighted", "exact", "corpora"] = "weighted"
-    """Order of samples: as Megatron draws files by weight; exact in integers, of files; or of
-    corpora, each ordered by `within_corpus`."""
+    """How to interleave samples. weighted: datasets by weight, as Megatron-LM does. exact: datasets
+    with exact integer counts. corpora: corpora with exact integer counts; `within_corpus` gives
+    the order in each corpus."""
     within_corpus: Literal["concatenated", "shuffled", "blended"] = "shuffled"
-    """Order inside a corpus where corpora are blended: files one after the other, all samples
-    shuffled, or files blended by their weights."""
+    """Order of samples in a corpus, with `blend: corpora`. concatenated: dataset after dataset.
+    shuffled: all samples of the corpus shuffled. blended: datasets by weight."""
     separate_last_epoch: bool | None = None
-    """Shuffle a last epoch that is used in part by itself; empty: if less than 80 % of it is used,
-    as Megatron does."""
+    """Shuffle the last, partial epoch separately from the full epochs. Empty: only if the run uses
+    less than 80 % of it, as Megatron-LM does."""
     drop_last_partial_sequence: bool = True
-    """Leave out the last tokens of a validation set where they do not fill a sample; else the
-    sample is filled up with what has no loss."""
+    """Drop the last tokens of a validation split if they do not fill a sample. false: pad the last
+    sample; padding has no loss."""
     fim: FimSettings = FimSettings()
     """Fill-in-the-middle."""
     reset_position_ids: bool = False
-    """Count positions anew in each document of a sample."""
+    """Restart position ids at 0 in each document of a sample."""
     reset_attention_mask: bool = False
-    """Let no token attend to those of other documents in its sample."""
+    """Mask attention between different documents of a sample."""
     eod_mask_loss: bool = False
-    """Leave out the loss of what follows an end of document, which nothing foretells."""
+    """Mask the loss at end-of-document tokens: the token after them is not predictable."""
     optimizer: OptimizerSettings = OptimizerSettings()
-    """Optimizer and its rates."""
+    """Optimizer and its hyperparameters."""
     schedule: ScheduleSettings = ScheduleSettings()
-    """Learning rate over time."""
+    """Learning rate schedule."""
     gradient_clipping: Annotated[float, Field(ge=0)] = 1.0
-    """Largest global gradient norm; 0 turns clipping off."""
+    """Maximum global gradient norm; 0 turns clipping off."""
     precision: Literal["fp32", "bf16", "fp16"] | None = None
-    """Number format of forward and backward; weights that are updated, sums of gradients and
-    optimizer states stay fp32. fp16 scales the loss, as large as gradients allow. Empty: bf16 on
-    accelerators, fp32 on the CPU."""
+    """Number format of the forward and backward pass. Master weights, gradient sums and optimizer
+    states are always fp32. fp16 uses dynamic loss scaling. Empty: bf16 on accelerators, fp32 on
+    the CPU."""
     deterministic: bool = False
-    """Take no algorithm whose results differ from run to run, even where it is faster."""
+    """Use only deterministic algorithms, even if they are slower."""
     compile: bool = False
-    """Let torch.compile make the kernels of each layer anew; starts take longer for it."""
+    """Compile each layer with torch.compile: faster steps, but a slower start."""
     backend: Annotated[str, plug_in("train/backends")] = "native"
-    """What shares the work of data-parallel ranks: PyTorch's FSDP2, or DeepSpeed."""
+    """Implementation of data parallelism: native (PyTorch's FSDP2) or deepspeed (ZeRO)."""
     zero_stage: Literal[0, 1, 2, 3] = 1
-    """What data-parallel ranks share instead of each keeping it: 0 nothing, 1 optimizer states,
-    2 gradients, too, 3 weights, too."""
+    """What data-parallel ranks shard. 0: nothing. 1: optimizer states. 2: optimizer states and
+    gradients. 3: optimizer states, gradients and weights."""
     offload_optimizer: Literal["none", "cpu"] = "none"
-    """Where DeepSpeed keeps optimizer states and fp32 weights, and updates them: as the model, or
-    in the host's memory."""
+    """Where DeepSpeed keeps and updates optimizer states and master weights. none: on the device of
+    the model. cpu: in host memory."""
     offload_param: Literal["none", "cpu"] = "none"
-    """Where DeepSpeed keeps the weights that zero_stage 3 shares, until they are needed."""
+    """Where DeepSpeed keeps the weights that zero_stage 3 shards. none: on the device. cpu: in host
+    memory until a layer needs them."""
     parallel: ParallelSettings = ParallelSettings()
-    """How ranks share the model and its sequences."""
+    """Tensor, sequence, context and pipeline parallelism."""
     recompute_granularity: Literal["none", "selective", "full"] = "none"
-    """What the backward pass computes again to save memory: nothing, what is cheap, or layers."""
+    """Activations that the backward pass recomputes to save memory. none: nothing. selective: cheap
+    operations. full: whole layers."""
     recompute_method: Literal["uniform", "block"] = "uniform"
-    """Which layers, of `full`: all in groups of recompute_num_layers, or the first so many of each
-    pipeline stage."""
+    """Layers to recompute with recompute_granularity `full`. uniform: all layers, in groups of
+    recompute_num_layers. block: the first recompute_num_layers of each pipeline stage."""
     recompute_num_layers: Annotated[int, Field(ge=1)] = 1
-    """See recompute_method."""
+    """Number of layers for recompute_method."""
     log_interval: Annotated[int, Field(ge=1)] = 10
     """Steps between log lines."""
     evaluation_interval: Annotated[int, Field(ge=1)] = 100
     """Steps between measurements of the validation loss."""
     evaluation_steps: Annotated[int, Field(ge=0)] = 10
-    """Global batches per measurement; 0 turns validation off."""
+    """Global batches per measurement of the validation loss; 0 turns validation off."""
     save_interval: Annotated[int, Field(ge=1)] = 1000
-    """Steps between checkpoints; the last step always saves one."""
+    """Steps between checkpoints. The last step always saves one."""
     segment_steps: Annotated[int, Field(ge=1)] | None = None
-    """Steps of one job: a run that is longer than a job may be becomes a chain of jobs, each with
-    its checkpoint and its evaluation. Empty: one job."""
+    """Steps per job. A run that exceeds the time limit of a job becomes a chain of jobs, each with
+    its own checkpoint and evaluation. Empty: one job."""
 
     @model_validator(mode="before")
     @classmethod
@@ -143,16 +149,16 @@ class TrainSettings(Settings):
             )
         self._check_length()
         if self.backend == "deepspeed" and self.precision == "bf16" and self.zero_stage == 0:
-            # DeepSpeed would train in bf16 alone, with a much larger error.
+            # DeepSpeed would keep only bf16 weights, which round small updates away.
             raise ValueError(
-                "zero_stage: 0: keeps no fp32 weights beside bf16; set it to 1 or precision to fp32"
+                "zero_stage: 0: keeps no fp32 master weights; set it to 1 or precision to fp32"
             )
         self._check_offload()
         if self.parallel.data_parallel_replicate_size > 1 and not self.zero_stage:
             raise ValueError(
                 f"parallel.data_parallel_replicate_size: "
                 f"{self.parallel.data_parallel_replicate_size}: with zero_stage 0, which shards "
-                "nothing; set zero_stage to 1 or more, or leave it out"
+                "nothing; set zero_stage to 1 or more, or remove this setting"
             )
         self._check_hessian()
         self._check_compile()
@@ -161,22 +167,23 @@ class TrainSettings(Settings):
 
     def _check_offload(self) -> None:
         for name, stage in (("offload_optimizer", 1), ("offload_param", 3)):
-            least = self.backend == "deepspeed" and self.zero_stage >= stage
-            if getattr(self, name) != "none" and not least:
+            is_supported = self.backend == "deepspeed" and self.zero_stage >= stage
+            if getattr(self, name) != "none" and not is_supported:
                 raise ValueError(
                     f"{name}: {getattr(self, name)}: needs backend deepspeed and zero_stage "
-                    f"{stage} or more; set these or none"
+                    f"{stage} or more; set both, or set this to none"
                 )
 
     def _check_hessian(self) -> None:
         if self.optimizer.hessian_interval is None:
             return
-        name = f"optimizer.name: {self.optimizer.name}: needs gradients of labels that are drawn"
+        # The Gauss-Newton-Bartlett estimate needs a second backward pass, of sampled labels.
+        name = f"optimizer.name: {self.optimizer.name}: needs gradients of labels"
         if self.backend != "native":
-            raise ValueError(f"{name} from the model, for which set backend to native")
+            raise ValueError(f"{name} sampled from the model; set backend to native")
         if self.parallel.pipeline_parallel_size > 1:
             raise ValueError(
-                f"{name} from logits, which one pipeline stage alone has; set "
+                f"{name} sampled from logits, which only the last pipeline stage has; set "
                 "parallel.pipeline_parallel_size to 1"
             )
 
@@ -184,14 +191,15 @@ class TrainSettings(Settings):
         schedule = self.parallel.pipeline_schedule
         if self.parallel.pipeline_parallel_size == 1 or schedule not in SPLIT_BACKWARD:
             return
-        late = f"with pipeline_schedule {schedule}, which computes gradients of weights late"
+        condition = f"with pipeline_schedule {schedule}, which computes gradients of weights late"
         if self.backend == "native" and self.zero_stage == 3:
-            # Weights would be gone before their gradients are computed, with no error.
-            raise ValueError(f"zero_stage: 3: {late}, they come out wrong; set it to 2")
+            # FSDP2 reshards weights before their gradients are computed, without an error.
+            raise ValueError(f"zero_stage: 3: {condition}, they come out wrong; set it to 2")
         if self.recompute_granularity == "selective":
-            # torch computes again once for a backward pass, and here are two.
+            # torch recomputes once per backward pass, but these schedules have two.
             raise ValueError(
-                f"recompute_granularity: selective: {late}, what is kept is gone by then; "
+                f"recompute_granularity: selective: {condition}, saved activations are freed "
+                "before that; "
                 "set it to full or none"
             )
 
@@ -205,28 +213,28 @@ class TrainSettings(Settings):
             )
         if self.recompute_granularity == "selective":
             raise ValueError(
-                "compile: true: does not go with recompute_granularity selective, which tells "
-                "operators apart; set compile to false, or the other to full or none"
+                "compile: true: does not support recompute_granularity selective; set compile to "
+                "false, or recompute_granularity to full or none"
             )
         schedule = self.parallel.pipeline_schedule
         if self.parallel.pipeline_parallel_size > 1 and schedule in SPLIT_BACKWARD:
-            # Compiled backward passes give away buffers that the second half needs.
+            # Compiled backward passes free buffers that the second half needs.
             raise ValueError(
                 f"compile: true: with pipeline_schedule {schedule}, which computes gradients of "
-                "weights late, these come out wrong; set it to false or take interleaved_1f1b"
+                "weights late, these come out wrong; set it to false or use interleaved_1f1b"
             )
 
     def _check_length(self) -> None:
-        given = [name for name in LENGTHS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} both say how long; give one of them")
+        lengths = [name for name in LENGTHS if getattr(self, name) is not None]
+        if len(lengths) > 1:
+            raise ValueError(f"{' and '.join(lengths)} all give the run's length; keep one")
         try:
             steps = self.num_steps
         except UserError as error:
             raise ValueError(str(error)) from None
         if steps == 0:
             raise ValueError(
-                f"{given[0]}: {getattr(self, given[0])}: fills no global batch of "
+                f"{lengths[0]}: {getattr(self, lengths[0])}: does not fill a global batch of "
                 f"{self.batch_sizes.at(0)} × {self.sequence_length} tokens; raise it"
             )
         if steps:
@@ -241,7 +249,7 @@ class TrainSettings(Settings):
 
     @property
     def num_steps(self) -> int | None:
-        """Steps of the whole run; None where the corpora's epochs decide."""
+        """Steps of the whole run; None if the epochs of the corpora give its length."""
         samples = self.train_samples
         if self.train_tokens is not None:
             samples = self.train_tokens // self.sequence_length
@@ -250,24 +258,24 @@ class TrainSettings(Settings):
 
     @property
     def num_samples(self) -> int | None:
-        """Samples of the whole run; None where the corpora's epochs decide."""
+        """Samples of the whole run; None if the epochs of the corpora give its length."""
         steps = self.num_steps
         return None if steps is None else self.batch_sizes.samples(steps)
 
-    def segments(self, begun: int = 0) -> list[int]:
-        """Steps at which all jobs of the run but the last one end; none if its length is not known.
+    def segments(self, start_step: int = 0) -> list[int]:
+        """Last steps of all jobs of the run except the last job; empty if its length is unknown.
 
         Args:
-            begun: step that the run starts from.
+            start_step: step that the run starts from.
         """
         if not self.segment_steps or self.num_steps is None:
             return []
         ends = range(self.segment_steps, self.num_steps, self.segment_steps)
-        return [step for step in ends if step > begun]
+        return [step for step in ends if step > start_step]
 
 
 PACKING_SETTINGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
-"""Training settings about documents that share a sample, which need the end-of-document token."""
+"""Training settings about documents in a sample. They need the end-of-document token."""
 
 INDEX_SETTINGS = (
     "sequence_length",
@@ -278,4 +286,5 @@ INDEX_SETTINGS = (
     "separate_last_epoch",
     "drop_last_partial_sequence",
 )
-"""Training settings that decide the index: options of that stage, compared when a run starts."""
+"""Training settings that determine the sample index. They are options of the stage `index`; a run
+that resumes compares them."""

@@ -1,4 +1,4 @@
-"""Whether a run can work here: checks of environment, profile, scheduler, disks and ranks.
+"""Checks of environment, profile, scheduler, disks and ranks before a run.
 
-Each family of checks is a file; its functions give results, `doctor` gathers and prints them.
+Each module holds one family of checks. Its functions return results; `doctor` prints them.
 """

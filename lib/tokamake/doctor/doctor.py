@@ -1,4 +1,4 @@
-"""The stage `doctor`: whether a run can work here, told before it costs anything."""
+"""The stage `doctor`: check that a run can work here before it costs anything."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     Check = Callable[[], Sequence[Result]]
 
 _GRACE = 60.0
-"""Seconds that libraries have to say of themselves that they wait in vain."""
+"""Seconds for libraries to report their own timeouts before the watchdog kills the process."""
 
 
 def doctor(
@@ -25,71 +25,70 @@ def doctor(
     timeout: float = 120,
     output: Path | None = None,
 ) -> None:
-    """Check that a run can work here; each fault is told with its remedy.
+    """Check that a run can work here, and print a remedy for each fault.
 
-    A line a check: ok, warning or wrong, what it is, its value. The exit status is 1 where anything
-    is wrong. On a login node, give the profile; its scheduler is asked one question. Started on
-    several ranks with --ranks, by the profile's launch.sh, all ranks are compared and measure how
-    fast and how rightly they talk to each other; rank 0 reports.
+    Each line is a check: its state (ok, warning or wrong), name and value. The exit status is 1 if
+    a check is wrong. On a login node, give the profile; doctor queries its scheduler once. With
+    --ranks, started on several ranks by the profile's launch.sh, doctor compares all ranks and
+    measures the correctness and speed of their communication; rank 0 reports.
 
     Args:
-        profile: Folder of the Snakemake profile to check; by default SNAKEMAKE_PROFILE, if that is
-            set.
-        directory: Folder that the workflow runs in.
-        data: Folders of raw data, to measure the disks they are on; the one in
-            TOKAMAKE_DATA_ROOT is among them.
-        ranks: Check communication among the ranks that this command was started on.
-        timeout: Seconds for which ranks wait for one another.
-        output: File for a report as JSON.
+        profile: Folder of the Snakemake profile to check. Default: SNAKEMAKE_PROFILE, if set.
+        directory: Working directory of the workflow.
+        data: Folders of raw data. doctor measures their disks, and that of TOKAMAKE_DATA_ROOT.
+        ranks: Check communication between the ranks of this command.
+        timeout: Seconds that ranks wait for each other.
+        output: JSON file for the report.
 
     Raises:
-        UserError: ranks cannot meet.
+        UserError: ranks cannot connect to each other.
     """
     from tokamake.doctor.result import ok
 
     if ranks:
         _on_ranks(directory, timeout, output)
         return
-    given = profile or (Path(found) if (found := os.environ.get("SNAKEMAKE_PROFILE")) else None)
-    places = [*data, *map(Path, filter(None, [os.environ.get("TOKAMAKE_DATA_ROOT")]))]
-    results = [] if given else [ok("profile", "none given; --profile FOLDER checks one")]
-    results += _at_once(_checks(given, directory, places))
-    if _tell(results, output):
+    default = os.environ.get("SNAKEMAKE_PROFILE")
+    folder = profile or (Path(default) if default else None)
+    data_folders = [*data, *map(Path, filter(None, [os.environ.get("TOKAMAKE_DATA_ROOT")]))]
+    results = [] if folder else [ok("profile", "none; check one with --profile FOLDER")]
+    results += _run_concurrently(_checks(folder, directory, data_folders))
+    if _print_report(results, output):
         raise SystemExit(1)
 
 
-def _checks(given: Path | None, directory: Path, data: Iterable[Path]) -> "list[Check]":
-    """Checks of one process, in the order of the report."""
+def _checks(folder: Path | None, directory: Path, data: Iterable[Path]) -> "list[Check]":
+    """Return the checks without --ranks, in the order of the report."""
     from tokamake.doctor import disk, environment, launcher, profile, result, scheduler
     from tokamake.errors import UserError
 
     faults: list[Result] = []
-    found = profile.Profile(None)
+    site = profile.Profile(None)
     try:
-        found = profile.read_profile(given, directory) if given else found
+        site = profile.read_profile(folder, directory) if folder else site
     except UserError as error:
-        faults = [result.wrong("profile", str(error), "mend it")]
-    of_profile: list[Check] = [lambda: profile.check_profile(found)] if found.path else []
+        faults = [result.wrong("profile", str(error), "fix it")]
+    profile_checks: list[Check] = [lambda: profile.check_profile(site)] if site.path else []
     return [
         environment.check_python,
         environment.check_torch,
-        lambda: environment.check_mpi(found.launcher),
+        lambda: environment.check_mpi(site.launcher),
         environment.check_compiler,
-        lambda: environment.check_snakemake(found.executor),
-        lambda: environment.check_limits(cluster=found.cluster),
+        lambda: environment.check_snakemake(site.executor),
+        lambda: environment.check_limits(cluster=site.cluster),
         lambda: faults,
-        *of_profile,
-        lambda: launcher.check_launcher(found.launcher),
-        lambda: profile.check_personal(found),
-        lambda: scheduler.check_scheduler(found),
-        lambda: disk.check_disks(directory, data, cluster=found.cluster),
+        *profile_checks,
+        lambda: launcher.check_launcher(site.launcher),
+        lambda: profile.check_personal(site),
+        lambda: scheduler.check_scheduler(site),
+        lambda: disk.check_disks(directory, data, cluster=site.cluster),
     ]
 
 
-def _at_once(checks: "Sequence[Check]") -> "list[Result]":
-    """Results of checks, which wait for other processes, in their order."""
+def _run_concurrently(checks: "Sequence[Check]") -> "list[Result]":
+    """Run checks in threads, because most of them wait for other processes; keep their order."""
     with ThreadPoolExecutor(len(checks)) as pool:
-        return [result for found in pool.map(lambda check: check(), checks) for result in found]
+        return [result for results in pool.map(lambda check: check(), checks) for result in results]
 
 
 def _on_ranks(directory: Path, timeout: float, output: Path | None) -> None:
@@ -97,16 +96,18 @@ def _on_ranks(directory: Path, timeout: float, output: Path | None) -> None:
     from tokamake.runtime.rank_errors import leave
     from tokamake.runtime.ranks import Ranks
 
-    # Of what goes wrong, c10d would tell its own stack.
+    # Otherwise c10d prints its C++ stack for each failure.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    told = f"tokamake doctor: {socket.gethostname()}: ranks did not meet within {timeout:g} s"
-    with watched(2 * timeout + _GRACE, told) as watch:
-        among = Ranks.find()
+    prefix = f"tokamake doctor: {socket.gethostname()}:"
+    message = f"{prefix} ranks did not connect within {timeout:g} s"
+    # The watchdog forks, so it must start before torch and MPI are imported.
+    with watched(2 * timeout + _GRACE, message) as watch:
+        ranks = Ranks.find()
         from tokamake.doctor import communication, disk, environment, torch_facts
 
-        results = communication.check_ranks(among, directory, watch, timeout)
-        if among.rank == 0:
-            watch.begin(f"tokamake doctor: {socket.gethostname()}: the disk of {directory} hangs")
+        results = communication.check_ranks(ranks, directory, watch, timeout)
+        if ranks.rank == 0:
+            watch.begin(f"{prefix} the disk of {directory} hangs")
             results = [
                 *environment.check_python(),
                 *environment.judge_torch(torch_facts.torch_facts(), os.environ),
@@ -114,20 +115,20 @@ def _on_ranks(directory: Path, timeout: float, output: Path | None) -> None:
                 *disk.check_disks(directory, (), cluster=False),
                 *results,
             ]
-    bad = among.rank == 0 and _tell(results, output)
-    leave(among, int(bad))
+    is_wrong = ranks.rank == 0 and _print_report(results, output)
+    leave(ranks, int(is_wrong))
 
 
-def _tell(results: "Sequence[Result]", output: Path | None) -> bool:
-    """Print the report, and write it; returns whether anything is wrong."""
+def _print_report(results: "Sequence[Result]", output: Path | None) -> bool:
+    """Print the report and write it to `output`; return whether a check is wrong."""
     from tokamake import files
     from tokamake.doctor.result import report
 
     for result in results:
         print(result.line)
-    found = report(results)
-    counts = {state: sum(one.state == state for one in results) for state in ("wrong", "warning")}
-    print(f"{len(results)} checks, {counts['wrong']} wrong, {counts['warning']} with a warning")
+    states = [result.state for result in results]
+    num_wrong, num_warnings = states.count("wrong"), states.count("warning")
+    print(f"{len(results)} checks, {num_wrong} wrong, {num_warnings} with a warning")
     if output:
-        files.write_json(output, found)
-    return bool(found["state"] == "wrong")
+        files.write_json(output, report(results))
+    return num_wrong > 0

@@ -1,6 +1,6 @@
-"""Checks of what runs are made with: Python, torch, DeepSpeed, MPI, compiler, Snakemake, limits.
+"""Checks of Python, torch, DeepSpeed, MPI, compiler, Snakemake and system limits.
 
-What is slow, or can crash or hang, is imported by another process.
+A separate process imports packages that are slow or that can crash or hang.
 """
 
 import json
@@ -31,13 +31,13 @@ LOCKED_BYTES = 2**26
 _TORCH = """
 import json, sys
 from tokamake.doctor.torch_facts import torch_facts
-found = {"torch": torch_facts()}
+report = {"torch": torch_facts()}
 try:
     import deepspeed
-    found["deepspeed"] = deepspeed.__version__
+    report["deepspeed"] = deepspeed.__version__
 except Exception as error:
-    found["fault"] = f"{type(error).__name__}: {error}".splitlines()[0]
-sys.stdout.write("\\n" + json.dumps(found))
+    report["fault"] = f"{type(error).__name__}: {error}".splitlines()[0]
+sys.stdout.write("\\n" + json.dumps(report))
 """
 _MPI = """
 import mpi4py
@@ -48,17 +48,17 @@ print(mpi4py.__version__ + ", " + MPI.Get_library_version().strip(" \\0\\n").spl
 
 
 def check_python(folder: Path = Path(sys.prefix)) -> list[Result]:
-    """Version of Python, which interpreter it is, and whose environment.
+    """Check the version of Python and the owner of its environment.
 
     Args:
-        folder: of the environment.
+        folder: environment.
     """
-    own = metadata.metadata("tokamake")["Requires-Python"]
+    supported = metadata.metadata("tokamake")["Requires-Python"]
     version, value = platform.python_version(), f"{platform.python_version()}, {sys.executable}"
-    if version not in SpecifierSet(own):
-        return [wrong("Python", value, f"tokamake needs {own}; {RECIPE}")]
+    if version not in SpecifierSet(supported):
+        return [wrong("Python", value, f"tokamake needs {supported}; {RECIPE}")]
     if folder.stat().st_uid not in (os.getuid(), 0):
-        remedy = f"another person can change it under a run; {RECIPE}"
+        remedy = f"its owner can change it during a run; {RECIPE}"
         return [warning("Python", f"{value}, in an environment of {_owner(folder)}", remedy)]
     return [ok("Python", value)]
 
@@ -71,41 +71,44 @@ def _owner(folder: Path) -> str:
 
 
 def required(package: str) -> SpecifierSet:
-    """Versions of a package that tokamake takes."""
-    found = map(Requirement, metadata.requires("tokamake") or [])
-    return next((one.specifier for one in found if one.name == package), SpecifierSet())
+    """Versions of a package that tokamake supports."""
+    requirements = map(Requirement, metadata.requires("tokamake") or [])
+    return next((r.specifier for r in requirements if r.name == package), SpecifierSet())
 
 
 def check_torch() -> list[Result]:
-    """Versions of torch and DeepSpeed, device, communication and bf16, for a new process."""
+    """Check torch, DeepSpeed, device, communication back end and bf16 in a new process."""
     answer = ask_python(_TORCH, seconds=SECONDS)
     if answer.fault:
         return [wrong("torch", answer.fault, f"install the torch of your site; {RECIPE}")]
-    found = json.loads(answer.output.splitlines()[-1])
-    version, fault = found.get("deepspeed", ""), found.get("fault", "")
-    return [*judge_torch(found["torch"], os.environ), judge_deepspeed(version, fault)]
+    # Imports may print to stdout before the last line.
+    facts = json.loads(answer.output.splitlines()[-1])
+    version, fault = facts.get("deepspeed", ""), facts.get("fault", "")
+    return [*judge_torch(facts["torch"], os.environ), judge_deepspeed(version, fault)]
 
 
 def judge_torch(facts: Mapping[str, Any], environment: Mapping[str, str]) -> list[Result]:
-    """Results of what `torch_facts` found."""
-    wanted, kind = required("torch"), facts["device"]
+    """Return the results for the facts of `torch_facts`."""
+    supported, kind = required("torch"), facts["device"]
     backend = BACKENDS[kind]
     results = [ok("torch", facts["torch"])]
-    if not wanted.contains(facts["torch"].partition("+")[0], prereleases=True):
-        remedy = f"tokamake is tested with {wanted}; {RECIPE}"
+    if not supported.contains(facts["torch"].partition("+")[0], prereleases=True):
+        remedy = f"tokamake is tested with {supported}; {RECIPE}"
         results = [warning("torch", facts["torch"], remedy)]
     count, name = facts["devices"], facts["name"]
     value = f"{kind}, {count} × {name}" if count else kind
     hidden = environment.get("CUDA_VISIBLE_DEVICES") == ""
     if facts["seen"] and not count and not hidden:
-        remedy = "this torch cannot use it; install the one that your site recommends"
-        results.append(warning("device", f"{value}, although {facts['seen']} is here", remedy))
+        remedy = "this torch cannot use it; install the torch that your site recommends"
+        results.append(
+            warning("device", f"{value}, although the machine has {facts['seen']}", remedy)
+        )
     else:
         results.append(ok("device", value))
     if backend in facts["backends"]:
-        others = [name for name in facts["backends"] if name != backend]
-        also = f" (also there: {', '.join(others)})" * bool(others)
-        results.append(ok("communication back end", f"{backend}{also}"))
+        alternatives = [name for name in facts["backends"] if name != backend]
+        suffix = f" (also available: {', '.join(alternatives)})" * bool(alternatives)
+        results.append(ok("communication back end", f"{backend}{suffix}"))
     else:
         remedy = f"ranks on {kind} need it; install the torch that your site recommends"
         results.append(wrong("communication back end", f"no {backend} in this torch", remedy))
@@ -116,18 +119,18 @@ def judge_torch(facts: Mapping[str, Any], environment: Mapping[str, str]) -> lis
 
 
 def judge_deepspeed(version: str, fault: str) -> Result:
-    """Result for a DeepSpeed of some version, or that cannot be imported for a reason."""
-    wanted = required("deepspeed")
-    only = "needed for train.backend: deepspeed alone"
+    """Return the result for a DeepSpeed version, or for the `fault` of its import."""
+    supported = required("deepspeed")
+    remedy = f"pip install 'deepspeed{supported}'; needed only for train.backend: deepspeed"
     if fault:
-        return warning("DeepSpeed", fault, f"pip install 'deepspeed{wanted}'; {only}")
-    if not wanted.contains(version.partition("+")[0], prereleases=True):
-        return warning("DeepSpeed", version, f"pip install 'deepspeed{wanted}'; {only}")
+        return warning("DeepSpeed", fault, remedy)
+    if not supported.contains(version.partition("+")[0], prereleases=True):
+        return warning("DeepSpeed", version, remedy)
     return ok("DeepSpeed", version)
 
 
 def check_mpi(launcher: Launcher) -> list[Result]:
-    """Whether ranks of mpiexec can import mpi4py, and on which library, with the site's modules."""
+    """Check that ranks of mpiexec can import mpi4py with the site's modules."""
     if launcher.name != "mpiexec":
         return []
     run = 'exec "$1" -c "$2"'
@@ -139,31 +142,31 @@ def check_mpi(launcher: Launcher) -> list[Result]:
 
 
 def check_compiler() -> list[Result]:
-    """The extension, which is compiled when tokamake is installed, and a compiler for others."""
+    """Check the compiled extension of tokamake, and a compiler for torch.compile."""
     results = []
     try:
         import tokamake._csrc as extension
 
         results.append(ok("extension", str(extension.__file__)))
     except ImportError as error:
-        remedy = "pip install tokamake again with this Python, where there is a g++"
+        remedy = "reinstall tokamake with this Python on a machine with g++"
         results.append(wrong("extension", str(error).splitlines()[0], remedy))
-    if found := shutil.which("g++"):
-        return [*results, ok("compiler", found)]
-    remedy = "load a compiler's module or install g++; train.compile needs one"
+    if path := shutil.which("g++"):
+        return [*results, ok("compiler", path)]
+    remedy = "load the module of a compiler or install g++; train.compile needs it"
     return [*results, warning("compiler", "no g++ found", remedy)]
 
 
 def check_snakemake(executor: str) -> list[Result]:
-    """Snakemake's version, and the package that starts jobs on this kind of cluster."""
-    wanted = required("snakemake")
+    """Check the version of Snakemake and the executor plugin for this kind of cluster."""
+    supported = required("snakemake")
     try:
         version = metadata.version("snakemake")
     except metadata.PackageNotFoundError:
-        return [wrong("snakemake", "not installed", f"pip install 'snakemake{wanted}'")]
+        return [wrong("snakemake", "not installed", f"pip install 'snakemake{supported}'")]
     results = [ok("snakemake", version)]
-    if version not in wanted:
-        results = [wrong("snakemake", version, f"pip install 'snakemake{wanted}'")]
+    if version not in supported:
+        results = [wrong("snakemake", version, f"pip install 'snakemake{supported}'")]
     if executor in ("local", "dryrun", "touch"):
         return results
     package = f"snakemake-executor-plugin-{executor}"
@@ -173,7 +176,7 @@ def check_snakemake(executor: str) -> list[Result]:
 
 
 def check_limits(*, cluster: bool) -> list[Result]:
-    """What a process may have: open files and, for networks of clusters, locked memory."""
+    """Check limits of open files and, on clusters, of locked memory, which networks need."""
     files, locked = map(resource.getrlimit, (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK))
     results = [judge_limit("open files", files, _OPEN_FILES, command="ulimit -n")]
     if not cluster:
@@ -183,23 +186,23 @@ def check_limits(*, cluster: bool) -> list[Result]:
 
 
 def judge_limit(
-    name: str, limit: tuple[int, int], least: int, *, command: str, unit: int = 1
+    name: str, limit: tuple[int, int], minimum: int, *, command: str, unit: int = 1
 ) -> Result:
-    """Result for a limit of the system.
+    """Return the result for a system limit.
 
     Args:
-        name: what is limited.
-        limit: the one in force and its upper bound; `resource.RLIM_INFINITY` is none.
-        least: what should be.
-        command: of the shell, that changes it.
-        unit: what the command counts in.
+        name: limited resource.
+        limit: soft and hard limit; `resource.RLIM_INFINITY` means unlimited.
+        minimum: recommended limit.
+        command: shell command that changes the limit.
+        unit: unit of the command's argument.
     """
     soft, hard = limit
-    endless = resource.RLIM_INFINITY
-    if soft == endless or soft >= least:
-        return ok(name, "unlimited" if soft == endless else f"{soft:,}")
-    if hard == endless or hard >= least:
-        amount = "unlimited" if hard == endless else hard // unit
-        return warning(name, f"{soft:,}", f"`{command} {amount}` in your shell's start-up file")
-    remedy = f"{least:,} are wanted, which only your site can allow"
+    unlimited = resource.RLIM_INFINITY
+    if soft == unlimited or soft >= minimum:
+        return ok(name, "unlimited" if soft == unlimited else f"{soft:,}")
+    if hard == unlimited or hard >= minimum:
+        amount = "unlimited" if hard == unlimited else hard // unit
+        return warning(name, f"{soft:,}", f"add `{command} {amount}` to your shell's start-up file")
+    remedy = f"{minimum:,} is recommended; only your site can raise the limit"
     return warning(name, f"{soft:,}", remedy)

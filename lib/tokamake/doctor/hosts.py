@@ -1,6 +1,6 @@
-"""What each rank is and has, who is missing, and where hosts differ or are slow.
+"""Facts about ranks and hosts, and checks for missing, different and slow ones.
 
-Facts come from the ranks through their store; what is made of them needs no torch.
+Ranks exchange facts through a store of torch. The checks need no torch.
 """
 
 import os
@@ -31,25 +31,25 @@ _SAME = {
 
 @dataclass(frozen=True)
 class Facts:
-    """A rank as it tells of itself."""
+    """Facts that a rank reports about itself."""
 
     rank: int
     host: str
     python: str
     torch: str
     tokamake: str
-    """Version and a digest of the sources; of a host's first rank, else empty."""
+    """Version and digest of the sources; empty except for the first rank of a host."""
     device: str
     locked: tuple[int, int]
-    """Locked memory that it may have, in bytes, and the upper bound."""
+    """Soft and hard limit of locked memory in bytes."""
 
 
 def own_facts(ranks: Ranks, torch: Mapping[str, Any]) -> Facts:
-    """Facts of this rank; sources are read by the first of a host alone.
+    """Collect the facts of this rank. Only the first rank of a host reads the sources.
 
     Args:
-        ranks: this process among its peers.
-        torch: of `torch_facts`.
+        ranks: position of this process in the run.
+        torch: result of `torch_facts`.
     """
     return Facts(
         rank=ranks.rank,
@@ -63,23 +63,23 @@ def own_facts(ranks: Ranks, torch: Mapping[str, Any]) -> Facts:
 
 
 def sources(folder: Path = Path(__file__).parent.parent) -> str:
-    """tokamake's version, with a digest of its modules: a copy can be older than the other."""
-    found = [(str(path.relative_to(folder)), path) for path in sorted(folder.rglob("*.py"))]
-    digest = files.digest([(name, files.sha256(path)) for name, path in found])
+    """tokamake's version and a digest of its modules: copies on hosts may differ in age."""
+    modules = [(str(path.relative_to(folder)), path) for path in sorted(folder.rglob("*.py"))]
+    digest = files.digest([(name, files.sha256(path)) for name, path in modules])
     return f"{metadata.version('tokamake')} ({digest[:8]})"
 
 
 def judge_hosts(facts: Sequence[Facts]) -> list[Result]:
-    """Results for what all ranks told of themselves."""
+    """Return the results for the facts of all ranks."""
     counts: dict[str, int] = {}
-    for one in facts:
-        counts[one.host] = counts.get(one.host, 0) + 1
-    shown = shorten([f"{host}: {number}" for host, number in counts.items()])
-    results = [ok("ranks", f"{len(facts):,} on {counted(len(counts), 'host')} ({shown})")]
+    for fact in facts:
+        counts[fact.host] = counts.get(fact.host, 0) + 1
+    ranks_of_hosts = shorten([f"{host}: {number}" for host, number in counts.items()])
+    results = [ok("ranks", f"{len(facts):,} on {counted(len(counts), 'host')} ({ranks_of_hosts})")]
     for name, title in _SAME.items():
-        remedy = f"let all hosts have the same environment; {RECIPE}"
+        remedy = f"use the same environment on all hosts; {RECIPE}"
         results.append(judge_same(title, _by_value(facts, name), remedy))
-    least = min(facts, key=lambda one: one.locked[0] % 2**64)  # RLIM_INFINITY is -1
+    least = min(facts, key=lambda fact: fact.locked[0] % 2**64)  # RLIM_INFINITY is -1
     if len(counts) > 1:
         title = f"locked memory, on {least.host}"
         results.append(
@@ -89,81 +89,83 @@ def judge_hosts(facts: Sequence[Facts]) -> list[Result]:
 
 
 def _by_value(facts: Iterable[Facts], name: str) -> dict[str, list[str]]:
-    """Hosts by what they have."""
-    found: dict[str, dict[str, None]] = {}
-    for one in facts:
-        if value := getattr(one, name):
-            found.setdefault(value, {})[one.host] = None
-    return {value: list(hosts) for value, hosts in found.items()}
+    """Return value of a fact → hosts with this value."""
+    hosts_of_value: dict[str, dict[str, None]] = {}  # Inner dicts are ordered sets.
+    for fact in facts:
+        if value := getattr(fact, name):
+            hosts_of_value.setdefault(value, {})[fact.host] = None
+    return {value: list(hosts) for value, hosts in hosts_of_value.items()}
 
 
 def judge_same(title: str, hosts: Mapping[str, Sequence[str]], remedy: str) -> Result:
-    """Result for a value that all hosts should share; the rarest comes first."""
+    """Return the result for a value that all hosts should share; the rarest value is first."""
     if len(hosts) == 1:
         return ok(title, next(iter(hosts)))
-    rare = sorted(hosts.items(), key=lambda item: len(item[1]))
-    told = "; ".join(f"{value} on {shorten(names)}" for value, names in rare)
-    return wrong(title, told, remedy)
+    by_count = sorted(hosts.items(), key=lambda item: len(item[1]))
+    message = "; ".join(f"{value} on {shorten(names)}" for value, names in by_count)
+    return wrong(title, message, remedy)
 
 
 def judge_missing(
-    came: Mapping[int, str], world_size: int, expected: Iterable[str], seconds: float
+    present: Mapping[int, str], world_size: int, expected: Iterable[str], seconds: float
 ) -> Result:
-    """Result for ranks that did not come in time.
+    """Return the result for ranks that did not connect in time.
 
     Args:
-        came: host of each rank that did.
-        world_size: ranks that the launcher started.
-        expected: hosts of the job, as the batch system names them; may be empty.
-        seconds: how long they were waited for.
+        present: rank that connected → its host.
+        world_size: number of ranks that the launcher started.
+        expected: hosts of the job from the batch system; may be empty.
+        seconds: time limit.
     """
-    missing = [str(rank) for rank in range(world_size) if rank not in came]
-    here = {name.partition(".")[0] for name in came.values()}
-    silent = [host for host in dict.fromkeys(expected) if host.partition(".")[0] not in here]
-    hosts = f"; no rank came from {shorten(silent)}" * bool(silent)
+    missing = [str(rank) for rank in range(world_size) if rank not in present]
+    # The batch system and gethostname may differ in the domain, so compare short names.
+    seen = {name.partition(".")[0] for name in present.values()}
+    silent = [host for host in dict.fromkeys(expected) if host.partition(".")[0] not in seen]
+    hosts = f"; no rank of {shorten(silent)} connected" * bool(silent)
     value = (
-        f"{len(came):,} of {world_size:,} came within {seconds:g} s, rank "
+        f"{len(present):,} of {world_size:,} connected within {seconds:g} s, rank "
         f"{shorten(missing)} did not{hosts}"
     )
-    remedy = "look for their words above, ask for other hosts, or tell your site which these are"
+    remedy = "look for their errors above, request other hosts, or report these hosts to your site"
     return wrong("ranks", value, remedy)
 
 
 def expected_hosts(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Hosts of this job, as PBS or Slurm names them; none outside one."""
-    listed = Path(environment.get("PBS_NODEFILE", ""))
-    if listed.is_file():
-        return list(dict.fromkeys(listed.read_text().split()))
+    """Hosts of this job from PBS or Slurm; empty outside a job."""
+    node_file = Path(environment.get("PBS_NODEFILE", ""))
+    if node_file.is_file():
+        return list(dict.fromkeys(node_file.read_text().split()))
     nodes = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", ""))
     return hosts_of(nodes)
 
 
 def slow_hosts(seconds: Sequence[tuple[str, float]], factor: float) -> dict[str, float]:
-    """Hosts that take longer than the others, and how many times the median of all hosts.
+    """Return slow hosts and their time relative to the median of all hosts.
 
     Args:
-        seconds: host and time of each rank; a host's own is the median of its ranks'.
-        factor: from which on it counts as slow.
+        seconds: host and time of each rank. The time of a host is the median of its ranks.
+        factor: hosts slower than this multiple of the median are slow.
     """
-    of_host: dict[str, list[float]] = {}
+    times_of_host: dict[str, list[float]] = {}
     for host, time in seconds:
-        of_host.setdefault(host, []).append(time)
-    times = {host: statistics.median(each) for host, each in of_host.items()}
-    usual = statistics.median_low(times.values())
-    return {host: time / usual for host, time in times.items() if time > factor * usual}
+        times_of_host.setdefault(host, []).append(time)
+    times = {host: statistics.median(rank_times) for host, rank_times in times_of_host.items()}
+    median = statistics.median_low(times.values())
+    return {host: time / median for host, time in times.items() if time > factor * median}
 
 
 def judge_slow(title: str, value: str, slow: Mapping[str, float]) -> Result:
-    """Result for a measurement, with the hosts that are slow in it."""
+    """Return the result for a measurement and its slow hosts."""
     if not slow:
         return ok(title, value)
     worst = sorted(slow.items(), key=lambda item: -item[1])
-    told = shorten([f"{host} takes {times:.1f} times as long as others" for host, times in worst])
-    remedy = "measure again; if it stays so, leave these hosts out and tell your site"
-    return warning(title, f"{value}; {told}", remedy)
+    hosts = shorten([f"{host} takes {times:.1f} times as long as others" for host, times in worst])
+    remedy = "measure again; if they stay slow, exclude these hosts and report them to your site"
+    return warning(title, f"{value}; {hosts}", remedy)
 
 
-def shorten(names: Sequence[str], most: int = 8) -> str:
-    """Names in a line, of many only the first."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+def shorten(names: Sequence[str], max_names: int = 8) -> str:
+    """Join the first names, and count the others."""
+    num_hidden = len(names) - max_names
+    suffix = f" and {num_hidden:,} more" if num_hidden > 0 else ""
+    return ", ".join(names[:max_names]) + suffix

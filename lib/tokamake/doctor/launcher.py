@@ -1,4 +1,4 @@
-"""Reads the last command of a launch script, and asks its mpiexec whether it takes the options."""
+"""Read the last command of a launch script, and check that its mpiexec accepts the options."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from tokamake.doctor.programs import Answer, ask
 from tokamake.doctor.result import Result, ok, warning, wrong
 
 SECONDS = 120.0
-"""For modules and imports, which can be slow from a shared disk."""
+"""Time limit. Modules and imports can be slow on a shared file system."""
 
 _QUESTIONS = """
 mpiexec=${mpiexec-$(type -P mpiexec)} || echo "$0: no mpiexec on PATH" >&2
@@ -24,7 +24,10 @@ printf '\\0%s\\0' "$mpiexec"
 for option; do printf '\\0'; "$mpiexec" "$option" --version; done
 exit 0
 """
-"""No question names a program, so none is started."""
+"""Bash script: print path, version and help of mpiexec, and its response to each option.
+
+No command names a program to run, so mpiexec starts no ranks.
+"""
 
 
 @dataclass(frozen=True)
@@ -32,23 +35,23 @@ class Launcher:
     """The last command of a launch script."""
 
     name: str = ""
-    """mpiexec, srun, or nothing known."""
+    """mpiexec or srun; empty if unknown."""
     options: tuple[str, ...] = ()
-    """Names of its options, with their dashes."""
+    """Names of its options, with dashes."""
     script: Path | None = None
-    """Where it stands."""
+    """Launch script that contains the command."""
     setup: str = ""
-    """Lines of the launch script that load the site's modules and choose the mpiexec."""
+    """Lines of the launch script that load modules and set `mpiexec`."""
 
 
 def read_launcher(script: Path) -> Launcher:
-    """Read the last command of a launch script, or of the launch script that it executes."""
+    """Read the last command of a launch script. Follow `exec` of another launch script."""
     text = re.sub(r"(^|\s)#.*", "", script.read_text(encoding="utf-8", errors="replace"))
     lines = re.findall(r"^(?:\. |mpiexec=).*", text, re.M)
     setup = "\n".join(lines).replace('"$0"', shlex.quote(str(script)))
-    if other := re.search(r'exec "\$\(dirname "\$0"\)/([\w./-]+\.sh)"', text):
-        found = read_launcher(Path(os.path.normpath(script.parent / other[1])))
-        return replace(found, setup=f"{setup}\n{found.setup}")
+    if target := re.search(r'exec "\$\(dirname "\$0"\)/([\w./-]+\.sh)"', text):
+        launcher = read_launcher(Path(os.path.normpath(script.parent / target[1])))
+        return replace(launcher, setup=f"{setup}\n{launcher.setup}")
     command = re.search(r'^\s*exec\s+"?\$?(mpiexec|srun)\b((?:\\\n|.)*)', text, re.M)
     if not command:
         return Launcher()
@@ -57,41 +60,43 @@ def read_launcher(script: Path) -> Launcher:
 
 
 def ask_in_job(launcher: Launcher, script: str, *arguments: str, seconds: float) -> Answer:
-    """Run a script of bash as a launch script would: with its modules, and PATH as jobs have it."""
-    programs = Path(sys.executable).parent  # first on PATH in jobs
+    """Run a bash script in the environment of a launch script: its modules, and PATH of jobs."""
+    programs = Path(sys.executable).parent  # Jobs have it first on PATH.
     text = f'PATH="$1:$PATH"; shift\n{launcher.setup}\n{script}'
     command = ["bash", "-c", text, str(launcher.script), str(programs), *arguments]
     return ask(command, seconds=seconds)
 
 
 def check_launcher(launcher: Launcher, *, seconds: float = SECONDS) -> list[Result]:
-    """Which mpiexec a job runs, and whether it takes the options of the launch script."""
+    """Check that the mpiexec of a job accepts the options of the launch script."""
     if launcher.name != "mpiexec":
         return []
     answer = ask_in_job(launcher, _QUESTIONS, *launcher.options, seconds=seconds)
     if answer.fault:
-        remedy = "ranks cannot start where this is so; check again on a compute node"
+        remedy = "ranks cannot start on such a node; check again on a compute node"
         return [warning("mpiexec", f"not known: {answer.fault}", remedy)]
     path, version, listed, *answers = answer.output.split("\0")[1:]
-    said = dict(zip(launcher.options, answers, strict=True))
-    return [judge_mpiexec(launcher, f"{path}, {_first(version)}", listed, said)]
+    responses = dict(zip(launcher.options, answers, strict=True))
+    return [judge_mpiexec(launcher, f"{path}, {_first_line(version)}", listed, responses)]
 
 
-def judge_mpiexec(launcher: Launcher, value: str, listed: str, said: Mapping[str, str]) -> Result:
-    """Result for the mpiexec of a launch script.
+def judge_mpiexec(
+    launcher: Launcher, value: str, help_text: str, responses: Mapping[str, str]
+) -> Result:
+    """Return the result for the mpiexec of a launch script.
 
     Args:
-        launcher: the last command of that script.
-        value: which mpiexec it is.
-        listed: what it prints as its help.
-        said: what it prints when it is given an option of the script, by option.
+        launcher: last command of the launch script.
+        value: path and version of mpiexec.
+        help_text: output of `mpiexec --help`.
+        responses: option of the launch script → output of mpiexec with this option.
     """
-    refused = [option for option in launcher.options if _refuses(option, said[option])]
+    refused = [option for option in launcher.options if _refuses(option, responses[option])]
     if refused:
-        told = f"{value}; refuses {', '.join(refused)} of {launcher.script}"
-        remedy = "load the module of the site's own mpiexec, or change these options"
-        return wrong("mpiexec", told, remedy)
-    known = set(re.findall(r"(?<![\w-])--?([a-z][\w-]*)", listed))
+        message = f"{value}; refuses {', '.join(refused)} of {launcher.script}"
+        remedy = "load the module of the site's mpiexec, or change these options"
+        return wrong("mpiexec", message, remedy)
+    known = set(re.findall(r"(?<![\w-])--?([a-z][\w-]*)", help_text))
     unlisted = [option for option in launcher.options if option.lstrip("-") not in known]
     if unlisted:
         return ok("mpiexec", f"{value}; not known: whether it takes {', '.join(unlisted)}")
@@ -99,13 +104,13 @@ def judge_mpiexec(launcher: Launcher, value: str, listed: str, said: Mapping[str
 
 
 def _refuses(option: str, answer: str) -> bool:
-    """Whether an answer is that of Hydra, Open MPI or PALS to an option that it does not know."""
+    """Whether the answer is the error of Hydra, Open MPI or PALS for an unknown option."""
     name = re.escape(option.lstrip("-"))
     return bool(re.search(rf"un(recognized|known) (option|argument)\W+{name}(?![\w-])", answer))
 
 
-def _first(version: str) -> str:
-    """The first line of what an mpiexec says of its version; Hydra has the number in the second."""
+def _first_line(version: str) -> str:
+    """First line of the version text, or the first two for Hydra, whose second has the number."""
     lines = [" ".join(line.split()) for line in version.splitlines() if line.strip()]
     if not lines:
         return "version not known"

@@ -1,6 +1,6 @@
-"""Reads a Snakemake profile, and checks it: files, keys, values of the person.
+"""Read a Snakemake profile and check it: files, keys, personal values.
 
-Its values are as Snakemake takes them; those that are Python expressions are read as such.
+Snakemake evaluates text values as Python expressions; this module does so for literals.
 """
 
 import ast
@@ -24,46 +24,46 @@ PERSONAL = {
     "pbs": ("account", "queue", "filesystems", "place", "select", "pbs_extra"),
     "sbatch": ("account", "partition", "qos", "constraint", "reservation", "slurm_extra"),
 }
-"""What executors read of the user's file, for all rules or each."""
+"""Keys of the user's file that executors read, for all rules or per rule."""
 
 _HELP = "import sys; from snakemake.cli import main; main(['--help'])"
 _SLURM = {"account": "slurm_account", "partition": "slurm_partition"}
-"""What resources of a rule are called on Slurm, where not as in the user's file."""
+"""Key of the user's file → resource of Slurm, if the names differ."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a rule asks of the scheduler."""
+    """Resources that a rule requests from the scheduler."""
 
     rule: str
-    """Its name, or that of a group; empty: all others."""
+    """Name of the rule or group; empty: all other rules."""
     nodes: int
     minutes: float | None
-    """None: it is not told, or in words that Snakemake alone reads."""
+    """None: not set, or in a form that only Snakemake can read."""
     queue: str
-    """Or partition; empty: the scheduler's own choice."""
+    """Queue or partition; empty: the default of the scheduler."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Where a workflow runs."""
+    """A profile with the user's own file and the launch script."""
 
     path: Path | None
-    """Its file; None: no profile."""
+    """File of the profile; None: no profile."""
     values: Mapping[str, Any] = field(default_factory=dict)
-    """Its keys."""
+    """Keys and values of the profile."""
     mine: Mapping[str, Any] = field(default_factory=dict)
-    """The user's own file."""
+    """Keys and values of the user's file."""
     mine_path: Path | None = None
-    """Where that is, or would be."""
+    """Path of the user's file, which need not exist."""
     launch: Path | None = None
-    """The script that starts ranks, from the folder that the workflow runs in."""
+    """Launch script, relative to the working directory of the workflow."""
     launcher: Launcher = field(default_factory=Launcher)
-    """What the script starts them with."""
+    """Launcher that the launch script runs."""
 
     @property
     def executor(self) -> str:
-        """What runs jobs."""
+        """Name of Snakemake's executor."""
         return str(self.values.get("executor", "local"))
 
     @property
@@ -73,44 +73,45 @@ class Profile:
 
     @property
     def scheduler(self) -> str:
-        """The batch system that jobs go to: pbs, slurm, or the executor's name."""
+        """Batch system: pbs, slurm, or the name of the executor."""
         return "slurm" if self.executor == "sbatch" else self.executor
 
     def personal(self, name: str, rule: str) -> str:
-        """What a rule asks for of what differs from person to person; empty: nothing."""
-        named = _SLURM.get(name, name) if self.scheduler == "slurm" else name
-        own = str(self.values.get("sbatch-defaults") or "").split()
-        defaults = dict(part.partition("=")[::2] for part in own)
-        mine = (_section(_section(self.mine, "rules"), rule), self.mine, defaults)
-        found = (self.resource(named, rule), *(place.get(name) for place in mine))
-        return next((str(value) for value in found if value), "")
+        """Personal value of a rule, for example its account; empty if there is none."""
+        resource = _SLURM.get(name, name) if self.scheduler == "slurm" else name
+        options = str(self.values.get("sbatch-defaults") or "").split()
+        defaults = dict(option.partition("=")[::2] for option in options)
+        # The order of precedence is that of the executors.
+        places = (_section(_section(self.mine, "rules"), rule), self.mine, defaults)
+        values = (self.resource(resource, rule), *(place.get(name) for place in places))
+        return next((str(value) for value in values if value), "")
 
     def resource(self, name: str, rule: str = "") -> Any:
-        """A resource of a rule, as the profile has it; else None."""
-        of_rule = _section(_section(self.values, "set-resources"), rule)
+        """Resource of a rule in the profile; None if there is none."""
+        rule_resources = _section(_section(self.values, "set-resources"), rule)
         defaults = _section(self.values, "default-resources")
-        for place in (of_rule, defaults):
+        for place in (rule_resources, defaults):
             if name in place and place[name] not in (None, ""):
                 return _value(place[name])
         return None
 
     @property
     def requests(self) -> list[Request]:
-        """What each rule of the section set-resources asks for, each group, and all others."""
+        """Requests of each rule in set-resources, of each group, and of all other rules."""
         section, groups = _section(self.values, "set-resources"), _section(self.values, "groups")
         rules = [rule for rule in section if isinstance(section[rule], dict)]
-        alone = [rule for rule in rules if rule not in groups]
-        found = [self._request(rule) for rule in [*alone, ""]]
+        ungrouped = [rule for rule in rules if rule not in groups]
+        requests = [self._request(rule) for rule in [*ungrouped, ""]]
         for name in dict.fromkeys(groups.values()):
             members = [self._request(rule) for rule in groups if groups[rule] == name]
-            found.append(self._group(name, members))
-        return found
+            requests.append(self._group(name, members))
+        return requests
 
     def _group(self, name: str, members: Sequence[Request]) -> Request:
-        """What a group of rules asks for that follow each other."""
-        times = [one.minutes for one in members if one.minutes is not None]
+        """Request of a group: rules run one after the other in one job."""
+        times = [member.minutes for member in members if member.minutes is not None]
         minutes = sum(times) if len(times) == len(members) else None
-        return Request(name, max(one.nodes for one in members), minutes, self._queue(name))
+        return Request(name, max(member.nodes for member in members), minutes, self._queue(name))
 
     def _request(self, rule: str) -> Request:
         nodes, minutes = self.resource("nodes", rule), self.resource("runtime", rule)
@@ -121,11 +122,11 @@ class Profile:
 
 
 def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A mapping of a profile, which can also be a list of KEY=VALUE."""
-    found = values.get(name) or {}
-    if isinstance(found, list):
-        return dict(str(one).partition("=")[::2] for one in found)
-    return found if isinstance(found, dict) else {}
+    """Return a section of a profile: a mapping or a list of KEY=VALUE."""
+    section = values.get(name) or {}
+    if isinstance(section, list):
+        return dict(str(item).partition("=")[::2] for item in section)
+    return section if isinstance(section, dict) else {}
 
 
 def _number(value: Any) -> float | None:
@@ -136,7 +137,7 @@ def _number(value: Any) -> float | None:
 
 
 def _value(text: Any) -> Any:
-    """What a resource is: Snakemake takes text for a Python expression where it is one."""
+    """Evaluate text that is a Python literal, as Snakemake does."""
     if not isinstance(text, str):
         return text
     try:
@@ -149,18 +150,18 @@ def read_profile(folder: Path, directory: Path) -> Profile:
     """Read a profile, its launch script and the user's file.
 
     Args:
-        folder: the profile.
-        directory: where the workflow runs.
+        folder: folder of the profile.
+        directory: working directory of the workflow.
 
     Raises:
-        UserError: a file is missing or no YAML of the right form.
+        UserError: a file is missing or is not a YAML mapping.
     """
     path = next((folder / name for name in NAMES if (folder / name).is_file()), None)
     if path is None:
-        raise UserError(f"{folder}: no {NAMES[0]} in it; name the folder of a profile")
+        raise UserError(f"{folder}: no {NAMES[0]} in it; give the folder of a profile")
     values = _mapping(path)
-    own = values.get("pbs-user-file") or values.get("sbatch-user-file")
-    mine_path = Path(os.path.expandvars(own)).expanduser() if own else None
+    user_file = values.get("pbs-user-file") or values.get("sbatch-user-file")
+    mine_path = Path(os.path.expandvars(user_file)).expanduser() if user_file else None
     mine = _mapping(mine_path) if mine_path and mine_path.is_file() else {}
     launch = _value(_section(values, "default-resources").get("launch"))
     script = directory / str(launch) if launch else None
@@ -169,30 +170,30 @@ def read_profile(folder: Path, directory: Path) -> Profile:
 
 
 def _mapping(path: Path) -> dict[str, Any]:
-    found = read_yaml(path, "mend it")
-    if not isinstance(found or {}, dict):
-        raise UserError(f"{path}: no mapping of keys to values; mend it")
-    return found or {}
+    values = read_yaml(path, "fix it")
+    if not isinstance(values or {}, dict):
+        raise UserError(f"{path}: not a mapping of keys to values; fix it")
+    return values or {}
 
 
 def check_profile(profile: Profile) -> list[Result]:
-    """Whether its launch script can be started, and the keys are Snakemake's."""
+    """Check the launch script, and that Snakemake knows all keys."""
     assert profile.path is not None
     answer = ask_python(_HELP, seconds=60)
     known = set(re.findall(r"--([a-z][a-z0-9-]+)", answer.output))
     keys = judge_keys(profile, known) if known else None
-    unknown = warning("keys of the profile", f"not known: {answer.fault}", "see to snakemake first")
-    return [ok("profile", str(profile.path)), judge_launch(profile), keys or unknown]
+    fault = warning("keys of the profile", f"not known: {answer.fault}", "fix snakemake first")
+    return [ok("profile", str(profile.path)), judge_launch(profile), keys or fault]
 
 
 def judge_launch(profile: Profile) -> Result:
-    """Whether ranks can be started at all."""
+    """Check that the launch script exists and is executable."""
     name, script, launcher = "launch script", profile.launch, profile.launcher.name
     if script is None:
         remedy = f"add `launch: \"'FOLDER/launch.sh'\"` to default-resources in {profile.path}"
         return wrong(name, "none", remedy)
     if not script.is_file():
-        remedy = "paths in a profile count from the folder that Snakemake runs in; start it there"
+        remedy = "paths in a profile are relative to Snakemake's working directory; start it there"
         return wrong(name, f"{script}: no such file", remedy)
     if not os.access(script, os.X_OK):
         return wrong(name, f"{script}: not executable", f"chmod +x {script}")
@@ -200,34 +201,37 @@ def judge_launch(profile: Profile) -> Result:
 
 
 def judge_keys(profile: Profile, known: Collection[str]) -> Result:
-    """Whether each key is an option of Snakemake, or of an executor that is not installed."""
-    own = f"{profile.executor}-"
-    present = any(option.startswith(own) for option in known)
-    strange = [
-        key for key in profile.values if key not in known and (present or not key.startswith(own))
+    """Check that each key is an option of Snakemake or of an executor that is not installed."""
+    prefix = f"{profile.executor}-"
+    # `snakemake --help` lists the options of installed executors only.
+    installed = any(option.startswith(prefix) for option in known)
+    unknown = [
+        key
+        for key in profile.values
+        if key not in known and (installed or not key.startswith(prefix))
     ]
-    if not strange:
+    if not unknown:
         return ok("keys of the profile", f"{len(profile.values)}, all known")
-    near = difflib.get_close_matches(strange[0], known, 1)
-    remedy = f"did you mean {near[0]}?" if near else f"take it out of {profile.path}"
-    return wrong("keys of the profile", f"{', '.join(strange)}: unknown to Snakemake", remedy)
+    close = difflib.get_close_matches(unknown[0], known, 1)
+    remedy = f"did you mean {close[0]}?" if close else f"remove it from {profile.path}"
+    return wrong("keys of the profile", f"{', '.join(unknown)}: unknown to Snakemake", remedy)
 
 
 def check_personal(profile: Profile) -> list[Result]:
-    """Whether account, queue and what else differs from person to person are there."""
+    """Check that the user's file has the account, the queue and other required personal values."""
     known = PERSONAL.get(profile.executor, ())
-    strange = [name for name in profile.mine if name not in (*known, "rules")]
+    unknown = [name for name in profile.mine if name not in (*known, "rules")]
     results = []
-    if strange:
-        remedy = f"known are {', '.join(known)}, rules"
-        results.append(wrong("your file", f"{profile.mine_path}: {strange[0]}: unknown", remedy))
-    wanted = str(profile.values.get(f"{profile.executor}-required", ""))
-    required = wanted.replace(",", " ").split()
-    of_slurm = _SLURM if profile.scheduler == "slurm" else ()
-    for name in dict.fromkeys([*required, *of_slurm]):
+    if unknown:
+        remedy = f"valid keys are {', '.join(known)}, rules"
+        results.append(wrong("your file", f"{profile.mine_path}: {unknown[0]}: unknown", remedy))
+    text = str(profile.values.get(f"{profile.executor}-required", ""))
+    required = text.replace(",", " ").split()
+    optional = _SLURM if profile.scheduler == "slurm" else ()
+    for name in dict.fromkeys([*required, *optional]):
         value = profile.personal(name, "train")
         if value or name not in required:
-            results.append(ok(name, value or "none given, so Slurm's default for you"))
+            results.append(ok(name, value or "none, so Slurm uses your default"))
         else:
-            results.append(wrong(name, "none", f"write `{name}: ...` into {profile.mine_path}"))
+            results.append(wrong(name, "none", f"add `{name}: ...` to {profile.mine_path}"))
     return results

@@ -1,4 +1,4 @@
-"""Asks other programs something, with a time limit: schedulers, compilers, other Pythons."""
+"""Run other programs with a time limit: schedulers, launchers, another Python."""
 
 import os
 import signal
@@ -11,20 +11,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Answer:
-    """What a program said."""
+    """Output of a program, or the reason why there is none."""
 
     output: str = ""
-    """Its standard output."""
+    """Standard output."""
     fault: str = ""
-    """Why there is no answer, in one line; empty where there is one."""
+    """Reason of the failure in one line; empty if the program succeeded."""
 
 
 def ask(command: Sequence[str], *, seconds: float) -> Answer:
-    """Run a program once; it and what it started are ended where they take longer than that."""
+    """Run a program once. After `seconds`, kill it and all its child processes."""
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, errors="replace", start_new_session=True,
+            text=True, errors="replace",
+            start_new_session=True,  # A process group of its own, which killpg can end.
         )  # fmt: skip
     except OSError as error:
         return Answer(fault=f"{command[0]}: {error.strerror}")
@@ -36,12 +37,12 @@ def ask(command: Sequence[str], *, seconds: float) -> Answer:
                 os.killpg(process.pid, signal.SIGKILL)
             return Answer(fault=f"no answer within {seconds:g} s")
     if process.returncode:
-        said = [line.strip() for line in (errors or output).splitlines() if line.strip()]
-        last = said[-1] if said else "no message"
+        lines = [line.strip() for line in (errors or output).splitlines() if line.strip()]
+        last = lines[-1] if lines else "no message"
         return Answer(output, f"{last} (exit status {process.returncode})")
     return Answer(output)
 
 
 def ask_python(script: str, *, seconds: float) -> Answer:
-    """Run a script in another process of this Python, so that it may crash or hang."""
+    """Run a script in a new process of this Python, where a crash or hang does no harm."""
     return ask([sys.executable, "-c", script], seconds=seconds)

@@ -1,4 +1,4 @@
-"""What a check found: a name, a state, a value and, where it is not ok, the remedy."""
+"""The result of a check: name, state, value and, unless it is ok, remedy."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -12,38 +12,38 @@ class Result:
     """One line of the report."""
 
     name: str
-    """What was looked at."""
+    """Subject of the check."""
     state: State
-    """A warning can cost time or a result; with what is wrong, runs fail."""
+    """warning: runs may be slow or fail in some cases. wrong: runs fail."""
     value: str
-    """What was found."""
+    """Measured or detected value."""
     remedy: str = ""
-    """How to mend it; empty where it is ok."""
+    """How to fix the fault; empty if the state is ok."""
 
     @property
     def line(self) -> str:
-        """The result for people."""
+        """The result as a line of the printed report."""
         return f"{self.state:8} {self.name}: {self.value}{f' ({self.remedy})' * bool(self.remedy)}"
 
 
 def ok(name: str, value: str) -> Result:
-    """Nothing to mend."""
+    """Return the result of a passed check."""
     return Result(name, "ok", value)
 
 
 def warning(name: str, value: str, remedy: str) -> Result:
-    """Runs work, but slowly or not in every case."""
+    """Return the result of a check that found a possible problem."""
     return Result(name, "warning", value, remedy)
 
 
 def wrong(name: str, value: str, remedy: str) -> Result:
-    """Runs fail."""
+    """Return the result of a failed check."""
     return Result(name, "wrong", value, remedy)
 
 
 def report(results: Iterable[Result]) -> dict[str, Any]:
-    """Results for programs: the worst state of all, and each of them."""
-    found = [asdict(result) for result in results]
-    states = {result["state"] for result in found}
+    """Return the JSON report: the worst state, and all checks."""
+    checks = [asdict(result) for result in results]
+    states = {check["state"] for check in checks}
     worst = next(state for state in ("wrong", "warning", "ok") if state in states | {"ok"})
-    return {"state": worst, "checks": found}
+    return {"state": worst, "checks": checks}

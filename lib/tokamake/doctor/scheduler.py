@@ -1,6 +1,6 @@
-"""Checks of the batch system: its commands, its answer, limits of queues, the account.
+"""Checks of the batch system: commands, server, limits of queues, account.
 
-The server is asked once. What it does not tell is "not known", never guessed.
+doctor queries the server once. Values that the server does not report are "not known".
 """
 
 import json
@@ -32,100 +32,100 @@ _UNLIMITED = ("UNLIMITED", "INFINITE")
 
 @dataclass(frozen=True)
 class Queue:
-    """A queue or partition, as far as the scheduler tells of it."""
+    """A queue or partition, as the scheduler reports it."""
 
     name: str
     open: bool = True
-    """Whether it takes jobs."""
+    """Whether it accepts jobs."""
     runs: bool = True
-    """Whether it starts them."""
+    """Whether it starts jobs."""
     default: bool = False
-    """Whether it is taken where none is named."""
+    """Whether it gets jobs without a queue."""
     max_nodes: float | None = None
-    """Nodes that a job can have; None: not told, inf: any number."""
+    """Maximum nodes of a job; None: not reported, inf: unlimited."""
     min_nodes: float | None = None
     max_minutes: float | None = None
     min_minutes: float | None = None
     allowed: tuple[str, ...] | None = None
-    """Accounts that may use it; None: all, or not told."""
+    """Accounts that may use it; None: all, or not reported."""
     denied: tuple[str, ...] = ()
-    """Accounts that may not."""
+    """Accounts that may not use it."""
     leads_to: tuple[str, ...] = ()
-    """Queues that it hands jobs over to."""
+    """Destinations of a routing queue."""
 
 
 def check_scheduler(profile: Profile, seconds: float = SECONDS) -> list[Result]:
-    """All of the scheduler that a profile uses; nothing where jobs are local processes."""
+    """Check the scheduler of a profile; no results if jobs are local processes."""
     kind = profile.scheduler
     if not profile.cluster:
         return []
     if kind not in _COMMANDS:
-        remedy = "see to it yourself; pbs and slurm are known here"
+        remedy = "check it yourself; doctor supports pbs and slurm"
         return [warning("scheduler", f"not known: executor {kind}", remedy)]
     missing = [name for name in _COMMANDS[kind] if not shutil.which(name)]
     if missing:
         remedy = "run on a login node of the cluster, with its modules loaded"
         return [wrong("scheduler", f"no {', '.join(missing)} found", remedy)]
     answer = ask(_QUEUES[kind], seconds=seconds)
-    read = pbs_queues if kind == "pbs" else slurm_partitions
-    queues = {} if answer.fault else read(answer.output)
+    parse = pbs_queues if kind == "pbs" else slurm_partitions
+    queues = {} if answer.fault else parse(answer.output)
     if not queues:
-        told = answer.fault or "an answer that names no queue"
-        remedy = "wait until the server is back, or ask your site"
-        return [wrong("scheduler", f"{_QUEUES[kind][0]}: {told}", remedy)]
-    found = f"{_QUEUES[kind][0]} answers, {counted(len(queues), 'queue')}"
+        fault = answer.fault or "the answer contains no queue"
+        remedy = "wait until the server responds, or ask your site"
+        return [wrong("scheduler", f"{_QUEUES[kind][0]}: {fault}", remedy)]
+    value = f"{_QUEUES[kind][0]} answers, {counted(len(queues), 'queue')}"
     return [
-        ok("scheduler", found),
+        ok("scheduler", value),
         _account(profile, queues),
         *judge_requests(profile.requests, queues),
     ]
 
 
 def pbs_queues(text: str) -> dict[str, Queue]:
-    """Queues of a reply of `qstat -Q -f -F json`; none where it is no such reply."""
+    """Parse the output of `qstat -Q -f -F json`; empty if it is not valid."""
     try:
-        found = json.loads(text).get("Queue", {})
+        queues = json.loads(text).get("Queue", {})
     except (ValueError, AttributeError):
         return {}
-    return {name: _pbs_queue(name, told) for name, told in found.items() if isinstance(told, dict)}
+    return {name: _pbs_queue(name, q) for name, q in queues.items() if isinstance(q, dict)}
 
 
-def _pbs_queue(name: str, told: Mapping[str, Any]) -> Queue:
-    most, least = told.get("resources_max", {}), told.get("resources_min", {})
+def _pbs_queue(name: str, attributes: Mapping[str, Any]) -> Queue:
+    maximum, minimum = attributes.get("resources_max", {}), attributes.get("resources_min", {})
     return Queue(
         name,
-        open=str(told.get("enabled", "True")) == "True",
-        runs=str(told.get("started", "True")) == "True",
-        max_nodes=_number(most.get("nodect")),
-        min_nodes=_number(least.get("nodect")),
-        max_minutes=minutes(most.get("walltime")),
-        min_minutes=minutes(least.get("walltime")),
+        open=str(attributes.get("enabled", "True")) == "True",
+        runs=str(attributes.get("started", "True")) == "True",
+        max_nodes=_number(maximum.get("nodect")),
+        min_nodes=_number(minimum.get("nodect")),
+        max_minutes=minutes(maximum.get("walltime")),
+        min_minutes=minutes(minimum.get("walltime")),
         leads_to=tuple(
-            one.strip().partition("@")[0]
-            for one in str(told.get("route_destinations", "")).split(",")
-            if one.strip()
+            destination.strip().partition("@")[0]
+            for destination in str(attributes.get("route_destinations", "")).split(",")
+            if destination.strip()
         ),
     )
 
 
 def slurm_partitions(text: str) -> dict[str, Queue]:
-    """Partitions of the lines of `scontrol show partition --oneliner`."""
-    found = {}
+    """Parse the lines of `scontrol show partition --oneliner`."""
+    partitions = {}
     for line in text.splitlines():
-        told = dict(re.findall(r"(\w+)=(\S*)", line))
-        if name := told.get("PartitionName"):
-            found[name] = Queue(
+        attributes = dict(re.findall(r"(\w+)=(\S*)", line))
+        if name := attributes.get("PartitionName"):
+            partitions[name] = Queue(
                 name,
-                open=told.get("State", "UP") in ("UP", "DOWN"),
-                runs=told.get("State", "UP") == "UP",
-                default=told.get("Default") == "YES",
-                max_nodes=_number(told.get("MaxNodes")),
-                min_nodes=_number(told.get("MinNodes")),
-                max_minutes=minutes(told.get("MaxTime")),
-                allowed=_names(told.get("AllowAccounts", "ALL")),
-                denied=_names(told.get("DenyAccounts", "ALL")) or (),
+                open=attributes.get("State", "UP") in ("UP", "DOWN"),
+                runs=attributes.get("State", "UP") == "UP",
+                default=attributes.get("Default") == "YES",
+                max_nodes=_number(attributes.get("MaxNodes")),
+                min_nodes=_number(attributes.get("MinNodes")),
+                max_minutes=minutes(attributes.get("MaxTime")),
+                allowed=_names(attributes.get("AllowAccounts", "ALL")),
+                denied=_names(attributes.get("DenyAccounts", "ALL")) or (),
             )
-    return found
+    return partitions
 
 
 def _names(text: str) -> tuple[str, ...] | None:
@@ -140,7 +140,7 @@ def _number(value: Any) -> float | None:
 
 
 def minutes(text: Any) -> float | None:
-    """A time, 01:00:00 or 2-00:00:00, inf for an unlimited one, None for what is no time."""
+    """Parse a time such as 01:00:00 or 2-00:00:00; inf if unlimited, None if it is not a time."""
     if str(text) in _UNLIMITED:
         return float("inf")
     seconds = seconds_of(str(text))
@@ -148,11 +148,11 @@ def minutes(text: Any) -> float | None:
 
 
 def _account(profile: Profile, queues: Mapping[str, Queue]) -> Result:
-    """Whether the scheduler takes the account, where it tells."""
+    """Check that the scheduler accepts the account, if the scheduler can report this."""
     name = "account is valid"
     account = profile.personal("account", "train")
     if profile.scheduler != "slurm" or not account:
-        return ok(name, "not known: the scheduler tells at submission alone")
+        return ok(name, "not known: the scheduler checks it only at submission")
     partition = profile.personal("partition", "train")
     if fault := judge_partition_account(account, partition, queues):
         return fault
@@ -160,88 +160,92 @@ def _account(profile: Profile, queues: Mapping[str, Queue]) -> Result:
     answer = ask([*command, f"user={getuser()}", "format=account"], seconds=SECONDS)
     mine = sorted(set(answer.output.split()))
     if answer.fault or not mine:
-        return ok(name, f"not known: sacctmgr: {answer.fault or 'names no account of yours'}")
+        return ok(name, f"not known: sacctmgr: {answer.fault or 'lists no account of yours'}")
     if account.lower() not in map(str.lower, mine):
-        return wrong(name, f"{account}: none of yours", f"yours are {', '.join(mine)}")
+        return wrong(name, f"{account}: not your account", f"yours are {', '.join(mine)}")
     return ok(name, account)
 
 
 def judge_partition_account(
     account: str, partition: str, queues: Mapping[str, Queue]
 ) -> Result | None:
-    """What is wrong where a partition does not take an account."""
+    """Return the fault if a partition does not accept an account."""
     queue = queues.get(partition)
     if queue is None:
         return None
-    named = account.lower()  # Slurm's accounts have no capital letters
-    shut_out = queue.allowed is not None and named not in map(str.lower, queue.allowed)
-    if not shut_out and named not in map(str.lower, queue.denied):
+    name = account.lower()  # Slurm ignores the case of accounts.
+    not_allowed = queue.allowed is not None and name not in map(str.lower, queue.allowed)
+    if not not_allowed and name not in map(str.lower, queue.denied):
         return None
-    taken = f"it takes {', '.join(queue.allowed)}" if queue.allowed else "name another"
-    return wrong("account is valid", f"{account}: not taken by partition {partition}", taken)
+    remedy = f"it accepts {', '.join(queue.allowed)}" if queue.allowed else "use another account"
+    value = f"{account}: partition {partition} does not accept it"
+    return wrong("account is valid", value, remedy)
 
 
 def judge_requests(requests: Iterable[Request], queues: Mapping[str, Queue]) -> list[Result]:
-    """What rules ask for against the limits of their queues; the same request once."""
+    """Compare requests of rules with the limits of their queues; report equal requests once."""
     results, seen = [], set()
     for request in requests:
-        alike = (request.queue, request.nodes, request.minutes)
-        if alike not in seen:
-            seen.add(alike)
+        key = (request.queue, request.nodes, request.minutes)
+        if key not in seen:
+            seen.add(key)
             results.append(judge_request(request, queues))
     return results
 
 
 def judge_request(request: Request, queues: Mapping[str, Queue]) -> Result:
-    """What one rule asks for."""
+    """Compare the request of a rule with the limits of its queue."""
     name = f"limits for {request.rule or 'other rules'}"
     time = "time not known" if request.minutes is None else f"{request.minutes:g} min"
-    asked = f"{counted(request.nodes, 'node')}, {time}"
+    requested = f"{counted(request.nodes, 'node')}, {time}"
     default = next((queue for queue in queues.values() if queue.default), None)
     queue = queues.get(request.queue) if request.queue else default
     if queue is None and not request.queue:
-        return ok(name, f"{asked}; not known: no queue is named, and no default one told")
+        return ok(
+            name, f"{requested}; not known: no queue is set, and the scheduler reports no default"
+        )
     if queue is None:
-        there = ", ".join(sorted(queues))
-        return wrong(name, f"{request.queue}: no such queue", f"there are {there}")
+        names = ", ".join(sorted(queues))
+        return wrong(name, f"{request.queue}: no such queue", f"queues are {names}")
     if not queue.open:
-        return wrong(name, f"{queue.name}: takes no jobs now", "name another queue")
-    reached = [queues[one] for one in queue.leads_to if one in queues]
+        return wrong(name, f"{queue.name}: accepts no jobs now", "use another queue")
+    destinations = [queues[name] for name in queue.leads_to if name in queues]
     faults = faults_of(request, queue)
-    ways = [faults_of(request, one) for one in reached]
-    if not faults and ways and all(ways):
-        faults = min(ways, key=len)
+    # A routing queue fails only if no destination accepts the job.
+    destination_faults = [faults_of(request, destination) for destination in destinations]
+    if not faults and destination_faults and all(destination_faults):
+        faults = min(destination_faults, key=len)
     if faults:
         where = f"set-resources {request.rule}" if request.rule else "default-resources"
         remedy = f"change {where} or the queue"
-        return wrong(name, f"{asked} in {queue.name}, {'; '.join(faults)}", remedy)
+        return wrong(name, f"{requested} in {queue.name}, {'; '.join(faults)}", remedy)
     if not queue.runs:
-        return warning(name, f"{queue.name}: starts no jobs now", "they wait until it does")
-    return ok(name, f"{asked} in {queue.name}; {_limits([queue, *reached])}")
+        return warning(name, f"{queue.name}: starts no jobs now", "jobs wait until it does")
+    return ok(name, f"{requested} in {queue.name}; {_limits([queue, *destinations])}")
 
 
 def faults_of(request: Request, queue: Queue) -> list[str]:
-    """In which ways a request is outside a queue's limits."""
+    """Return the limits of a queue that a request violates."""
     faults = []
-    for asked, least, most, unit in (
+    for value, minimum, maximum, unit in (
         (request.nodes, queue.min_nodes, queue.max_nodes, "nodes"),
         (request.minutes, queue.min_minutes, queue.max_minutes, "min"),
     ):
-        if asked is None:
+        if value is None:
             continue
-        if most is not None and asked > most:
-            faults.append(f"which has at most {most:g} {unit}")
-        if least is not None and asked < least:
-            faults.append(f"which has at least {least:g} {unit}")
+        if maximum is not None and value > maximum:
+            faults.append(f"which allows at most {maximum:g} {unit}")
+        if minimum is not None and value < minimum:
+            faults.append(f"which requires at least {minimum:g} {unit}")
     return faults
 
 
 def _limits(queues: Sequence[Queue]) -> str:
-    told = []
+    limits = []
     for values, unit in (
         ([queue.max_nodes for queue in queues], "nodes"),
         ([queue.max_minutes for queue in queues], "min"),
     ):
         known = [value for value in values if value is not None]
-        told.append(f"at most {max(known):g} {unit}" if known else f"{unit}: limit not known")
-    return ", ".join(told).replace("at most inf", "any number of")
+        limits.append(f"at most {max(known):g} {unit}" if known else f"{unit}: limit not known")
+    return ", ".join(limits).replace("at most inf", "any number of")

@@ -1,4 +1,4 @@
-"""What torch is here and what it can use, as plain values."""
+"""Version of torch and the devices and back ends that it supports, as plain values."""
 
 import os
 import shutil
@@ -7,12 +7,13 @@ from typing import Any
 
 
 def torch_facts() -> dict[str, Any]:
-    """Import torch and look at it.
+    """Import torch and query it.
 
     Returns:
-        torch: its version. device: cpu, cuda or xpu, as the trainer chooses. devices: how many, 0
-        for a CPU. name: of the first. backends: of torch.distributed. bf16: whether the device has
-        it. seen: a sign of an accelerator that needs no torch, or nothing.
+        torch: version. device: cpu, cuda or xpu, as the trainer chooses. devices: number of
+        devices, 0 for a CPU. name: name of the first device. backends: available back ends of
+        torch.distributed. bf16: whether the device supports it. seen: accelerator detected without
+        torch, or empty.
     """
     import torch
     import torch.distributed as dist
@@ -25,7 +26,7 @@ def torch_facts() -> dict[str, Any]:
         "device": kind,
         "devices": module.device_count() if kind != "cpu" else 0,
         "name": module.get_device_name(0) if kind != "cpu" else "",
-        "backends": [name for name in ("gloo", "nccl", "xccl", "mpi") if _communicates(dist, name)],
+        "backends": [name for name in ("gloo", "nccl", "xccl", "mpi") if _has_backend(dist, name)],
         "bf16": bool(module.is_bf16_supported()) if kind != "cpu" else True,
         "seen": _accelerator(),
     }
@@ -36,7 +37,7 @@ def _available(torch: Any, kind: str) -> bool:
     return module is not None and bool(module.is_available())
 
 
-def _communicates(dist: Any, backend: str) -> bool:
+def _has_backend(dist: Any, backend: str) -> bool:
     available = getattr(dist, f"is_{backend}_available", None)
     return available is not None and bool(available())
 

@@ -1,7 +1,7 @@
-"""Ends a process that waits for others for too long, whatever it waits in.
+"""Watchdog: kill a process that waits for others for too long.
 
-A second process looks after the first: MPI and network libraries can wait where no thread of Python
-runs. It is forked, so begin before torch or MPI are imported.
+A second process watches the first one, because MPI and network libraries can block while no Python
+thread runs. It is forked, so start it before torch or MPI are imported.
 """
 
 import os
@@ -12,37 +12,37 @@ from contextlib import contextmanager, suppress
 
 
 class Watch:
-    """What the process does now, and for how long it may.
+    """Steps of the watched process, each with the same time limit.
 
     Args:
-        pipe: to the process that watches.
+        pipe: write end of the pipe to the watchdog process.
     """
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
 
-    def begin(self, told: str) -> None:
-        """Begin something that has its time from now.
+    def begin(self, message: str) -> None:
+        """Begin a new step and restart the time limit.
 
         Args:
-            told: what to say if it takes longer, in one line; empty: nothing.
+            message: line to print if the step takes too long; empty: print nothing.
         """
-        os.write(self._pipe, f"{told}\n".encode())
+        os.write(self._pipe, f"{message}\n".encode())
 
 
 @contextmanager
-def watched(seconds: float, told: str) -> Iterator[Watch]:
-    """Have this process killed, with a line on stderr, where a step takes longer.
+def watched(seconds: float, message: str) -> Iterator[Watch]:
+    """Kill this process, with a line on stderr, if a step takes too long.
 
     Args:
-        seconds: for each step.
-        told: what to say of the first one.
+        seconds: time limit of each step.
+        message: line for the first step.
     """
     read, write = os.pipe()
     parent, child = os.getpid(), os.fork()
     if child == 0:
         os.close(write)
-        _look_after(read, parent, seconds, told)
+        _watch(read, parent, seconds, message)
     os.close(read)
     try:
         yield Watch(write)
@@ -51,19 +51,20 @@ def watched(seconds: float, told: str) -> Iterator[Watch]:
         os.waitpid(child, 0)
 
 
-def _look_after(pipe: int, parent: int, seconds: float, told: str) -> None:
-    """Life of the process that watches; it ends with the pipe."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of a group; the pipe ends all the same
+def _watch(pipe: int, parent: int, seconds: float, message: str) -> None:
+    """Run the watchdog process until the parent closes the pipe."""
+    # Launchers signal the whole process group. The pipe ends this process anyway.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         ready, _, _ = select.select([pipe], [], [], seconds)
         if not ready:
-            if told:
-                os.write(2, f"{told}\n".encode())
+            if message:
+                os.write(2, f"{message}\n".encode())
             with suppress(ProcessLookupError):
                 os.kill(parent, signal.SIGKILL)
             os._exit(1)
-        news = os.read(pipe, 65536)
-        if not news:
+        data = os.read(pipe, 65536)
+        if not data:
             os._exit(0)
-        told = news.decode().splitlines()[-1]
+        message = data.decode().splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Stage `evaluate`: loss of an exported model on the held-out documents, by corpus and overall."""
+"""Stage `evaluate`: loss of an exported model on held-out documents, by corpus and overall."""
 
 import math
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from tokamake.data.tokenizers import Tokenizer
     from tokamake.evaluate.held_out import HeldOut
 
-_MOST_NATS = 700.0
-"""A token: a little more has no exponential among 64-bit floats."""
+_MAX_NATS = 700.0
+"""Maximum loss per token: exp() of a little more overflows 64-bit floats."""
 _COLUMNS = ("documents", "tokens", "bytes", "loss", "perplexity", "bits_per_byte")
 
 
@@ -32,44 +32,42 @@ def evaluate(
     batch_size: int = 8,
     output: Path,
 ) -> None:
-    """Score a model on the test documents of every merged file.
+    """Score a model on the test documents of all merged datasets.
 
-    A corpus' documents are laid end to end and cut into windows that share one token, so that each
-    token after the corpus' first is predicted exactly once. Written for each corpus and overall:
-    documents; tokens that were predicted; bytes of their UTF-8 text without end-of-document tokens;
-    loss in nats a token; perplexity, its exponential; bits per byte, the loss of all tokens in bits
-    over the bytes. Overall figures weigh every token alike.
+    The documents of a corpus are concatenated and cut into windows that share one token, so the
+    model predicts each token of the corpus except the first exactly once. The output has, for each
+    corpus and overall: documents; predicted tokens; bytes of their UTF-8 text without
+    end-of-document tokens; loss in nats per token; perplexity (exponential of the loss); bits per
+    byte (total loss in bits divided by bytes). Overall values weigh all tokens equally.
 
     Args:
-        checkpoint: folder of a Hugging Face checkpoint, as `convert` writes it, or of one of
-            tokamake's own.
-        weights: weighting file that names the merged files and their corpora.
-        data_root: folder that its prefixes are relative to.
-        tokenizer: the tokenizer the files were made with.
-        split: shares of each file's documents for training, validation and test.
-        split_rule: how shares become documents, as `index` was told.
-        held_out: test=FILE, the weighting file of what is kept for tests, instead of the split's.
-        sequence_length: tokens that the model sees at once.
-        max_tokens: most tokens taken from a corpus.
-        batch_size: windows scored at once.
+        checkpoint: folder of a Hugging Face or native checkpoint.
+        weights: weighting file with the merged datasets and their corpora.
+        data_root: folder to which its prefixes are relative.
+        tokenizer: tokenizer of the datasets.
+        split: shares of the documents of each dataset for training, validation and test.
+        split_rule: how to round shares to documents; the value of `index`.
+        held_out: test=FILE, a weighting file of test datasets, instead of the test split.
+        sequence_length: input tokens of the model.
+        max_tokens: maximum tokens per corpus.
+        batch_size: windows per forward pass.
         output: JSON file to write.
 
     Raises:
-        UserError: a value is out of range, no corpus has a test document, or files do not fit
-            together.
+        UserError: a value is out of range, no corpus has a test document, or files do not match.
     """
     from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
     from tokamake.data.tokenizers import open_tokenizer
     from tokamake.evaluate.held_out import read_held_out
     from tokamake.files import write_json
 
-    for name, value, least in (
+    for name, value, minimum in (
         ("sequence_length", sequence_length, 1),
         ("max_tokens", max_tokens, 2),
         ("batch_size", batch_size, 1),
     ):
-        if value < least:
-            raise UserError(f"{name}: {value}: too small; give {least} or more")
+        if value < minimum:
+            raise UserError(f"{name}: {value}: too small; give {minimum} or more")
     opened = open_tokenizer(tokenizer)
     sets = SplitPrefixes(
         weights,
@@ -79,9 +77,9 @@ def evaluate(
         held_out=parse_held_out(held_out),
     )
     corpora = read_held_out(sets, data_root=data_root, max_tokens=max_tokens, tokenizer=opened)
-    scored = _score(corpora, checkpoint, opened, sequence_length, batch_size)
-    write_json(output, scored)
-    print(_table(scored))
+    scores = _score(corpora, checkpoint, opened, sequence_length, batch_size)
+    write_json(output, scores)
+    print(_table(scores))
 
 
 def _score(
@@ -122,10 +120,10 @@ def _score(
         for corpus, held_out in corpora.items()
     }
     keys = ("documents", "tokens", "bytes", "nats")
-    whole: dict[str, Any] = {key: sum(count[key] for count in counts.values()) for key in keys}
+    overall: dict[str, Any] = {key: sum(count[key] for count in counts.values()) for key in keys}
     return {
-        "overall": _figures("overall", **whole),
-        "corpora": {corpus: _figures(corpus, **count) for corpus, count in counts.items()},
+        "overall": _measures("overall", **overall),
+        "corpora": {corpus: _measures(corpus, **count) for corpus, count in counts.items()},
     }
 
 
@@ -149,8 +147,8 @@ def _check_fit(
             )
 
 
-def _figures(name: str, *, documents: int, tokens: int, bytes: int, nats: float) -> dict[str, Any]:
-    if not nats < _MOST_NATS * max(tokens, 1):
+def _measures(name: str, *, documents: int, tokens: int, bytes: int, nats: float) -> dict[str, Any]:
+    if not nats < _MAX_NATS * max(tokens, 1):
         raise UserError(
             f"{name}: loss {nats / tokens}: no finite perplexity; the weights are broken"
         )
@@ -164,15 +162,15 @@ def _figures(name: str, *, documents: int, tokens: int, bytes: int, nats: float)
     }
 
 
-def _table(scored: dict[str, Any]) -> str:
-    rows = {**scored["corpora"], "overall": scored["overall"]}
+def _table(scores: dict[str, Any]) -> str:
+    rows = {**scores["corpora"], "overall": scores["overall"]}
     width = max(map(len, [*rows, "corpus"]))
-    head = f"{'corpus':<{width}}" + "".join(f"{column:>15}" for column in _COLUMNS)
+    header = f"{'corpus':<{width}}" + "".join(f"{column:>15}" for column in _COLUMNS)
     lines = [
         f"{name:<{width}}" + "".join(f"{_cell(row[column]):>15}" for column in _COLUMNS)
         for name, row in rows.items()
     ]
-    return "\n".join([head, *lines])
+    return "\n".join([header, *lines])
 
 
 def _cell(value: float | None) -> str:

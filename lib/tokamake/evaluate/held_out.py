@@ -1,7 +1,4 @@
-"""The text kept from training: test documents of every merged file, gathered corpus by corpus.
-
-Tokens come from `pairs.indexed`, which of them from `mixture.sets`; they go to `perplexity`.
-"""
+"""Held-out text: the test documents of all merged datasets, by corpus."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -17,53 +14,55 @@ from tokamake.errors import UserError
 
 
 class HeldOut(NamedTuple):
-    """Test documents of one corpus, in file order."""
+    """Test documents of a corpus, in the order of its datasets."""
 
     tokens: npt.NDArray[np.int64]
-    """(tokens,) all documents end to end, their end-of-document tokens kept."""
+    """(tokens,) concatenated documents, with their end-of-document tokens."""
     lengths: list[int]
-    """Tokens of each document; the last one may be cut."""
+    """Tokens of each document. The last document may be truncated."""
 
 
 def read_held_out(
     sets: SplitPrefixes, *, data_root: Path, max_tokens: int, tokenizer: Tokenizer
 ) -> dict[str, HeldOut]:
-    """Gather the test documents of all corpora, at most `max_tokens` tokens of each.
+    """Read the test documents of all corpora, at most `max_tokens` tokens of each.
 
     Args:
-        sets: what is kept for tests; corpora come in the order in which it first names them.
-        data_root: folder that prefixes are relative to.
-        max_tokens: tokens to take from a corpus; the document that crosses the line is cut.
-        tokenizer: the one the files were made with.
+        sets: datasets of the test split; they determine the order of corpora.
+        data_root: folder to which prefixes are relative.
+        max_tokens: maximum tokens per corpus; the document at the limit is truncated.
+        tokenizer: tokenizer of the datasets.
 
     Raises:
-        UserError: a file is missing, damaged or was made with another tokenizer; or no corpus has
-            a test document.
+        UserError: a file is missing, damaged or from another tokenizer, or no corpus has a test
+            document.
     """
-    gathered: dict[str, list[npt.NDArray[np.integer]]] = {}
+    documents_of: dict[str, list[npt.NDArray[np.integer]]] = {}
     for line in sets.lines("test"):
-        documents = gathered.setdefault(line.corpus, [])
-        room = max_tokens - sum(map(len, documents))
+        documents = documents_of.setdefault(line.corpus, [])
+        num_tokens = max_tokens - sum(map(len, documents))
         prefix = data_root / line.prefix
         check_tokenizer(prefix, tokenizer)
         dataset = IndexedDataset(prefix)
-        documents += _cut(dataset, sets.documents("test", line, len(dataset)), room)
-    if not any(gathered.values()):
+        documents += _read(dataset, sets.documents("test", line, len(dataset)), num_tokens)
+    if not any(documents_of.values()):
         raise UserError(
             f"{sets.origin('test')}: no corpus has a test document; give the last number of "
             "train.split a larger share"
         )
-    return {corpus: _join(documents) for corpus, documents in gathered.items()}
+    return {corpus: _join(documents) for corpus, documents in documents_of.items()}
 
 
-def _cut(dataset: IndexedDataset, numbers: range, room: int) -> list[npt.NDArray[np.integer]]:
-    """Documents until there is no room for tokens."""
+def _read(
+    dataset: IndexedDataset, numbers: range, num_tokens: int
+) -> list[npt.NDArray[np.integer]]:
+    """Read documents up to `num_tokens` tokens."""
     documents: list[npt.NDArray[np.integer]] = []
     for number in numbers:
-        if room <= 0:
+        if num_tokens <= 0:
             break
-        documents.append(dataset[number][:room])
-        room -= len(documents[-1])
+        documents.append(dataset[number][:num_tokens])
+        num_tokens -= len(documents[-1])
     return documents
 
 
@@ -73,7 +72,7 @@ def _join(documents: list[npt.NDArray[np.integer]]) -> HeldOut:
 
 
 def text_bytes(held_out: HeldOut, tokenizer: Tokenizer) -> int:
-    """Bytes of the documents' text in UTF-8, end-of-document tokens not counted."""
+    """Bytes of the documents' UTF-8 text, without end-of-document tokens."""
     total, start = 0, 0
     for length in held_out.lengths:
         document = held_out.tokens[start : start + length].tolist()

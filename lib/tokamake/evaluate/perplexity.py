@@ -1,7 +1,4 @@
-"""Loss of a model on one long stream of tokens, window by window.
-
-Streams come from `held_out`; sums of negative log-likelihoods go to `evaluate`.
-"""
+"""Loss of a model on a long stream of tokens, window by window."""
 
 from collections.abc import Callable, Iterator
 
@@ -17,11 +14,11 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 def windows(num_tokens: int, sequence_length: int) -> list[tuple[int, int]]:
-    """Bounds [start, end) of windows over a stream; neighbours share one token.
+    """Return the bounds [start, end) of windows over a stream. Neighbours share one token.
 
-    A window of `end - start` tokens predicts all but its first, so that every token of the stream
-    after the first is predicted exactly once. All windows predict `sequence_length` tokens, the
-    last one perhaps fewer.
+    A window predicts all its tokens except the first, so the windows predict each token of the
+    stream except the first exactly once. Each window predicts `sequence_length` tokens; the last
+    one may predict fewer.
     """
     starts = range(0, num_tokens - 1, sequence_length)
     return [(start, min(start + sequence_length + 1, num_tokens)) for start in starts]
@@ -35,15 +32,16 @@ def total_loss(
     batch_size: int,
     device: torch.device,
 ) -> float:
-    """Sum of the cross-entropies, in nats, of all tokens but the first given those before.
+    """Return the sum of cross-entropies in nats of all tokens except the first.
 
     Args:
         forward: the model.
-        tokens: (tokens,) the stream.
-        sequence_length: longest input of the model.
-        batch_size: windows scored at once; memory grows with it, the result does not change.
-        device: where the model lies.
+        tokens: stream of tokens (tokens,).
+        sequence_length: maximum input length of the model.
+        batch_size: windows per forward pass; it changes memory, not the result.
+        device: device of the model.
     """
+    # float64, because a float32 sum of millions of losses loses digits.
     total = torch.zeros((), dtype=torch.float64)
     with torch.inference_mode():
         batches = _batches(tokens, sequence_length, batch_size)
@@ -62,11 +60,11 @@ def total_loss(
 def _batches(
     tokens: npt.NDArray[np.int64], sequence_length: int, batch_size: int
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Windows of equal length in batches, then the short one alone: nothing is padded."""
+    """Batch windows of equal length, then the short window alone, so nothing needs padding."""
     bounds = windows(len(tokens), sequence_length)
-    whole = [(start, end) for start, end in bounds if end - start == sequence_length + 1]
-    for first in range(0, len(whole), batch_size):
-        rows = whole[first : first + batch_size]
+    full = [(start, end) for start, end in bounds if end - start == sequence_length + 1]
+    for first in range(0, len(full), batch_size):
+        rows = full[first : first + batch_size]
         yield np.stack([tokens[start:end] for start, end in rows])
-    for start, end in bounds[len(whole) :]:
+    for start, end in bounds[len(full) :]:
         yield tokens[None, start:end]

@@ -1,1 +1,1 @@
-"""Text drawn from a trained model."""
+"""Text generation with a trained model."""

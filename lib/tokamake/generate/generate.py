@@ -1,4 +1,4 @@
-"""Stage `generate`: an exported model continues prompts; the samples go to the report."""
+"""Stage `generate`: continue prompts with an exported model."""
 
 import hashlib
 from pathlib import Path
@@ -19,22 +19,22 @@ def generate(
 ) -> None:
     """Continue prompts with an exported model.
 
-    A sample depends on the model, its prompt, the seed and the settings, not on the other prompts;
-    a prompt given again gets another sample. An empty prompt begins a new document.
+    A sample depends on the model, its prompt, the seed and the settings, but not on other prompts.
+    A repeated prompt gets a different sample. An empty prompt begins a new document.
 
     Args:
         checkpoint: folder of a Hugging Face checkpoint, as `convert` writes it.
-        tokenizer: the tokenizer that the model was trained with.
+        tokenizer: tokenizer of the model.
         prompts: texts to continue; repeat the option for each.
-        max_new_tokens: most tokens added to a prompt.
-        temperature: softmax temperature; 0 always takes the likeliest token.
-        top_k: draw among this many likeliest tokens; 0 among all.
-        seed: seed of the draws.
+        max_new_tokens: maximum tokens to add to a prompt.
+        temperature: softmax temperature; 0 always takes the most likely token.
+        top_k: number of most likely tokens to sample from; 0 for all.
+        seed: seed of the sampling.
         output: JSON file: a list of prompt, text, num_new_tokens and stopped (eod, max_new_tokens,
-            or context, when the model can see no more tokens).
+            or context: the context of the model is full).
 
     Raises:
-        UserError: a value is out of range, a prompt is too long, or files do not fit together.
+        UserError: a value is out of range, a prompt is too long, or files do not match.
     """
     from tokamake.checkpoint import model_tensors
     from tokamake.checkpoint.hf import hf_folder
@@ -71,8 +71,10 @@ def generate(
             tokenizer=opened,
             seed=_prompt_seed(seed, prompt, prompts[:number].count(prompt)),
         )
-        # Decoded together, for a token's text may depend on the one before: spaces, split letters.
-        text = opened.decode(tokens + added).removeprefix(opened.decode(tokens))
+        # Decode prompt and continuation together: the text of a token may depend on the previous
+        # token (spaces, characters split over tokens).
+        full_text = opened.decode(tokens + added)
+        text = full_text.removeprefix(opened.decode(tokens))
         samples.append(
             {"prompt": prompt, "text": text, "num_new_tokens": len(added), "stopped": stopped}
         )
@@ -81,7 +83,7 @@ def generate(
 
 
 def _prompt_seed(seed: int, prompt: str, repetition: int) -> int:
-    """Give every prompt, and every repetition of one, draws of its own."""
+    """Return a different seed for each prompt and each repetition of a prompt."""
     digest = hashlib.sha256(f"{seed} {repetition} {prompt}".encode()).digest()
     return int.from_bytes(digest[:8], "little", signed=True)
 

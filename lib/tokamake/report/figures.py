@@ -1,7 +1,4 @@
-"""The figures of a run: loss, learning rate and throughput over steps, and the mixture of corpora.
-
-Arrays come from `history`, rows from `mixture`; figures go to `plot`, which saves them.
-"""
+"""Figures of a run: loss, learning rate and throughput over steps, and the mixture of corpora."""
 
 import math
 
@@ -15,11 +12,11 @@ from tokamake.report.metrics_history import History, smooth
 from tokamake.report.mixture import Component, largest
 from tokamake.report.style import BLUE, GREY, INK, MUTED, PALE_BLUE, VALIDATION_COLORS, Label
 
-_MOST_BARS = 30
+_MAX_BARS = 30
 
 
 def loss(history: History, vocab_size: int) -> Figure:
-    """Training loss, raw and smoothed, validation loss, and the loss of a uniform guess."""
+    """Draw raw and smoothed training loss, validation losses, and the loss of a uniform guess."""
     steps, raw = history.training["step"], history.training["loss"]
     smoothed = smooth(raw)
     figure, axes = style.over_steps("Loss", height=4.8)
@@ -27,14 +24,14 @@ def loss(history: History, vocab_size: int) -> Figure:
     axes.plot(steps, raw, color=PALE_BLUE, linewidth=1.0)
     axes.plot(steps, smoothed, color=BLUE, linewidth=2.0)
     labels = [Label(smoothed[-1], f"training (mean) {smoothed[-1]:.3f}", BLUE)]
-    for number, (name, (places, measured)) in enumerate(history.validation.items()):
+    for number, (name, (places, losses)) in enumerate(history.validation.items()):
         color = VALIDATION_COLORS[number % len(VALIDATION_COLORS)]
-        # Sets may lie on each other: the later ones are smaller and of other shapes.
+        # Points of validation sets may coincide: later sets have smaller markers of other shapes.
         marker, size = "osD^v"[number % 5], max(2.5, 6.5 - 2 * number)
-        axes.plot(places, measured, "-", color=color, linewidth=1.0)
-        axes.plot(places, measured, marker, color=color, markersize=size)
+        axes.plot(places, losses, "-", color=color, linewidth=1.0)
+        axes.plot(places, losses, marker, color=color, markersize=size)
         title = "validation" if name == "valid" else name
-        labels.append(Label(measured[-1], f"{title} {measured[-1]:.3f}", color))
+        labels.append(Label(losses[-1], f"{title} {losses[-1]:.3f}", color))
     uniform = math.log(vocab_size)
     axes.axhline(uniform, color=MUTED, linewidth=1.2, linestyle=(0, (5, 4)))
     labels.append(Label(uniform, f"uniform guess\nln {vocab_size:,} = {uniform:.2f}", MUTED))
@@ -45,7 +42,7 @@ def loss(history: History, vocab_size: int) -> Figure:
 
 
 def learning_rate(history: History) -> Figure:
-    """Learning rate over steps, its peak named."""
+    """Draw the learning rate over steps, with a label at its peak."""
     steps, rate = history.training["step"], history.training["learning_rate"]
     figure, axes = style.over_steps("Learning rate")
     axes.plot(steps, rate, color=BLUE, linewidth=2.0)
@@ -65,7 +62,7 @@ def learning_rate(history: History) -> Figure:
 
 
 def throughput(history: History) -> Figure:
-    """Tokens trained on per second, and the median."""
+    """Draw training tokens per second and their median."""
     steps, speed = history.training["step"], history.training["tokens_per_second"]
     median = float(np.median(speed))
     figure, axes = style.over_steps("Throughput")
@@ -79,8 +76,8 @@ def throughput(history: History) -> Figure:
 
 
 def mixture(corpora: list[Component]) -> Figure:
-    """Bars of each corpus: its share of all tokens, and of the samples that the run trains on."""
-    rows = largest(corpora, _MOST_BARS)
+    """Draw bars for each corpus: its share of all tokens and of the training samples."""
+    rows = largest(corpora, _MAX_BARS)
     figure = Figure(figsize=(style.WIDTH_INCHES, 1.5 + 0.62 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title("Mixture", loc="left", fontsize=13, fontweight="bold", pad=12)

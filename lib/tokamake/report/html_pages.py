@@ -1,6 +1,6 @@
-"""Small self-contained HTML pages: a table, a list of values, or texts, for a frame or a browser.
+"""Self-contained HTML pages with tables, lists of values, or samples.
 
-Values come from `tables`; everything is escaped here.
+Functions here escape all text.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ dd { margin: 0; overflow-wrap: anywhere; }
 
 
 def page(title: str, body: str) -> str:
-    """Wrap HTML in a page; `title` is text."""
+    """Wrap the HTML `body` in a page with a plain-text title."""
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
@@ -40,7 +40,7 @@ def page(title: str, body: str) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], footer: Sequence[str] = ()) -> str:
-    """Lay out cells of text: the first column names the row, the others hold numbers."""
+    """Format a table: the first column names the row, the other columns hold numbers."""
     head = _row(header, cell="th")
     body = "\n".join(_row(row) for row in rows)
     foot = f"\n<tfoot>\n{_row(footer)}\n</tfoot>" if footer else ""
@@ -48,20 +48,20 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], footer: Sequence
 
 
 def sections(parts: Sequence[tuple[str, str]]) -> str:
-    """Put HTML one after the other, each under a title of text, or none where that is empty."""
+    """Join pieces of HTML, each under its title; an empty title is left out."""
     return "\n".join(
         f"<h2>{escape(title)}</h2>\n{body}" if title else body for title, body in parts
     )
 
 
 def definitions(values: Sequence[tuple[str, str]]) -> str:
-    """Lay out names and their values."""
+    """Format names and values as a definition list."""
     items = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in values)
     return f"<dl>\n{items}\n</dl>"
 
 
 def sample(prompt: str, text: str, note: str) -> str:
-    """Show a text whose beginning, the prompt, is bold; line ends are kept."""
+    """Format a sample: the prompt in bold, then the text. Keep line ends."""
     return (
         f'<div class="sample"><strong>{escape(prompt)}</strong>{escape(text)}'
         f'<p class="note">{escape(note)}</p></div>'
@@ -70,5 +70,5 @@ def sample(prompt: str, text: str, note: str) -> str:
 
 def _row(cells: Sequence[str], cell: str = "td") -> str:
     name, *numbers = cells
-    rest = "".join(f'<{cell} class="number">{escape(number)}</{cell}>' for number in numbers)
-    return f"<tr><th>{escape(name)}</th>{rest}</tr>"
+    columns = "".join(f'<{cell} class="number">{escape(number)}</{cell}>' for number in numbers)
+    return f"<tr><th>{escape(name)}</th>{columns}</tr>"

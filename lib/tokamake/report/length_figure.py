@@ -1,7 +1,4 @@
-"""The figure of document lengths: for each corpus, how many documents and tokens lie in each bin.
-
-Histograms come with the corpora from `mixture`; the figure goes to `plot`, which saves it.
-"""
+"""Figure of document lengths: for each corpus, the shares of documents and tokens per bin."""
 
 import math
 
@@ -15,19 +12,19 @@ from tokamake.report import style
 from tokamake.report.mixture import Component, largest
 from tokamake.report.style import BLUE, GREY, INK, MUTED
 
-_MOST_ROWS = 12
-_MOST_TICKS = 18
+_MAX_ROWS = 12
+_MAX_TICKS = 18
 _ROW_INCHES, _HEAD_INCHES = 1.25, 0.5
 
 
 def lengths(corpora: list[Component], sequence_length: int) -> Figure:
-    """Bars of each corpus: the shares of its documents and of its tokens by length.
+    """Draw bars for each corpus: the shares of its documents and tokens by document length.
 
     Args:
-        corpora: those with documents are drawn.
+        corpora: corpora; those without documents are left out.
         sequence_length: tokens of a training sample, drawn as a line.
     """
-    rows = largest([corpus for corpus in corpora if corpus.lengths], _MOST_ROWS)
+    rows = largest([corpus for corpus in corpora if corpus.lengths], _MAX_ROWS)
     figure = _titled("Document lengths", _ROW_INCHES * max(2, len(rows)) + 0.6)
     if not rows:
         return figure
@@ -47,27 +44,32 @@ def lengths(corpora: list[Component], sequence_length: int) -> Figure:
 
 
 def _titled(title: str, height: float) -> Figure:
-    """A figure with room above its panels for a title and a legend; `height` in inches is below."""
-    whole = height + _HEAD_INCHES
-    figure = Figure(figsize=(style.WIDTH_INCHES, whole), layout="constrained")
+    """Make a figure with a title and space for a legend above panels of `height` inches."""
+    total_height = height + _HEAD_INCHES
+    figure = Figure(figsize=(style.WIDTH_INCHES, total_height), layout="constrained")
     engine = figure.get_layout_engine()
     assert isinstance(engine, ConstrainedLayoutEngine)
-    engine.set(rect=(0, 0, 1, height / whole))
-    top = 1 - 0.12 / whole
+    engine.set(rect=(0, 0, 1, height / total_height))
+    top = 1 - 0.12 / total_height
     figure.text(0.008, top, title, va="top", fontsize=13, fontweight="bold")
     return figure
 
 
 def _place(longest: int) -> int:
-    """Horizontal place of a bin: the power of two of its shortest length, -1 for length 0."""
+    """Position of a bin on the axis: log2 of its shortest length, -1 for length 0."""
     return longest.bit_length() - 1
 
 
 def _bars(axes: Axes, corpus: Component) -> None:
-    places = [_place(one["longest"]) for one in corpus.lengths]
+    places = [_place(length_bin["longest"]) for length_bin in corpus.lengths]
     for offset, colour, name, counts in (
-        (0.29, BLUE, "share of documents", [one["documents"] for one in corpus.lengths]),
-        (0.71, GREY, "share of tokens", [one["tokens"] for one in corpus.lengths]),
+        (
+            0.29,
+            BLUE,
+            "share of documents",
+            [length_bin["documents"] for length_bin in corpus.lengths],
+        ),
+        (0.71, GREY, "share of tokens", [length_bin["tokens"] for length_bin in corpus.lengths]),
     ):
         shares = [count / max(1, sum(counts)) for count in counts]
         axes.bar([place + offset for place in places], shares, 0.4, color=colour, label=name)
@@ -86,15 +88,15 @@ def _bars(axes: Axes, corpus: Component) -> None:
 
 
 def _label(axes: Axes, places: range) -> None:
-    every = 1 if len(places) <= _MOST_TICKS else 2
-    shown = [place for place in places if place < 0 or place % every == 0]
+    step = 1 if len(places) <= _MAX_TICKS else 2
+    shown = [place for place in places if place < 0 or place % step == 0]
     axes.set_xticks(shown, [_power(place) for place in shown])
     axes.set_xlabel("tokens of a document")
 
 
 def _power(place: int) -> str:
-    """Write a power of two: 512, 1k for 1,024, 1M for 1,048,576."""
+    """Format 2 ** place: 512, 1k for 1,024, 1M for 1,048,576."""
     if place < 0:
         return "0"
-    thousands, rest = divmod(place, 10)
-    return f"{2**rest}{('', 'k', 'M', 'G', 'T')[thousands]}"
+    thousands, exponent = divmod(place, 10)
+    return f"{2**exponent}{('', 'k', 'M', 'G', 'T')[thousands]}"

@@ -1,7 +1,6 @@
-"""A run's metrics.jsonl as arrays over steps.
+"""Metrics of a run (metrics.jsonl) as arrays over steps.
 
-Lines come from the trainer: those with `loss` are training steps, those with `validation_loss`
-measurements. Arrays go to `figures`.
+The trainer writes the lines: training steps have the key `loss`, measurements `validation_loss`.
 """
 
 import json
@@ -22,16 +21,16 @@ class History(NamedTuple):
     """Training and validation lines as arrays (lines,) in step order."""
 
     training: dict[str, Floats]
-    """step, loss (nats a token), learning_rate, tokens_per_second, consumed_tokens."""
+    """step, loss (nats per token), learning_rate, tokens_per_second, consumed_tokens."""
     validation: dict[str, tuple[Floats, Floats]]
-    """Steps and losses (nats a token) of each validation set."""
+    """Steps and losses (nats per token) of each validation set."""
 
 
 def read_history(path: Path) -> History:
-    """Read metrics; of a step that was run again after a restart, the last line counts.
+    """Read metrics. If a step occurs twice, because of a restart, the last line counts.
 
     Raises:
-        UserError: the file is missing, empty, or a line is not of the trainer's kind.
+        UserError: the file is missing or has no training step, or a line is invalid.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -58,14 +57,14 @@ def read_history(path: Path) -> History:
 def smooth(values: Floats) -> Floats:
     """Centred running mean (n,) over about a twentieth of the values.
 
-    The window narrows towards the start, where losses fall too fast to be averaged with what
-    follows, and loses its right half at the end.
+    The window is narrow at the start, where losses fall too fast to average over later values. At
+    the end, it has no right half.
     """
-    reach, last = max(1, len(values) // 40), len(values)
+    half_width, length = max(1, len(values) // 40), len(values)
     sums = np.concatenate([[0.0], np.cumsum(values)])
-    places = np.arange(last)
-    half = np.minimum(places, reach)
-    starts, ends = places - half, np.minimum(places + half + 1, last)
+    places = np.arange(length)
+    half = np.minimum(places, half_width)
+    starts, ends = places - half, np.minimum(places + half + 1, length)
     return (sums[ends] - sums[starts]) / (ends - starts)
 
 
@@ -75,7 +74,7 @@ def _parse(text: str, where: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: not valid JSON ({error}); remove the line") from None
     if not isinstance(line, dict) or "step" not in line:
-        raise UserError(f"{where}: no step in it; remove the line")
+        raise UserError(f"{where}: no key 'step'; remove the line")
     return line
 
 

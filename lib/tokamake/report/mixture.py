@@ -1,7 +1,6 @@
-"""What the corpora hold and how much of each the run drew, corpus by corpus.
+"""Contents of each corpus, and its share of the training samples of a run.
 
-Counts come from `describe`'s metadata, shares from the index, sizes from the resolved run; rows go
-to `figures` and `tables`.
+Counts are from the metadata of `describe`, shares from the index, sizes from the resolved run.
 """
 
 from pathlib import Path
@@ -14,64 +13,70 @@ from tokamake.data.indexed.length_histogram import Bin
 from tokamake.data.samples.index_folder import read_index
 from tokamake.errors import UserError
 
-_FATES = ("documents_in", "empty_documents", "duplicate_documents", "quarantined_documents")
+_DOCUMENT_COUNTS = (
+    "documents_in",
+    "empty_documents",
+    "duplicate_documents",
+    "quarantined_documents",
+)
 
 
 class Component(NamedTuple):
-    """One corpus of the mixture, or the total of several."""
+    """A corpus of the mixture, or the total of several corpora."""
 
     name: str
     files: int
-    """Merged files."""
+    """Merged datasets."""
     documents: int
     tokens: int
     text_bytes: int | None
-    """Bytes of the raw text, in UTF-8; None: not known of all files."""
+    """Bytes of the raw text in UTF-8; None: unknown for a dataset."""
     share_of_tokens: float
-    """Of all tokens that train, 0 to 1."""
+    """Share of all training tokens, 0 to 1."""
     share_of_samples: float
-    """Of the samples the run trains on, 0 to 1."""
+    """Share of the training samples of the run, 0 to 1."""
     epochs: float
-    """Times that the run goes through the training documents."""
+    """Passes of the run over the training documents."""
     trained_tokens: int
-    """Tokens of these documents."""
+    """Tokens of the training documents."""
     lengths: tuple[Bin, ...] = ()
-    """Documents by their length in tokens, the end-of-document token included."""
+    """Histogram of document lengths in tokens, including the end-of-document token."""
     documents_in: int | None = None
-    """Documents that the raw files hold: those above and the empty, duplicate and quarantined."""
+    """Documents in the raw files, including empty, duplicate and quarantined ones."""
     empty_documents: int | None = None
-    """Documents without a token."""
+    """Documents without tokens."""
     duplicate_documents: int | None = None
-    """Documents left out for an equal one before them."""
+    """Documents dropped because an earlier document is equal."""
     quarantined_documents: int | None = None
-    """Documents set aside because they could not be read."""
+    """Documents that could not be read."""
 
 
 def read_mixture(*, metadata: Path, index: Path, run: Run) -> list[Component]:
-    """Read all corpora, in the order of the metadata; those that do not train have no share.
+    """Read all corpora in the order of the metadata. Corpora without training samples have share 0.
 
     Raises:
-        UserError: a file is missing or broken.
+        UserError: a file is missing or invalid.
     """
-    drawn = read_index(index)["splits"]["train"]["files"]
-    named = {file["prefix"]: file["corpus"] for file in drawn}
-    pairs: dict[str, list[dict]] = {}
-    for pair in files.read_json(metadata, "make it with `tokamake describe`"):
-        if "lengths" not in pair:
-            raise UserError(f"{metadata}: has no lengths; make it again with `tokamake describe`")
-        name = named.get(pair["data_prefix"], pair["corpus"])
-        pairs.setdefault(name, []).append(pair)
-    samples, tokens = (dict.fromkeys([*pairs, *named.values()], 0) for _ in range(2))
-    for file in drawn:
+    train_files = read_index(index)["splits"]["train"]["files"]
+    corpus_of_prefix = {file["prefix"]: file["corpus"] for file in train_files}
+    datasets: dict[str, list[dict]] = {}
+    for dataset in files.read_json(metadata, "make it with `tokamake describe`"):
+        if "lengths" not in dataset:
+            raise UserError(f"{metadata}: has no lengths; rerun `tokamake describe`")
+        name = corpus_of_prefix.get(dataset["data_prefix"], dataset["corpus"])
+        datasets.setdefault(name, []).append(dataset)
+    corpora = [*datasets, *corpus_of_prefix.values()]
+    samples, tokens = dict.fromkeys(corpora, 0), dict.fromkeys(corpora, 0)
+    for file in train_files:
         samples[file["corpus"]] += file["drawn_samples"]
         tokens[file["corpus"]] += file["tokens"]
-    whole = sum(samples.values())
+    all_samples = sum(samples.values())
     all_tokens = sum(tokens.values())
     return [
         _describe(
             name,
-            pairs.get(name, []),
-            share=number / whole,
+            datasets.get(name, []),
+            share=number / all_samples,
             trained_tokens=tokens[name],
             all_tokens=all_tokens,
             run=run,
@@ -81,10 +86,10 @@ def read_mixture(*, metadata: Path, index: Path, run: Run) -> list[Component]:
 
 
 def total(corpora: list[Component]) -> Component:
-    """Sum of corpora; its epochs are the tokens drawn over the training tokens there are."""
+    """Sum of corpora. Its epochs are consumed tokens divided by training tokens."""
     share = sum(corpus.share_of_tokens for corpus in corpora)
     trained_tokens = sum(corpus.trained_tokens for corpus in corpora)
-    drawn = sum(corpus.epochs * corpus.trained_tokens for corpus in corpora)
+    consumed_tokens = sum(corpus.epochs * corpus.trained_tokens for corpus in corpora)
     text_bytes = [corpus.text_bytes for corpus in corpora]
     return Component(
         name="all",
@@ -94,58 +99,54 @@ def total(corpora: list[Component]) -> Component:
         text_bytes=_sum_known(text_bytes),
         share_of_tokens=share,
         share_of_samples=sum(corpus.share_of_samples for corpus in corpora),
-        epochs=drawn / trained_tokens if trained_tokens else 0.0,
+        epochs=consumed_tokens / trained_tokens if trained_tokens else 0.0,
         trained_tokens=trained_tokens,
         lengths=tuple(length_histogram.add(corpus.lengths for corpus in corpora)),
         **_counts([corpus._asdict() for corpus in corpora]),
     )
 
 
-def largest(corpora: list[Component], most: int) -> list[Component]:
-    """All corpora, or with more than `most` the largest and the sum of the others."""
-    if len(corpora) <= most:
+def largest(corpora: list[Component], max_rows: int) -> list[Component]:
+    """Return all corpora, or the largest and the sum of the others, in at most `max_rows` rows."""
+    if len(corpora) <= max_rows:
         return corpora
     ordered = sorted(corpora, key=lambda corpus: (-corpus.share_of_samples, corpus.name))
-    rest = ordered[most - 1 :]
-    return [*ordered[: most - 1], total(rest)._replace(name=f"{len(rest)} others")]
+    small = ordered[max_rows - 1 :]
+    return [*ordered[: max_rows - 1], total(small)._replace(name=f"{len(small)} others")]
 
 
 def _describe(
     name: str,
-    pairs: list[dict],
+    datasets: list[dict],
     *,
     share: float,
     trained_tokens: int,
     all_tokens: int,
     run: Run,
 ) -> Component:
-    tokens = _sum(pairs, "total_num_tokens")
+    tokens = sum(dataset["total_num_tokens"] for dataset in datasets)
     train = run.train
-    drawn = share * (train.num_samples or 0) * train.sequence_length
+    consumed_tokens = share * (train.num_samples or 0) * train.sequence_length
     return Component(
         name=name,
-        files=len(pairs),
-        documents=_sum(pairs, "total_num_docs"),
+        files=len(datasets),
+        documents=sum(dataset["total_num_docs"] for dataset in datasets),
         tokens=tokens,
-        text_bytes=_sum_known([pair.get("text_bytes") for pair in pairs]),
+        text_bytes=_sum_known([dataset.get("text_bytes") for dataset in datasets]),
         share_of_tokens=trained_tokens / all_tokens if all_tokens else 0.0,
         share_of_samples=share,
-        epochs=drawn / trained_tokens if trained_tokens else 0.0,
+        epochs=consumed_tokens / trained_tokens if trained_tokens else 0.0,
         trained_tokens=trained_tokens,
-        lengths=tuple(length_histogram.add(pair["lengths"] for pair in pairs)),
-        **_counts(pairs),
+        lengths=tuple(length_histogram.add(dataset["lengths"] for dataset in datasets)),
+        **_counts(datasets),
     )
 
 
 def _counts(parts: list[dict]) -> dict[str, int | None]:
-    """Sums of what became of the raw files' documents; None where it is not told of all parts."""
-    return {key: _sum_known([part.get(key) for part in parts]) for key in _FATES}
+    """Sum the counts of documents; None if a part does not have the count."""
+    return {key: _sum_known([part.get(key) for part in parts]) for key in _DOCUMENT_COUNTS}
 
 
 def _sum_known(numbers: list[int | None]) -> int | None:
     known = [number for number in numbers if number is not None]
     return sum(known) if len(known) == len(numbers) else None
-
-
-def _sum(pairs: list[dict], key: str) -> int:
-    return sum(pair[key] for pair in pairs)

@@ -1,4 +1,4 @@
-"""The look of all figures: colours, type, axes, labels beside the lines, reproducible SVG files."""
+"""Style of all figures: colours, fonts, axes, labels beside lines, reproducible SVG files."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +13,9 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 INK, MUTED, GRID = "#22272e", "#6b7480", "#e4e7eb"
 BLUE, PALE_BLUE, ORANGE, GREY = "#2f6db5", "#b5cde8", "#c4601d", "#a9b1bb"
 VALIDATION_COLORS = (ORANGE, "#7a4fa3", "#2e8b57", "#b03060", "#8c6d1f")
-"""One a set, again from the first where there are more."""
+"""Colours of validation sets, in rotation."""
 WIDTH_INCHES = 9.0
-"""648 pt, so 864 CSS pixels wide."""
+"""648 pt, or 864 CSS pixels."""
 _LINE_INCHES = 0.22
 
 _SETTINGS: dict[Any, Any] = {
@@ -51,7 +51,7 @@ class Label(NamedTuple):
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Give figures made inside the house's look, whatever matplotlibrc says."""
+    """Apply the style to figures made in this context, regardless of matplotlibrc."""
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(_SETTINGS)
@@ -71,9 +71,9 @@ def over_steps(title: str, height: float = 4.2) -> tuple[Figure, Axes]:
 
 
 def label_ends(axes: Axes, labels: list[Label]) -> None:
-    """Write labels to the right of the axes at their heights, moved apart where they would touch.
+    """Write labels to the right of the axes, moved apart where they would overlap.
 
-    The axes' limits must be final.
+    Set the limits of the axes before this call.
     """
     ordered = sorted(labels)
     for label, y in zip(ordered, _spread(axes, ordered), strict=True):
@@ -90,7 +90,7 @@ def label_ends(axes: Axes, labels: list[Label]) -> None:
 
 
 def _spread(axes: Axes, ordered: list[Label]) -> list[float]:
-    """Heights in the same order with room between: moved up from below, then down from the top."""
+    """Return heights without overlaps: move labels up from the bottom, then down from the top."""
     (low, high), figure = axes.get_ylim(), axes.get_figure()
     assert isinstance(figure, Figure)
     line = _LINE_INCHES / (0.8 * figure.get_figheight()) * (high - low)
@@ -100,18 +100,18 @@ def _spread(axes: Axes, ordered: list[Label]) -> list[float]:
         floor = heights[index - 1] + halves[index - 1] if index else low
         heights[index] = max(heights[index], floor + half)
     for index, half in reversed(list(enumerate(halves))):
-        above = index + 1 < len(heights)
-        ceiling = heights[index + 1] - halves[index + 1] if above else high
+        has_next = index + 1 < len(heights)
+        ceiling = heights[index + 1] - halves[index + 1] if has_next else high
         heights[index] = min(heights[index], ceiling - half)
     return heights
 
 
 def scientific(value: float) -> str:
-    """Write a small number as in print: 2.93 × 10 to the power of -4, in matplotlib's math text."""
+    """Format a number in scientific notation, as matplotlib math text: $2.93 \\times 10^{-4}$."""
     mantissa, exponent = f"{value:.2e}".split("e")
     return rf"${mantissa} \times 10^{{{int(exponent)}}}$"
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write an SVG file whose bytes depend on the figure alone."""
+    """Write an SVG file. Its bytes depend only on the figure: no date, no creator."""
     figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})

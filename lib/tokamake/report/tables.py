@@ -1,7 +1,4 @@
-"""The tables of the report: corpora, evaluation, samples and the run in short, each an HTML page.
-
-Rows come from `mixture` and from the JSON files of `evaluate`, `generate` and `train`.
-"""
+"""HTML pages of the report: corpora, evaluation, samples, and the summary of the run."""
 
 from typing import Any
 
@@ -17,17 +14,17 @@ _STOPPED = {
     "context": "reached the model's longest input",
 }
 _PLACES = {"loss": 4, "perplexity": 2, "bits_per_byte": 4}
-"""Measures of a model, and how many digits of each are shown."""
+"""Measure of a model → number of decimals in tables."""
 
 
 def corpora(rows: list[Component]) -> str:
-    """What was tokenized, how often the run goes through it, and what the documents are like."""
+    """Tables of corpora: sizes, weights, epochs, and statistics of documents."""
     header = ["corpus", "files", "documents", "tokens", "text", "weight", "epochs"]
-    used = html_pages.table(header, [_corpus(row) for row in rows], _corpus(total(rows)))
+    sizes = html_pages.table(header, [_corpus(row) for row in rows], _corpus(total(rows)))
     header = ["corpus", "read", "empty", "duplicate", "quarantined"]
     header += ["bytes per token", "mean length", "median length"]
-    like = html_pages.table(header, [_documents(row) for row in rows], _documents(total(rows)))
-    return html_pages.page("Corpora", html_pages.sections([("", used), ("Documents", like)]))
+    documents = html_pages.table(header, [_documents(row) for row in rows], _documents(total(rows)))
+    return html_pages.page("Corpora", html_pages.sections([("", sizes), ("Documents", documents)]))
 
 
 def _corpus(row: Component) -> list[str]:
@@ -43,7 +40,7 @@ def _corpus(row: Component) -> list[str]:
 
 
 def _documents(row: Component) -> list[str]:
-    middle = median_bin(row.lengths)
+    median = median_bin(row.lengths)
     counts = (
         row.documents_in,
         row.empty_documents,
@@ -55,7 +52,7 @@ def _documents(row: Component) -> list[str]:
         *("–" if count is None else f"{count:,}" for count in counts),
         f"{row.text_bytes / row.tokens:.2f}" if row.text_bytes is not None and row.tokens else "–",
         f"{row.tokens / row.documents:,.0f}" if row.documents else "–",
-        "–" if middle is None else _range(middle["shortest"], middle["longest"]),
+        "–" if median is None else _range(median["shortest"], median["longest"]),
     ]
 
 
@@ -64,17 +61,17 @@ def _range(first: int, last: int) -> str:
 
 
 def evaluation(scored: dict[str, Any], earlier: dict[int, dict[str, Any]]) -> str:
-    """Held-out loss by corpus and overall, and overall after earlier segments, by their steps."""
+    """Tables of held-out loss: by corpus and overall, and overall after each earlier segment."""
     header = ("corpus", "documents", "tokens", "bytes", "loss", "perplexity", "bits per byte")
     rows = [_scores(name, scores) for name, scores in scored["corpora"].items()]
     last = html_pages.table(header, rows, _scores("overall", scored["overall"]))
     sections = [("", last)]
     if earlier:
         measures = ["step", *header[-len(_PLACES) :]]
-        of_step = [_scores(f"{step:,}", value["overall"]) for step, value in earlier.items()]
-        of_step.append(_scores("last", scored["overall"]))
-        kept = [[row[0], *row[-len(_PLACES) :]] for row in of_step]
-        sections.append(("After each segment", html_pages.table(measures, kept)))
+        step_rows = [_scores(f"{step:,}", value["overall"]) for step, value in earlier.items()]
+        step_rows.append(_scores("last", scored["overall"]))
+        cells = [[row[0], *row[-len(_PLACES) :]] for row in step_rows]
+        sections.append(("After each segment", html_pages.table(measures, cells)))
     return html_pages.page("Held-out evaluation", html_pages.sections(sections))
 
 
@@ -88,7 +85,7 @@ def _scores(name: str, scores: dict[str, Any]) -> list[str]:
 
 
 def samples(drawn: list[dict[str, Any]]) -> str:
-    """Prompts and what the model made of them."""
+    """Page of prompts and their continuations."""
     body = "\n".join(
         html_pages.sample(
             sample["prompt"],
@@ -101,7 +98,7 @@ def samples(drawn: list[dict[str, Any]]) -> str:
 
 
 def summary(run: Run, trained: dict[str, Any], num_parameters: int) -> str:
-    """The run in short: model, training, result, and what it ran with."""
+    """Page with the summary of a run: model, training, result, versions."""
     versions = ", ".join(f"{name} {number}" for name, number in trained["versions"].items())
     values = [
         ("model", _shape(run)),
@@ -140,22 +137,22 @@ def _training(run: Run) -> str:
 
 
 def _start(run: Run) -> list[tuple[str, str]]:
-    """What the weights were before, if they were not random."""
+    """Initial checkpoint of the run, if its weights were not random."""
     finetune = run.train.finetune
     if finetune is None:
         return []
-    how = "weights alone" if finetune else f"continued at step {run.step:,}"
-    return [("start", f"{run.checkpoint}, {how}")]
+    mode = "weights alone" if finetune else f"continued at step {run.step:,}"
+    return [("start", f"{run.checkpoint}, {mode}")]
 
 
 def _losses(trained: dict[str, Any]) -> list[tuple[str, str]]:
-    first, last, measured = (
+    first, last, measurements = (
         trained[key] for key in ("first_loss", "last_loss", "validation_losses")
     )
     losses = []
     if last is not None:
         losses.append(("training loss", f"{last:.4f} nats per token, at first {first:.4f}"))
-    for key, loss in measured[-1].items() if measured else ():
+    for key, loss in measurements[-1].items() if measurements else ():
         if key != "step":
             kind, _, name = key.replace("_", " ", 1).partition("/")
             title = f"{kind} ({name})" if name else kind

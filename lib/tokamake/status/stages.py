@@ -1,6 +1,6 @@
-"""What each stage of the workflow leaves, and how far a folder has come with them.
+"""Products and logs of the stages, and the state of their jobs in a folder.
 
-The rules say the same to Snakemake, which is not asked here: it may run on another machine.
+The paths repeat those of the rules. Snakemake is not asked: it may run on another machine.
 """
 
 import time
@@ -16,35 +16,34 @@ PLAN = "results/data/plan.json"
 
 
 class Stage(NamedTuple):
-    """A rule, or what it makes of one batch."""
+    """A rule, or the part of it that one job does."""
 
     name: str
     """Name of the rule."""
     product: str
-    """File or folder that is there when all is done."""
+    """File or folder that exists when the job is done."""
     log: str
-    """File that its job writes."""
-    usual: bool = True
-    """Whether every workflow has it; another is told of only once it has begun."""
+    """Log of its job."""
+    always: bool = True
+    """Whether every workflow has it. Other stages appear only after they have begun."""
 
 
 class Job(NamedTuple):
-    """How far one job is."""
+    """The state of a job."""
 
     stage: Stage
-    """What it makes."""
     state: State
-    """Failed: there is a log, no product, and Snakemake counts it among those that run no more."""
+    """failed: there is a log but no product, and Snakemake does not list the job as running."""
     silent_seconds: float | None
-    """Time since it last wrote to its log; None: it never did."""
+    """Seconds since the last write to its log; None: no log."""
 
 
 _BEFORE = (
-    Stage("sample_corpus", "results/raw", "logs/sample_corpus.log", usual=False),
+    Stage("sample_corpus", "results/raw", "logs/sample_corpus.log", always=False),
     Stage("train_tokenizer", "results/tokenizer/tokenizer.json", "logs/train_tokenizer.log", False),
 )
 _DESCRIBE = Stage("describe", "results/data/metadata.json", "logs/describe.log")
-_OF_A_RUN = (
+_RUN_STAGES = (
     Stage("weigh", "results/data/{run}.weights.txt", "logs/{run}/weigh.log"),
     Stage("index", "results/{run}/index/index.json", "logs/{run}/index.log"),
     Stage("init_model", "results/{run}/init/config.json", "logs/{run}/init_model.log", False),
@@ -57,21 +56,21 @@ _OF_A_RUN = (
     Stage("plot", "results/{run}/plots/summary.html", "logs/{run}/plot.log"),
 )
 _AFTER = (
-    Stage("compare", "results/compare/runs.html", "logs/compare.log", usual=False),
+    Stage("compare", "results/compare/runs.html", "logs/compare.log", always=False),
     Stage("report", "results/report.html", "logs/report.log"),
 )
 
 
 def runs(folder: Path) -> list[str]:
-    """Names of the runs that have begun, by the files that they have."""
+    """Names of the runs that have begun, from their files."""
     logs = ("weigh", "index", "init_model", "resolve", "train")
-    found = {path.parent.name for name in logs for path in folder.glob(f"logs/*/{name}.log")}
-    found |= {path.parent.name for path in folder.glob("results/*/run.yaml")}
-    return sorted(found)
+    names = {path.parent.name for name in logs for path in folder.glob(f"logs/*/{name}.log")}
+    names |= {path.parent.name for path in folder.glob("results/*/run.yaml")}
+    return sorted(names)
 
 
 def stages(folder: Path) -> dict[str, list[Stage]]:
-    """Stages in the order of the data's way: the data's, each run's by its name, the report's."""
+    """Return group → stages, in the order of the data flow: data, each run, report."""
     data = [
         *_BEFORE,
         *_begun(folder, "doctor", "logs/doctor", "results/doctor/{}.json"),
@@ -83,19 +82,19 @@ def stages(folder: Path) -> dict[str, list[Stage]]:
         *_planned(folder, "merge"),
         _DESCRIBE,
     ]
-    found = {"data": data}
+    groups = {"data": data}
     imports = _begun(folder, "import_checkpoint", "logs/import_checkpoint", "results/import/{}")
     if imports:
-        found["starts"] = imports
+        groups["starts"] = imports
     for run in runs(folder):
-        of_run = [each for stage in _OF_A_RUN for each in _of_run(folder, run, stage)]
-        forms = _begun(folder, "convert", f"logs/{run}/convert", f"results/{run}/convert/{{}}")
-        found[f"run {run}"] = of_run + forms
-    return {**found, "report": [*_AFTER]}
+        run_stages = [job for stage in _RUN_STAGES for job in _segments(folder, run, stage)]
+        exports = _begun(folder, "convert", f"logs/{run}/convert", f"results/{run}/convert/{{}}")
+        groups[f"run {run}"] = run_stages + exports
+    return {**groups, "report": [*_AFTER]}
 
 
-def _of_run(folder: Path, run: str, stage: Stage) -> list[Stage]:
-    """A stage of a run: the jobs of its segments that have begun, then the last one, or its one."""
+def _segments(folder: Path, run: str, stage: Stage) -> list[Stage]:
+    """Return the jobs of a stage: those of segments that have begun, then the last one."""
     product, log = stage.product.format(run=run), stage.log.format(run=run)
     logs = {path.suffixes[0][1:]: path for path in folder.glob(f"logs/{run}/{stage.name}.*.log")}
     segments = [
@@ -106,15 +105,15 @@ def _of_run(folder: Path, run: str, stage: Stage) -> list[Stage]:
 
 
 def _begun(folder: Path, name: str, logs: str, product: str) -> list[Stage]:
-    """Jobs of a rule that have a log, which names what each makes."""
+    """Return the jobs of a rule that have a log. The name of a log is the name of its product."""
     return [
-        Stage(name, product.format(log.stem), f"{logs}/{log.name}", usual=False)
+        Stage(name, product.format(log.stem), f"{logs}/{log.name}", always=False)
         for log in sorted((folder / logs).glob("*.log"))
     ]
 
 
 def _planned(folder: Path, stage: str) -> list[Stage]:
-    """Jobs of a stage, batch by batch, as far as the plan tells."""
+    """Return a job per job batch of the plan, or the stage alone before there is a plan."""
     products = f"results/data/batches/{stage}"
     if not (folder / PLAN).exists():
         return [Stage(stage, products, f"logs/{stage}")]
@@ -126,31 +125,33 @@ def _planned(folder: Path, stage: str) -> list[Stage]:
     ]
 
 
-def jobs(folder: Path, wanted: Iterable[Stage]) -> list[Job]:
-    """State of each stage; unusual ones that have not begun are left out."""
-    running, found = _running(folder), []
-    for stage in wanted:
+def jobs(folder: Path, stages: Iterable[Stage]) -> list[Job]:
+    """Return the state of each stage. Optional stages that have not begun are left out."""
+    running, jobs = _running(folder), []
+    for stage in stages:
         log, product = folder / stage.log, folder / stage.product
         silent = time.time() - log.stat().st_mtime if log.is_file() else None
-        if any(f"{one}/".startswith(f"{stage.product}/") for one in running):
+        if any(f"{path}/".startswith(f"{stage.product}/") for path in running):
             state: State = "running"
         elif product.is_file() or any(path.is_file() for path in product.rglob("*")):
             state = "done"
         else:
             state = "waiting" if silent is None else "failed"
-        if stage.usual or state != "waiting":
-            found.append(Job(stage, state, silent))
-    return found
+        if stage.always or state != "waiting":
+            jobs.append(Job(stage, state, silent))
+    return jobs
 
 
 def _running(folder: Path) -> set[str]:
-    """Products on which Snakemake has jobs at work, or had when it was killed."""
-    found = set()
-    marks = folder / ".snakemake/incomplete"
-    for path in marks.rglob("*"):
-        name = "".join(part.removeprefix("@") for part in path.relative_to(marks).parts)
+    """Products of jobs that Snakemake runs, or ran when it was killed."""
+    products = set()
+    # The name of a marker file is the base64 of the product's path. Snakemake splits a long name
+    # into folders that begin with "@".
+    markers = folder / ".snakemake/incomplete"
+    for path in markers.rglob("*"):
+        name = "".join(part.removeprefix("@") for part in path.relative_to(markers).parts)
         try:
-            found.add(urlsafe_b64decode(name).decode())
+            products.add(urlsafe_b64decode(name).decode())
         except ValueError:
             continue
-    return found
+    return products

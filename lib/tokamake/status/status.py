@@ -1,4 +1,4 @@
-"""The tool `status`: which stages are done, running and failed, and how training goes."""
+"""The tool `status`: states of all stages, and progress of training."""
 
 import json
 import math
@@ -17,18 +17,18 @@ _LAST_LINES = 5
 
 
 def status(folder: Path = Path(), *, json: bool = False) -> None:
-    """Tell how far a workflow has come, from its files alone.
+    """Print the progress of a workflow, from its files only.
 
-    It may run on another machine that shares the disk, and need not run at all. A job counts as
-    running as long as Snakemake's mark says so, also after Snakemake was killed: the time since its
-    last word tells more. A stage that must be done again because its input changed counts as done.
+    The workflow may run on another machine that shares the disk, or not run at all. A job is
+    "running" as long as Snakemake's marker exists, even after Snakemake was killed: the time of its
+    last output tells more. A stage whose inputs changed since is still "done".
 
     Args:
-        folder: Where the workflow runs: the folder with results/ and logs/.
-        json: Print one JSON object, for programs.
+        folder: Working directory of the workflow, which contains results/ and logs/.
+        json: Print a JSON object, for programs.
 
     Raises:
-        UserError: there is no workflow.
+        UserError: the folder has neither results nor logs.
     """
     from tokamake.errors import UserError
     from tokamake.status.stages import jobs, stages
@@ -39,48 +39,48 @@ def status(folder: Path = Path(), *, json: bool = False) -> None:
             f"{folder}: neither results nor logs in it; give the folder that Snakemake runs in"
         )
     now = time.time()
-    found = {title: jobs(folder, wanted) for title, wanted in stages(folder).items()}
-    trained = {
+    groups = {title: jobs(folder, members) for title, members in stages(folder).items()}
+    trainings = {
         title: training
-        for title in found
+        for title in groups
         if title.startswith("run ")
         and (training := read_training(folder, title.removeprefix("run "), now=now))
     }
     if json:
-        print(_as_json(folder, found, trained))
+        print(_as_json(folder, groups, trainings))
         return
-    for title, each in found.items():
-        print("\n".join([title, *_lines(each, trained.get(title))]))
-    for each in found.values():
-        for job in each:
+    for title, members in groups.items():
+        print("\n".join([title, *_lines(members, trainings.get(title))]))
+    for members in groups.values():
+        for job in members:
             if job.state == "failed":
                 print(f"failed: {job.stage.name}, {job.stage.log} ends with:")
                 print("\n".join(f"  {line}" for line in _tail(folder / job.stage.log)))
 
 
 def _lines(jobs: "list[Job]", training: "TrainingProgress | None") -> list[str]:
-    """A line for each state that stages are in, and one on the training."""
+    """Return a line per state with its stages, and a line on training."""
     lines = []
     for state in _STATES:
         names = dict.fromkeys(job.stage.name for job in jobs if job.state == state)
-        told = [_told(name, state, jobs) for name in names]
-        if told:
-            lines.append(f"  {state:8} {', '.join(told)}")
-    return lines if training is None else [*lines, f"  training {_pace(training)}"]
+        if names:
+            summaries = ", ".join(_summary(name, state, jobs) for name in names)
+            lines.append(f"  {state:8} {summaries}")
+    return lines if training is None else [*lines, f"  training {_progress(training)}"]
 
 
-def _told(name: str, state: str, jobs: "list[Job]") -> str:
-    """A stage, with how many of its jobs are in a state, and when a running one last spoke."""
-    of_stage = [job for job in jobs if job.stage.name == name]
-    alike = [job for job in of_stage if job.state == state]
-    count = f" {len(alike):,} of {len(of_stage):,}" if len(of_stage) > 1 else ""
-    silent = [job.silent_seconds for job in alike if job.silent_seconds is not None]
-    spoke = f" (last word {_ago(min(silent))})" if state == "running" and silent else ""
-    return f"{name}{count}{spoke}"
+def _summary(name: str, state: str, jobs: "list[Job]") -> str:
+    """Name of a stage, number of its jobs in a state, and last output of running jobs."""
+    stage_jobs = [job for job in jobs if job.stage.name == name]
+    selected = [job for job in stage_jobs if job.state == state]
+    count = f" {len(selected):,} of {len(stage_jobs):,}" if len(stage_jobs) > 1 else ""
+    silent = [job.silent_seconds for job in selected if job.silent_seconds is not None]
+    output = f" (last output {_ago(min(silent))})" if state == "running" and silent else ""
+    return f"{name}{count}{output}"
 
 
-def _pace(training: "TrainingProgress") -> str:
-    """Where a run is, how fast, and how long it will take."""
+def _progress(training: "TrainingProgress") -> str:
+    """Step, losses, speed and remaining time of a run."""
     share = training.step / training.steps
     parts = [f"step {training.step:,} of {training.steps:,} ({share:.0%})"]
     if training.loss is not None:
@@ -91,8 +91,8 @@ def _pace(training: "TrainingProgress") -> str:
     if training.tokens_per_second is not None:
         parts.append(f"{training.tokens_per_second:,.0f} tokens/s")
     if training.step < training.steps:
-        left = training.seconds_left
-        parts += [f"{duration(left)} left"] if left is not None else []
+        if training.seconds_left is not None:
+            parts.append(f"{duration(training.seconds_left)} left")
         parts.append(f"last line {_ago(training.silent_seconds)}")
     return ", ".join(parts)
 
@@ -102,7 +102,7 @@ def _ago(seconds: float) -> str:
 
 
 def _tail(log: Path) -> list[str]:
-    """Last lines of a log that have anything in them."""
+    """Last non-empty lines of a log."""
     try:
         text = log.read_text(encoding="utf-8", errors="replace")[-10_000:]
     except OSError:
@@ -111,11 +111,11 @@ def _tail(log: Path) -> list[str]:
 
 
 def _as_json(
-    folder: Path, found: "dict[str, list[Job]]", trained: "dict[str, TrainingProgress]"
+    folder: Path, groups: "dict[str, list[Job]]", trainings: "dict[str, TrainingProgress]"
 ) -> str:
-    told: list[dict[str, Any]] = []
-    for title, each in found.items():
-        told += [
+    jobs: list[dict[str, Any]] = []
+    for title, members in groups.items():
+        jobs += [
             {
                 "group": title,
                 "stage": job.stage.name,
@@ -125,16 +125,16 @@ def _as_json(
                 "silent_seconds": job.silent_seconds,
                 **({"last_lines": _tail(folder / job.stage.log)} if job.state == "failed" else {}),
             }
-            for job in each
+            for job in members
         ]
-    training = {title.removeprefix("run "): value._asdict() for title, value in trained.items()}
-    return json.dumps(_finite({"jobs": told, "training": training}), indent=2, allow_nan=False)
+    training = {title.removeprefix("run "): value._asdict() for title, value in trainings.items()}
+    return json.dumps(_finite({"jobs": jobs, "training": training}), indent=2, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:
-    """A value with null in the place of NaN and infinity, which JSON has not."""
+    """Replace NaN and infinity, which JSON does not have, by null."""
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_finite(each) for each in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""How far a training run is, from its metrics.jsonl: step, speed, losses, time left."""
+"""Progress of a training run from its metrics.jsonl: step, speed, losses, remaining time."""
 
 import json
 from pathlib import Path
@@ -9,16 +9,16 @@ from tokamake.config.resolved_run import read_run
 
 _TAIL_BYTES = 1 << 20
 _VALIDATION = "validation_loss"
-"""What losses of validation sets begin with; the name of one follows after a slash."""
+"""Prefix of the keys of validation losses; the name of a set follows after a slash."""
 _LATEST = 20
-"""Lines of which the speed is the median."""
+"""Number of last lines for the median speed."""
 
 
 class TrainingProgress(NamedTuple):
-    """What a run tells of itself."""
+    """Progress of a run."""
 
     step: int
-    """Steps done, as far as they are logged."""
+    """Last logged step."""
     steps: int
     """Steps of the whole run."""
     loss: float | None
@@ -26,20 +26,20 @@ class TrainingProgress(NamedTuple):
     validation_loss: float | None
     """Last validation loss."""
     validation_losses: dict[str, float]
-    """Last ones of the other validation sets, by name."""
+    """Name of another validation set → its last loss."""
     tokens_per_second: float | None
-    """Median of the last lines."""
+    """Median of the last training lines."""
     seconds_left: float | None
-    """Steps left at the speed of the last lines; None: unknown yet."""
+    """Remaining seconds at the current speed; None: not yet known."""
     silent_seconds: float
-    """Time since the last line."""
+    """Seconds since the last line."""
 
 
 def read_training(folder: Path, run: str, *, now: float) -> TrainingProgress | None:
-    """Read how far a run is; None where it has not begun.
+    """Read the progress of a run; None if it has not begun.
 
     Args:
-        folder: where the workflow runs.
+        folder: working directory of the workflow.
         run: name of the run.
         now: time in seconds, as time.time().
     """
@@ -49,28 +49,28 @@ def read_training(folder: Path, run: str, *, now: float) -> TrainingProgress | N
         return None
     steps = read_run(settings).train.train_steps
     lines = _lines(path)
-    trained = [line for line in lines if "loss" in line]
-    latest = trained[-_LATEST:]
+    latest = [line for line in lines if "loss" in line][-_LATEST:]
     step = latest[-1]["step"] if latest else 0
     losses = [(key, line[key]) for line in lines for key in line if key.startswith(_VALIDATION)]
-    measured = {key.removeprefix(_VALIDATION).removeprefix("/"): loss for key, loss in losses}
-    each = [line["step_seconds"] for line in latest if "step_seconds" in line]
+    last_losses = {key.removeprefix(_VALIDATION).removeprefix("/"): loss for key, loss in losses}
+    step_seconds = [line["step_seconds"] for line in latest if "step_seconds" in line]
     return TrainingProgress(
         step,
         steps,
         latest[-1]["loss"] if latest else None,
-        measured.pop("", None),
-        measured,
+        last_losses.pop("", None),
+        last_losses,
         median(line["tokens_per_second"] for line in latest) if latest else None,
-        (steps - step) * median(each) if each else None,
+        (steps - step) * median(step_seconds) if step_seconds else None,
         now - path.stat().st_mtime,
     )
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The last whole lines: months of training have millions."""
+    """Read the last complete lines only: months of training have millions of lines."""
     with path.open("rb") as stream:
         stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         text = stream.read()
-    whole = text[: text.rfind(b"\n") + 1].splitlines()
-    return [json.loads(line) for line in whole[len(text) >= _TAIL_BYTES :]]
+    # The trainer may be writing the last line, and the first one may be cut.
+    complete = text[: text.rfind(b"\n") + 1].splitlines()
+    return [json.loads(line) for line in complete[len(text) >= _TAIL_BYTES :]]

@@ -42,5 +42,5 @@ def trace_steps(run: Path, prefix: str, document: int, /) -> None:
     numbers = numbers[numbers < sizes.samples(settings.train.train_steps)]
     print(f"document {document} of {prefix}: {counted(len(numbers), 'sample')}")
     for sample in numbers.tolist():
-        step, row = sizes.place(sample)
+        step, row = sizes.step_and_row(sample)
         print(f"step {step + 1}, row {row}")
