@@ -51,7 +51,7 @@ check: install  ## format, lint, types, import layers, workflow
 	$(BIN)/lint-imports
 	$(BIN)/snakefmt --check workflow
 	$(BIN)/clang-format --dry-run --Werror lib/csrc/*.cpp lib/csrc/*.hpp
-	$(SNAKEMAKE) --lint
+	.ci/lint $(BIN)/snakemake $(PROFILE)
 	$(BIN)/mkdocs build --quiet
 
 docs: install  ## write the reference pages from code and build the site in build/site

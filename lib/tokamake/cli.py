@@ -197,7 +197,7 @@ def _run(stage: str, arguments: list[str]) -> None:
     except BrokenPipeError:  # whoever read our output has enough
         os._exit(128 + signal.SIGPIPE)
     except OSError as error:
-        _fail(stage, f"{of_system(error)}; mend it and run again", 1)
+        _fail(stage, f"{of_system(error)}; fix it and rerun", 1)
 
 
 def make_app(stage: str = "") -> "App":
