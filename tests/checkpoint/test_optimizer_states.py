@@ -51,6 +51,7 @@ WALKED = {
         position_embedding="alibi",
         embedding_layernorm=True,
     ),
+    "qwen3": Architecture(**{**SHAPE, "family": "qwen3", "num_key_value_heads": 1, "head_dim": 6}),
 }
 TINY = Architecture(**{**SHAPE, "num_hidden_layers": 1})
 KINDS = ("master", "optimizer.exp_avg", "optimizer.exp_avg_sq")

@@ -20,6 +20,7 @@ from tokamake.parallel.axis import Axis
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.mesh import ALONE, Mesh
 from tokamake.train.batch import to_batch
+from tokamake.train.numerics import with_precision
 from tokamake.train.pipeline_stages import PipelineStages
 
 CPU = torch.device("cpu")
@@ -44,7 +45,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         return SimpleNamespace(Model=Model) if kind == "models/*/model" else load(kind, name)
 
     monkeypatch.setattr(plugins, "load", load_stub)
-    return read_run(make_run(prepare(tmp_path), "auxiliary"))
+    return with_precision(read_run(make_run(prepare(tmp_path), "auxiliary")), CPU)
 
 
 def stages_with_weights(run: Run) -> PipelineStages:

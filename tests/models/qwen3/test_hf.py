@@ -96,7 +96,7 @@ def test_tensors_and_arguments_are_megatrons(tmp_path: Path) -> None:
     args = vars(state["args"])
     assert args["qk_layernorm"] is args["swiglu"] is True
     assert (args["kv_channels"], args["normalization"]) == (24, "RMSNorm")
-    megatron_names.as_others_write(tmp_path / "m")
+    megatron_names.remove_tokamake_arguments(tmp_path / "m")
     assert open_any(tmp_path / "m").architecture == SHAPE
 
 

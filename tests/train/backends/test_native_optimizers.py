@@ -146,7 +146,10 @@ def test_drawn_labels_follow_the_predictions() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (parallel(pp=2), "optimizer.name: sophia_g: .* which one pipeline stage alone has; set"),
+        (
+            parallel(pp=2),
+            "optimizer.name: sophia_g: .* which only the last pipeline stage has; set",
+        ),
         ({"backend": "deepspeed"}, "optimizer.name: sophia_g: .* set backend to native"),
     ],
 )

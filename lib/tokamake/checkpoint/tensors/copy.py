@@ -147,6 +147,7 @@ class _TensorCopier:
         self._parts, self._source = source.parts(key), source
 
     def copy_run(self, run: _Run) -> None:
+        """Copy a contiguous run of bytes as it is, a block at a time."""
         source = self._files.descriptor(run.source, os.O_RDONLY)
         target = self._files.descriptor(run.target, os.O_RDWR)
         # copy_file_range takes twice the time: source and target rarely have the same alignment.
