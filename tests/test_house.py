@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 
@@ -156,6 +157,34 @@ def imports(path: Path) -> set[str]:
         if isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module.partition(".")[0])
     return found
+
+
+def name_of_module(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    modules = {name_of_module(path): path for path in MODULES}
+    graph = {
+        name: {
+            imported
+            for node in ast.walk(ast.parse(path.read_text()))  # imports in functions too
+            if isinstance(node, ast.ImportFrom) and node.module
+            for alias in node.names
+            for imported in [f"{node.module}.{alias.name}", node.module]
+            if imported in modules and imported != name
+            if imported != node.module or not _is_module(alias, node)
+        }
+        for name, path in modules.items()
+    }
+    TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def _is_module(alias: ast.alias, node: ast.ImportFrom) -> bool:
+    """Whether `from package import name` imports a module of the package."""
+    path = PACKAGE.parent / f"{node.module}.{alias.name}".replace(".", "/")
+    return path.is_dir() or path.with_suffix(".py").exists()
 
 
 def test_some_packages_are_imported_in_one_place() -> None:

@@ -13,7 +13,7 @@ from tests.support.llamas import ARCHITECTURES, label, reference, tensors_of
 from tests.support.model_loss import mean_loss
 from tests.support.runs import ARCHITECTURE, launch, losses, make_run, prepare
 from tokamake.checkpoint.model_tensors import to_model
-from tokamake.checkpoint.native.folder import read_weights
+from tokamake.checkpoint.native.training_state import read_weights
 from tokamake.config.resolved_run import read_run
 from tokamake.config.training import PACKING_SETTINGS
 from tokamake.data.samples.loader import Samples, batches

@@ -15,7 +15,7 @@ from tests.support.ranks import spawn
 from tests.support.runs import ARCHITECTURE, make_run, prepare, write_start
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.hf import config_json
-from tokamake.checkpoint.native.folder import read_weights
+from tokamake.checkpoint.native.training_state import read_weights
 from tokamake.config.architecture import Architecture
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.data.samples.loader import Samples

@@ -16,7 +16,8 @@ import torch.distributed.checkpoint as dcp
 
 from tokamake import files
 from tokamake.checkpoint import model_tensors
-from tokamake.checkpoint.native.folder import DESCRIPTION, VERSION, read_weights
+from tokamake.checkpoint.native.folder import DESCRIPTION, VERSION
+from tokamake.checkpoint.native.training_state import read_weights
 from tokamake.config.architecture import Architecture
 from tokamake.config.resolved_run import read_run
 from tokamake.data.indexed.dataset import DatasetWriter

@@ -115,7 +115,7 @@ def test_resuming_does_not_read_the_initial_checkpoint(
     with monkeypatch.context() as patch:
         for module, name in (
             (native_folder, "open_native"),
-            (native_folder, "read_weights"),
+            (training_state, "read_weights"),
             (files, "sha256"),
         ):
             patch.setattr(module, name, refuse)

@@ -28,7 +28,7 @@ from tests.support.runs import (
     train_here,
     weights,
 )
-from tokamake.checkpoint.native.folder import read_weights
+from tokamake.checkpoint.native.training_state import read_weights
 from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.index import index
 from tokamake.data.samples.loader import Samples, batches

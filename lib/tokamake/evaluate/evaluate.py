@@ -91,7 +91,8 @@ def _score(
 ) -> dict[str, Any]:
     from tokamake.checkpoint import model_tensors
     from tokamake.checkpoint.hf import hf_folder
-    from tokamake.checkpoint.native.folder import is_native, read_weights
+    from tokamake.checkpoint.native.folder import is_native
+    from tokamake.checkpoint.native.training_state import read_weights
     from tokamake.evaluate.held_out import text_bytes
     from tokamake.evaluate.perplexity import total_loss
     from tokamake.runtime.process_group import choose_device

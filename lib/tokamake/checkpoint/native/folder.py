@@ -11,7 +11,7 @@ from tokamake.errors import UserError
 from tokamake.validation import validate
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 DESCRIPTION = "tokamake.json"
 """File with version, architecture and progress; only native checkpoints have it."""
@@ -93,14 +93,3 @@ def open_native(path: Path) -> NativeCheckpoint:
     if not is_native(folder):
         raise UserError(f"checkpoint {path}: not in tokamake's native format; {REMEDY}")
     return NativeCheckpoint(folder, *read_model(folder))
-
-
-def read_weights(path: Path) -> "tuple[Architecture, dict[str, Tensor], int]":
-    """Read architecture, whole weights by tensor name, and number of steps of a checkpoint.
-
-    Raises:
-        UserError: it is missing, of another format, or damaged.
-    """
-    from tokamake.checkpoint.native import training_state
-
-    return training_state.read(open_native(path).path)

@@ -24,7 +24,13 @@ from tokamake.checkpoint.native import dcp_metadata
 from tokamake.checkpoint.native.dcp_metadata import WholeTensor
 from tokamake.checkpoint.native.dcp_reader import DcpReader
 from tokamake.checkpoint.native.dcp_writer import DcpWriter
-from tokamake.checkpoint.native.folder import DESCRIPTION, VERSION, read_description, read_model
+from tokamake.checkpoint.native.folder import (
+    DESCRIPTION,
+    VERSION,
+    open_native,
+    read_description,
+    read_model,
+)
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
@@ -244,3 +250,15 @@ def read(folder: Path) -> tuple[Architecture, dict[str, Tensor], int]:
     fill(folder, tensors, alone=True)
     weights = {key.removeprefix("model."): value for key, value in tensors.items()}
     return architecture, weights, iteration
+
+
+def read_weights(path: Path) -> tuple[Architecture, dict[str, Tensor], int]:
+    """Read architecture, whole weights by tensor name, and number of steps of a checkpoint.
+
+    Args:
+        path: folder of the checkpoint, or one whose file `latest` names it.
+
+    Raises:
+        UserError: it is missing, of another format, or damaged.
+    """
+    return read(open_native(path).path)

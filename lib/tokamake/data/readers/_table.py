@@ -10,7 +10,7 @@ from tokamake.data.readers._records import Bad, RecordBlock
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
-    from tokamake.data.readers import Input
+    from tokamake.data.readers._input import Input
 
 BLOCK_BYTES = 1 << 22
 _MAX_ROWS = 1 << 16

@@ -10,7 +10,7 @@ from tokamake.data.readers._table import blocks, check_columns, damaged, table_e
 from tokamake.runtime.cores import ahead
 
 if TYPE_CHECKING:
-    from tokamake.data.readers import Input
+    from tokamake.data.readers._input import Input
 
 UNIT = "row"
 SPLITS = False

@@ -25,7 +25,7 @@ from tokamake.data.readers.text import NAMES as TEXT_NAMES
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
-    from tokamake.data.readers import Input
+    from tokamake.data.readers._input import Input
 
 UNIT = "line"
 SPLITS = True

@@ -9,7 +9,7 @@ from tokamake.data.readers._table import BLOCK_BYTES, blocks, check_columns, dam
 from tokamake.runtime.cores import ahead
 
 if TYPE_CHECKING:
-    from tokamake.data.readers import Input
+    from tokamake.data.readers._input import Input
 
 UNIT = "row"
 SPLITS = True

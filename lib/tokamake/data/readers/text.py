@@ -12,7 +12,7 @@ from tokamake.data.readers._records import LONGEST_BYTES, Bad, RecordBlock
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
-    from tokamake.data.readers import Input
+    from tokamake.data.readers._input import Input
 
 UNIT = "line"
 SPLITS = False

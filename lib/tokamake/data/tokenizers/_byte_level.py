@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from tokamake._csrc import ByteLevel
 from tokamake.data.tokenizers import Tokenizer, _character_classes
+from tokamake.data.tokenizers._byte_alphabet import byte_alphabet
 from tokamake.data.tokenizers._exactness import byte_level_refusal
-from tokamake.data.tokenizers._unicode_differences import byte_alphabet
 
 
 def refusal(tokenizer: Tokenizer) -> str:

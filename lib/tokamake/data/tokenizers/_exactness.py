@@ -12,8 +12,8 @@ from itertools import product
 from typing import Any
 
 from tokamake.data.tokenizers import _sentencepiece_model as sentencepiece_model
+from tokamake.data.tokenizers._byte_alphabet import byte_alphabet
 from tokamake.data.tokenizers._sentencepiece_model import NORMAL, UNUSED, USER_DEFINED
-from tokamake.data.tokenizers._unicode_differences import byte_alphabet
 
 Json = dict[str, Any]
 

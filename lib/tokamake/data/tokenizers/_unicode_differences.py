@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tokamake.data.tokenizers._byte_alphabet import byte_alphabet
+
 VERSIONS = {"gigatoken": "0.10.0", "tokenizers": "0.23.3"}
 """Versions of the packages that RANGES describe."""
 
@@ -94,15 +96,6 @@ def probe_tokenizer(regex: str) -> str:
             "model": {"type": "BPE", "vocab": vocabulary, "merges": pairs},
         }
     )
-
-
-def byte_alphabet() -> dict[int, str]:
-    """Return the character of each byte in GPT-2's and all later byte-level vocabularies."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    hidden = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {
-        byte: chr(256 + rank) for rank, byte in enumerate(hidden)
-    }
 
 
 def load_encoders(text: str) -> tuple[Encode, Encode]:
