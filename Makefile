@@ -15,7 +15,7 @@ export NO_MKDOCS_2_WARNING := 1
 # Images of containers often set it; each start would then compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install train test test-fresh check docs format clean
+.PHONY: help install train test test-all test-fresh check docs format clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -38,7 +38,10 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard lib/csrc/*)
 train: install  ## raw text to trained model (the target train) and results/report.html (report)
 	$(SNAKEMAKE) train report $(SNAKEMAKE_ARGS)
 
-test: install  ## run every test
+test: install  ## test each module, kind of layout and format, the workflow and every user mistake
+	$(BIN)/pytest -n 3 --dist worksteal -m "not grid" $(PYTEST_ARGS)
+
+test-all: install  ## run every test: large grids of layouts, conversions and kills too
 	$(BIN)/pytest -n 3 --dist worksteal $(PYTEST_ARGS)
 
 test-fresh:  ## make train and the quick tests on fresh Debians, each with its own Python; as root

@@ -4,6 +4,7 @@ import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from tests.support.deepspeed_models import (
     Case,
     arguments,
 )
+from tests.support.grids import cover, field_values, params
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.errors import UserError
@@ -63,6 +65,9 @@ PIPELINED = [
     Case(1, "bf16", data=1, tensor=2, pipeline=2),
 ]
 ZERO_3 = [Case(3, "fp32"), Case(3, "bf16", data=4), Case(3, "fp16")]
+ALL = [*CASES, *PIPELINED, *ZERO_3]
+KEPT = [*cover(ALL, field_values), Case(1, "bf16"), Case(1, "bf16", data=1, tensor=2)]
+"""Cases that `make test` runs."""
 WITHOUT_NAMES = [case for case in [*CASES, *PIPELINED] if not case.zero_stage]
 WITHOUT_NAMES.remove(Case(0, "bf16", data=1, pipeline=2, accumulation="bf16"))
 UNIVERSAL = [
@@ -74,16 +79,29 @@ UNIVERSAL = [
 ]
 
 
+SOURCES = [Case(1, "bf16"), Case(3, "bf16", data=4), Case(1, "fp16", data=2, tensor=2)]
+"""Cases that tests without parameters read."""
+NO_PARAMS = SimpleNamespace(params={})
+
+
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Path]:
-    """Checkpoints of DeepSpeed, which tests must not change."""
-    return write_checkpoints(tmp_path_factory.mktemp("deepspeed"), *CASES, *PIPELINED, *ZERO_3)
+def folders(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[Case, Path]:
+    """Checkpoints of DeepSpeed for the selected tests, which must not change them."""
+    selected = {
+        item.callspec.params["case"]
+        for item in request.session.items
+        if item.path == Path(__file__) and "case" in getattr(item, "callspec", NO_PARAMS).params
+    }
+    cases = [case for case in ALL if case in {*selected, *SOURCES}]
+    return write_checkpoints(tmp_path_factory.mktemp("deepspeed"), *cases)
 
 
 @pytest.fixture(scope="module")
 def universals(folders: dict[Case, Path]) -> dict[Case, Path]:
     """Universal checkpoints that DeepSpeed made from some of them."""
-    return {case: convert_to_universal(folders[case]) for case in UNIVERSAL}
+    return {case: convert_to_universal(folders[case]) for case in UNIVERSAL if case in folders}
 
 
 def expected(case: Case, folder: Path, kind: str) -> dict[str, Tensor]:
@@ -176,12 +194,12 @@ def assert_states(case: Case, folder: Path, path: Path) -> None:
         assert int(source.read(f"optimizer.step.{name}")) == step
 
 
-@pytest.mark.parametrize("case", [*CASES, *PIPELINED, *ZERO_3], ids=str)
+@pytest.mark.parametrize("case", params(ALL, KEPT), ids=str)
 def test_weights_are_those_of_the_ranks(case: Case, folders: dict[Case, Path]) -> None:
     assert_weights(case, folders[case], folders[case])
 
 
-@pytest.mark.parametrize("case", [*CASES, *PIPELINED, *ZERO_3], ids=str)
+@pytest.mark.parametrize("case", params(ALL, KEPT), ids=str)
 def test_format_architecture_progress_and_layout_are_read(
     case: Case, folders: dict[Case, Path]
 ) -> None:
@@ -200,17 +218,16 @@ def test_format_architecture_progress_and_layout_are_read(
     assert layout.pipeline_parallel_size == max(1, case.pipeline)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case(0, "fp32"),
-        Case(1, "bf16", tied=True),
-        Case(1, "bf16", data=1, tensor=2),
-        Case(0, "fp32", data=1, pipeline=2),
-        Case(3, "fp32"),
-    ],
-    ids=str,
-)
+COMPUTED = [
+    Case(0, "fp32"),
+    Case(1, "bf16", tied=True),
+    Case(1, "bf16", data=1, tensor=2),
+    Case(0, "fp32", data=1, pipeline=2),
+    Case(3, "fp32"),
+]
+
+
+@pytest.mark.parametrize("case", params(COMPUTED, KEPT), ids=str)
 def test_transformers_computes_the_same(
     case: Case, folders: dict[Case, Path], tmp_path: Path
 ) -> None:
@@ -251,7 +268,7 @@ def test_a_repacked_file_is_read_unless_it_is_compressed(
         open_any(compressed)
 
 
-@pytest.mark.parametrize("case", [*CASES, *PIPELINED, *ZERO_3], ids=str)
+@pytest.mark.parametrize("case", params(ALL, KEPT), ids=str)
 def test_optimizer_states_are_those_of_the_ranks(case: Case, folders: dict[Case, Path]) -> None:
     checkpoint = open_any(folders[case])
     if case in WITHOUT_NAMES:
@@ -267,7 +284,7 @@ def test_optimizer_states_are_those_of_the_ranks(case: Case, folders: dict[Case,
 
 
 @pytest.mark.parametrize("check", [assert_weights, assert_states])
-@pytest.mark.parametrize("case", UNIVERSAL, ids=str)
+@pytest.mark.parametrize("case", params(UNIVERSAL, KEPT), ids=str)
 def test_universal_checkpoints_have_the_states_of_the_ranks(
     check: Callable[[Case, Path, Path], None],
     case: Case,
@@ -277,16 +294,15 @@ def test_universal_checkpoints_have_the_states_of_the_ranks(
     check(case, folders[case], universals[case])
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case(1, "bf16"),
-        Case(2, "bf16", data=4),
-        Case(1, "bf16", data=1, tensor=2),
-        Case(1, "bf16", data=1, pipeline=2),
-    ],
-    ids=str,
-)
+LOADED = [
+    Case(1, "bf16"),
+    Case(2, "bf16", data=4),
+    Case(1, "bf16", data=1, tensor=2),
+    Case(1, "bf16", data=1, pipeline=2),
+]
+
+
+@pytest.mark.parametrize("case", params(LOADED, LOADED[:1]), ids=str)
 def test_deepspeed_loads_converted_universal_checkpoints(
     case: Case, folders: dict[Case, Path], tmp_path: Path
 ) -> None:

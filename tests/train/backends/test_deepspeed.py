@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.deepspeed_runs import BF16, zero
+from tests.support.grids import split_layouts
 from tests.support.layouts import Layout, parallel, train_all
 from tests.support.proofs import Changes, Proved, check, make_runs, plain_training
 from tests.support.ranks import spawn
@@ -64,9 +65,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("world_size", PROVED)
-def test_layouts_equal_one_process(world_size: int, runs: dict[str, Path]) -> None:
-    check(world_size, PROVED[world_size], runs)
+@pytest.mark.parametrize(("world_size", "layouts"), split_layouts(PROVED))
+def test_layouts_equal_one_process(
+    world_size: int, layouts: list[tuple[str, Changes]], runs: dict[str, Path]
+) -> None:
+    check(world_size, layouts, runs)
 
 
 OPTIMIZERS = {

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.grids import split_layouts
 from tests.support.layouts import parallel
 from tests.support.proofs import Changes, Proved, check, make_runs
 
@@ -122,6 +123,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("world_size", PROVED)
-def test_layouts_equal_one_process(world_size: int, runs: dict[str, Path]) -> None:
-    check(world_size, PROVED[world_size], runs)
+@pytest.mark.parametrize(("world_size", "layouts"), split_layouts(PROVED))
+def test_layouts_equal_one_process(
+    world_size: int, layouts: list[tuple[str, Changes]], runs: dict[str, Path]
+) -> None:
+    check(world_size, layouts, runs)

@@ -1,0 +1,62 @@
+"""Large grids: `make test` runs cases that cover all values, `make test-all` runs all cases."""
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import pytest
+
+Case = TypeVar("Case")
+Features = Callable[[Any], Iterable[Hashable]]
+Proved = dict[int, list[tuple[str, dict[str, Any]]]]
+
+
+def cover(cases: Iterable[Case], features: Features) -> list[Case]:
+    """Return cases that have each feature at least once, in their order; few, not the fewest."""
+    cases = list(cases)
+    chosen, seen = list[Case](), set[Hashable]()
+    while missing := set().union(*map(features, cases)) - seen:
+        best = max(cases, key=lambda case: len(missing & set(features(case))))
+        chosen.append(best)
+        seen |= set(features(best))
+    return [case for case in cases if case in chosen]
+
+
+def params(cases: Iterable[Case], kept: Iterable[Case]) -> list[Any]:
+    """Return cases for `parametrize`; those that are not kept have the marker `grid`."""
+    kept = list(kept)
+    return [case if case in kept else pytest.param(case, marks=pytest.mark.grid) for case in cases]
+
+
+def field_values(case: Any) -> set[Hashable]:
+    """Return fields of a dataclass with their values."""
+    return {(field.name, getattr(case, field.name)) for field in fields(case)}
+
+
+def layout_values(layout: tuple[int, str, dict[str, Any]]) -> set[Hashable]:
+    """Return number of ranks, initial checkpoint and settings of a layout."""
+    world_size, start, changes = layout
+    settings = {**changes, **changes.get("parallel", {})}
+    settings.pop("parallel", None)
+    return {("ranks", world_size), ("start", start), *((k, str(v)) for k, v in settings.items())}
+
+
+def split_layouts(proved: Proved) -> list[Any]:
+    """Return number of ranks and layouts, for `parametrize`: those that cover, then the rest."""
+    flat = [(size, start, changes) for size in proved for start, changes in proved[size]]
+    kept = cover(flat, layout_values)
+    rest = [layout for layout in flat if layout not in kept]
+    return [
+        pytest.param(
+            size,
+            [(start, changes) for number, start, changes in layouts if number == size],
+            id=f"{size}-{name}",
+            marks=marks,
+        )
+        for layouts, name, marks in (
+            (kept, "each kind", ()),
+            (rest, "all others", pytest.mark.grid),
+        )
+        for size in proved
+        if any(number == size for number, _, _ in layouts)
+    ]
