@@ -77,6 +77,7 @@ def run_blocks(blocks: list[str], folder: Path) -> None:
         assert done.returncode == 0, f"{block}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_commands_of_the_tutorial_work(repository: Path) -> None:
     run_blocks(shell_blocks("docs/tutorial.md"), repository)

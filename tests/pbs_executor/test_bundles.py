@@ -48,6 +48,7 @@ def controller(folder: Path, pbs: Pbs, *arguments: str) -> Controller:
     return Controller(folder, pbs.environment, *patience, *arguments)
 
 
+@pytest.mark.grid
 def test_quick_jobs_share_a_job_in_a_queue_of_one(folder: Path, pbs: Pbs) -> None:
     run = controller(folder, pbs, "--pbs-max-queued", "debug=1", "--keep-going")
     assert run.wait() == 1

@@ -158,6 +158,7 @@ def test_a_job_that_fails_is_tried_again(folder: Path, pbs: Pbs, start) -> None:
     assert not list((folder / ".snakemake/pbs").iterdir())
 
 
+@pytest.mark.grid
 def test_every_fault_of_qstat_on_the_way(folder: Path, pbs: Pbs, start) -> None:
     pbs.faults(
         "qstat", "down", "hang", "empty", "truncated", "malformed", "first", "lie-failed",
@@ -289,6 +290,7 @@ def test_a_mistake_is_one_line_before_anything_is_submitted(folder: Path, pbs: P
         }.items() <= mine.items()
 
 
+@pytest.mark.grid
 def test_a_refusal_is_told_and_a_full_queue_waited_for(folder: Path, pbs: Pbs, start) -> None:
     (folder / "pbs.yaml").write_text("queue: none\n")
     controller = start()

@@ -116,6 +116,7 @@ def no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_ten_thousand_jobs_with_every_fault_are_done_once_each(tmp_path: Path) -> None:
     server = SimulatedServer(

@@ -150,6 +150,7 @@ def continue_all(config: Path, folder: Path, layouts: list[dict[str, Any]]) -> l
     return results
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
 @pytest.mark.parametrize(("world_size", "layouts"), [(1, CONTINUED), (2, PIPELINED)])
 def test_resuming_needs_no_initial_weights(

@@ -91,7 +91,11 @@ SHARED = parallel(tp=2, sp=True)
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"zero_stage": 3, "recompute_granularity": "full"}, SHARED],
+    [
+        {},
+        pytest.param({"zero_stage": 3, "recompute_granularity": "full"}, marks=pytest.mark.grid),
+        pytest.param(SHARED, marks=pytest.mark.grid),
+    ],
     ids=["alone", "sharded", "sequence"],
 )
 def test_compiled_layers_change_nothing(root: Path, changes: dict[str, Any]) -> None:

@@ -316,6 +316,7 @@ def test_mpiexec_starts_the_same_run(root: Path, double: Path) -> None:
     assert losses(config) == losses(double)
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_zero_stages_agree(root: Path, single: Path, stage: int) -> None:
@@ -331,6 +332,7 @@ def test_a_killed_run_resumes_bit_by_bit(root: Path, double: Path) -> None:
     assert_survives_kill(make_run(root, "killed"), double)
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
 def test_a_killed_run_in_bf16_and_stage_3_resumes_bit_by_bit(root: Path, single: Path) -> None:
     settings: dict[str, Any] = {"zero_stage": 3, "precision": "bf16"}
@@ -368,7 +370,10 @@ def test_an_error_of_all_ranks_is_reported_once(root: Path) -> None:
     "settings",
     [
         {"zero_stage": 3},
-        {"parallel": {"tensor_parallel_size": 2, "sequence_parallel": True}},
+        pytest.param(
+            {"parallel": {"tensor_parallel_size": 2, "sequence_parallel": True}},
+            marks=pytest.mark.grid,
+        ),
         {"parallel": {"pipeline_parallel_size": 2}},
     ],
     ids=["sharded", "tensor", "pipeline"],

@@ -67,6 +67,7 @@ def hosts(tmp_path: Path) -> Iterator[list[list[str]]]:
         yield entered
 
 
+@pytest.mark.grid
 def test_two_hosts_meet_by_name_and_equal_one_process(
     hosts: list[list[str]], tmp_path: Path
 ) -> None:

@@ -148,6 +148,7 @@ def test_a_new_doctor_does_not_train_again(folder: Path) -> None:
     assert "rule doctor" not in told
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_the_doctor_sees_each_number_of_nodes_and_trains_nothing_again(folder: Path) -> None:
     run(folder, *CLUSTER)
@@ -164,6 +165,7 @@ def test_the_doctor_sees_each_number_of_nodes_and_trains_nothing_again(folder: P
         assert "Nothing to be done" in told
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_jobs_elsewhere_have_the_inputs_that_their_controller_saw_to(folder: Path) -> None:
     server = stand_in(folder / "server")

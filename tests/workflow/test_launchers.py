@@ -38,6 +38,7 @@ def test_deepspeed_starts_the_same_run_as_torchrun(tmp_path: Path) -> None:
     assert weights(found)
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
 def test_deepspeed_starts_each_host_of_a_hostfile_without_ssh(tmp_path: Path) -> None:
     """The names are two, the machine is one; each launcher starts the rank of its host alone."""

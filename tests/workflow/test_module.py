@@ -73,6 +73,7 @@ def test_as_a_module_rules_are_renamed_and_names_mean_all_runs(folder: Path) -> 
     assert "did you mean tokamake_train?" in done.stderr
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_a_host_workflow_builds_a_model_and_the_report(folder: Path) -> None:
     done = snakemake(folder)

@@ -81,6 +81,7 @@ def make_folder(folder: Path, segment_steps: int | None = None) -> Path:
     return folder
 
 
+@pytest.mark.grid
 def test_the_same_bytes_on_two_nodes_of_pbs_in_segments_as_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

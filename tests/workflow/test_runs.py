@@ -45,6 +45,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.grid
 def test_each_run_has_its_settings_and_its_mixture(swept: Path) -> None:
     results = swept / "results"
     for name, seed, steps, rate in (("low", 1, 6, 2e-3), ("docs", 2, 8, 0.02)):
@@ -61,6 +62,7 @@ def test_each_run_has_its_settings_and_its_mixture(swept: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.grid
 def test_a_run_of_segments_is_a_chain_with_an_evaluation_each(swept: Path) -> None:
     run = swept / "results/low"
     steps = [json.loads((run / f"train{name}.json").read_text())["step"] for name in (".4", "")]
@@ -84,6 +86,7 @@ def test_a_run_of_segments_is_a_chain_with_an_evaluation_each(swept: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.grid
 def test_the_trained_model_is_written_in_the_forms_of_the_config(swept: Path) -> None:
     name = "mds-pipeline-tp2-pp2-bf16"
     assert (swept / f"logs/low/convert/{name}.log").read_text().count("parameters") == 1
@@ -102,6 +105,7 @@ def test_the_trained_model_is_written_in_the_forms_of_the_config(swept: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.grid
 def test_status_finds_all_that_was_built(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status(swept)
     told = capsys.readouterr().out.splitlines()
@@ -119,6 +123,7 @@ def test_status_finds_all_that_was_built(swept: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.slow
+@pytest.mark.grid
 def test_a_run_as_long_as_its_epochs_becomes_a_chain_when_its_data_are_there(swept: Path) -> None:
     rows = [line.split("\t") for line in CORPORA.splitlines()]
     table = [[*row[:-1], "epochs" if row[-1] == "weight" else "0.05"] for row in rows]
@@ -158,6 +163,7 @@ def test_a_run_as_long_as_its_epochs_becomes_a_chain_when_its_data_are_there(swe
 
 
 @pytest.mark.slow
+@pytest.mark.grid
 def test_rules_are_targets_for_all_runs(swept: Path) -> None:
     for target in (
         "train",
@@ -173,6 +179,7 @@ def test_rules_are_targets_for_all_runs(swept: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.grid
 def test_a_changed_row_redoes_its_run_alone(swept: Path) -> None:
     (swept / "runs.tsv").write_text(SWEEP.replace("2e-3", "3e-3"))
     changed = jobs(snakemake(swept, "-n", *MINE, "evaluate"))
@@ -185,6 +192,7 @@ def test_a_changed_row_redoes_its_run_alone(swept: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.grid
 def test_runs_start_from_the_same_conversion(swept: Path) -> None:
     start = "results/low/export"
     (swept / "starts.tsv").write_text(
@@ -208,6 +216,7 @@ def test_runs_start_from_the_same_conversion(swept: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.grid
 def test_checkpoints_with_different_tokenizers_are_refused(swept: Path) -> None:
     first, second = (swept / name for name in ("first", "second"))
     for folder in (first, second):

@@ -242,6 +242,7 @@ TRAINING = (
 )
 
 
+@pytest.mark.grid
 def test_a_chain_of_jobs_ends_whatever_meets_them(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -391,6 +392,7 @@ def test_signals_cancel_and_a_killed_controller_finds_its_jobs_again(site: Site)
     assert "Nothing to be done" in site.text
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("profile", "mine", "expected"),
     [

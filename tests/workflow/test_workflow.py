@@ -144,6 +144,7 @@ def of_run(
     return ["--configfile", f"{name}.yaml", "--", "train"]
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_runs_continue_a_checkpoint_or_take_its_weights(finished: Path) -> None:
     records = {}
@@ -197,6 +198,7 @@ def test_a_signal_to_all_processes_lets_training_save(
     assert latest.read_text().strip() == f"global_step{step}"
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_other_formats_are_imported(finished: Path) -> None:
     run = of_run(finished, "exported", checkpoint="export", finetune=True, train_steps=4)
@@ -274,6 +276,7 @@ def test_a_failing_run_is_told_with_its_own_words(finished: Path) -> None:
     assert "  tokamake train: global_batch_size: 16 samples cannot be shared by 2" in told
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_files_added_later_leave_finished_pairs_alone(finished: Path) -> None:
     def prepared() -> dict[str, tuple[bytes, int]]:
@@ -442,6 +445,7 @@ def test_the_default_dry_run_draws_its_graph(tmp_path: Path) -> None:
     assert "tokenize" in graph
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_sets_and_epochs_of_corpora(tmp_path: Path, sampled: Path) -> None:
     """Trains for exactly the epochs that corpora state, and measures on sets that they name."""

@@ -212,6 +212,7 @@ def test_model_states_of_stage_3_equal_those_of_deepspeed(
             assert written[name][key] == state[key], key
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("case", [ZERO_3[0], ZERO_3[1], CASES[1], CASES[2]], ids=str)
 def test_zero_to_fp32_of_deepspeed_reads_written_files(
     case: Case, folders: dict[Case, Path], converted: dict[Case, Path]
@@ -248,6 +249,7 @@ def assert_same(resumed: Resumed, expected: Resumed) -> None:
     assert resumed.num_steps == expected.num_steps == SAMPLES
 
 
+@pytest.mark.grid
 def test_deepspeed_resumes_as_from_its_own_checkpoints(
     folders: dict[Case, Path], converted: dict[Case, Path], tmp_path: Path
 ) -> None:
@@ -277,6 +279,7 @@ def assert_all_weights_changed(run: Resumed) -> None:
     assert all(run.after[name]["master"].ne(run.held[name]["master"]).all() for name in run.held)
 
 
+@pytest.mark.grid
 def test_deepspeed_resumes_stage_3_on_tensor_parallel_ranks(
     folders: dict[Case, Path], converted: dict[Case, Path]
 ) -> None:

@@ -105,6 +105,7 @@ def test_a_kill_at_any_file_operation_leaves_no_false_manifest(
     assert_rerun_completes(workspace, expected)
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_each_manifest_of_several_keys_is_true_after_a_kill(workspace: Path) -> None:
     keys = ["--text-key", "text", "--text-key", "src"]

@@ -160,6 +160,7 @@ def test_init_import_export_keep_every_bit(tmp_path: Path, name: str) -> None:
         assert (init / file).read_bytes() == (exported / file).read_bytes()
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
 def test_training_goes_from_random_weights_to_transformers(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM

@@ -80,6 +80,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
 def test_bf16_is_close_to_fp32_and_optimizers_equal_native(runs: dict[str, Path]) -> None:
     changes: list[Changes] = [zero(stage, **BF16) for stage in (1, 2, 3)]

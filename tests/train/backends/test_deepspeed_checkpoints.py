@@ -32,7 +32,7 @@ MOVES = [
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("start", ["untied", "tied"])
+@pytest.mark.parametrize("start", [pytest.param("untied", marks=pytest.mark.grid), "tied"])
 def test_checkpoints_move_between_back_ends_and_layouts(start: str, tmp_path: Path) -> None:
     config = make_start(tmp_path / start, start)
     same_layout = [

@@ -75,6 +75,7 @@ def train(config: Path, name: str, layout: dict[str, Any], folder: Path) -> dict
     return {"losses": losses, "validation": validation}
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
 def test_optimizers_train_the_same_over_ranks(config: Path, tmp_path: Path) -> None:
     results = {
