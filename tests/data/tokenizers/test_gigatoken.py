@@ -1,6 +1,5 @@
 """gigatoken is exact for the checked versions, code points and texts; its memory is bounded."""
 
-import importlib
 import json
 import random
 import subprocess
@@ -15,7 +14,7 @@ from tests.support.gigatoken_texts import MARKED, byte_level, random_texts, rows
 from tokamake._csrc import find_marked
 from tokamake.data.tokenizers import _unicode_differences, open_tokenizer
 from tokamake.data.tokenizers._exactness import REGEXES, json_refusal
-from tokamake.data.tokenizers._gigatoken import Gigatoken, _awkward_substitute, in_parts, refusal
+from tokamake.data.tokenizers._gigatoken import Gigatoken, in_parts, refusal
 from tokamake.data.tokenizers._unicode_differences import (
     differing_points,
     load_encoders,
@@ -79,21 +78,6 @@ def test_dropping_the_caches_does_not_change_tokens(
             == tokenizer.encode_batch(texts)
         )
     assert len(loaded) == 2 + 3
-
-
-def test_the_real_awkward_gives_the_same_tokens(
-    sampled: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer = open_tokenizer(sampled / "tokenizer")
-    texts = ["", *unmarked(random_texts(50, seed=14)), ""]
-    if not hasattr(sys.modules.get("awkward"), "num"):
-        monkeypatch.delitem(sys.modules, "awkward", raising=False)
-        importlib.import_module("awkward")
-    with_awkward = rows(*Gigatoken(tokenizer).encode(texts))
-    monkeypatch.setitem(sys.modules, "awkward", _awkward_substitute())
-    assert (
-        rows(*Gigatoken(tokenizer).encode(texts)) == with_awkward == tokenizer.encode_batch(texts)
-    )
 
 
 GROWTH = """

@@ -6,10 +6,8 @@ points that gigatoken must not get.
 
 import ctypes
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -103,8 +101,7 @@ class Gigatoken:
         is_full = resident - self._first_resident > self._growth_bytes
         if is_full and resident - self._last_resident > self._growth_bytes // 4:
             self._load()
-        arrays = self._encoder.encode_batch(texts, parallel=False)
-        return arrays if isinstance(arrays, tuple) else _unpack(arrays)
+        return _unpack(self._encoder.encode_batch(texts, parallel=False))
 
 
 def in_parts(texts: list[str], characters: int) -> Iterator[list[str]]:
@@ -121,8 +118,6 @@ def in_parts(texts: list[str], characters: int) -> Iterator[list[str]]:
 def _open(package: str, definition: bytes) -> Any:
     import gigatoken
 
-    if "awkward" not in sys.modules:
-        sys.modules["awkward"] = _awkward_substitute()
     if package == "sentencepiece":
         return gigatoken.Tokenizer.from_sentencepiece(without_control_pieces(definition))
     encoder = gigatoken.Tokenizer.from_json(definition)
@@ -135,18 +130,8 @@ def _open(package: str, definition: bytes) -> Any:
     return encoder
 
 
-def _awkward_substitute() -> ModuleType:
-    """Make a module that replaces awkward, which gigatoken needs only to pack two arrays.
-
-    The import of awkward takes a quarter of a second and 50 MB.
-    """
-    module = ModuleType("awkward", "Returns arrays unchanged.")
-    vars(module).update(Array=type("Array", (), {}), unflatten=lambda *arrays: arrays)
-    return module
-
-
 def _unpack(array: Any) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Return the token ids and lengths in an awkward array, if the real awkward was imported."""
+    """Return the token ids and lengths in an awkward array."""
     ids, offsets = np.asarray(array.layout.content.data), np.asarray(array.layout.offsets.data)
     return ids[offsets[0] : offsets[-1]], np.diff(offsets)
 
