@@ -41,7 +41,7 @@ FAMILIES = {
 
 
 def weights(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
-    """Random weights of which no two rows are alike, biases and norms neither."""
+    """Random weights; all rows differ, in biases and norms too."""
     generator = torch.Generator().manual_seed(1)
     return {
         name: torch.randn(tuple(shape), generator=generator).to(dtype)

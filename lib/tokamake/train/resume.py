@@ -293,7 +293,7 @@ def claim(
         reason = differences(latest(output))
         aside = _free_name(output.with_name(f"{output.name}.{state.digest[:8]}"))
         output.rename(aside)
-        say(f"{output}: holds another run's checkpoint ({reason}); moved to {aside}, starting anew")
+        say(f"{output}: holds another run's checkpoint ({reason}); moved to {aside}, starting at 0")
     output.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(output / SAVING, ignore_errors=True)
     return None

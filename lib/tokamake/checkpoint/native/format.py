@@ -195,7 +195,7 @@ class _PlannedArchive(NamedTuple):
 def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:
     """Write a checkpoint with holes in place of the tensors: weights, and all optimizer states.
 
-    It has no rank states: a run that continues from it seeds its random generators anew.
+    It has no rank states: a run that continues from it seeds its random generators again.
 
     Args:
         folder: where to write; exists and is empty.

@@ -171,7 +171,7 @@ class Extent:
 
     def _strided(self, chunk: Chunk, stride: tuple[int, ...]) -> Chunk:
         """Express a chunk in elements of the file, for a tensor with these strides."""
-        # Elements a dimension counts for in the contiguous tensor, of which `chunk` is a view.
+        # Stride of a dimension in the contiguous tensor that `chunk` is a view of, in elements.
         rows, remainder, last, start, steps = _dense(self.shape), chunk.start, [], 0, []
         for row, step in zip(rows, stride, strict=True):
             index, remainder = divmod(remainder, row)

@@ -1,4 +1,4 @@
-"""Splits of a run: which documents of which datasets train, validate and test.
+"""Splits of a run: the documents that train, validate and test, by dataset.
 
 Weighting files name the datasets; `data.corpus.splits` divides documents. `index` and `evaluate`
 use it.

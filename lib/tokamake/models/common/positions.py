@@ -17,7 +17,7 @@ from tokamake.config.architecture import Architecture, RopeScaling
 def rotary(positions: Tensor, architecture: Architecture) -> tuple[Tensor, Tensor]:
     """Cosines and sines, fp32, of rotary position embedding (arXiv 2104.09864).
 
-    Every forward pass computes them anew: casting the model to bf16 would round a buffer.
+    Every forward pass computes them again: a cast of the model to bf16 would round a buffer.
 
     Args:
         positions: (L,) for all rows, or (B, L).
