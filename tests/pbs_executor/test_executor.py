@@ -96,7 +96,7 @@ class TestInterface(TestWorkflowsLocalStorageBase):
 @pytest.fixture(params=SERVERS)
 def pbs(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch) -> Iterator[Pbs]:
     if request.param == "real":
-        monkeypatch.setattr("pbses.DEADLINE", REAL_DEADLINE)
+        monkeypatch.setattr("tests.support.pbs_servers.DEADLINE", REAL_DEADLINE)
         server = real(tmp_path / "server", Path(str(REAL)).parent)
     else:
         server = stand_in(tmp_path / "server")

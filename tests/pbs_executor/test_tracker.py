@@ -16,10 +16,14 @@ from tests.support.pbs_simulated_run import INTERVAL, SimulatedRun, same_rule
 
 
 def most_calls_an_interval(server: SimulatedServer) -> int:
-    """The most calls of qstat that any time of one interval saw, of a single controller."""
+    """Largest number of status calls of a single controller within one interval."""
     most, recent = 0, list[float]()
     for time in server.status_calls:
-        recent = [] if time is None else [one for one in recent if time - one < INTERVAL] + [time]
+        recent = (
+            []
+            if time is None
+            else [earlier for earlier in recent if time - earlier < INTERVAL] + [time]
+        )
         most = max(most, len(recent))
     return most
 
@@ -44,8 +48,8 @@ def test_ten_thousand_jobs_with_every_fault_are_done_once_each(tmp_path: Path) -
         if (run.ended[name].kind is EventKind.FAILED) != name.startswith("bad")
     ]
     assert wrong == []
-    # The work of each was done once (a new controller tries again what has failed), and no two did
-    # the same at a time.
+    # The work of each job was done once, and never twice at a time. A new controller repeats work
+    # that failed.
     work = Counter({path.name.removeprefix("k-"): times for path, times in server.done.items()})
     assert {name: work[name] for name in names if work[name] != 1 and name[0] == "g"} == {}
     assert all(1 <= work[name] <= 1 + run.num_kills for name in names if name[0] == "b")
@@ -56,7 +60,7 @@ def test_ten_thousand_jobs_with_every_fault_are_done_once_each(tmp_path: Path) -
 
 
 class HangingServer(SimulatedServer):
-    """Each call takes its whole time, and gives no answer."""
+    """Server whose calls time out without an answer."""
 
     hangs = False
     finds = 0
