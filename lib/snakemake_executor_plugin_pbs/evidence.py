@@ -1,6 +1,6 @@
 """Evidence of how a submitted job ended: the server's answers and the job's exit-status file.
 
-Neither source is trusted alone at once: success needs both, and failure needs both or one that
+One source alone is not believed at once: success needs both, and failure needs both or one that
 repeats it. If the server is silent or no longer knows the job, the file decides after the patience.
 """
 

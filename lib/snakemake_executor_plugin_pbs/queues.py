@@ -33,7 +33,9 @@ class Queues:
         self.crowded, self._waiting, self._full = False, {}, set()
         for task in tasks:
             status = task.evidence.status
-            if task.record and (status is None or status.state in (JobState.WAITING, JobState.HELD)):
+            if task.record and (
+                status is None or status.state in (JobState.WAITING, JobState.HELD)
+            ):
                 self.note_submitted(task)
 
     def note_submitted(self, task: Task) -> None:
@@ -78,5 +80,5 @@ class Queues:
 
 
 def _num_jobs(tasks: Iterable[Task]) -> int:
-    """Number of jobs of tasks; the tasks of a bundle share one."""
+    """Number of jobs of tasks; the tasks of a bundle share a job."""
     return len({task.record.name for task in tasks if task.record})

@@ -1,4 +1,4 @@
-"""Parser of what qstat prints: jobs that the server reports, and ids that it does not know.
+"""Parser of the output of qstat: jobs that the server reports, and ids that it does not know.
 
 The JSON can be invalid: PBS writes some values in a form that is not JSON, and a reply can be
 truncated. Jobs that are complete in it are used, since PBS writes one attribute per line.

@@ -50,8 +50,8 @@ work() {{ # FOLDER TOKEN
         return {NO_RESULT}
     return "$status"
 }}
-# Signals reach all processes of a job. Both shells ignore SIGTERM until the work has ended: if one
-# died before, the job would end, and work that still saves would be killed or left behind.
+# Signals reach all processes of a job. Both shells trap SIGTERM and end after the work: if one
+# ended before, the job would end, and work that still saves would be killed or left behind.
 """
 
 _SINGLE = """\

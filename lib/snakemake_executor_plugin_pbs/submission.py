@@ -15,7 +15,7 @@ from .session import Session
 from .tasks import Event, EventKind, Phase, Task
 
 MOST_BUNDLED = 100
-"""Most tasks that share one job."""
+"""Maximum number of tasks that share a job."""
 
 
 class Submitter:
@@ -31,7 +31,7 @@ class Submitter:
         self._warned_queues: set[str] = set()  # those that have not taken a job since
 
     def submit_ready(self, until: float) -> None:
-        """Submit ready tasks, at least one and no other ones after a time."""
+        """Submit ready tasks; after `until` at most one, so that the status call is not late."""
         session = self.session
         self.queues.begin_round(session.tasks.values())
         submitted = 0

@@ -1,4 +1,4 @@
-"""Tracker of all jobs of one controller in PBS or Slurm: recovers, submits, watches, deletes them.
+"""Tracker of the jobs of one controller: it recovers, submits, watches and deletes them.
 
 It knows neither Snakemake nor processes. The executor adds tasks and calls `step`, which talks to
 the server (`Commands`, or a simulated one) and to the records on disk, and returns events.
