@@ -22,10 +22,11 @@ from .dialect import PBS, Dialect
 from .errors import UserError
 from .personal import missing_values, read_values
 from .records import Records
-from .request import Request, build_request, misspelled_rules, queue_limits
+from .request import Request, build_request, queue_limits
 from .settings import ExecutorSettings
 from .tasks import Event, EventKind, Limits, Task
 from .tracker import Tracker
+from .user_file import misspelled_rules
 
 SHORTEST_INTERVAL = 0.1  # seconds, if Snakemake is started with an interval of 0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

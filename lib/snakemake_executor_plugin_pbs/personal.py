@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .request import UserFile, personal_value, read_user_file, required_names
 from .settings import ExecutorSettings
+from .user_file import UserFile, personal_value, read_user_file, required_names
 
 
 def read_values(settings: ExecutorSettings) -> UserFile:

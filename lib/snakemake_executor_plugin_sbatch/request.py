@@ -5,13 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from snakemake_executor_plugin_pbs.errors import UserError
-from snakemake_executor_plugin_pbs.request import (
-    Request,
-    UserFile,
-    extra_options,
-    personal_value,
-    whole_number,
-)
+from snakemake_executor_plugin_pbs.request import Request, extra_options, whole_number
+from snakemake_executor_plugin_pbs.user_file import UserFile, personal_value
 
 # Values of a user: the user file may set them for all rules, and for each rule.
 PERSONAL = ("account", "partition", "qos", "constraint", "reservation", "slurm_extra")

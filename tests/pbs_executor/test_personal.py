@@ -9,7 +9,7 @@ import pytest
 from snakemake_executor_plugin_pbs import ExecutorSettings
 from snakemake_executor_plugin_pbs.errors import UserError
 from snakemake_executor_plugin_pbs.personal import missing_values, read_values
-from snakemake_executor_plugin_pbs.request import UserFile
+from snakemake_executor_plugin_pbs.user_file import UserFile
 from snakemake_executor_plugin_sbatch import ExecutorSettings as SlurmSettings
 from tests.support.paths import ROOT
 

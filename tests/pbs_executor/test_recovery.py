@@ -190,7 +190,7 @@ def test_an_old_failure_in_a_bundle_is_not_a_failure_for_a_new_controller(
     run.until(exit_file.exists)
     exit_file.write_text("1\n")
     os.utime(exit_file, (server.now - 1, server.now - 1))
-    run.start()  # the person mended the cause and starts Snakemake again
+    run.start()  # the user fixed the cause and starts Snakemake again
     run.until_all_ended()
     assert {event.kind for event in run.ended.values()} == {EventKind.SUCCEEDED}
     assert server.overlaps == 0
