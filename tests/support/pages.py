@@ -27,15 +27,15 @@ REPLACED = {
     r"snakemake(?= --profile (profiles/slurm|~/\.config/\S+))": "snakemake -n",  # a site's jobs
     r"(tokamake doctor .*)": r"\1 || [ $? = 1 ]",  # finds faults: this machine is no cluster
 }
-"""What a page says, and what runs instead of it."""
+"""Pattern in a page: what runs instead. `rsync` is a shell function, `_RSYNC`."""
 
-_BLOCK = re.compile(r"^```(\w*)(?: title=\"(.+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```(\w*)(?: title=\"([^\"\n]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(
     r".*<<'(?P<end>\w+)'.*\n(?:.*\n)*?(?P=end)\n"  # with a here-document
     r"|(?:.*\\\n)*.+\n"
 )
 _RSYNC = """
-rsync() {  # of folders on one machine: a source that ends with / is its content
+rsync() { # of folders on this machine; a source that ends with / means its content
     mkdir -p "${!#}"
     cp "${@/%\\///.}"
 }
@@ -106,24 +106,25 @@ def _simple_commands(command: str) -> list[str]:
     return [" ".join(part) for part in parts if part]
 
 
-def run_page(page: str, home: Path) -> str:
-    """Run a page in the clone `home`/tokamake; return what it prints.
+def run(commands: str, home: Path) -> str:
+    """Run a page's script in the clone `home`/tokamake; return what it prints.
 
     Args:
-        page: path in the repository.
-        home: home folder of the user. `home`/site stands for the folders of a site.
+        commands: the script.
+        home: home folder of the user. `home`/site has the folders of a site.
     """
     environment = {key: value for key, value in os.environ.items() if key != "SNAKEMAKE_PROFILE"}
     environment |= {
         "PATH": f"{Path(sys.executable).parent}:{environment['PATH']}",
         "HOME": str(home),
     }
-    text = script(page).replace("$SITE", str(home / "site"))
+    commands = commands.replace("$SITE", str(home / "site"))
     done = subprocess.run(
-        ["bash", "-euxo", "pipefail", "-c", _RSYNC + text], cwd=home / "tokamake", env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        ["bash", "-euxo", "pipefail", "-c", _RSYNC + commands],
+        cwd=home / "tokamake", env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, f"{page}\n{done.stdout[-6000:]}"
+    assert done.returncode == 0, done.stdout[-6000:]
     return done.stdout
 
 
