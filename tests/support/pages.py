@@ -19,7 +19,7 @@ RUN = (
     "python -", "rsync", "sed", "snakemake", "tokamake",
 )  # fmt: skip
 """Commands that run."""
-PARSED = (".", "make install", "module load", "pip install", "python -m venv", "tensorboard")
+PARSED = (".", "module load", "pip install", "python -m venv", "tensorboard")
 """Commands that install something or do not end: bash only checks their syntax."""
 REPLACED = {
     r"/lus/flare/projects/MyProject|/project/me": "$SITE",  # folders of a site
