@@ -36,16 +36,16 @@ def gather(x: Tensor, axis: Axis, *, dim: int) -> Tensor:
     """All-gather along `dim`, axis.size times as long afterwards; reduce-scatter the gradient."""
     if axis.size == 1:
         return x
-    along = {"axis": axis, "dim": dim}
-    return _Collective.apply(x, partial(all_gather, **along), partial(reduce_scatter, **along))
+    forward = partial(all_gather, axis=axis, dim=dim)
+    return _Collective.apply(x, forward, partial(reduce_scatter, axis=axis, dim=dim))
 
 
 def scatter_sum(x: Tensor, axis: Axis, *, dim: int) -> Tensor:
     """Reduce-scatter along `dim`, whose length axis.size divides; all-gather the gradient."""
     if axis.size == 1:
         return x
-    along = {"axis": axis, "dim": dim}
-    return _Collective.apply(x, partial(reduce_scatter, **along), partial(all_gather, **along))
+    forward = partial(reduce_scatter, axis=axis, dim=dim)
+    return _Collective.apply(x, forward, partial(all_gather, axis=axis, dim=dim))
 
 
 def all_reduce(x: Tensor, axis: Axis) -> Tensor:

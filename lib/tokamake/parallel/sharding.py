@@ -176,8 +176,8 @@ def round_originals(held: Iterable[Held]) -> None:
     """Copy updated master weights, rounded, into the module's parameters."""
     rounded = [each for each in held if each.parameter.dtype != each.local.dtype]
     if rounded:
-        originals = [each.local for each in rounded]
-        torch._foreach_copy_([each.parameter for each in rounded], originals)
+        copies: list[Tensor] = [each.parameter for each in rounded]
+        torch._foreach_copy_(copies, [*(each.local for each in rounded)])
 
 
 def add_up_partial(
