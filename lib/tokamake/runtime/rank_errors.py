@@ -13,7 +13,7 @@ from tokamake.runtime.ranks import Ranks
 Item = TypeVar("Item")
 
 STOPPED = 75
-"""Exit code of a run that saved and stopped on request, before its end: EX_TEMPFAIL of sysexits.h."""
+"""Exit code of a run that stopped on request before its end: EX_TEMPFAIL of sysexits.h."""
 
 
 @contextmanager
