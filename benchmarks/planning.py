@@ -18,6 +18,7 @@ from statistics import median
 import measure
 
 ROOT = Path(__file__).parent.parent
+TARGET = "results/planned/index/index.json"
 _FOLDER_FILES = 1000
 _CONFIG = {
     "run": "planned",
@@ -33,14 +34,13 @@ def main() -> None:
     """Measure and print a line per run."""
     options = _options()
     folder = make_folder(options.work, options.files)
-    target = f"results/{_CONFIG['run']}/index/index.json"
-    show(f"dry run of {options.files:,} raw files", runs(folder, options.rounds, "-n", target))
-    show("building up to the index", runs(folder, 1, target))
-    show("nothing to be done", runs(folder, options.rounds, target))
+    show(f"dry run of {options.files:,} raw files", runs(folder, options.rounds, "-n", TARGET))
+    show("building up to the index", runs(folder, 1, TARGET))
+    show("nothing to be done", runs(folder, options.rounds, TARGET))
     assert "Nothing to be done" in (folder / "log").read_text()
     changed = folder / name_of(options.files // 2)
     changed.write_text(json.dumps({"text": "another text " * 90}) + "\n")
-    show("dry run, one raw file changed", runs(folder, options.rounds, "-n", target))
+    show("dry run, one raw file changed", runs(folder, options.rounds, "-n", TARGET))
     print(jobs((folder / "log").read_text()))
 
 
@@ -71,17 +71,26 @@ def runs(folder: Path, rounds: int, *arguments: str) -> list[measure.Cost]:
     Raises:
         SystemExit: a run failed.
     """
-    line = f"--snakefile {ROOT}/workflow/Snakefile --directory {folder} --cores 2"
-    command = [sys.executable, "-m", "snakemake", *line.split(), *arguments[:-1]]
-    command += ["--scheduler", "greedy", "--default-resources", "launch='profiles/local/launch.sh'"]
-    command += ["--configfile", str(folder / "config.json"), "--", arguments[-1]]
+    line = command(folder, *arguments)
     costs = []
     for _ in range(rounds):
-        cost = measure.run(command, log=folder / "log", environment={})
+        cost = measure.run(line, log=folder / "log", environment={})
         if cost.status:
             sys.exit((folder / "log").read_text()[-3000:])
         costs.append(cost)
     return costs
+
+
+def command(folder: Path, *arguments: str, checkout: Path | None = None) -> list[str]:
+    """Return the arguments that run Snakemake in a folder, with the workflow of a checkout.
+
+    The default is the workflow beside this file, with the Python that runs it.
+    """
+    python = str(checkout / ".venv/bin/python") if checkout else sys.executable
+    line = f"--snakefile {checkout or ROOT}/workflow/Snakefile --directory {folder} --cores 2"
+    words = [python, "-m", "snakemake", *line.split(), *arguments[:-1]]
+    words += ["--scheduler", "greedy", "--default-resources", "launch='profiles/local/launch.sh'"]
+    return [*words, "--configfile", str(folder / "config.json"), "--", arguments[-1]]
 
 
 def show(name: str, costs: list[measure.Cost]) -> None:
