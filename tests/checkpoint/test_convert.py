@@ -443,7 +443,7 @@ def test_ctrl_c_prints_one_line_and_the_same_command_continues(
 def test_a_different_conversion_starts_over(folder: Path, tmp_path: Path) -> None:
     growing = tmp_path / ".a.converting" / "notes"
     growing.mkdir(parents=True)
-    (growing / "plan.json").write_text(json.dumps({"digest": "other", "regions": []}))
+    (growing / "plan.json").write_text(json.dumps({"digest": "other", "extents": []}))
     convert(source=folder / "hf", target=tmp_path / "a", format="mds")
     assert_same(open_any(tmp_path / "a"), FAMILIES["llama"])
 
@@ -468,7 +468,7 @@ def test_a_flipped_bit_is_detected(name: str, folder: Path, tmp_path: Path) -> N
         write_start(kept, FAMILIES["llama"], weights(FAMILIES["llama"]))
     broken = copied(kept, tmp_path / "broken")
     inspect(broken, values=True)
-    region = max(open_any(broken).source.regions, key=lambda each: each.num_bytes)
+    region = max(open_any(broken).source.extents, key=lambda each: each.num_bytes)
     with region.file.open("r+b") as stream:
         stream.seek(region.offset + region.num_bytes // 2)
         byte = stream.read(1)[0]

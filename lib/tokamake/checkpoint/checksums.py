@@ -24,7 +24,7 @@ def check_checksums(source: TensorSource, *, workers: int) -> None:
     Raises:
         UserError: a bit has changed; the message names the file and its record.
     """
-    files = sorted({extent.file for extent in source.regions})
+    files = sorted({extent.file for extent in source.extents})
     folders = {file.parent for file in files if file.suffix == dcp_metadata.SUFFIX}
     # Files of DCP are concatenated archives; all other files are one archive each.
     archives = {

@@ -61,7 +61,7 @@ def _lines(checkpoint: "Checkpoint") -> "Iterator[tuple[str, str]]":
     yield "weights", f"{num_parameters:,} parameters in {len(weights)} tensors, {', '.join(dtypes)}"
     yield "optimizer", _optimizer(checkpoint)
     yield from _notes(checkpoint.notes)
-    num_files = len({extent.file for extent in source.regions})
+    num_files = len({extent.file for extent in source.extents})
     yield "files", f"{num_files} with tensors; names and sizes are right"
 
 

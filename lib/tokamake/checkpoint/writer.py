@@ -137,7 +137,7 @@ def _write(
     path = growing.with_name(growing.name.removeprefix(".").removesuffix(".converting"))
     content, notes = growing / "content", growing / "notes"
     extents = _plan(content, notes, checkpoint, name, target)
-    stored = {chunk.key for extent in extents for chunk in extent.blocks}
+    stored = {chunk.key for extent in extents for chunk in extent.chunks}
     done = _read_done(notes)
     keys = [key for key in checkpoint.source if key in stored and key not in done]
     not_finite = {key for key, is_not_finite in done.items() if is_not_finite}
@@ -174,7 +174,7 @@ def _plan(
     if plan.is_file() and content.is_dir():
         saved = files.read_json(plan, "")
         if saved["digest"] == digest:
-            return [_from_json(content, entry) for entry in saved["regions"]]
+            return [_from_json(content, entry) for entry in saved["extents"]]
     if content.parent.exists():
         shutil.rmtree(content.parent)
     content.mkdir(parents=True)
@@ -185,7 +185,7 @@ def _plan(
     # Sync before the plan: a plan promises that its files are complete.
     _sync([*content.rglob("*"), content])
     entries = [_to_json(content, extent) for extent in extents]
-    files.write_text(plan, json.dumps({"digest": digest, "regions": entries}))
+    files.write_text(plan, json.dumps({"digest": digest, "extents": entries}))
     return extents
 
 
@@ -212,7 +212,7 @@ def _check_free_space(content: Path, extents: list[Extent]) -> None:
 
 def _file_states(checkpoint: Checkpoint) -> Any:
     """Size and modification time of the source's files: they identify it without reading it."""
-    names = sorted({str(extent.file) for extent in checkpoint.source.regions})
+    names = sorted({str(extent.file) for extent in checkpoint.source.extents})
     states = ((name, Path(name).stat()) for name in names)
     return [[name, state.st_size, state.st_mtime_ns] for name, state in states]
 
@@ -226,7 +226,7 @@ def _to_json(content: Path, extent: Extent) -> list[Any]:
             chunk.stride,
             chunk.is_mean,
         ]
-        for chunk in extent.blocks
+        for chunk in extent.chunks
     ]
     file = str(extent.file.relative_to(content))
     return [file, extent.name, extent.offset, extent.shape, extent.dtype.name, chunks]
@@ -261,7 +261,7 @@ def _fill(
     source, finished, num_bytes = checkpoint.source, list[str](), 0
     files_of: dict[str, set[Path]] = defaultdict(set)
     for extent in extents:
-        for chunk in extent.blocks:
+        for chunk in extent.chunks:
             files_of[chunk.key].add(extent.file)
     filled = fill(extents, source, keys=keys, workers=workers, not_finite=not_finite)
     with ThreadPoolExecutor(1) as pool:

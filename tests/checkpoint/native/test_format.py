@@ -147,7 +147,7 @@ def test_strided_tensors_are_read(saved: Path, tmp_path: Path) -> None:
     dcp.save(tensors, checkpoint_id=tmp_path, no_dist=True)
     shutil.copy(saved / DESCRIPTION, tmp_path)
     found = plug_in.open_checkpoint(tmp_path).source
-    assert not all(block.stride == (3, 1) for each in found.regions for block in each.blocks)
+    assert not all(block.stride == (3, 1) for each in found.extents for block in each.chunks)
     same(found, {key: tensor.contiguous() for key, tensor in tensors.items()})
 
 
@@ -172,7 +172,7 @@ def test_checkpoints_of_two_ranks_are_read(root: Path, tmp_path: Path) -> None:
         found, expected = plug_in.open_checkpoint(folder), by_torch(folder)
         assert found.notes["world_size"] == 2
         same(found.source, expected)
-        in_parts = len(found.source.regions) > len(expected)
+        in_parts = len(found.source.extents) > len(expected)
         assert in_parts == (changes != LAYOUTS[2])
         again = lay_out(tmp_path / f"again-{number}", found)
         same(plug_in.open_checkpoint(again).source, expected)
@@ -230,7 +230,7 @@ def test_holes_take_no_space_until_they_are_filled(saved: Path, tmp_path: Path) 
     (found,) = plug_in.lay_out(folder, checkpoint, Target())
     stat = found.file.stat()
     assert stat.st_blocks * 512 < 2**17 < rows * 2**13 < stat.st_size
-    (again,) = plug_in.open_checkpoint(folder).source.regions
+    (again,) = plug_in.open_checkpoint(folder).source.extents
     assert (again.file, again.offset, again.numel) == (found.file, found.offset, found.numel)
     assert found.offset % 64 == 0
 

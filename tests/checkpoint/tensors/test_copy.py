@@ -75,7 +75,7 @@ def test_every_chunk_is_copied(
         parts = laid_out(tmp_path / "a", was_cut, turned=was_turned, dtype=dtype)
         whole = values(dtype.torch)
         for region in parts:
-            (block,) = region.blocks
+            (block,) = region.chunks
             block.view(region.map(writable=True)).copy_(whole[block.place])
         targets = laid_out(tmp_path / "b", cut, turned=turned, dtype=dtype)
         begin = (tmp_path / "b").read_bytes()

@@ -67,7 +67,7 @@ def test_chunks_and_replicas_are_kept(tmp_path: Path) -> None:
     block = Chunk("model.x", (slice(0, 2),))
     planned = PlannedTensor((2,), dtypes.FLOAT32, (block,), is_copy=True)
     (region,) = torch_archive.lay_out(tmp_path / "a.pt", [planned])
-    assert (region.blocks, region.is_copy, region.name) == ((block,), True, "0")
+    assert (region.chunks, region.is_copy, region.name) == ((block,), True, "0")
 
 
 def hostile(file: Path, content: bytes) -> None:

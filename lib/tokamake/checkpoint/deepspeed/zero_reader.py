@@ -69,7 +69,7 @@ class OptimizerStates:
         """
         all_shapes = dict(shapes)
         for extent in self.extents:
-            for key in (chunk.key for chunk in extent.blocks):
+            for key in (chunk.key for chunk in extent.chunks):
                 all_shapes[key] = shapes[f"model.{parameter_name(key)}"] if extent.shape else ()
         return TensorSource([*weights, *self.extents], all_shapes, self.values)
 
@@ -79,7 +79,7 @@ class OptimizerStates:
             # Each partition of a parameter repeats its step count. One of them is enough.
             if keys := keys - self.scalar_keys:
                 chunks = (*(Chunk(key, ()) for key in sorted(keys)),)
-                self.extents.append(torch_archive.region(file, name, step, chunks))
+                self.extents.append(torch_archive.extent(file, name, step, chunks))
                 self.scalar_keys |= keys
         elif isinstance(step, int | float):
             self.values |= dict.fromkeys(keys, float(step))
@@ -362,19 +362,19 @@ def _add(
     if weights_prefix is not None:
         chunks = (*_chunks(ranges, owned, weights_prefix),)
         states.extents.append(
-            torch_archive.region(group.file, "fp32 weights", group.weights, chunks)
+            torch_archive.extent(group.file, "fp32 weights", group.weights, chunks)
         )
     for kind, value in group.states.items():
         prefix = f"optimizer.{kind}."
         if isinstance(value, Located) and value.shape:
             chunks = (*_chunks(ranges, owned, prefix),)
-            states.extents.append(torch_archive.region(group.file, kind, value, chunks))
+            states.extents.append(torch_archive.extent(group.file, kind, value, chunks))
             continue
         keys = {
             prefix + parameter_name(chunk.key)
             for flat_range in ranges
             if flat_range.start == 0
-            for chunk in owned[flat_range.name].blocks
+            for chunk in owned[flat_range.name].chunks
         }
         states.add_step(group.file, kind, value, keys)
 
@@ -390,6 +390,6 @@ def _chunks(
         prefix: prefix of the state's keys.
     """
     for flat_range in ranges:
-        chunks = cut(slices[flat_range.name].blocks, flat_range.start, flat_range.stop)
+        chunks = cut(slices[flat_range.name].chunks, flat_range.start, flat_range.stop)
         for chunk in state_chunks(chunks, prefix):
             yield chunk._replace(start=flat_range.offset + chunk.start)

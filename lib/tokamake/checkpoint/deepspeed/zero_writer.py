@@ -172,7 +172,7 @@ class PartitionWriter:
         steps = (
             Chunk(f"optimizer.step.{parameter_name(chunk.key)}", ())
             for tensor in flat.values()
-            for chunk in tensor.blocks
+            for chunk in tensor.chunks
         )
         return {"step": PlannedTensor((), FLOAT32, (*steps,)), **moments}
 
@@ -191,7 +191,7 @@ class PartitionWriter:
         chunks = (
             chunk._replace(key=self._key(kind, chunk.key), start=flat_range.offset + chunk.start)
             for flat_range in share.ranges
-            for chunk in cut(flat[flat_range.name].blocks, flat_range.start, flat_range.stop)
+            for chunk in cut(flat[flat_range.name].chunks, flat_range.start, flat_range.stop)
             if kind is None or not chunk.is_mean
         )
         return PlannedTensor((size,), FLOAT32, (*chunks,))

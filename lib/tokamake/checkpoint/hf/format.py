@@ -77,13 +77,13 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     model_tensors.check_names(extents, stored, str(folder))
     for name, (shape, _) in stored.items():
         _check(name, extents[name], shape)
-    regions = [replace(extents[name], blocks=tensor.chunks) for name, tensor in stored.items()]
+    located = [replace(extents[name], chunks=tensor.chunks) for name, tensor in stored.items()]
     embedding = model_format.name(_EMBEDDING)
     if head:
-        regions.append(replace(head, blocks=stored[embedding].chunks, is_copy=True))
+        located.append(replace(head, chunks=stored[embedding].chunks, is_copy=True))
     shapes = model_tensors.shapes(architecture)
     # Checks that no file is too short; so the comparison of the copy comes after it.
-    source = TensorSource(regions, {f"model.{name}": shape for name, shape in shapes.items()})
+    source = TensorSource(located, {f"model.{name}": shape for name, shape in shapes.items()})
     if head and not _is_same(head, extents[embedding]):
         raise UserError(
             f"{head.file}: tensor lm_head.weight differs from {embedding}, but "
@@ -150,7 +150,7 @@ def _read_file(file: Path, ignored: re.Pattern[str]) -> dict[str, Extent]:
     for name, value in tensors.items():
         if not isinstance(value, Located):
             raise UserError(f"{file}: {name} is no tensor; {REMEDY}")
-    return {name: torch_archive.region(file, name, value) for name, value in tensors.items()}
+    return {name: torch_archive.extent(file, name, value) for name, value in tensors.items()}
 
 
 def _check(name: str, extent: Extent, shape: tuple[int, ...]) -> None:
@@ -176,8 +176,8 @@ def _is_same(head: Extent, embedding: Extent) -> bool:
         open_files = OpenFiles(stack)
         readers = []
         for extent in pair:
-            dense = replace(extent, blocks=(Chunk(extent.name, box),)).as_it_lies()
-            parts = [(dense, chunk) for chunk in dense.blocks]
+            dense = replace(extent, chunks=(Chunk(extent.name, box),)).as_it_lies()
+            parts = [(dense, chunk) for chunk in dense.chunks]
             readers.append(ChunkReader(open_files, parts, dense.dtype))
         return same_bits(readers[0], readers[1], box, head.dtype.itemsize)
 

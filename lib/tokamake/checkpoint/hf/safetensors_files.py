@@ -103,4 +103,4 @@ def lay_out(file: Path, planned: Mapping[str, PlannedTensor]) -> list[Extent]:
         stream.write(struct.pack("<Q", len(content)) + content)
         stream.flush()
         os.truncate(stream.fileno(), start + end)
-    return [tensor.region(file, name, start + first) for name, first, tensor in places]
+    return [tensor.extent(file, name, start + first) for name, first, tensor in places]

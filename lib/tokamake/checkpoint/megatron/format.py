@@ -171,7 +171,7 @@ def _trees(
             # The last stage has a copy of the tied embedding as its output layer.
             embedding = rank.embedding()["word_embeddings.weight"]
             tree["word_embeddings_for_head"] = {
-                "weight": TensorSlice(embedding.shape, embedding.blocks, True)
+                "weight": TensorSlice(embedding.shape, embedding.chunks, True)
             }
         yield _model_key(number, layout), tree
 

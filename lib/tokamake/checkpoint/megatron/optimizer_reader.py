@@ -200,7 +200,7 @@ def _notes(file: Path, saved: Mapping[str, Any], entries: Sequence[_Entry]) -> d
     notes = settings_note([decaying.group])
     scaler = saved.get(SCALER)
     if isinstance(scaler, Mapping) and isinstance(scale := scaler.get(SCALE), Located):
-        extent = torch_archive.region(file, f"{SCALER}.{SCALE}", scale, (Chunk(SCALE, ()),))
+        extent = torch_archive.extent(file, f"{SCALER}.{SCALE}", scale, (Chunk(SCALE, ()),))
         value = TensorSource([extent], {SCALE: ()}).number(SCALE)
         growth = scaler.get(GROWTH)
         notes["loss_scale"] = (value, growth if isinstance(growth, int) else 0)
@@ -216,7 +216,7 @@ def _add(states: OptimizerStates, file: Path, entry: _Entry) -> None:
         if kind != STEP:
             states.extents.append(_extent(file, f"{kind} of {name}", value, tensor, prefix))
             continue
-        keys = {prefix + parameter_name(chunk.key) for chunk in tensor.blocks}
+        keys = {prefix + parameter_name(chunk.key) for chunk in tensor.chunks}
         if isinstance(value, Located):
             # Some optimizers keep the step count in a tensor of shape [1].
             value = replace(value, shape=(), stride=())
@@ -233,6 +233,6 @@ def _extent(file: Path, name: str, state: Located, parameter: TensorSlice, prefi
         parameter: the parameter's slice.
         prefix: prefix of the state's keys.
     """
-    chunks = (*state_chunks(parameter.blocks, prefix),)
-    extent = torch_archive.region(file, name, state, chunks)
+    chunks = (*state_chunks(parameter.chunks, prefix),)
+    extent = torch_archive.extent(file, name, state, chunks)
     return replace(extent, is_copy=parameter.is_copy)

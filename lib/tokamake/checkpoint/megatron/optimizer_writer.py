@@ -77,11 +77,11 @@ def planned_states(checkpoint: Checkpoint, weights: Any) -> dict[str, Any]:
 
 def _states(weights: PlannedTensor) -> dict[str, PlannedTensor]:
     """Return the states of a parameter; those of the vocabulary's padding stay 0."""
-    step_chunks = state_chunks(weights.blocks, f"optimizer.{STEP}.")
+    step_chunks = state_chunks(weights.chunks, f"optimizer.{STEP}.")
     steps = (Chunk(chunk.key, ()) for chunk in step_chunks)
     states = {STEP: PlannedTensor((), FLOAT32, (*steps,))}
     for kind in MOMENTS:
-        chunks = (*state_chunks(weights.blocks, f"optimizer.{kind}."),)
+        chunks = (*state_chunks(weights.chunks, f"optimizer.{kind}."),)
         states[kind] = PlannedTensor(weights.shape, FLOAT32, chunks, weights.is_copy)
     return states
 
@@ -90,7 +90,7 @@ def _master(weights: PlannedTensor, source: TensorSource) -> PlannedTensor:
     """Return the fp32 master weights of a parameter, or its weights in fp32 if it has none."""
     chunks = (
         chunk._replace(key=key if key in source else chunk.key)
-        for chunk in weights.blocks
+        for chunk in weights.chunks
         for key in [f"{MASTER}{parameter_name(chunk.key)}"]
     )
     return PlannedTensor(weights.shape, FLOAT32, (*chunks,), weights.is_copy)

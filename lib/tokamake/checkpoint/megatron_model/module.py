@@ -83,9 +83,9 @@ def planned_tree(tree: Any, checkpoint: Checkpoint, target: Target) -> Any:
     if not isinstance(tree, TensorSlice):
         return {name: planned_tree(value, checkpoint, target) for name, value in tree.items()}
     # A fused tensor may come from tensors of several dtypes.
-    stored = (checkpoint.source.dtype(chunk.key) for chunk in tree.blocks)
+    stored = (checkpoint.source.dtype(chunk.key) for chunk in tree.chunks)
     dtype = dtypes.OF_WEIGHTS[target.dtype] if target.dtype else dtypes.widest(stored)
-    return PlannedTensor(tree.shape, dtype, tree.blocks, tree.is_copy)
+    return PlannedTensor(tree.shape, dtype, tree.chunks, tree.is_copy)
 
 
 def without_elements(tree: Any) -> Any:
@@ -116,7 +116,7 @@ def locate(file: Path, module: Any, tree: Any) -> Iterator[Extent]:
                 f"{file}: tensor {name} has shape {list(tensors[name].shape)}, the architecture "
                 f"calls for {list(tensor.shape)}; fix the architecture or give another checkpoint"
             )
-        extent = torch_archive.region(file, name, tensors[name], tensor.blocks)
+        extent = torch_archive.extent(file, name, tensors[name], tensor.chunks)
         if extent.dtype.short is None:
             raise UserError(
                 f"{file}: tensor {name} is {extent.dtype}; save weights in one of "

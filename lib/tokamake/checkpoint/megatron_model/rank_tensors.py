@@ -24,7 +24,7 @@ class TensorSlice(NamedTuple):
     """A rank's slice of one of Megatron's tensors."""
 
     shape: tuple[int, ...]
-    blocks: tuple[Chunk, ...]
+    chunks: tuple[Chunk, ...]
     is_copy: bool = False
     """Whether a lower rank has the same slice."""
 
@@ -99,26 +99,26 @@ class Rank:
 
     def _copied(self, name: str, ours: str) -> dict[str, TensorSlice]:
         """A module that every rank has whole."""
-        found = {kind: self._shapes.get(f"{ours}.{kind}") for kind in _KINDS}
+        shapes = {kind: self._shapes.get(f"{ours}.{kind}") for kind in _KINDS}
         return {
             f"{name}.{kind}".removeprefix("."): TensorSlice(
                 shape, (Chunk(f"model.{ours}.{kind}", _whole(shape)),), self.axis.rank > 0
             )
-            for kind, shape in found.items()
+            for kind, shape in shapes.items()
             if shape is not None
         }
 
     def _heads(self, name: str, *ours: str) -> dict[str, TensorSlice]:
         """Query, key and value in one, by heads."""
-        found = {kind: self._shapes.get(f"{ours[0]}.{kind}") for kind in _KINDS}
-        shapes = {kind: shape for kind, shape in found.items() if shape is not None}
+        sizes = {kind: self._shapes.get(f"{ours[0]}.{kind}") for kind in _KINDS}
+        shapes = {kind: shape for kind, shape in sizes.items() if shape is not None}
         if self.architecture.num_key_value_heads == 1 and self.axis.size > 1:
             return self._multi_query(name.rpartition(".")[0], ours, shapes)
         slices = {}
         for kind, (_, *columns) in shapes.items():
-            blocks = (*self._fused(ours, kind, (*columns,)),)
-            rows = sum(block.place[0].stop - block.place[0].start for block in blocks)
-            slices[f"{name}.{kind}"] = TensorSlice((rows, *columns), blocks)
+            chunks = (*self._fused(ours, kind, (*columns,)),)
+            rows = sum(chunk.place[0].stop - chunk.place[0].start for chunk in chunks)
+            slices[f"{name}.{kind}"] = TensorSlice((rows, *columns), chunks)
         return slices
 
     def _fused(self, ours: tuple[str, ...], kind: str, columns: tuple[int, ...]) -> Iterator[Chunk]:
@@ -182,11 +182,11 @@ class Rank:
             num_rows, *columns = self._shapes[names[0]]
             rows = part(num_rows, self.axis)
             width = columns[0] if columns else 1
-            blocks = tuple(
+            chunks = tuple(
                 Chunk(f"model.{each}", _box(rows, (*columns,)), number * len(rows) * width)
                 for number, each in enumerate(names)
             )
-            slices[f"{name}.{kind}"] = TensorSlice((len(names) * len(rows), *columns), blocks)
+            slices[f"{name}.{kind}"] = TensorSlice((len(names) * len(rows), *columns), chunks)
         return slices
 
     def _columns(self, name: str, ours: str) -> dict[str, TensorSlice]:
@@ -203,11 +203,11 @@ class Rank:
         rows = part(self.padded_vocab_size, self.axis)
         tokens = range(min(rows.start, num_tokens), min(rows.stop, num_tokens))
         padding = range(len(tokens), len(rows))
-        blocks = [Chunk(f"model.{ours}", _box(tokens, (width,)))] if tokens else []
+        chunks = [Chunk(f"model.{ours}", _box(tokens, (width,)))] if tokens else []
         if padding:
             place = _box(padding, (width,))
-            blocks.append(Chunk(f"model.{ours}", place, len(tokens) * width, is_mean=True))
-        return TensorSlice((len(rows), width), (*blocks,))
+            chunks.append(Chunk(f"model.{ours}", place, len(tokens) * width, is_mean=True))
+        return TensorSlice((len(rows), width), (*chunks,))
 
 
 @functools.cache

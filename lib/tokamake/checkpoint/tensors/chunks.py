@@ -129,7 +129,7 @@ class ChunkReader:
         """Return a reader of a tensor of a checkpoint, in files or in memory."""
         dtype = source.dtype(key)
         reader = ChunkReader(files, source.parts(key), dtype, map_once=map_once)
-        if (value := source.given.get(key)) is not None:
+        if (value := source.in_memory.get(key)) is not None:
             reader._in_memory = (
                 np.asarray(value, "<f4").view("V4")
                 if isinstance(value, float)

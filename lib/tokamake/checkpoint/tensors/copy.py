@@ -56,7 +56,7 @@ def fill(
     """
     targets: dict[str, list[Part]] = defaultdict(list)
     for extent in extents:
-        for chunk in extent.blocks:
+        for chunk in extent.chunks:
             targets[chunk.key].append((extent, chunk))
     keys = [*keys]
     # Room for the largest tensor: those that need to be mapped whole wait for each other.

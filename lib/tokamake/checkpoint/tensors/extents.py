@@ -99,7 +99,7 @@ class Extent:
     """First byte in the file."""
     shape: tuple[int, ...]
     dtype: Dtype
-    blocks: tuple[Chunk, ...] = field(default=(), hash=False)  # slices have none in Python 3.11
+    chunks: tuple[Chunk, ...] = field(default=(), hash=False)  # slices have none in Python 3.11
     """Chunks that it holds. Elements in no chunk are unused, such as padding."""
     is_copy: bool = False
     """Whether it is a replica: another extent holds the same, as for a norm on several ranks."""
@@ -129,7 +129,7 @@ class Extent:
                 f"{self.file}: damaged: has {size:,} bytes, tensor {self.name} would end at "
                 f"{self.offset + self.num_bytes:,}; fetch or write the file again"
             )
-        end = max((chunk.stop for chunk in self.blocks), default=0)
+        end = max((chunk.stop for chunk in self.chunks), default=0)
         if end > self.numel:
             raise UserError(
                 f"{self.file}: damaged: tensor {self.name} has {self.numel:,} elements, "
@@ -165,9 +165,9 @@ class Extent:
             return self
         if not self.numel:
             return replace(self, stride=None)
-        chunks = (*(self._strided(chunk, self.stride) for chunk in self.blocks),)
+        chunks = (*(self._strided(chunk, self.stride) for chunk in self.chunks),)
         span = self.num_bytes // self.dtype.itemsize
-        return replace(self, shape=(span,), stride=None, blocks=chunks)
+        return replace(self, shape=(span,), stride=None, chunks=chunks)
 
     def _strided(self, chunk: Chunk, stride: tuple[int, ...]) -> Chunk:
         """Express a chunk in elements of the file, for a tensor with these strides."""
@@ -201,7 +201,7 @@ class PlannedTensor:
 
     shape: tuple[int, ...]
     dtype: Dtype
-    blocks: tuple[Chunk, ...]
+    chunks: tuple[Chunk, ...]
     is_copy: bool = False
 
     @property
@@ -216,23 +216,23 @@ class PlannedTensor:
     def stride(self) -> tuple[int, ...]:
         return _dense(self.shape)
 
-    def region(self, file: Path, name: str, offset: int) -> Extent:
+    def extent(self, file: Path, name: str, offset: int) -> Extent:
         """Return where it lies in a file."""
-        return Extent(file, name, offset, self.shape, self.dtype, self.blocks, self.is_copy)
+        return Extent(file, name, offset, self.shape, self.dtype, self.chunks, self.is_copy)
 
 
 class TensorSource:
     """Whole tensors of a checkpoint by key; each is read when it is asked for.
 
     Attributes:
-        regions: extents that hold the tensors.
+        extents: extents that hold the tensors.
         shapes: of the whole tensors, by key.
-        given: tensors in memory, by key.
+        in_memory: tensors in memory, by key.
 
     Args:
-        regions: extents that hold the tensors.
+        extents: extents that hold the tensors.
         shapes: of the whole tensors, by key.
-        given: tensors in memory, by key; a number is a tensor in fp32.
+        in_memory: tensors in memory, by key; a number is a tensor in fp32.
 
     Raises:
         UserError: a file is too short, or a tensor is incomplete.
@@ -240,27 +240,27 @@ class TensorSource:
 
     def __init__(
         self,
-        regions: Iterable[Extent],
+        extents: Iterable[Extent],
         shapes: Mapping[str, Iterable[int]],
-        given: "Mapping[str, float | Tensor] | None" = None,
+        in_memory: "Mapping[str, float | Tensor] | None" = None,
     ) -> None:
-        self.regions = [*regions]
+        self.extents = [*extents]
         self.shapes = {key: tuple(shape) for key, shape in shapes.items()}
-        self.given = {**(given or {})}
+        self.in_memory = {**(in_memory or {})}
         sizes: dict[Path, int] = {}
-        for extent in self.regions:
+        for extent in self.extents:
             if extent.file not in sizes:
                 sizes[extent.file] = extent.file.stat().st_size
             extent.check(sizes[extent.file])
-        self.regions = [extent.as_it_lies() for extent in self.regions]
+        self.extents = [extent.as_it_lies() for extent in self.extents]
         self._parts: dict[str, list[tuple[Extent, Chunk]]] = defaultdict(list)
-        for extent in self.regions:
-            for chunk in () if extent.is_copy else extent.blocks:
+        for extent in self.extents:
+            for chunk in () if extent.is_copy else extent.chunks:
                 if not chunk.is_mean:
                     self._parts[chunk.key].append((extent, chunk))
         for key, shape in self.shapes.items():
             self._check_complete(key, shape)
-        for key, value in self.given.items():
+        for key, value in self.in_memory.items():
             self.shapes[key] = () if isinstance(value, float) else tuple(value.shape)
 
     def _check_complete(self, key: str, shape: tuple[int, ...]) -> None:
@@ -274,7 +274,7 @@ class TensorSource:
         # Without overlaps, the parts cover the tensor if their sizes add up to it.
         num_elements = sum(math.prod(chunk.size) for _, chunk in parts)
         if num_elements != math.prod(shape):
-            folder = next((extent.file.parent for extent in self.regions), "checkpoint")
+            folder = next((extent.file.parent for extent in self.extents), "checkpoint")
             raise UserError(
                 f"{folder}: has {num_elements:,} of {math.prod(shape):,} elements of tensor {key}; "
                 "check that all files of the checkpoint are there"
@@ -288,14 +288,14 @@ class TensorSource:
 
     def dtype(self, key: str) -> Dtype:
         """Dtype of a tensor in the files; if its parts differ, the widest."""
-        if key not in self.given:
+        if key not in self.in_memory:
             return dtypes.widest(extent.dtype for extent, _ in self._parts[key])
-        value = self.given[key]
+        value = self.in_memory[key]
         return FLOAT32 if isinstance(value, float) else dtypes.of(value.dtype)
 
     def parts(self, key: str) -> list[tuple[Extent, Chunk]]:
         """Return the parts of a tensor in files; none if it is in memory."""
-        return [] if key in self.given else self._parts[key]
+        return [] if key in self.in_memory else self._parts[key]
 
     def first_rows(self, keys: Iterable[str], count: int) -> "TensorSource":
         """Return the same source with only the first `count` rows of some tensors."""
@@ -303,13 +303,13 @@ class TensorSource:
         shapes = {
             key: (count, *shape[1:]) if key in cut_keys else shape
             for key, shape in self.shapes.items()
-            if key not in self.given
+            if key not in self.in_memory
         }
         extents = (
-            replace(extent, blocks=_first_rows(extent.blocks, cut_keys, count))
-            for extent in self.regions
+            replace(extent, chunks=_first_rows(extent.chunks, cut_keys, count))
+            for extent in self.extents
         )
-        return TensorSource(extents, shapes, self.given)
+        return TensorSource(extents, shapes, self.in_memory)
 
     def number(self, key: str) -> float:
         """Read a tensor without dimensions; from a file, without torch.
@@ -317,8 +317,8 @@ class TensorSource:
         Raises:
             UserError: its dtype is not supported.
         """
-        if key in self.given:
-            return float(self.given[key])
+        if key in self.in_memory:
+            return float(self.in_memory[key])
         ((extent, chunk),) = self._parts[key]
         name, width = extent.dtype.name, extent.dtype.itemsize
         with extent.file.open("rb") as stream:
@@ -338,8 +338,8 @@ class TensorSource:
         """Read a whole tensor; one that lies in a single extent is memory-mapped."""
         import torch
 
-        if key in self.given:
-            return torch.as_tensor(self.given[key])
+        if key in self.in_memory:
+            return torch.as_tensor(self.in_memory[key])
         parts, shape = self._parts[key], self.shapes[key]
         if len(parts) == 1:
             extent, chunk = parts[0]

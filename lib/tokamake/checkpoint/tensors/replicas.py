@@ -15,10 +15,10 @@ def check_copies(source: TensorSource) -> None:
     Raises:
         UserError: replicas differ; the message names the tensor and its file.
     """
-    for extent in source.regions:
+    for extent in source.extents:
         if not extent.is_copy:
             continue
-        for chunk in extent.blocks:
+        for chunk in extent.chunks:
             if not chunk.is_mean and not _is_same(source, (extent, chunk)):
                 raise UserError(
                     f"{extent.file}: replicated tensor {extent.name} differs from that of other "

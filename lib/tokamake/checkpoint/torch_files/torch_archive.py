@@ -21,11 +21,11 @@ _READ_BYTES = 2**20
 _CENTRAL = b"PK\x01\x02"
 
 
-def region(file: Path, name: str, tensor: Any, blocks: tuple[Chunk, ...] = ()) -> Extent:
+def extent(file: Path, name: str, tensor: Any, chunks: tuple[Chunk, ...] = ()) -> Extent:
     """Return the extent of a tensor that `pickle_reader.read` returned."""
     assert isinstance(tensor, Located)
     stride = None if tensor.is_contiguous else tensor.stride
-    return Extent(file, name, tensor.offset, tensor.shape, tensor.dtype, blocks, stride=stride)
+    return Extent(file, name, tensor.offset, tensor.shape, tensor.dtype, chunks, stride=stride)
 
 
 def lay_out(file: Path, state: Any) -> list[Extent]:
@@ -41,7 +41,7 @@ def lay_out(file: Path, state: Any) -> list[Extent]:
     places = archive_writer.write(file, state)
     names = (name for name, value in leaves(state) if isinstance(value, PlannedTensor))
     return [
-        planned.region(file, name, offset)
+        planned.extent(file, name, offset)
         for name, (planned, offset) in zip(names, places, strict=True)
     ]
 

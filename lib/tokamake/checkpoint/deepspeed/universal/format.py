@@ -159,7 +159,7 @@ def _frozen_weights(
         UserError: a missing parameter was trained, or no file has it.
     """
     num_ranks = deepspeed_folder.count_ranks(folder)
-    keys = {chunk.key for tensor in slices.values() for chunk in tensor.blocks}
+    keys = {chunk.key for tensor in slices.values() for chunk in tensor.chunks}
     first_missing, extents = next(iter(slices)), list[Extent]()
     for number in range(num_ranks):
         state = deepspeed_folder.read(file := deepspeed_folder.model_states_path(folder, number))
@@ -180,7 +180,7 @@ def _frozen_weights(
         rank = Rank(architecture, Axis(number, num_ranks), rows, version)
         tree = megatron_module.stage_tree(rank, range(architecture.num_hidden_layers))
         for extent in megatron_module.locate(file, module, tree):
-            if all(chunk.key in keys for chunk in extent.blocks):
+            if all(chunk.key in keys for chunk in extent.chunks):
                 extents.append(extent)
     return extents
 
@@ -244,7 +244,7 @@ def _add_parameter(states: OptimizerStates, folder: Path, tensor: TensorSlice) -
     for file in sorted(folder.glob("*.pt")):
         kind = file.stem
         prefix = MODEL if kind == _WEIGHTS else f"optimizer.{kind}."
-        chunks = (*state_chunks(tensor.blocks, prefix),)
+        chunks = (*state_chunks(tensor.chunks, prefix),)
         if kind == _STEP:
             step = pickle_reader.read(file, REMEDY)
             states.add_step(file, _STEP, step, {chunk.key for chunk in chunks})
@@ -255,12 +255,12 @@ def _add_parameter(states: OptimizerStates, folder: Path, tensor: TensorSlice) -
                 f"{file}: has shape {list(param.shape)}, the architecture calls for "
                 f"{list(tensor.shape)}; fix the architecture or give another checkpoint"
             )
-        states.extents.append(torch_archive.region(file, folder.name, param, chunks))
+        states.extents.append(torch_archive.extent(file, folder.name, param, chunks))
 
 
 def _add_steps_of_zero_3(states: OptimizerStates, zero: Path) -> None:
     """Add the step counts of a checkpoint from ZeRO 3, which are in a single file."""
-    read_keys = {chunk.key for extent in states.extents for chunk in extent.blocks}
+    read_keys = {chunk.key for extent in states.extents for chunk in extent.chunks}
     keys = {
         f"optimizer.{_STEP}.{parameter_name(key)}" for key in read_keys if key.startswith(_MOMENTS)
     }
@@ -326,9 +326,9 @@ def _contents(name: str, tensor: TensorSlice, source: TensorSource) -> Iterator[
     options: dict[str, Any] = {"cat_dim": int(name.endswith(_SPLIT_BY_COLUMNS))}
     if name.endswith(_ROW_PER_TOKEN):
         options["vocab_tensor"] = True
-    if "dense_h_to_4h" in name and len(tensor.blocks) > 1:
-        options["param_n_sub_params"] = len(tensor.blocks)
-    parameters = [parameter_name(chunk.key) for chunk in tensor.blocks]
+    if "dense_h_to_4h" in name and len(tensor.chunks) > 1:
+        options["param_n_sub_params"] = len(tensor.chunks)
+    parameters = [parameter_name(chunk.key) for chunk in tensor.chunks]
     weights = MASTER if f"{MASTER}{parameters[0]}" in source else MODEL
     yield _WEIGHTS, {"param": _planned(tensor, weights), **options}
     for kind in _kinds(source):
@@ -352,7 +352,7 @@ def _kinds(source: TensorSource) -> tuple[str, ...]:
 
 
 def _planned(tensor: TensorSlice, prefix: str) -> PlannedTensor:
-    chunks = (chunk._replace(key=prefix + parameter_name(chunk.key)) for chunk in tensor.blocks)
+    chunks = (chunk._replace(key=prefix + parameter_name(chunk.key)) for chunk in tensor.chunks)
     return PlannedTensor(tensor.shape, FLOAT32, (*chunks,))
 
 
