@@ -221,7 +221,7 @@ def _to_json(content: Path, extent: Extent) -> list[Any]:
     chunks = [
         [
             chunk.key,
-            [[at.start, at.stop] for at in chunk.place],
+            [[at.start, at.stop] for at in chunk.box],
             chunk.start,
             chunk.stride,
             chunk.is_mean,
@@ -237,12 +237,12 @@ def _from_json(content: Path, entry: list[Any]) -> Extent:
     chunks = (
         Chunk(
             key,
-            tuple(slice(*at) for at in place),
+            tuple(slice(*at) for at in box),
             start,
             None if stride is None else tuple(stride),
             is_mean,
         )
-        for key, place, start, stride, is_mean in entries
+        for key, box, start, stride, is_mean in entries
     )
     dtype = dtypes.named(dtype_name)
     assert dtype is not None, "the digest holds the version, so the same code wrote the plan"

@@ -22,7 +22,13 @@ from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles
 from tokamake.checkpoint.tensors.dtypes import Dtype
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, TensorSource
+from tokamake.checkpoint.tensors.extents import (
+    Chunk,
+    Extent,
+    PlannedTensor,
+    TensorSource,
+    whole_box,
+)
 from tokamake.checkpoint.tensors.replicas import same_bits
 from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
 from tokamake.checkpoint.torch_files.pickle_reader import Located
@@ -168,10 +174,10 @@ def _is_same(head: Extent, embedding: Extent) -> bool:
     pair = (head, embedding)
     if (head.shape, head.dtype) != (embedding.shape, embedding.dtype):
         return False
-    places = [(extent.file, extent.offset, extent.stride) for extent in pair]
-    if places[0] == places[1]:  # torch.save stores tensors that share memory once
+    locations = [(extent.file, extent.offset, extent.stride) for extent in pair]
+    if locations[0] == locations[1]:  # torch.save stores tensors that share memory once
         return True
-    box = (*(slice(0, size) for size in head.shape),)
+    box = whole_box(head.shape)
     with ExitStack() as stack:
         open_files = OpenFiles(stack)
         readers = []
@@ -215,10 +221,10 @@ def _chunk(
         columns: shape of a row.
         num_columns: of the stored tensor, if it is transposed.
     """
-    place = (rows, *(slice(0, size) for size in columns))
+    box = (rows, *whole_box(columns))
     if num_columns is None:
-        return Chunk(f"model.{name}", place, start * math.prod(columns))
-    return Chunk(f"model.{name}", place, start, (1, num_columns))
+        return Chunk(f"model.{name}", box, start * math.prod(columns))
+    return Chunk(f"model.{name}", box, start, (1, num_columns))
 
 
 def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:

@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors
-from tokamake.checkpoint.tensors.extents import Chunk
+from tokamake.checkpoint.tensors.extents import Box, Chunk, whole_box
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis, part
 
-Box = tuple[slice, ...]
 _KINDS = ("weight", "bias")
 
 
@@ -102,7 +101,7 @@ class Rank:
         shapes = {kind: self._shapes.get(f"{ours}.{kind}") for kind in _KINDS}
         return {
             f"{name}.{kind}".removeprefix("."): TensorSlice(
-                shape, (Chunk(f"model.{ours}.{kind}", _whole(shape)),), self.axis.rank > 0
+                shape, (Chunk(f"model.{ours}.{kind}", whole_box(shape)),), self.axis.rank > 0
             )
             for kind, shape in shapes.items()
             if shape is not None
@@ -117,7 +116,7 @@ class Rank:
         slices = {}
         for kind, (_, *columns) in shapes.items():
             chunks = (*self._fused(ours, kind, (*columns,)),)
-            rows = sum(chunk.place[0].stop - chunk.place[0].start for chunk in chunks)
+            rows = sum(chunk.box[0].stop - chunk.box[0].start for chunk in chunks)
             slices[f"{name}.{kind}"] = TensorSlice((rows, *columns), chunks)
         return slices
 
@@ -193,8 +192,8 @@ class Rank:
         """A projection, some inputs of it on every rank, and its whole bias."""
         rows, width = self._shapes[f"{ours}.weight"]
         inputs = part(width, self.axis)
-        place = (slice(0, rows), slice(inputs.start, inputs.stop))
-        weight = TensorSlice((rows, len(inputs)), (Chunk(f"model.{ours}.weight", place),))
+        box = (slice(0, rows), slice(inputs.start, inputs.stop))
+        weight = TensorSlice((rows, len(inputs)), (Chunk(f"model.{ours}.weight", box),))
         return self._copied(name, ours) | {f"{name}.weight": weight}
 
     def _vocabulary(self, ours: str) -> TensorSlice:
@@ -205,8 +204,8 @@ class Rank:
         padding = range(len(tokens), len(rows))
         chunks = [Chunk(f"model.{ours}", _box(tokens, (width,)))] if tokens else []
         if padding:
-            place = _box(padding, (width,))
-            chunks.append(Chunk(f"model.{ours}", place, len(tokens) * width, is_mean=True))
+            box = _box(padding, (width,))
+            chunks.append(Chunk(f"model.{ours}", box, len(tokens) * width, is_mean=True))
         return TensorSlice((len(rows), width), (*chunks,))
 
 
@@ -217,12 +216,8 @@ def _shapes(described: str) -> dict[str, tuple[int, ...]]:
     return {name: tuple(size) for name, size in model_tensors.shapes(architecture).items()}
 
 
-def _whole(shape: tuple[int, ...]) -> Box:
-    return tuple(slice(0, size) for size in shape)
-
-
 def _box(rows: range, columns: tuple[int, ...]) -> Box:
-    return (slice(rows.start, rows.stop), *_whole(columns))
+    return (slice(rows.start, rows.stop), *whole_box(columns))
 
 
 def padded(architecture: Architecture, multiple: int, tensor_parallel_size: int) -> int:

@@ -20,6 +20,8 @@ from tokamake.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
+Box = tuple[slice, ...]
+"""A range of indices for each dimension of a tensor."""
 _CODES = {
     **{"float64": "<d", "float32": "<f", "float16": "<e"},
     **{"int64": "<q", "int32": "<i", "int16": "<h", "int8": "<b"},
@@ -29,26 +31,26 @@ _CODES = {
 
 
 class Chunk(NamedTuple):
-    """A box of a whole tensor, and how it lies in a stored tensor."""
+    """A slice of a whole tensor along each dimension, and how it lies in a stored tensor."""
 
     key: str
     """Key of the whole tensor."""
-    place: tuple[slice, ...]
-    """The box."""
+    box: Box
+    """Where the chunk lies in the whole tensor."""
     start: int = 0
-    """Element of the stored tensor where the box begins."""
+    """Element of the stored tensor where the chunk begins."""
     stride: tuple[int, ...] | None = None
-    """Stride in elements of the stored tensor, by dimension of the box; None: contiguous."""
+    """Stride in elements of the stored tensor, by dimension of the chunk; None: contiguous."""
     is_mean: bool = False
-    """Whether each row of the box is the mean of all rows of the whole tensor, as in padding."""
+    """Whether each row of the chunk is the mean of all rows of the whole tensor, as in padding."""
 
     @property
     def size(self) -> tuple[int, ...]:
-        return tuple(at.stop - at.start for at in self.place)
+        return tuple(at.stop - at.start for at in self.box)
 
     @property
     def stop(self) -> int:
-        """Element of the stored tensor after the last one of the box."""
+        """Element of the stored tensor after the last one of the chunk."""
         size = self.size
         if not math.prod(size):
             return self.start
@@ -57,26 +59,31 @@ class Chunk(NamedTuple):
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Stride in elements, also of a contiguous box."""
+        """Stride in elements, also of a contiguous chunk."""
         return _dense(self.size) if self.stride is None else self.stride
 
     def view(self, flat: "Tensor") -> "Tensor":
-        """Return the box as a view of the flat stored tensor."""
+        """Return the chunk as a view of the flat stored tensor."""
         return flat.as_strided(self.size, self.steps, self.start)
 
 
-def overlap(places: Sequence[tuple[slice, ...]]) -> tuple[int, int] | None:
+def whole_box(shape: Iterable[int]) -> Box:
+    """Return the box of a whole tensor."""
+    return tuple(slice(0, size) for size in shape)
+
+
+def overlap(boxes: Sequence[Box]) -> tuple[int, int] | None:
     """Return the indices of two boxes of a tensor that have elements in common, or None."""
-    if len(places) < 2:
+    if len(boxes) < 2:
         return None
-    filled = [n for n, place in enumerate(places) if all(at.start < at.stop for at in place)]
+    filled = [n for n, box in enumerate(boxes) if all(at.start < at.stop for at in box)]
     near: list[int] = []
     # Sorted by first row, a box is compared only with boxes that share rows with it.
-    for number in sorted(filled, key=lambda n: [at.start for at in places[n][:1]]):
-        place = places[number]
-        near = [n for n in near if not place or places[n][0].stop > place[0].start]
+    for number in sorted(filled, key=lambda n: [at.start for at in boxes[n][:1]]):
+        box = boxes[number]
+        near = [n for n in near if not box or boxes[n][0].stop > box[0].start]
         for other in near:
-            pairs = zip(place, places[other], strict=True)
+            pairs = zip(box, boxes[other], strict=True)
             if all(a.start < b.stop and b.start < a.stop for a, b in pairs):
                 return other, number
         near.append(number)
@@ -265,7 +272,7 @@ class TensorSource:
 
     def _check_complete(self, key: str, shape: tuple[int, ...]) -> None:
         parts = self._parts[key]
-        if pair := overlap([chunk.place for _, chunk in parts]):
+        if pair := overlap([chunk.box for _, chunk in parts]):
             first, second = (parts[number][0].file for number in pair)
             raise UserError(
                 f"{second}: damaged: its part of tensor {key} overlaps that in {first}; fetch or "
@@ -349,7 +356,7 @@ class TensorSource:
         for extent, chunk in parts:
             if extent not in mapped:
                 mapped = {extent: extent.map()}
-            whole[chunk.place] = chunk.view(mapped[extent])
+            whole[chunk.box] = chunk.view(mapped[extent])
         return whole
 
 
@@ -358,9 +365,9 @@ def _first_rows(chunks: Iterable[Chunk], keys: set[str], count: int) -> tuple[Ch
     kept = []
     for chunk in chunks:
         if chunk.key in keys and not chunk.is_mean:
-            rows, *columns = chunk.place
+            rows, *columns = chunk.box
             if rows.start >= count:
                 continue
-            chunk = chunk._replace(place=(slice(rows.start, min(rows.stop, count)), *columns))
+            chunk = chunk._replace(box=(slice(rows.start, min(rows.stop, count)), *columns))
         kept.append(chunk)
     return (*kept,)

@@ -38,11 +38,11 @@ def lay_out(file: Path, state: Any) -> list[Extent]:
     Returns:
         Where the tensors go.
     """
-    places = archive_writer.write(file, state)
+    offsets = archive_writer.write(file, state)
     names = (name for name, value in leaves(state) if isinstance(value, PlannedTensor))
     return [
-        planned.extent(file, name, offset)
-        for name, (planned, offset) in zip(names, places, strict=True)
+        tensor.extent(file, name, offset)
+        for name, (tensor, offset) in zip(names, offsets, strict=True)
     ]
 
 
