@@ -126,7 +126,7 @@ def _check_values(checkpoint: "Checkpoint") -> None:
     from tokamake.runtime.cores import file_workers
 
     source, workers = checkpoint.source, file_workers()
-    check_checksums(source, workers=workers)
+    check_checksums(checkpoint, workers=workers)
     keys = [*source]
     with ThreadPoolExecutor(workers) as pool:
         counts = pool.map(lambda key: num_not_finite(source, key), keys)

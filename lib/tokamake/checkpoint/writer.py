@@ -19,7 +19,6 @@ from typing import IO, Any, NamedTuple
 
 from tokamake import __version__, files
 from tokamake.checkpoint.detect import load_format
-from tokamake.checkpoint.native import dcp_metadata
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.copy import fill
@@ -37,7 +36,7 @@ _SYNC_BYTES = 2**27
 
 
 class WriteResult(NamedTuple):
-    """What a caller reports about a written checkpoint."""
+    """Facts about a written checkpoint that a caller reports."""
 
     left: list[str]
     """Kinds of tensors that the format does not hold."""
@@ -141,7 +140,7 @@ def _write(
     done = _read_done(notes)
     keys = [key for key in checkpoint.source if key in stored and key not in done]
     not_finite = {key for key, is_not_finite in done.items() if is_not_finite}
-    _fill(notes, checkpoint, extents, keys, not_finite, workers)
+    _fill(notes, checkpoint, name, extents, keys, not_finite, workers)
     for file in target.tokenizer:
         shutil.copyfile(file, content / file.name)
     _sync([*content.rglob("*"), content])
@@ -252,6 +251,7 @@ def _from_json(content: Path, entry: list[Any]) -> Extent:
 def _fill(
     notes: Path,
     checkpoint: Checkpoint,
+    name: str,
     extents: list[Extent],
     keys: list[str],
     not_finite: set[str],
@@ -277,20 +277,15 @@ def _fill(
                 finished, num_bytes = [], 0
         all_files = sorted({extent.file for extent in extents})
         tasks.append(pool.submit(_sync, all_files))
-        _seal(all_files, workers)
+        _seal(name, all_files, workers)
         for task in tasks:
             task.result()
 
 
-def _seal(written: list[Path], workers: int) -> None:
-    """Write the checksums of files in torch.save's format."""
-    folders = {file.parent for file in written if file.suffix == dcp_metadata.SUFFIX}
-    archives = {
-        file: places for folder in folders for file, places in dcp_metadata.archives(folder).items()
-    }
-    for file in written:
-        if file.suffix in (".pt", dcp_metadata.SUFFIX):
-            torch_archive.seal(file, archives=archives.get(file), workers=workers)
+def _seal(name: str, written: list[Path], workers: int) -> None:
+    """Write the checksums of the archives in files of a format."""
+    for file, archives in load_format(name).archives(written).items():
+        torch_archive.seal(file, archives, workers=workers)
 
 
 def _add_done(notes: Path, not_finite: dict[str, bool], written: list[Path]) -> None:

@@ -38,7 +38,10 @@ from tokamake.models.common.hf_format import HFFormat
 
 TITLE = "Hugging Face"
 PRIORITY = 10
-SIZES: tuple[str, ...] = ()
+SIZES: Mapping[str, int | None] = {}
+EQUAL_STAGES = False
+DTYPE: str | None = None
+HAS_TOKENIZER = True
 IN_ROOT = False
 
 _SAFETENSORS, _PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -225,6 +228,18 @@ def _chunk(
     if num_columns is None:
         return Chunk(f"model.{name}", box, start * math.prod(columns))
     return Chunk(f"model.{name}", box, start, (1, num_columns))
+
+
+def archives(files: Iterable[Path]) -> dict[Path, list[tuple[int, int]]]:
+    """Return the archives in pickled files; safetensors have no checksums."""
+    return torch_archive.archives(file for file in files if file.suffix != ".safetensors")
+
+
+def warnings(checkpoint: Checkpoint) -> list[str]:
+    """Return a warning if the end-of-text token is unknown."""
+    if checkpoint.notes.get("eos_token_id") is not None:
+        return []
+    return ["config.json names no end-of-text token, for none is known; set its eos_token_id"]
 
 
 def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:

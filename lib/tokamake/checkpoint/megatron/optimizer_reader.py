@@ -11,7 +11,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokamake.checkpoint.deepspeed.zero_reader import (
+from tokamake.checkpoint.megatron_model.optimizer_states import (
     MASTER,
     OptimizerStates,
     parameter_name,
@@ -31,10 +31,6 @@ STEP, SCALE, GROWTH = "step", "scale", "growth_tracker"
 _OLD_KEYS = {OPTIMIZER: "optimizer_state_dict", MASTERS: "fp32_from_fp16"}
 """The same keys in early Megatron versions."""
 _DISTRIBUTED = "distrib_optim.pt"
-_EMBEDDINGS = (
-    *("word_embeddings.weight", "output_layer.weight", "word_embeddings_for_head.weight"),
-)
-"""Parameters that may have a separate learning rate (--decoupled-lr)."""
 
 
 class Parameter(NamedTuple):
@@ -133,8 +129,8 @@ def _orders(parameters: Sequence[Parameter]) -> Iterator[tuple[list[Parameter], 
     and output layer have their own group. The order of the groups has changed several times.
     """
     decaying = [parameter for parameter in parameters if parameter.decays]
-    embeddings = [parameter for parameter in decaying if parameter.name.endswith(_EMBEDDINGS)]
-    matrices = [parameter for parameter in decaying if not parameter.name.endswith(_EMBEDDINGS)]
+    matrices = [each for each in decaying if each.tensor.split != "vocabulary"]
+    embeddings = [each for each in decaying if each.tensor.split == "vocabulary"]
     vectors = [parameter for parameter in parameters if not parameter.decays]
     groupings: list[tuple[list[Parameter], ...]] = [(decaying, vectors)]
     if embeddings:

@@ -10,9 +10,6 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Any
 
-from tokamake.checkpoint.deepspeed.folder import OPT_PARAM_SCHEDULER, scheduler_state
-from tokamake.checkpoint.deepspeed.zero_adam import MOMENTS, adam_problem, has_states
-from tokamake.checkpoint.deepspeed.zero_reader import MASTER, parameter_name, state_chunks
 from tokamake.checkpoint.megatron.optimizer_reader import (
     GROWTH,
     MASTERS,
@@ -21,6 +18,9 @@ from tokamake.checkpoint.megatron.optimizer_reader import (
     SCALER,
     STEP,
 )
+from tokamake.checkpoint.megatron_model.adam import MOMENTS, adam_problem, has_states
+from tokamake.checkpoint.megatron_model.optimizer_states import MASTER, parameter_name, state_chunks
+from tokamake.checkpoint.megatron_model.scheduler import OPT_PARAM_SCHEDULER, scheduler_state
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
 from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, TensorSource
@@ -36,10 +36,11 @@ def has_loadable_states(checkpoint: Checkpoint) -> bool:
     return has_states(checkpoint) and not adam_problem(checkpoint)
 
 
-def unloadable_states_warning(checkpoint: Checkpoint) -> str | None:
+def unloadable_states_warnings(checkpoint: Checkpoint) -> list[str]:
     """Return a warning if Megatron-LM cannot resume from a checkpoint's optimizer states."""
     problem = adam_problem(checkpoint) if has_states(checkpoint) else None
-    return problem and f"{checkpoint.path}: {problem}: Megatron-LM cannot resume from its states"
+    message = f"{checkpoint.path}: {problem}: Megatron-LM cannot resume from its states"
+    return [message] if problem else []
 
 
 def with_master_weights(tree: Any, source: TensorSource) -> Any:

@@ -21,6 +21,10 @@ from tokamake.checkpoint.torch_files.pickle_reader import Located
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
+ROOT = "language_model"
+"""Name of the module that holds the others; DeepSpeed's pipelines lack it."""
+ROW_PER_TOKEN = ("word_embeddings.weight", "output_layer.weight", "lm_head.weight")
+"""Ends of the names of the embedding and the output layer, also in DeepSpeed's pipelines."""
 _OLD_NAMES = (
     (r"\btransformer\.", "encoder."),
     (r"(layers\.\d+\.|^)attention\.", r"\1self_attention."),
@@ -66,7 +70,7 @@ def stage_tree(rank: Rank, layers: range, *, is_first: bool = True, is_last: boo
         encoder |= {f"final_layernorm.{name}": tensor for name, tensor in rank.norm().items()}
         if output := rank.output_layer():
             model["output_layer"] = output
-    return {"language_model": model}
+    return {ROOT: model}
 
 
 def _nested(tensors: Mapping[str, TensorSlice]) -> dict[str, dict[str, TensorSlice]]:

@@ -7,10 +7,11 @@ formats of its kin spread these tensors over files. Whole tensors have our names
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors
+from tokamake.checkpoint.tensors.checkpoint import Target
 from tokamake.checkpoint.tensors.extents import Box, Chunk, whole_box
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
@@ -26,6 +27,8 @@ class TensorSlice(NamedTuple):
     chunks: tuple[Chunk, ...]
     is_copy: bool = False
     """Whether a lower rank has the same slice."""
+    split: Literal["copied", "rows", "columns", "heads", "vocabulary"] = "copied"
+    """How ranks share the tensor: see `MegatronModule`; the vocabulary is split by padded rows."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ class Rank:
         for kind, (_, *columns) in shapes.items():
             chunks = (*self._fused(ours, kind, (*columns,)),)
             rows = sum(chunk.box[0].stop - chunk.box[0].start for chunk in chunks)
-            slices[f"{name}.{kind}"] = TensorSlice((rows, *columns), chunks)
+            slices[f"{name}.{kind}"] = TensorSlice((rows, *columns), chunks, split="heads")
         return slices
 
     def _fused(self, ours: tuple[str, ...], kind: str, columns: tuple[int, ...]) -> Iterator[Chunk]:
@@ -159,7 +162,9 @@ class Rank:
         for kind, (num_rows, *columns) in shapes.items():
             rows = part(num_rows, self.axis)
             chunk = Chunk(f"model.{ours[0]}.{kind}", _box(rows, (*columns,)))
-            slices[f"{module}.query.{kind}"] = TensorSlice((len(rows), *columns), (chunk,))
+            slices[f"{module}.query.{kind}"] = TensorSlice(
+                (len(rows), *columns), (chunk,), split="heads"
+            )
         for kind, (_, *columns) in shapes.items():
             start = head * (columns[0] if columns else 1)
             chunks = tuple(
@@ -185,7 +190,9 @@ class Rank:
                 Chunk(f"model.{each}", _box(rows, (*columns,)), number * len(rows) * width)
                 for number, each in enumerate(names)
             )
-            slices[f"{name}.{kind}"] = TensorSlice((len(names) * len(rows), *columns), chunks)
+            slices[f"{name}.{kind}"] = TensorSlice(
+                (len(names) * len(rows), *columns), chunks, split="rows"
+            )
         return slices
 
     def _columns(self, name: str, ours: str) -> dict[str, TensorSlice]:
@@ -193,7 +200,8 @@ class Rank:
         rows, width = self._shapes[f"{ours}.weight"]
         inputs = part(width, self.axis)
         box = (slice(0, rows), slice(inputs.start, inputs.stop))
-        weight = TensorSlice((rows, len(inputs)), (Chunk(f"model.{ours}.weight", box),))
+        chunk = Chunk(f"model.{ours}.weight", box)
+        weight = TensorSlice((rows, len(inputs)), (chunk,), split="columns")
         return self._copied(name, ours) | {f"{name}.weight": weight}
 
     def _vocabulary(self, ours: str) -> TensorSlice:
@@ -206,7 +214,7 @@ class Rank:
         if padding:
             box = _box(padding, (width,))
             chunks.append(Chunk(f"model.{ours}", box, len(tokens) * width, is_mean=True))
-        return TensorSlice((len(rows), width), (*chunks,))
+        return TensorSlice((len(rows), width), (*chunks,), split="vocabulary")
 
 
 @functools.cache
@@ -220,8 +228,18 @@ def _box(rows: range, columns: tuple[int, ...]) -> Box:
     return (slice(rows.start, rows.stop), *whole_box(columns))
 
 
-def padded(architecture: Architecture, multiple: int, tensor_parallel_size: int) -> int:
-    """Rows of Megatron's embedding: the vocabulary, padded to a multiple on each rank."""
-    assert architecture.vocab_size is not None, "fill in vocab_size before converting"
-    total = multiple * tensor_parallel_size
-    return -(-architecture.vocab_size // total) * total
+def target_ranks(architecture: Architecture, target: Target) -> list[Rank]:
+    """Return the tensor-parallel ranks of a checkpoint to write.
+
+    Args:
+        architecture: architecture of the model.
+        target: number of ranks, and of what the padded vocabulary is a multiple on each rank.
+
+    Raises:
+        UserError: Megatron cannot divide the model among the ranks.
+    """
+    assert architecture.vocab_size is not None, "an open checkpoint has a vocabulary size"
+    size = target.layout.tensor_parallel_size
+    multiple = target.make_vocab_size_divisible_by * size
+    rows = -(-architecture.vocab_size // multiple) * multiple
+    return [Rank(architecture, Axis(number, size), rows) for number in range(size)]

@@ -34,7 +34,10 @@ from tokamake.errors import UserError
 
 TITLE = "tokamake (torch distributed checkpoint)"
 PRIORITY = 50
-SIZES: tuple[str, ...] = ()
+SIZES: Mapping[str, int | None] = {}
+EQUAL_STAGES = False
+DTYPE: str | None = None
+HAS_TOKENIZER = False
 IN_ROOT = True
 
 _REMEDY = "name another checkpoint"
@@ -172,6 +175,19 @@ def _extent(file: Path, part: _StoredPart, layout: _ArchiveLayout) -> Extent:
     chunk = Chunk(part.key, box, layout.start, layout.stride)
     begin = part.location.offset + len(layout.head)
     return Extent(file, part.key, begin, (layout.num_elements,), layout.dtype, (chunk,))
+
+
+def archives(files: Iterable[Path]) -> dict[Path, list[tuple[int, int]]]:
+    """Return first byte and length of the archives in each file."""
+    all_archives: dict[Path, list[tuple[int, int]]] = {}
+    for folder in {file.parent for file in files}:
+        all_archives |= dcp_metadata.archives(folder)
+    return all_archives
+
+
+def warnings(checkpoint: Checkpoint) -> list[str]:
+    """Return no warnings: the format holds each checkpoint."""
+    return []
 
 
 class _ArchiveFrame(NamedTuple):
