@@ -6,7 +6,13 @@ import pytest
 
 from tokamake import plugins
 from tokamake.checkpoint.detect import load_format
-from tokamake.config.model import FORMATS, format_names, format_sizes, formats_with, formats_with_tokenizer
+from tokamake.config.model import (
+    FORMATS,
+    format_names,
+    format_sizes,
+    formats_with,
+    formats_with_tokenizer,
+)
 
 CONSTANTS = ("TITLE", "PRIORITY", "SIZES", "EQUAL_STAGES", "DTYPE", "HAS_TOKENIZER", "IN_ROOT")
 
