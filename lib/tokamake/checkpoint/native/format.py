@@ -89,7 +89,7 @@ class _StoredPart(NamedTuple):
 
 
 class _ArchiveLayout(NamedTuple):
-    """How torch.save wrote a tensor into an archive."""
+    """Position of a tensor in an archive of torch.save."""
 
     head: bytes
     """All bytes before the data."""
@@ -191,7 +191,7 @@ def warnings(checkpoint: Checkpoint) -> list[str]:
 
 
 class _ArchiveFrame(NamedTuple):
-    """What torch.save writes around the data of a tensor."""
+    """Bytes that torch.save writes around the data of a tensor."""
 
     head: bytes
     data_bytes: int

@@ -13,7 +13,7 @@ OPTIMIZER_SETTINGS = "optimizer_settings"
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """How ranks share the model that a checkpoint holds."""
+    """Numbers of ranks that share the model of a checkpoint."""
 
     tensor_parallel_size: int = 1
     """Ranks that share each layer."""
