@@ -21,7 +21,7 @@ from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.tensors import copy
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout, Target
-from tokamake.checkpoint.tensors.extents import TensorSource
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import pickle_reader
 from tokamake.config.model import FORMATS
 from tokamake.errors import UserError

@@ -24,7 +24,8 @@ from tokamake.checkpoint.native.folder import DESCRIPTION
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.copy import fill
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, TensorSource
+from tokamake.checkpoint.tensors.extents import Chunk, Extent
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import pickle_reader
 from tokamake.config.resolved_run import read_run
 

@@ -18,7 +18,8 @@ from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.tensors import chunks, copy, dtypes
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Target
 from tokamake.checkpoint.tensors.copy import fill
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, TensorSource
+from tokamake.checkpoint.tensors.extents import Chunk, Extent
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 

@@ -22,14 +22,9 @@ from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles
 from tokamake.checkpoint.tensors.dtypes import Dtype
-from tokamake.checkpoint.tensors.extents import (
-    Chunk,
-    Extent,
-    PlannedTensor,
-    TensorSource,
-    whole_box,
-)
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, whole_box
 from tokamake.checkpoint.tensors.replicas import same_bits
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
 from tokamake.checkpoint.torch_files.pickle_reader import Located
 from tokamake.config.architecture import Architecture

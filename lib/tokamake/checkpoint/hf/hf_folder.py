@@ -13,7 +13,7 @@ from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.hf import format as hf_format
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.copy import fill
-from tokamake.checkpoint.tensors.extents import TensorSource
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.config.architecture import Architecture
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from tokamake.checkpoint.megatron_model.optimizer_states import (
 )
 from tokamake.checkpoint.megatron_model.rank_tensors import TensorSlice
 from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, TensorSource
+from tokamake.checkpoint.tensors.extents import Chunk, Extent
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.checkpoint.torch_files.pickle_reader import Located
 

@@ -23,7 +23,8 @@ from tokamake.checkpoint.megatron_model.optimizer_states import MASTER, paramete
 from tokamake.checkpoint.megatron_model.scheduler import OPT_PARAM_SCHEDULER, scheduler_state
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, TensorSource
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import torch_archive
 
 _HYSTERESIS = {"hysteresis_tracker": 2}

@@ -13,7 +13,7 @@ from typing import Any
 from tokamake.checkpoint.megatron_model.function import family_of, function_of
 from tokamake.checkpoint.megatron_model.rank_file import progress_of, whole_number
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout
-from tokamake.checkpoint.tensors.extents import TensorSource
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.models.common.megatron_format import first

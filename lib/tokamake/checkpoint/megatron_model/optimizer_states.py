@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, TensorSource
+from tokamake.checkpoint.tensors.extents import Chunk, Extent
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.checkpoint.torch_files.pickle_reader import Located
 

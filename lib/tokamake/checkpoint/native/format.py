@@ -22,13 +22,8 @@ from tokamake.checkpoint.native.folder import find as find
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Progress, Target
 from tokamake.checkpoint.tensors.dtypes import Dtype
-from tokamake.checkpoint.tensors.extents import (
-    Chunk,
-    Extent,
-    PlannedTensor,
-    TensorSource,
-    whole_box,
-)
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, whole_box
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
 from tokamake.errors import UserError
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokamake.checkpoint.tensors.extents import TensorSource
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.config.architecture import Architecture
 
 OPTIMIZER_SETTINGS = "optimizer_settings"

@@ -18,7 +18,8 @@ import numpy as np
 from tokamake.checkpoint.tensors import cast
 from tokamake.checkpoint.tensors.cast import Array
 from tokamake.checkpoint.tensors.dtypes import Dtype
-from tokamake.checkpoint.tensors.extents import Box, Chunk, Extent, TensorSource
+from tokamake.checkpoint.tensors.extents import Box, Chunk, Extent
+from tokamake.checkpoint.tensors.source import TensorSource
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,7 +21,8 @@ from tokamake.checkpoint.tensors import cast, chunks
 from tokamake.checkpoint.tensors.cast import Array
 from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles, Part
 from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
-from tokamake.checkpoint.tensors.extents import Box, Extent, TensorSource, whole_box
+from tokamake.checkpoint.tensors.extents import Box, Extent, whole_box
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.errors import UserError
 
 _MIN_RUN_BYTES = 2**14

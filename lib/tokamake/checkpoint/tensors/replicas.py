@@ -5,7 +5,8 @@ from contextlib import ExitStack
 
 from tokamake.checkpoint.tensors import chunks
 from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles, Part
-from tokamake.checkpoint.tensors.extents import Box, TensorSource
+from tokamake.checkpoint.tensors.extents import Box
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.errors import UserError
 
 

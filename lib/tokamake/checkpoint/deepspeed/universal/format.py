@@ -35,7 +35,8 @@ from tokamake.checkpoint.megatron_model.rank_file import REMEDY
 from tokamake.checkpoint.megatron_model.rank_tensors import Rank, TensorSlice
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Target
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, TensorSource
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
 from tokamake.checkpoint.torch_files.pickle_reader import Located
 from tokamake.checkpoint.torch_files.torch_archive import archives as archives
