@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokamake import files
 from tokamake.checkpoint.format_protocol import CheckpointFormat
-from tokamake.checkpoint.latest import pointed_files
+from tokamake.checkpoint.latest import candidates, pointed_files
 from tokamake.checkpoint.megatron import optimizer_writer
 from tokamake.checkpoint.megatron.optimizer_reader import OptimizerReader, Parameter
 from tokamake.checkpoint.megatron_model import module as megatron_module
@@ -53,15 +53,7 @@ _POINTER = "latest_checkpointed_iteration.txt"
 
 def find(path: Path) -> Path | None:
     """Return the folder of the checkpoint, or None if it has another format."""
-    names = ["."]
-    if (path / _POINTER).is_file():
-        step = (path / _POINTER).read_text(encoding="utf-8", errors="replace").strip()
-        # The pointer of a checkpoint without a step, such as a converted one, says "release".
-        names.append(f"iter_{int(step):07d}" if step.isdecimal() else "release")
-    for name in names:
-        if _rank_folders(path / name):
-            return path / name
-    return None
+    return next((folder for folder in candidates(path, _POINTER) if _rank_folders(folder)), None)
 
 
 def _rank_folders(folder: Path) -> list[re.Match[str]]:

@@ -19,7 +19,7 @@ from tokamake.checkpoint.deepspeed import pipeline
 from tokamake.checkpoint.deepspeed.folder import VERSION
 from tokamake.checkpoint.deepspeed.folder import warnings as warnings
 from tokamake.checkpoint.format_protocol import CheckpointFormat
-from tokamake.checkpoint.latest import pointed_files
+from tokamake.checkpoint.latest import candidates, pointed_files
 from tokamake.checkpoint.megatron_model import module as megatron_module
 from tokamake.checkpoint.megatron_model import rank_file
 from tokamake.checkpoint.megatron_model.description import Description
@@ -63,9 +63,7 @@ _MOMENTS = "optimizer.exp_avg."
 
 def find(path: Path) -> Path | None:
     """Return the folder of the checkpoint, or None if it has another format."""
-    folders = [path]
-    if (pointer := path / _POINTER).is_file():
-        folders.append(path / pointer.read_text(encoding="utf-8", errors="replace").strip())
+    folders = candidates(path, _POINTER)
     return next((folder for folder in folders if (folder / _ZERO).is_dir()), None)
 
 
