@@ -14,7 +14,7 @@ from tokamake.config.model import (
     formats_with_tokenizer,
 )
 
-CONSTANTS = ("TITLE", "PRIORITY", "SIZES", "EQUAL_STAGES", "DTYPE", "HAS_TOKENIZER", "IN_ROOT")
+CONSTANTS = ("TITLE", "PRIORITY", "SIZES", "EQUAL_STAGES", "DTYPE", "TOKENIZER_CONFIG", "IN_ROOT")
 
 
 @pytest.mark.parametrize("name", plugins.names(FORMATS))

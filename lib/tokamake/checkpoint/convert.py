@@ -117,13 +117,13 @@ def convert(
         if not take_first_copy:
             check_copies(checkpoint.source)
     plug_in = load_format(name)
-    copied_tokenizer = checkpoint.tokenizer if plug_in.HAS_TOKENIZER else ()
+    copied_tokenizer = checkpoint.tokenizer if plug_in.TOKENIZER_CONFIG else ()
     layout = ParallelLayout(**sizes, zero_stage=zero_stage)
     options = Target(layout, dtype, tokenizer=copied_tokenizer)
     result = write(target, checkpoint, name, options, workers=workers)
     step = f" at step {n:,}" if (n := checkpoint.progress.iteration) else ""
     print(f"{target}: {title(name)}, {_summary(checkpoint, options)}, from {source}{step}")
-    _print_side_files(checkpoint, options, result.left)
+    _print_side_files(checkpoint, options, plug_in.TOKENIZER_CONFIG, result.left)
     for warning in (
         vocabulary_warning,
         *plug_in.warnings(checkpoint),
@@ -213,17 +213,22 @@ def _summary(checkpoint: "Checkpoint", target: "Target") -> str:
     return f"{text}, {target.layout}" if str(target.layout) else text
 
 
-def _print_side_files(checkpoint: "Checkpoint", target: "Target", left: list[str]) -> None:
+def _print_side_files(
+    checkpoint: "Checkpoint", target: "Target", config: str | None, left: list[str]
+) -> None:
     """Print what was written beside the weights, and what was left behind.
 
     Args:
         checkpoint: the source.
         target: what was written.
+        config: file that should name the end-of-text token, if the format has one.
         left: kinds of tensors that the format does not hold.
     """
     names = ", ".join(file.name for file in checkpoint.tokenizer)
     if target.tokenizer:
         print(f"tokenizer: {names}, from {checkpoint.tokenizer[0].parent}")
+    if config and checkpoint.notes.get("eos_token_id") is None:
+        print(f"{config} names no end-of-text token, for none is known; set its eos_token_id")
     left_tokenizer = [f"tokenizer ({names})"] if names and not target.tokenizer else []
     if everything := [*checkpoint.unread, *left, *left_tokenizer]:
         print(f"left behind: {', '.join(everything)}")

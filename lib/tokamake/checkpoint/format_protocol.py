@@ -29,8 +29,9 @@ class CheckpointFormat(Protocol):
     """Whether all pipeline stages must have the same number of layers."""
     DTYPE: str | None
     """The only dtype of weights in this format, such as fp32; None: any."""
-    HAS_TOKENIZER: bool
-    """Whether files of a tokenizer lie beside the weights."""
+    TOKENIZER_CONFIG: str | None
+    """File that names the end-of-text token of the tokenizer whose files lie beside the weights;
+    None: the format keeps no tokenizer."""
     IN_ROOT: bool
     """Whether files go into `global_step<N>` of a root folder with a file `latest`."""
 

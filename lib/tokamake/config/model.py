@@ -47,7 +47,7 @@ def formats_with(size: str) -> list[str]:
 
 def formats_with_tokenizer() -> list[str]:
     """Names of the formats that have a tokenizer beside the weights."""
-    return [format for format in format_names() if _constant(format, "HAS_TOKENIZER")]
+    return [format for format in format_names() if _constant(format, "TOKENIZER_CONFIG")]
 
 
 class ModelSettings(Settings):

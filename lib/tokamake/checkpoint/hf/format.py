@@ -36,7 +36,7 @@ PRIORITY = 10
 SIZES: Mapping[str, int | None] = {}
 EQUAL_STAGES = False
 DTYPE: str | None = None
-HAS_TOKENIZER = True
+TOKENIZER_CONFIG: str | None = "config.json"
 IN_ROOT = False
 
 _SAFETENSORS, _PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -231,10 +231,8 @@ def archives(files: Iterable[Path]) -> dict[Path, list[tuple[int, int]]]:
 
 
 def warnings(checkpoint: Checkpoint) -> list[str]:
-    """Return a warning if the end-of-text token is unknown."""
-    if checkpoint.notes.get("eos_token_id") is not None:
-        return []
-    return ["config.json names no end-of-text token, for none is known; set its eos_token_id"]
+    """Return no warnings: `lay_out` refuses models that transformers lacks."""
+    return []
 
 
 def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:

@@ -44,7 +44,7 @@ SIZES: Mapping[str, int | None] = {
 }
 EQUAL_STAGES = True
 DTYPE: str | None = None
-HAS_TOKENIZER = False
+TOKENIZER_CONFIG: str | None = None
 IN_ROOT = False
 _FILE = "model_optim_rng.pt"
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")

@@ -32,7 +32,7 @@ PRIORITY = 50
 SIZES: Mapping[str, int | None] = {}
 EQUAL_STAGES = False
 DTYPE: str | None = None
-HAS_TOKENIZER = False
+TOKENIZER_CONFIG: str | None = None
 IN_ROOT = True
 
 _REMEDY = "name another checkpoint"

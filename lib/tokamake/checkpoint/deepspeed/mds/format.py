@@ -33,7 +33,7 @@ SIZES: Mapping[str, int | None] = {
 }
 EQUAL_STAGES = False
 DTYPE: str | None = None
-HAS_TOKENIZER = False
+TOKENIZER_CONFIG: str | None = None
 IN_ROOT = True
 
 

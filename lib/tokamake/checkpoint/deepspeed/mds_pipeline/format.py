@@ -40,7 +40,7 @@ SIZES: Mapping[str, int | None] = {
 }
 EQUAL_STAGES = False
 DTYPE: str | None = None
-HAS_TOKENIZER = False
+TOKENIZER_CONFIG: str | None = None
 IN_ROOT = True
 _LAYER = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
 
