@@ -139,7 +139,7 @@ COMMANDS = commands(STAGES) | commands(TOOLS)
 EXIT_USER_ERROR = 2
 
 EXTRAS = {
-    "train": ("deepspeed", "mpi4py", "safetensors", "tensorboard", "torch"),
+    "train": ("deepspeed", "mpi4py", "tensorboard", "torch"),
     "workflow": ("matplotlib", "snakemake"),
 }
 """Packages that only some subcommands need, by the extra that installs them."""
@@ -149,12 +149,12 @@ def main() -> None:
     """Run one subcommand; a user's mistake is one line on stderr and exit status 2."""
     arguments = sys.argv[1:]
     if arguments and re.fullmatch(r"--local[_-]rank=\d+", arguments[0]):
-        del arguments[0]  # from launchers such as deepspeed; LOCAL_RANK says it, too
+        del arguments[0]  # launchers such as deepspeed add it; LOCAL_RANK has the same value
     stage = arguments[0] if arguments and arguments[0] in COMMANDS else ""
-    # A batch system ends jobs so; as an exception it lets half-written files be removed.
     from tokamake.runtime.rank_errors import STOPPED
 
-    if stage == "train":  # it is asked to stop alike by a person
+    # Batch systems end jobs with SIGTERM. As an exception, it lets stages remove unfinished files.
+    if stage == "train":  # a person's Ctrl-C stops it in the same way
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
         signal.signal(signal.SIGINT, lambda *_: sys.exit(STOPPED))
     else:
@@ -162,11 +162,11 @@ def main() -> None:
     try:
         _run(stage, arguments)
     except KeyboardInterrupt:
-        _fail(stage, "stopped; the same command goes on", 130)
+        _fail(stage, "stopped; the same command continues", 130)
 
 
 def _run(stage: str, arguments: list[str]) -> None:
-    gc.disable()  # What is imported stays: to look for garbage in it is a tenth of the start.
+    gc.disable()  # Imports leave no garbage, and the search for it takes a tenth of the start.
     from cyclopts import CycloptsError
 
     from tokamake.errors import UserError, of_system
@@ -194,14 +194,14 @@ def _run(stage: str, arguments: list[str]) -> None:
             raise
         install = f"pip install 'tokamake[{extra}]'"
         _fail(stage, f"{package} is not installed; {install}", EXIT_USER_ERROR)
-    except BrokenPipeError:  # whoever read our output has enough
+    except BrokenPipeError:  # the reader of our output has closed it
         os._exit(128 + signal.SIGPIPE)
     except OSError as error:
         _fail(stage, f"{of_system(error)}; fix it and rerun", 1)
 
 
 def make_app(stage: str = "") -> "App":
-    """The command line of one subcommand, or of all of them with their summaries alone."""
+    """Build the command line of one subcommand, or of all with only their summaries."""
     from cyclopts import App, Group, Parameter
 
     app = App(
@@ -250,7 +250,7 @@ def summary(stage: str) -> str:
 
 
 def _source_file(module: str) -> Path:
-    """Source of a module of this package; `find_spec` of it would import the packages above it."""
+    """Source of a module of this package; `find_spec` would import its parent packages."""
     package = find_spec("tokamake")
     assert package is not None
     assert package.origin is not None

@@ -279,7 +279,7 @@ def test_ctrl_c_prints_one_line_and_the_same_command_continues(
 
     stopped = run("-c", STOPPED)
     assert stopped.returncode == 130
-    assert stopped.stderr == "tokamake convert: stopped; the same command goes on\n"
+    assert stopped.stderr == "tokamake convert: stopped; the same command continues\n"
     assert not (tmp_path / "a").exists()
     assert run("-m", "tokamake").returncode == 0
     assert_same(open_any(tmp_path / "a"), FAMILIES["llama"])

@@ -25,8 +25,8 @@ with stop_signals.on_signals(request.note):
 @pytest.mark.parametrize(
     ("first", "second", "least", "code", "printed"),
     [
-        ("SIGINT", "SIGINT", 0, 130, "ended by a second Ctrl-C; the same command goes on"),
-        ("SIGTERM", "SIGINT", 0, 130, "ended by a second Ctrl-C; the same command goes on"),
+        ("SIGINT", "SIGINT", 0, 130, "ended by a second Ctrl-C; the same command continues"),
+        ("SIGTERM", "SIGINT", 0, 130, "ended by a second Ctrl-C; the same command continues"),
         ("SIGINT", "SIGINT", 1e9, 0, "SIGINT"),
         ("SIGINT", "SIGTERM", 0, 0, "SIGINT"),
         ("SIGTERM", "SIGTERM", 0, 0, "SIGTERM"),

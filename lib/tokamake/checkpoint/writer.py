@@ -172,7 +172,7 @@ def _plan(
     plan = notes / _PLAN
     if plan.is_file() and content.is_dir():
         saved = files.read_json(plan, "")
-        if saved["digest"] == digest:
+        if saved["digest"] == digest and "extents" in saved:  # older versions: another key
             return [_from_json(content, entry) for entry in saved["extents"]]
     if content.parent.exists():
         shutil.rmtree(content.parent)

@@ -47,5 +47,7 @@ class StopRequest:
         elif number == signal.SIGINT and time.monotonic() - self._since >= _REPEAT_SECONDS:
             if self._reports:
                 # Not print: the signal may interrupt one, and print cannot be nested.
-                os.write(1, b"ended by a second Ctrl-C; the same command goes on where it saved\n")
+                os.write(
+                    1, b"ended by a second Ctrl-C; the same command continues from the last save\n"
+                )
             os._exit(128 + signal.SIGINT)
