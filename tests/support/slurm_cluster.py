@@ -71,7 +71,7 @@ class Slurm:
     daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def run(self, command: str, *arguments: str) -> str:
-        """What one of its commands prints."""
+        """Output of a command of Slurm."""
         return subprocess.run(
             [command, *arguments], env=self.environment, check=True, text=True,
             stdout=subprocess.PIPE, timeout=60,
@@ -97,8 +97,8 @@ class Slurm:
     def is_idle(self) -> bool:
         """Whether all nodes wait for jobs."""
         state = ["sinfo", "--noheader", "--Node", "--format=%T"]
-        found = subprocess.run(state, env=self.environment, capture_output=True, text=True)
-        return found.stdout.split() == ["idle"] * len(NODES)
+        process = subprocess.run(state, env=self.environment, capture_output=True, text=True)
+        return process.stdout.split() == ["idle"] * len(NODES)
 
     def kill_node(self, name: str) -> None:
         """Kill all processes of a node, as a loss of power does; Slurm has to find out."""
@@ -128,19 +128,19 @@ class Slurm:
 
 def _processes(slurm: Slurm, node: str) -> list[int]:
     """Processes of the jobs on a node, and the step daemons above them."""
-    mine = {f"SLURM_CONF={slurm.folder}/slurm.conf", f"SLURMD_NODENAME={node}"}
-    found = set()
+    variables = {f"SLURM_CONF={slurm.folder}/slurm.conf", f"SLURMD_NODENAME={node}"}
+    processes = set()
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if not mine <= set((path / "environ").read_text(errors="replace").split("\0")):
+            if not variables <= set((path / "environ").read_text(errors="replace").split("\0")):
                 continue
             parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
             if Path("/proc", parent, "cmdline").read_text().startswith("slurmstepd"):
-                found.add(int(parent))
+                processes.add(int(parent))
         except OSError:  # it has ended
             continue
-        found.add(int(path.name))
-    return sorted(found)
+        processes.add(int(path.name))
+    return sorted(processes)
 
 
 def _kill(pids: list[int]) -> None:

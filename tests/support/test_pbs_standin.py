@@ -112,13 +112,13 @@ def test_jobs_run_in_an_environment_of_their_own(pbs: Pbs) -> None:
 
 @pytest.fixture
 def front(tmp_path: Path, pbs: Pbs):
-    """What stands before a real PBS, before the stand-in."""
+    """The front of a real PBS server, in front of the stand-in."""
     yield real(tmp_path / "front", pbs.folder / "bin")
     pbs.stop()
 
 
 def told(pbs: Pbs, fault: str, *ids: str) -> tuple:
-    """What the executor makes of a reply with a fault."""
+    """How the executor reads a reply with a fault."""
     pbs.faults("qstat", fault)
     done = pbs.run("qstat", "-x", "-f", "-F", "json", *ids)
     answer = parse(done.returncode, done.stdout, done.stderr)

@@ -168,7 +168,7 @@ def test_names_round_trip_and_flops_equal_those_that_torch_counts(
 
 @pytest.mark.parametrize("architecture", [LEARNED, MQA, ROTARY, ALIBI], ids=range(4))
 @pytest.mark.parametrize("cuts", [[0, 1, 3], [0, 1, 2, 3]], ids=str)
-def test_stages_of_a_pipeline_are_the_whole(architecture: Architecture, cuts: list[int]) -> None:
+def test_pipeline_stages_equal_the_whole_model(architecture: Architecture, cuts: list[int]) -> None:
     weights = random(architecture, 1)
     whole = to_model(architecture, weights)
     x = tokens = tokens_of(architecture, 20)

@@ -125,7 +125,7 @@ def run_of(root: Path, name: str) -> Path:
 
 
 @pytest.mark.ranks
-def test_two_ranks_train_as_one_does(tmp_path: Path) -> None:
+def test_two_ranks_equal_one_process(tmp_path: Path) -> None:
     config = run_of(tmp_path, "shared")
     (alone,) = spawn(train_all, 1, [Layout(config, {})])
     ranks = spawn(train_all, 2, [Layout(config, changes) for changes in LAYOUTS.values()])
