@@ -1,8 +1,8 @@
-"""Compare blends, mappings and sample indexes with megatron-core's, in one process.
+"""Compare blends, sentence mappings and sample indexes with megatron-core's, in one process.
 
     python benchmarks/blending.py --rounds 5 --documents 20000000
 
-Both take turns, round by round, and must make the same; medians are printed.
+Both take turns, round by round, and must give equal results. Printed times are medians.
 """
 
 import argparse
@@ -30,14 +30,14 @@ _SEED = 1234
 
 Arrays = tuple[np.ndarray, ...]
 Contest = tuple[str, int, Callable[[], Arrays], Callable[[], Arrays]]
-"""Name, things that are made, and how megatron-core and tokamake make them."""
+"""Name, number of entries, and the functions of megatron-core and tokamake."""
 
 
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--documents", type=int, default=20_000_000, help="of the token file")
+    parser.add_argument("--documents", type=int, default=20_000_000, help="of the dataset")
     parser.add_argument("--work", type=Path, default=Path("benchmark-work"), help="scratch folder")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
@@ -47,26 +47,26 @@ def main() -> None:
 
 
 def row(contest: Contest, rounds: int) -> str:
-    """Let both take turns; the medians as a row of the table."""
+    """Run both in turns and format the medians as a row of the table."""
     name, size, *both = contest
     seconds: list[list[float]] = [[], []]
     for number in range(rounds):
-        made: list[Any] = [None, None]
+        results: list[Any] = [None, None]
         for place in (0, 1) if number % 2 else (1, 0):
             start = time.perf_counter()
-            made[place] = both[place]()
+            results[place] = both[place]()
             seconds[place].append(time.perf_counter() - start)
-        for theirs, ours in zip(*made, strict=True):
+        for theirs, ours in zip(*results, strict=True):
             np.testing.assert_array_equal(ours, theirs, strict=True)
-    theirs, ours = (median(one) for one in seconds)
-    each = [f"{1e9 * one / size:,.1f}" for one in (theirs, ours)]
-    return f"| {name} | {each[0]} | {each[1]} | {theirs / ours:.1f} |"
+    theirs, ours = (median(times) for times in seconds)
+    nanoseconds = [f"{1e9 * each / size:,.1f}" for each in (theirs, ours)]
+    return f"| {name} | {nanoseconds[0]} | {nanoseconds[1]} | {theirs / ours:.1f} |"
 
 
 def blends() -> list[Contest]:
-    """Orders of mixtures, by several kinds of weights."""
+    """Blends of several sizes with several kinds of weights."""
     random = np.random.default_rng(0)
-    found = []
+    contests = []
     sizes = {2: 3_000_000, 7: 3_000_000, 30: 3_000_000, 100: 3_000_000, 2419: 1_000_000}
     for sets, size in {**sizes, 20_000: 200_000}.items():
         kinds = {
@@ -77,37 +77,37 @@ def blends() -> list[Contest]:
         }
         for kind, weights in kinds.items():
             name = f"blend, {sets:,} sets, {kind} weights, {size:,} samples"
-            found.append(blend(name, weights / weights.sum(), size))
+            contests.append(blend(name, weights / weights.sum(), size))
     counts = random.integers(1, 800, 2419)
-    found.append(exhaustive("exhaustive blend, 2,419 sets", counts))
-    return found
+    contests.append(exhaustive("exhaustive blend, 2,419 sets", counts))
+    return contests
 
 
 def blend(name: str, weights: np.ndarray, size: int) -> Contest:
-    """One blend by weights."""
+    """A blend by weights."""
 
     def theirs() -> Arrays:
-        made = np.zeros(size, np.int16), np.zeros(size, np.int64)
-        helpers.build_blending_indices(*made, weights, len(weights), size, False)
-        return made
+        arrays = np.zeros(size, np.int16), np.zeros(size, np.int64)
+        helpers.build_blending_indices(*arrays, weights, len(weights), size, False)
+        return arrays
 
     return name, size, theirs, lambda: _csrc.build_blend_index(weights, size)
 
 
 def exhaustive(name: str, sizes: np.ndarray) -> Contest:
-    """One blend of whole datasets."""
+    """A blend of all samples of the datasets."""
     size = int(sizes.sum())
 
     def theirs() -> Arrays:
-        made = np.zeros(size, np.int16), np.zeros(size, np.int64)
-        helpers.build_exhaustive_blending_indices(*made, sizes, len(sizes))
-        return made
+        arrays = np.zeros(size, np.int16), np.zeros(size, np.int64)
+        helpers.build_exhaustive_blending_indices(*arrays, sizes, len(sizes))
+        return arrays
 
     return name, size, theirs, lambda: _csrc.build_exhaustive_blend_index(sizes)
 
 
 def sentence_data() -> list[Contest]:
-    """Mappings of BERT, T5 and ICT, for each sentence."""
+    """Sentence mappings of BERT and T5, and block mappings of ICT; times are per sentence."""
     random = np.random.default_rng(0)
     bounds = np.cumsum(np.append(0, random.integers(0, 40, 500_000)))
     lengths = np.minimum(random.geometric(0.04, bounds[-1]), 512).astype(np.int32)
@@ -133,14 +133,14 @@ def sentence_data() -> list[Contest]:
 
 
 def whole_index(documents: int, work: Path) -> Contest:
-    """Document, sample and shuffle index of one file: from its .idx file to three .npy files."""
+    """Document, sample and shuffle index of a dataset: from its .idx file to three .npy files."""
     prefix = work / "documents"
     lengths = np.random.default_rng(0).integers(20, 200, documents).astype(np.int32)
     with dataset.IndexWriter(prefix.with_suffix(".idx"), np.uint16) as writer:
         writer.add(lengths, np.ones(documents, np.int32))
         writer.finish()
     with prefix.with_suffix(".bin").open("wb") as stream:
-        stream.truncate(2 * int(lengths.sum(dtype=np.int64)))  # nobody reads it: a hole will do
+        stream.truncate(2 * int(lengths.sum(dtype=np.int64)))  # a sparse file: nobody reads tokens
     num_samples = int(lengths.sum(dtype=np.int64)) * 3 // 2 // _LENGTH  # an epoch and a half
     cache = work / "cache"
     return (
@@ -152,7 +152,7 @@ def whole_index(documents: int, work: Path) -> Contest:
 
 
 def megatron_index(prefix: Path, num_samples: int, cache: Path) -> Arrays:
-    """What a training job's first rank does, opening the file included."""
+    """Build the index as rank 0 of a training does, including opening the dataset."""
     shutil.rmtree(cache, ignore_errors=True)
     low = IndexedDataset(str(prefix))
     config = GPTDatasetConfig(
@@ -168,25 +168,25 @@ def megatron_index(prefix: Path, num_samples: int, cache: Path) -> Arrays:
         create_attention_mask=False,
     )
     order = np.arange(len(low), dtype=np.int32)
-    made = GPTDataset(low, str(prefix), order, num_samples, Split.train, config)
-    return made.document_index, made.sample_index, made.shuffle_index
+    built = GPTDataset(low, str(prefix), order, num_samples, Split.train, config)
+    return built.document_index, built.sample_index, built.shuffle_index
 
 
 def our_index(prefix: Path, num_samples: int, folder: Path) -> Arrays:
-    """Build and write the same with tokamake."""
+    """Build and write the same index with tokamake."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     opened = dataset.IndexedDataset(prefix)
-    made = dataset_index.build(
+    built = dataset_index.build(
         opened.lengths,
         range(len(opened)),
         num_samples=num_samples,
         sequence_length=_LENGTH,
         seed=_SEED,
     )
-    for name, array in made._asdict().items():
+    for name, array in built._asdict().items():
         np.save(folder / f"{name}.npy", array)
-    return tuple(np.load(folder / f"{name}.npy", mmap_mode="r") for name in made._fields)
+    return tuple(np.load(folder / f"{name}.npy", mmap_mode="r") for name in built._fields)
 
 
 if __name__ == "__main__":

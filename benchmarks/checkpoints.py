@@ -2,9 +2,9 @@
 
     python benchmarks/checkpoints.py --work DIR --rounds 5
 
-The model is a Llama of 223 million parameters in fp32, 0.9 GB. Each contestant is a process of its
-own, in turns; files are synced. Times are medians, memory is the largest resident set, of which
-file pages that the kernel may drop are a part.
+The model is a Llama of 223 million parameters in fp32, 0.9 GB. Contestants are separate processes
+that take turns; files are synced. Times are medians. Memory is the largest resident set, including
+file pages that the kernel may drop.
 """
 
 import argparse
@@ -21,7 +21,8 @@ MAKE = """
 import sys
 from pathlib import Path
 import torch
-from tokamake.checkpoint import hugging_face, tensors
+from tokamake.checkpoint import model_tensors
+from tokamake.checkpoint.hf import hf_folder
 from tokamake.config.architecture import Architecture
 shape = Architecture(
     vocab_size=32000,
@@ -35,9 +36,9 @@ shape = Architecture(
 generator = torch.Generator().manual_seed(0)
 weights = {
     name: torch.randn(tuple(size), generator=generator) * 0.02
-    for name, size in tensors.shapes(shape).items()
+    for name, size in model_tensors.shapes(shape).items()
 }
-hugging_face.write(Path(sys.argv[1]), shape, weights)
+hf_folder.write(Path(sys.argv[1]), shape, weights)
 """
 THROUGH_TRANSFORMERS = """
 import sys
@@ -52,10 +53,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
-    source, target = given.work / "source", given.work / "target"
+    options = parser.parse_args()
+    source, target = options.work / "source", options.work / "target"
     if not source.exists():
-        # In another process: what this one holds would count as that of those it starts.
+        # In another process, because children inherit the resident set of this one.
         subprocess.run([sys.executable, "-c", MAKE, str(source)], check=True)
     tokamake = [str(Path(sys.executable).parent / "tokamake"), "convert", "--from", str(source)]
     contestants = {
@@ -69,29 +70,29 @@ def main() -> None:
         ],
         "to native": [*tokamake, "--to", str(target), "--format", "native"],
     }  # fmt: skip
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
+    costs: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
     order = random.Random(0)
-    for _ in range(given.rounds):
-        # Whoever comes after the largest process finds memory that is given back to the host.
+    for _ in range(options.rounds):
+        # In random order: after the largest process, memory is requested from the host again.
         for name in order.sample([*contestants], len(contestants)):
             shutil.rmtree(target, ignore_errors=True)
             os.sync()
-            found[name].append(measure(contestants[name], target))
+            costs[name].append(measure(contestants[name], target))
     shutil.rmtree(target)
-    copied = median(seconds for seconds, _ in found["cp"])
+    cp_seconds = median(seconds for seconds, _ in costs["cp"])
     print("| | seconds | of cp's speed | MB |\n|---|---|---|---|")
-    for name, some in found.items():
-        seconds, memory = (median(values) for values in zip(*some, strict=True))
-        print(f"| {name} | {seconds:.1f} | {copied / seconds:.2f} | {memory:,.0f} |")
+    for name, rounds in costs.items():
+        seconds, memory = (median(values) for values in zip(*rounds, strict=True))
+        print(f"| {name} | {seconds:.1f} | {cp_seconds / seconds:.2f} | {memory:,.0f} |")
 
 
 def measure(command: list[str], target: Path) -> tuple[float, float]:
-    """Seconds and megabytes of a process, until what it wrote is on disk."""
-    # Bytecode is kept, as anywhere: else our modules would be compiled anew each time, those of
-    # others not.
-    kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    """Seconds and megabytes of a process, until its files are on disk."""
+    # Write bytecode, as by default: installed packages have theirs, tokamake must have it, too.
+    bytecode = "PYTHONDONTWRITEBYTECODE"
+    environment = {key: value for key, value in os.environ.items() if key != bytecode}
     begin, quiet = time.perf_counter(), subprocess.DEVNULL
-    with subprocess.Popen(command, stdout=quiet, stderr=quiet, env=kept) as process:
+    with subprocess.Popen(command, stdout=quiet, stderr=quiet, env=environment) as process:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, command

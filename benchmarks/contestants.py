@@ -1,6 +1,6 @@
-"""The programs that are compared: how each is started with the same tokenizer on the same file.
+"""The compared programs: the command of each for the same tokenizer and the same file.
 
-Megatron-LM's two tools are not on PyPI: give the path of a checkout that has them.
+Megatron-LM's two tools are not on PyPI; they need the path of a checkout.
 """
 
 import json
@@ -22,7 +22,7 @@ _MODEL_TYPES = {"merges.txt": "gpt2", "vocab.txt": "bert"}
 
 
 class Setting(NamedTuple):
-    """What all contestants of a comparison share."""
+    """Settings that all contestants of a comparison share."""
 
     tokenizer: Path
     workers: int
@@ -32,19 +32,21 @@ class Setting(NamedTuple):
 
 
 class Contestant(NamedTuple):
-    """A program: its command for an input and a prefix, and where its pair then is."""
+    """A program that tokenizes a file."""
 
     command: Callable[[Path, Path], list[str]]
+    """Function of the input file and the output prefix that returns the command."""
     suffix: str
-    """What it appends to the prefix."""
+    """Suffix that the program appends to the prefix."""
     environment: dict[str, str]
+    """Additional environment variables."""
 
 
 def contestants(setting: Setting) -> dict[str, Contestant]:
-    """All contestants that can be had, by name; tokamake is first."""
+    """All available contestants by name; tokamake is first."""
     eod = ["--append-eod" if setting.append_eod else "--no-append-eod"]
     threads = {"RAYON_NUM_THREADS": str(setting.workers)}
-    found = {
+    by_name = {
         "tokamake": Contestant(
             lambda source, prefix: [
                 *(sys.executable, "-m", "tokamake", "tokenize", str(source)),
@@ -57,7 +59,7 @@ def contestants(setting: Setting) -> dict[str, Contestant]:
     }
     if setting.append_eod and not _holds(setting.tokenizer, "vocab.txt"):
         loop = str(_HERE / "plain_loop.py")
-        found["plain loop"] = Contestant(
+        by_name["plain loop"] = Contestant(
             lambda source, prefix: [
                 *(sys.executable, loop, str(source), str(prefix), str(setting.tokenizer))
             ],
@@ -65,8 +67,8 @@ def contestants(setting: Setting) -> dict[str, Contestant]:
             threads,
         )
     if setting.megatron:
-        found |= _megatron(setting, setting.megatron)
-    return found
+        by_name |= _megatron(setting, setting.megatron)
+    return by_name
 
 
 def _megatron(setting: Setting, checkout: Path) -> dict[str, Contestant]:
@@ -81,16 +83,17 @@ def _megatron(setting: Setting, checkout: Path) -> dict[str, Contestant]:
         ]
 
     slow = command("preprocess_data.py", "--workers", str(setting.workers))
-    found = {"preprocess_data.py": Contestant(slow, "_text_document", environment)}
+    by_name = {"preprocess_data.py": Contestant(slow, "_text_document", environment)}
     if "HuggingFaceTokenizer" in shared and not _holds(setting.tokenizer, "vocab.txt"):
-        # It takes Hugging Face tokenizers alone, and gigatoken has no WordPiece.
+        # It supports Hugging Face tokenizers only, and gigatoken has no WordPiece.
         fast = command("preprocess_data_fast.py", "--use-gigatoken")
-        found["preprocess_data_fast.py"] = Contestant(fast, "_text_document", environment | threads)
-    return found
+        environment = environment | threads
+        by_name["preprocess_data_fast.py"] = Contestant(fast, "_text_document", environment)
+    return by_name
 
 
 def _megatron_tokenizer(setting: Setting) -> list[str]:
-    """Megatron's options for a tokenizer; it takes vocabularies from a Hugging Face folder."""
+    """Megatron's options for a tokenizer; vocabularies become a Hugging Face folder."""
     path = setting.tokenizer
     kind = "--tokenizer-type"
     if path.suffix == ".model" or (path.is_dir() and any(path.glob("*.model"))):
@@ -103,7 +106,7 @@ def _megatron_tokenizer(setting: Setting) -> list[str]:
         if _holds(path, name):
             (folder / "tokenizer_config.json").write_text(json.dumps(settings))
             (folder / "config.json").write_text(json.dumps({"model_type": _MODEL_TYPES[name]}))
-    # GPT-2's tokenizer adds no special tokens by itself, and is faster without being told so.
+    # GPT-2's tokenizer adds no special tokens, and it is faster without this option.
     plain = [] if _holds(path, "merges.txt") else ["--tokenizer-hf-no-include-special-tokens"]
     return [kind, "HuggingFaceTokenizer", "--tokenizer-model", str(folder), *plain]
 

@@ -1,9 +1,9 @@
-"""Make a corpus of real text, one file a document, from folders of source code and documentation.
+"""Make a corpus of real text from folders of source code and documentation; a file is a document.
 
     python benchmarks/corpus.py /usr/src /usr/share/doc --bytes 1GB --output corpus.jsonl
 
-The same folders give the same bytes. Files are mixed in an order that depends on their paths
-alone, so that code and prose alternate; copies, binaries and generated tables stay out.
+The same folders give the same bytes. The order depends only on hashes of paths, which mixes code
+and prose. Copies, binaries and generated tables are skipped.
 """
 
 import argparse
@@ -18,11 +18,11 @@ from pathlib import Path
 
 _SMALLEST, _LARGEST = 200, 1_000_000
 _REPETITIVE = 8.0
-"""How many times smaller zlib makes generated tables; hand-written code and prose reach 3 to 5."""
+"""Compression ratio of zlib from which a file counts as generated; code and prose reach 3 to 5."""
 
 
 def main() -> None:
-    """Write the corpus that the command line asks for."""
+    """Write the corpus."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, help="folders to read, recursively")
     parser.add_argument("--bytes", type=in_bytes, default=in_bytes("1GB"), help="size to reach")
@@ -49,7 +49,7 @@ def in_bytes(text: str) -> int:
 
 
 def texts(folders: list[Path]) -> Iterator[str]:
-    """Yield the folders' texts, none twice."""
+    """Yield the texts of the folders without copies."""
     paths = [
         (hashlib.sha256(path.relative_to(folder).as_posix().encode()).digest(), path)
         for folder in folders
@@ -77,7 +77,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _read(path: Path) -> bytes:
-    """A file's bytes, without those of too large ones; manual pages are often compressed."""
+    """Read a file, compressed or not (manual pages often are); too large ones count as empty."""
     if path.stat().st_size > _LARGEST:
         return b""
     if path.suffix != ".gz":

@@ -1,9 +1,9 @@
-"""Compare the loader with megatron-core's datasets, in one process, and with what training takes.
+"""Compare the loader with megatron-core's datasets, in one process, and with the needs of training.
 
-    python benchmarks/loading.py --rounds 5 --metrics results/tiny/checkpoints/metrics.jsonl
+    python benchmarks/loading.py --rounds 5 --metrics results/tiny/training/metrics.jsonl
 
-Pairs of random tokens are made and indexed once. Contestants take turns, round by round, over the
-same samples, which are compared before; medians are printed.
+Datasets of random tokens are made and indexed once. Contestants take turns, round by round, over
+the same samples, which are compared first. Printed times are medians.
 """
 
 import argparse
@@ -33,17 +33,18 @@ _ROWS = 8
 """Samples of a micro batch."""
 
 Batches = Callable[[int], Iterable[Any]]
-"""Yields micro batches from some number of consumed samples on."""
+"""Function of the number of consumed samples that yields the following micro batches."""
 
 
 class Case(NamedTuple):
-    """What is read."""
+    """A mixture and how it is read."""
 
     length: int
     """Tokens of a sample."""
     files: int
+    """Datasets of the mixture."""
     resumed: bool
-    """Whether half of the samples were consumed before."""
+    """Whether reading starts in the middle."""
 
     def __str__(self) -> str:
         end = ", resumed" if self.resumed else ""
@@ -54,13 +55,13 @@ def main() -> None:
     """Measure and print tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=40_000_000, help="of all files together")
-    parser.add_argument("--measured", type=int, default=4_000_000, help="tokens read each time")
-    parser.add_argument("--open", type=int, default=2500, help="pairs whose opening is measured")
-    parser.add_argument("--metrics", type=Path, help="metrics.jsonl of the run of the tiny model")
+    parser.add_argument("--tokens", type=int, default=40_000_000, help="of all datasets together")
+    parser.add_argument("--measured", type=int, default=4_000_000, help="tokens read per round")
+    parser.add_argument("--open", type=int, default=2500, help="datasets of the opening test")
+    parser.add_argument("--metrics", type=Path, help="metrics.jsonl of a run of the tiny model")
     parser.add_argument("--work", type=Path, default=Path("benchmark-work"), help="scratch folder")
     options = parser.parse_args()
-    # megatron-core asks for the rank where it caches.
+    # megatron-core's cache needs a process group.
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     cases = [
         Case(length, files, resumed)
@@ -68,40 +69,42 @@ def main() -> None:
         for files in (1, 40)
         for resumed in (False, True)
     ]
-    found = {case: measure(case, options) for case in cases}
-    names = list(next(iter(found.values())))
-    print("\nThousands of tokens a second (samples a second)\n")
+    speeds_of = {case: measure(case, options) for case in cases}
+    names = list(next(iter(speeds_of.values())))
+    print("\nThousands of tokens per second (samples per second)\n")
     print("| | " + " | ".join([*names, "tokamake / best of the others"]) + " |")
     print("| --- " * (len(names) + 2) + "|")
-    for case, speeds in found.items():
+    for case, speeds in speeds_of.items():
         cells = [f"{speed / 1e3:,.0f} ({speed / case.length:,.0f})" for speed in speeds.values()]
         ours = speeds["tokamake"]
         best = max(speed for name, speed in speeds.items() if name != "tokamake")
         print(f"| {case} | " + " | ".join(cells) + f" | {ours / best:.2f} |")
     report_opening(options)
     if options.metrics:
-        report_training(options.metrics, found)
+        report_training(options.metrics, speeds_of)
 
 
 def measure(case: Case, options: argparse.Namespace) -> dict[str, float]:
-    """Tokens a second of each contestant: medians over the rounds."""
-    folder = make_pairs(options.work / f"load-{options.tokens}-{case.files}", case.files, options)
-    found = contestants(folder, case, options)
+    """Tokens per second of each contestant: medians over the rounds."""
+    folder = make_datasets(
+        options.work / f"load-{options.tokens}-{case.files}", case.files, options
+    )
+    readers = contestants(folder, case, options)
     number = options.measured // case.length // _ROWS
     start = options.tokens // case.length // 2 if case.resumed else 0
-    compare(found, start, number)
-    seconds: dict[str, list[float]] = {name: [] for name in found}
-    names = list(found)
+    compare(readers, start, number)
+    seconds: dict[str, list[float]] = {name: [] for name in readers}
+    names = list(readers)
     for turn in range(options.rounds):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             begin = time.perf_counter()
-            assert sum(1 for _ in islice(found[name](start), number)) == number
+            assert sum(1 for _ in islice(readers[name](start), number)) == number
             seconds[name].append(time.perf_counter() - begin)
     return {name: number * _ROWS * case.length / median(times) for name, times in seconds.items()}
 
 
-def make_pairs(folder: Path, number: int, options: argparse.Namespace) -> Path:
-    """Write pairs of documents of 600 random tokens on average, and their weights, once."""
+def make_datasets(folder: Path, number: int, options: argparse.Namespace) -> Path:
+    """Write datasets of random tokens (600 per document on average) and their weights, once."""
     if (folder / "weights.txt").exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +120,7 @@ def make_pairs(folder: Path, number: int, options: argparse.Namespace) -> Path:
 
 
 def contestants(folder: Path, case: Case, options: argparse.Namespace) -> dict[str, Batches]:
-    """Megatron's samples one by one, in batches as its training reads them, and ours."""
+    """Megatron's samples one by one, Megatron's batches as in its training, and tokamake's."""
     number = options.tokens // case.length
     ours = our_samples(folder, case.length, number)
     theirs = megatron_samples(folder, case.length, number)
@@ -149,7 +152,7 @@ def contestants(folder: Path, case: Case, options: argparse.Namespace) -> dict[s
 
 
 def our_samples(folder: Path, length: int, number: int) -> Samples:
-    """Index the pairs, once, and open them."""
+    """Index the datasets, once, and open them."""
     output = folder / f"index-{length}"
     if not output.exists():
         index(
@@ -165,7 +168,7 @@ def our_samples(folder: Path, length: int, number: int) -> Samples:
 
 
 def megatron_samples(folder: Path, length: int, number: int) -> Any:
-    """The same by megatron-core."""
+    """Index and open the datasets with megatron-core."""
     lines = [line.split() for line in (folder / "weights.txt").read_text().splitlines()]
     prefixes = [str(folder / prefix) for _, prefix, _ in lines]
     settings = GPTDatasetConfig(
@@ -180,19 +183,19 @@ def megatron_samples(folder: Path, length: int, number: int) -> Any:
         eod_mask_loss=False,
         create_attention_mask=False,
     )
-    for _ in range(2):  # a job builds its cache, then all ranks read it memory-mapped
+    for _ in range(2):  # the first pass builds the cache, the second one maps it, as all ranks do
         builder = BlendedMegatronDatasetBuilder(GPTDataset, [number, 0, 0], lambda: True, settings)
         train, *_ = builder.build()
     return train
 
 
 def report_opening(options: argparse.Namespace) -> None:
-    """Print how long it takes to open a mixture of many pairs that is indexed already.
+    """Print the time to open a mixture of many datasets that has an index.
 
-    megatron-core takes no part: it runs out of file descriptors, of which it keeps several a pair.
+    Without megatron-core, which keeps several file descriptors per dataset and runs out of them.
     """
     folder = options.work / f"load-{options.tokens}-{options.open}"
-    make_pairs(folder, options.open, options)
+    make_datasets(folder, options.open, options)
     number = options.tokens // 256
     our_samples(folder, 256, number)
     seconds = []
@@ -200,27 +203,27 @@ def report_opening(options: argparse.Namespace) -> None:
         begin = time.perf_counter()
         our_samples(folder, 256, number)
         seconds.append(time.perf_counter() - begin)
-    print(f"\nOpening {options.open:,} pairs takes {median(seconds):.2f} s")
+    print(f"\nOpening {options.open:,} datasets takes {median(seconds):.2f} s")
 
 
-def compare(found: dict[str, Batches], start: int, number: int) -> None:
-    """Have all that is measured read by all and be the same."""
-    made = [islice(one(start), number) for one in found.values()]
+def compare(readers: dict[str, Batches], start: int, number: int) -> None:
+    """Check that all contestants read the same samples."""
+    batches_of = [islice(reader(start), number) for reader in readers.values()]
     count = 0
-    for one_by_one, by_loader, ours in zip(*made, strict=True):
+    for one_by_one, by_loader, ours in zip(*batches_of, strict=True):
         np.testing.assert_array_equal(ours[:, :-1], torch.stack(one_by_one).numpy())
         np.testing.assert_array_equal(ours[:, :-1], by_loader.numpy())
         count += 1
     assert count == number
 
 
-def report_training(path: Path, found: dict[Case, dict[str, float]]) -> None:
-    """Print how many times what the run took the loader gives, at the run's sequence length."""
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    taken = median(one["tokens_per_second"] for one in records if "tokens_per_second" in one)
-    print(f"\nTraining takes {taken:,.0f} tokens a second ({path}):")
-    for case, speeds in found.items():
-        print(f"- {case}: the loader gives {speeds['tokamake'] / taken:,.0f} times as many")
+def report_training(path: Path, speeds_of: dict[Case, dict[str, float]]) -> None:
+    """Print the loader's speed as a multiple of the tokens per second of a training."""
+    records = map(json.loads, path.read_text().splitlines())
+    speed = median(each["tokens_per_second"] for each in records if "tokens_per_second" in each)
+    print(f"\nTraining consumes {speed:,.0f} tokens per second ({path}):")
+    for case, speeds in speeds_of.items():
+        print(f"- {case}: the loader gives {speeds['tokamake'] / speed:,.0f} times as many")
 
 
 if __name__ == "__main__":

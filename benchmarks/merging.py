@@ -1,10 +1,11 @@
-"""Compare `tokamake merge` with `cat` and with Megatron's merge, down to the disk.
+"""Compare `tokamake merge` with `cat` and with Megatron's merge, including the sync to disk.
 
     python benchmarks/merging.py --bytes 2GB --parts 20 --rounds 5 --work benchmark-work
 
-Contestants take turns, round by round; medians are printed, of "tokamake is" the median of each
-round's ratio, which a busy machine moves less. Each is timed from the start of its process until
-its files are on disk. The parts are made here, of random tokens, with manifests.
+Contestants take turns, round by round. Printed times are medians; "tokamake is" is the median of
+the ratios of each round, which a busy machine affects less. Each contestant is timed from the start
+of its process until its files are on disk. The shards are made here, from random tokens, with
+manifests.
 """
 
 import argparse
@@ -39,23 +40,21 @@ for suffix in (".bin", ".idx"):
     with open(output + suffix, "rb") as stream:
         os.fsync(stream.fileno())
 """
-"""What Megatron's merge_datasets.py does, without its search for files."""
+"""The work of Megatron's merge_datasets.py, without its search for files."""
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Measure and print a table."""
     options = _options()
-    parts = make_parts(options)
-    found = contestants(parts, options.work / "output")
-    commands = {name: one for name, one in found.items() if name in (options.only or found)}
+    shards = make_shards(options)
+    commands = contestants(shards, options.work / "output")
+    names = [name for name in commands if name in (options.only or commands)]
     runs = []
     for number in range(options.rounds):
-        names = list(commands)
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            cost = run(commands[name], parts, options.work)
+            cost = run(commands[name], shards, options.work)
             runs.append({"round": number, "name": name, **cost})
-            one = runs[-1]
-            print(f"round {number + 1}  {name:<32}{one['seconds']:>8.2f} s", flush=True)
+            print(f"round {number + 1}  {name:<32}{cost['seconds']:>8.2f} s", flush=True)
     print(report(runs, options))
     if options.json:
         options.json.write_text(json.dumps(runs, indent=2) + "\n")
@@ -64,17 +63,17 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bytes", type=in_bytes, default="2GB", help="of all .bin files")
-    parser.add_argument("--parts", type=int, default=20)
+    parser.add_argument("--parts", type=int, default=20, help="shards to merge")
     parser.add_argument("--mean-tokens", type=int, default=1000, help="of a document")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", action="append", help="a contestant's name; repeatable")
+    parser.add_argument("--only", action="append", help="name of a contestant; repeatable")
     parser.add_argument("--work", type=Path, default=Path("benchmark-work"), help="scratch folder")
-    parser.add_argument("--json", type=Path, help="file for all single measurements")
+    parser.add_argument("--json", type=Path, help="file for all measurements")
     return parser.parse_args()
 
 
-def make_parts(options: argparse.Namespace) -> list[Path]:
-    """Write pairs of random tokens and documents, once."""
+def make_shards(options: argparse.Namespace) -> list[Path]:
+    """Write shards of random tokens, once, and return their prefixes."""
     name = f"merge-{options.bytes}-{options.parts}-{options.mean_tokens}"
     folder = options.work / name
     prefixes = [folder / f"part-{number:04d}" for number in range(options.parts)]
@@ -82,11 +81,11 @@ def make_parts(options: argparse.Namespace) -> list[Path]:
     rng = np.random.default_rng(0)
     for prefix in prefixes:
         if not manifest_path(prefix).exists():
-            _make_part(prefix, options.bytes // options.parts // 2, options.mean_tokens, rng)
+            _make_shard(prefix, options.bytes // options.parts // 2, options.mean_tokens, rng)
     return prefixes
 
 
-def _make_part(prefix: Path, tokens: int, mean: int, rng: np.random.Generator) -> None:
+def _make_shard(prefix: Path, tokens: int, mean: int, rng: np.random.Generator) -> None:
     paths = bin_path(prefix), idx_path(prefix)
     with DatasetWriter(*paths, np.uint16) as writer:
         while writer.index.tokens < tokens:
@@ -100,40 +99,40 @@ def _make_part(prefix: Path, tokens: int, mean: int, rng: np.random.Generator) -
     write_manifest(manifest_path(prefix), manifest)
 
 
-def contestants(parts: list[Path], folder: Path) -> dict[str, list[str]]:
-    """Commands that write the merged pair, or its .bin alone, into `folder`."""
-    names = list(map(str, parts))
+def contestants(shards: list[Path], folder: Path) -> dict[str, list[str]]:
+    """Commands that write the merged dataset, or only its .bin, into `folder`."""
+    names = list(map(str, shards))
     files = shlex.join(f"{name}.bin" for name in names)
-    binary = shlex.quote(str(folder / "pair.bin"))
+    output = str(folder / "merged")
+    binary = shlex.quote(f"{output}.bin")
     tool = str(Path(sys.executable).with_name("tokamake"))
-    megatron = [sys.executable, "-c", _MEGATRON, str(folder / "pair"), *names]
-    # Without manifests nothing is compared, but all is hashed.
+    # Without manifests, merge cannot compare hashes, but it still computes them.
     bare = folder.parent / "bare"
-    _without_manifests(parts, bare)
+    _without_manifests(shards, bare)
     return {
         "cat, .bin alone": ["sh", "-c", f"cat {files} > {binary} && sync {binary}"],
-        "tokamake merge": [tool, "merge", *names, "--output", str(folder / "pair")],
-        "tokamake merge, no manifests": [tool, "merge", str(bare), "--output", f"{folder}/pair"],
-        "Megatron's merge": megatron,
+        "tokamake merge": [tool, "merge", *names, "--output", output],
+        "tokamake merge, no manifests": [tool, "merge", str(bare), "--output", output],
+        "Megatron's merge": [sys.executable, "-c", _MEGATRON, output, *names],
     }
 
 
-def _without_manifests(parts: list[Path], folder: Path) -> None:
+def _without_manifests(shards: list[Path], folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    for part in parts:
-        for path in (bin_path(part), idx_path(part)):
+    for shard in shards:
+        for path in (bin_path(shard), idx_path(shard)):
             (folder / path.name).hardlink_to(path)
 
 
-def run(command: list[str], parts: list[Path], work: Path) -> dict[str, Any]:
-    """Run a contestant once, with its input in memory: its cost, and what it wrote."""
+def run(command: list[str], shards: list[Path], work: Path) -> dict[str, Any]:
+    """Run a contestant once, with its input in memory, and return its cost and output hashes."""
     folder = work / "output"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    os.sync()  # what the run before left to write is not this one's
-    for part in parts:
-        for path in (bin_path(part), idx_path(part)):
+    os.sync()  # pending writes of the previous run must not slow this one down
+    for shard in shards:
+        for path in (bin_path(shard), idx_path(shard)):
             with path.open("rb") as stream:
                 while stream.read(1 << 24):
                     pass
@@ -141,10 +140,9 @@ def run(command: list[str], parts: list[Path], work: Path) -> dict[str, Any]:
     cost = measure.run(command, log=log, environment={})
     if cost.status:
         raise SystemExit(f"{command[0]}: {log.read_text()}")
-    written = [folder / "pair.bin", folder / "pair.idx"]
-    digests = [_hash(path) for path in written if path.exists()]
-    size = sum(path.stat().st_size for path in written if path.exists())
-    return {**cost._asdict(), "bytes": size, "hash": "/".join(digests)}
+    written = [path for path in (folder / "merged.bin", folder / "merged.idx") if path.exists()]
+    size = sum(path.stat().st_size for path in written)
+    return {**cost._asdict(), "bytes": size, "hash": "/".join(map(_hash, written))}
 
 
 def _hash(path: Path) -> str:
@@ -153,26 +151,26 @@ def _hash(path: Path) -> str:
 
 
 def report(runs: list[dict[str, Any]], options: argparse.Namespace) -> str:
-    """Medians as a Markdown table."""
+    """Format the medians as a Markdown table."""
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    ours = {one["round"]: one["seconds"] for one in runs if one["name"] == "tokamake merge"}
+    ours = {run["round"]: run["seconds"] for run in runs if run["name"] == "tokamake merge"}
     lines = [
-        f"\n{now}, {options.bytes / 1e9:g} GB in {options.parts} pairs, documents of "
+        f"\n{now}, {options.bytes / 1e9:g} GB in {options.parts} shards, documents of "
         f"{options.mean_tokens:,} tokens, {options.rounds} rounds\n",
         "| | seconds (from–to) | MB/s | tokamake is | CPU s | peak MB | hashes |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name in dict.fromkeys(one["name"] for one in runs):
-        own = [one for one in runs if one["name"] == name]
-        times = [one["seconds"] for one in own]
+    for name in dict.fromkeys(run["name"] for run in runs):
+        own = [run for run in runs if run["name"] == name]
+        times = [run["seconds"] for run in own]
         cells = [
             name,
             f"{median(times):.2f} ({min(times):.2f}–{max(times):.2f})",
             f"{own[0]['bytes'] / 1e6 / median(times):,.0f}",
-            f"{median(one['seconds'] / ours[one['round']] for one in own):.2f}×" if ours else "–",
-            f"{median(one['cpu_seconds'] for one in own):.2f}",
-            f"{median(one['peak_bytes'] for one in own) / 1e6:,.0f}",
-            ", ".join(sorted({one["hash"] for one in own})),
+            f"{median(run['seconds'] / ours[run['round']] for run in own):.2f}×" if ours else "–",
+            f"{median(run['cpu_seconds'] for run in own):.2f}",
+            f"{median(run['peak_bytes'] for run in own) / 1e6:,.0f}",
+            ", ".join(sorted({run["hash"] for run in own})),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

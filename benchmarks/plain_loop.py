@@ -1,8 +1,8 @@
-"""The upper line: a plain loop of orjson and gigatoken with none of what makes tokens trustworthy.
+"""The upper bound of the speed: a plain loop of orjson and gigatoken without any checks.
 
     python benchmarks/plain_loop.py INPUT PREFIX TOKENIZER
 
-It checks nothing, keeps no sources and no hashes, syncs nothing to disk and stops with a traceback.
+It writes no sources and no hashes, does not sync to disk, and stops with a traceback.
 """
 
 import struct
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def load(path: Path) -> tuple[gt.Tokenizer, int, type]:
-    """A GPT-2 folder or a SentencePiece model as gigatoken's tokenizer, its EOD and token type."""
+    """Load a GPT-2 folder or a SentencePiece model: gigatoken's tokenizer, EOD token, dtype."""
     if (path / "merges.txt").is_file():
         from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -53,7 +53,7 @@ def load(path: Path) -> tuple[gt.Tokenizer, int, type]:
 
 
 def write_index(path: Path, lengths: np.ndarray, dtype: type) -> None:
-    """Write Megatron's index, one sequence a document."""
+    """Write Megatron's .idx file; each document is one sequence."""
     pointers = np.zeros(len(lengths), "<i8")
     pointers[1:] = np.cumsum(lengths[:-1], dtype=np.int64) * np.dtype(dtype).itemsize
     header = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, len(lengths), len(lengths) + 1)

@@ -1,10 +1,10 @@
-"""Measure the workflow on very many raw files: how long Snakemake thinks before it does something.
+"""Measure Snakemake's planning of the workflow with very many raw files.
 
     python benchmarks/planning.py --files 100000 --work benchmark-work
 
-A corpus of small jsonl files is made, each a shard of its own. Told are the dry run before anything
-is built, the building itself up to the index, the run that finds nothing to be done, and what a dry
-run wants to do again once a raw file has changed; medians where there are rounds.
+Makes a corpus of small jsonl files, each of which is a shard. Measures a dry run before anything is
+built, the build up to the index, a run with nothing to do, and a dry run after one raw file has
+changed. Printed figures are medians.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from statistics import median
 import measure
 
 ROOT = Path(__file__).parent.parent
+TARGET = "results/planned/index/index.json"
 _FOLDER_FILES = 1000
 _CONFIG = {
     "run": "planned",
@@ -30,22 +31,21 @@ _CONFIG = {
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Measure and print a line per run."""
     options = _options()
     folder = make_folder(options.work, options.files)
-    target = f"results/{_CONFIG['run']}/index/index.json"
-    show(f"dry run of {options.files:,} raw files", runs(folder, options.rounds, "-n", target))
-    show("building up to the index", runs(folder, 1, target))
-    show("nothing to be done", runs(folder, options.rounds, target))
+    show(f"dry run of {options.files:,} raw files", runs(folder, options.rounds, "-n", TARGET))
+    show("building up to the index", runs(folder, 1, TARGET))
+    show("nothing to be done", runs(folder, options.rounds, TARGET))
     assert "Nothing to be done" in (folder / "log").read_text()
     changed = folder / name_of(options.files // 2)
     changed.write_text(json.dumps({"text": "another text " * 90}) + "\n")
-    show("dry run, one raw file changed", runs(folder, options.rounds, "-n", target))
+    show("dry run, one raw file changed", runs(folder, options.rounds, "-n", TARGET))
     print(jobs((folder / "log").read_text()))
 
 
 def make_folder(folder: Path, files: int) -> Path:
-    """A user's folder with a corpus of small files; one that is there is replaced."""
+    """Make a user's folder with a corpus of small files; an existing folder is replaced."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name in ("workflow", "profiles", "config"):
@@ -66,26 +66,35 @@ def name_of(number: int) -> str:
 
 
 def runs(folder: Path, rounds: int, *arguments: str) -> list[measure.Cost]:
-    """Run Snakemake some times.
+    """Run Snakemake `rounds` times.
 
     Raises:
         SystemExit: a run failed.
     """
-    line = f"--snakefile {ROOT}/workflow/Snakefile --directory {folder} --cores 2"
-    command = [sys.executable, "-m", "snakemake", *line.split(), *arguments[:-1]]
-    command += ["--scheduler", "greedy", "--default-resources", "launch='profiles/local/launch.sh'"]
-    command += ["--configfile", str(folder / "config.json"), "--", arguments[-1]]
-    found = []
+    line = command(folder, *arguments)
+    costs = []
     for _ in range(rounds):
-        cost = measure.run(command, log=folder / "log", environment={})
+        cost = measure.run(line, log=folder / "log", environment={})
         if cost.status:
             sys.exit((folder / "log").read_text()[-3000:])
-        found.append(cost)
-    return found
+        costs.append(cost)
+    return costs
+
+
+def command(folder: Path, *arguments: str, checkout: Path | None = None) -> list[str]:
+    """Return the arguments that run Snakemake in a folder, with the workflow of a checkout.
+
+    The default is the workflow beside this file, with the Python that runs it.
+    """
+    python = str(checkout / ".venv/bin/python") if checkout else sys.executable
+    line = f"--snakefile {checkout or ROOT}/workflow/Snakefile --directory {folder} --cores 2"
+    words = [python, "-m", "snakemake", *line.split(), *arguments[:-1]]
+    words += ["--scheduler", "greedy", "--default-resources", "launch='profiles/local/launch.sh'"]
+    return [*words, "--configfile", str(folder / "config.json"), "--", arguments[-1]]
 
 
 def show(name: str, costs: list[measure.Cost]) -> None:
-    """Print a line of medians; other work on the machine adds to seconds, less to CPU seconds."""
+    """Print a line of medians; other work on the machine affects CPU seconds less than seconds."""
     seconds = median(cost.seconds for cost in costs)
     cpu_seconds = median(cost.cpu_seconds for cost in costs)
     megabytes = median(cost.peak_bytes for cost in costs) / 1e6
@@ -93,7 +102,7 @@ def show(name: str, costs: list[measure.Cost]) -> None:
 
 
 def jobs(text: str) -> str:
-    """Snakemake's table of jobs, in a line."""
+    """Format Snakemake's table of jobs as one line."""
     table = re.search(r"^job +count\n-+ +-+\n(.*?)^total", text, re.M | re.S)
     rows = re.findall(r"^(\w+) +(\d+)$", table[1], re.M) if table else []
     return "would do: " + ", ".join(f"{count} {rule}" for rule, count in rows)
@@ -104,8 +113,8 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--files", type=int, default=100_000, help="raw files")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of which medians are taken")
-    parser.add_argument("--work", type=Path, required=True, help="folder to work in, replaced")
+    parser.add_argument("--rounds", type=int, default=3, help="runs per median")
+    parser.add_argument("--work", type=Path, required=True, help="scratch folder, is replaced")
     return parser.parse_args()
 
 

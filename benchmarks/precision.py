@@ -1,10 +1,10 @@
-"""Compare the default run's validation losses in each number format with those in fp32.
+"""Compare the validation losses of the default run in bf16 and fp16 with those in fp32.
 
     python benchmarks/precision.py
 
-It runs the workflow's target `train` in this folder for config/config.yaml with each
-`train.precision`, as runs precision-fp32, precision-bf16 and precision-fp16, of which those that
-are done already are not done again.
+Runs the workflow's target `train` in this folder with config/config.yaml and each
+`train.precision`, as runs precision-fp32, precision-bf16 and precision-fp16. Finished runs are not
+repeated.
 """
 
 import json
@@ -24,15 +24,15 @@ def main() -> None:
     steps = [*losses["fp32"]]
     print(f"| validation loss at step | {' | '.join(map(str, steps))} |")
     print("|---" * (len(steps) + 1) + "|")
-    for name, found in losses.items():
-        print(f"| {name} | {' | '.join(f'{found[step]:.4f}' for step in steps)} |")
+    for name, losses_by_step in losses.items():
+        print(f"| {name} | {' | '.join(f'{losses_by_step[step]:.4f}' for step in steps)} |")
     for name in FORMATS[1:]:
-        most = max(abs(losses[name][step] / losses["fp32"][step] - 1) for step in steps)
-        print(f"{name}: no more than {most:.2%} from fp32")
+        difference = max(abs(losses[name][step] / losses["fp32"][step] - 1) for step in steps)
+        print(f"{name}: differs from fp32 by at most {difference:.2%}")
 
 
 def trained(precision: str) -> dict[int, float]:
-    """Validation losses by step of the default run in a number format."""
+    """Train the default run in a precision and return its validation losses by step."""
     config = yaml.safe_load(Path("config/config.yaml").read_text())
     config["run"] = f"precision-{precision}"
     config["train"]["precision"] = precision

@@ -1,9 +1,9 @@
-"""Compare tokamake with its peers end to end: from the start of a process to its files.
+"""Compare tokamake with its peers end to end: from the start of a process until its files exist.
 
     python benchmarks/tokenization.py --corpus corpus.jsonl --tokenizer GPT2_FOLDER \\
         --megatron MEGATRON_CHECKOUT --sizes 1MB,100MB,1GB --rounds 5
 
-Contestants take turns, round by round; medians are printed. MB/s count the bytes of the input file.
+Contestants take turns, round by round. Printed figures are medians; MB/s count bytes of the input.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _SLOW = "preprocess_data.py"
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Measure and print tables."""
     options = _options()
     options.work.mkdir(parents=True, exist_ok=True)
     setting = contestants.Setting(
@@ -37,14 +37,15 @@ def main() -> None:
         options.megatron,
         options.work.resolve(),
     )
-    found = contestants.contestants(setting)
-    wanted = {name: one for name, one in found.items() if name in (options.only or found)}
+    programs = contestants.contestants(setting)
+    names = [name for name in programs if name in (options.only or programs)]
     runs = []
     for number in range(options.rounds):
         for size in options.sizes:
-            for name in _rotated(list(wanted), number):
+            for name in _rotated(names, number):
                 source = slice_of(options.corpus, _own_size(name, size, options), options.work)
-                runs.append({"size": size, "name": name, **run(wanted[name], source, options.work)})
+                cost = run(programs[name], source, options.work)
+                runs.append({"size": size, "name": name, **cost})
                 print(_line(number, runs[-1]), flush=True)
     print(report(runs, options))
     if options.json:
@@ -57,13 +58,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokenizer", type=Path, required=True, help="as for tokamake tokenize")
     parser.add_argument("--megatron", type=Path, help="Megatron-LM checkout with its tools/")
     parser.add_argument("--sizes", type=_sizes, default="1MB,100MB,1GB", help="of the input")
-    parser.add_argument("--slow-bytes", type=in_bytes, default="100MB", help=f"most for {_SLOW}")
+    parser.add_argument(
+        "--slow-bytes", type=in_bytes, default="100MB", help=f"largest input of {_SLOW}"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--append-eod", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--only", action="append", help="a contestant's name; repeatable")
+    parser.add_argument("--only", action="append", help="name of a contestant; repeatable")
     parser.add_argument("--work", type=Path, default=Path("benchmark-work"), help="scratch folder")
-    parser.add_argument("--json", type=Path, help="file for all single measurements")
+    parser.add_argument("--json", type=Path, help="file for all measurements")
     return parser.parse_args()
 
 
@@ -80,7 +83,7 @@ def _own_size(name: str, size: int, options: argparse.Namespace) -> int:
 
 
 def slice_of(corpus: Path, size: int, work: Path) -> Path:
-    """The first lines of the corpus, about `size` bytes, made once, and in the page cache."""
+    """Write the first lines of the corpus, about `size` bytes, once, and read them into memory."""
     path = work / f"{corpus.stem}-{size}.jsonl"
     if not path.exists():
         with corpus.open("rb") as source, path.open("wb") as target:
@@ -97,23 +100,23 @@ def slice_of(corpus: Path, size: int, work: Path) -> Path:
 
 
 def run(contestant: contestants.Contestant, source: Path, work: Path) -> dict[str, Any]:
-    """Run a contestant once: its cost, and what it wrote."""
+    """Run a contestant once and return its cost, its number of documents and the output's hash."""
     folder = work / "output"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    os.sync()  # what the run before left to write is not this one's
+    os.sync()  # pending writes of the previous run must not slow this one down
     log = work / "log.txt"
-    command = contestant.command(source, folder / "pair")
+    command = contestant.command(source, folder / "shard")
     cost = measure.run(command, log=log, environment=contestant.environment)
     result = {**cost._asdict(), "bytes": source.stat().st_size, "expected": _lines(source)}
-    pair = folder / f"pair{contestant.suffix}"
-    idx = Path(f"{pair}.idx")
+    prefix = folder / f"shard{contestant.suffix}"
+    idx = Path(f"{prefix}.idx")
     if cost.status or not idx.exists():
         last = log.read_text(errors="replace").strip().splitlines()[-1:]
         return {**result, "documents": 0, "hash": "", "failure": " ".join(last) or "no index"}
     header = _HEADER.unpack(idx.read_bytes()[: _HEADER.size])
     digest = hashlib.sha256()
-    for path in (Path(f"{pair}.bin"), idx):
+    for path in (Path(f"{prefix}.bin"), idx):
         with path.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return {**result, "documents": header[4] - 1, "hash": digest.hexdigest()[:8], "failure": ""}
@@ -124,61 +127,58 @@ def _lines(path: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: stream.read(1 << 24), b""))
 
 
-def _line(number: int, one: dict[str, Any]) -> str:
-    speed = one["bytes"] / 1e6 / one["seconds"]
+def _line(number: int, run: dict[str, Any]) -> str:
+    speed = run["bytes"] / 1e6 / run["seconds"]
     return (
-        f"round {number + 1}  {one['size'] / 1e6:>6,.0f} MB  {one['name']:<24}"
-        f"{one['seconds']:>9.2f} s {speed:>8.1f} MB/s  {one['failure']}"
+        f"round {number + 1}  {run['size'] / 1e6:>6,.0f} MB  {run['name']:<24}"
+        f"{run['seconds']:>9.2f} s {speed:>8.1f} MB/s  {run['failure']}"
     )
 
 
 def report(runs: list[dict[str, Any]], options: argparse.Namespace) -> str:
-    """Medians as Markdown, one table a size."""
+    """Format the medians as Markdown, one table per size."""
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     parts = [
         f"{now}, {options.workers} workers, {options.rounds} rounds, {_processor()}, "
         f"tokenizer {options.tokenizer.name}"
     ]
     for size in options.sizes:
-        rows = list(_rows([one for one in runs if one["size"] == size]))
+        rows = list(_rows([run for run in runs if run["size"] == size]))
         parts += [f"### {size / 1e6:,.0f} MB", _table(rows)]
     return "\n\n" + "\n\n".join(parts)
 
 
 def _rows(runs: list[dict[str, Any]]) -> Iterator[list[str]]:
-    names = list(dict.fromkeys(one["name"] for one in runs))
+    names = list(dict.fromkeys(run["name"] for run in runs))
     speeds = {
-        name: _median(runs, name, lambda one: one["bytes"] / one["seconds"]) for name in names
+        name: median(run["bytes"] / run["seconds"] for run in runs if run["name"] == name)
+        for name in names
     }
-    failures = {one["name"]: one["failure"] for one in runs if one["failure"]}
+    failures = {run["name"]: run["failure"] for run in runs if run["failure"]}
     for name in sorted(names, key=lambda name: -speeds[name]):
-        own = [one for one in runs if one["name"] == name]
-        times = [one["seconds"] for one in own]
+        own = [run for run in runs if run["name"] == name]
+        times = [run["seconds"] for run in own]
         first = own[0]
-        wrong = failures.get(name, "")
+        failure = failures.get(name, "")
         yield [
             name
             if first["bytes"] > 0.9 * first["size"]
             else f"{name} on {first['bytes'] / 1e6:.0f} MB",
             f"{median(times):.2f} ({min(times):.2f}–{max(times):.2f})",
             f"{speeds[name] / 1e6:.1f}",
-            _times(speeds, name, wrong or failures.get("tokamake", "")),
-            f"{median(one['cpu_seconds'] for one in own):.2f}",
-            f"{median(one['peak_bytes'] for one in own) / 1e6:,.0f}",
-            f"{min(one['documents'] for one in own):,} of {first['expected']:,}",
-            wrong or "/".join(sorted({one["hash"] for one in own})),
+            _times(speeds, name, failure or failures.get("tokamake", "")),
+            f"{median(run['cpu_seconds'] for run in own):.2f}",
+            f"{median(run['peak_bytes'] for run in own) / 1e6:,.0f}",
+            f"{min(run['documents'] for run in own):,} of {first['expected']:,}",
+            failure or "/".join(sorted({run["hash"] for run in own})),
         ]
 
 
 def _times(speeds: dict[str, float], name: str, failure: str) -> str:
-    """How many times faster tokamake is."""
+    """Speed of tokamake as a multiple of the contestant's."""
     return (
         "–" if failure or "tokamake" not in speeds else f"{speeds['tokamake'] / speeds[name]:.2f}×"
     )
-
-
-def _median(runs: list[dict[str, Any]], name: str, value: Any) -> float:
-    return median(value(one) for one in runs if one["name"] == name)
 
 
 def _table(rows: list[list[str]]) -> str:

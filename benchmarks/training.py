@@ -2,12 +2,11 @@
 
     python benchmarks/training.py --rounds 12 --threads 2 --litgpt litgpt-venv/bin/python
 
-All contestants of a precision are processes that are alive at the same time and take one step each
-in turns, so that a slower minute of the machine meets all of them. Ratios are medians over rounds.
-Peers are transformers' Llama and, with a Python that has litgpt, litgpt's; bf16 is by autocast with
-them, as with their own trainers. Of the trainer's step the share that is neither forward, backward
-nor optimizer is measured as well, and of all the time from their start to the end of the first step
-and the peak of memory.
+All contestants of a precision run at the same time and take one step each in turns, so that a slow
+minute of the machine affects all of them. Ratios are medians over rounds. Peers are the Llama of
+transformers and, with a Python that has litgpt, that of litgpt. They compute bf16 with autocast, as
+in their own trainers. Other measurements: the share of the trainer's step that is neither forward,
+backward nor optimizer; the time from the start to the end of the first step; peak memory.
 """
 
 import argparse
@@ -40,19 +39,19 @@ ROWS, LENGTH = 4, 512
 PRECISIONS = ("fp32", "bf16")
 
 Step = Callable[[np.ndarray], float]
-"""Trains on rows of tokens; returns the seconds of forward, backward and optimizer."""
+"""Function that trains on rows of tokens and returns seconds of forward, backward, optimizer."""
 
 
 def main() -> None:
     """Measure and print tables."""
-    # Of CPUs: all contestants see no other device.
+    # A comparison on CPUs: contestants must not see a GPU.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=12, help="steps that are measured")
+    parser.add_argument("--rounds", type=int, default=12, help="measured steps")
     parser.add_argument("--warmup-rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--litgpt", help="a Python with litgpt, which wants packages of its own")
-    parser.add_argument("--contestant", help="what a process is to be, its precision and folder")
+    parser.add_argument("--litgpt", help="a Python with litgpt, in its own environment")
+    parser.add_argument("--contestant", help="internal: name, precision and folder of a process")
     options = parser.parse_args()
     if options.contestant:
         compete(*options.contestant.split())
@@ -61,44 +60,47 @@ def main() -> None:
     pythons = {name: python for name, python in pythons.items() if python}
     with tempfile.TemporaryDirectory() as folder:
         write_start(Path(folder))
-        found = {
+        results = {
             precision: in_turns(precision, pythons, folder, options) for precision in PRECISIONS
         }
-    print_tables(found, list(pythons))
+    print_tables(results, list(pythons))
 
 
 def in_turns(
     precision: str, pythons: dict[str, str], folder: str, options: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
-    """Let all contestants take a step each, round by round."""
-    found: dict[str, dict[str, Any]] = {}
+    """Run a step of each contestant, round by round."""
+    results: dict[str, dict[str, Any]] = {}
     with ExitStack() as stack:
         steps = {}
         for name, python in pythons.items():
             begin = time.perf_counter()
-            only = f"{name} {precision} {folder}"
-            steps[name] = started([python, __file__, "--contestant", only], options.threads, stack)
+            contestant = f"{name} {precision} {folder}"
+            command = [python, __file__, "--contestant", contestant]
+            steps[name] = start(command, options.threads, stack)
             steps[name]()
             first = time.perf_counter() - begin
-            found[name] = {"first": first, "seconds": [], "besides": []}
+            results[name] = {"first": first, "seconds": [], "other": []}
         names = [*steps]
         for number in range(options.warmup_rounds + options.rounds):
-            for place in range(len(names)):  # each comes first, and after each other, in its turn
+            for place in range(len(names)):  # rotate the order, so that each one comes first
                 name = names[(place + number) % len(names)]
-                told = steps[name]()
-                found[name]["peak_bytes"] = told["peak_bytes"]
+                cost, result = steps[name](), results[name]
+                result["peak_bytes"] = cost["peak_bytes"]
                 if number >= options.warmup_rounds:
-                    found[name]["seconds"].append(told["seconds"])
-                    found[name]["besides"].append(1 - told["passes"] / told["seconds"])
+                    result["seconds"].append(cost["seconds"])
+                    result["other"].append(1 - cost["passes"] / cost["seconds"])
             last = {
-                name: f"{one['seconds'][-1]:.3f}" for name, one in found.items() if one["seconds"]
+                name: f"{result['seconds'][-1]:.3f}"
+                for name, result in results.items()
+                if result["seconds"]
             }
             print(precision, number, last, file=sys.stderr, flush=True)
-    return found
+    return results
 
 
-def started(command: list[str], threads: int, stack: ExitStack) -> Callable[[], dict[str, float]]:
-    """Start a contestant; returns what makes it take a step and tells of it."""
+def start(command: list[str], threads: int, stack: ExitStack) -> Callable[[], dict[str, float]]:
+    """Start a contestant and return a function that runs a step and returns its cost."""
     process = stack.enter_context(
         subprocess.Popen(
             command,
@@ -108,45 +110,43 @@ def started(command: list[str], threads: int, stack: ExitStack) -> Callable[[], 
             env={**os.environ, "OMP_NUM_THREADS": str(threads)},
         )
     )
-    asks, answers = process.stdin, process.stdout
-    assert asks is not None
-    assert answers is not None
-    stack.callback(asks.close)
+    requests, replies = process.stdin, process.stdout
+    assert requests is not None
+    assert replies is not None
+    stack.callback(requests.close)
 
     def step() -> dict[str, float]:
-        print("step", file=asks, flush=True)
-        told: dict[str, float] = json.loads(answers.readline())
-        return told
+        print("step", file=requests, flush=True)
+        cost: dict[str, float] = json.loads(replies.readline())
+        return cost
 
     return step
 
 
-def print_tables(found: dict[str, dict[str, dict[str, Any]]], names: list[str]) -> None:
-    """Speeds, and what else was measured."""
+def print_tables(results: dict[str, dict[str, dict[str, Any]]], names: list[str]) -> None:
+    """Print a table of speeds, and one of peak memory and first steps."""
     peers = names[:-1]
-    titles = (
-        [f"{name}, tokens/s" for name in names] + [f"to {name}" for name in peers] + ["besides"]
-    )
+    titles = [f"{name}, tokens/s" for name in names] + [f"to {name}" for name in peers] + ["other"]
     print("| |", " | ".join(titles), "|")
     print("|", " | ".join(["---"] * (len(titles) + 1)), "|")
-    for precision, of in found.items():
-        own = of["tokamake"]
-        cells = [f"{ROWS * LENGTH / median(of[name]['seconds']):,.0f}" for name in names]
+    for precision, by_name in results.items():
+        own = by_name["tokamake"]
+        cells = [f"{ROWS * LENGTH / median(by_name[name]['seconds']):,.0f}" for name in names]
         for peer in peers:
-            pairs = zip(of[peer]["seconds"], own["seconds"], strict=True)
+            pairs = zip(by_name[peer]["seconds"], own["seconds"], strict=True)
             cells.append(f"{median(theirs / ours for theirs, ours in pairs):.2f}")
-        print(f"| {precision} |", " | ".join(cells), f"| {median(own['besides']):.1%} |")
-    titles = [f"{name}, {what}" for what in ("peak MB", "first step s") for name in names]
+        print(f"| {precision} |", " | ".join(cells), f"| {median(own['other']):.1%} |")
+    titles = [f"{name}, {unit}" for unit in ("peak MB", "first step s") for name in names]
     print("\n| |", " | ".join(titles), "|")
     print("|", " | ".join(["---"] * (len(titles) + 1)), "|")
-    for precision, of in found.items():
-        cells = [f"{of[name]['peak_bytes'] / 1e6:,.0f}" for name in names]
-        cells += [f"{of[name]['first']:.1f}" for name in names]
+    for precision, by_name in results.items():
+        cells = [f"{by_name[name]['peak_bytes'] / 1e6:,.0f}" for name in names]
+        cells += [f"{by_name[name]['first']:.1f}" for name in names]
         print(f"| {precision} |", " | ".join(cells), "|")
 
 
 def compete(name: str, precision: str, folder: str) -> None:
-    """Take a step over the same random tokens for each line that comes in, and tell its time."""
+    """Run a step on the same random tokens for each line of standard input and print its cost."""
     rows = np.random.default_rng(0).integers(0, SHAPE["vocab_size"], (ROWS, LENGTH + 1))
     with ExitStack() as stack:
         if name == "tokamake":
@@ -166,7 +166,7 @@ def compete(name: str, precision: str, folder: str) -> None:
 
 
 def transformers_model() -> Any:
-    """Transformers' Llama, as a function from tokens to logits."""
+    """The Llama of transformers, as a function from tokens to logits."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -179,7 +179,7 @@ def transformers_model() -> Any:
 
 
 def litgpt_model() -> Any:
-    """Litgpt's model of the same shape."""
+    """The model of litgpt with the same shape."""
     from litgpt import GPT, Config  # type: ignore[import-not-found, unused-ignore]
 
     return GPT(
@@ -201,7 +201,7 @@ def litgpt_model() -> Any:
 
 
 def plain_step(model: Any, precision: str) -> Step:
-    """The loop that one would write around a model, with torch's fused AdamW."""
+    """A plain training step with torch's fused AdamW."""
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -235,7 +235,7 @@ def write_start(folder: Path) -> None:
 
 
 def tokamake_step(precision: str, folder: Path, stack: ExitStack) -> Step:
-    """The trainer's engine, whose passes and optimizer are timed apart."""
+    """A step of the trainer's engine; its passes and its optimizer are timed separately."""
     from tokamake.config.architecture import Architecture
     from tokamake.config.resolved_run import Run
     from tokamake.runtime.process_group import process_group
@@ -271,7 +271,7 @@ def tokamake_step(precision: str, folder: Path, stack: ExitStack) -> Step:
 
 
 def timed(owner: Any, name: str, spent: list[float]) -> None:
-    """Add the seconds of each call of a method to the first of `spent`."""
+    """Replace a method by one that adds the seconds of each call to `spent[0]`."""
     method = getattr(owner, name)
 
     def call(*arguments: Any, **named: Any) -> Any:

@@ -1,6 +1,5 @@
-"""Documentation: links resolve, references match the code, commands of the tutorial work."""
+"""Documentation: links resolve, references match the code, commands of all how-tos work."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -8,8 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+from tests.support import pages
 from tests.support.paths import ROOT
+from tests.support.workflows import ARCHITECTURE
+from tokamake.checkpoint.init_model import init_model
 
 PAGES = sorted(
     [
@@ -21,17 +24,24 @@ PAGES = sorted(
     ]
 )
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+TUTORIAL = "docs/tutorial.md"
+PLANNED = {
+    "aurora": ("nodes=20, tasks=240", "export_hf"),
+    "slurm": ("nodes=4", "gpus_per_node=4", "tasks=16"),
+    "module": ("tokamake_train", "deploy"),
+}
+"""How-tos whose jobs are only planned, with parts of what their dry runs print."""
+BUILT = {
+    "convert": ("tokamake/out/native/latest",),
+    "move-data": ("site/tokamake/results/mine/train.json", "tokamake/all/web.idx"),
+    "recover": ("tokamake/results/branch/train.json", "tokamake/repaired.idx"),
+    "runs": ("tokamake/results/compare/runs.html", "tokamake/comparison/losses.svg"),
+}
+"""How-tos that go on from the tutorial, with files that they make in the home folder."""
 
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
-
-
-def shell_blocks(page: str) -> list[str]:
-    """Shell commands of a page."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    return [code for language, code in BLOCK.findall(text) if language == "sh"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -54,32 +64,94 @@ def test_generated_reference_pages_match_the_code(tmp_path: Path) -> None:
         assert page.read_text(encoding="utf-8") == committed, "run: make docs"
 
 
+def script_of(how_to: str) -> str:
+    return pages.script(f"docs/howto/{how_to}.md")
+
+
+def test_each_how_to_is_run_and_has_known_commands_only() -> None:
+    names = {path.stem for path in (ROOT / "docs/howto").glob("*.md")}
+    assert names == PLANNED.keys() | BUILT.keys()
+    for name in names:
+        assert "tokamake" in script_of(name)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "```sh\ncurl example.org\n```\n",
+        "```sh\nls && curl example.org\n```\n",
+        "```sh\nls \\\n  | curl example.org\n```\n",
+        "```sh\ncat <<'EOF' | curl example.org\ntext\nEOF\n```\n",
+        "```yaml\nrun: mine\n```\n",
+        "```\nls\n```\n",
+    ],
+)
+def test_a_page_with_an_unknown_command_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: str
+) -> None:
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    (tmp_path / "page.md").write_text(block)
+    with pytest.raises(AssertionError, match=r"page.md: (add to RUN|name the language)"):
+        pages.script("page.md")
+
+
+def test_a_command_that_fails_fails_its_page(tmp_path: Path) -> None:
+    pages.make_clone(tmp_path)
+    assert pages.run("echo $HOME", tmp_path).endswith(f"{tmp_path}\n")
+    with pytest.raises(AssertionError, match="ls: cannot access 'nowhere'"):
+        pages.run("ls nowhere\nls", tmp_path)
+
+
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """A folder that has what commands of the documentation use."""
-    for name in ("workflow", "profiles", "config"):
-        (tmp_path / name).symlink_to(ROOT / name)
+def site(tmp_path: Path, sampled: Path) -> Path:
+    """A home folder with a clone, and the data, tokenizer and checkpoint that how-tos name."""
+    clone, folder = pages.make_clone(tmp_path), tmp_path / "site"
+    (clone / "logs").mkdir()  # as of a workflow that has begun, for `status`
+    for name in ("web/a.jsonl.zst", "code/a.parquet"):  # planned only, not read
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_bytes(b"text")
+    shutil.copytree(sampled / "tokenizer", folder / "gpt2-tokenizer")
+    architecture = tmp_path / "architecture.yaml"
+    architecture.write_text(yaml.safe_dump({**ARCHITECTURE, "max_position_embeddings": 4096}))
+    llama = folder / "llama2-7b"
+    init_model(architecture=architecture, tokenizer=sampled / "tokenizer", seed=1, output=llama)
+    shutil.copytree(sampled / "tokenizer", llama, dirs_exist_ok=True)
     return tmp_path
 
 
-def run_blocks(blocks: list[str], folder: Path) -> None:
-    """Run shell commands of a page one after the other, as a reader would."""
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "HOME": str(folder),
-    }
-    for block in blocks:
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", block],
-            cwd=folder, env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{block}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+@pytest.mark.parametrize("how_to", PLANNED)
+def test_commands_of_a_how_to_plan_its_jobs(site: Path, how_to: str) -> None:
+    files = pages.script(TUTORIAL).partition("snakemake")[0]
+    pages.run(files, site)
+    output = pages.run(script_of(how_to), site)
+    assert all(part in output for part in PLANNED[how_to])
+
+
+@pytest.fixture(scope="module")
+def tutorial(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home folder with a clone in which the tutorial ran; do not write here."""
+    home = tmp_path_factory.mktemp("tutorial")
+    pages.make_clone(home)
+    pages.run(pages.script(TUTORIAL), home)
+    return home
 
 
 @pytest.mark.grid
 @pytest.mark.slow
-def test_commands_of_the_tutorial_work(repository: Path) -> None:
-    run_blocks(shell_blocks("docs/tutorial.md"), repository)
-    assert (repository / "results/mine/export/model.safetensors").exists()
-    assert (repository / "results/report.html").exists()
+def test_commands_of_the_tutorial_work(tutorial: Path) -> None:
+    results = tutorial / "tokamake/results"
+    assert (results / "mine/export/model.safetensors").exists()
+    assert (results / "report.html").exists()
+
+
+@pytest.mark.grid
+@pytest.mark.slow
+@pytest.mark.parametrize("how_to", BUILT)
+def test_commands_of_a_how_to_work(tutorial: Path, tmp_path: Path, how_to: str) -> None:
+    home = Path(shutil.copytree(tutorial, tmp_path / "home", symlinks=True))
+    pages.make_clone(home / "site")
+    if how_to == "move-data":  # trains on the second machine
+        shutil.rmtree(home / "tokamake/results/mine/training")
+        (home / "tokamake/results/mine/train.json").unlink()
+    pages.run(script_of(how_to), home)
+    assert all((home / path).exists() for path in BUILT[how_to])

@@ -1,7 +1,9 @@
-"""Snakemake executor for PBS Pro and OpenPBS; found by Snakemake by this module's name.
+"""Snakemake executor for PBS Pro and OpenPBS. Snakemake finds it by the name of this package.
 
-Jobs flow from `executor` (Snakemake's side) through `tracker` to `commands` (PBS's side); `records`
-keeps them on disk, `states`, `replies` and `evidence` tell what PBS's answers mean.
+`executor` adds Snakemake's jobs to `tracker`, which runs the commands of PBS (`commands`) and keeps
+records on disk (`records`). A step of the tracker: `polling` asks PBS, `recovery` handles jobs of
+earlier controllers, `outcome` decides how jobs ended, `submission` submits ready jobs.
+`replies`, `states` and `evidence` interpret PBS's answers.
 """
 
 from .executor import Executor

@@ -1,6 +1,6 @@
-"""PBS's commands: qsub, qstat, qselect, qdel, each with a time limit and its errors sorted.
+"""Calls of PBS's commands qsub, qstat, qselect and qdel, with a time limit and typed errors.
 
-They run in sessions of their own, so that Ctrl-C in a terminal reaches the controller alone.
+Each runs in its own session, so that Ctrl-C in a terminal reaches only the controller.
 """
 
 import os
@@ -14,43 +14,43 @@ from pathlib import Path
 
 from .replies import Answer, number, parse
 
-# What qsub says where the request did not reach the server, or met a limit on jobs.
+# Errors of qsub: the request did not reach the server, or a limit on jobs is reached.
 _LATER = (
     "cannot connect", "could not connect", "connection refused", "no route to host",
     "server shutting down", "would exceed", "limit on number of jobs", "maximum number of jobs",
     "too many jobs", "job limit", "queue limit", "per-user limit", "per user limit",
 )  # fmt: skip
-# What it says where it lost the server on the way: whether the job is there is unknown.
+# Errors of qsub: the connection was lost, so the server may have the job.
 _UNSURE = (
     "timeout", "timed out", "connection reset", "end of file", "broken pipe",
     "communication failure", "failed to recv data",
 )  # fmt: skip
 _NO_JOB = ("unknown job id", "has finished", "job is finished")
-# What qstat says to -x if the server keeps no history.
+# Error of `qstat -x` if the server keeps no history.
 _NO_HISTORY = "not configured to maintain job history"
-# What a qstat, or a site's wrapper of it, says to -E if it does not know that option.
+# Errors of `qstat -E` if it, or a site's wrapper of it, does not know that option.
 _NO_EXPRESS = ("invalid option", "illegal option", "usage:")
 
 
 class Refused(Exception):
-    """PBS will not have this job; asking again would not help."""
+    """The server refuses this job, and would refuse it again."""
 
 
 class Later(Exception):
-    """PBS did not take this job now; it has too many, or is not there."""
+    """The server cannot take this job now: it has too many jobs, or is not reachable."""
 
 
 class Unsure(Exception):
-    """Whether PBS has this job cannot be told; it must be looked for."""
+    """The server may have this job; its id must be looked up."""
 
 
 class Unreachable(Exception):
-    """PBS did not answer."""
+    """The server did not answer."""
 
 
 @dataclass
-class Done:
-    """How a command ended."""
+class CommandResult:
+    """Exit status and output of a command."""
 
     code: int
     output: str
@@ -58,19 +58,19 @@ class Done:
 
     @property
     def message(self) -> str:
-        """What it said, in one line."""
+        """Its error output, or else its output, in one line."""
         return " ".join((self.errors.strip() or self.output.strip() or "no message").split())
 
 
 class Commands:
-    """The server, through its commands; a subclass has those of another batch system.
+    """Server that is called by its commands. A subclass has those of another batch system.
 
     Args:
-        timeout: seconds after which a command is ended.
+        timeout: seconds after which a command is killed.
     """
 
-    submitting: tuple[str, ...] = ("qsub",)
-    deleting: tuple[str, ...] = ("qdel",)
+    submit_command: tuple[str, ...] = ("qsub",)
+    delete_command: tuple[str, ...] = ("qdel",)
     later: tuple[str, ...] = _LATER
     unsure: tuple[str, ...] = _UNSURE
     no_job: tuple[str, ...] = _NO_JOB
@@ -83,41 +83,42 @@ class Commands:
         self._stopped = threading.Event()
 
     def submit(self, arguments: Sequence[str], script: Path) -> str:
-        """Submit a job; returns its id.
+        """Submit a job and return its id.
 
         Raises:
-            Refused, Later, Unsure: as their names say.
+            Refused, Later, Unsure: the command failed.
         """
         try:
-            done = self._run([*self.submitting, *arguments, str(script)])
+            result = self._run([*self.submit_command, *arguments, str(script)])
         except subprocess.TimeoutExpired:
             raise Unsure(f"no answer in {self.timeout:g} s") from None
-        job_id = self.submitted(done.output)
-        if done.code == 0 and job_id:
+        job_id = self.parse_job_id(result.output)
+        if result.code == 0 and job_id:
             return job_id
-        told = done.message.removeprefix(f"{self.submitting[0]}: ")
-        message = told.lower()
-        if any(text in message for text in self.later):
-            raise Later(told)
-        if done.code <= 0 or any(text in message for text in self.unsure):
-            raise Unsure(told)
-        raise Refused(f"{told} (exit status {done.code})")
+        message = result.message.removeprefix(f"{self.submit_command[0]}: ")
+        lower = message.lower()
+        if any(text in lower for text in self.later):
+            raise Later(message)
+        if result.code <= 0 or any(text in lower for text in self.unsure):
+            raise Unsure(message)
+        raise Refused(f"{message} (exit status {result.code})")
 
-    def submitted(self, output: str) -> str:
-        """Id of the job in what the submitting command printed; empty where there is none."""
-        last = (output.split() or [""])[-1]
-        return last if last.partition(".")[0].isdigit() else ""
+    def parse_job_id(self, output: str) -> str:
+        """Job id in the output of the submit command, or an empty string."""
+        last_word = (output.split() or [""])[-1]
+        return last_word if last_word.partition(".")[0].isdigit() else ""
 
     def status(self, ids: Sequence[str]) -> Answer:
-        """Ask about all these jobs; an answer with a fault if it cannot be used.
+        """Ask for the status of jobs; the answer has a fault if it is unusable.
 
         `qstat -E` (PBS 18.1 and later) sends the server one request for all ids, and omits jobs
         that the server does not know. Without -E, qstat sends one request for each id, and after
-        OpenPBS 23.06 it prints only the first job (issue 2672 of OpenPBS). So ids that a whole
-        reply omits are asked about once more: the server denies them, or the reply was incomplete.
+        OpenPBS 23.06 it prints only the first job (issue 2672 of OpenPBS). So a second call asks
+        about ids that a complete reply omits: the server does not know them, or omitted them.
         """
         answer = self._ask(ids)
-        omitted = [one for one in ids if number(one) not in answer.jobs.keys() | answer.unknown]
+        known = answer.jobs.keys() | answer.unknown
+        omitted = [job_id for job_id in ids if number(job_id) not in known]
         if not omitted or answer.fault:
             return answer
         second = self._ask(omitted)
@@ -129,99 +130,100 @@ class Commands:
         return answer
 
     def _ask(self, ids: Sequence[str]) -> Answer:
-        """Call qstat once, with the options that it and the server are known to take."""
+        """Call qstat once, with the options that it and the server support."""
         options = [*self._express, *self._history, "-f", "-F", "json"]
         try:
-            done = self._run(["qstat", *options, *ids], stoppable=True)
+            result = self._run(["qstat", *options, *ids], stoppable=True)
         except subprocess.TimeoutExpired:
             return Answer(fault=f"no answer in {self.timeout:g} s")
-        said = done.errors.lower()
-        if self._express and done.code and any(text in said for text in _NO_EXPRESS):
+        errors = result.errors.lower()
+        if self._express and result.code and any(text in errors for text in _NO_EXPRESS):
             self._express = []
             return self._ask(ids)
-        if self._history and _NO_HISTORY in said:
+        if self._history and _NO_HISTORY in errors:
             self._history = []
             return self._ask(ids)
-        answer = parse(done.code, done.output, done.errors)
+        answer = parse(result.code, result.output, result.errors)
         if self._express and answer.unknown and not answer.jobs and not answer.fault:
-            # One request, one refusal, which names one of the ids.
-            answer.unknown = {number(one) for one in ids}
+            # The only error names one of the ids, but is about all of them.
+            answer.unknown = {number(job_id) for job_id in ids}
         return answer
 
     def find(self, name: str) -> list[str]:
         """Ids of the jobs of this name that have not ended.
 
         Raises:
-            Unreachable: there was no answer.
+            Unreachable: the server did not answer.
         """
         try:
-            done = self._run(self.finding(name))
+            result = self._run(self.find_command(name))
         except subprocess.TimeoutExpired:
             raise Unreachable(f"no answer in {self.timeout:g} s") from None
-        if done.code:
-            raise Unreachable(done.message)
-        return done.output.split()
+        if result.code:
+            raise Unreachable(result.message)
+        return result.output.split()
 
-    def finding(self, name: str) -> list[str]:
-        """The command that prints ids of jobs of a name."""
+    def find_command(self, name: str) -> list[str]:
+        """Command that prints the ids of the jobs of a name."""
         return ["qselect", "-N", name]
 
     def delete(self, ids: Sequence[str]) -> str:
-        """Delete jobs, waiting or running; returns what went wrong, or nothing.
+        """Delete waiting and running jobs; it is no error if a job has already ended.
 
-        That one of them has ended already is as good.
+        Returns:
+            An error message, or an empty string.
         """
         try:
-            done = self._run([*self.deleting, *ids])
+            result = self._run([*self.delete_command, *ids])
         except subprocess.TimeoutExpired:
             return f"no answer in {self.timeout:g} s"
-        wrong = [
+        errors = [
             line
-            for line in done.errors.splitlines()
+            for line in result.errors.splitlines()
             if line.strip() and not any(text in line.lower() for text in self.no_job)
         ]
-        if done.code and not done.errors.strip():
-            return f"exit status {done.code}"
-        return wrong[0] if done.code and wrong else ""
+        if result.code and not result.errors.strip():
+            return f"exit status {result.code}"
+        return errors[0] if result.code and errors else ""
 
     def stop_status(self) -> None:
-        """End a call of qstat that is under way, and have none begin."""
+        """Kill a running status call, and start no other one."""
         self._stopped.set()
         if (process := self._status) is not None:
-            _end(process)
+            _kill(process)
 
     def environment(self) -> dict[str, str] | None:
-        """What the commands are run in; None: what this process has."""
+        """Environment of the commands; None: that of this process."""
         return None
 
-    def _run(self, command: list[str], *, stoppable: bool = False) -> Done:
+    def _run(self, command: list[str], *, stoppable: bool = False) -> CommandResult:
         if stoppable and self._stopped.is_set():
-            return Done(1, "", "stopped")
+            return CommandResult(1, "", "stopped")
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 text=True, errors="replace", start_new_session=True, env=self.environment(),
             )  # fmt: skip
         except OSError as error:
-            return Done(127, "", f"cannot connect: {command[0]}: {error.strerror}")
+            return CommandResult(127, "", f"cannot connect: {command[0]}: {error.strerror}")
         if stoppable:
             self._status = process
             if self._stopped.is_set():
-                _end(process)
+                _kill(process)
         try:
             output, errors = process.communicate(timeout=self.timeout)
         except subprocess.TimeoutExpired:
-            _end(process)
+            _kill(process)
             with suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=1)
             raise
         finally:
             self._status = None
-        return Done(process.returncode, output, errors)
+        return CommandResult(process.returncode, output, errors)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """End a command, and what it started: a site's may be a wrapper script."""
+def _kill(process: subprocess.Popen[str]) -> None:
+    """Kill a command and its children: a site's command may be a wrapper script."""
     with suppress(ProcessLookupError, PermissionError):
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""What the batch systems differ in, as far as the tracker has to know: words, and how to read them.
+"""Differences between batch systems that the tracker must know: command names and options.
 
-This one is PBS's; snakemake_executor_plugin_sbatch has Slurm's.
+PBS is defined here, Slurm in snakemake_executor_plugin_sbatch.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .states import Reading, read
+from .states import JobStatus, read
 
 
 @dataclass(frozen=True)
@@ -16,13 +16,13 @@ class Dialect:
     """A batch system.
 
     Args:
-        label: of messages; the folder of the records has this name, too.
-        system: what it is called.
+        label: prefix of messages, and name of the folder of the records.
+        system: name of the batch system.
         submit, status, delete, release: its commands, for messages.
-        id_variable: the environment variable that tells a job its id.
-        read: puts what the system says of a job into words.
-        options: of the submitting command, from the job's name and the file for what it prints.
-        refused: says why that file cannot lie in a folder; empty: it can.
+        id_variable: the environment variable with a job's id.
+        read: converts the attributes of a job into its status.
+        options: options of the submit command, from the job's name and the file for its output.
+        refused: reason why this file cannot be in a folder, or an empty string.
     """
 
     label: str
@@ -32,28 +32,28 @@ class Dialect:
     delete: str
     release: str
     id_variable: str
-    read: Callable[[Mapping[str, Any]], Reading | None]
+    read: Callable[[Mapping[str, Any]], JobStatus | None]
     options: Callable[[str, Path], tuple[str, ...]]
     refused: Callable[[Path], str] = lambda _: ""
 
 
-def _options(name: str, printed: Path) -> tuple[str, ...]:
-    return "-N", name, "-S", "/bin/bash", "-j", "oe", "-o", str(printed)
+def _options(name: str, output: Path) -> tuple[str, ...]:
+    return "-N", name, "-S", "/bin/bash", "-j", "oe", "-o", str(output)
 
 
 def _refused(folder: Path) -> str:
-    """Why `qsub -o` refuses files in a folder (prepare_path.c of OpenPBS; tried on 23.06)."""
+    """Reason why `qsub -o` refuses files in a folder (prepare_path.c of OpenPBS; 23.06)."""
     name = str(folder)
-    if odd := sorted({char for char in name if not " " <= char <= "~"}):
-        return f"has {', '.join(map(repr, odd))}, and qsub takes printable ASCII only"
+    if invalid := sorted({char for char in name if not " " <= char <= "~"}):
+        return f"has {', '.join(map(repr, invalid))}, and qsub takes only printable ASCII"
     if ":" in name:
-        return "has a colon, before which PBS older than 22.05 expects a host"
+        return "has a colon; PBS before 22.05 takes the part before it as a host name"
     if len(name) > _LONGEST:
         return f"has {len(name)} characters, and qsub takes about {_LONGEST}"
     return ""
 
 
 _LONGEST = 900
-"""Characters of a folder; qsub takes some 1,000 of a path."""
+"""Characters of a folder; qsub takes about 1,000 characters of a path."""
 
 PBS = Dialect("pbs", "PBS", "qsub", "qstat", "qdel", "qrls", "PBS_JOBID", read, _options, _refused)

@@ -1,7 +1,7 @@
-"""Mistakes of the user."""
+"""Errors that the user can fix."""
 
 from snakemake_interface_common.exceptions import ApiError
 
 
 class UserError(ApiError):
-    """Stops the workflow. Snakemake prints an ApiError in one line, without a trace."""
+    """Stops the workflow. Snakemake prints an ApiError as one line, without a traceback."""

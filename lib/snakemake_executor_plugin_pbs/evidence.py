@@ -1,142 +1,147 @@
-"""What is believed of one submitted job, from PBS's answers and the job's own exit-status file.
+"""Evidence of how a submitted job ended: the server's answers and the job's exit-status file.
 
-No single word is trusted: success needs both witnesses, failure both or one that keeps to it, and
-where PBS is silent or has forgotten, the file decides after a time of patience.
+One source alone is not believed at once: success needs both, and failure needs both or one that
+repeats it. If the server is silent or no longer knows the job, the file decides after the patience.
 """
 
 from dataclasses import dataclass
 from enum import Enum
 
-from .states import Kind, Reading, exit_message
+from .states import JobState, JobStatus, exit_message
 
-REPEATS = 2  # equal answers in a row that make an answer believed
-DOUBT = 0.2  # of the patience: how long PBS alone must keep to it that a job has ended badly
+REPEATS = 2  # equal answers in a row before an answer counts
+DOUBT = 0.2  # fraction of the patience for which the server must repeat a failure
 
 
-class Belief(Enum):
-    """What to do with a job now."""
+class Verdict(Enum):
+    """Decision about a job."""
 
     OPEN = "open"  # ask again
     SUCCEEDED = "succeeded"
     FAILED = "failed"
 
 
-OPEN = (Belief.OPEN, "")
+OPEN = (Verdict.OPEN, "")
 
 
 @dataclass
 class Evidence:
-    """All that is known of a job, and since when; times are seconds of one clock."""
+    """Evidence about one job. Times are seconds of one clock."""
 
-    reading: Reading | None = None  # PBS's last usable answer
-    repeated: int = 0  # how often in a row it gave this one
-    answered: bool = False  # whether the last call gave one
-    since: float = 0.0  # when it first gave it
-    denials: int = 0  # how often in a row it said that it does not know the job
+    status: JobStatus | None = None  # last usable answer of the server
+    repeated: int = 0  # number of times in a row that the server gave it
+    answered: bool = False  # whether the last call gave a usable answer
+    status_since: float = 0.0
+    denials: int = 0  # number of times in a row that the server did not know the job
     denied_since: float = 0.0
-    exit_status: int | None = None  # what the job itself wrote down
-    written_since: float = 0.0  # when that was first seen
-    asked: float = -1.0  # when PBS was last asked
-    heard: float = -1.0  # when it last answered
+    exit_status: int | None = None  # from the job's own file
+    exit_status_since: float = 0.0  # when it was first seen
+    asked_at: float = -1.0  # last call
+    answered_at: float = -1.0  # last usable answer
 
-    def note_reading(self, reading: Reading | None, now: float) -> None:
-        """Take in what a call told of this job; None where it told nothing usable."""
-        self.asked, self.answered = now, reading is not None
-        if reading is None:
+    def note_status(self, status: JobStatus | None, now: float) -> None:
+        """Add the status that a call reported; None if it reported nothing usable."""
+        self.asked_at, self.answered = now, status is not None
+        if status is None:
             return
-        self.heard = now
-        if reading != self.reading:
-            self.reading, self.repeated, self.since = reading, 0, now
+        self.answered_at = now
+        if status != self.status:
+            self.status, self.repeated, self.status_since = status, 0, now
         self.repeated += 1
         self.denials = 0
 
     def note_denial(self, now: float) -> None:
-        """Take in that PBS does not know the job."""
-        self.asked, self.heard, self.answered = now, now, True
+        """Add an answer of the server that it does not know the job."""
+        self.asked_at, self.answered_at, self.answered = now, now, True
         if not self.denials:
             self.denied_since = now
         self.denials += 1
-        self.reading, self.repeated = None, 0
+        self.status, self.repeated = None, 0
 
-    def note_exit_status(self, status: int | None, now: float) -> None:
-        """Take in what the job's exit-status file holds, if it is there."""
-        if status != self.exit_status:
-            self.exit_status, self.written_since = status, now
+    def note_exit_status(self, exit_status: int | None, now: float) -> None:
+        """Add the content of the job's exit-status file; None if it does not exist."""
+        if exit_status != self.exit_status:
+            self.exit_status, self.exit_status_since = exit_status, now
 
     @property
-    def agreed(self) -> bool:
-        """Whether PBS and the job itself say the same of how it ended."""
-        if self.reading is None or self.reading.active or self.exit_status is None:
+    def has_ended(self) -> bool:
+        """Whether the server reports that the job ended."""
+        return self.status is not None and not self.status.active
+
+    @property
+    def sources_agree(self) -> bool:
+        """Whether server and exit-status file report the same end."""
+        if self.status is None or self.status.active or self.exit_status is None:
             return False
-        return (self.reading.kind is Kind.SUCCEEDED) == (self.exit_status == 0)
+        return (self.status.state is JobState.SUCCEEDED) == (self.exit_status == 0)
 
-    def insisted(self, now: float, patience: float) -> bool:
-        """Whether PBS has kept to its last answer for long enough to be believed alone."""
-        return self.repeated >= REPEATS and now - self.since >= patience * DOUBT
+    def is_insistent(self, now: float, patience: float) -> bool:
+        """Whether the server has repeated its status for long enough to be believed alone."""
+        return self.repeated >= REPEATS and now - self.status_since >= patience * DOUBT
 
-    def belief(self, now: float, patience: float, *, bundled: bool = False) -> tuple[Belief, str]:
-        """Decide, with the message that belongs to it.
+    def is_denied(self, now: float, patience: float) -> bool:
+        """Whether the server has denied the job for long enough to be believed alone."""
+        return self.denials >= REPEATS and now - self.denied_since >= patience * DOUBT
+
+    def verdict(self, now: float, patience: float, *, bundled: bool = False) -> tuple[Verdict, str]:
+        """Decide whether the job ended, with a message for the user.
 
         Args:
-            now: the clock.
-            patience: seconds for which a witness alone is not yet believed.
-            bundled: whether PBS's answer is about a bundle that includes this job.
+            now: time of the clock.
+            patience: seconds for which one source alone is not believed.
+            bundled: whether the server's answer is about a bundle that includes this job.
         """
-        written = self.exit_status is not None
         if bundled and self.exit_status is not None:
             return self._in_bundle(self.exit_status, now, patience)
         if self.denials >= REPEATS:
-            return self._forgotten(now, patience)
-        if self.reading and self.answered and not self.denials:
-            if self.reading.kind is Kind.SUCCEEDED:
+            return self._unknown_to_server(now, patience)
+        if self.status and self.answered and not self.denials:
+            state = self.status.state
+            if state is JobState.SUCCEEDED:
                 return self._success(now, patience)
-            if self.reading.kind in (Kind.FAILED, Kind.DELETED) and (
-                self.exit_status or self.insisted(now, patience)
+            if state in (JobState.FAILED, JobState.DELETED) and (
+                self.exit_status or self.is_insistent(now, patience)
             ):
-                return Belief.FAILED, self.reading.message
-            if self.reading.kind is Kind.NEVER and self.repeated >= REPEATS:
-                return Belief.FAILED, self.reading.message
-        if written and now - self.written_since >= patience:
-            return self._own_word("the server has not said so")
+                return Verdict.FAILED, self.status.message
+            if state is JobState.NEVER and self.repeated >= REPEATS:
+                return Verdict.FAILED, self.status.message
+        if self.exit_status is not None and now - self.exit_status_since >= patience:
+            return self._by_exit_status("the server has not confirmed it")
         return OPEN
 
-    def _in_bundle(self, status: int, now: float, patience: float) -> tuple[Belief, str]:
+    def _in_bundle(self, exit_status: int, now: float, patience: float) -> tuple[Verdict, str]:
         """Decide by the file alone, unless the end of the bundle explains a failure."""
-        if status == 0:
-            return Belief.SUCCEEDED, "finished"
-        # What ends a bundle also ends the job that it is at: wait for PBS to say so.
-        if self.reading and not self.reading.active and self.reading.kind is not Kind.SUCCEEDED:
-            return Belief.FAILED, self.reading.message
-        over = self.reading is not None and not self.reading.active
-        if over or now - self.written_since >= patience * DOUBT:
-            return Belief.FAILED, exit_message(status)
+        if exit_status == 0:
+            return Verdict.SUCCEEDED, "finished"
+        # What ends a bundle also ends its current job: wait for the server to report it.
+        if self.status and self.has_ended and self.status.state is not JobState.SUCCEEDED:
+            return Verdict.FAILED, self.status.message
+        if self.has_ended or now - self.exit_status_since >= patience * DOUBT:
+            return Verdict.FAILED, exit_message(exit_status)
         return OPEN
 
-    def is_denied(self, now: float, patience: float) -> bool:
-        """Whether PBS has said for long enough that it does not know the job."""
-        return self.denials >= REPEATS and now - self.denied_since >= patience * DOUBT
-
-    def _success(self, now: float, patience: float) -> tuple[Belief, str]:
+    def _success(self, now: float, patience: float) -> tuple[Verdict, str]:
         if self.exit_status == 0:
-            return Belief.SUCCEEDED, "finished"
+            return Verdict.SUCCEEDED, "finished"
         if self.exit_status:
-            return self._own_word("though the server calls it finished")
-        if self.repeated >= REPEATS and now - self.since >= patience:
-            return Belief.FAILED, (
-                "is finished as the server has it, but left no exit status in its folder: "
+            return self._by_exit_status("although the server reports success")
+        if self.repeated >= REPEATS and now - self.status_since >= patience:
+            return Verdict.FAILED, (
+                "finished according to the server, but left no exit status in its folder: "
                 "do its nodes see this file system?"
             )
         return OPEN
 
-    def _forgotten(self, now: float, patience: float) -> tuple[Belief, str]:
+    def _unknown_to_server(self, now: float, patience: float) -> tuple[Verdict, str]:
         if self.exit_status is not None:
-            return self._own_word("the server has forgotten it")
+            return self._by_exit_status("the server no longer knows it")
         if now - self.denied_since >= patience:
-            return Belief.FAILED, "is lost: the server does not know it, and it left no exit status"
+            message = "is lost: the server does not know it, and it left no exit status"
+            return Verdict.FAILED, message
         return OPEN
 
-    def _own_word(self, why: str) -> tuple[Belief, str]:
-        status = self.exit_status or 0
-        if status == 0:
-            return Belief.SUCCEEDED, f"finished, by its own exit-status file ({why})"
-        return Belief.FAILED, f"{exit_message(status)}, by its own exit-status file ({why})"
+    def _by_exit_status(self, reason: str) -> tuple[Verdict, str]:
+        source = f"according to its exit-status file ({reason})"
+        if not self.exit_status:
+            return Verdict.SUCCEEDED, f"finished, {source}"
+        return Verdict.FAILED, f"{exit_message(self.exit_status)}, {source}"

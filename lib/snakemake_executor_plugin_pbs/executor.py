@@ -1,7 +1,7 @@
-"""The executor as Snakemake sees it: it hands jobs to the tracker and reports what becomes of them.
+"""Snakemake's interface to the executor: passes jobs to the tracker and reports its events.
 
-Snakemake's thread of status checks does all the talking to PBS; the main thread only adds jobs, and
-deletes them when it is interrupted.
+Snakemake's status thread calls the commands of PBS. The main thread only adds jobs, and deletes
+them when it is interrupted.
 """
 
 import shlex
@@ -22,17 +22,18 @@ from .dialect import PBS, Dialect
 from .errors import UserError
 from .personal import missing_values, read_values
 from .records import Records
-from .request import Request, build_request, misspelt_rules, queue_limits
+from .request import Request, build_request, queue_limits
 from .settings import ExecutorSettings
-from .tasks import Event, Limits, Task, What
+from .tasks import Event, EventKind, Limits, Task
 from .tracker import Tracker
+from .user_file import misspelled_rules
 
-SHORTEST_INTERVAL = 0.1  # seconds, where Snakemake is told to ask without a pause
+SHORTEST_INTERVAL = 0.1  # seconds, if Snakemake is started with an interval of 0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Executor(RemoteExecutor):
-    """Runs each job of a workflow as a job of PBS; a subclass, of another batch system."""
+    """Runs each job of a workflow as a PBS job. A subclass uses another batch system."""
 
     dialect: Dialect = PBS
     settings: type[ExecutorSettings] = ExecutorSettings
@@ -40,7 +41,7 @@ class Executor(RemoteExecutor):
     build_request: Callable[..., Request] = staticmethod(build_request)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # The thread of status checks begins before __post_init__.
+        # The status thread starts before __post_init__.
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._ready = threading.Event()
@@ -51,16 +52,16 @@ class Executor(RemoteExecutor):
 
     def __post_init__(self) -> None:
         if not self.workflow.storage_settings.assume_common_workdir:
-            raise UserError(f"{self.dialect.label}: needs a file system that all nodes share")
+            raise UserError(f"{self.dialect.label}: requires a file system that all nodes share")
         if shutil.which(self.dialect.submit) is None:
             raise UserError(
-                f"no {self.dialect.submit} on PATH; run Snakemake where {self.dialect.system}'s "
-                "commands are"
+                f"no {self.dialect.submit} on PATH; run Snakemake on a machine that has the "
+                f"commands of {self.dialect.system}"
             )
         settings = self.workflow.executor_settings or self.settings()
         self.user = read_values(settings)
-        for message in misspelt_rules(self.user, identity.names(self.workflow)):
-            self._tell(message)
+        for message in misspelled_rules(self.user, identity.names(self.workflow)):
+            self._warn(message)
         self._check_values(settings)
         folder = Path(self.workflow.persistence.path).absolute() / self.dialect.label
         if reason := self.dialect.refused(folder):
@@ -76,7 +77,7 @@ class Executor(RemoteExecutor):
         self.commands = self.commands_class(settings.command_timeout)
         try:
             self.tracker = Tracker(
-                self.commands, Records(folder), limits, tell=self._tell, stopping=self._stop.is_set,
+                self.commands, Records(folder), limits, warn=self._warn, stopping=self._stop.is_set,
                 dialect=self.dialect,
             )  # fmt: skip
         except (ValueError, TypeError, KeyError) as error:
@@ -84,7 +85,7 @@ class Executor(RemoteExecutor):
         self._ready.set()
 
     def _check_values(self, settings: ExecutorSettings) -> None:
-        """Stop before anything is submitted if values are missing, and name all of them."""
+        """Raise an error that names all missing values, before any job is submitted."""
         jobs: dict[str, Any] = {}
         for job in self.workflow.dag.needrun_jobs() if settings.required else ():
             name = job.group or job.rule.name
@@ -96,16 +97,16 @@ class Executor(RemoteExecutor):
     # -- the main thread
 
     def run_jobs(self, jobs: list[JobExecutorInterface]) -> None:
-        """Take jobs on; they are submitted by the other thread."""
+        """Add jobs; the status thread submits them."""
         self._catch_signals()
         super().run_jobs(jobs)
         self._wake.set()
 
     def run_job(self, job: JobExecutorInterface) -> None:
-        """Take one job on.
+        """Add one job.
 
         Raises:
-            UserError: its resources cannot be asked for.
+            UserError: a resource is invalid.
         """
         wildcards = {} if job.is_group() else dict(job.wildcards_dict)
         body = self.jobscript.format(
@@ -125,35 +126,35 @@ class Executor(RemoteExecutor):
             self._added.append(task)
 
     def request(self, job: JobExecutorInterface) -> Request:
-        """What a job asks for.
+        """Options of the submit command for a job.
 
         Raises:
-            UserError: it cannot be asked for.
+            UserError: a resource is invalid.
         """
         return self.build_request(identity.name(job), job.threads, job.resources, self.user)
 
     def get_job_exec_prefix(self, job: JobExecutorInterface) -> str:  # noqa: ARG002
-        """Go to the folder that Snakemake was started in."""
+        """Command that changes to the folder in which Snakemake was started."""
         return f"cd {shlex.quote(str(self.workflow.workdir_init))}"
 
     def cancel(self) -> None:
-        """Delete all jobs of this controller, whatever the other thread is doing with them."""
+        """Delete all jobs of this controller, even if the status thread is busy with them."""
         self._stop.set()
         self._ignore_signals()
         self._end_thread()
-        wrong = self.tracker.cancel() if self._ready.is_set() else []
-        for message in wrong:
+        errors = self.tracker.cancel() if self._ready.is_set() else []
+        for message in errors:
             self.logger.error(
-                f"{self.dialect.label}: jobs may run on: {message}; the next run of Snakemake "
+                f"{self.dialect.label}: jobs may still run: {message}; the next run of Snakemake "
                 "stops them"
             )
         self.shutdown()
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
-        """Not used: `cancel` knows jobs that this list lacks while their status is checked."""
+        """Do nothing: `cancel` deletes all jobs. This list lacks those being checked."""
 
     def shutdown(self) -> None:
-        """End the thread of status checks."""
+        """Stop the status thread."""
         self._stop.set()
         self._end_thread()
         super().shutdown()
@@ -168,7 +169,7 @@ class Executor(RemoteExecutor):
         self.wait_thread.join()
 
     def _catch_signals(self) -> None:
-        """Have SIGTERM, too, end the workflow at once: Snakemake would wait for all jobs."""
+        """End the workflow at once on SIGTERM too; Snakemake would wait for all jobs."""
         if self._handlers or threading.current_thread() is not threading.main_thread():
             return
 
@@ -188,12 +189,12 @@ class Executor(RemoteExecutor):
                 signal.signal(number, handler)
             self._handlers = {}
 
-    # -- the thread of status checks
+    # -- the status thread
 
     async def check_active_jobs(
         self, active_jobs: list[SubmittedJobInfo]
     ) -> AsyncGenerator[SubmittedJobInfo, None]:
-        """Submit what is to be submitted, ask PBS if the interval is over, and report."""
+        """Add new jobs to the tracker, do its next step, and report its events."""
         if self._ready.is_set() and not self._stop.is_set():
             with self._added_lock:
                 added, self._added = self._added, []
@@ -205,17 +206,17 @@ class Executor(RemoteExecutor):
             yield info
 
     async def sleep(self) -> None:
-        """Wait until PBS may be asked again, or a job is added."""
+        """Wait until the next step is due or a job is added."""
         seconds = self.tracker.wait_seconds() if self._ready.is_set() else SHORTEST_INTERVAL
         if self._wake.wait(seconds):
             self._wake.clear()
 
     def _report(self, event: Event) -> None:
         job = event.task.job
-        if job is None:  # what an earlier run had left
+        if job is None:  # a leftover of an earlier run
             return
         info = SubmittedJobInfo(job, external_jobid=event.job_id)
-        if event.what is What.SUBMITTED:
+        if event.kind is EventKind.SUBMITTED:
             note = event.message or "submitted"
             self.logger.info(
                 f"Job {job.jobid} ({identity.title(job)}) is {event.job_id} in "
@@ -223,29 +224,28 @@ class Executor(RemoteExecutor):
             )
             # Our own list of jobs replaces the base class's.
             super(RemoteExecutor, self).report_job_submission(info)
-        elif event.what is What.SUCCEEDED:
-            if "its own" in event.message:
-                self._tell(f"job {event.job_id} of {identity.title(job)} {event.message}")
+        elif event.kind is EventKind.SUCCEEDED:
+            if "exit-status file" in event.message:
+                self._warn(f"job {event.job_id} of {identity.title(job)} {event.message}")
             self.report_job_success(info)
         else:
             if not event.retry:
-                job.attempt = job.restart_times + 1  # Snakemake compares these before it retries
+                job.attempt = job.restart_times + 1  # so that Snakemake does not retry it
             self._report_failure(info, event)
 
     def _report_failure(self, info: SubmittedJobInfo, event: Event) -> None:
         message = f"{self.dialect.system} job {event.job_id} {event.message}. "
         log = event.log if event.log and event.log.exists() else None
-        if not failure.needs_own_text(info.job, event.since):
+        if not failure.needs_own_text(info.job, event.submitted):
             self.report_job_error(info, msg=message, aux_logs=[str(log)] if log else [])
             return
-        shows_logs = self.workflow.output_settings.show_failed_logs
         self.logger.error(
             failure.text(
-                info.job, message, log, since=event.since, job_id=event.job_id,
-                shows_logs=shows_logs,
+                info.job, message, log, submitted=event.submitted, job_id=event.job_id,
+                show_logs=self.workflow.output_settings.show_failed_logs,
             )
         )  # fmt: skip
         self.workflow.scheduler.error_callback(info.job)
 
-    def _tell(self, message: str) -> None:
+    def _warn(self, message: str) -> None:
         self.logger.warning(f"{self.dialect.label}: {message}")

@@ -1,4 +1,4 @@
-"""Says why a job has failed if Snakemake would not, or would show the log of an earlier job."""
+"""Error text of a failed job, for cases in which Snakemake's own text is wrong."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -6,37 +6,37 @@ from typing import Any
 
 from . import identity
 
-LINES = 30  # of a log, from its end
+NUM_LINES = 30  # last lines of a log to show
 
 
-def needs_own_text(job: Any, since: float) -> bool:
-    """Whether Snakemake's own text about a failed job misleads.
+def needs_own_text(job: Any, submitted: float) -> bool:
+    """Whether Snakemake's text about a failed job is wrong.
 
-    It drops the message of a group (`GroupJob.log_error`), and shows log files that are older than
-    the job, as if the job had written them.
+    Snakemake drops the message of a group (`GroupJob.log_error`), and shows log files that are
+    older than the job, as if the job had written them.
 
     Args:
-        job: Snakemake's.
-        since: when it was submitted, in seconds since 1970.
+        job: Snakemake's job.
+        submitted: time of its submission, in seconds since 1970.
     """
-    return bool(job.is_group()) or any(path.exists() for path in _stale(rule_logs(job), since))
+    return bool(job.is_group()) or any(path.exists() for path in _stale(rule_logs(job), submitted))
 
 
 def text(
-    job: Any, message: str, own_log: Path | None, *, since: float, job_id: str, shows_logs: bool
+    job: Any, message: str, own_log: Path | None, *, submitted: float, job_id: str, show_logs: bool
 ) -> str:
-    """What to tell of a failed job.
+    """Error text of a failed job, in the form of Snakemake's.
 
     Args:
-        job: Snakemake's.
-        message: why it failed.
-        own_log: what the job printed, if it began.
-        since: when it was submitted, in seconds since 1970.
-        job_id: of the batch system.
-        shows_logs: whether the ends of log files are wanted (--show-failed-logs).
+        job: Snakemake's job.
+        message: reason of the failure.
+        own_log: output of the job, if it started.
+        submitted: time of its submission, in seconds since 1970.
+        job_id: its id in the batch system.
+        show_logs: whether to add the ends of log files (--show-failed-logs).
     """
     logs = rule_logs(job)
-    stale = _stale(logs, since)
+    stale = _stale(logs, submitted)
     fresh = [path for path in (own_log, *logs) if path and path.exists() and path not in stale]
     lines = [f"Error in {identity.title(job)}:", f"    message: {message}"]
     if job.is_group():
@@ -44,20 +44,20 @@ def text(
     if fresh:
         lines.append(f"    log: {', '.join(map(str, fresh))}")
     lines.append(f"    external_jobid: {job_id}")
-    for path in fresh if shows_logs else ():
+    for path in fresh if show_logs else ():
         lines += ["", f"The end of {path}:", *_end(path)]
     return "\n".join(lines)
 
 
 def rule_logs(job: Any) -> list[Path]:
-    """Log files that the rules of a job name."""
-    return [Path(str(path)) for one in identity.members(job) for path in one.log]
+    """Log files of the rules of a job."""
+    return [Path(str(path)) for member in identity.members(job) for path in member.log]
 
 
-def _stale(paths: Iterable[Path], since: float) -> list[Path]:
-    """Those of some files that were last written before a time, or do not exist."""
-    return [path for path in paths if not path.exists() or path.stat().st_mtime < since]
+def _stale(paths: Iterable[Path], submitted: float) -> list[Path]:
+    """Files that were last written before the submission, or do not exist."""
+    return [path for path in paths if not path.exists() or path.stat().st_mtime < submitted]
 
 
 def _end(path: Path) -> Sequence[str]:
-    return path.read_text(errors="replace").splitlines()[-LINES:]
+    return path.read_text(errors="replace").splitlines()[-NUM_LINES:]

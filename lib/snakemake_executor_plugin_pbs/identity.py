@@ -1,4 +1,4 @@
-"""What tells Snakemake's jobs apart, and whether a running one would make the same thing again."""
+"""Names, keys and fingerprints of Snakemake's jobs."""
 
 import hashlib
 from collections.abc import Container, Iterable
@@ -9,75 +9,76 @@ from .records import key_of
 
 
 def name(job: Any) -> str:
-    """What a person calls a job: its rule's name, or that of its group."""
+    """Name of a job's rule, or of its group."""
     return str(job.groupid if job.is_group() else job.name)
 
 
 def title(job: Any) -> str:
-    """The same in a sentence."""
+    """Name of a job with the word `rule` or `group`."""
     return f"{'group' if job.is_group() else 'rule'} {name(job)}"
 
 
 def rules(job: Any) -> list[str]:
     """Names of the rules of a job, in alphabetical order."""
-    return sorted({str(one.name) for one in members(job)})
+    return sorted({str(member.name) for member in members(job)})
 
 
 def names(workflow: Any) -> set[str]:
-    """All that a person may call a job of a workflow: its rules and groups."""
+    """Names of all rules and groups of a workflow."""
     rules = list(getattr(workflow, "rules", ()))
-    found = {str(one) for rule in rules for one in (rule.name, rule.group) if one}
+    names = {str(name) for rule in rules for name in (rule.name, rule.group) if name}
     settings = getattr(workflow, "group_settings", None)
-    return found | set(map(str, getattr(settings, "overwrite_groups", {}).values()))
+    return names | set(map(str, getattr(settings, "overwrite_groups", {}).values()))
 
 
 def outputs(job: Any) -> tuple[str, ...]:
-    """Files that a job, or all jobs of a group, make."""
-    return tuple(
-        sorted({str(Path(str(path)).absolute()) for one in members(job) for path in one.output})
-    )
+    """Absolute paths of the files that a job, or all jobs of a group, write."""
+    paths = {str(path) for member in members(job) for path in member.output}
+    return tuple(sorted({str(Path(path).absolute()) for path in paths}))
 
 
 def key(job: Any) -> str:
-    """Name of a job that is the same in every run of the workflow in this folder."""
-    names = (
+    """Key of a job, the same in every run of the workflow in this folder."""
+    identities = (
         (
-            one.rule.name,
-            *sorted(map(str, one.wildcards_dict.items())),
-            *sorted(map(str, one.output)),
+            member.rule.name,
+            *sorted(map(str, member.wildcards_dict.items())),
+            *sorted(map(str, member.output)),
         )
-        for one in members(job)
+        for member in members(job)
     )
-    return key_of(part for name in sorted(names) for part in ("job", *name))
+    return key_of(part for identity in sorted(identities) for part in ("job", *identity))
 
 
 def fingerprint(job: Any) -> str:
-    """Hash of what a job makes its files from: its rule's text, parameters and input files.
+    """Hash of everything that determines a job's files: code, parameters and input files.
 
-    Sizes and times of input files count, resources do not: a job that was given more memory makes
-    the same files. Nor do files count that a group hands on within, which come and go with it.
+    Input files count with size and time. Resources do not count: a job with more memory writes the
+    same files. Files between jobs of a group do not count either, since the group writes them.
     """
-    digest, made = hashlib.sha256(), set(outputs(job))
-    for one in sorted(members(job), key=lambda one: (one.rule.name, str(one.output))):
-        rule = one.rule
+    digest, own_outputs = hashlib.sha256(), set(outputs(job))
+    for member in sorted(members(job), key=lambda each: (each.rule.name, str(each.output))):
+        rule = member.rule
         texts = [rule.name, rule.shellcmd, rule.script, rule.notebook, rule.wrapper]
-        texts += [sorted(one.wildcards_dict.items()), *map(str, one.output), *map(str, one.params)]
-        for text in map(str, [*texts, *_states(one.input, made)]):
+        texts += [sorted(member.wildcards_dict.items())]
+        texts += [*map(str, member.output), *map(str, member.params)]
+        for text in map(str, [*texts, *_input_states(member.input, own_outputs)]):
             digest.update(text.encode() + b"\0")
     return digest.hexdigest()
 
 
-def _states(inputs: Iterable[Any], made: Container[str]) -> Iterable[str]:
+def _input_states(inputs: Iterable[Any], own_outputs: Container[str]) -> Iterable[str]:
+    """Path, size and time of each input file; the path alone if the others do not count."""
     for path in inputs:
         ancient = bool(getattr(path, "flags", {}).get("ancient"))
-        inside = str(Path(str(path)).absolute()) in made
-        if ancient or inside or not Path(str(path)).is_file():
+        internal = str(Path(str(path)).absolute()) in own_outputs
+        if ancient or internal or not Path(str(path)).is_file():
             yield str(path)
             continue
-        found = Path(str(path)).stat()
-        yield f"{path} {found.st_size} {found.st_mtime_ns}"
+        status = Path(str(path)).stat()
+        yield f"{path} {status.st_size} {status.st_mtime_ns}"
 
 
 def members(job: Any) -> list[Any]:
-    """The jobs of a group, or the job itself."""
+    """Jobs of a group, or the job itself."""
     return list(job.jobs) if job.is_group() else [job]

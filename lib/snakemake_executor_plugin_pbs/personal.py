@@ -1,4 +1,4 @@
-"""Values that differ from person to person: all that are missing, in one message."""
+"""Values of the user file and the site, and one message for all that are missing."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .request import UserFile, personal_value, read_user_file, required_names
 from .settings import ExecutorSettings
+from .user_file import UserFile, personal_value, read_user_file, required_names
 
 
 def read_values(settings: ExecutorSettings) -> UserFile:
-    """The user's file, over the site's own values.
+    """Values of the user file; they replace those of the site.
 
     Raises:
-        UserError: the file or a setting is wrong.
+        UserError: the file or a setting is invalid.
     """
     path = Path(os.path.expandvars(settings.user_file)).expanduser()
     user = read_user_file(path, settings.personal)
@@ -24,12 +24,15 @@ def read_values(settings: ExecutorSettings) -> UserFile:
 def missing_values(
     settings: ExecutorSettings, user: UserFile, jobs: Iterable[tuple[str, Mapping[str, Any]]]
 ) -> str:
-    """What the site asks for and nobody has given, with the remedy; empty: nothing is missing.
+    """Message about required values that no job resource and no user file sets.
 
     Args:
-        settings: of the executor; `required` names what the site asks for.
-        user: what the person has written down.
-        jobs: name (of the rule or group) and resources of each.
+        settings: settings of the executor; `required` lists the values that the site requires.
+        user: values of the user file.
+        jobs: name (of the rule or group) and resources of each job.
+
+    Returns:
+        The message with the remedy, or an empty string if no value is missing.
 
     Raises:
         UserError: `required` has an unknown name.
@@ -45,31 +48,31 @@ def missing_values(
                 missing.setdefault(name, []).append(job)
     if not missing:
         return ""
-    wanting = sorted(set().union(*missing.values()))
-    whom = f" for {', '.join(wanting)}" if len(wanting) < len(names) else ""
+    affected = sorted(set().union(*missing.values()))
+    scope = f" for {', '.join(affected)}" if len(affected) < len(names) else ""
     lines = " and ".join(f"`{name}: ...`" for name in missing)
     return (
-        f"{user.path}: no {', '.join(missing)}{whom}, which this site requires; write {lines} into "
-        "that file, at the top for all jobs or below `rules:` and the name of a rule or group"
+        f"{user.path}: no {', '.join(missing)}{scope}, which this site requires; write {lines} "
+        "into that file, at the top for all jobs or below `rules:` and the name of a rule or group"
     )
 
 
 def missing_in_workflow(workflow: Any) -> str:
-    """What nobody has given for any rule of a workflow that is being read, in a dry run as well.
+    """Message about required values that no rule of a workflow has; it also works in a dry run.
 
-    Which rules will run, and in which groups, is not known yet. So a value that is given for one of
-    them counts for all; the executor itself checks the jobs of a real run.
+    The rules that will run, and their groups, are not known yet. So a value of one rule counts for
+    all rules. The executor checks the jobs of a real run.
 
     Args:
-        workflow: Snakemake's, at the end of its Snakefile.
+        workflow: Snakemake's workflow, at the end of its Snakefile.
 
     Raises:
-        UserError: the user's file or a setting is wrong.
+        UserError: the user file or a setting is invalid.
     """
-    if (settings := ExecutorSettings.given) is None:
+    if (settings := ExecutorSettings.current) is None:
         return ""
     user = read_values(settings)
-    given = {name: value for values in user.rules.values() for name, value in values.items()}
-    user = replace(user, common={**given, **user.common})
+    of_rules = {name: value for values in user.rules.values() for name, value in values.items()}
+    user = replace(user, common={**of_rules, **user.common})
     resources = {name: value for rule in workflow.rules for name, value in rule.resources.items()}
     return missing_values(settings, user, [("", resources)])

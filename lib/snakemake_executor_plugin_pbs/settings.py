@@ -1,4 +1,4 @@
-"""The executor's own options, --pbs-... on the command line or pbs-...: in a profile."""
+"""Settings of the executor: --pbs-... on the command line, or pbs-...: in a profile."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,62 +11,62 @@ from .request import PERSONAL
 
 @dataclass
 class ExecutorSettings(ExecutorSettingsBase):
-    """Settings of the executor; README.md has them in a table."""
+    """Settings of the executor, listed in README.md."""
 
     personal: ClassVar[tuple[str, ...]] = PERSONAL
-    """What the user's file may hold."""
+    """Names of values in the user file."""
     resource_names: ClassVar[Mapping[str, str]] = {}
-    """Resources of a rule that have other names than in the user's file."""
-    given: ClassVar["ExecutorSettings | None"] = None
-    """Settings that the command line and the profile of this process gave. A dry run has them, too,
-    although it has no executor, so that a workflow can check them there."""
+    """Name in the user file to that of the resource, if they differ."""
+    current: ClassVar["ExecutorSettings | None"] = None
+    """Settings from the command line and the profile of this process. A dry run has no executor,
+    but it has these settings, so that a workflow can check them."""
 
     user_file: str = field(
         default="~/.config/snakemake/pbs.yaml",
         metadata={
-            "help": "YAML file with what differs from person to person (account, queue, "
-            "filesystems, place, select, pbs_extra), for all rules and, under rules, for each. "
-            "Resources of a job come first."
+            "help": "YAML file with the values of a user (account, queue, filesystems, place, "
+            "select, pbs_extra), for all rules and, under rules, for each rule. Resources of a job "
+            "come first."
         },
     )
     required: str = field(
         default="",
         metadata={
-            "help": "Those of account, queue, filesystems without which the site takes no job, "
-            "separated by spaces."
+            "help": "Values of account, queue, filesystems that the site requires, separated by "
+            "spaces."
         },
     )
     max_queued: str = field(
         default="",
         metadata={
-            "help": "Jobs that may wait in a queue at a time, as in 'debug=1 prod=20 *=50'; * is "
+            "help": "Number of jobs that may wait in a queue, such as 'debug=1 prod=20 *=50'; * is "
             "any other queue."
         },
     )
     patience: int = field(
         default=300,
         metadata={
-            "help": "Seconds for which PBS alone (a job that it does not know) or a job's "
-            "exit-status file alone is not yet believed."
+            "help": "Seconds for which PBS alone, or a job's exit-status file alone, is not "
+            "believed."
         },
     )
     command_timeout: int = field(
         default=60,
-        metadata={"help": "Seconds after which qsub, qstat, qselect or qdel is ended."},
+        metadata={"help": "Seconds after which qsub, qstat, qselect or qdel is killed."},
     )
     jobs_per_call: int = field(
         default=2000,
         metadata={
-            "help": "Jobs in one call of qstat. There is one call an interval; those asked about "
-            "longest ago come first."
+            "help": "Jobs in one call of qstat. There is one call per interval; jobs with the "
+            "oldest answers come first."
         },
     )
 
     def __post_init__(self) -> None:
-        ExecutorSettings.given = self
+        ExecutorSettings.current = self
 
     def site_values(self) -> dict[str, str]:
-        """The site's own values, which those of the user's file replace."""
+        """Values of the site; those of the user file replace them."""
         return {}
 
 

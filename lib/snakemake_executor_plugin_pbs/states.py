@@ -1,6 +1,6 @@
-"""What PBS says of a job, as a table: job_state, substate and Exit_status become a reading.
+"""Status of a PBS job as a table: job_state, substate and Exit_status give a state and a message.
 
-Measured on OpenPBS 23.06.06; the meaning of negative exit statuses is that of its job.h.
+Measured on OpenPBS 23.06.06. Negative exit statuses are those of its job.h.
 """
 
 from collections.abc import Mapping
@@ -8,133 +8,140 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-FINISHED, TERMINATED = 92, 91  # substates of the state F; 93 is a failure
+FINISHED, TERMINATED = 92, 91  # substates of state F; 93 is a failure
 
 
-class Kind(Enum):
-    """What a reading asks for."""
+class JobState(Enum):
+    """States of a job that the executor handles differently."""
 
-    WAITING = "waiting"  # in a queue, not yet begun
-    HELD = "held"  # in a queue, and stays there until somebody releases it
-    NEVER = "never"  # in a queue, and stays there for ever
+    WAITING = "waiting"  # in a queue, not yet started
+    HELD = "held"  # stays in a queue until a person releases it
+    NEVER = "never"  # stays in a queue forever
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    DELETED = "deleted"  # a failure that a person wanted: not to be retried
+    DELETED = "deleted"  # by a person, so it is not retried
 
 
-ENDED = (Kind.SUCCEEDED, Kind.FAILED, Kind.DELETED)
+ENDED = (JobState.SUCCEEDED, JobState.FAILED, JobState.DELETED)
 
 
 @dataclass(frozen=True)
-class Reading:
-    """One answer of PBS about one job, in our words."""
+class JobStatus:
+    """Status that the server reported for a job, with a message for the user."""
 
-    kind: Kind
+    state: JobState
     message: str
 
     @property
     def active(self) -> bool:
-        """Whether the job is still in PBS's hands."""
-        return self.kind not in ENDED
+        """Whether the job is queued or running."""
+        return self.state not in ENDED
 
 
 STATES = {
-    "Q": (Kind.WAITING, "queued"),
-    "T": (Kind.WAITING, "being moved to another queue"),
-    "W": (Kind.WAITING, "waiting for its start time"),
-    "M": (Kind.RUNNING, "moved to another server"),  # of which no more is told
-    "H": (Kind.HELD, "held"),
-    "R": (Kind.RUNNING, "running"),
-    "B": (Kind.RUNNING, "array begun"),
-    "E": (Kind.RUNNING, "ending"),
-    "S": (Kind.RUNNING, "suspended by the server"),
-    "U": (Kind.RUNNING, "suspended, for its host is in use"),
+    "Q": (JobState.WAITING, "queued"),
+    "T": (JobState.WAITING, "being moved to another queue"),
+    "W": (JobState.WAITING, "waiting for its start time"),
+    "M": (JobState.RUNNING, "moved to another server"),  # this server reports nothing more
+    "H": (JobState.HELD, "held"),
+    "R": (JobState.RUNNING, "running"),
+    "B": (JobState.RUNNING, "array started"),
+    "E": (JobState.RUNNING, "ending"),
+    "S": (JobState.RUNNING, "suspended by the server"),
+    "U": (JobState.RUNNING, "suspended because its host is in use"),
 }
 
-HOLDS = {"u": "by a user", "o": "by an operator", "s": "by the system", "p": "for a bad password"}
+HOLDS = {
+    "u": "by a user", "o": "by an operator", "s": "by the system", "p": "due to a bad password",
+}  # fmt: skip
 
-KILLED = "used more than was asked for and was killed by PBS: "
+KILLED = "used more than it requested and was killed by PBS: "
 NODE = "was lost with its node: "
-REFUSED = "could not be started by PBS: "
+NOT_STARTED = "could not be started by PBS: "
 EXIT_STATUS = {
-    -1: REFUSED + "an error before its files were there",
-    -2: REFUSED + "an error after its files were there",
-    -3: REFUSED + "PBS was to try again",
-    -4: NODE + "PBS's daemon there was started anew",
-    -5: NODE + "PBS's daemon there was started anew, and its checkpoint cannot move",
-    -6: NODE + "PBS's daemon there was started anew, and its checkpoint can move",
-    -7: REFUSED + "its checkpoint could not be taken up",
-    -10: REFUSED + "its user or group is not known on the node",
-    -11: "was to be run again by PBS",
+    -1: NOT_STARTED + "an error before its files were staged",
+    -2: NOT_STARTED + "an error after its files were staged",
+    -3: NOT_STARTED + "PBS should have tried again",
+    -4: NODE + "the PBS daemon on it restarted",
+    -5: NODE + "the PBS daemon on it restarted, and the job's checkpoint cannot be moved",
+    -6: NODE + "the PBS daemon on it restarted, and the job's checkpoint can be moved",
+    -7: NOT_STARTED + "the restart from its checkpoint failed",
+    -10: NOT_STARTED + "the node does not know its user or group",
+    -11: "should have been rerun by PBS",
     -12: "was checkpointed and killed",
-    -13: REFUSED + "a bad password",
-    -14: NODE + "its first node lost touch with another one",
-    -15: "was to be run again from its checkpoint",
-    -16: REFUSED + "a hook of the site rejected it for now",
-    -17: REFUSED + "a hook of the site rejected it",
-    -18: "was to be run again, as a hook of the site asked",
+    -13: NOT_STARTED + "a bad password",
+    -14: NODE + "its first node lost contact with another node",
+    -15: "should have been restarted from its checkpoint",
+    -16: NOT_STARTED + "a hook of the site rejected it for now",
+    -17: NOT_STARTED + "a hook of the site rejected it",
+    -18: "should have been rerun, as a hook of the site requested",
     -19: "was deleted by a hook of the site",
-    -20: NODE + "the server lost touch with its first node",
-    -21: REFUSED + "a security fault of PBS's folder",
-    -22: REFUSED + "a hook of the site failed or took too long",
-    -23: REFUSED + "no Kerberos credentials",
-    -24: KILLED + "ncpus, for a moment",
-    -25: KILLED + "ncpus, on the whole",
+    -20: NODE + "the server lost contact with its first node",
+    -21: NOT_STARTED + "a security violation in the PBS folder",
+    -22: NOT_STARTED + "a hook of the site failed or timed out",
+    -23: NOT_STARTED + "no Kerberos credentials",
+    -24: KILLED + "ncpus, in a short burst",
+    -25: KILLED + "ncpus, on average",
     -26: KILLED + "vmem",
     -27: KILLED + "memory; raise mem_mb",
     -28: KILLED + "CPU time",
     -29: KILLED + "walltime; raise runtime",
-    -30: NODE + "another of its nodes did not join",
+    -30: NODE + "another node did not join the job",
     -31: KILLED + "huge pages",
-    -32: NODE + "PBS's daemon there had forgotten the job",
+    -32: NODE + "the PBS daemon on it no longer knew the job",
 }
 
 
-def read(job: Mapping[str, Any]) -> Reading | None:
-    """Put what qstat says of a job into words; None where it says too little to go by.
+def read(job: Mapping[str, Any]) -> JobStatus | None:
+    """Convert the attributes of a job into its status.
 
     Args:
         job: attributes as `qstat -x -f -F json` names them.
+
+    Returns:
+        The status, or None if the attributes are incomplete.
     """
-    state = job.get("job_state")
-    if state == "F":
+    letter = job.get("job_state")
+    if letter == "F":
         return _ended(job)
-    if state not in STATES:
+    if letter not in STATES:
         return None
-    kind, message = STATES[state]
+    state, message = STATES[letter]
     comment = str(job.get("comment", "")).strip()
-    if state == "Q" and comment.startswith("Can Never Run"):
-        return Reading(Kind.NEVER, f"can never run: {comment.partition(': ')[2] or comment}")
-    if kind is Kind.HELD:
-        told = ", ".join(HOLDS[hold] for hold in str(job.get("Hold_Types", "")) if hold in HOLDS)
-        return Reading(kind, " ".join(filter(None, (message, told, comment and f"({comment})"))))
-    return Reading(kind, message)
+    if letter == "Q" and comment.startswith("Can Never Run"):
+        return JobStatus(JobState.NEVER, f"can never run: {comment.partition(': ')[2] or comment}")
+    if state is JobState.HELD:
+        holds = ", ".join(HOLDS[hold] for hold in str(job.get("Hold_Types", "")) if hold in HOLDS)
+        words = (message, holds, comment and f"({comment})")
+        return JobStatus(state, " ".join(filter(None, words)))
+    return JobStatus(state, message)
 
 
-def _ended(job: Mapping[str, Any]) -> Reading | None:
-    """A job of the state F, which succeeded only where all three of its numbers say so."""
+def _ended(job: Mapping[str, Any]) -> JobStatus | None:
+    """Status of a job in state F: success only if substate and exit status agree."""
     try:
         substate = int(job["substate"])
-        status = int(job["Exit_status"]) if "Exit_status" in job else None
+        exit_status = int(job["Exit_status"]) if "Exit_status" in job else None
     except (KeyError, ValueError, TypeError):
         return None
-    if substate == FINISHED and status == 0:
-        return Reading(Kind.SUCCEEDED, "finished")
+    if substate == FINISHED and exit_status == 0:
+        return JobStatus(JobState.SUCCEEDED, "finished")
     if substate == TERMINATED:
-        running = "running" if status is not None else "in the queue"
+        place = "running" if exit_status is not None else "in the queue"
         comment = job.get("comment", "")
-        by = str(comment).rpartition(" terminated by ")[2] if " terminated by " in comment else ""
-        return Reading(Kind.DELETED, f"was deleted while {running}{by and f' by {by}'}")
-    if status is None or status == 0:
-        return Reading(
-            Kind.FAILED, f"ended in an unknown way (substate {substate}, Exit_status {status})"
+        user = str(comment).rpartition(" terminated by ")[2] if " terminated by " in comment else ""
+        return JobStatus(JobState.DELETED, f"was deleted while {place}{user and f' by {user}'}")
+    if exit_status is None or exit_status == 0:
+        return JobStatus(
+            JobState.FAILED,
+            f"ended for an unknown reason (substate {substate}, Exit_status {exit_status})",
         )
-    return Reading(Kind.FAILED, exit_message(status))
+    return JobStatus(JobState.FAILED, exit_message(exit_status))
 
 
 def exit_message(status: int) -> str:
-    """Say what an exit status other than 0 means; above 256 it holds a signal."""
+    """Message for an exit status other than 0. Above 256 it contains a signal."""
     if status in EXIT_STATUS:
         return EXIT_STATUS[status]
     if status < 0:

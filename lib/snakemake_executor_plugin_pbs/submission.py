@@ -1,41 +1,126 @@
-"""What is written before a job is submitted: a record of each task, the script, the options."""
+"""Submission of ready tasks, each as a job or several as a bundle."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
-from .dialect import Dialect
+from .commands import Later, Refused, Unsure
 from .evidence import Evidence
-from .records import Record, Records, new_token
+from .queues import ANY, Queues
+from .records import Record, new_token
 from .request import job_name
 from .script import script
-from .tasks import Task
+from .session import Session
+from .tasks import Event, EventKind, Phase, Task
+
+MOST_BUNDLED = 100
+"""Maximum number of tasks that share a job."""
 
 
-def are_alike(one: Task, other: Task) -> bool:
-    """Whether two tasks may share a job: they are of one rule and ask for the same."""
-    return one.rule == other.rule and one.request == other.request and bool(one.body)
+class Submitter:
+    """Submits the tasks of a session.
+
+    Args:
+        session: the controller's state.
+        queues: limits of the queues.
+    """
+
+    def __init__(self, session: Session, queues: Queues) -> None:
+        self.session, self.queues = session, queues
+        self._warned_queues: set[str] = set()  # those that have not taken a job since
+
+    def submit_ready(self, until: float) -> None:
+        """Submit ready tasks; after `until` at most one, so that the status call is not late."""
+        session = self.session
+        self.queues.begin_round(session.tasks.values())
+        submitted = 0
+        ready = [task for task in session.tasks.values() if task.phase is Phase.READY]
+        # Tasks that the server did not take come after tasks that were not tried.
+        ready.sort(key=lambda task: task.not_before)
+        for task in ready:
+            now, queue = session.clock(), task.request.queue
+            if session.stopping() or (submitted and now >= until):
+                return
+            if not self._is_due(task, now) or not self.queues.is_open(queue, now):
+                continue
+            tasks = [task]
+            if self.queues.is_narrow(queue) and task.key not in session.failed_in_bundle:
+                tasks += islice(self._companions(task, ready, now), MOST_BUNDLED - 1)
+            self._submit(tasks)
+            submitted += 1
+            if task.record:
+                self.queues.note_submitted(task)
+
+    def _is_due(self, task: Task, now: float) -> bool:
+        tasks = self.session.tasks
+        task.blockers &= tasks.keys()
+        waits = task.phase is Phase.READY and tasks.get(task.key) is task
+        return waits and not task.blockers and now >= task.not_before
+
+    def _companions(self, task: Task, ready: Sequence[Task], now: float) -> Iterator[Task]:
+        """Ready tasks that may share a job with a task."""
+        for other in ready:
+            alone = other is task or other.key in self.session.failed_in_bundle
+            if not alone and can_share_job(other, task) and self._is_due(other, now):
+                yield other
+
+    def _submit(self, tasks: Sequence[Task]) -> None:
+        """Submit one job for a task, or for several of the same rule and request."""
+        session, first, now = self.session, tasks[0], self.session.clock()
+        path, arguments = prepare(session, tasks, now)
+        queue, command = first.request.queue, session.dialect.submit
+        try:
+            job_id = session.server.submit(arguments, path)
+        except Refused as error:
+            for task in tasks:
+                session.finish(task, EventKind.FAILED, f"was refused by {command}: {error}")
+        except Later as error:
+            # A limit, or no server: the next job of this queue would fail the same way.
+            self._warn_once(queue, f"{command}: {error}: retrying")
+            for task in tasks:
+                assert task.record
+                session.records.discard(task.record)
+                task.record, task.not_before = None, session.clock() + session.limits.interval
+            self.queues.pause(queue, first.not_before)
+        except Unsure as error:
+            assert first.record
+            self._warn_once(queue, f"{command}: {error}: looking for job {first.record.name}")
+            for task in tasks:
+                task.phase, task.not_before = Phase.FINDING, now + session.limits.interval
+            self.queues.pause(ANY, session.clock() + session.limits.interval)
+        else:
+            self._warned_queues.discard(queue)
+            for task in tasks:
+                assert task.record
+                task.record = session.records.with_id(task.record, job_id)
+                task.phase = Phase.WATCHED
+                session.events.append(Event(EventKind.SUBMITTED, task, job_id))
+
+    def _warn_once(self, queue: str, text: str) -> None:
+        """Warn that a queue takes no jobs; again only after it has taken one."""
+        if queue not in self._warned_queues:
+            self._warned_queues.add(queue)
+            self.session.warn(f"queue {queue}: {text}" if queue else text)
 
 
-def prepare(
-    tasks: Sequence[Task],
-    records: Records,
-    dialect: Dialect,
-    progress: Mapping[str, str],
-    now: float,
-) -> tuple[Path, tuple[str, ...]]:
+def can_share_job(task: Task, other: Task) -> bool:
+    """Whether two tasks may share a job: they have the same rule and request."""
+    return task.rule == other.rule and task.request == other.request and bool(task.body)
+
+
+def prepare(session: Session, tasks: Sequence[Task], now: float) -> tuple[Path, tuple[str, ...]]:
     """Write the records of tasks, and the script of the job that they share.
 
     Args:
-        tasks: one, or those of a bundle; each gets its record, and fresh evidence.
-        records: what is on disk.
-        dialect: the batch system.
-        progress: key of a task to how far earlier submissions had come.
+        session: the controller's state.
+        tasks: one task, or those of a bundle; each gets a record and empty evidence.
         now: seconds since 1970.
 
     Returns:
-        The script, and the options of the submitting command.
+        The script, and the options of the submit command.
     """
+    records, dialect = session.records, session.dialect
     first, bundled = tasks[0], len(tasks) > 1
     tokens = [new_token() for _ in tasks]
     name = job_name(first.rule, {} if bundled else first.wildcards, tokens[0])
@@ -43,7 +128,7 @@ def prepare(
     for task, token in zip(tasks, tokens, strict=True):
         record = Record(
             token, name, task.key, task.outputs, task.fingerprint, written=now, bundled=bundled,
-            progress=progress.get(task.key, ""),
+            progress=session.progress.get(task.key, ""),
         )  # fmt: skip
         records.write(record)
         task.record, task.evidence = record, Evidence()
@@ -53,11 +138,11 @@ def prepare(
     assert first.record
     path = records.path(first.record, "sh")
     _write(path, script(submissions, dialect.id_variable, seconds=first.request.seconds))
-    # The folder of a bundle's first task is removed before the bundle has ended.
-    printed = Path(os.devnull) if bundled else records.path(first.record, dialect.label)
-    return path, (*dialect.options(name, printed), *first.request.arguments)
+    # The folder of a bundle's first task is removed before the bundle ends.
+    output = Path(os.devnull) if bundled else records.path(first.record, dialect.label)
+    return path, (*dialect.options(name, output), *first.request.arguments)
 
 
 def _write(path: Path, text: str) -> None:
-    path.touch(0o700)  # it may hold values of environment variables
+    path.touch(0o700)  # the text may contain values of environment variables
     path.write_text(text)

@@ -1,4 +1,4 @@
-"""What the tracker handles: tasks, events that it returns, its limits, the server that it asks."""
+"""Data types of the tracker: tasks, events, limits, and the interface of the server."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,29 +13,29 @@ from .request import Request
 
 
 class Server(Protocol):
-    """What the tracker asks of PBS; `commands.Commands` is the real one."""
+    """Interface of a batch system; `commands.Commands` is the real one."""
 
     def submit(self, arguments: Sequence[str], script: Path) -> str:
-        """Submit a job; its id."""
+        """Submit a job and return its id."""
 
     def status(self, ids: Sequence[str]) -> Answer:
-        """Ask about jobs."""
+        """Ask for the status of jobs."""
 
     def find(self, name: str) -> list[str]:
         """Ids of jobs of this name that have not ended."""
 
     def delete(self, ids: Sequence[str]) -> str:
-        """Delete jobs; what went wrong."""
+        """Delete jobs and return the error message, if any."""
 
 
 class Phase(Enum):
-    """Where a task stands."""
+    """Phases of a task."""
 
     READY = "ready"  # to be submitted
     FINDING = "finding"  # perhaps submitted, id unknown
-    MEETING = "meeting"  # submitted by an earlier controller, not heard of yet
+    RECOVERED = "recovered"  # submitted by an earlier controller, no answer about it yet
     WATCHED = "watched"
-    LEAVING = "leaving"  # an earlier submission that has to go before a new one
+    LEAVING = "leaving"  # its earlier submission must end before a new one
 
 
 @dataclass
@@ -43,12 +43,12 @@ class Task:
     """One job of Snakemake.
 
     Args:
-        key: what identifies it, whatever controller runs it.
-        rule: its rule's name; `wildcards`: their values, for its name in PBS.
+        key: identifies the job for every controller.
+        rule: name of its rule; `wildcards`: their values, for its name in PBS.
         body: text of the shell script that runs it.
-        outputs: files that it makes.
-        fingerprint: what it makes them from; a running job of another one is not taken over.
-        job: whatever the caller wants to find again in events.
+        outputs: files that it writes.
+        fingerprint: of its inputs; a running job with another fingerprint is deleted.
+        job: object of the caller, returned in events.
     """
 
     key: str
@@ -62,13 +62,13 @@ class Task:
     phase: Phase = Phase.READY
     record: Record | None = None
     evidence: Evidence = field(default_factory=Evidence)
-    not_before: float = 0.0
-    told: set[str] = field(default_factory=set)
+    not_before: float = 0.0  # time of the next attempt to submit or find it
+    warnings: set[str] = field(default_factory=set)  # those that were shown
     blockers: set[str] = field(default_factory=set)  # keys of other submissions of its files
-    deletion_asked: bool = False
+    deletion_sent: bool = False
 
 
-class What(Enum):
+class EventKind(Enum):
     """Kinds of events."""
 
     SUBMITTED = "submitted"  # or found again
@@ -78,15 +78,15 @@ class What(Enum):
 
 @dataclass(frozen=True)
 class Event:
-    """Something that Snakemake has to hear of."""
+    """Change of a task that Snakemake must know."""
 
-    what: What
+    kind: EventKind
     task: Task
     job_id: str = ""
     message: str = ""
     log: Path | None = None
-    since: float = 0.0  # when the job was submitted
-    retry: bool = True  # whether a failure may be tried again
+    submitted: float = 0.0  # time of the submission
+    retry: bool = True  # whether Snakemake may retry a failure
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ class Limits:
     """Times in seconds, and numbers of jobs.
 
     Args:
-        interval: between two calls of qstat.
-        patience: how long one witness alone is not believed.
-        settling: how long after its writing a submission without an id is still looked for.
-        chunk: jobs in one call of qstat; those asked about longest ago come first.
+        interval: time between two status calls.
+        patience: time for which one source of evidence alone is not believed.
+        settling: time after which a submission without an id is given up.
+        chunk: jobs in one status call; those with the oldest answers come first.
         queued: queue to the number of jobs that may wait in it; * is any other queue. If only
             one may wait, ready tasks of the same rule and request share a job.
     """

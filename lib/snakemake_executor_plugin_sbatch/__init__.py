@@ -1,7 +1,7 @@
-"""Snakemake executor for Slurm; found by Snakemake by this module's name.
+"""Snakemake executor for Slurm. Snakemake finds it by the name of this package.
 
-How jobs are followed, found again and deleted is snakemake_executor_plugin_pbs's; here are Slurm's
-commands (`commands`), what its answers mean (`states`), and what a job asks for (`request`).
+snakemake_executor_plugin_pbs watches, recovers and deletes the jobs. This package has Slurm's
+commands (`commands`), the status of jobs from squeue (`states`), and options of sbatch (`request`).
 """
 
 from snakemake_executor_plugin_pbs import common_settings

@@ -1,4 +1,4 @@
-"""Slurm's commands, sbatch, squeue and scancel, and what they say."""
+"""Calls of Slurm's commands sbatch, squeue and scancel, and parsers of their output."""
 
 import os
 import re
@@ -6,30 +6,30 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from snakemake_executor_plugin_pbs.commands import Commands, Done
+from snakemake_executor_plugin_pbs.commands import CommandResult, Commands
 from snakemake_executor_plugin_pbs.dialect import Dialect
 from snakemake_executor_plugin_pbs.replies import Answer
 
 from .states import read
 
-# What sbatch says where the request did not reach the controller, or met a limit on jobs.
+# Errors of sbatch: the request did not reach slurmctld, or a limit on jobs is reached.
 _LATER = (
     "unable to contact slurm controller", "connection refused", "temporarily unable",
     "unable to resolve", "no route to host", "submitjob", "maxjobcount",
 )  # fmt: skip
-# What it says where it lost the controller on the way: whether the job is there is unknown.
+# Errors of sbatch: the connection was lost, so slurmctld may have the job.
 _UNSURE = ("timed out", "zero bytes were transmitted", "connection reset", "communication")
 _NO_JOB = ("invalid job id", "already completing or completed")
 
-# Each field ends with a bar; squeue takes any text after the colon for that.
+# Each field ends with a bar: squeue prints the text after the colon.
 FORMAT = "JobID:|,State:|,Reason:|,exit_code:|"
 
 
-def _options(name: str, printed: Path) -> tuple[str, ...]:
-    # Slurm fills in what follows a percent sign.
-    output = str(printed).replace("%", "%%")
-    # A job whose node dies begins again under its id, as does one that makes room for another.
-    return "--parsable", "--requeue", "--job-name", name, "--output", output
+def _options(name: str, output: Path) -> tuple[str, ...]:
+    # Slurm replaces patterns such as %j in the path; %% is a percent sign.
+    pattern = str(output).replace("%", "%%")
+    # With --requeue, a job keeps its id and restarts after a node failure or preemption.
+    return "--parsable", "--requeue", "--job-name", name, "--output", pattern
 
 
 SLURM = Dialect(
@@ -38,7 +38,7 @@ SLURM = Dialect(
 )  # fmt: skip
 
 
-# What a job or its ranks would take for their own if Snakemake itself runs in a job.
+# Variables of the job in which Snakemake itself may run; a new job and its ranks must not see them.
 _OF_A_JOB = re.compile(
     r"(SLURM|SLURMD|MASTER|TORCHELASTIC|PMI|PMIX|PALS|OMPI|MPI)_.*"
     r"|RANK|WORLD_SIZE|LOCAL_(RANK|SIZE|WORLD_SIZE)|PBS_JOB_END_TIME|JOB_PROGRESS_FILE"
@@ -46,7 +46,7 @@ _OF_A_JOB = re.compile(
 
 
 def outside(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what a job has set, which sbatch would hand on to other jobs."""
+    """Environment without the variables of a job, which sbatch would pass to new jobs."""
     return {
         name: value
         for name, value in environment.items()
@@ -55,49 +55,49 @@ def outside(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class SlurmCommands(Commands):
-    """The controller, through its commands."""
+    """Slurm, called by its commands."""
 
-    submitting = ("sbatch",)
-    deleting = ("scancel",)
+    submit_command = ("sbatch",)
+    delete_command = ("scancel",)
     later, unsure, no_job = _LATER, _UNSURE, _NO_JOB
 
     def environment(self) -> dict[str, str]:
-        """What the commands are run in, and jobs in turn."""
+        """Environment of the commands, and so of the jobs."""
         return outside(os.environ)
 
-    def submitted(self, output: str) -> str:
-        """Id of the job in what sbatch printed, which may name the cluster, too."""
+    def parse_job_id(self, output: str) -> str:
+        """Job id in the output of sbatch, without the name of the cluster."""
         job_id = output.strip().rpartition("\n")[2].partition(";")[0]
         return job_id if job_id.isdigit() else ""
 
     def status(self, ids: Sequence[str]) -> Answer:
-        """Ask once about all these jobs; an answer with a fault where it cannot be used."""
-        listed = ["--states=all", f"--jobs={','.join(ids)}", f"--Format={FORMAT}"]
+        """Ask for the status of jobs with one call; the answer has a fault if it is unusable."""
+        options = ["--states=all", f"--jobs={','.join(ids)}", f"--Format={FORMAT}"]
         try:
-            done = self._run(["squeue", "--noheader", *listed], stoppable=True)
+            result = self._run(["squeue", "--noheader", *options], stoppable=True)
         except subprocess.TimeoutExpired:
             return Answer(fault=f"no answer in {self.timeout:g} s")
-        return parse(done, ids)
+        return parse(result, ids)
 
-    def finding(self, name: str) -> list[str]:
-        """The command that prints ids of jobs of a name."""
+    def find_command(self, name: str) -> list[str]:
+        """Command that prints the ids of the jobs of a name."""
         return ["squeue", "--noheader", f"--name={name}", "--format=%i"]
 
 
-def parse(done: Done, ids: Sequence[str]) -> Answer:
-    """Take a reply of squeue apart.
+def parse(result: CommandResult, ids: Sequence[str]) -> Answer:
+    """Parse a reply of squeue.
 
     Args:
-        done: how squeue ended. A job that it does not list is one that Slurm has forgotten, but
-            only where it ended well. Asked about a single forgotten job, it fails and says so.
-        ids: what it was asked about.
+        result: result of squeue. If it succeeds, Slurm does not know the jobs that it does not
+            list. For a single unknown job it fails, with an error that says so.
+        ids: ids of the jobs asked about.
     """
-    if done.code:
-        if len(ids) == 1 and "invalid job id" in done.errors.lower():
+    if result.code:
+        if len(ids) == 1 and "invalid job id" in result.errors.lower():
             return Answer(unknown=set(ids))
-        return Answer(fault=f"exit status {done.code}: {done.message}")
+        return Answer(fault=f"exit status {result.code}: {result.message}")
     answer = Answer()
-    for line in done.output.splitlines():
+    for line in result.output.splitlines():
         fields = [text.strip() for text in line.split("|")]
         if len(fields) >= 4 and fields[0].isdigit():
             answer.jobs[fields[0]] = {

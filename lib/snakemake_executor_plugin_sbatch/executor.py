@@ -1,4 +1,4 @@
-"""The executor as Snakemake sees it: that of PBS, talking to Slurm."""
+"""Snakemake's interface to the executor: that of PBS with the commands of Slurm."""
 
 from snakemake_executor_plugin_pbs import Executor as PbsExecutor
 
@@ -8,7 +8,7 @@ from .settings import ExecutorSettings
 
 
 class Executor(PbsExecutor):
-    """Runs each job of a workflow as a job of Slurm."""
+    """Runs each job of a workflow as a Slurm job."""
 
     dialect = SLURM
     settings = ExecutorSettings

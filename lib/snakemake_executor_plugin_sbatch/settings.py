@@ -1,4 +1,4 @@
-"""The executor's own options, --sbatch-... on the command line or sbatch-...: in a profile."""
+"""Settings of the executor: --sbatch-... on the command line, or sbatch-...: in a profile."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from .request import PERSONAL, RESOURCES, read_defaults
 
 @dataclass
 class ExecutorSettings(PbsSettings):
-    """Settings of the executor; README.md has them in a table."""
+    """Settings of the executor, listed in README.md."""
 
     personal: ClassVar[tuple[str, ...]] = PERSONAL
     resource_names: ClassVar[Mapping[str, str]] = RESOURCES
@@ -19,56 +19,55 @@ class ExecutorSettings(PbsSettings):
     user_file: str = field(
         default="~/.config/snakemake/slurm.yaml",
         metadata={
-            "help": "YAML file with what differs from person to person (account, partition, qos, "
-            "constraint, reservation, slurm_extra), for all rules and, under rules, for each. "
-            "Resources of a job come first."
+            "help": "YAML file with the values of a user (account, partition, qos, constraint, "
+            "reservation, slurm_extra), for all rules and, under rules, for each rule. Resources "
+            "of a job come first."
         },
     )
     required: str = field(
         default="",
         metadata={
-            "help": "Those of account, partition, qos, constraint without which the site takes no "
-            "job, separated by spaces."
+            "help": "Values of account, partition, qos, constraint that the site requires, "
+            "separated by spaces."
         },
     )
     defaults: str = field(
         default="",
         metadata={
-            "help": "The site's own values of account, partition, qos, constraint, reservation, as "
-            "in 'constraint=gpu qos=regular', for jobs of which neither a resource nor the user's "
-            "file says another."
+            "help": "Values of the site for account, partition, qos, constraint, reservation, such "
+            "as 'constraint=gpu qos=regular'. Resources of a job and the user file come first."
         },
     )
     max_queued: str = field(
         default="",
         metadata={
-            "help": "Jobs that may wait in a partition at a time, as in 'debug=1 *=50'; * is any "
-            "other one, and jobs without a partition."
+            "help": "Number of jobs that may wait in a partition, such as 'debug=1 *=50'; * is any "
+            "other partition, and jobs without a partition."
         },
     )
     patience: int = field(
         default=120,
         metadata={
-            "help": "Seconds for which Slurm alone (a job that it does not know) or a job's "
-            "exit-status file alone is not yet believed."
+            "help": "Seconds for which Slurm alone, or a job's exit-status file alone, is not "
+            "believed."
         },
     )
     command_timeout: int = field(
         default=60,
-        metadata={"help": "Seconds after which sbatch, squeue or scancel is ended."},
+        metadata={"help": "Seconds after which sbatch, squeue or scancel is killed."},
     )
     jobs_per_call: int = field(
         default=2000,
         metadata={
-            "help": "Jobs in one call of squeue. There is one call an interval; those asked about "
-            "longest ago come first."
+            "help": "Jobs in one call of squeue. There is one call per interval; jobs with the "
+            "oldest answers come first."
         },
     )
 
     def site_values(self) -> dict[str, str]:
-        """The site's own values, which those of the user's file replace.
+        """Values of the site; those of the user file replace them.
 
         Raises:
-            UserError: they are not written as NAME=VALUE.
+            UserError: `defaults` is not of the form NAME=VALUE.
         """
         return read_defaults(self.defaults)

@@ -1,83 +1,83 @@
-"""What Slurm says of a job, as a table: state, reason and exit code become a reading.
+"""Status of a Slurm job as a table: state, reason and exit code give a state and a message.
 
-States and reasons are those of squeue's manual; seen on Slurm 22.05.
+States and reasons are from the manual of squeue, tested on Slurm 22.05.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from snakemake_executor_plugin_pbs.states import Kind, Reading
+from snakemake_executor_plugin_pbs.states import JobState, JobStatus
 
+KILLED = "used more than it requested and was killed by Slurm: "
 STATES = {
-    "PENDING": (Kind.WAITING, "queued"),
-    "REQUEUED": (Kind.WAITING, "queued again by Slurm"),
-    "REQUEUE_FED": (Kind.WAITING, "queued again by Slurm"),
-    "REQUEUE_HOLD": (Kind.HELD, "held"),
-    "RESV_DEL_HOLD": (Kind.HELD, "held, for its reservation was deleted"),
-    "SPECIAL_EXIT": (Kind.HELD, "held after a special exit"),
-    "CONFIGURING": (Kind.RUNNING, "waiting for its nodes to boot"),
-    "RUNNING": (Kind.RUNNING, "running"),
-    "SUSPENDED": (Kind.RUNNING, "suspended"),
-    "STOPPED": (Kind.RUNNING, "stopped"),
-    "RESIZING": (Kind.RUNNING, "changing its size"),
-    "SIGNALING": (Kind.RUNNING, "being signalled"),
-    "STAGE_OUT": (Kind.RUNNING, "staging files out"),
-    "COMPLETING": (Kind.RUNNING, "ending"),
-    "COMPLETED": (Kind.SUCCEEDED, "finished"),
-    "FAILED": (Kind.FAILED, "failed"),
-    "CANCELLED": (Kind.DELETED, "was cancelled"),
-    "TIMEOUT": (
-        Kind.FAILED, "used more than was asked for and was killed by Slurm: time; raise runtime",
-    ),
-    "OUT_OF_MEMORY": (
-        Kind.FAILED, "used more than was asked for and was killed by Slurm: memory; raise mem_mb",
-    ),
-    "NODE_FAIL": (Kind.FAILED, "was lost with its node"),
-    "BOOT_FAIL": (Kind.FAILED, "could not be started by Slurm: its nodes did not boot"),
-    "DEADLINE": (Kind.FAILED, "could not end before its deadline"),
-    "PREEMPTED": (Kind.FAILED, "had to make room for another job (preempted)"),
-    "REVOKED": (Kind.FAILED, "was revoked, for another cluster runs it"),
+    "PENDING": (JobState.WAITING, "queued"),
+    "REQUEUED": (JobState.WAITING, "requeued by Slurm"),
+    "REQUEUE_FED": (JobState.WAITING, "requeued by Slurm"),
+    "REQUEUE_HOLD": (JobState.HELD, "held"),
+    "RESV_DEL_HOLD": (JobState.HELD, "held because its reservation was deleted"),
+    "SPECIAL_EXIT": (JobState.HELD, "held after a special exit"),
+    "CONFIGURING": (JobState.RUNNING, "waiting for its nodes to boot"),
+    "RUNNING": (JobState.RUNNING, "running"),
+    "SUSPENDED": (JobState.RUNNING, "suspended"),
+    "STOPPED": (JobState.RUNNING, "stopped"),
+    "RESIZING": (JobState.RUNNING, "being resized"),
+    "SIGNALING": (JobState.RUNNING, "being signalled"),
+    "STAGE_OUT": (JobState.RUNNING, "staging files out"),
+    "COMPLETING": (JobState.RUNNING, "ending"),
+    "COMPLETED": (JobState.SUCCEEDED, "finished"),
+    "FAILED": (JobState.FAILED, "failed"),
+    "CANCELLED": (JobState.DELETED, "was cancelled"),
+    "TIMEOUT": (JobState.FAILED, f"{KILLED}time; raise runtime"),
+    "OUT_OF_MEMORY": (JobState.FAILED, f"{KILLED}memory; raise mem_mb"),
+    "NODE_FAIL": (JobState.FAILED, "was lost with its node"),
+    "BOOT_FAIL": (JobState.FAILED, "could not be started by Slurm: its nodes did not boot"),
+    "DEADLINE": (JobState.FAILED, "did not end before its deadline"),
+    "PREEMPTED": (JobState.FAILED, "was preempted by another job"),
+    "REVOKED": (JobState.FAILED, "was revoked because another cluster runs it"),
 }  # fmt: skip
 
-# Reasons of a waiting job for which it waits until somebody changes it.
+# Reasons of a pending job that waits until a person releases it.
 HELD = {"JobHeldUser": "by a user", "JobHeldAdmin": "by an administrator"}
-# Reasons for which it waits for ever.
+# Reasons of a pending job that can never run.
 NEVER = {
-    "PartitionTimeLimit": "the partition allows no such time; lower runtime",
-    "DependencyNeverSatisfied": "a job that it depends on has failed",
+    "PartitionTimeLimit": "the time limit of the partition is lower; lower runtime",
+    "DependencyNeverSatisfied": "a job that it depends on failed",
 }
-# Reasons that are a mistake, or pass: nodes come back, and so does the accounting database.
+# Reasons that may be a mistake or pass: nodes and the accounting database can come back.
 DOUBTFUL = {
-    "PartitionNodeLimit": "the partition has no room for so many nodes, or they are down",
-    "BadConstraints": "no nodes have what it asks for, or they are down",
-    "InvalidAccount": "the account is not valid",
-    "InvalidQOS": "the QOS is not valid",
-    "AccountNotAllowed": "the partition does not take this account",
-    "QOSNotAllowed": "the partition or account does not take this QOS",
+    "PartitionNodeLimit": "the partition does not have as many nodes, or they are down",
+    "BadConstraints": "no nodes have the features that it requests, or they are down",
+    "InvalidAccount": "the account is invalid",
+    "InvalidQOS": "the QOS is invalid",
+    "AccountNotAllowed": "the partition does not allow this account",
+    "QOSNotAllowed": "the partition or account does not allow this QOS",
 }
 
 
-def read(job: Mapping[str, Any]) -> Reading | None:
-    """Put what squeue says of a job into words; None where it says too little to go by.
+def read(job: Mapping[str, Any]) -> JobStatus | None:
+    """Convert the fields of a job into its status.
 
     Args:
         job: `state`, `reason` and `exit_code` (a wait status) as squeue prints them.
+
+    Returns:
+        The status, or None if Slurm's state is unknown.
     """
-    state, reason = str(job.get("state", "")), str(job.get("reason", ""))
-    if state not in STATES:
+    name, reason = str(job.get("state", "")), str(job.get("reason", ""))
+    if name not in STATES:
         return None
-    kind, message = STATES[state]
-    if kind is Kind.WAITING and reason in NEVER:
-        return Reading(Kind.NEVER, f"can never run: {NEVER[reason]} ({reason})")
-    if kind is Kind.WAITING and reason in DOUBTFUL:
-        return Reading(Kind.HELD, f"waiting: {DOUBTFUL[reason]} ({reason})")
-    if kind is Kind.WAITING and reason in HELD:
-        return Reading(Kind.HELD, f"held {HELD[reason]}")
-    if kind is Kind.WAITING and "held" in reason.lower():
-        return Reading(Kind.HELD, f"held ({reason})")
-    if state == "FAILED":
-        return Reading(kind, _exit_message(str(job.get("exit_code", ""))))
-    return Reading(kind, message)
+    state, message = STATES[name]
+    if state is JobState.WAITING and reason in NEVER:
+        return JobStatus(JobState.NEVER, f"can never run: {NEVER[reason]} ({reason})")
+    if state is JobState.WAITING and reason in DOUBTFUL:
+        return JobStatus(JobState.HELD, f"waiting: {DOUBTFUL[reason]} ({reason})")
+    if state is JobState.WAITING and reason in HELD:
+        return JobStatus(JobState.HELD, f"held {HELD[reason]}")
+    if state is JobState.WAITING and "held" in reason.lower():
+        return JobStatus(JobState.HELD, f"held ({reason})")
+    if name == "FAILED":
+        return JobStatus(state, _exit_message(str(job.get("exit_code", ""))))
+    return JobStatus(state, message)
 
 
 def _exit_message(code: str) -> str:

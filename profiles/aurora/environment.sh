@@ -1,7 +1,7 @@
-# Sourced by every job on Aurora: what tokamake's Python was installed on.
-# `frameworks` has Python and torch for the GPUs (ALCF user guide, Aurora, "PyTorch"); install tokamake
-# in a venv made after loading it (python -m venv --system-site-packages). Where there are no modules,
-# the environment stays as it is.
+# Sourced by every job on Aurora: loads the module on which tokamake is installed.
+# `frameworks` has Python and torch for the GPUs (ALCF user guide, Aurora, "PyTorch"). Load it before
+# you create the venv of tokamake (python -m venv --system-site-packages). Without the command
+# `module`, this does nothing.
 if type module >/dev/null 2>&1; then
     module load frameworks
 fi

@@ -1,7 +1,7 @@
-# Sourced by the launch scripts, after the site's modules: sets `mpiexec` to the site's own launcher.
+# Sourced by the launch scripts, after the site's modules: sets `mpiexec` to the site's launcher.
 #
-# Jobs have the Python environment of tokamake first on PATH. A package in it, such as mpich, can bring an
-# mpiexec that does not know the nodes of this site.
+# The Python environment of tokamake comes first on PATH in jobs. A package in it, such as mpich, can
+# contain an mpiexec that does not know the nodes of this site.
 tokamake=$(command -v tokamake) || tokamake=
 real=$(readlink -f "$tokamake") || real=
 in_environment() {

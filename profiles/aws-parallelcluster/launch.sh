@@ -6,21 +6,21 @@ shift 2
 : "${SLURM_JOB_ID:?profiles/aws-parallelcluster runs inside a Slurm job; see its profile.yaml}"
 . "$(dirname "$0")/../slurm/meet.sh"
 
-# EFA's libfabric and NCCL's plug-in for it, where AWS's installer and its Deep Learning AMIs put them;
-# without the plug-in NCCL would take TCP.
+# EFA's libfabric and NCCL's plug-in for it, in the folders of AWS's installer and Deep Learning AMIs.
+# Without the plug-in, NCCL uses TCP.
 for folder in /opt/amazon/efa/lib64 /opt/amazon/efa/lib /opt/amazon/ofi-nccl/lib /opt/aws-ofi-nccl/lib; do
     if [ -d "$folder" ]; then
         export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     fi
 done
-# What follows is explained in aws-samples/awsome-distributed-training, efa-cheatsheet.md.
+# Source of these settings: aws-samples/awsome-distributed-training, efa-cheatsheet.md.
 if [ -d /sys/class/infiniband ] && ls /sys/class/infiniband | grep -qE '^(efa|rdmap)'; then
-    export FI_PROVIDER=efa # no other network, where there is this one
+    export FI_PROVIDER=efa # use no other network if EFA is available
 fi
-export FI_EFA_FORK_SAFE=1     # Linux before 5.15 needs it for processes that fork, as data loaders do
-export FI_EFA_USE_HUGE_PAGE=0 # else forks run out of huge pages: "Cannot allocate memory"
+export FI_EFA_FORK_SAFE=1     # Linux before 5.15 needs it for processes that fork, such as data loaders
+export FI_EFA_USE_HUGE_PAGE=0 # otherwise forks run out of huge pages: "Cannot allocate memory"
 export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-^docker,lo} # ranks meet over the instances' own network
-# NCCL_PROTO, NCCL_BUFFSIZE and numbers of channels are left to the plug-in, which knows the instance.
+# The plug-in sets NCCL_PROTO, NCCL_BUFFSIZE and numbers of channels for the instance.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-12}}
 
 exec srun --nodes "$nodes" --ntasks "$tasks" --kill-on-bad-exit=1 \

@@ -7,7 +7,7 @@ if [ "$nodes" -ne 1 ]; then
     echo "profiles/local: nodes is $nodes, this profile has one machine; use a cluster's profile" >&2
     exit 2
 fi
-# Each rank needs a GPU of its own.
+# Each rank needs its own GPU; with fewer GPUs, all ranks use CPUs.
 gpus=$(nvidia-smi --list-gpus 2>/dev/null | grep -c ^GPU || true)
 if [ "$gpus" -gt 0 ] && [ "$gpus" -lt "$tasks" ] && [ -z "${CUDA_VISIBLE_DEVICES+set}" ]; then
     echo "profiles/local: $tasks ranks, $gpus GPU: on CPUs; for the GPU, --set-resources train:tasks=$gpus" >&2

@@ -1,9 +1,9 @@
-"""torchrun, with the options of torchrun, that ends with the exit status of the rank that failed.
+"""torchrun with its options, but with the exit status of the first rank that failed.
 
-torchrun itself wraps a failure in a traceback and a report of its own and always returns 1, so that
-one could tell neither a user's mistake (2) nor a run that saved and stopped (75) from a crash. It
-passes SIGTERM and Ctrl-C on; ranks have ten minutes then to save, not half of one, and 75 is what
-it ends with where that is what they say. A second Ctrl-C ends them at once.
+torchrun itself prints a traceback and a report and always returns 1. So a user's mistake (2) and a
+run that saved and stopped (75) could not be distinguished from a crash. SIGTERM and Ctrl-C are
+passed on to the ranks, which have ten minutes to save instead of 30 s. The exit status is 75 if
+ranks saved and stopped. A second Ctrl-C kills the ranks.
 """
 
 import logging
@@ -23,45 +23,46 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_han
 from torch.distributed.run import parse_args, run
 
 STOPPED = 75
-"""Of a run that is saved, but not finished."""
+"""Exit status of a run that saved and stopped before its end."""
 
 popen, started = SubprocessHandler._popen, []
-terminate, asked = api._terminate_process_handler, []
+terminate, signal_times = api._terminate_process_handler, []
 
 
-def noted(*arguments):
-    """Start a rank, and remember it: of those that a signal ends, torchrun tells no exit code."""
+def start_rank(*arguments):
+    """Start a rank and keep its process: torchrun returns no exit codes after a signal."""
     started.append(popen(*arguments))
     return started[-1]
 
 
-SubprocessHandler._popen = noted
+SubprocessHandler._popen = start_rank
 
 
-def end(number, frame):
-    """Have torchrun end its ranks at a first signal; kill them at a Ctrl-C after it."""
-    if not asked:
-        asked.append(time.monotonic())
+def handle_signal(number, frame):
+    """Let torchrun stop its ranks at the first signal; kill them at a later Ctrl-C."""
+    if not signal_times:
+        signal_times.append(time.monotonic())
         terminate(number, frame)
-    elif number == signal.SIGINT and time.monotonic() - asked[0] >= 1:  # not the same one twice
+    # Within a second, it is the same Ctrl-C, delivered twice.
+    elif number == signal.SIGINT and time.monotonic() - signal_times[0] >= 1:
         for rank in started:
             rank.kill()
         send(signal.SIGKILL)
         os._exit(128 + number)
 
 
-api._terminate_process_handler = end
+api._terminate_process_handler = handle_signal
 
 
 def send(number: int) -> list[int]:
-    """Send a signal to all ranks, and to those that torchrun was just starting, and forgot.
+    """Send a signal to all ranks, including those that torchrun was starting when it got a signal.
 
     Returns:
-        Processes that it was sent to.
+        Process ids of the ranks.
     """
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     pids = map(int, children.read_text().split()) if children.exists() else ()
-    # Ranks have sessions of their own, unlike other helpers of Python's.
+    # Each rank has its own session; helper processes of Python do not.
     ranks = [pid for pid in pids if os.getsid(pid) == pid]
     for pid in ranks:
         with suppress(ProcessLookupError):
@@ -70,10 +71,10 @@ def send(number: int) -> list[int]:
 
 
 def end_ranks(number: int) -> set[int]:
-    """Pass a signal on to all ranks, and await their ends.
+    """Send a signal to all ranks and wait for them.
 
     Returns:
-        Their exit codes.
+        The exit codes of the ranks.
     """
     known = {rank.pid for rank in started}
     ranks = send(number)
@@ -86,7 +87,7 @@ def end_ranks(number: int) -> set[int]:
 
 
 os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")
-logging.disable(logging.CRITICAL)  # of this process; ranks are others
+logging.disable(logging.CRITICAL)  # in this process only, not in the ranks
 try:
     run(parse_args(sys.argv[1:]))
 except ChildFailedError as error:

@@ -5,6 +5,6 @@ nodes=$1 tasks=$2
 shift 2
 # Load your site's modules here.
 . "$(dirname "$0")/meet.sh"
-# srun does not take the batch job's cores a rank for its own.
+# srun does not inherit --cpus-per-task from the batch job.
 exec srun --nodes "$nodes" --ntasks "$tasks" --kill-on-bad-exit=1 \
     ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} "$@"

@@ -1,15 +1,15 @@
-# Sourced by the launch scripts of Slurm's profiles: where the ranks of this job meet.
+# Sourced by the launch scripts of the Slurm profiles: sets the address at which ranks meet.
 #
-# It is the first node, which a batch script runs on, at a port that is free there. Elsewhere (srun from
-# a login node, in an allocation of one's own) tokamake itself finds a place.
+# A batch script runs on the first node of the job; ranks meet there, at a free port. Outside batch
+# scripts (srun on a login node, or in your own allocation), tokamake itself chooses the address.
 first=$(scontrol show hostnames "${SLURM_JOB_NODELIST:-}" 2>/dev/null) || first=
 first=${first%%$'\n'*}
 if [ -z "${MASTER_ADDR:-}" ] && [ -n "$first" ] && [ "$first" = "${SLURMD_NODENAME:-}" ]; then
-    # A node's name in Slurm need not be one that the network knows.
+    # The network may not know the name that a node has in Slurm.
     if ! getent hosts "$first" >/dev/null; then
         first=$(scontrol --oneliner show node "$first" | sed 's/.* NodeAddr=\([^ ]*\) .*/\1/')
     fi
-    # Modules that were loaded later may have a Python of their own, without tokamake.
+    # `python` may be that of a module that was loaded later, without tokamake.
     python=$(dirname "$(command -v tokamake)")/python
     [ -x "$python" ] || python=python
     MASTER_PORT=$("$python" -c 'from tokamake.runtime.process_group import free_port as p; print(p())')

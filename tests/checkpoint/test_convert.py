@@ -1,153 +1,30 @@
 """Conversion between all formats and layouts keeps every bit."""
 
-import argparse
 import json
 import random as chances
 import shutil
 import subprocess
 import sys
-import zipfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.support import megatron_names
 from tests.support.families import FAMILIES, assert_same, weights
-from tests.support.runs import write_start
 from tokamake import plugins
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.hf import hf_folder
-from tokamake.checkpoint.inspect import inspect
 from tokamake.checkpoint.tensors import copy
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout, Target
-from tokamake.checkpoint.tensors.extents import TensorSource
-from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
-from tokamake.config.architecture import Architecture
+from tokamake.checkpoint.tensors.source import TensorSource
+from tokamake.checkpoint.torch_files import pickle_reader
 from tokamake.config.model import FORMATS
 from tokamake.errors import UserError
-
-
-def chunked(architecture: Architecture, size: int) -> Iterator[dict[str, Tensor]]:
-    """What each of several ranks must have, cut from what the one of one rank has."""
-    one = megatron_names.megatron_tensors(architecture, weights(architecture))
-    for rank in range(size):
-        found = {}
-        for name, tensor in one.items():
-            if "query_key_value" in name or "word_embeddings.w" in name or "output" in name:
-                found[name] = tensor.chunk(size)[rank]
-            elif "dense_h_to_4h" in name:
-                gated = architecture.family == "llama"
-                halves = tensor.chunk(2) if gated else (tensor,)
-                found[name] = torch.cat([half.chunk(size)[rank] for half in halves])
-            elif name.endswith(("dense.weight", "dense_4h_to_h.weight")):
-                found[name] = tensor.chunk(size, dim=1)[rank]
-            else:
-                found[name] = tensor
-        yield found
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2-untied"])
-def test_each_rank_holds_its_chunks_of_the_whole(name: str, tmp_path: Path) -> None:
-    # 256 rows are padding for one rank and for two alike.
-    architecture = FAMILIES[name]
-    hf_folder.write(tmp_path / "hf", architecture, weights(architecture))
-    writer.write(tmp_path / "mds", open_any(tmp_path / "hf"), "mds", Target(ParallelLayout(2)))
-    for rank, expected in enumerate(chunked(architecture, 2)):
-        file = tmp_path / "mds" / "global_step0" / f"mp_rank_{rank:02d}_model_states.pt"
-        state = torch.load(file, weights_only=False)
-        found = dict(torch_archive.leaves(state["module"]))
-        assert found.keys() == expected.keys()
-        for key, tensor in expected.items():
-            assert torch.equal(found[key], tensor), key
-        assert state["args"].tensor_model_parallel_size == 2
-        with zipfile.ZipFile(file) as archive:
-            assert archive.testzip() is None
-
-
-@pytest.mark.parametrize("version", [0, 1.0, 2.0, 3.0])
-@pytest.mark.parametrize("older", [False, True])
-def test_each_order_of_queries_keys_and_values_is_read(
-    version: float, older: bool, tmp_path: Path
-) -> None:
-    architecture, size = FAMILIES["gpt2"], 2
-    heads, head = architecture.num_attention_heads // size, architecture.head_dim
-    known = argparse.Namespace(
-        num_layers=4,
-        hidden_size=64,
-        ffn_hidden_size=48,
-        num_attention_heads=8,
-        max_position_embeddings=32,
-        vocab_size=131,
-        consumed_train_samples=70,
-    )
-    for rank, whole in enumerate(chunked(architecture, size)):
-        model: dict[str, Any] = {}
-        for name, tensor in whole.items():
-            if "query_key_value" in name:
-                # As of version 2 on: heads, then the three.
-                parts = tensor.view(heads, 3, head, *tensor.shape[1:])
-                if version == 0:
-                    parts = parts.transpose(0, 1)
-                elif version < 2:
-                    parts = parts.transpose(1, 2)
-                tensor = parts.reshape(tensor.shape).contiguous()
-            if older:
-                name = name.replace(".encoder.", ".transformer.")
-                name = name.replace("self_attention", "attention")
-            model[name] = tensor
-        folder = tmp_path / "iter_0000007" / f"mp_rank_{rank:02d}"
-        folder.mkdir(parents=True)
-        state = {"model": model, "args": known, "iteration": 7}
-        if version:
-            state["checkpoint_version"] = version
-        torch.save(state, folder / "model_optim_rng.pt")
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("7")
-    found = open_any(tmp_path)
-    assert (found.progress.iteration, found.progress.consumed_samples) == (7, 70)
-    assert found.architecture == architecture
-    assert_same(found, architecture)
-
-
-def test_a_pipeline_of_an_earlier_version_is_read_in_its_order(tmp_path: Path) -> None:
-    architecture = FAMILIES["gpt2"]
-    hf_folder.write(tmp_path / "hf", architecture, weights(architecture))
-    convert(source=tmp_path / "hf", target=tmp_path / "pipe", format="mds-pipeline")
-    for path in (tmp_path / "pipe").rglob("*model_states.pt"):
-        state = torch.load(path, weights_only=False)
-        if path.name.startswith("mp_rank"):
-            state["checkpoint_version"] = 0
-        for name in [name for name in state if "query_key_value" in name]:
-            # Version 0 has the three, then heads.
-            parts = state[name].view(8, 3, architecture.head_dim, *state[name].shape[1:])
-            state[name] = parts.transpose(0, 1).reshape(state[name].shape).contiguous()
-        torch.save(state, path)
-    assert_same(open_any(tmp_path / "pipe"), architecture)
-
-
-def test_virtual_stages_hold_their_layers_and_a_tied_head(tmp_path: Path) -> None:
-    architecture = FAMILIES["llama-tied"]
-    hf_folder.write(tmp_path / "hf", architecture, weights(architecture))
-    arguments: dict[str, Any] = {"pipeline_parallel_size": 2, "virtual_pipeline_size": 2}
-    convert(source=tmp_path / "hf", target=tmp_path / "a", format="megatron", **arguments)
-    found = open_any(tmp_path / "a")
-    assert found.layout == ParallelLayout(1, 2, 2)
-    assert_same(found, architecture)
-    last = torch.load(
-        tmp_path / "a/iter_0000000/mp_rank_00_001/model_optim_rng.pt", weights_only=False
-    )
-    # Ranks have layers 0 and 2, 1 and 3.
-    assert last["model0"]["language_model"].keys() == {"encoder"}
-    head = last["model1"]["word_embeddings_for_head"]["weight"]
-    assert torch.equal(head[:128], weights(architecture)["model.embed_tokens.weight"])
-    fused = last["model1"]["language_model"]["encoder"]["layers.0.mlp.dense_4h_to_h.weight"]
-    assert torch.equal(fused, weights(architecture)["model.layers.3.mlp.down_proj.weight"])
 
 
 def test_random_chains_of_conversions_keep_every_bit(tmp_path: Path) -> None:
@@ -188,37 +65,6 @@ def random_layout(random: chances.Random, kind: str) -> ParallelLayout:
     if kind == "megatron":
         return ParallelLayout(tensor, stages, random.choice((1, 2)) if 1 < stages < 4 else 1)
     return ParallelLayout()
-
-
-def test_padding_is_the_mean_of_rows_and_is_removed_again(tmp_path: Path) -> None:
-    architecture = FAMILIES["llama"]
-    known = weights(architecture, torch.float32)
-    hf_folder.write(tmp_path / "hf", architecture, known)
-    convert(source=tmp_path / "hf", target=tmp_path / "a", format="mds", tensor_parallel_size=4)
-    assert open_any(tmp_path / "a").padded_vocab_size == 512
-    for rank in range(4):
-        file = tmp_path / "a/global_step0" / f"mp_rank_{rank:02d}_model_states.pt"
-        model = torch.load(file, weights_only=False)["module"]["language_model"]
-        rows = model["output_layer"]["weight"]
-        own = known["lm_head.weight"][rank * 128 : (rank + 1) * 128]
-        assert torch.equal(rows[: len(own)], own)
-        mean = known["lm_head.weight"].double().mean(0).float()
-        assert torch.equal(rows[len(own) :], mean.expand(len(rows) - len(own), -1))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints of one model in several formats; do not write there."""
-    root = tmp_path_factory.mktemp("formats")
-    architecture = FAMILIES["llama"]
-    hf_folder.write(root / "hf", architecture, weights(architecture))
-    convert(source=root / "hf", target=root / "mds", format="mds", tensor_parallel_size=2)
-    convert(
-        source=root / "hf", target=root / "pipe", format="mds-pipeline", pipeline_parallel_size=2
-    )
-    convert(source=root / "hf", target=root / "megatron", format="megatron", tensor_parallel_size=2)
-    convert(source=root / "hf", target=root / "stages", format="megatron", pipeline_parallel_size=2)
-    return root
 
 
 def copied(folder: Path, target: Path) -> Path:
@@ -286,14 +132,14 @@ DAMAGES: dict[str, tuple[str, str, Any, str]] = {
 def with_layers(file: Path, number_of: dict[int, int]) -> None:
     """Leave some layers in a stage's file, under other numbers."""
     state = torch.load(file, weights_only=False)
-    encoder, found = state["model"]["language_model"]["encoder"], {}
+    encoder, kept = state["model"]["language_model"]["encoder"], {}
     for name, tensor in encoder.items():
         module, number, rest = (*name.split(".", 2), "", "")[:3]
         if module != "layers":
-            found[name] = tensor
+            kept[name] = tensor
         elif int(number) in number_of:
-            found[f"layers.{number_of[int(number)]}.{rest}"] = tensor
-    state["model"]["language_model"]["encoder"] = found
+            kept[f"layers.{number_of[int(number)]}.{rest}"] = tensor
+    state["model"]["language_model"]["encoder"] = kept
     torch.save(state, file)
 
 
@@ -324,15 +170,15 @@ def test_stages_with_missing_layers_are_named(
 def test_each_file_of_megatron_lm_is_unpickled_once(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, asked = pickle_reader.read, list[Path]()
+    read, files = pickle_reader.read, list[Path]()
 
     def reads(file: Path, remedy: str) -> Any:
-        asked.append(file)
+        files.append(file)
         return read(file, remedy)
 
     monkeypatch.setattr(pickle_reader, "read", reads)
     open_any(folder / name)
-    assert sorted(asked) == sorted((folder / name).rglob("*.pt"))
+    assert sorted(files) == sorted((folder / name).rglob("*.pt"))
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -377,23 +223,23 @@ def test_an_interrupted_conversion_continues(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, architecture = open_any(folder / "mds"), FAMILIES["llama"]
-    move, asked = copy._copy_tensor, list[str]()
+    copy_original, keys = copy._copy_tensor, list[str]()
 
-    def moves(key: str, *rest: Any) -> bool:
-        asked.append(key)
-        if len(asked) == 20:
+    def copy_tensor(key: str, *rest: Any) -> bool:
+        keys.append(key)
+        if len(keys) == 20:
             raise KeyboardInterrupt
-        return move(key, *rest)
+        return copy_original(key, *rest)
 
-    monkeypatch.setattr(copy, "_copy_tensor", moves)
+    monkeypatch.setattr(copy, "_copy_tensor", copy_tensor)
     monkeypatch.setattr(writer, "_SYNC_BYTES", 0)
     with pytest.raises(KeyboardInterrupt):
         writer.write(tmp_path / "a", source, "megatron", Target(ParallelLayout(2)))
     assert not (tmp_path / "a").exists()
-    before = len(asked)
+    before = len(keys)
     writer.write(tmp_path / "a", source, "megatron", Target(ParallelLayout(2)))
     # Some of the first were done and noted, and are not moved again.
-    assert len(asked) - before < len(weights(architecture)) - 5
+    assert len(keys) - before < len(weights(architecture)) - 5
     assert_same(open_any(tmp_path / "a"), architecture)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
@@ -443,72 +289,9 @@ def test_ctrl_c_prints_one_line_and_the_same_command_continues(
 def test_a_different_conversion_starts_over(folder: Path, tmp_path: Path) -> None:
     growing = tmp_path / ".a.converting" / "notes"
     growing.mkdir(parents=True)
-    (growing / "plan.json").write_text(json.dumps({"digest": "other", "regions": []}))
+    (growing / "plan.json").write_text(json.dumps({"digest": "other", "extents": []}))
     convert(source=folder / "hf", target=tmp_path / "a", format="mds")
     assert_same(open_any(tmp_path / "a"), FAMILIES["llama"])
-
-
-def change(folder: Path, rank: str, name: str, value: float) -> None:
-    """Write another number into a tensor of a rank, and the file with its checksums anew."""
-    (file,) = folder.rglob(f"{rank}_model_states.pt")
-    state = torch.load(file, weights_only=False)
-    encoder = state["module"]["language_model"]["encoder"]
-    next(tensor for key, tensor in encoder.items() if name in key).view(-1)[3] = value
-    torch.save(state, file)
-
-
-@pytest.mark.parametrize("name", ["mds", "pipe", "megatron", "universal", "native", "trained"])
-def test_a_flipped_bit_is_detected(name: str, folder: Path, tmp_path: Path) -> None:
-    kept = folder / name
-    if name in ("universal", "native"):
-        kept = tmp_path / "kept"
-        convert(source=folder / "hf", target=kept, format=name)  # type: ignore[arg-type]
-    elif name == "trained":
-        kept = tmp_path / "kept"
-        write_start(kept, FAMILIES["llama"], weights(FAMILIES["llama"]))
-    broken = copied(kept, tmp_path / "broken")
-    inspect(broken, values=True)
-    region = max(open_any(broken).source.regions, key=lambda each: each.num_bytes)
-    with region.file.open("r+b") as stream:
-        stream.seek(region.offset + region.num_bytes // 2)
-        byte = stream.read(1)[0]
-        stream.seek(-1, 1)
-        stream.write(bytes([byte ^ 1]))
-    for look in (
-        lambda: inspect(broken, values=True),
-        lambda: convert(source=broken, target=tmp_path / "out", format="hf"),
-    ):
-        with pytest.raises(UserError, match=r"damaged: the checksum of .* is wrong; fetch"):
-            look()
-    assert not (tmp_path / "out").exists()
-
-
-def test_inspect_describes_a_checkpoint(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    inspect(folder / "pipe", tensors=True, values=True)
-    told = capsys.readouterr().out
-    for line in (
-        "format        Megatron-DeepSpeed, with pipeline",
-        "layout        pipeline 2",
-        "vocabulary    131, stored as 256 rows",
-        "model.layers.3.self_attn.q_proj.weight  [64, 64]  bfloat16",
-        "values        all finite; copies on other ranks are alike; checksums hold",
-    ):
-        assert line in told
-    broken = copied(folder / "mds", tmp_path / "broken")
-    change(broken, "mp_rank_01", "post_attention_layernorm", 7.0)
-    differs = r"mp_rank_01.*: replicated tensor .*layernorm.* differs .*--take-first-copy"
-    with pytest.raises(UserError, match=differs):
-        inspect(broken, values=True)
-    with pytest.raises(UserError, match=differs):
-        convert(source=broken, target=tmp_path / "out", format="hf")
-    assert [path.name for path in tmp_path.iterdir()] == ["broken"]
-    convert(source=broken, target=tmp_path / "first", format="hf", take_first_copy=True)
-    assert_same(open_any(tmp_path / "first"), FAMILIES["llama"])
-    change(broken, "mp_rank_00", "dense_h_to_4h", float("nan"))
-    with pytest.raises(UserError, match="1 values are NaN or infinite"):
-        inspect(broken, values=True)
 
 
 def test_convert_prints_what_is_left_behind(

@@ -50,12 +50,12 @@ def grown(architecture: Architecture, vocab_size: int, *, tied: bool) -> Archite
 
 def shapes() -> Iterator[tuple[str, Architecture]]:
     """Each kind, tied and not; vocabularies in turn."""
-    met: list[Architecture] = []
+    seen: list[Architecture] = []
     sizes = cycle(VOCABULARIES)
     for (name, kind), tied in product(KINDS.items(), (True, False)):
-        if (plain := grown(kind, 131, tied=tied)) in met:
+        if (plain := grown(kind, 131, tied=tied)) in seen:
             continue  # kinds that differ in the tie alone
-        met.append(plain)
+        seen.append(plain)
         shape = plain.model_copy(update={"vocab_size": next(sizes)})
         yield f"{name}-{'tied' if tied else 'untied'}-{shape.vocab_size}", shape
 
@@ -84,14 +84,14 @@ def weights(architecture: Architecture) -> dict[str, torch.Tensor]:
 
 def sums(folder: Path) -> dict[str, str]:
     """Format, shape and sha256 of each tensor of Hugging Face's, read by safetensors itself."""
-    found = {}
+    digests = {}
     with safe_open(folder / "model.safetensors", framework="pt") as opened:
         for name in opened.keys():  # noqa: SIM118, it is no mapping
             tensor = opened.get_tensor(name)
             raw = tensor.view(torch.uint8).numpy().tobytes()
             digest = hashlib.sha256(raw).hexdigest()
-            found[name] = f"{tensor.dtype} {[*tensor.shape]} {digest}"
-    return found
+            digests[name] = f"{tensor.dtype} {[*tensor.shape]} {digest}"
+    return digests
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -116,12 +116,12 @@ def test_every_layout_keeps_the_sha256_of_every_tensor(
     for size, stages in LAYOUTS[name]:
         folder, target = tmp_path / f"{size}-{stages}", Target(ParallelLayout(size, stages))
         assert writer.write(folder, checkpoint, name, target) == ([], [])
-        found = open_any(folder)
-        assert (found.format, found.layout) == (name, target.layout)
-        assert found.architecture == checkpoint.architecture
+        written = open_any(folder)
+        assert (written.format, written.layout) == (name, target.layout)
+        assert written.architecture == checkpoint.architecture
         each = 128 * size
-        assert found.padded_vocab_size == -(-vocab_size // each) * each
-        writer.write(folder / "back", found, "hf", Target())
+        assert written.padded_vocab_size == -(-vocab_size // each) * each
+        writer.write(folder / "back", written, "hf", Target())
         assert sums(folder / "back") == known, (size, stages)
         configs = [(each / "config.json").read_text() for each in (start, folder / "back")]
         assert configs[0] == configs[1]

@@ -47,22 +47,22 @@ LARGEST["strided"] = LARGEST["llama"]
 
 def write(folder: Path, architecture: Architecture) -> Path:
     """A checkpoint in bf16 of which hardly two rows are alike."""
-    found = {
+    tensors = {
         name: (torch.arange(torch.Size(shape).numel()) % 8191 / 4096 - 1).bfloat16().view(shape)
         for name, shape in model_tensors.shapes(architecture).items()
     }
-    hf_folder.write(folder, architecture, found)
+    hf_folder.write(folder, architecture, tensors)
     return folder
 
 
 def turn(folder: Path, target: Path) -> Path:
     """The same checkpoint, of which torch.save has saved matrices as transposed views."""
     target.mkdir(parents=True)
-    found = {
+    tensors = {
         name: each.t().contiguous().t() if each.dim() > 1 else each
         for name, each in load_file(folder / "model.safetensors").items()
     }
-    torch.save(found, target / "pytorch_model.bin")
+    torch.save(tensors, target / "pytorch_model.bin")
     shutil.copyfile(folder / "config.json", target / "config.json")
     return target
 

@@ -50,10 +50,10 @@ def test_a_tokenizer_is_copied_beside_the_weights(
     for name in files:
         assert (tmp_path / "a" / name).read_bytes() == (tokenizer / name).read_bytes()
     assert end_tokens(tmp_path / "a") == [119, 119]
-    told = capsys.readouterr().out
-    assert f"tokenizer: {', '.join(files)}, from {tokenizer}\n" in told
-    assert "left behind" not in told
-    assert "no end-of-text token" not in told
+    printed = capsys.readouterr().out
+    assert f"tokenizer: {', '.join(files)}, from {tokenizer}\n" in printed
+    assert "left behind" not in printed
+    assert "no end-of-text token" not in printed
     file = tokenizer / "tokenizer.json"
     convert(source=native, target=tmp_path / "b", format="hf", tokenizer=file)
     assert names(tmp_path / "b") == names(tmp_path / "a")

@@ -89,13 +89,13 @@ ON_RANKS: dict[str, tuple[str, dict[str, Any]]] = {
     "mqa": ("mds", parallel(tp=4)),
     "deep": ("megatron", parallel(pp=4)),
 }
-"""Which models go through which format, and how four ranks of the trainer share them."""
+"""Models, formats, and layouts of four ranks of the trainer."""
 TOKENS = torch.arange(8 * 17).view(8, 17) % 121
 
 
 def of_ranks(configs: dict[str, Path]) -> dict[str, Tensor | None]:
     """This rank's part of the logits of each model, if it has the last stage."""
-    found: dict[str, Tensor | None] = {}
+    tensors: dict[str, Tensor | None] = {}
     for name, config in configs.items():
         engine, seen = build(laid_out(read_run(config), ON_RANKS[name][1])), list[Tensor]()
         loss = pipeline_stages.cross_entropy
@@ -107,9 +107,9 @@ def of_ranks(configs: dict[str, Path]) -> dict[str, Tensor | None]:
         pipeline_stages.cross_entropy = watched
         engine.mean_loss(iter(TOKENS.numpy().reshape(4, 2, 17)))
         pipeline_stages.cross_entropy = loss
-        found[name] = torch.cat(seen) if seen else None
+        tensors[name] = torch.cat(seen) if seen else None
         dist.barrier()
-    return found
+    return tensors
 
 
 @pytest.mark.ranks

@@ -113,7 +113,7 @@ def test_list_files_includes_all_files_that_are_read(name: str, tmp_path: Path) 
     megatron_names.write(tmp_path / "a", name, SHAPE, random(SHAPE, 1), Progress())
     if name != "hf":
         (tmp_path / "a/config.json").write_text("{}")  # a file of another program
-    files = {extent.file for extent in open_any(tmp_path / "a").source.regions}
+    files = {extent.file for extent in open_any(tmp_path / "a").source.extents}
     assert files
     assert files <= {*list_files(tmp_path / "a")}
 
@@ -134,7 +134,7 @@ def test_an_older_step_is_named_for_one_with_a_flipped_bit(tmp_path: Path) -> No
     convert(source=tmp_path / "hf", target=tmp_path / "run", format="mds")
     newer = Path(shutil.copytree(tmp_path / "run/global_step0", tmp_path / "run/global_step7"))
     (tmp_path / "run/latest").write_text("global_step7")
-    extent = max(open_any(newer).source.regions, key=lambda extent: extent.num_bytes)
+    extent = max(open_any(newer).source.extents, key=lambda extent: extent.num_bytes)
     with extent.file.open("r+b") as stream:
         stream.seek(extent.offset)
         byte = stream.read(1)[0]

@@ -6,14 +6,22 @@ import pytest
 
 from tokamake import plugins
 from tokamake.checkpoint.detect import load_format
-from tokamake.config.model import FORMATS, format_names, format_sizes, formats_with
+from tokamake.config.model import (
+    FORMATS,
+    format_names,
+    format_sizes,
+    formats_with,
+    formats_with_tokenizer,
+)
+
+CONSTANTS = ("TITLE", "PRIORITY", "SIZES", "EQUAL_STAGES", "DTYPE", "TOKENIZER_CONFIG", "IN_ROOT")
 
 
 @pytest.mark.parametrize("name", plugins.names(FORMATS))
 def test_each_format_is_checked_against_the_protocol(name: str) -> None:
     source = Path(str(load_format(name).__file__)).read_text()
     assert "_: CheckpointFormat = this_module" in source
-    for constant in ("TITLE", "PRIORITY", "SIZES", "IN_ROOT"):
+    for constant in CONSTANTS:
         assert plugins.constant(FORMATS, name, constant) == getattr(load_format(name), constant)
 
 
@@ -26,5 +34,6 @@ def test_names_and_sizes_come_from_the_folders_of_formats() -> None:
     assert set(format_names()) == {
         "hf", "mds", "mds-pipeline", "megatron", "native", "universal"
     }  # fmt: skip
-    assert format_sizes("hf") == ()
+    assert format_sizes("hf") == {}
     assert formats_with("zero_stage") == ["mds", "mds-pipeline"]
+    assert formats_with_tokenizer() == ["hf"]

@@ -20,10 +20,10 @@ RANK = Path("iter_0000000/mp_rank_00")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint in each format of Megatron's."""
-    made = tmp_path_factory.mktemp("odd")
+    root = tmp_path_factory.mktemp("odd")
     for kind in ("mds", "mds_pipeline", "megatron", "universal"):
-        megatron_names.write(made / kind, kind, FAMILIES["llama"], weights(FAMILIES["llama"]))
-    return made
+        megatron_names.write(root / kind, kind, FAMILIES["llama"], weights(FAMILIES["llama"]))
+    return root
 
 
 def renamed(folder: Path, pattern: str, suffix: str) -> None:
@@ -117,10 +117,10 @@ def test_unrelated_files_are_ignored(
     shutil.copytree(folder / kind, tmp_path / kind)
     known = tmp_path / kind / name
     (shutil.copytree if known.is_dir() else shutil.copy)(known, known.with_name(other))
-    found, expected = open_any(tmp_path / kind), open_any(folder / kind)
-    assert found.layout == expected.layout
+    checkpoint, expected = open_any(tmp_path / kind), open_any(folder / kind)
+    assert checkpoint.layout == expected.layout
     key = "model.model.norm.weight"
-    assert torch.equal(found.source.read(key), expected.source.read(key))
+    assert torch.equal(checkpoint.source.read(key), expected.source.read(key))
 
 
 def test_an_invalid_number_of_data_parallel_ranks_is_ignored(folder: Path, tmp_path: Path) -> None:

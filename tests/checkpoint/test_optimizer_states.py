@@ -22,7 +22,7 @@ from tokamake.checkpoint.tensors.checkpoint import (
     Progress,
     Target,
 )
-from tokamake.checkpoint.tensors.extents import TensorSource
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
@@ -64,13 +64,13 @@ SETTINGS = {"lr": 0.25, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 def truth(architecture: Architecture) -> dict[str, Tensor]:
     """A run's tensors by key: rounded weights, fp32 weights, moments, and steps."""
     generator = torch.Generator().manual_seed(2)
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, shape in model_tensors.shapes(architecture).items():
         for kind in KINDS:
-            found[f"{kind}.{name}"] = torch.randn(tuple(shape), generator=generator)
-        found[f"model.{name}"] = found[f"master.{name}"].bfloat16()
-        found[f"optimizer.step.{name}"] = torch.tensor(STEP)
-    return found
+            tensors[f"{kind}.{name}"] = torch.randn(tuple(shape), generator=generator)
+        tensors[f"model.{name}"] = tensors[f"master.{name}"].bfloat16()
+        tensors[f"optimizer.step.{name}"] = torch.tensor(STEP)
+    return tensors
 
 
 def in_memory(architecture: Architecture, known: dict[str, Tensor]) -> Checkpoint:
@@ -100,7 +100,7 @@ def of_ranks(folder: Path, architecture: Architecture, kind: str, size: int) -> 
 
 
 def zero(folder: Path, architecture: Architecture, size: int, data: int, stage: int) -> Path:
-    """Write what DeepSpeed's ZeRO would, by its rules alone: two groups, flat, padded, in parts."""
+    """Write DeepSpeed's ZeRO partitions by its rules alone: two groups, flat, padded, in parts."""
     per_kind = {kind: of_ranks(folder / kind, architecture, kind, size) for kind in KINDS}
     of_ranks(folder / "run", architecture, "model", size)
     (run,) = (folder / "run").glob("global_step*")
@@ -127,7 +127,7 @@ def zero(folder: Path, architecture: Architecture, size: int, data: int, stage: 
 
 
 def base(moments: dict[str, list[Tensor]]) -> dict[str, Any]:
-    """What torch's Adam saves of groups of one parameter each."""
+    """State that torch's Adam saves for groups of one parameter each."""
     first, second = (moments[kind] for kind in KINDS[1:])
     state = {
         number: {"step": torch.tensor(STEP), "exp_avg": a, "exp_avg_sq": b}
@@ -178,8 +178,8 @@ def sliced(
     }
 
 
-def assert_has(found: Checkpoint, architecture: Architecture, *, sliced: bool = False) -> None:
-    """See that every tensor is there, bit by bit."""
+def assert_has(checkpoint: Checkpoint, architecture: Architecture, *, sliced: bool = False) -> None:
+    """Check that every tensor is there, bit by bit."""
     expected = truth(architecture)
     if sliced:
         expected = {key: value for key, value in expected.items() if not key.startswith("model.")}
@@ -187,11 +187,11 @@ def assert_has(found: Checkpoint, architecture: Architecture, *, sliced: bool = 
             key.replace("master.", "model.", 1) if key.startswith("master.") else key: value
             for key, value in expected.items()
         }
-    assert {*found.source} == {*expected}
+    assert {*checkpoint.source} == {*expected}
     for key, tensor in expected.items():
-        assert torch.equal(found.source.read(key), tensor), key
-    assert found.architecture == architecture
-    assert found.progress.iteration == STEP
+        assert torch.equal(checkpoint.source.read(key), tensor), key
+    assert checkpoint.architecture == architecture
+    assert checkpoint.progress.iteration == STEP
 
 
 RANKS = [(1, 1, 1), (1, 2, 1), (2, 3, 2), (2, 1, 1), (1, 4, 3), (2, 6, 3)]
@@ -209,10 +209,10 @@ def test_zero_partitions_convert_to_any_ranks(
     family: str, ranks: tuple[int, int, int], tmp_path: Path
 ) -> None:
     architecture, (size, data, stage) = FAMILIES.get(family, TINY), ranks
-    found = open_any(zero(tmp_path, architecture, *ranks))
-    assert (found.layout.zero_stage, found.layout.data_parallel_size) == (stage, data)
-    assert found.layout.tensor_parallel_size == size
-    assert_has(found, architecture, sliced=stage == 3)
+    checkpoint = open_any(zero(tmp_path, architecture, *ranks))
+    assert (checkpoint.layout.zero_stage, checkpoint.layout.data_parallel_size) == (stage, data)
+    assert checkpoint.layout.tensor_parallel_size == size
+    assert_has(checkpoint, architecture, sliced=stage == 3)
     convert(source=tmp_path / "run", target=tmp_path / "native", format="native")
     assert_has(open_any(tmp_path / "native"), architecture, sliced=True)
 
@@ -230,9 +230,9 @@ def test_random_chains_of_conversions_of_whole_runs(tmp_path: Path) -> None:
         pool = pools[random.choice([*WALKED])]
         begin, kind = open_any(random.choice(pool)), random.choice(HOLD_STATES + HOLD_WEIGHTS)
         layout, folder = random_layout(random, kind, begin), tmp_path / f"walk-{number}"
-        if why := refusal(kind, layout):
-            refused[why] += 1
-            with pytest.raises(UserError, match=why):
+        if reason := refusal(kind, layout):
+            refused[reason] += 1
+            with pytest.raises(UserError, match=reason):
                 writer.write(folder, begin, kind, Target(layout))
             continue
         writer.write(folder, begin, kind, Target(layout))
@@ -270,7 +270,7 @@ PIPELINES = "DeepSpeed itself refuses stages 2 and 3 with pipelines"
 
 
 def refusal(kind: str, layout: ParallelLayout) -> str | None:
-    """Why a layout is refused, if it is."""
+    """Return the reason for which a layout is refused, or None."""
     if layout.tensor_parallel_size == 4 and kind in HOLD_PARTS:
         return HEADS
     return PIPELINES if kind == "mds_pipeline" and layout.zero_stage > 1 else None
@@ -296,33 +296,35 @@ def random_layout(random: chances.Random, kind: str, begin: Checkpoint) -> Paral
 
 
 def holds_states(kind: str, layout: ParallelLayout) -> bool:
-    """Whether what is written in a format has a run's states."""
+    """Whether a checkpoint written in a format has a run's states."""
     return kind in (*HOLD_STATES, "megatron") or layout.zero_stage > 0
 
 
-def assert_moved(begin: Checkpoint, found: Checkpoint, kind: str, layout: ParallelLayout) -> None:
-    """See that all is there that a format holds."""
-    assert found.architecture == begin.architecture
-    assert found.layout == layout or kind == "universal"
+def assert_moved(
+    begin: Checkpoint, checkpoint: Checkpoint, kind: str, layout: ParallelLayout
+) -> None:
+    """Check that a checkpoint has all that its format holds."""
+    assert checkpoint.architecture == begin.architecture
+    assert checkpoint.layout == layout or kind == "universal"
     is_exact = kind in HOLD_STATES or layout.zero_stage == 3
     for name in model_tensors.shapes(begin.architecture):
         master = f"master.{name}"
         exact = master if is_exact and master in begin.source else f"model.{name}"
         expected = begin.source.read(exact)
-        moved = found.source.read(f"model.{name}")
+        moved = checkpoint.source.read(f"model.{name}")
         assert torch.equal(moved, expected.to(moved.dtype)), name
         has_masters_alone = kind == "universal" or layout.zero_stage == 3
         assert moved.dtype == (torch.float32 if has_masters_alone else expected.dtype)
     if kind != "hf":
-        assert found.progress.iteration == begin.progress.iteration == STEP
+        assert checkpoint.progress.iteration == begin.progress.iteration == STEP
     if not holds_states(kind, layout):
         return
     for key in (key for key in begin.source if key.startswith("optimizer.")):
-        assert torch.equal(found.source.read(key), begin.source.read(key)), key
+        assert torch.equal(checkpoint.source.read(key), begin.source.read(key)), key
     rounded = layout.zero_stage in (1, 2) or kind == "megatron"
     for key in (key for key in begin.source if rounded and key.startswith("master.")):
-        assert torch.equal(found.source.read(key), begin.source.read(key)), key
-    assert found.notes[OPTIMIZER_SETTINGS] == {**SETTINGS, "betas": [0.9, 0.95]}
+        assert torch.equal(checkpoint.source.read(key), begin.source.read(key)), key
+    assert checkpoint.notes[OPTIMIZER_SETTINGS] == {**SETTINGS, "betas": [0.9, 0.95]}
 
 
 @pytest.mark.parametrize("stage", [1, 3])

@@ -1,4 +1,4 @@
-"""AdamW with moments of 8 bits, by torchao."""
+"""AdamW with 8-bit moments, from torchao."""
 
 import sys
 from typing import Any
@@ -13,18 +13,18 @@ from tokamake.errors import UserError
 def test_8bit_stays_near_adamw() -> None:
     without_torchao("adamw_8bit")
     torch.manual_seed(0)
-    begun = torch.randn(64, 128)
-    found = []
+    initial = torch.randn(64, 128)
+    changes = []
     for name in ("adamw", "adamw_8bit"):
-        weight = torch.nn.Parameter(begun.clone())
+        weight = torch.nn.Parameter(initial.clone())
         optimizer = make(name, {"weight": weight})
         for step in range(20):
             torch.manual_seed(step)
             gradient = {"weight": weight.detach() + 0.1 * torch.randn(64, 128)}
             walk(optimizer, {"weight": weight}, gradient, rate=0.01, decay=0.1)
-        found.append(weight.detach() - begun)
+        changes.append(weight.detach() - initial)
     assert optimizer.state[weight]["exp_avg"].codes.dtype == torch.uint8
-    assert (found[1] - found[0]).norm() < 0.05 * found[0].norm()
+    assert (changes[1] - changes[0]).norm() < 0.05 * changes[0].norm()
 
 
 def test_8bit_without_torchao_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +33,7 @@ def test_8bit_without_torchao_names_the_command(monkeypatch: pytest.MonkeyPatch)
         make("adamw_8bit", start())
 
 
-def test_8bit_moments_come_back_from_plain_numbers() -> None:
+def test_8bit_moments_are_restored_from_plain_tensors() -> None:
     without_torchao("adamw_8bit")
     parameter = torch.nn.Parameter(torch.linspace(-1, 1, 64 * 128).reshape(64, 128))
     optimizer: Any = make("adamw_8bit", {"weight": parameter})
@@ -45,7 +45,7 @@ def test_8bit_moments_come_back_from_plain_numbers() -> None:
         assert value.codes.dtype == torch.uint8
         plain = optimizer.plain(value)
         assert type(plain) is torch.Tensor
-        again = optimizer.packed(parameter, kind, plain)
-        assert again.codes.dtype == torch.uint8
-        # Rounded once more, by a part of the largest of a block.
-        assert (again.dequantize() - plain).abs().max() <= 0.01 * plain.abs().max()
+        packed = optimizer.packed(parameter, kind, plain)
+        assert packed.codes.dtype == torch.uint8
+        # Rounding to 8 bits again has an error relative to the largest value of a block.
+        assert (packed.dequantize() - plain).abs().max() <= 0.01 * plain.abs().max()

@@ -1,4 +1,4 @@
-"""What all optimizers keep to: their states, checkpoints, groups and rates; and that they learn."""
+"""Properties of all optimizers: states, checkpoints, groups, rates, and that training works."""
 
 import copy
 import math
@@ -16,24 +16,24 @@ from tokamake.optim._groups import parameter_groups, set_rates
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_state_is_what_the_plug_in_says(name: str) -> None:
+def test_state_is_as_declared_by_the_plug_in(name: str) -> None:
     without_torchao(name)
     parameters = start(torch.float32)
     optimizer = make(name, parameters)
     walk(optimizer, parameters, gradients(0), rate=0.1, decay=0.1)
-    said = plugins.load("optim", name).STATE
-    seen = set()
+    declared = plugins.load("optim", name).STATE
+    keys = set()
     for parameter in parameters.values():
         for key, value in optimizer.state[parameter].items():
-            seen.add(key)
-            assert (value.shape == parameter.shape) == (said[key] == "like_parameter"), key
+            keys.add(key)
+            assert (value.shape == parameter.shape) == (declared[key] == "like_parameter"), key
             assert value.dtype == torch.float32
-    assert seen == set(said)
-    assert set(said.values()) <= {"like_parameter", "replicated"}
+    assert keys == set(declared)
+    assert set(declared.values()) <= {"like_parameter", "replicated"}
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "adamw_8bit"])
-def test_a_saved_state_goes_on_bit_for_bit(name: str) -> None:
+def test_a_restored_state_continues_bit_for_bit(name: str) -> None:
     def steps(optimizer: Any, parameters: Any, numbers: range) -> None:
         for step in numbers:
             walk(optimizer, parameters, gradients(step), rate=0.01 * (step + 1), decay=0.1)
@@ -53,7 +53,7 @@ def test_a_saved_state_goes_on_bit_for_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "adamw_8bit"])
-def test_parameters_without_gradients_stay(name: str) -> None:
+def test_parameters_without_gradients_do_not_change(name: str) -> None:
     parameters = start()
     optimizer = make(name, parameters)
     before = parameters["embed.weight"].detach().clone()
@@ -81,7 +81,7 @@ RATE = {"sgd": 0.5, "lamb": 0.05, "adafactor": 0.1, "lion": 0.01, "schedule_free
 
 @pytest.mark.parametrize("name", NAMES)
 def test_training_lowers_the_loss(name: str) -> None:
-    """A small network learns to tell classes apart: from log 8 = 2.08 to less than a third."""
+    """A small network learns to classify: its loss falls from log 8 = 2.08 to less than a third."""
     without_torchao(name)
     torch.manual_seed(0)
     model = torch.nn.Sequential(
@@ -108,7 +108,7 @@ def test_training_lowers_the_loss(name: str) -> None:
     assert torch.nn.functional.cross_entropy(model(x), labels).item() < math.log(8) / 3
 
 
-def test_groups_decay_matrices_alone() -> None:
+def test_only_matrices_decay() -> None:
     named = start()
     named["frozen"] = torch.nn.Parameter(torch.zeros(2, 2), requires_grad=False)
     decaying, plain = parameter_groups(named.items(), 0.5)
@@ -132,7 +132,7 @@ def test_rates_reach_groups_that_decay() -> None:
     set_rates(optimizer, learning_rate=0.5, weight_decay=0.125)
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.5]
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.125, 0.0]
-    # A group of an older checkpoint does not say whether it decays.
+    # Groups of older checkpoints have no key `decays`.
     for group in optimizer.param_groups:
         del group["decays"]
     set_rates(optimizer, learning_rate=0.5, weight_decay=0.25)

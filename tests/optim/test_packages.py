@@ -1,4 +1,4 @@
-"""Optimizers that are more than an element's rule: against torch's and their authors' packages."""
+"""Compare optimizers that are not elementwise with torch's and their authors' packages."""
 
 from typing import Any
 
@@ -21,29 +21,29 @@ from tokamake.optim import muon
 
 
 def test_adafactor_equals_torch() -> None:
-    # torch bounds by epsilon where the paper adds it; no gradient here is so small.
+    # torch clamps to epsilon where the paper adds it; gradients here are larger than that.
     def theirs(groups: Any) -> torch.optim.Optimizer:
         return torch.optim.Adafactor(groups, eps=(1e-30, 1e-3), d=1.5, foreach=False)
 
-    found = trained("adafactor", weight_decay=0.5, clip_threshold=1.5)
-    assert_same(found, reference(theirs, 0.5))
+    ours = trained("adafactor", weight_decay=0.5, clip_threshold=1.5)
+    assert_same(ours, reference(theirs, 0.5))
 
 
-def test_adafactor_takes_small_gradients() -> None:
-    """Gradients of 1e-12, whose squared squares fp32 cannot hold, move as those of 1 do."""
-    found = []
+def test_adafactor_supports_small_gradients() -> None:
+    """Gradients of 1e-12, whose 4th power underflows in fp32, give the same update as 1."""
+    updates = []
     for scale in (1.0, 1e-12):
         parameters = start(torch.float32)
         optimizer = make("adafactor", parameters)
         before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         scaled = {name: scale * gradient for name, gradient in gradients(0).items()}
         walk(optimizer, parameters, scaled, rate=0.1, decay=0.0)
-        found.append({name: parameters[name].detach() - before[name] for name in before})
-    for name, moved in found[0].items():
-        torch.testing.assert_close(found[1][name], moved, rtol=1e-3, atol=1e-6)
+        updates.append({name: parameters[name].detach() - before[name] for name in before})
+    for name, update in updates[0].items():
+        torch.testing.assert_close(updates[1][name], update, rtol=1e-3, atol=1e-6)
 
 
-def test_adafactor_keeps_little() -> None:
+def test_adafactor_keeps_only_rows_and_columns() -> None:
     parameters = start()
     optimizer = make("adafactor", parameters)
     walk(optimizer, parameters, gradients(0), rate=0.1, decay=0.0)
@@ -68,7 +68,7 @@ def test_muon_equals_torch_on_hidden_matrices() -> None:
     assert_same(trained("muon", weight_decay=0.5, momentum=0.9, **ADAM), expected)
 
 
-def test_muon_ratio_scales_hidden_matrices_alone() -> None:
+def test_muon_ratio_scales_only_hidden_matrices() -> None:
     once, half = (trained("muon", matrix_learning_rate_ratio=ratio) for ratio in (1.0, 0.5))
     assert np.array_equal(once["head.weight"], half["head.weight"])
     assert not np.allclose(once["layers.0.wide.weight"], half["layers.0.wide.weight"])
@@ -82,7 +82,7 @@ def test_orthogonal_brings_singular_values_near_one(shape: tuple[int, int]) -> N
     assert values.min() > 0.6
     assert values.max() < 1.3
     u, _, v = torch.linalg.svd(matrix, full_matrices=False)
-    # In the same directions as the matrix's own.
+    # Singular vectors have the same directions as those of the matrix.
     cosines = (u.T @ muon.orthogonal(matrix, 8).float() @ v.T).diagonal()
     assert cosines.min() > 0.6
 
@@ -91,13 +91,13 @@ def test_schedule_free_equals_its_authors() -> None:
     schedulefree = pytest.importorskip("schedulefree", reason="pip install schedulefree")
 
     def theirs(groups: Any) -> Any:
-        made = schedulefree.AdamWScheduleFree(groups, betas=(0.8, 0.9), eps=1e-3, foreach=False)
-        made.train()
-        return made
+        adamw = schedulefree.AdamWScheduleFree(groups, betas=(0.8, 0.9), eps=1e-3, foreach=False)
+        adamw.train()
+        return adamw
 
-    found = trained("schedule_free_adamw", weight_decay=0.5, **ADAM)
-    # Counts are fp32, as checkpoints hold them.
-    assert_same(found, reference(theirs, 0.5), rtol=1e-5)
+    ours = trained("schedule_free_adamw", weight_decay=0.5, **ADAM)
+    # Counts are fp32, as in checkpoints.
+    assert_same(ours, reference(theirs, 0.5), rtol=1e-5)
 
 
 def test_schedule_free_switches_both_ways() -> None:
@@ -117,7 +117,7 @@ def test_schedule_free_switches_both_ways() -> None:
         torch.testing.assert_close(parameter.detach(), y[name])
 
 
-def test_schedule_free_is_told_when_to_train() -> None:
+def test_schedule_free_needs_train_and_a_positive_beta1() -> None:
     parameters = start()
     with pytest.raises(RuntimeError, match="train"):
         make("schedule_free_adamw", parameters).step()

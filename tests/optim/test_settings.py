@@ -1,4 +1,4 @@
-"""Settings of optimizers and schedules: published values, what is refused, resolved runs."""
+"""Settings of optimizers and schedules: published values, mistakes, resolved runs."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def test_schedules_publish_their_settings(name: str) -> None:
         assert getattr(settings, key) == value
 
 
-def test_the_default_optimizer_is_what_it_was() -> None:
+def test_the_default_optimizer_does_not_change() -> None:
     settings = OptimizerSettings()
     assert (settings.name, settings.learning_rate, *settings.betas) == ("adamw", 3e-4, 0.9, 0.95)
     assert (settings.epsilon, settings.weight_decay) == (1e-8, 0.1)
@@ -39,8 +39,9 @@ def test_the_default_optimizer_is_what_it_was() -> None:
 
 @pytest.mark.parametrize("name", plugins.names("optim"))
 def test_resolved_optimizers_read_back(name: str) -> None:
-    for made in (OptimizerSettings(name=name), OptimizerSettings(name=name, weight_decay=0.3)):
-        assert OptimizerSettings(**made.model_dump()) == made
+    for values in ({}, {"weight_decay": 0.3}):
+        settings = OptimizerSettings(name=name, **values)
+        assert OptimizerSettings(**settings.model_dump()) == settings
 
 
 @pytest.mark.parametrize(
@@ -53,10 +54,10 @@ def test_resolved_optimizers_read_back(name: str) -> None:
     ],
 )  # fmt: skip
 def test_resolved_schedules_read_back(values: dict[str, Any]) -> None:
-    made = ScheduleSettings(**values)
-    assert ScheduleSettings(**made.model_dump()) == made
+    settings = ScheduleSettings(**values)
+    assert ScheduleSettings(**settings.model_dump()) == settings
     for key, value in values.items():
-        assert getattr(made, key) == value
+        assert getattr(settings, key) == value
 
 
 def section(**values: Any) -> dict[str, Any]:
@@ -125,12 +126,12 @@ def test_phases_may_fill_the_run_exactly() -> None:
     validate(TrainSettings, section(schedule=schedule | {"annealing_fraction": 0.7}), "train")
 
 
-def test_lengths_wait_until_the_run_has_one() -> None:
+def test_lengths_are_checked_once_the_run_has_a_length() -> None:
     values = section(train_steps=None, schedule={"warmup_steps": 10**6})
     assert validate(TrainSettings, values, "train").num_steps is None
 
 
-def test_a_plug_in_without_settings_is_told(
+def test_a_plug_in_without_settings_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "optim").mkdir()
@@ -143,10 +144,10 @@ def test_a_plug_in_without_settings_is_told(
     plugins.constant.cache_clear()
 
 
-def test_the_guide_knows_all_plug_ins_and_their_settings() -> None:
+def test_the_guide_lists_all_plug_ins_and_their_settings() -> None:
     text = ROOT.joinpath("docs/optimizers.md").read_text()
     rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
     assert set(rows) == {*plugins.names("optim"), *plugins.names("schedules")}
     for name in plugins.names("optim"):
-        told = set(rows[name].split("|")[3].replace("`", "").split())
-        assert told == set(plugins.constant("optim", name, "SETTINGS")) - {"weight_decay"}
+        listed = set(rows[name].split("|")[3].replace("`", "").split())
+        assert listed == set(plugins.constant("optim", name, "SETTINGS")) - {"weight_decay"}

@@ -1,4 +1,4 @@
-"""Sophia-G: its paper's formula, and its estimate of the Hessian."""
+"""Sophia-G: the formula of its paper, and its estimate of the Hessian."""
 
 import numpy as np
 import torch
@@ -32,8 +32,8 @@ def test_sophia_follows_its_paper() -> None:
     assert_same({name: p.detach().numpy() for name, p in parameters.items()}, expected)
 
 
-def test_sophia_estimates_the_diagonal_of_gauss_and_newton() -> None:
-    """Of a softmax of a linear layer, whose Hessian is known, as the mean of many samples."""
+def test_sophia_estimates_the_gauss_newton_diagonal() -> None:
+    """The mean of many samples equals the known Hessian of a linear layer with softmax."""
     torch.manual_seed(0)
     x, weight = torch.randn(6, 3), torch.nn.Parameter(torch.randn(4, 3))
     optimizer = make("sophia_g", {"weight": weight}, beta2=0.999)
@@ -45,5 +45,5 @@ def test_sophia_estimates_the_diagonal_of_gauss_and_newton() -> None:
         optimizer.update_hessian(len(x))
     p = (x @ weight.T).softmax(-1).detach()
     expected = torch.einsum("bk,bd->kd", p * (1 - p), x**2) / len(x)
-    found = optimizer.state[weight]["hessian"] / (1 - 0.999**800)
-    assert (found - expected).norm() < 0.2 * expected.norm()
+    hessian = optimizer.state[weight]["hessian"] / (1 - 0.999**800)
+    assert (hessian - expected).norm() < 0.2 * expected.norm()

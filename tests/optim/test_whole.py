@@ -1,4 +1,4 @@
-"""Optimizers that need parameters whole give the same wherever parameters are cut."""
+"""Optimizers that need whole parameters give the same result for any division of parameters."""
 
 import itertools
 import threading
@@ -17,52 +17,52 @@ from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._groups import parameter_groups
 from tokamake.optim._whole import ALONE, ParameterPart, WholeParameters, part_of
 
-NEEDY = [name for name in NAMES if not plugins.load("optim", name).ELEMENTWISE]
-NEEDY.remove("adamw_8bit")
+NOT_ELEMENTWISE = [name for name in NAMES if not plugins.load("optim", name).ELEMENTWISE]
+NOT_ELEMENTWISE.remove("adamw_8bit")
 
 
 class Threads(WholeParameters):
-    """Ranks that are threads of one process: sums go through a list."""
+    """`WholeParameters` of ranks that are threads of one process; sums use a shared list."""
 
-    def __init__(self, parts: dict[int, ParameterPart], rank: int, meeting: "Meeting") -> None:
+    def __init__(self, parts: dict[int, ParameterPart], rank: int, group: "ThreadGroup") -> None:
         super().__init__(lambda parameter: parts[id(parameter)])
-        self._rank, self._meeting = rank, meeting
+        self._rank, self._group = rank, group
 
     def sum(self, parameters: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor]:
-        everyone = self._meeting.show(self._rank, [value.clone() for value in values])
-        cut = [bool(self._part(parameter).groups) for parameter in parameters]
+        values_by_rank = self._group.all_gather(self._rank, [value.clone() for value in values])
+        divided = [bool(self._part(parameter).groups) for parameter in parameters]
         return [
-            torch.stack(each).sum(0) if apart else each[self._rank]
-            for apart, each in zip(cut, zip(*everyone, strict=True), strict=True)
+            torch.stack(each).sum(0) if is_divided else each[self._rank]
+            for is_divided, each in zip(divided, zip(*values_by_rank, strict=True), strict=True)
         ]
 
 
-class Meeting:
-    """What all threads show to all."""
+class ThreadGroup:
+    """All-gather over threads."""
 
     def __init__(self, size: int) -> None:
-        self._shown: list[Any] = [None] * size
+        self._values: list[Any] = [None] * size
         self._barrier = threading.Barrier(size, timeout=300)
 
-    def show(self, rank: int, value: Any) -> list[Any]:
-        self._shown[rank] = value
+    def all_gather(self, rank: int, value: Any) -> list[Any]:
+        self._values[rank] = value
         self._barrier.wait()
-        found = list(self._shown)
+        values = list(self._values)
         self._barrier.wait()
-        return found
+        return values
 
 
-CUT = ("the others",)
-"""Stands for process groups."""
+GROUPS = ("the others",)
+"""Stand-in for process groups."""
 
 
 def quarters(shape: tuple[int, ...]) -> list[ParameterPart]:
-    """A matrix in unequal parts, along both dimensions; a vector in unequal parts, one empty."""
+    """Divide a matrix unequally along both dimensions, or a vector unequally, one part empty."""
     if len(shape) == 1:
         bounds = [0, 1, 3, 3, shape[0]]
-        return [ParameterPart(shape, (slice(a, b),), CUT) for a, b in itertools.pairwise(bounds)]
+        return [ParameterPart(shape, (slice(a, b),), GROUPS) for a, b in itertools.pairwise(bounds)]
     rows, columns = (slice(0, 2), slice(2, shape[0])), (slice(0, 1), slice(1, shape[1]))
-    return [ParameterPart(shape, (row, column), CUT) for row in rows for column in columns]
+    return [ParameterPart(shape, (row, column), GROUPS) for row in rows for column in columns]
 
 
 def replicated(shape: tuple[int, ...]) -> list[ParameterPart]:
@@ -70,32 +70,32 @@ def replicated(shape: tuple[int, ...]) -> list[ParameterPart]:
 
 
 def trained_in_threads(name: str) -> dict[str, Tensor]:
-    """Parameters put together after the same steps as `trained` does, by four threads."""
+    """Whole parameters after the steps of `trained`, by four threads with a part each."""
     whole = {each: parameter.detach().clone() for each, parameter in start().items()}
-    # As tensor parallelism keeps them: norms are on all ranks.
+    # As with tensor parallelism, norms are replicated.
     parts = {
         each: (replicated if "norm" in each and name == "muon" else quarters)(tuple(value.shape))
         for each, value in whole.items()
     }
-    meeting, failures = Meeting(4), []
+    group, failures = ThreadGroup(4), []
 
     def rank(number: int) -> None:
         try:
             held = {each: parts[each][number] for each in whole}
             own = {each: whole[each][part.place] for each, part in held.items()}
             parameters = {each: torch.nn.Parameter(value.clone()) for each, value in own.items()}
-            view = Threads({id(parameters[each]): held[each] for each in held}, number, meeting)
+            view = Threads({id(parameters[each]): held[each] for each in held}, number, group)
             settings = OptimizerSettings(name=name)
             groups = parameter_groups(parameters.items(), settings.used("weight_decay"))
             optimizer = plugins.load("optim", name).build(groups, settings, view)
             for step, rate in enumerate(RATES):
-                given = {each: g[held[each].place] for each, g in gradients(step).items()}
-                walk(optimizer, parameters, given, rate=rate, decay=settings.used("weight_decay"))
+                local = {each: g[held[each].place] for each, g in gradients(step).items()}
+                walk(optimizer, parameters, local, rate=rate, decay=settings.used("weight_decay"))
             for each, part in held.items():
                 whole[each][part.place] = parameters[each].detach()
         except Exception as error:
             failures.append(error)
-            meeting._barrier.abort()
+            group._barrier.abort()
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -106,23 +106,23 @@ def trained_in_threads(name: str) -> dict[str, Tensor]:
     return whole
 
 
-@pytest.mark.parametrize("name", NEEDY)
+@pytest.mark.parametrize("name", NOT_ELEMENTWISE)
 def test_parts_along_any_dimension_equal_the_whole(name: str) -> None:
     expected = trained(name)
     for each, value in trained_in_threads(name).items():
         np.testing.assert_allclose(value.numpy(), expected[each], rtol=1e-9, err_msg=each)
 
 
-@pytest.mark.parametrize("name", NEEDY)
-def test_parts_by_themselves_do_not(name: str) -> None:
-    """So that the tests here can fail: halves that know nothing of each other."""
+@pytest.mark.parametrize("name", NOT_ELEMENTWISE)
+def test_parts_without_sums_differ_from_the_whole(name: str) -> None:
+    """Shows that the other tests here can fail: rows are updated without the others."""
     parameters = start()
     halves = {each: torch.nn.Parameter(p.detach()[:2].clone()) for each, p in parameters.items()}
     optimizer = make(name, halves)
     for step, rate in enumerate(RATES):
-        given = {each: gradient[:2] for each, gradient in gradients(step).items()}
+        rows = {each: gradient[:2] for each, gradient in gradients(step).items()}
         decay = OptimizerSettings(name=name).used("weight_decay")
-        walk(optimizer, halves, given, rate=rate, decay=decay)
+        walk(optimizer, halves, rows, rate=rate, decay=decay)
     wide = "layers.0.wide.weight"
     assert not np.allclose(halves[wide].detach().numpy(), trained(name)[wide][:2], rtol=1e-3)
 
@@ -136,13 +136,13 @@ def test_whole_tensors_pass_through() -> None:
 
 
 def fully_sharded(names: list[str]) -> list[tuple[dict[str, Tensor], dict[str, list[str]]]]:
-    """What FSDP2 makes of the same steps on this rank: parameters, and kinds of state."""
+    """Whole parameters after the same steps on FSDP2's DTensors, and the kinds of their state."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    found = []
+    results = []
     for name in names:
         parameters = {
             each: torch.nn.Parameter(distribute_tensor(p.detach(), mesh, [Shard(0)]))
@@ -150,25 +150,25 @@ def fully_sharded(names: list[str]) -> list[tuple[dict[str, Tensor], dict[str, l
         }
         optimizer = make(name, parameters)
         for step, rate in enumerate(RATES):
-            given = {
+            sharded = {
                 each: distribute_tensor(gradient.float(), mesh, [Shard(0)])
                 for each, gradient in gradients(step).items()
             }
             decay = OptimizerSettings(name=name).used("weight_decay")
-            walk(optimizer, parameters, given, rate=rate, decay=decay)
+            walk(optimizer, parameters, sharded, rate=rate, decay=decay)
         if hasattr(optimizer, "eval"):
             optimizer.eval()
         state: dict[str, list[str]] = {"like_parameter": [], "replicated": []}
         for each in optimizer.state[parameters["head.weight"]].items():
             state["like_parameter" if isinstance(each[1], DTensor) else "replicated"] += [each[0]]
         whole = {each: p.full_tensor().detach() for each, p in parameters.items()}  # type: ignore[attr-defined]
-        found.append((whole, state))
-    return found
+        results.append((whole, state))
+    return results
 
 
 @pytest.mark.ranks
 def test_fully_sharded_parameters_equal_the_whole() -> None:
-    """All optimizers on the DTensors of FSDP2; 3 ranks, so that parts are unequal or empty."""
+    """All optimizers on the DTensors of FSDP2; with 3 ranks, parts are unequal or empty."""
     names = [name for name in NAMES if name != "adamw_8bit"]
     for results in spawn(fully_sharded, 3, names):
         for name, (parameters, state) in zip(names, results, strict=True):
@@ -177,6 +177,6 @@ def test_fully_sharded_parameters_equal_the_whole() -> None:
                 np.testing.assert_allclose(
                     value.numpy(), expected[each], rtol=1e-5, atol=1e-6, err_msg=f"{name} {each}"
                 )
-            said = plugins.load("optim", name).STATE
+            declared = plugins.load("optim", name).STATE
             for kind, keys in state.items():
-                assert all(said[key] == kind for key in keys), (name, kind, keys)
+                assert all(declared[key] == kind for key in keys), (name, kind, keys)

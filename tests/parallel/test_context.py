@@ -1,4 +1,4 @@
-"""Attention over context-parallel ranks against torch's own attention on one."""
+"""Compare attention over context-parallel ranks with torch's own attention on one rank."""
 
 import itertools
 from functools import partial
@@ -30,10 +30,10 @@ from tokamake.parallel.mesh import ALONE
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
-# Batch, query heads, key heads, tokens, width of a head. Chunks as short as a token and odd ones.
+# Batch, query heads, key heads, tokens, width of a head. Chunks of one token and of odd lengths.
 SHAPES = [(2, 4, 4, 48, 16), (1, 8, 2, 40, 8), (3, 4, 1, 24, 16), (1, 12, 3, 8, 32)]
 ODD_HEADS = [(2, 3, 3, 24, 16), (1, 9, 3, 16, 24), (2, 5, 1, 40, 8)]
-# Lengths of documents: inside a chunk, over bounds of chunks and ranks, one token, one sample.
+# Lengths of documents: within a chunk, across chunks and ranks, of one token, of a whole sample.
 DOCUMENTS = {
     48: [[3, 1, 7, 20, 17], [48]],
     40: [[10, 10, 10, 10]],
@@ -42,12 +42,12 @@ DOCUMENTS = {
     16: [[7, 9]],
 }
 
-BANDS = {torch.float32: 3e-6, torch.bfloat16: 1.2e-2, torch.float16: 1.5e-3}
-"""Largest error by dtype, as a part of the largest number; the 16-bit ones are some roundings."""
+TOLERANCES = {torch.float32: 3e-6, torch.bfloat16: 1.2e-2, torch.float16: 1.5e-3}
+"""Largest error by dtype, relative to the largest value; those of 16 bits are a few roundings."""
 
 
 def inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """Queries, keys, values and the gradient of the output, alike on all ranks."""
+    """Queries, keys, values and the gradient of the output, the same on all ranks."""
     batch, heads, groups, length, width = shape
     generator = torch.Generator().manual_seed(sum(shape))
     return [
@@ -57,7 +57,7 @@ def inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[T
 
 
 def ids_of(shape: tuple[int, ...]) -> Tensor:
-    """Documents of each row; some rows are alike where there are too few."""
+    """Document ids of each row of the batch; rows repeat if `DOCUMENTS` has fewer."""
     rows = DOCUMENTS[shape[3]]
     return torch.stack(
         [
@@ -70,7 +70,7 @@ def ids_of(shape: tuple[int, ...]) -> Tensor:
 def by_torch(
     q: Tensor, k: Tensor, v: Tensor, dy: Tensor, ids: Tensor | None = None
 ) -> list[Tensor]:
-    """Output and gradients of torch's attention in fp32."""
+    """Compute the output and the gradients with torch's attention in fp32."""
     q, k, v, dy = (x.float().detach() for x in (q, k, v, dy))
     length = q.shape[2]
     mask = torch.ones(length, length, dtype=torch.bool).tril()
@@ -83,7 +83,7 @@ def by_torch(
 
 
 def error(ours: Tensor, theirs: Tensor, axis: Axis = ALONE.context) -> float:
-    """Largest error of a rank's share, as a part of the largest number of the whole."""
+    """Largest error of a rank's share, relative to the largest value of the whole."""
     return float((ours - share(theirs, axis=axis, dim=2)).abs().max() / theirs.abs().max())
 
 
@@ -94,7 +94,7 @@ def on_this_rank(
     ids: Tensor | None = None,
     recompute: Recompute = NONE,
 ) -> list[Tensor]:
-    """Output and gradients of a rank's share, in the dtype of the inputs."""
+    """Compute the output and the gradients of a rank's share, in the dtype of the inputs."""
     q, k, v, dy = (share(x, axis=axis, dim=2) for x in tensors)
     mask = None
     if ids is not None:
@@ -103,55 +103,55 @@ def on_this_rank(
     with torch.enable_grad():
         q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
         y = run([call], recompute, q, k, v)
-    found = [y.detach(), *torch.autograd.grad(y, (q, k, v), dy)]
-    assert all(x.dtype == q.dtype for x in found)
-    return found
+    results = [y.detach(), *torch.autograd.grad(y, (q, k, v), dy)]
+    assert all(x.dtype == q.dtype for x in results)
+    return results
 
 
 def errors(method: Method, axis: Axis, shapes: list[tuple[int, ...]]) -> dict[str, float]:
-    """Errors of a rank by case, each as a part of what its dtype is granted."""
-    found = {}
-    for shape, apart, dtype in itertools.product(shapes, (False, True), BANDS):
+    """Errors of a rank by case, relative to the tolerance of the dtype."""
+    by_case = {}
+    for shape, apart, dtype in itertools.product(shapes, (False, True), TOLERANCES):
         tensors, ids = inputs(shape, dtype), ids_of(shape) if apart else None
         ours = on_this_rank(method, axis, tensors, ids)
         case = f"{method} {shape} apart={apart} {dtype}"
         for name, x, y in zip("yqkv", ours, by_torch(*tensors, ids), strict=True):
-            found[f"{case} {name}"] = error(x, y, axis) / BANDS[dtype]
+            by_case[f"{case} {name}"] = error(x, y, axis) / TOLERANCES[dtype]
         granularity: Any = "full" if dtype == torch.float32 else "selective"
-        again = on_this_rank(method, axis, tensors, ids, Recompute(granularity))
-        differ = [not torch.equal(x, y) for x, y in zip(ours, again, strict=True)]
-        found[f"{case} {granularity}"] = 2.0 * any(differ)
-    return found
+        recomputed = on_this_rank(method, axis, tensors, ids, Recompute(granularity))
+        differ = [not torch.equal(x, y) for x, y in zip(ours, recomputed, strict=True)]
+        by_case[f"{case} {granularity}"] = 2.0 * any(differ)
+    return by_case
 
 
 def all_errors(plain: bool) -> dict[str, float]:
-    """Over all ranks, and on four also over two halves of them at once."""
+    """Errors over all ranks; on four ranks, also over two groups of two at the same time."""
     if plain:
         patch.object(kernels.ForCPU, "serves", return_value=False).start()
     rank, size = dist.get_rank(), dist.get_world_size()
     whole = Axis(rank, size, dist.group.WORLD)
-    found = errors("ring", whole, SHAPES + ODD_HEADS) | errors("ulysses", whole, SHAPES)
+    by_case = errors("ring", whole, SHAPES + ODD_HEADS) | errors("ulysses", whole, SHAPES)
     if size == 4:
-        # Not neighbours, so that ranks in the group are not those of the world.
+        # Ranks 0 and 2, 1 and 3, so that ranks in the group differ from global ranks.
         halves = [dist.new_group([half, half + 2]) for half in range(2)]
         half = Axis(rank // 2, 2, halves[rank % 2])
         for method in ("ring", "ulysses"):
             for case, value in errors(method, half, SHAPES[:1]).items():
-                found[f"{case} of a half"] = value
-    return found
+                by_case[f"{case} of a half"] = value
+    return by_case
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("ranks", "plain"), [(2, False), (2, True), (4, False)])
-def test_ranks_equal_one(ranks: int, plain: bool) -> None:
-    for found in spawn(all_errors, ranks, plain):
-        assert len(found) >= 330
-        assert {case: value for case, value in found.items() if not value <= 1} == {}
+def test_several_ranks_equal_one_rank(ranks: int, plain: bool) -> None:
+    for by_case in spawn(all_errors, ranks, plain):
+        assert len(by_case) >= 330
+        assert {case: value for case, value in by_case.items() if not value <= 1} == {}
 
 
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("shape", SHAPES + ODD_HEADS)
-def test_one_rank_is_torchs_attention(shape: tuple[int, ...], apart: bool) -> None:
+def test_one_rank_equals_torchs_attention(shape: tuple[int, ...], apart: bool) -> None:
     tensors, ids = inputs(shape), ids_of(shape) if apart else None
     for method in ("ring", "ulysses"):
         for x, y in zip(
@@ -185,13 +185,13 @@ def test_keys_of_earlier_tokens_are_seen() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_shares_are_all_of_a_sequence_and_balanced(size: int) -> None:
+def test_shares_cover_a_sequence_and_are_balanced(size: int) -> None:
     length = 12 * size
-    found = [zigzag_indices(length, Axis(rank, size)) for rank in range(size)]
-    assert torch.equal(torch.cat(found).sort().values, torch.arange(length))
-    assert len({int(indices.sum()) for indices in found}) == 1
+    shares = [zigzag_indices(length, Axis(rank, size)) for rank in range(size)]
+    assert torch.equal(torch.cat(shares).sort().values, torch.arange(length))
+    assert len({int(indices.sum()) for indices in shares}) == 1
     rows = torch.randn(2, length, 3)
-    for rank, indices in enumerate(found):
+    for rank, indices in enumerate(shares):
         assert torch.equal(share(rows, axis=Axis(rank, size)), rows[:, indices])
         assert torch.equal(share(rows[0], axis=Axis(rank, size), dim=0), rows[0, indices])
 
@@ -207,49 +207,49 @@ def test_relations_of_chunks() -> None:
     ]
 
 
-def test_what_cannot_be_shared_is_refused() -> None:
+def test_indivisible_lengths_and_heads_are_refused() -> None:
     check_length(1023, 1)
     check_length(1024, 4)
-    said = (
+    message = (
         r"train\.sequence_length: 1023: not a multiple of 2 × context_parallel_size 4, .*"
         "make it 1024"
     )
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         check_length(1023, 4)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         share(torch.zeros(1, 1023), axis=Axis(1, 4))
     check_heads(12, 4)
-    said = (
+    message = (
         "num_attention_heads / tensor_parallel_size: 6 heads are not a multiple of "
         "context_parallel_size 4"
     )
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         check_heads(6, 4)
     q, k, v, _ = inputs((1, 6, 2, 16, 8))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         attention(q, k, v, axis=Axis(0, 4), method="ulysses")
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", BANDS)
+@pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("shape", [(2, 4, 2, 1184, 64), (1, 3, 3, 96, 32)])
 def test_kernels_agree(
     shape: tuple[int, ...], apart: bool, dtype: torch.dtype, device: str
 ) -> None:
-    """Each kernel that serves a causal block, against torch's attention."""
+    """Compare each kernel that supports a causal block with torch's attention."""
     tensors = [x.to(device) for x in inputs(shape, dtype)]
     length = shape[3]
     ids = torch.arange(length).mul(5).div(length, rounding_mode="floor").repeat(shape[0], 1)
     bias = Documents.of(ids[:, None].to(device)).bias(0, 0, dtype) if apart else None
     block = kernels.AttentionBlock(*tensors[:3], causal=not apart, bias=bias)
     expected = by_torch(*(x.cpu() for x in tensors), ids if apart else None)
-    every = (kernels.ForCPU, kernels.Flash, kernels.MemoryEfficient, kernels.Plain)
-    serving = [found for found in every if found.serves(block)]
-    assert kernels.kernel(block) is serving[0]
-    assert len(serving) > 1
-    for found in serving:
-        y, lse = found.forward(block)
-        gradients = found.backward(block, tensors[3], y.to(dtype), lse)
+    all_kernels = (kernels.ForCPU, kernels.Flash, kernels.MemoryEfficient, kernels.Plain)
+    supported = [kernel for kernel in all_kernels if kernel.serves(block)]
+    assert kernels.kernel(block) is supported[0]
+    assert len(supported) > 1
+    for kernel in supported:
+        y, lse = kernel.forward(block)
+        gradients = kernel.backward(block, tensors[3], y.to(dtype), lse)
         for name, x, reference in zip("yqkv", (y, *gradients), expected, strict=True):
-            assert error(x.cpu(), reference) <= BANDS[dtype], (found, name)
+            assert error(x.cpu(), reference) <= TOLERANCES[dtype], (kernel, name)

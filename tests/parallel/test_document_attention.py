@@ -1,4 +1,4 @@
-"""Attention of documents that share a sample, by each way that a device may take."""
+"""Attention within the documents of a packed sample, by each method."""
 
 import inspect
 from typing import Any
@@ -16,12 +16,12 @@ from tokamake.parallel.document_attention import by_document
 
 WIDTH, LENGTH = 16, 96
 LONG = [[40, 56], [96], [1, 95]]
-"""Tokens of the documents of each row."""
+"""Lengths of the documents of each row."""
 SHORT = [[1] * 96, [3] * 32, [90, 1, 1, 1, 1, 1, 1]]
 
 
 def ids(lengths: list[list[int]]) -> Tensor:
-    """Each token's document."""
+    """Document id of each token."""
     rows = [[number for number, n in enumerate(row) for _ in range(n)] for row in lengths]
     return torch.tensor(rows)
 
@@ -29,21 +29,21 @@ def ids(lengths: list[list[int]]) -> Tensor:
 def heads(groups: int) -> list[Tensor]:
     torch.manual_seed(groups)
     shapes = [(3, LENGTH, count, WIDTH) for count in (4, groups, groups)]
-    # Token by token in memory, as projections give them.
+    # Token by token in memory, like the outputs of projections.
     return [torch.randn(shape).transpose(1, 2).requires_grad_() for shape in shapes]
 
 
 def masked(q: Tensor, k: Tensor, v: Tensor, lengths: list[list[int]]) -> Tensor:
-    """What is wanted, by torch's math in fp64."""
-    of = ids(lengths)
-    seen = (of[:, :, None] == of[:, None]).tril()[:, None]
+    """Compute the expected output with torch's masked attention in fp64."""
+    documents = ids(lengths)
+    visible = (documents[:, :, None] == documents[:, None]).tril()[:, None]
     repeats = q.shape[1] // k.shape[1]
     keys, values = (x.double().repeat_interleave(repeats, 1) for x in (k, v))
-    return F.scaled_dot_product_attention(q.double(), keys, values, attn_mask=seen).float()
+    return F.scaled_dot_product_attention(q.double(), keys, values, attn_mask=visible).float()
 
 
 class FlashAttention:
-    """Stands in for CUDA's, with the same arguments; torch's own checks of them are called."""
+    """Stand-in for CUDA's flash attention, with the same signature and checks of arguments."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -52,50 +52,52 @@ class FlashAttention:
 
     def __call__(self, *arguments: Any, **named: Any) -> Tensor:
         """See `varlen.varlen_attn`."""
-        given = self.signature.bind(*arguments, **named)
-        given.apply_defaults()
+        bound = self.signature.bind(*arguments, **named)
+        bound.apply_defaults()
         self.calls += 1
-        told = given.arguments
-        bounds = told["cu_seq_q"]
-        assert bounds.dtype == told["cu_seq_k"].dtype == torch.int32
-        assert told["window_size"] == (-1, 0)
+        values = bound.arguments
+        bounds = values["cu_seq_q"]
+        assert bounds.dtype == values["cu_seq_k"].dtype == torch.int32
+        assert values["window_size"] == (-1, 0)
         lengths = bounds.diff().tolist()
-        assert told["max_q"] == told["max_k"] == max(lengths)
-        parts = zip(*(told[name].split(lengths) for name in ("query", "key", "value")), strict=True)
-        found = [
+        assert values["max_q"] == values["max_k"] == max(lengths)
+        qkv = (values[name].split(lengths) for name in ("query", "key", "value"))
+        outputs = [
             F.scaled_dot_product_attention(
-                *(x.transpose(0, 1) for x in part), is_causal=True, enable_gqa=told["enable_gqa"]
+                *(x.transpose(0, 1) for x in document),
+                is_causal=True,
+                enable_gqa=values["enable_gqa"],
             )
-            for part in parts
+            for document in zip(*qkv, strict=True)
         ]
-        return torch.cat([part.transpose(0, 1) for part in found])
+        return torch.cat([output.transpose(0, 1) for output in outputs])
 
 
 def check(lengths: list[list[int]], groups: int) -> None:
-    """Values and gradients equal those of a mask."""
+    """Check that output and gradients equal those of masked attention."""
     ours, theirs = heads(groups), heads(groups)
-    found = by_document(*ours, PackedDocuments(ids(lengths)))
+    y = by_document(*ours, PackedDocuments(ids(lengths)))
     expected = masked(*theirs, lengths)
-    assert found.shape == expected.shape
-    assert_close(found, expected)
+    assert y.shape == expected.shape
+    assert_close(y, expected)
     upstream = torch.randn_like(expected)
     pairs = zip(
-        torch.autograd.grad(found, ours, upstream),
+        torch.autograd.grad(y, ours, upstream),
         torch.autograd.grad(expected, theirs, upstream),
         strict=True,
     )
-    for own, wanted in pairs:
-        assert_close(own, wanted)
+    for gradient, expected_gradient in pairs:
+        assert_close(gradient, expected_gradient)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("lengths", [LONG, SHORT])
-def test_tokens_see_their_own_document_alone(lengths: list[list[int]], groups: int) -> None:
+def test_tokens_attend_only_to_their_own_document(lengths: list[list[int]], groups: int) -> None:
     check(lengths, groups)
 
 
 @pytest.mark.parametrize("groups", [2, 4])
-def test_flash_attention_is_asked_for_all_documents_at_once(
+def test_flash_attention_takes_all_documents_in_one_call(
     monkeypatch: pytest.MonkeyPatch, groups: int
 ) -> None:
     stand_in = FlashAttention()
@@ -106,7 +108,7 @@ def test_flash_attention_is_asked_for_all_documents_at_once(
     assert stand_in.calls == 2
 
 
-def test_only_long_documents_are_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_long_documents_are_computed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
     def counted(q: Tensor, *rest: Any) -> Tensor:
@@ -122,7 +124,7 @@ def test_only_long_documents_are_taken_one_by_one(monkeypatch: pytest.MonkeyPatc
 
 
 def test_documents_end_with_their_row() -> None:
-    """A document's number may be that of the row before: it is another one."""
+    """Equal ids at the end of a row and the start of the next one are two documents."""
     documents = PackedDocuments(torch.tensor([[0, 0, 1], [1, 1, 1]]))
     assert documents.lengths == [2, 1, 3]
     assert documents.bounds.tolist() == [0, 2, 3, 6]
@@ -134,7 +136,7 @@ def test_documents_end_with_their_row() -> None:
 def test_flash_attention_on_a_gpu(groups: int) -> None:
     on_gpu = [x.detach().cuda().bfloat16().requires_grad_() for x in heads(groups)]
     assert document_attention._at_once(on_gpu[0])
-    found = by_document(*on_gpu, PackedDocuments(ids(LONG).cuda()))
-    assert_close(found.float().cpu(), masked(*heads(groups), LONG), rtol=2e-2, atol=2e-2)
-    found.sum().backward()
+    y = by_document(*on_gpu, PackedDocuments(ids(LONG).cuda()))
+    assert_close(y.float().cpu(), masked(*heads(groups), LONG), rtol=2e-2, atol=2e-2)
+    y.sum().backward()
     assert all(x.grad is not None and x.grad.isfinite().all() for x in on_gpu)

@@ -1,4 +1,4 @@
-"""What docs/parallelism.md says is proved: it is what tests prove, and what checks refuse."""
+"""The tables in docs/parallelism.md list the layouts that tests prove and that checks refuse."""
 
 import pytest
 
@@ -8,13 +8,13 @@ from tests.support.layouts import parallel
 from tests.support.proofs import Changes
 
 
-def test_the_tables_are_true() -> None:
-    made = document(all_proved())
-    assert made == DOCUMENT.read_text(encoding="utf-8"), f"rewrite it: {COMMAND}"
+def test_the_tables_are_current() -> None:
+    text = document(all_proved())
+    assert text == DOCUMENT.read_text(encoding="utf-8"), f"rewrite it: {COMMAND}"
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_asks_for_a_kind_has_it(name: str) -> None:
+def test_the_changes_of_a_kind_give_that_kind(name: str) -> None:
     changes = KINDS[name].changes
     sizes = changes.get("parallel", {})
     ranks = 4
@@ -38,27 +38,27 @@ def test_what_asks_for_a_kind_has_it(name: str) -> None:
         ),
     ],
 )
-def test_a_layout_has_the_kinds_that_do_something(
+def test_a_layout_has_only_kinds_with_an_effect(
     world_size: int, changes: Changes, kinds: set[str]
 ) -> None:
     assert kinds_of(world_size, changes) == kinds
 
 
-def test_pairs_are_of_one_layout() -> None:
+def test_pairs_come_from_one_layout() -> None:
     layouts = [("untied", parallel(tp=2)), ("untied", parallel(pp=2))]
-    found = proved_pairs({2: layouts})
-    assert {("tensor", "tensor"), ("accumulation", "tensor")} <= found
-    assert not {("tensor", "pipeline, 1f1b"), ("pipeline, 1f1b", "tensor")} & found
+    proved = proved_pairs({2: layouts})
+    assert {("tensor", "tensor"), ("accumulation", "tensor")} <= proved
+    assert not {("tensor", "pipeline, 1f1b"), ("pipeline, 1f1b", "tensor")} & proved
 
 
-def test_what_is_refused_says_why() -> None:
+def test_refusals_name_the_reason() -> None:
     assert "come out wrong" in refusal("native", "ZeRO 3", "pipeline, zbv")
     assert "shards nothing" in refusal("native", "HSDP", "ZeRO 0")
     assert not refusal("deepspeed", "ZeRO 1", "pipeline, zbv")
     assert "while passes go on" in refusal("deepspeed", "pipeline, gpipe", "ZeRO 2")
 
 
-def test_a_pair_is_proved_or_refused_but_not_both() -> None:
-    wrong: Changes = {"zero_stage": 2, "backend": "deepspeed"} | parallel(pp=2)
+def test_a_pair_cannot_be_both_proved_and_refused() -> None:
+    changes: Changes = {"zero_stage": 2, "backend": "deepspeed"} | parallel(pp=2)
     with pytest.raises(AssertionError, match="proved, but refused"):
-        pairs("deepspeed", {4: [("untied", wrong)]})
+        pairs("deepspeed", {4: [("untied", changes)]})

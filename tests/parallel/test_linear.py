@@ -1,4 +1,4 @@
-"""Matrix products of linear layers against torch's own."""
+"""Compare matrix products of linear layers with torch's own."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ needs_onednn = pytest.mark.skipif(
 
 
 class Counted:
-    """oneDNN's product, counting its calls."""
+    """oneDNN's product with a count of its calls."""
 
     def __init__(self) -> None:
         self.calls, self._operator = 0, linear.ONEDNN
@@ -26,23 +26,23 @@ class Counted:
     def __call__(self, *arguments: Any) -> torch.Tensor:
         """See `linear.ONEDNN`."""
         self.calls += 1
-        found: torch.Tensor = self._operator(*arguments)
-        return found
+        y: torch.Tensor = self._operator(*arguments)
+        return y
 
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     torch.manual_seed(0)
-    found = Counted()
-    monkeypatch.setattr(linear, "ONEDNN", found)
-    return found
+    operator = Counted()
+    monkeypatch.setattr(linear, "ONEDNN", operator)
+    return operator
 
 
 @needs_onednn
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
 def test_large_products_and_gradients_equal_torchs(
-    counted: Counted, bias: bool, turned: bool
+    counted: Counted, bias: bool, transposed: bool
 ) -> None:
     x = torch.randn(4, 128, 256).requires_grad_()
     weight, offset = torch.randn(192, 256), torch.randn(192) if bias else None
@@ -51,14 +51,14 @@ def test_large_products_and_gradients_equal_torchs(
         weight.requires_grad_(),
         *([offset.requires_grad_()] if offset is not None else []),
     ]
-    # Gradients of transposed states, as attention gives them, are not contiguous.
-    upstream = torch.randn(4, 192, 128).mT if turned else torch.randn(4, 128, 192)
+    # Gradients of transposed tensors, such as those from attention, are not contiguous.
+    upstream = torch.randn(4, 192, 128).mT if transposed else torch.randn(4, 128, 192)
     expected = F.linear(x, weight, offset)
-    found = linear.linear(x, weight, offset)
-    assert_close(found, expected, rtol=1e-5, atol=1e-4)
-    assert found._base is None  # FSDP2 warns of views
+    y = linear.linear(x, weight, offset)
+    assert_close(y, expected, rtol=1e-5, atol=1e-4)
+    assert y._base is None  # FSDP2 warns about views
     pairs = zip(
-        torch.autograd.grad(found, leaves, upstream),
+        torch.autograd.grad(y, leaves, upstream),
         torch.autograd.grad(expected, leaves, upstream),
         strict=True,
     )
@@ -68,7 +68,7 @@ def test_large_products_and_gradients_equal_torchs(
 
 
 @needs_onednn
-def test_only_what_is_asked_for_is_computed(counted: Counted) -> None:
+def test_only_required_gradients_are_computed(counted: Counted) -> None:
     x, weight = torch.randn(512, 256), torch.randn(192, 256).requires_grad_()
     linear.linear(x, weight).sum().backward()
     assert counted.calls == 1
@@ -78,7 +78,7 @@ def test_only_what_is_asked_for_is_computed(counted: Counted) -> None:
     assert counted.calls == 2
 
 
-def test_small_products_and_those_of_bf16_are_torchs(counted: Counted) -> None:
+def test_small_and_bf16_products_are_torchs(counted: Counted) -> None:
     for x, weight in (
         (torch.randn(2, 16), torch.randn(8, 16)),
         (torch.randn(512, 256).bfloat16(), torch.randn(192, 256).bfloat16()),
@@ -88,17 +88,17 @@ def test_small_products_and_those_of_bf16_are_torchs(counted: Counted) -> None:
 
 
 @pytest.mark.parametrize("tokens", [2, 512])
-def test_products_of_fp16_are_those_of_fp32_rounded_once(tokens: int) -> None:
+def test_fp16_products_are_fp32_rounded_once(tokens: int) -> None:
     torch.manual_seed(0)
     halves = [torch.randn(tokens, 256), torch.randn(192, 256), torch.randn(192)]
     halves = [tensor.half().requires_grad_() for tensor in halves]
     wholes = [tensor.detach().double().requires_grad_() for tensor in halves]
     upstream = torch.randn(tokens, 192).half()
-    found, expected = linear.linear(*halves), F.linear(*wholes)
+    y, expected = linear.linear(*halves), F.linear(*wholes)
     pairs = [
-        (found, expected),
+        (y, expected),
         *zip(
-            torch.autograd.grad(found, halves, upstream),
+            torch.autograd.grad(y, halves, upstream),
             torch.autograd.grad(expected, wholes, upstream.double()),
             strict=True,
         ),
@@ -109,7 +109,7 @@ def test_products_of_fp16_are_those_of_fp32_rounded_once(tokens: int) -> None:
 
 
 class Products(nn.Module):
-    """Two large products, which are costly, and what is cheap between them."""
+    """Two large, costly products and a cheap activation between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,10 +122,10 @@ class Products(nn.Module):
 
 @needs_onednn
 def test_selective_recomputation_keeps_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept is told by operators, so that these have to be among them."""
+    """Selective recomputation keeps the results of listed operators; oneDNN's must be listed."""
     operators: dict[str, int] = {}
 
-    class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+    class CountOperators(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(
             self, function: Any, _: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -137,7 +137,7 @@ def test_selective_recomputation_keeps_products(monkeypatch: pytest.MonkeyPatch)
     for granularity, products in (("selective", 4), ("full", 6)):
         torch.manual_seed(0)
         operators.clear()
-        with Seen():
+        with CountOperators():
             y = recompute.run([Products()], Recompute(granularity), x)  # type: ignore[arg-type]
             y.sum().backward()
         assert operators["mkldnn._linear_pointwise.default"] == products

@@ -1,4 +1,4 @@
-"""Meshes: who works with whom in any layout, by real groups of 8 ranks and by random plans."""
+"""Meshes: the groups of ranks in any layout, with 8 real ranks and with random layouts."""
 
 import pytest
 import torch
@@ -24,11 +24,11 @@ MESHES: list[Plan] = [
 
 
 def build_all(plans: list[Plan]) -> list[Plan]:
-    """What this rank sees of each mesh."""
-    return [seen(plan) for plan in plans]
+    """Describe each mesh as seen by this rank."""
+    return [describe(plan) for plan in plans]
 
 
-def seen(plan: Plan) -> Plan:
+def describe(plan: Plan) -> Plan:
     sizes = ParallelSettings(
         tensor_parallel_size=plan["tp"],
         context_parallel_size=plan["cp"],
@@ -36,70 +36,70 @@ def seen(plan: Plan) -> Plan:
         data_parallel_replicate_size=plan["replicas"],
         sequence_parallel=plan["sp"],
     )
-    made = mesh.build(sizes, dist.get_world_size(), torch.device("cpu"), shard=plan["shard"])
-    last = made.pipeline.rank == made.pipeline.size - 1
-    found: Plan = {"copy": made.copy, "last": last, "sp": made.sequence_parallel}
+    built = mesh.build(sizes, dist.get_world_size(), torch.device("cpu"), shard=plan["shard"])
+    last = built.pipeline.rank == built.pipeline.size - 1
+    view: Plan = {"copy": built.copy, "last": last, "sp": built.sequence_parallel}
     for name in ("tensor", "context", "data", "pipeline"):
-        axis = getattr(made, name)
+        axis = getattr(built, name)
         group = dist.get_process_group_ranks(axis.group) if axis.group else [dist.get_rank()]
         assert dist.get_rank(axis.group) == axis.rank if axis.group else not axis.rank
-        found[name] = (axis.rank, axis.size, tuple(group))
-    assert made.shards is not None
-    last = made.shards.ndim - 1
-    found["shards"] = tuple(dist.get_process_group_ranks(made.shards.get_group(last)))
-    found["shard"] = made.shards.get_local_rank(last)
-    return found
+        view[name] = (axis.rank, axis.size, tuple(group))
+    assert built.shards is not None
+    last = built.shards.ndim - 1
+    view["shards"] = tuple(dist.get_process_group_ranks(built.shards.get_group(last)))
+    view["shard"] = built.shards.get_local_rank(last)
+    return view
 
 
-def check(plan: Plan, founds: list[Plan]) -> None:
-    """Whether what all ranks see of a mesh fits together."""
+def check(plan: Plan, views: list[Plan]) -> None:
+    """Check that the views of all ranks describe the same mesh."""
     tp, cp, pp = plan["tp"], plan["cp"], plan["pp"]
-    sizes = {"tensor": tp, "context": cp, "data": len(founds) // (tp * cp * pp), "pipeline": pp}
+    sizes = {"tensor": tp, "context": cp, "data": len(views) // (tp * cp * pp), "pipeline": pp}
     replicas = plan["replicas"] if plan["shard"] else cp * sizes["data"]
     copies: set[tuple[tuple[int, ...], ...]] = set()
-    for rank, found in enumerate(founds):
+    for rank, view in enumerate(views):
         rest = rank
-        # The first one counts fastest.
+        # The first axis varies fastest.
         for name, size in sizes.items():
             rest, place = divmod(rest, size)
-            assert found[name][:2] == (place, size), (plan, name)
-            group = found[name][2]
+            assert view[name][:2] == (place, size), (plan, name)
+            group = view[name][2]
             assert group[place] == rank
             assert len(group) == size
-            # All of a group know the same group: each rank is in one of a kind.
-            assert all(founds[peer][name][2] == group for peer in group)
-        assert found["last"] == (found["pipeline"][0] == pp - 1)
-        assert found["sp"] == (plan["sp"] and tp > 1)
-        copy = found["copy"]
+            # All ranks of a group see the same group, so each rank is in one group per axis.
+            assert all(views[peer][name][2] == group for peer in group)
+        assert view["last"] == (view["pipeline"][0] == pp - 1)
+        assert view["sp"] == (plan["sp"] and tp > 1)
+        copy = view["copy"]
         assert len(copy) == tp
         assert all(len(shards) * replicas == cp * sizes["data"] for shards in copy)
-        assert copy[found["tensor"][0]][found["shard"]] == rank
-        assert copy[found["tensor"][0]] == found["shards"]
+        assert copy[view["tensor"][0]][view["shard"]] == rank
+        assert copy[view["tensor"][0]] == view["shards"]
         copies.add(copy)
     held = sorted(rank for copy in copies for shards in copy for rank in shards)
-    assert held == [*range(len(founds))]
+    assert held == [*range(len(views))]
 
 
 @pytest.mark.ranks
 def test_meshes_of_eight_ranks() -> None:
-    of_ranks = spawn(build_all, 8, MESHES)
+    views_by_rank = spawn(build_all, 8, MESHES)
     for number, plan in enumerate(MESHES):
-        check(plan, [found[number] for found in of_ranks])
+        check(plan, [views[number] for views in views_by_rank])
 
 
 @given(plans(), st.booleans())
 @settings(max_examples=12, deadline=None)
-def test_every_layout_that_fits_has_a_mesh(plan: Plan, shard: bool) -> None:
-    """Each rank of it is played by this process, with groups that carry nothing."""
+def test_every_valid_layout_has_a_mesh(plan: Plan, shard: bool) -> None:
+    """This process takes the place of one rank after the other, with a fake process group."""
     world_size = plan["world_size"]
     assume(world_size <= 64)
-    chosen = plan["settings"]
+    sizes = plan["settings"]
     short = {
-        "tp": chosen["tensor_parallel_size"],
-        "cp": chosen["context_parallel_size"],
-        "pp": chosen["pipeline_parallel_size"],
-        "replicas": chosen["data_parallel_replicate_size"],
-        "sp": chosen["sequence_parallel"],
+        "tp": sizes["tensor_parallel_size"],
+        "cp": sizes["context_parallel_size"],
+        "pp": sizes["pipeline_parallel_size"],
+        "replicas": sizes["data_parallel_replicate_size"],
+        "sp": sizes["sequence_parallel"],
         "shard": shard,
     }
     check(short, [as_rank(rank, world_size, short) for rank in range(world_size)])
@@ -108,6 +108,6 @@ def test_every_layout_that_fits_has_a_mesh(plan: Plan, shard: bool) -> None:
 def as_rank(rank: int, world_size: int, plan: Plan) -> Plan:
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
-        return seen(plan)
+        return describe(plan)
     finally:
         dist.destroy_process_group()

@@ -1,6 +1,6 @@
-"""Layers that ranks share, against torch's own: values, gradients, uneven parts, sums of them.
+"""Compare parallel layers with torch's own: values, gradients, uneven parts, collectives.
 
-Three ranks, so that a vocabulary of 4 leaves the last one without rows, and one of 7 with one.
+With three ranks, the last one has no row of a vocabulary of 4, and one row of a vocabulary of 7.
 Shape suffixes: B batch, L tokens, D and E widths, V vocabulary.
 """
 
@@ -26,7 +26,7 @@ RANKS, B, L, D, E = 3, 2, 6, 4, 7
 
 
 class Plain(nn.Module):
-    """A little of everything, of torch's own layers."""
+    """A small model with one of each kind of torch's own layers."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Plain(nn.Module):
 
 
 class Shared(nn.Module):
-    """The same of drop-ins."""
+    """The same model with parallel layers."""
 
     def __init__(self, vocabulary: int, at: Mesh) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Shared(nn.Module):
 
 
 def plain(vocabulary: int) -> tuple[Plain, Tensor, Tensor, Tensor]:
-    """A trained-on model: with gradients, its tokens, labels and loss."""
+    """A model with gradients, and the tokens, labels and loss that they come from."""
     torch.manual_seed(vocabulary)
     model = Plain(vocabulary)
     for parameter in model.parameters():
@@ -85,7 +85,7 @@ def plain(vocabulary: int) -> tuple[Plain, Tensor, Tensor, Tensor]:
 
 
 def layers(*, sequence_parallel: bool, vocabulary: int) -> None:
-    """Tensor-parallel layers, their loss, gradients and norm."""
+    """Check tensor-parallel layers: loss, gradients and norm."""
     settings = ParallelSettings(tensor_parallel_size=RANKS, sequence_parallel=sequence_parallel)
     at = mesh.build(settings, RANKS, torch.device("cpu"))
     theirs, tokens_BL, labels_BL, expected = plain(vocabulary)
@@ -101,27 +101,28 @@ def layers(*, sequence_parallel: bool, vocabulary: int) -> None:
     loss = cross_entropy(ours(tokens_BL), labels_BL, at, size=vocabulary)
     assert_close(loss, expected)
     loss.backward()
-    for one in held:
-        one.take_gradient()
+    for each in held:
+        each.take_gradient()
     sharding.add_up_partial(held, at.tensor)
-    for one in held:
-        gradient = whole[one.name].grad
+    for each in held:
+        gradient = whole[each.name].grad
         assert gradient is not None
-        assert one.local.grad is not None
-        assert_close(one.local.grad, tensor.cut(gradient, one.placement, at.tensor), msg=one.name)
-        assert_close(one.local.detach(), whole[one.name].detach()[one.place])
+        assert each.local.grad is not None
+        own_gradient = tensor.cut(gradient, each.placement, at.tensor)
+        assert_close(each.local.grad, own_gradient, msg=each.name)
+        assert_close(each.local.detach(), whole[each.name].detach()[each.place])
     assert_norm(held, whole)
 
 
 @torch.no_grad()
 def fill(held: list[sharding.Held], whole: dict[str, nn.Parameter]) -> None:
-    """Give this rank its parts."""
-    for one in held:
-        one.local.copy_(whole[one.name][one.place])
+    """Copy this rank's parts of the whole parameters."""
+    for each in held:
+        each.local.copy_(whole[each.name][each.place])
 
 
 def assert_norm(held: list[sharding.Held], whole: dict[str, nn.Parameter]) -> None:
-    """Squares of all ranks add up to those of the whole gradient."""
+    """Check that the squares of all ranks sum to those of the whole gradient."""
     squares = sharding.squares(held, torch.device("cpu"))
     dist.all_reduce(squares)
     gradients = [parameter.grad for parameter in whole.values() if parameter.grad is not None]
@@ -133,7 +134,7 @@ def assert_norm(held: list[sharding.Held], whole: dict[str, nn.Parameter]) -> No
 
 
 def sharded(*, replicas: int) -> None:
-    """FSDP2's shards: parts that tile the whole, averaged gradients, their norm."""
+    """Check FSDP2's shards: parts that tile the whole, averaged gradients, their norm."""
     settings = ParallelSettings(data_parallel_replicate_size=replicas)
     at = mesh.build(settings, RANKS, torch.device("cpu"))
     theirs, tokens_BL, labels_BL, expected = plain(7)
@@ -148,21 +149,21 @@ def sharded(*, replicas: int) -> None:
     loss = cross_entropy(ours(tokens_BL), labels_BL, at, size=7)
     assert_close(loss, expected)
     loss.backward()
-    for one in held:
-        one.take_gradient()
-        gradient, times = whole[one.name].grad, torch.zeros(shapes[one.name])
+    for each in held:
+        each.take_gradient()
+        gradient, counts = whole[each.name].grad, torch.zeros(shapes[each.name])
         assert gradient is not None
-        if one.local.numel():
-            assert_close(one.local.grad, gradient[one.place], msg=one.name)
-            assert_close(one.local.detach(), whole[one.name].detach()[one.place])
-            times[one.place] = float(one.counts)
-        dist.all_reduce(times)
-        assert (times == 1).all(), one.name
+        if each.local.numel():
+            assert_close(each.local.grad, gradient[each.place], msg=each.name)
+            assert_close(each.local.detach(), whole[each.name].detach()[each.place])
+            counts[each.place] = float(each.counts)
+        dist.all_reduce(counts)
+        assert (counts == 1).all(), each.name
     assert_norm(held, whole)
 
 
 def copies() -> None:
-    """An embedding in the first stage and its copy in the last one."""
+    """Check an embedding in the first stage and its copy in the last one."""
     settings = ParallelSettings(pipeline_parallel_size=RANKS)
     at = mesh.build(settings, RANKS, torch.device("cpu"))
     name = {0: "embedding.weight", 1: "between.weight", 2: "output.weight"}[at.pipeline.rank]
@@ -171,16 +172,16 @@ def copies() -> None:
         model, tensor.placements(model), at,
         shapes={"e": torch.Size((3, 2))}, saved_names={name: "e"}, copy="output.weight",
     )  # fmt: skip
-    (one,) = held
+    (weight,) = held
     is_last = at.pipeline.rank == RANKS - 1
-    assert (one.is_copy, one.counts) == (is_last, not is_last)
-    one.local.grad = torch.full((3, 2), 1.0 + at.pipeline.rank)
+    assert (weight.is_copy, weight.counts) == (is_last, not is_last)
+    weight.local.grad = torch.full((3, 2), 1.0 + at.pipeline.rank)
     sharding.add_up_copies(held, at.pipeline, "embedding.weight")
-    assert_close(one.local.grad, torch.full((3, 2), 2.0 if at.pipeline.rank == 1 else 4.0))
+    assert_close(weight.local.grad, torch.full((3, 2), 2.0 if at.pipeline.rank == 1 else 4.0))
 
 
 def sums(axis: Axis, dim: int) -> None:
-    """Collectives, and what flows back through them."""
+    """Check collectives and their gradients."""
     torch.manual_seed(dim + 9)
     shape = [4, 6, 9]
     whole_shape = list(shape)
@@ -209,7 +210,7 @@ def sums(axis: Axis, dim: int) -> None:
 
 
 def losses(at: Mesh, vocabulary: int, dtype: torch.dtype) -> None:
-    """Cross entropy over parts, of huge scores, too, and where no token has a label."""
+    """Check the cross entropy of a divided vocabulary: large scores, and tokens without labels."""
     for room in (2**22, 8 * vocabulary):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(loss_of_parts, "_ROOM_ON_CPU", room)
@@ -217,35 +218,35 @@ def losses(at: Mesh, vocabulary: int, dtype: torch.dtype) -> None:
 
 
 def check_losses(at: Mesh, vocabulary: int, dtype: torch.dtype) -> None:
-    """See `losses`; as much room as the scores of a few tokens, or all, need."""
+    """See `losses`, which sets the room for the scores of a few tokens or of all."""
     torch.manual_seed(vocabulary)
     whole = (torch.randn(5, vocabulary) * 100).to(dtype).requires_grad_()
     labels = torch.tensor([0, vocabulary - 1, NO_LABEL, 1, 1])
     rows = tensor.part(vocabulary, at.tensor)
     own = whole.detach()[:, rows.start : rows.stop].clone().requires_grad_()
     expected = F.cross_entropy(whole.float(), labels, reduction="sum")
-    # The gradient is written over logits, so that these should not be a leaf.
-    found = cross_entropy(own * 1, labels, at, size=vocabulary)
-    assert found.dtype == torch.float32
-    assert_close(found, expected)
+    # The gradient overwrites the logits, so they must not be a leaf.
+    loss = cross_entropy(own * 1, labels, at, size=vocabulary)
+    assert loss.dtype == torch.float32
+    assert_close(loss, expected)
     (3 * expected).backward()
-    (3 * found).backward()
+    (3 * loss).backward()
     assert whole.grad is not None
     assert_close(own.grad, whole.grad[:, rows.start : rows.stop])
-    none = cross_entropy(own * 1, torch.full_like(labels, NO_LABEL), at, size=vocabulary)
+    zero = cross_entropy(own * 1, torch.full_like(labels, NO_LABEL), at, size=vocabulary)
     own.grad = None
-    none.backward()
-    assert none == 0
+    zero.backward()
+    assert zero == 0
     assert own.grad is not None
     assert not own.grad.any()
-    odds = (whole.detach() / 100).float().softmax(-1).cumsum(-1)
-    chances = torch.rand(len(odds))
+    cumulative = (whole.detach() / 100).float().softmax(-1).cumsum(-1)
+    chances = torch.rand(len(cumulative))
     tokens = drawn(own.detach() / 100, chances, at, size=vocabulary)
-    assert torch.equal(tokens, (odds <= chances[:, None] * odds[:, -1:]).sum(-1))
+    assert torch.equal(tokens, (cumulative <= chances[:, None] * cumulative[:, -1:]).sum(-1))
 
 
 def check_all() -> None:
-    """All of it in one launch."""
+    """Run all checks in one launch of the ranks."""
     for vocabulary in (4, 7, 9):
         for sequence_parallel in (False, True):
             layers(sequence_parallel=sequence_parallel, vocabulary=vocabulary)
@@ -260,5 +261,5 @@ def check_all() -> None:
     copies()
 
 
-def test_layers_of_three_ranks_are_those_of_one() -> None:
+def test_layers_of_three_ranks_equal_those_of_one() -> None:
     spawn(check_all, RANKS)

@@ -1,4 +1,4 @@
-"""Snakemake on a queue in which one job may wait, and work that outlives its jobs."""
+"""Snakemake with a queue in which one job may wait, and work that is longer than a job."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ rule all:
 rule work:
     output: "out/{n}"
     shell:
-        "echo $PBS_JOBID >> begun.{wildcards.n}; "
+        "echo $PBS_JOBID >> started.{wildcards.n}; "
         "[ {wildcards.n} != 7 -o -e fixed ] && touch {output}"
 
 rule train:
@@ -49,7 +49,7 @@ def controller(folder: Path, pbs: Pbs, *arguments: str) -> Controller:
 
 
 @pytest.mark.grid
-def test_quick_jobs_share_a_job_in_a_queue_of_one(folder: Path, pbs: Pbs) -> None:
+def test_quick_jobs_share_a_job_if_one_job_may_wait(folder: Path, pbs: Pbs) -> None:
     run = controller(folder, pbs, "--pbs-max-queued", "debug=1", "--keep-going")
     assert run.wait() == 1
     assert sorted(path.name for path in (folder / "out").iterdir()) == [*"012345689"]
@@ -57,31 +57,31 @@ def test_quick_jobs_share_a_job_in_a_queue_of_one(folder: Path, pbs: Pbs) -> Non
     (folder / "fixed").touch()
     run = controller(folder, pbs, "--pbs-max-queued", "debug=1")
     assert run.wait() == 0, run.text
-    begun = {path.name: path.read_text().split() for path in folder.glob("begun.*")}
-    assert {name: len(ids) for name, ids in begun.items()} == {
-        f"begun.{n}": 1 + (n == 7) for n in range(10)
+    started = {path.name: path.read_text().split() for path in folder.glob("started.*")}
+    assert {name: len(ids) for name, ids in started.items()} == {
+        f"started.{n}": 1 + (n == 7) for n in range(10)
     }
-    # At most the first went alone, before the others were ready; then all others, and the repeat.
+    # The first job may run alone, before the others are ready; then all others, and the retry.
     assert len(pbs.jobs()) <= 4
     assert not [*(folder / ".snakemake/pbs").iterdir()]
 
 
-def test_work_that_moves_forward_goes_on_in_new_jobs(folder: Path, pbs: Pbs) -> None:
+def test_work_that_progresses_continues_in_new_jobs(folder: Path, pbs: Pbs) -> None:
     run = controller(folder, pbs, "--", "model")
     assert run.wait() == 1
     assert len(pbs.jobs()) == 4
-    assert run.text.count("a new job goes on") == 3
-    words = "failed with exit status 1; saved at step 3, run Snakemake again to go on"
+    assert run.text.count("a new job continues") == 3
+    words = "failed with exit status 1; saved at step 3, run Snakemake again to continue"
     assert run.text.count(words) == 1
     assert run.text.count("Error in rule train") == 1
     (folder / "enough").touch()
     assert controller(folder, pbs, "--", "model").wait() == 0
 
 
-def test_work_that_a_person_deletes_is_not_tried_again(folder: Path, pbs: Pbs) -> None:
+def test_deleted_work_is_not_retried(folder: Path, pbs: Pbs) -> None:
     (folder / "long").touch()
     run = controller(folder, pbs, "--retries", "2", "--", "model")
-    wait_for((folder / "step").exists, "the work to begin")
+    wait_for((folder / "step").exists, "the work to start")
     pbs.run("qdel", pbs.jobs()[0]["id"])
     assert run.wait() == 1
     assert "was deleted while running by root@pbs01; saved at step 1, run" in run.text

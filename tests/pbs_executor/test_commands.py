@@ -1,4 +1,4 @@
-"""PBS's commands: their words sorted, and what hangs or hides behind a wrapper is ended."""
+"""Commands of PBS: types of their errors, replies of qstat, and commands that hang."""
 
 import itertools
 import json
@@ -30,7 +30,7 @@ def write(folder: Path, name: str, text: str) -> None:
     path.chmod(0o755)
 
 
-WORDS = [
+ERRORS = [
     *((text, Later) for text in commands._LATER),
     *((text, Unsure) for text in commands._UNSURE),
     ("Unauthorized Request", Refused),
@@ -38,14 +38,14 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "kind"), WORDS)
-def test_what_qsub_says_is_sorted(programs: Path, text: str, kind: type[Exception]) -> None:
+@pytest.mark.parametrize(("text", "error"), ERRORS)
+def test_errors_of_qsub_have_types(programs: Path, text: str, error: type[Exception]) -> None:
     write(programs, "qsub", f"echo 'qsub: {text.capitalize()} (of some sort)' >&2; exit 1")
-    with pytest.raises(kind, match="of some sort"):
+    with pytest.raises(error, match="of some sort"):
         Commands(60).submit((), Path("job.sh"))
 
 
-def test_a_qsub_that_is_not_there_is_one_that_cannot_be_reached(
+def test_a_missing_qsub_is_an_unreachable_server(
     programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(programs))
@@ -53,7 +53,7 @@ def test_a_qsub_that_is_not_there_is_one_that_cannot_be_reached(
         Commands(60).submit((), Path("job.sh"))
 
 
-def test_what_hangs_is_ended_with_all_that_a_wrapper_started(programs: Path) -> None:
+def test_a_command_that_hangs_is_killed_with_the_processes_of_its_wrapper(programs: Path) -> None:
     pids = programs / "pids"
     for name in ("qsub", "qstat", "qselect", "qdel"):
         write(programs, name, f"sh -c 'echo $$ >> {pids}; exec sleep 600'; true")
@@ -63,14 +63,14 @@ def test_what_hangs_is_ended_with_all_that_a_wrapper_started(programs: Path) -> 
     with pytest.raises(Unreachable, match=r"no answer in 1 s"):
         server.find("name")
     assert server.status(["1.pbs01"]).fault == server.delete(["1.pbs01"]) == "no answer in 1 s"
-    begun = pids.read_text().split()
-    assert 1 <= len(begun) <= 4  # the time may be over before it begins
-    for pid in begun:
+    started = pids.read_text().split()
+    assert 1 <= len(started) <= 4  # the timeout may be over before one starts
+    for pid in started:
         assert ends(int(pid))
 
 
 def ends(pid: int) -> bool:
-    """Whether a process ends by itself, or has: its kill takes a moment."""
+    """Whether a process has ended or ends soon: a kill takes a moment."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -81,15 +81,15 @@ def ends(pid: int) -> bool:
         os.close(process)
 
 
-def test_a_status_call_is_ended_at_once_behind_a_wrapper(programs: Path) -> None:
-    fifo = programs / "begun"
+def test_a_status_call_behind_a_wrapper_is_killed_at_once(programs: Path) -> None:
+    fifo = programs / "started"
     os.mkfifo(fifo)
     write(programs, "qstat", f"sh -c 'echo > {fifo}; exec sleep 600'; true")
     server = Commands(timeout=600)
     answers: list[str] = []
     thread = threading.Thread(target=lambda: answers.append(server.status(["1"]).fault))
     thread.start()
-    fifo.read_text()  # waits until it has begun
+    fifo.read_text()  # waits until qstat has started
     server.stop_status()
     thread.join(timeout=60)
     assert not thread.is_alive()
@@ -99,14 +99,14 @@ def test_a_status_call_is_ended_at_once_behind_a_wrapper(programs: Path) -> None
 
 @pytest.fixture
 def pbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pbs:
-    """A stand-in whose jobs all wait."""
+    """Stand-in whose jobs all wait."""
     server = stand_in(tmp_path / "server")
     monkeypatch.setenv("PATH", server.environment["PATH"])
     return server
 
 
-def put(pbs: Pbs, count: int) -> list[str]:
-    """Give a server jobs that wait; their ids."""
+def add_jobs(pbs: Pbs, count: int) -> list[str]:
+    """Add waiting jobs to a server and return their ids."""
     template = {
         "name": "n", "state": "Q", "substate": 10, "queue": "debug", "account": None,
         "asked": {"select": "1:ncpus=1", "place": "free", "walltime": "1"}, "output": "",
@@ -119,20 +119,20 @@ def put(pbs: Pbs, count: int) -> list[str]:
 
 
 def requests(pbs: Pbs) -> list[int]:
-    """How many status requests each qstat has sent."""
+    """Number of status requests of each qstat."""
     return [int(line) for line in (pbs.folder / "requests").read_text().split()]
 
 
 def test_two_thousand_jobs_are_one_request(pbs: Pbs) -> None:
-    ids = put(pbs, 2000)
+    ids = add_jobs(pbs, 2000)
     pbs.set(first_only=True)
     answer = Commands(600).status(ids)
     assert (len(answer.jobs), answer.unknown, answer.fault) == (2000, set(), "")
     assert requests(pbs) == [1]
 
 
-def test_an_id_that_is_left_out_is_unknown_if_the_server_says_so(pbs: Pbs) -> None:
-    ids = put(pbs, 5)
+def test_an_omitted_id_is_unknown_if_the_server_denies_it(pbs: Pbs) -> None:
+    ids = add_jobs(pbs, 5)
     pbs.set(first_only=True, purged=[101, 103])
     server = Commands(60)
     answer = server.status(ids)
@@ -144,8 +144,8 @@ def test_an_id_that_is_left_out_is_unknown_if_the_server_says_so(pbs: Pbs) -> No
     assert requests(pbs) == [1, 1, 1]
 
 
-def test_a_qstat_without_express_is_asked_without_it(pbs: Pbs) -> None:
-    ids = put(pbs, 3)
+def test_a_qstat_that_does_not_know_express_is_called_without_it(pbs: Pbs) -> None:
+    ids = add_jobs(pbs, 3)
     pbs.set(express=False, purged=[102])
     server = Commands(60)
     for _ in range(2):
@@ -154,15 +154,15 @@ def test_a_qstat_without_express_is_asked_without_it(pbs: Pbs) -> None:
     assert [call[0] for _, call in pbs.calls("qstat")] == ["-E", "-x", "-x"]
 
 
-def test_a_qstat_that_prints_the_first_job_only_hides_none(pbs: Pbs) -> None:
-    ids = put(pbs, 3)
+def test_all_jobs_are_known_if_qstat_prints_only_the_first(pbs: Pbs) -> None:
+    ids = add_jobs(pbs, 3)
     pbs.set(express=False, first_only=True)
     answer = Commands(60).status(ids)
     assert (set(answer.jobs), answer.unknown, answer.omitted) == ({"100", "101"}, set(), 2)
 
 
-def test_a_reply_that_is_cut_off_denies_no_job(pbs: Pbs) -> None:
-    ids = put(pbs, 3)
+def test_a_truncated_reply_denies_no_job(pbs: Pbs) -> None:
+    ids = add_jobs(pbs, 3)
     pbs.faults("qstat", "truncated")
     answer = Commands(60).status(ids)
     assert answer.fault
@@ -171,7 +171,7 @@ def test_a_reply_that_is_cut_off_denies_no_job(pbs: Pbs) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_a_server_without_history_is_asked_without_it(programs: Path, code: int) -> None:
+def test_qstat_is_called_without_x_if_the_server_has_no_history(programs: Path, code: int) -> None:
     calls = programs / "calls"
     text = "qstat: PBS is not configured to maintain job history"
     write(
@@ -192,44 +192,44 @@ def test_a_server_without_history_is_asked_without_it(programs: Path, code: int)
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "wrong"),
+    ("text", "code", "expected"),
     [
         ("qdel: Unknown Job Id 1.pbs01", 153, ""),
         ("qdel: Job has finished 1.pbs01", 35, ""),
         ("qdel: Unauthorized Request 1.pbs01", 159, "qdel: Unauthorized Request 1.pbs01"),
         ("qdel: cannot connect to server pbs01 (errno=111)", 111, "cannot connect"),
         ("", 1, "exit status 1"),
-        ("a word of the site's", 0, ""),
+        ("a message of the site", 0, ""),
     ],
 )
-def test_what_qdel_says_is_sorted(programs: Path, text: str, code: int, wrong: str) -> None:
+def test_qdel_returns_its_errors(programs: Path, text: str, code: int, expected: str) -> None:
     write(programs, "qdel", f'test -z "{text}" || echo "{text}" >&2; exit {code}')
-    told = Commands(60).delete(["1.pbs01"])
-    assert (wrong in told) if wrong else not told
+    message = Commands(60).delete(["1.pbs01"])
+    assert (expected in message) if expected else not message
 
 
-def test_words_are_sorted_one_way_only() -> None:
-    for one, other in itertools.product(commands._LATER, commands._UNSURE):
-        assert one not in other
-        assert other not in one
+def test_no_error_has_two_types() -> None:
+    for later, unsure in itertools.product(commands._LATER, commands._UNSURE):
+        assert later not in unsure
+        assert unsure not in later
 
 
 @pytest.mark.parametrize(
     ("folder", "words"),
     [
         ("/lus/flare/A project, 100 % (mine)", ""),
-        ("/home/Münster", "has 'ü', and qsub takes printable ASCII only"),
+        ("/home/Münster", "has 'ü', and qsub takes only printable ASCII"),
         ("/tmp/a\tb", r"has '\\t', and qsub"),
         ("/tmp/a:b", "has a colon"),
         ("/tmp/" + "x" * 900, "has 905 characters, and qsub takes about 900"),
     ],
 )
-def test_folders_that_qsub_refuses_are_known_beforehand(folder: str, words: str) -> None:
+def test_folders_that_qsub_refuses_have_a_reason(folder: str, words: str) -> None:
     reason = PBS.refused(Path(folder))
     assert re.search(words, reason) if words else not reason
 
 
-def test_no_message_repeats_the_name_of_its_command(programs: Path) -> None:
+def test_messages_do_not_repeat_the_name_of_the_command(programs: Path) -> None:
     write(programs, "qsub", "echo 'qsub: Unknown queue' >&2; exit 170")
     with pytest.raises(Refused, match=r"^Unknown queue \(exit status 170\)$"):
         Commands(60).submit((), Path("job.sh"))

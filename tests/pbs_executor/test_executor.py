@@ -1,7 +1,7 @@
-"""Snakemake with the PBS executor: real jobs through the stand-in, and through a real PBS if asked.
+"""Snakemake with the PBS executor: real jobs on the stand-in, and on a real PBS on request.
 
-`pytest -m pbs tests/pbs_executor/test_executor.py` runs the same tests on this machine's PBS, as
-the person of ~/.config/snakemake/pbs.yaml; without -m pbs these are left out.
+`pytest -m pbs tests/pbs_executor/test_executor.py` runs the same tests on the PBS of this machine,
+with the values of ~/.config/snakemake/pbs.yaml. Without -m pbs they are skipped.
 """
 
 import signal
@@ -44,13 +44,13 @@ rule work:
     output: "out/{n}"
     log: "logs/{n}"
     shell:
-        "echo $PBS_JOBID >> begun.{wildcards.n}; "
+        "echo $PBS_JOBID >> started.{wildcards.n}; "
         "while [ ! -s go ]; do sleep 0.05; done; "
         "echo {wildcards.n} > {output}"
 
 rule fail:
     output: "failed"
-    shell: "echo here is why; exit 7"
+    shell: "echo the reason; exit 7"
 
 rule slow:
     output: "slow"
@@ -70,7 +70,7 @@ rule flaky:
 
 
 class TestInterface(TestWorkflowsLocalStorageBase):
-    """The interface's own tests."""
+    """Tests of Snakemake's executor interface."""
 
     __test__ = True
 
@@ -96,7 +96,7 @@ class TestInterface(TestWorkflowsLocalStorageBase):
 @pytest.fixture(params=SERVERS)
 def pbs(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch) -> Iterator[Pbs]:
     if request.param == "real":
-        monkeypatch.setattr("pbses.DEADLINE", REAL_DEADLINE)
+        monkeypatch.setattr("tests.support.pbs_servers.DEADLINE", REAL_DEADLINE)
         server = real(tmp_path / "server", Path(str(REAL)).parent)
     else:
         server = stand_in(tmp_path / "server")
@@ -116,25 +116,25 @@ def folder(tmp_path: Path, pbs: Pbs) -> Path:
 
 @pytest.fixture
 def start(folder: Path, pbs: Pbs) -> Iterator[Callable[..., Controller]]:
-    """Start controllers; those that are left are killed."""
-    started = []
+    """Start controllers; those that still run at the end are killed."""
+    controllers = []
 
-    def begin(*arguments: str) -> Controller:
+    def start_controller(*arguments: str) -> Controller:
         patience = ("--pbs-patience", str(pbs.patience), "--pbs-command-timeout", "5")
-        started.append(Controller(folder, pbs.environment, *patience, *arguments))
-        return started[-1]
+        controllers.append(Controller(folder, pbs.environment, *patience, *arguments))
+        return controllers[-1]
 
-    yield begin
-    for controller in started:
+    yield start_controller
+    for controller in controllers:
         if controller.process.poll() is None:
             controller.signal(signal.SIGKILL)
             controller.process.wait()
 
 
-def begun(folder: Path) -> dict[str, list[str]]:
-    """Job number to the ids of the PBS jobs that did it."""
+def started(folder: Path) -> dict[str, list[str]]:
+    """Number of each Snakemake job to the ids of the PBS jobs that ran it."""
     return {
-        path.name.partition(".")[2]: path.read_text().split() for path in folder.glob("begun.*")
+        path.name.partition(".")[2]: path.read_text().split() for path in folder.glob("started.*")
     }
 
 
@@ -142,16 +142,16 @@ def test_each_end_has_its_own_message(folder: Path, pbs: Pbs, start) -> None:
     controller = start("--keep-going", "--show-failed-logs", "failed", "slow", "large")
     assert controller.wait() == 1
     for words in (
-        "failed with exit status 1",  # Snakemake's own in the job; the rule's stands in the log
+        "failed with exit status 1",  # of Snakemake in the job; that of the rule is in the log
         "killed by PBS: walltime; raise runtime",
         "can never run: Insufficient amount of resource: ncpus (R: 999 A: ",
-        "here is why",
+        "the reason",
     ):
         assert words in controller.text, controller.text
     assert all(job["state"] == "F" for job in pbs.jobs())
 
 
-def test_a_job_that_fails_is_tried_again(folder: Path, pbs: Pbs, start) -> None:
+def test_a_failed_job_is_retried(folder: Path, pbs: Pbs, start) -> None:
     controller = start("flaky")
     assert controller.wait() == 0, controller.text
     assert (folder / "tries").read_text().count("\n") == 2
@@ -159,39 +159,39 @@ def test_a_job_that_fails_is_tried_again(folder: Path, pbs: Pbs, start) -> None:
 
 
 @pytest.mark.grid
-def test_every_fault_of_qstat_on_the_way(folder: Path, pbs: Pbs, start) -> None:
+def test_jobs_survive_every_fault_of_qstat(folder: Path, pbs: Pbs, start) -> None:
     pbs.faults(
         "qstat", "down", "hang", "empty", "truncated", "malformed", "first", "lie-failed",
         "forgetful", "lie-finished", "down", "malformed", "lie-failed", "first", "truncated",
     )  # fmt: skip
     controller = start("--pbs-command-timeout", "1")
-    wait_for(lambda: len(pbs.calls("qstat")) > 9 and len(begun(folder)) == 3, "calls of qstat")
+    wait_for(lambda: len(pbs.calls("qstat")) > 9 and len(started(folder)) == 3, "calls of qstat")
     (folder / "go").write_text("go")
     assert controller.wait() == 0, controller.text
-    assert {name: len(ids) for name, ids in begun(folder).items()} == dict.fromkeys("012", 1)
-    # One call an interval, and a second one about ids that the first one left out.
+    assert {name: len(ids) for name, ids in started(folder).items()} == dict.fromkeys("012", 1)
+    # One call per interval, and a second one for ids that the first one omitted.
     times = [when for when, _ in pbs.calls("qstat")]
     assert min(later - earlier for earlier, later in zip(times, times[2:], strict=False)) > 0.9
 
 
-def test_a_server_without_history_is_asked_without_it(folder: Path, pbs: Pbs, start) -> None:
+def test_jobs_of_a_server_without_history_succeed_or_fail(folder: Path, pbs: Pbs, start) -> None:
     if isinstance(pbs, RealPbs):
         pytest.skip(
-            "a server's history is its administrators' to switch off; the stand-in has none"
+            "only administrators can disable the history of a server; the stand-in has none"
         )
     pbs.set(history=False)
     controller = start("--keep-going", "out/0", "failed", "slow")
-    wait_for(lambda: len(begun(folder)) == 1, "the job to begin")
+    wait_for(lambda: len(started(folder)) == 1, "the job to start")
     (folder / "go").write_text("go")
     assert controller.wait() == 1
     assert "out/0" in {str(path.relative_to(folder)) for path in folder.glob("out/*")}
-    told = [line for line in controller.text.splitlines() if "its own exit-status file" in line]
-    assert sum("failed with exit status" in line for line in told) == 2, controller.text
-    asked = ["-x" in arguments for _, arguments in pbs.calls("qstat")]
-    assert asked == [True, *[False] * (len(asked) - 1)]
+    lines = [line for line in controller.text.splitlines() if "its exit-status file" in line]
+    assert sum("failed with exit status" in line for line in lines) == 2, controller.text
+    options = ["-x" in arguments for _, arguments in pbs.calls("qstat")]
+    assert options == [True, *[False] * (len(options) - 1)]
 
 
-def test_a_qstat_without_express_that_prints_one_job_is_enough(
+def test_a_qstat_without_express_that_prints_one_job_suffices(
     folder: Path, pbs: Pbs, start
 ) -> None:
     pbs.set(express=False, first_only=True)
@@ -199,24 +199,24 @@ def test_a_qstat_without_express_that_prints_one_job_is_enough(
     controller = start()
     assert controller.wait() == 0, controller.text
     assert len(pbs.jobs()) == 3
-    asked = ["-E" in arguments for _, arguments in pbs.calls("qstat")]
-    assert asked == [True, *[False] * (len(asked) - 1)]
+    options = ["-E" in arguments for _, arguments in pbs.calls("qstat")]
+    assert options == [True, *[False] * (len(options) - 1)]
 
 
-def test_history_that_is_purged_is_no_failure(folder: Path, pbs: Pbs, start) -> None:
+def test_purged_history_is_no_failure(folder: Path, pbs: Pbs, start) -> None:
     controller = start()
-    wait_for(lambda: len(begun(folder)) == 3, "jobs to begin")
+    wait_for(lambda: len(started(folder)) == 3, "jobs to start")
     numbers = [job["number"] for job in pbs.jobs()]
     pbs.set(purged=numbers)
     (folder / "go").write_text("go")
     assert controller.wait() == 0, controller.text
-    assert "by its own exit-status file (the server has forgotten it)" in controller.text
+    assert "according to its exit-status file (the server no longer knows it)" in controller.text
 
 
-def test_kill_9_and_a_new_controller_submits_nothing_twice(folder: Path, pbs: Pbs, start) -> None:
+def test_a_new_controller_after_kill_9_submits_no_job_twice(folder: Path, pbs: Pbs, start) -> None:
     pbs.set(slots=2)  # two run, one waits
     controller = start()
-    wait_for(lambda: len(begun(folder)) == 2 and len(pbs.jobs()) == 3, "two jobs to begin")
+    wait_for(lambda: len(started(folder)) == 2 and len(pbs.jobs()) == 3, "two jobs to start")
     for _ in range(2):
         controller.signal(signal.SIGKILL)
         controller.process.wait()
@@ -225,16 +225,16 @@ def test_kill_9_and_a_new_controller_submits_nothing_twice(folder: Path, pbs: Pb
     (folder / "go").write_text("go")
     assert controller.wait() == 0, controller.text
     assert len(pbs.jobs()) == 3
-    assert {name: len(ids) for name, ids in begun(folder).items()} == dict.fromkeys("012", 1)
+    assert {name: len(ids) for name, ids in started(folder).items()} == dict.fromkeys("012", 1)
 
 
-def test_kill_9_between_qsub_and_its_answer(folder: Path, pbs: Pbs, start) -> None:
-    pbs.faults("qsub", "slow")  # the job is there, the answer is not
+def test_kill_9_between_qsub_and_its_answer_loses_no_job(folder: Path, pbs: Pbs, start) -> None:
+    pbs.faults("qsub", "slow")  # the server has the job, but the answer is missing
     controller = start("--pbs-command-timeout", "600")
-    wait_for(lambda: begun(folder), "the job to begin")
+    wait_for(lambda: started(folder), "the job to start")
     controller.signal(signal.SIGKILL)
     controller.process.wait()
-    # Nor where the job waits, and has left nothing that tells its id.
+    # The same with a job that waits, so that it has not written its id.
     pbs.set(slots=0)
     pbs.faults("qsub", "slow")
     controller = start("--nolock", "--pbs-command-timeout", "600")
@@ -247,7 +247,7 @@ def test_kill_9_between_qsub_and_its_answer(folder: Path, pbs: Pbs, start) -> No
     (folder / "go").write_text("go")
     assert controller.wait() == 0, controller.text
     assert len(pbs.jobs()) == 3
-    assert {name: len(ids) for name, ids in begun(folder).items()} == dict.fromkeys("012", 1)
+    assert {name: len(ids) for name, ids in started(folder).items()} == dict.fromkeys("012", 1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -256,8 +256,8 @@ def test_signals_delete_all_jobs_at_once(
 ) -> None:
     pbs.set(slots=2)
     controller = start("--pbs-command-timeout", "600")
-    wait_for(lambda: len(begun(folder)) == 2 and len(pbs.jobs()) == 3, "two jobs to begin")
-    pbs.faults("qstat", "hang")  # for ten minutes, which it does not wait for
+    wait_for(lambda: len(started(folder)) == 2 and len(pbs.jobs()) == 3, "two jobs to start")
+    pbs.faults("qstat", "hang")  # for ten minutes; the controller does not wait for it
     calls = len(pbs.calls("qstat"))
     wait_for(lambda: len(pbs.calls("qstat")) > calls, "qstat to hang")
     controller.signal(number)
@@ -267,31 +267,34 @@ def test_signals_delete_all_jobs_at_once(
     assert "Error in rule" not in controller.text
     if number == signal.SIGINT:
         return
-    # Begun anew at once, nothing stands in the way.
+    # A new controller can start at once.
     (folder / "go").write_text("go")
     assert start("--rerun-incomplete").wait() == 0
 
 
-def test_a_mistake_is_one_line_before_anything_is_submitted(folder: Path, pbs: Pbs, start) -> None:
+def test_a_user_error_is_one_line_before_any_submission(folder: Path, pbs: Pbs, start) -> None:
     (folder / "pbs.yaml").unlink()
     controller = start("--pbs-required", "account queue")
     assert controller.wait() == 1
-    (told,) = (line for line in controller.text.splitlines() if "which this site requires" in line)
-    assert told.startswith(f"Error: {folder}/pbs.yaml: no account, queue, which this site requires")
+    lines = controller.text.splitlines()
+    (message,) = (line for line in lines if "which this site requires" in line)
+    assert message.startswith(
+        f"Error: {folder}/pbs.yaml: no account, queue, which this site requires"
+    )
     assert "executor.py" not in controller.text
     assert not pbs.jobs()
-    mine = yaml.safe_load(pbs.values) or {}
+    values = yaml.safe_load(pbs.values) or {}
     (folder / "pbs.yaml").write_text(pbs.values)
     (folder / "go").write_text("go")
-    assert start("--pbs-required", " ".join({"account", "queue"} & mine.keys())).wait() == 0
+    assert start("--pbs-required", " ".join({"account", "queue"} & values.keys())).wait() == 0
     for job in pbs.jobs():
         assert {
-            name: job[name] for name in {"account", "queue"} & mine.keys()
-        }.items() <= mine.items()
+            name: job[name] for name in {"account", "queue"} & values.keys()
+        }.items() <= values.items()
 
 
 @pytest.mark.grid
-def test_a_refusal_is_told_and_a_full_queue_waited_for(folder: Path, pbs: Pbs, start) -> None:
+def test_a_refusal_is_reported_and_a_full_queue_is_retried(folder: Path, pbs: Pbs, start) -> None:
     (folder / "pbs.yaml").write_text("queue: none\n")
     controller = start()
     assert controller.wait() == 1

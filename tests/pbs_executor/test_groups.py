@@ -1,4 +1,4 @@
-"""Groups of rules: one job of PBS each, whatever becomes of its members."""
+"""Groups of rules: each is one PBS job."""
 
 import signal
 from pathlib import Path
@@ -16,18 +16,18 @@ rule all:
 rule a:
     output: "a"
     resources: runtime=2
-    shell: "echo a | tee -a begun > a; while [ ! -s go ]; do sleep 0.05; done"
+    shell: "echo a | tee -a started > a; while [ ! -s go ]; do sleep 0.05; done"
 
 rule b:
     input: "a"
     output: "b"
     resources: runtime=3
-    shell: "echo b >> begun; [ -e mended ] || {{ echo here is why >&2; exit 7; }}; cat a > b"
+    shell: "echo b >> started; [ -e fixed ] || {{ echo the reason >&2; exit 7; }}; cat a > b"
 
 rule c:
     input: "b"
     output: "c"
-    shell: "echo c >> begun; cat b > c"
+    shell: "echo c >> started; cat b > c"
 
 rule d:
     output: "d"
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
     work.mkdir()
     (work / "Snakefile").write_text(SNAKEFILE)
     (work / "pbs.yaml").write_text("queue: debug\nrules:\n  small: {queue: prod}\n")
-    for name in ("go", "mended"):
+    for name in ("go", "fixed"):
         (work / name).write_text("yes")
     return work
 
@@ -58,8 +58,8 @@ def names(pbs: Pbs) -> list[str]:
     return sorted(job["name"].rpartition(".")[0] for job in pbs.jobs())
 
 
-def begun(folder: Path) -> list[str]:
-    path = folder / "begun"
+def started(folder: Path) -> list[str]:
+    path = folder / "started"
     return path.read_text().split() if path.exists() else []
 
 
@@ -67,31 +67,31 @@ def test_a_group_is_one_job_with_the_time_of_all(folder: Path, pbs: Pbs) -> None
     controller = Controller(folder, pbs.environment, *GROUPS)
     assert controller.wait() == 0, controller.text
     assert (folder / "c").read_text() == "a\n"
-    assert begun(folder) == ["a", "b", "c"]
+    assert started(folder) == ["a", "b", "c"]
     assert names(pbs) == ["d", "small"]
-    asked = {job["name"].rpartition(".")[0]: job for job in pbs.jobs()}
-    assert asked["small"]["asked"]["walltime"] == "00:10:00"  # 2 and 3 of its own, 5 by default
-    # The person's file knows a group by its name.
-    assert {name: job["queue"] for name, job in asked.items()} == {"d": "debug", "small": "prod"}
+    jobs = {job["name"].rpartition(".")[0]: job for job in pbs.jobs()}
+    assert jobs["small"]["asked"]["walltime"] == "00:10:00"  # 2 and 3 from its rules, 5 by default
+    # The user file has values for a group by its name.
+    assert {name: job["queue"] for name, job in jobs.items()} == {"d": "debug", "small": "prod"}
 
 
-def test_a_member_that_fails_is_told_and_the_group_is_done_again(folder: Path, pbs: Pbs) -> None:
-    (folder / "mended").unlink()
+def test_a_failed_member_is_reported_and_the_group_is_done_again(folder: Path, pbs: Pbs) -> None:
+    (folder / "fixed").unlink()
     controller = Controller(folder, pbs.environment, *GROUPS, "--keep-going", "--show-failed-logs")
     assert controller.wait() == 1
     assert "Error in group small" in controller.text
-    assert "here is why" in controller.text
+    assert "the reason" in controller.text
     assert (folder / "d").exists()
-    assert begun(folder) == ["a", "b"]
-    (folder / "mended").touch()
+    assert started(folder) == ["a", "b"]
+    (folder / "fixed").touch()
     controller = Controller(folder, pbs.environment, *GROUPS)
     assert controller.wait() == 0, controller.text
     assert (folder / "c").read_text() == "a\n"
-    assert begun(folder) == ["a", "b", "a", "b", "c"]
+    assert started(folder) == ["a", "b", "a", "b", "c"]
     assert names(pbs) == ["d", "small", "small"]
 
 
-def test_a_group_is_found_again_while_it_works(folder: Path, pbs: Pbs) -> None:
+def test_a_running_group_is_found_again(folder: Path, pbs: Pbs) -> None:
     (folder / "go").write_text("")
     controller = Controller(folder, pbs.environment, *GROUPS, "--", "c")
     wait_for(lambda: (folder / "a").exists(), "the first member's file")
@@ -104,36 +104,36 @@ def test_a_group_is_found_again_while_it_works(folder: Path, pbs: Pbs) -> None:
     (folder / "go").write_text("go")
     assert controller.wait() == 0, controller.text
     assert names(pbs) == ["small"]
-    assert begun(folder) == ["a", "b", "c"]
+    assert started(folder) == ["a", "b", "c"]
 
 
-def test_why_a_group_failed_is_told_without_logs_of_an_earlier_job(folder: Path, pbs: Pbs) -> None:
-    """Snakemake drops the message of a group, and shows whatever lies in the log files."""
+def test_the_error_of_a_group_has_no_logs_of_an_earlier_job(folder: Path, pbs: Pbs) -> None:
+    """Snakemake drops the message of a group, and shows old log files."""
     snakefile = SNAKEFILE.replace('output: "b"', 'output: "b"\n    log: "b.log"')
     (folder / "Snakefile").write_text(snakefile)
     (folder / "b.log").write_text("words of an earlier job\n")
     (folder / "pbs.yaml").write_text("queue: debug\nrules:\n  small: {queue: none}\n")
     controller = Controller(folder, pbs.environment, *GROUPS, "--show-failed-logs", "--", "c")
     assert controller.wait() == 1
-    told = controller.text
-    assert "Error in group small:\n    message: PBS job small." in told
-    assert "was refused by qsub: Unknown queue (exit status 170)" in told
-    assert "    rules: a, b, c\n" in told
-    assert "None" not in told
-    assert "earlier job" not in told
+    text = controller.text
+    assert "Error in group small:\n    message: PBS job small." in text
+    assert "was refused by qsub: Unknown queue (exit status 170)" in text
+    assert "    rules: a, b, c\n" in text
+    assert "None" not in text
+    assert "earlier job" not in text
 
 
 def test_the_log_of_a_failed_group_is_shown(folder: Path, pbs: Pbs) -> None:
     snakefile = SNAKEFILE.replace('output: "b"', 'output: "b"\n    log: "b.log"')
     (folder / "Snakefile").write_text(snakefile.replace(">&2; exit 7", "> b.log; exit 7"))
-    (folder / "mended").unlink()
+    (folder / "fixed").unlink()
     controller = Controller(folder, pbs.environment, *GROUPS, "--show-failed-logs", "--", "c")
     assert controller.wait() == 1
     assert "failed with exit status 1" in controller.text
-    assert "The end of b.log:\nhere is why\n" in controller.text
+    assert "The end of b.log:\nthe reason\n" in controller.text
 
 
-def test_a_group_that_a_person_deletes_is_not_tried_again(folder: Path, pbs: Pbs) -> None:
+def test_a_deleted_group_is_not_retried(folder: Path, pbs: Pbs) -> None:
     (folder / "go").write_text("")
     arguments = (*GROUPS, "--retries", "2", "--pbs-patience", "2", "--", "c")
     controller = Controller(folder, pbs.environment, *arguments)

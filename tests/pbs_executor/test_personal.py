@@ -1,4 +1,4 @@
-"""Account, queue and the like: those that are missing are named in one message, before any job."""
+"""Values of a user such as account and queue: one message names all missing ones before any job."""
 
 import subprocess
 import sys
@@ -9,17 +9,17 @@ import pytest
 from snakemake_executor_plugin_pbs import ExecutorSettings
 from snakemake_executor_plugin_pbs.errors import UserError
 from snakemake_executor_plugin_pbs.personal import missing_values, read_values
-from snakemake_executor_plugin_pbs.request import UserFile
+from snakemake_executor_plugin_pbs.user_file import UserFile
 from snakemake_executor_plugin_sbatch import ExecutorSettings as SlurmSettings
 from tests.support.paths import ROOT
 
-NOBODY = UserFile(Path("me.yaml"), {}, {})
+NO_VALUES = UserFile(Path("me.yaml"), {}, {})
 REQUIRED = ExecutorSettings(required="account queue")
 
 
 def test_all_missing_values_are_one_message_with_the_remedy() -> None:
-    told = missing_values(REQUIRED, NOBODY, [("train", {}), ("merge", {})])
-    assert told == (
+    message = missing_values(REQUIRED, NO_VALUES, [("train", {}), ("merge", {})])
+    assert message == (
         "me.yaml: no account, queue, which this site requires; write `account: ...` and "
         "`queue: ...` into that file, at the top for all jobs or below `rules:` and the name of a "
         "rule or group"
@@ -33,27 +33,27 @@ def test_jobs_are_named_if_only_some_lack_a_value() -> None:
     assert missing_values(REQUIRED, user, jobs[::2]) == ""
 
 
-def test_resources_of_slurm_have_names_of_their_own() -> None:
+def test_resources_of_slurm_have_their_own_names() -> None:
     settings = SlurmSettings(required="account partition", defaults="partition=gpu")
     user = read_values(settings)
     assert missing_values(settings, user, [("train", {"slurm_account": "A"})]) == ""
     assert "no account, which" in missing_values(settings, user, [("train", {"account": "A"})])
 
 
-def test_a_person_comes_before_the_site(tmp_path: Path) -> None:
+def test_values_of_the_user_replace_those_of_the_site(tmp_path: Path) -> None:
     path = tmp_path / "me.yaml"
     path.write_text("qos: mine\n")
     settings = SlurmSettings(user_file=str(path), defaults="qos=site constraint=gpu")
     assert read_values(settings).common == {"qos": "mine", "constraint": "gpu"}
 
 
-def test_an_unknown_required_value_is_a_mistake() -> None:
+def test_an_unknown_required_value_is_an_error() -> None:
     with pytest.raises(UserError, match="required: 'acount': unknown"):
-        missing_values(ExecutorSettings(required="acount"), NOBODY, [])
+        missing_values(ExecutorSettings(required="acount"), NO_VALUES, [])
 
 
 def dry_run(folder: Path, text: str | None, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the whole workflow dry with Aurora's profile and a person's file."""
+    """Dry run of the whole workflow with the profile of Aurora and a user file."""
     path = folder / "me.yaml"
     if text is not None:
         path.write_text(text)
@@ -70,10 +70,12 @@ def dry_run(folder: Path, text: str | None, *arguments: str) -> subprocess.Compl
 
 
 @pytest.mark.slow
-def test_a_dry_run_names_what_is_missing(tmp_path: Path) -> None:
+def test_a_dry_run_names_missing_values(tmp_path: Path) -> None:
     done = dry_run(tmp_path, None)
-    (told,) = (line for line in done.stderr.splitlines() if line.startswith("tokamake: "))
-    assert told.startswith(f"tokamake: {tmp_path}/me.yaml: no account, queue, filesystems, which")
+    (message,) = (line for line in done.stderr.splitlines() if line.startswith("tokamake: "))
+    assert message.startswith(
+        f"tokamake: {tmp_path}/me.yaml: no account, queue, filesystems, which"
+    )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     done = dry_run(tmp_path, "acount: A\n")
@@ -82,7 +84,7 @@ def test_a_dry_run_names_what_is_missing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_dry_run_knows_rules_groups_and_resources(tmp_path: Path) -> None:
-    # The group may hold any rule, for all that the dry run knows.
+    # The dry run does not know which rules the group contains.
     text = "account: A\nfilesystems: home\nrules:\n  prepare: {queue: q}\n"
     assert dry_run(tmp_path, text).returncode == 0
     text = "account: A\nfilesystems: home\n"

@@ -1,4 +1,4 @@
-"""What a job's resources and the user's file become as options of qsub."""
+"""Options of qsub from a job's resources and the user file."""
 
 from pathlib import Path
 
@@ -6,19 +6,17 @@ import pytest
 
 from snakemake_executor_plugin_pbs.errors import UserError
 from snakemake_executor_plugin_pbs.request import (
-    UserFile,
+    PERSONAL,
     build_request,
     job_name,
-    misspelt_rules,
     queue_limits,
-    read_user_file,
-    required_names,
 )
+from snakemake_executor_plugin_pbs.user_file import UserFile, read_user_file
 
-NOBODY = UserFile(Path("me.yaml"), {}, {})
+NO_VALUES = UserFile(Path("me.yaml"), {}, {})
 
 
-def options(resources: dict, user: UserFile = NOBODY) -> str:
+def options(resources: dict, user: UserFile = NO_VALUES) -> str:
     return " ".join(build_request("train", 4, resources, user).arguments)
 
 
@@ -44,66 +42,21 @@ def test_options_of_qsub(resources: dict, expected: str) -> None:
     assert options(resources) == expected
 
 
-def test_the_walltime_is_known_in_seconds() -> None:
-    assert build_request("train", 4, {"runtime": 6000.5}, NOBODY).seconds == 360_030
-    assert build_request("train", 4, {}, NOBODY).seconds is None
+def test_the_request_has_the_walltime_in_seconds() -> None:
+    assert build_request("train", 4, {"runtime": 6000.5}, NO_VALUES).seconds == 360_030
+    assert build_request("train", 4, {}, NO_VALUES).seconds is None
 
 
-def test_a_job_comes_before_its_rule_and_a_rule_before_all(tmp_path: Path) -> None:
+def test_a_job_resource_replaces_the_value_of_its_rule_and_a_rule_that_of_all_rules(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "me.yaml"
     path.write_text("account: A\nqueue: all\nrules:\n  train:\n    queue: mine\n")
-    user = read_user_file(path)
+    user = read_user_file(path, PERSONAL)
     assert options({}, user).startswith("-q mine -A A ")
     assert options({"queue": "job"}, user).startswith("-q job -A A ")
     other = build_request("merge", 1, {}, user)
     assert other.queue == "all"
-
-
-@pytest.mark.parametrize(
-    ("text", "match"),
-    [
-        ("acount: A\n", "acount: unknown; known are account"),
-        ("- account\n", "no mapping"),
-        ("account: [a]\n", "must be a text"),
-        ("rules: [train]\n", "rules: no mapping"),
-        ("rules: {train: prod}\n", "rules: train: 'prod'"),
-        ("rules: {train: {q: prod}}\n", "rules: train: q: unknown"),
-        ("a: : b\n", "no YAML"),
-    ],
-)
-def test_mistakes_in_the_users_file(tmp_path: Path, text: str, match: str) -> None:
-    path = tmp_path / "me.yaml"
-    path.write_text(text)
-    with pytest.raises(UserError, match=match):
-        read_user_file(path)
-
-
-def test_a_users_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be read: Is a directory"):
-        read_user_file(tmp_path)
-    path = tmp_path / "me.yaml"
-    path.write_bytes("account: Münster\n".encode("latin-1"))
-    with pytest.raises(UserError, match=r"me.yaml: is not UTF-8"):
-        read_user_file(path)
-
-
-def test_misspelt_rules_of_the_users_file_are_told(tmp_path: Path) -> None:
-    path = tmp_path / "me.yaml"
-    path.write_text(
-        "rules: {trian: {queue: prod}, elsewhere: {queue: prod}, train: {queue: prod}}\n"
-    )
-    told = misspelt_rules(read_user_file(path), {"train", "tokenize", "prepare"})
-    assert told == [f"{path}: rules: trian: no rule or group is called so; did you mean train?"]
-
-
-def test_what_a_site_insists_on() -> None:
-    assert required_names("account, queue filesystems") == ("account", "queue", "filesystems")
-    with pytest.raises(UserError, match="required: 'acount': unknown; known are account"):
-        required_names("acount queue")
-
-
-def test_no_users_file_says_nothing(tmp_path: Path) -> None:
-    assert read_user_file(tmp_path / "none.yaml").common == {}
 
 
 @pytest.mark.parametrize(
@@ -113,14 +66,14 @@ def test_no_users_file_says_nothing(tmp_path: Path) -> None:
         ({"ncpus": "many"}, "ncpus: 'many'"),
         ({"runtime": 0}, "runtime: 0"),
         ({"runtime": "1h?"}, "runtime: '1h\\?'"),
-        ({"select": "{nods}"}, "cannot be filled in; known are {nodes}"),
-        ({"select": "{nodes"}, "cannot be filled in"),
+        ({"select": "{nods}"}, "is not a valid template; placeholders are {nodes}"),
+        ({"select": "{nodes"}, "is not a valid template"),
         ({"pbs_extra": "-J 0-9"}, "-J: the executor sets this itself"),
         ({"pbs_extra": "-Nname"}, "-Nname: the executor sets this itself"),
         ({"pbs_extra": "'open"}, "No closing quotation"),
     ],
 )
-def test_mistakes_in_resources(resources: dict, match: str) -> None:
+def test_errors_in_resources(resources: dict, match: str) -> None:
     with pytest.raises(UserError, match=match):
         options(resources)
 

@@ -1,4 +1,4 @@
-"""The script that PBS runs: who may run it, and what it leaves."""
+"""Script of a job: which jobs may run it, and which files it writes."""
 
 import os
 import signal
@@ -17,9 +17,9 @@ RECORD = Record("tok", "name.tok", "key", ("/out",), "f")
 
 @pytest.fixture
 def records(tmp_path: Path) -> Records:
-    found = Records(tmp_path / "it's a folder")
-    found.write(RECORD)
-    return found
+    records = Records(tmp_path / "it's a folder")
+    records.write(RECORD)
+    return records
 
 
 def prepare(records: Records, body: str) -> Path:
@@ -37,7 +37,7 @@ def run(records: Records, body: str, job_id: str = "1.server") -> int:
 
 
 @pytest.mark.parametrize("status", [0, 7])
-def test_it_writes_down_its_exit_status_and_its_output(records: Records, status: int) -> None:
+def test_it_writes_its_exit_status_and_its_output(records: Records, status: int) -> None:
     assert records.exit_status(RECORD) is None
     assert run(records, f"echo hello; echo bad >&2; exit {status}") == status
     assert records.exit_status(RECORD) == status
@@ -45,7 +45,7 @@ def test_it_writes_down_its_exit_status_and_its_output(records: Records, status:
     assert records.claimed_by(RECORD) == "1.server"
 
 
-def test_the_job_is_told_when_its_walltime_ends(records: Records) -> None:
+def test_the_job_knows_when_its_walltime_ends(records: Records) -> None:
     path = prepare(records, 'echo "$(($PBS_JOB_END_TIME - $(date +%s)))"')
     path.write_text(script([(path.parent, RECORD.token)], "PBS_JOBID", 5400))
     subprocess.run(["bash", path], env={**os.environ, "PBS_JOBID": "1.server"}, check=True)
@@ -65,34 +65,34 @@ def test_another_job_of_the_same_submission_does_nothing(records: Records) -> No
     assert records.path(RECORD, "log").read_text() == "first\n"
 
 
-def test_a_job_that_pbs_runs_again_runs(records: Records) -> None:
+def test_a_job_that_pbs_reruns_does_its_work_again(records: Records) -> None:
     assert run(records, "exit 1") == 1
-    # What it wrote before is not taken for its end now.
+    # The exit status of the first run is removed.
     assert run(records, f"test ! -e {str(records.path(RECORD, 'exit'))!r}") == 0
     assert records.exit_status(RECORD) == 0
 
 
-@pytest.mark.parametrize("change", ["forgotten", "of another submission"])
-def test_a_record_that_is_not_its_own_stops_it(records: Records, change: str) -> None:
+@pytest.mark.parametrize("change", ["deleted", "of another submission"])
+def test_it_does_nothing_without_its_own_record(records: Records, change: str) -> None:
     records.drop(RECORD, keep_files=True)
-    if change != "forgotten":
+    if change != "deleted":
         records.write(Record("other", "name.other", "key", ("/out",), "f"))
     assert run(records, "echo done") == NOT_OURS
     assert not records.path(RECORD, "log").exists()
 
 
-def test_without_an_exit_status_on_disk_it_is_no_success(records: Records) -> None:
+def test_it_fails_if_it_cannot_write_its_exit_status(records: Records) -> None:
     part = records.path(RECORD, "exit").with_suffix(".exit.part")
     part.mkdir()
     assert run(records, "true") == NO_RESULT
 
 
-def test_a_polite_end_leaves_an_exit_status(records: Records, tmp_path: Path) -> None:
-    path = prepare(records, f"trap 'exit 75' TERM; touch '{tmp_path}/begun'; sleep 60 & wait")
+def test_a_job_that_gets_sigterm_writes_its_exit_status(records: Records, tmp_path: Path) -> None:
+    path = prepare(records, f"trap 'exit 75' TERM; touch '{tmp_path}/started'; sleep 60 & wait")
     process = subprocess.Popen(
         ["bash", path], env={**os.environ, "PBS_JOBID": "1.server"}, start_new_session=True
     )
-    wait_for((tmp_path / "begun").exists, "the job to begin")
+    wait_for((tmp_path / "started").exists, "the job to start")
     os.killpg(process.pid, signal.SIGTERM)
     assert process.wait(30) == 75
     assert records.exit_status(RECORD) == 75
@@ -107,26 +107,26 @@ def save(*_):
 
 here = pathlib.Path(sys.argv[1])
 signal.signal(signal.SIGTERM, save)
-(here / "begun").touch()
+(here / "started").touch()
 signal.pause()
 """
 
 
 def test_a_job_lasts_until_its_work_has_ended(records: Records, tmp_path: Path) -> None:
-    """A system would kill what still saves, or the next job would meet it, were it over before."""
+    """Otherwise PBS would kill work that still saves, or a second job would run in parallel."""
     (tmp_path / "work.py").write_text(SAVES)
     path = prepare(records, f"'{sys.executable}' '{tmp_path}/work.py' '{tmp_path}'")
     process = subprocess.Popen(
         ["bash", path], env={**os.environ, "PBS_JOBID": "1.server"}, start_new_session=True
     )
-    wait_for((tmp_path / "begun").exists, "the job to begin")
+    wait_for((tmp_path / "started").exists, "the job to start")
     os.killpg(process.pid, signal.SIGTERM)
     assert process.wait(30) == 3
     assert (tmp_path / "saved").exists()
     assert records.exit_status(RECORD) == 3
 
 
-def test_work_notes_its_progress(records: Records) -> None:
+def test_work_writes_its_progress(records: Records) -> None:
     assert records.progress(RECORD) == ""
     assert run(records, 'echo at step 1 > "$JOB_PROGRESS_FILE"; exit 3') == 3
     assert records.progress(RECORD) == "at step 1"
@@ -136,29 +136,31 @@ BUNDLE = [Record(f"tok{n}", "name.tok0", f"key{n}", (f"/out{n}",), "f") for n in
 
 
 def run_bundle(records: Records, bodies: list[str], seconds: int | None = None) -> int:
-    """Run the bundle's script with the work of each submission; its exit status."""
+    """Run the script of a bundle with the work of each submission; return its exit status."""
     for record, body in zip(BUNDLE, bodies, strict=False):
         records.write(record)
         records.path(record, "job").write_text(f"{body}\n")
     path = records.path(BUNDLE[0], "sh")
-    submissions = [(records.path(one, "sh").parent, one.token) for one in BUNDLE[: len(bodies)]]
+    submissions = [
+        (records.path(record, "sh").parent, record.token) for record in BUNDLE[: len(bodies)]
+    ]
     path.write_text(script(submissions, "PBS_JOBID", seconds))
     environment = {**os.environ, "PBS_JOBID": "1.server"}
     return subprocess.run(["bash", path], env=environment, check=False).returncode
 
 
-def test_a_bundle_does_each_work_and_each_has_its_own_end(records: Records) -> None:
+def test_a_bundle_does_all_work_with_an_exit_status_each(records: Records) -> None:
     records.give_up(BUNDLE[2])
     assert run_bundle(records, ["echo a", "echo b; exit 7", "echo c", "echo d"], 5400) == 0
-    assert [records.exit_status(one) for one in BUNDLE] == [0, 7, None, 0]
+    assert [records.exit_status(record) for record in BUNDLE] == [0, 7, None, 0]
     assert records.path(BUNDLE[3], "log").read_text() == "d\n"
 
 
 @pytest.mark.parametrize(("third", "last"), [(60, 0), (61, None)])
-def test_a_bundle_begins_nothing_without_time_for_twice_the_longest_work(
+def test_a_bundle_starts_work_only_with_time_for_twice_the_longest_work(
     records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, third: int, last: int | None
 ) -> None:
-    """The second work takes 40 s of 141: with 81 s left another one begins, with 80 s none."""
+    """The second work takes 40 s of 141: with 81 s left another one starts, with 80 s none."""
     clock, now = tmp_path / "bin/date", tmp_path / "now"
     clock.parent.mkdir()
     clock.write_text(f"#!/bin/sh\ncat {now}\n")
@@ -167,22 +169,22 @@ def test_a_bundle_begins_nothing_without_time_for_twice_the_longest_work(
     monkeypatch.setenv("PATH", f"{clock.parent}:{os.environ['PATH']}")
     works = [f"echo {seconds} > {now}" for seconds in (10, 50, third, 62)]
     assert run_bundle(records, works, 141) == 0
-    assert [records.exit_status(one) for one in BUNDLE] == [0, 0, 0, last]
+    assert [records.exit_status(record) for record in BUNDLE] == [0, 0, 0, last]
     assert (records.claimed_by(BUNDLE[3]) is None) == (last is None)
 
 
-def test_a_bundle_that_is_told_to_end_begins_nothing_else(records: Records) -> None:
+def test_a_bundle_that_gets_sigterm_starts_no_other_work(records: Records) -> None:
     assert run_bundle(records, ["kill -TERM $PPID; sleep 60 & wait", "echo b"]) == 0
     assert records.claimed_by(BUNDLE[1]) is None
 
 
-def test_a_bundle_that_the_system_runs_again_repeats_no_work(records: Records) -> None:
+def test_a_rerun_bundle_repeats_no_successful_work(records: Records) -> None:
     bodies = ["echo a", "[ -e again ] || exit 7", "echo c"]
     assert run_bundle(records, bodies) == 0
-    assert [records.exit_status(one) for one in BUNDLE[:3]] == [0, 7, 0]
+    assert [records.exit_status(record) for record in BUNDLE[:3]] == [0, 7, 0]
     records.path(BUNDLE[1], "job").write_text("echo b\n")
     path = records.path(BUNDLE[0], "sh")
     subprocess.run(["bash", path], env={**os.environ, "PBS_JOBID": "1.server"}, check=True)
-    logs = [records.path(one, "log").read_text() for one in BUNDLE[:3]]
+    logs = [records.path(record, "log").read_text() for record in BUNDLE[:3]]
     assert logs == ["a\n", "b\n", "c\n"]
     assert records.exit_status(BUNDLE[1]) == 0

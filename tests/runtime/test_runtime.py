@@ -50,11 +50,11 @@ SBATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
 
 
 @pytest.mark.parametrize("environment", [TORCHRUN, DEEPSPEED, OPEN_MPI, MPICH, PALS, SRUN])
-def test_ranks_are_found_under_each_launcher(environment: dict[str, str]) -> None:
+def test_ranks_are_read_under_each_launcher(environment: dict[str, str]) -> None:
     assert Ranks.find(environment) == Ranks(rank=3, world_size=4, local_rank=1, local_size=2)
 
 
-def test_mpi_is_asked_if_only_the_rank_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpi_is_used_if_only_the_rank_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     class World:
         rank, size = 3, 4
 

@@ -1,58 +1,66 @@
-"""What a job asks Slurm for, what its answers mean; test_slurm.py has a real Slurm."""
+"""Options of sbatch, and the status of jobs from squeue; test_slurm.py has a real Slurm."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_pbs.commands import Done, Later, Refused, Unreachable, Unsure
+from snakemake_executor_plugin_pbs.commands import (
+    CommandResult,
+    Later,
+    Refused,
+    Unreachable,
+    Unsure,
+)
 from snakemake_executor_plugin_pbs.errors import UserError
-from snakemake_executor_plugin_pbs.request import UserFile, read_user_file
 from snakemake_executor_plugin_pbs.script import script
-from snakemake_executor_plugin_pbs.states import Kind
+from snakemake_executor_plugin_pbs.states import JobState
+from snakemake_executor_plugin_pbs.user_file import UserFile, read_user_file
 from snakemake_executor_plugin_sbatch.commands import SLURM, SlurmCommands, parse
 from snakemake_executor_plugin_sbatch.request import PERSONAL, build_request, read_defaults
 from snakemake_executor_plugin_sbatch.states import read
 
-NOBODY = UserFile(Path("me.yaml"), {}, {})
-ONE = "--nodes=1 --ntasks=1 --cpus-per-task=4"
+NO_VALUES = UserFile(Path("me.yaml"), {}, {})
+DEFAULT = "--nodes=1 --ntasks=1 --cpus-per-task=4"
 
 
-def options(resources: dict, user: UserFile = NOBODY) -> str:
+def options(resources: dict, user: UserFile = NO_VALUES) -> str:
     return " ".join(build_request("train", 4, resources, user).arguments)
 
 
 @pytest.mark.parametrize(
     ("resources", "expected"),
     [
-        ({}, ONE),
-        ({"mem_mb": 0}, ONE),
-        ({"mem_mb": 8000, "runtime": 90}, f"{ONE} --mem=8000 --time=90"),
+        ({}, DEFAULT),
+        ({"mem_mb": 0}, DEFAULT),
+        ({"mem_mb": 8000, "runtime": 90}, f"{DEFAULT} --mem=8000 --time=90"),
         (
             {"nodes": 2, "tasks": 8, "cpus_per_task": 32, "gpus_per_node": 4, "signal": "TERM@60"},
             "--nodes=2 --ntasks=8 --cpus-per-task=32 --gpus-per-node=4 --signal=TERM@60",
         ),
         (
             {"slurm_account": "P", "slurm_partition": "gpu", "qos": "debug", "constraint": "a|b"},
-            f"{ONE} --account=P --partition=gpu --qos=debug --constraint=a|b",
+            f"{DEFAULT} --account=P --partition=gpu --qos=debug --constraint=a|b",
         ),
-        ({"gres": "gpu:2", "slurm_extra": "-x n1"}, f"{ONE} --gres=gpu:2 -x n1"),
+        ({"gres": "gpu:2", "slurm_extra": "-x n1"}, f"{DEFAULT} --gres=gpu:2 -x n1"),
     ],
 )  # fmt: skip
 def test_options_of_sbatch(resources: dict, expected: str) -> None:
     assert options(resources) == expected
 
 
-def test_a_job_comes_before_its_rule_a_rule_before_all_and_a_person_before_the_site(
+def test_values_of_job_rule_user_and_site_replace_each_other_in_this_order(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "me.yaml"
     path.write_text("account: A\nqos: all\nrules:\n  train:\n    qos: mine\n")
     user = read_user_file(path, PERSONAL)
-    assert options({}, user) == f"{ONE} --account=A --qos=mine"
-    assert options({"qos": "job"}, user) == f"{ONE} --account=A --qos=job"
+    assert options({}, user) == f"{DEFAULT} --account=A --qos=mine"
+    assert options({"qos": "job"}, user) == f"{DEFAULT} --account=A --qos=job"
     site = {**read_defaults("constraint=gpu account=S"), **user.common}
-    assert options({}, UserFile(path, site, {})) == f"{ONE} --account=A --qos=all --constraint=gpu"
+    assert (
+        options({}, UserFile(path, site, {})) == f"{DEFAULT} --account=A --qos=all --constraint=gpu"
+    )
     assert build_request("train", 1, {"slurm_partition": "p"}, user).queue == "p"
 
 
@@ -67,64 +75,73 @@ def test_a_job_comes_before_its_rule_a_rule_before_all_and_a_person_before_the_s
         ({"slurm_extra": "'open"}, "No closing quotation"),
     ],
 )
-def test_mistakes_in_resources(resources: dict, match: str) -> None:
+def test_errors_in_resources(resources: dict, match: str) -> None:
     with pytest.raises(UserError, match=match):
         options(resources)
 
 
 @pytest.mark.parametrize("text", ["queue=debug", "qos", "qos="])
-def test_mistakes_in_the_sites_defaults(text: str) -> None:
+def test_errors_in_the_defaults_of_the_site(text: str) -> None:
     with pytest.raises(UserError, match=r"--sbatch-defaults: .*names are account"):
         read_defaults(text)
 
 
 @pytest.mark.parametrize(
-    ("state", "reason", "code", "kind", "message"),
+    ("name", "reason", "code", "state", "message"),
     [
-        ("PENDING", "Priority", "0", Kind.WAITING, "queued"),
-        ("PENDING", "JobHeldUser", "0", Kind.HELD, "held by a user"),
-        ("PENDING", "launch failed requeued held", "0", Kind.HELD, "held (launch failed"),
-        ("PENDING", "PartitionTimeLimit", "0", Kind.NEVER, "can never run: the partition allows"),
-        ("PENDING", "PartitionNodeLimit", "0", Kind.HELD, "waiting: the partition has no room"),
-        ("PENDING", "InvalidAccount", "0", Kind.HELD, "waiting: the account is not valid"),
-        ("COMPLETING", "None", "0", Kind.RUNNING, "ending"),
-        ("COMPLETED", "None", "0", Kind.SUCCEEDED, "finished"),
-        ("FAILED", "NonZeroExitCode", "768", Kind.FAILED, "failed with exit status 3"),
-        ("FAILED", "RaisedSignal:9", "9", Kind.FAILED, "was killed by signal 9"),
-        ("TIMEOUT", "TimeLimit", "0", Kind.FAILED, "killed by Slurm: time; raise runtime"),
-        ("OUT_OF_MEMORY", "OutOfMemory", "0", Kind.FAILED, "memory; raise mem_mb"),
-        ("NODE_FAIL", "NodeDown", "1", Kind.FAILED, "was lost with its node"),
-        ("CANCELLED", "None", "0", Kind.DELETED, "was cancelled"),
+        ("PENDING", "Priority", "0", JobState.WAITING, "queued"),
+        ("PENDING", "JobHeldUser", "0", JobState.HELD, "held by a user"),
+        ("PENDING", "launch failed requeued held", "0", JobState.HELD, "held (launch failed"),
+        ("PENDING", "PartitionTimeLimit", "0", JobState.NEVER, "can never run: the time limit"),
+        (
+            "PENDING",
+            "PartitionNodeLimit",
+            "0",
+            JobState.HELD,
+            "waiting: the partition does not have",
+        ),
+        ("PENDING", "InvalidAccount", "0", JobState.HELD, "waiting: the account is invalid"),
+        ("COMPLETING", "None", "0", JobState.RUNNING, "ending"),
+        ("COMPLETED", "None", "0", JobState.SUCCEEDED, "finished"),
+        ("FAILED", "NonZeroExitCode", "768", JobState.FAILED, "failed with exit status 3"),
+        ("FAILED", "RaisedSignal:9", "9", JobState.FAILED, "was killed by signal 9"),
+        ("TIMEOUT", "TimeLimit", "0", JobState.FAILED, "killed by Slurm: time; raise runtime"),
+        ("OUT_OF_MEMORY", "OutOfMemory", "0", JobState.FAILED, "memory; raise mem_mb"),
+        ("NODE_FAIL", "NodeDown", "1", JobState.FAILED, "was lost with its node"),
+        ("CANCELLED", "None", "0", JobState.DELETED, "was cancelled"),
     ],
 )
-def test_states(state: str, reason: str, code: str, kind: Kind, message: str) -> None:
-    reading = read({"state": state, "reason": reason, "exit_code": code})
-    assert reading is not None
-    assert reading.kind is kind
-    assert message in reading.message
+def test_each_state_of_slurm_has_its_status(
+    name: str, reason: str, code: str, state: JobState, message: str
+) -> None:
+    status = read({"state": name, "reason": reason, "exit_code": code})
+    assert status is not None
+    assert status.state is state
+    assert message in status.message
 
 
-def test_an_unknown_state_says_nothing() -> None:
+def test_an_unknown_state_has_no_status() -> None:
     assert read({"state": "NEW_ONE", "reason": "", "exit_code": "0"}) is None
 
 
-def test_only_a_whole_answer_denies_a_job() -> None:
+def test_only_a_complete_answer_denies_a_job() -> None:
     answer = parse(
-        Done(0, "11|RUNNING|None|0|\n12|FAILED|NonZeroExitCode|256|\n", ""), ["11", "13"]
+        CommandResult(0, "11|RUNNING|None|0|\n12|FAILED|NonZeroExitCode|256|\n", ""), ["11", "13"]
     )
     assert answer.jobs["11"]["state"] == "RUNNING"
     assert answer.unknown == {"13"}
-    cut = parse(Done(1, "11|RUNNING|None|0|\n", "slurm_load_jobs error: timed out"), ["11", "13"])
-    assert (cut.jobs, cut.unknown) == ({}, set())
-    assert "timed out" in cut.fault
-    forgotten = "slurm_load_jobs error: Invalid job id specified"
-    assert parse(Done(1, "", forgotten), ["13"]).unknown == {"13"}
-    assert parse(Done(1, "", forgotten), ["13", "14"]).unknown == set()
+    failed = CommandResult(1, "11|RUNNING|None|0|\n", "slurm_load_jobs error: timed out")
+    answer = parse(failed, ["11", "13"])
+    assert (answer.jobs, answer.unknown) == ({}, set())
+    assert "timed out" in answer.fault
+    unknown = CommandResult(1, "", "slurm_load_jobs error: Invalid job id specified")
+    assert parse(unknown, ["13"]).unknown == {"13"}
+    assert parse(unknown, ["13", "14"]).unknown == set()
 
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Have a command of Slurm's print something and end with a status."""
+    """Replace a command of Slurm: it prints a text and ends with an exit status."""
 
     def make(name: str, code: int, *, output: str = "", errors: str = "") -> SlurmCommands:
         path = tmp_path / name
@@ -145,61 +162,68 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("sbatch: error: Socket timed out on send/recv operation", Unsure),
     ],
 )
-def test_why_sbatch_fails(command, errors: str, expected: type[Exception]) -> None:
+def test_errors_of_sbatch_have_types(command, errors: str, expected: type[Exception]) -> None:
     with pytest.raises(expected):
         command("sbatch", 1, errors=errors).submit([], Path("job.sh"))
 
 
-def test_ids_of_sbatch(command) -> None:
+def test_the_job_id_of_sbatch_has_no_cluster_name(command) -> None:
     assert command("sbatch", 0, output="41;other\\n").submit([], Path("job.sh")) == "41"
 
 
-def test_a_silent_controller_is_no_answer(command) -> None:
+def test_a_failed_squeue_is_no_answer(command) -> None:
     assert command("squeue", 0, output="41\\n").find("name") == ["41"]
     with pytest.raises(Unreachable):
         command("squeue", 1, errors="slurm_load_jobs error").find("name")
 
 
-def test_a_job_that_has_ended_is_as_good_as_cancelled(command) -> None:
+def test_cancelling_an_ended_job_is_no_error(command) -> None:
     ended = "scancel: error: Kill job error on job id 41: Invalid job id specified"
     assert command("scancel", 1, errors=ended).delete(["41"]) == ""
     assert "denied" in command("scancel", 1, errors="Access denied").delete(["41"])
 
 
-def test_words_of_slurm() -> None:
+def test_slurm_has_its_own_options_and_id_variable() -> None:
     assert SLURM.options("name", Path("/a/50%/b"))[-1] == "/a/50%%/b"
     assert "id=$SLURM_JOB_ID\n" in script([(Path("/a"), "token")], SLURM.id_variable)
 
 
-def test_jobs_do_not_inherit_what_the_controllers_own_job_has_set(
+def test_jobs_do_not_inherit_variables_of_the_job_of_the_controller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = tmp_path / "sbatch"
     fake.write_text(f"#!/bin/sh\nenv > {tmp_path}/seen\necho 17\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    leaking = ("MASTER_ADDR", "SLURM_NTASKS", "SLURMD_NODENAME", "RANK", "LOCAL_RANK", "PMI_RANK")
-    for name in (*leaking, "SLURM_CONF", "SBATCH_ACCOUNT", "HF_HOME"):
+    job_variables = (
+        "MASTER_ADDR",
+        "SLURM_NTASKS",
+        "SLURMD_NODENAME",
+        "RANK",
+        "LOCAL_RANK",
+        "PMI_RANK",
+    )
+    for name in (*job_variables, "SLURM_CONF", "SBATCH_ACCOUNT", "HF_HOME"):
         monkeypatch.setenv(name, "here")
     assert SlurmCommands(300).submit((), tmp_path / "job.sh") == "17"
-    seen = {line.partition("=")[0] for line in (tmp_path / "seen").read_text().splitlines()}
-    assert not seen & set(leaking)
-    assert {"SLURM_CONF", "SBATCH_ACCOUNT", "HF_HOME"} <= seen
+    inherited = {line.partition("=")[0] for line in (tmp_path / "seen").read_text().splitlines()}
+    assert not inherited & set(job_variables)
+    assert {"SLURM_CONF", "SBATCH_ACCOUNT", "HF_HOME"} <= inherited
 
 
 @pytest.mark.parametrize(
-    "told",
+    "error",
     [
         "sbatch: error: AssocGrpSubmitJobsLimit",
         "sbatch: error: QOSMaxSubmitJobPerUserLimit",
         "sbatch: error: Unable to contact slurm controller (connect failure)",
     ],
 )
-def test_limits_on_numbers_of_jobs_are_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str
+def test_a_limit_on_the_number_of_jobs_is_temporary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
 ) -> None:
     fake = tmp_path / "sbatch"
-    fake.write_text(f"#!/bin/sh\necho '{told}' >&2\nexit 1\n")
+    fake.write_text(f"#!/bin/sh\necho '{error}' >&2\nexit 1\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(Later):

@@ -1,4 +1,4 @@
-"""The learning-rate finder on curves whose steepest descent is known."""
+"""The learning-rate finder on curves with a known steepest descent."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from tokamake.schedules._finder import suggest, sweep
 
 
 def curve(rates: list[float], steepest: float) -> np.ndarray:
-    """A loss that falls from 10 to 4, fastest at one rate, and explodes a factor 100 above it."""
+    """A loss that falls from 10 to 4, fastest at `steepest`, and explodes at 100 times that."""
     logs = np.log10(np.array(rates) / steepest)
     return 4 + 6 / (1 + np.exp(4 * logs)) + np.exp(6 * (logs - 2))
 
@@ -22,18 +22,19 @@ def test_sweep_grows_by_equal_factors() -> None:
 @pytest.mark.parametrize("steps", [50, 400])
 def test_the_steepest_descent_is_found(steepest: float, steps: int) -> None:
     rates = sweep(1e-7, 10.0, steps)
-    found = suggest(rates, curve(rates, steepest))
-    assert abs(np.log10(found / steepest)) < 0.2
+    suggestion = suggest(rates, curve(rates, steepest))
+    assert abs(np.log10(suggestion / steepest)) < 0.2
 
 
-def test_noise_does_not_mislead() -> None:
+def test_noise_hardly_changes_the_suggestion() -> None:
     rates = sweep(1e-7, 10.0, 400)
     random = np.random.default_rng(0)
-    found = [suggest(rates, curve(rates, 1e-3) + random.normal(0, 0.3, 400)) for _ in range(20)]
-    assert np.abs(np.log10(np.array(found) / 1e-3)).max() < 0.6
+    losses = [curve(rates, 1e-3) + random.normal(0, 0.3, 400) for _ in range(20)]
+    suggestions = np.array([suggest(rates, each) for each in losses])
+    assert np.abs(np.log10(suggestions / 1e-3)).max() < 0.6
 
 
-def test_what_follows_divergence_does_not_count() -> None:
+def test_losses_after_divergence_are_ignored() -> None:
     rates = sweep(1e-7, 10.0, 100)
     losses = curve(rates, 1e-4)
     whole = suggest(rates, losses)
@@ -44,7 +45,7 @@ def test_what_follows_divergence_does_not_count() -> None:
     assert suggest(rates, losses) == pytest.approx(whole)
 
 
-def test_curves_that_say_nothing_are_refused() -> None:
+def test_curves_without_a_descent_are_refused() -> None:
     rates = sweep(1e-4, 1.0, 50)
     with pytest.raises(UserError, match=r"falls nowhere from 0\.0001 to 1; start lower"):
         suggest(rates, np.linspace(1, 9, 50))

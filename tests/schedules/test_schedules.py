@@ -1,4 +1,4 @@
-"""Learning-rate schedules against transformers', Megatron's and published formulas."""
+"""Compare learning-rate schedules with those of transformers and Megatron, and with formulas."""
 
 import inspect
 import math
@@ -23,19 +23,19 @@ WARMUP, STEPS = 7, 40
 
 
 def rates(make: Any, steps: int = STEPS + 5, **arguments: Any) -> list[float]:
-    """Rates of a transformers schedule around a peak of 1, beyond the end too."""
+    """Rates of a schedule of transformers with a peak of 1, also after the end of the run."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     schedule = make(optimizer, num_warmup_steps=WARMUP, **arguments)
-    found = []
+    shares = []
     for _ in range(steps):
-        found.append(schedule.get_last_lr()[0])
+        shares.append(schedule.get_last_lr()[0])
         optimizer.step()
         schedule.step()
-    return found
+    return shares
 
 
 def schedule(steps: int = STEPS, *, optimizer: dict | None = None, **values: Any) -> Schedule:
-    """A schedule around a peak of 1; batches of 4 samples of 16 tokens."""
+    """A schedule with a peak of 1; batches of 4 samples of 16 tokens."""
     train = TrainSettings(
         train_steps=steps,
         global_batch_size=4,
@@ -47,8 +47,8 @@ def schedule(steps: int = STEPS, *, optimizer: dict | None = None, **values: Any
 
 
 def ours(name: str, steps: int = STEPS, **values: Any) -> list[float]:
-    made = schedule(steps, name=name, **{"warmup_steps": WARMUP, **values})
-    return [made.learning_rate(step, 4 * step) for step in range(steps + 5)]
+    built = schedule(steps, name=name, **{"warmup_steps": WARMUP, **values})
+    return [built.learning_rate(step, 4 * step) for step in range(steps + 5)]
 
 
 @pytest.mark.parametrize("min_ratio", [0.0, 0.1, 1.0])
@@ -58,23 +58,23 @@ def test_cosine_equals_transformers(min_ratio: float) -> None:
         num_training_steps=STEPS,
         min_lr_rate=min_ratio,
     )
-    # Beyond the end theirs rises again, ours stays.
-    found = ours("cosine", min_ratio=min_ratio)
-    assert found[: STEPS + 1] == pytest.approx(theirs[: STEPS + 1])
-    assert found[STEPS:] == pytest.approx([min_ratio] * 5)
+    # After the end, theirs rises again; ours stays constant.
+    shares = ours("cosine", min_ratio=min_ratio)
+    assert shares[: STEPS + 1] == pytest.approx(theirs[: STEPS + 1])
+    assert shares[STEPS:] == pytest.approx([min_ratio] * 5)
 
 
-def test_cosine_is_what_it_was_to_the_bit() -> None:
-    """Runs of before phases had lengths go on as they began."""
-    made = schedule(warmup_steps=WARMUP, optimizer={"learning_rate": 3e-4})
+def test_cosine_never_changes_by_a_bit() -> None:
+    """Runs of the first versions, whose schedules had no lengths of phases, must continue."""
+    built = schedule(warmup_steps=WARMUP, optimizer={"learning_rate": 3e-4})
     for step in range(STEPS):
         if step < WARMUP:
             share = step / WARMUP
         else:
             progress = min(1.0, (step - WARMUP) / max(1, STEPS - WARMUP))
             share = 0.1 + (1.0 - 0.1) * 0.5 * (1.0 + math.cos(math.pi * progress))
-        assert made.learning_rate(step, 4 * step) == 3e-4 * share
-        assert made.weight_decay(step, 4 * step) == 0.1
+        assert built.learning_rate(step, 4 * step) == 3e-4 * share
+        assert built.weight_decay(step, 4 * step) == 0.1
 
 
 def test_linear_equals_transformers() -> None:
@@ -82,11 +82,11 @@ def test_linear_equals_transformers() -> None:
     assert ours("linear", min_ratio=0.0) == pytest.approx(theirs)
 
 
-def test_linear_ends_at_its_share() -> None:
-    found = ours("linear", min_ratio=0.2)
-    assert found[WARMUP] == 1.0
-    assert found[(WARMUP + STEPS) // 2] == pytest.approx(1 - 0.8 * 16 / 33)
-    assert found[STEPS:] == pytest.approx([0.2] * 5)
+def test_linear_ends_at_the_minimum() -> None:
+    shares = ours("linear", min_ratio=0.2)
+    assert shares[WARMUP] == 1.0
+    assert shares[(WARMUP + STEPS) // 2] == pytest.approx(1 - 0.8 * 16 / 33)
+    assert shares[STEPS:] == pytest.approx([0.2] * 5)
 
 
 def test_constant_equals_transformers() -> None:
@@ -109,25 +109,25 @@ def test_wsd_equals_transformers(shape: str) -> None:
         decay_type=shape,
         min_lr_ratio=0.2,
     )
-    # Theirs warms up from its lowest share.
+    # Theirs starts warm-up at the minimum.
     values = {"cooldown_shape": shape, "min_ratio": 0.2, "warmup_start_ratio": 0.2}
-    found = ours("wsd", cooldown_steps=10, **values)
-    assert found == pytest.approx(theirs)
+    shares = ours("wsd", cooldown_steps=10, **values)
+    assert shares == pytest.approx(theirs)
 
 
 def test_wsd_cools_down_by_a_root_to_zero() -> None:
-    found = ours("wsd")
-    assert found[WARMUP:33] == [1.0] * (33 - WARMUP)
-    assert found[34] == pytest.approx(1 - math.sqrt(2 / 8))
-    assert found[STEPS:] == [0.0] * 5
+    shares = ours("wsd")
+    assert shares[WARMUP:33] == [1.0] * (33 - WARMUP)
+    assert shares[34] == pytest.approx(1 - math.sqrt(2 / 8))
+    assert shares[STEPS:] == [0.0] * 5
 
 
 def test_inverse_sqrt_equals_its_paper() -> None:
-    """Vaswani et al. 2017, equation 3, whose peak is warmup^-0.5, from the first update on."""
-    found = ours("inverse_sqrt")
+    """Vaswani et al. 2017, equation 3, whose peak is warmup^-0.5, scaled to a peak of 1."""
+    shares = ours("inverse_sqrt")
     for step in range(STEPS):
         expected = min(step**-0.5 if step else math.inf, step * WARMUP**-1.5)
-        assert found[step] == pytest.approx(expected * WARMUP**0.5)
+        assert shares[step] == pytest.approx(expected * WARMUP**0.5)
     assert ours("inverse_sqrt", min_ratio=0.6)[STEPS] == 0.6
 
 
@@ -135,8 +135,8 @@ def test_inverse_sqrt_equals_megatron() -> None:
     scheduler = pytest.importorskip("megatron.core.optimizer_param_scheduler")
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     theirs = megatron(scheduler, optimizer, lr_decay_style="inverse-square-root", min_lr=0.5)
-    found = ours("inverse_sqrt", min_ratio=0.5)
-    assert found[:STEPS] == pytest.approx([theirs.get_lr(g) for g in walk(theirs, STEPS)])
+    shares = ours("inverse_sqrt", min_ratio=0.5)
+    assert shares[:STEPS] == pytest.approx([theirs.get_lr(g) for g in walk(theirs, STEPS)])
 
 
 def megatron(module: Any, optimizer: Any, **values: Any) -> Any:
@@ -162,21 +162,21 @@ def test_weight_decay_equals_megatron(style: str) -> None:
     values: dict[str, Any] = {"weight_decay_schedule": style}
     if style != "constant":
         values |= {"start_weight_decay": start, "end_weight_decay": end}
-    made = schedule(optimizer=values)
-    assert [made.weight_decay(step, 4 * step) for step in range(STEPS)] == pytest.approx(expected)
-    assert made.weight_decay(2 * STEPS, 0) == pytest.approx(end)
+    built = schedule(optimizer=values)
+    assert [built.weight_decay(step, 4 * step) for step in range(STEPS)] == pytest.approx(expected)
+    assert built.weight_decay(2 * STEPS, 0) == pytest.approx(end)
 
 
 def test_weight_decay_starts_from_its_constant() -> None:
-    made = schedule(
+    built = schedule(
         optimizer={"weight_decay": 0.5, "weight_decay_schedule": "linear", "end_weight_decay": 0.0}
     )
-    assert [made.weight_decay(step, 0) for step in (0, 20, 40)] == [0.5, 0.25, 0.0]
+    assert [built.weight_decay(step, 0) for step in (0, 20, 40)] == [0.5, 0.25, 0.0]
 
 
 def test_infinite_equals_its_paper() -> None:
-    """Ibrahim et al. 2024, section 7, with bounds of its phases at 7, 27, 32 and 40 steps."""
-    found = ours(
+    """Ibrahim et al. 2024, section 7, with phases that end at 7, 27, 32 and 40 steps."""
+    shares = ours(
         "infinite", cooldown_steps=20, annealing_steps=8, constant_ratio=0.5, min_ratio=0.05
     )
     for step in range(STEPS + 1):
@@ -188,12 +188,12 @@ def test_infinite_equals_its_paper() -> None:
             expected = 0.5
         else:
             expected = 0.5 * (0.05 / 0.5) ** ((step - 32) / 8)
-        assert found[step] == pytest.approx(expected), step
-    assert found[STEPS:] == pytest.approx([0.05] * 5)
+        assert shares[step] == pytest.approx(expected), step
+    assert shares[STEPS:] == pytest.approx([0.05] * 5)
 
 
 def test_infinite_takes_other_shapes() -> None:
-    found = ours(
+    shares = ours(
         "infinite",
         100,
         cooldown_shape="linear",
@@ -203,20 +203,20 @@ def test_infinite_takes_other_shapes() -> None:
         annealing_fraction=0.1,
         constant_ratio=0.5,
     )
-    assert found[27] == pytest.approx(0.75)
-    assert found[95] == pytest.approx(0.25)
-    assert found[100] == 0.0
+    assert shares[27] == pytest.approx(0.75)
+    assert shares[95] == pytest.approx(0.25)
+    assert shares[100] == 0.0
 
 
-def test_warm_up_starts_where_it_is_told() -> None:
-    found = ours("constant", warmup_steps=4, warmup_start_ratio=0.2)
-    assert found[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
+def test_warm_up_starts_at_its_start_ratio() -> None:
+    shares = ours("constant", warmup_steps=4, warmup_start_ratio=0.2)
+    assert shares[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
 
 
-def test_lowest_rate_is_a_rate_or_a_share() -> None:
+def test_the_minimum_is_a_rate_or_a_share() -> None:
     assert ours("cosine", min_learning_rate=0.3)[STEPS] == pytest.approx(0.3)
-    made = schedule(min_learning_rate=1e-5, optimizer={"learning_rate": 1e-3})
-    assert made.learning_rate(STEPS, 0) == pytest.approx(1e-5)
+    built = schedule(min_learning_rate=1e-5, optimizer={"learning_rate": 1e-3})
+    assert built.learning_rate(STEPS, 0) == pytest.approx(1e-5)
 
 
 @pytest.mark.parametrize(
@@ -227,13 +227,13 @@ def test_lowest_rate_is_a_rate_or_a_share() -> None:
         {"warmup_steps": 10, "unit": "samples"}, {"warmup_tokens": 640, "unit": "steps"},
     ],
 )  # fmt: skip
-def test_units_agree_where_batches_do_not_grow(warmup: dict[str, Any]) -> None:
+def test_units_agree_with_constant_batches(warmup: dict[str, Any]) -> None:
     assert ours("cosine", **{"warmup_steps": None, **warmup}) == pytest.approx(
         ours("cosine", warmup_steps=10)
     )
 
 
-def test_samples_and_steps_part_where_batches_grow() -> None:
+def test_samples_and_steps_differ_with_growing_batches() -> None:
     """Batches of 2, 2, 4, 4, ... samples, 36 in 10 steps."""
     values = {"train_steps": 10, "global_batch_size": 4, "rampup_batch_size": (2, 2, 4)}
     by_steps, by_samples = (
@@ -257,14 +257,14 @@ def test_samples_and_steps_part_where_batches_grow() -> None:
 
 
 @pytest.mark.parametrize("name", plugins.names("schedules"))
-def test_extremes(name: str) -> None:
+def test_phases_without_length(name: str) -> None:
     assert plugins.load("schedules", name).factor(1, **extreme(name)) >= 0.0
     phases = {
         key: 0 for key in plugins.constant("schedules", name, "SETTINGS") if "fraction" in key
     }
     phases.pop("decay_fraction", None)
-    made = schedule(1, name=name, **phases)
-    assert made.learning_rate(0, 0) == (0.55 if name == "infinite" else 1.0)
+    built = schedule(1, name=name, **phases)
+    assert built.learning_rate(0, 0) == (0.55 if name == "infinite" else 1.0)
     ramp = schedule(4, name=name, warmup_steps=4, **phases)
     assert ramp.learning_rate(3, 12) == 0.75
     for step in range(4, 9):
@@ -272,7 +272,7 @@ def test_extremes(name: str) -> None:
 
 
 def extreme(name: str) -> dict[str, Any]:
-    """Arguments of a factor where phases have no length."""
+    """Arguments of `factor` if phases have no length."""
     settings = plugins.constant("schedules", name, "SETTINGS")
     known = inspect.signature(plugins.load("schedules", name).factor).parameters
     lengths = {key: 1 for key in ("warmup", "length", "decay") if key in known}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Progress, Target
-from tokamake.checkpoint.tensors.extents import TensorSource
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.config.architecture import Architecture
 
 KINDS = ("weight", "bias")

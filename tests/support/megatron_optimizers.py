@@ -24,8 +24,8 @@ from tokamake.checkpoint.tensors.checkpoint import (
     Progress,
     Target,
 )
-from tokamake.checkpoint.tensors.extents import TensorSource
 from tokamake.checkpoint.tensors.replicas import check_copies
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.config.architecture import Architecture
 

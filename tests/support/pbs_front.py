@@ -1,7 +1,7 @@
-"""Stands before a real PBS's commands, so that tests of the stand-in can use that server, too.
+"""Front of the commands of a real PBS, so that tests for the stand-in can run on it.
 
-It notes the calls, has them fail as told, and keeps jobs from running by holding them. Called as
-`pbs_front.py COMMAND FOLDER BIN ARGUMENT...`; BIN is where the real commands are.
+It logs the calls, makes them fail on request, and holds jobs that must not run yet. It is called as
+`pbs_front.py COMMAND FOLDER BIN ARGUMENT...`; BIN is the folder of the real commands.
 """
 
 import json
@@ -11,15 +11,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from pbs_standin import Server, dump, fail
+from pbs_attributes import dump
+from pbs_standin import Server, fail
 
 
 class Front:
-    """The real commands, and the folder that says what is to become of their calls."""
+    """The real commands, and the folder with the faults of their calls."""
 
     def __init__(self, folder, programs):
         self.server, self.programs = Server(folder), Path(programs)
-        self.jobs = self.server.folder / "jobs"  # an empty file a job, named by its id
+        self.jobs = self.server.folder / "jobs"  # an empty file for each job, named by its id
         self.held = self.server.folder / "held"
         self.held.mkdir(exist_ok=True)
 
@@ -29,18 +30,18 @@ class Front:
         )
 
     def attributes(self, ids):
-        """What the server tells of jobs, by their ids."""
-        found = self.call("qstat", "-E", "-x", "-f", "-F", "json", *ids) if ids else None
-        return json.loads(found.stdout, strict=False).get("Jobs", {}) if found else {}
+        """Id to attributes of jobs, from the server."""
+        result = self.call("qstat", "-E", "-x", "-f", "-F", "json", *ids) if ids else None
+        return json.loads(result.stdout, strict=False).get("Jobs", {}) if result else {}
 
     def room(self):
-        """How many more jobs may run."""
+        """Number of jobs that may start."""
         ids = [path.name for path in self.jobs.iterdir() if not (self.held / path.name).exists()]
         states = [job["job_state"] for job in self.attributes(ids).values()]
         return self.server.setting("slots", 1000) - sum(state != "F" for state in states)
 
     def release(self):
-        """Let as many of the held jobs run as may."""
+        """Release as many held jobs as may start."""
         with self.server.lock():
             for path in sorted(self.held.iterdir())[: max(self.room(), 0)]:
                 self.call("qrls", path.name)
@@ -55,18 +56,18 @@ def qsub(front, arguments, fault):
     if fault == "hang":
         front.server.hang()
     with front.server.lock():
-        waits = front.room() <= 0
-        done = front.call("qsub", *(["-h"] if waits else []), *arguments)
-        job_id = done.stdout.strip()
-        if not done.returncode:
+        hold = front.room() <= 0
+        result = front.call("qsub", *(["-h"] if hold else []), *arguments)
+        job_id = result.stdout.strip()
+        if not result.returncode:
             (front.jobs / job_id).touch()
-        if waits and not done.returncode:
+        if hold and not result.returncode:
             (front.held / job_id).touch()
     if fault == "lost":
         return fail("qsub: Connection timed out", 110)
     if fault == "slow":
         front.server.hang()
-    return repeat(done)
+    return repeat(result)
 
 
 def qstat(front, arguments, fault):
@@ -80,9 +81,9 @@ def qstat(front, arguments, fault):
     if express and not front.server.setting("express", True):
         return fail("qstat: invalid option -- 'E'\nusage: \nqstat [-f] [-J] [-p] [-t] [-x]", 2)
     front.release()
-    done = front.call("qstat", *arguments)
-    reply = json.loads(done.stdout, strict=False)
-    rows, unknown, errors, code = {}, [], done.stderr, done.returncode
+    result = front.call("qstat", *arguments)
+    reply = json.loads(result.stdout, strict=False)
+    rows, unknown, errors, code = {}, [], result.stderr, result.returncode
     for job_id, job in reply.pop("Jobs", {}).items():
         if fault == "forgetful" or number(job_id) in front.server.setting("purged", []):
             unknown.append(job_id)
@@ -112,8 +113,8 @@ def number(job_id):
     return int(job_id.partition(".")[0])
 
 
-def others(command):
-    """A command that is passed on, unless it cannot reach the server."""
+def forward(command):
+    """Function that calls a real command, unless the server is unreachable."""
 
     def run(front, arguments, fault):
         if fault == "down":
@@ -123,17 +124,17 @@ def others(command):
     return run
 
 
-def repeat(done):
-    sys.stdout.write(done.stdout)
-    sys.stderr.write(done.stderr)
-    return done.returncode
+def repeat(result):
+    sys.stdout.write(result.stdout)
+    sys.stderr.write(result.stderr)
+    return result.returncode
 
 
 def main():
     command, folder, programs, *arguments = sys.argv[1:]
     front = Front(folder, programs)
     front.server.note(command, arguments)
-    run = {"qsub": qsub, "qstat": qstat}.get(command, others(command))
+    run = {"qsub": qsub, "qstat": qstat}.get(command, forward(command))
     return run(front, arguments, front.server.fault(command))
 
 

@@ -1,4 +1,4 @@
-"""A PBS for tests: the stand-in (pbs_standin.py), or the machine's own where it has one."""
+"""A PBS for tests: the stand-in (pbs_standin.py), or the PBS of this machine."""
 
 import json
 import os
@@ -18,10 +18,10 @@ FRONT = Path(__file__).with_name("pbs_front.py")
 COMMANDS = ("qsub", "qstat", "qselect", "qdel", "qrls")
 REAL = shutil.which("qsub")
 OWN_FILE = Path("~/.config/snakemake/pbs.yaml")
-"""The person's own values, for the machine's own PBS."""
+"""User file with the values for the PBS of this machine."""
 DEADLINE = 60.0
 REAL_DEADLINE = 600.0
-"""Seconds for a real PBS, which schedules and kills in its own time."""
+"""Seconds for a real PBS, which schedules and kills jobs more slowly."""
 
 
 @dataclass
@@ -29,47 +29,47 @@ class Pbs:
     """A stand-in server.
 
     Args:
-        folder: where it keeps its jobs.
-        environment: in which its commands are found.
+        folder: folder of its jobs.
+        environment: environment with its commands on PATH.
     """
 
     folder: Path
     environment: dict[str, str]
     values: str = "queue: prod\naccount: proj\n"
-    """A person's file that it takes jobs with."""
+    """Text of a user file whose values it accepts."""
     patience: int = 5
-    """Seconds that it may take to tell of a job's end after the job wrote its exit status."""
+    """Seconds between a job's exit-status file and the server's report of its end, at most."""
 
     def faults(self, command: str, *names: str) -> None:
-        """Let the next calls of a command have these faults, one each; `NAME*` for all of them."""
+        """Set the faults of the next calls of a command, one per call; `NAME*` is for all calls."""
         part = self.folder / f"{command}.part"
         part.write_text(" ".join(names))
         part.replace(self.folder / f"{command}.faults")
 
     def set(self, **settings: Any) -> None:
-        """Change how the server works: slots, purged, first, ending_seconds, history."""
+        """Set options of the server: slots, purged, first, ending_seconds, history."""
         (self.folder / "settings.json").write_text(json.dumps(settings))
 
     def calls(self, command: str) -> list[tuple[float, list[str]]]:
-        """When a command was called, and with what."""
+        """Time and arguments of each call of a command."""
         path = self.folder / "calls"
         lines = map(json.loads, path.read_text().splitlines()) if path.exists() else []
         return [(line[0], line[2:]) for line in lines if line[1] == command]
 
     def jobs(self) -> list[dict[str, Any]]:
-        """All jobs that it was ever given."""
+        """All jobs, including those that have ended."""
         paths = sorted((self.folder / "jobs").glob("*.json"), key=lambda path: int(path.stem))
         jobs = [json.loads(path.read_text()) for path in paths]
         return [{**job, "id": f"{job['number']}.pbs01"} for job in jobs]
 
     def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Call one of its commands."""
+        """Run one of its commands."""
         return subprocess.run(
             [command, *arguments], env=self.environment, capture_output=True, text=True, check=False
         )
 
     def stop(self) -> None:
-        """End what still runs."""
+        """Delete all jobs and wait for their end."""
         (self.folder / "stopped").touch()
         for job in self.jobs():
             if job["state"] != "F":
@@ -79,23 +79,23 @@ class Pbs:
 
 @dataclass
 class RealPbs(Pbs):
-    """The machine's own server behind `pbs_front.py`.
+    """The PBS of this machine behind `pbs_front.py`.
 
     Args:
-        programs: folder of its commands.
+        programs: folder of the real commands.
     """
 
     programs: Path = Path("/usr/bin")
     patience: int = 60
-    """A job that is killed may be over 25 s after it has written its exit status."""
+    """A killed job can end 25 s after it has written its exit status."""
 
     def jobs(self) -> list[dict[str, Any]]:
-        """All jobs that the test gave it."""
+        """All jobs of the test."""
         ids = [path.name for path in (self.folder / "jobs").iterdir()]
-        if not ids:  # qstat without ids is about everybody's jobs
+        if not ids:  # qstat without ids lists the jobs of all users
             return []
         command = [str(self.programs / "qstat"), "-E", "-x", "-f", "-F", "json", *ids]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         names = {"state": "job_state", "account": "Account_Name", "name": "Job_Name"}
         return [
             {
@@ -103,17 +103,17 @@ class RealPbs(Pbs):
                 "substate": job["substate"], "queue": job["queue"],
                 **{name: job.get(key) for name, key in names.items()},
             }
-            for job_id, job in json.loads(told, strict=False).get("Jobs", {}).items()
+            for job_id, job in json.loads(output, strict=False).get("Jobs", {}).items()
         ]  # fmt: skip
 
 
 def stand_in(folder: Path) -> Pbs:
-    """Set a stand-in up in an empty folder."""
+    """Set up a stand-in in an empty folder."""
     return Pbs(folder, _commands(folder, STAND_IN, COMMANDS))
 
 
 def real(folder: Path, programs: Path) -> Pbs:
-    """Set a front of a server up in an empty folder, by the folder of its commands."""
+    """Set up a front of a real server in an empty folder; `programs` has the server's commands."""
     environment = _commands(folder, FRONT, COMMANDS, str(programs))
     own = OWN_FILE.expanduser()
     values = own.read_text() if own.exists() else ""
@@ -121,7 +121,7 @@ def real(folder: Path, programs: Path) -> Pbs:
 
 
 def _commands(folder: Path, script: Path, names: Iterable[str], *more: str) -> dict[str, str]:
-    """Write commands that run a script; the environment that they are found in."""
+    """Write commands that run a script; return an environment with them on PATH."""
     (folder / "bin").mkdir(parents=True)
     (folder / "jobs").mkdir()
     for command in names:
@@ -132,25 +132,26 @@ def _commands(folder: Path, script: Path, names: Iterable[str], *more: str) -> d
     return {**os.environ, "PATH": path}
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float | None = None) -> None:
-    """Wait until something is so, for so long at most, or for `DEADLINE`.
+def wait_for(condition: Callable[[], object], event: str, seconds: float | None = None) -> None:
+    """Wait until a condition holds, for at most `seconds` or `DEADLINE`.
 
     Raises:
-        AssertionError: it is not so in time.
+        AssertionError: the condition does not hold in time.
     """
     seconds = DEADLINE if seconds is None else seconds
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {event}"
         time.sleep(0.02)
 
 
 class Controller:
-    """A Snakemake that runs a workflow on a PBS, in the background.
+    """Snakemake process that runs a workflow on a PBS, in the background.
 
     Args:
         folder: its working directory, with a Snakefile.
-        environment: of the process.
+        environment: environment of the process.
+        arguments: more arguments of Snakemake.
     """
 
     def __init__(self, folder: Path, environment: dict[str, str], *arguments: str) -> None:
@@ -167,14 +168,14 @@ class Controller:
             )  # fmt: skip
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the controller alone."""
+        """Send a signal to the Snakemake process alone."""
         self.process.send_signal(number)
 
     def wait(self, seconds: float | None = None) -> int:
-        """Its exit status; it is waited for so long at most, or for `DEADLINE`."""
+        """Wait for its end, for at most `seconds` or `DEADLINE`; return its exit status."""
         return self.process.wait(DEADLINE if seconds is None else seconds)
 
     @property
     def text(self) -> str:
-        """What it has printed so far."""
+        """Output so far."""
         return self.log.read_text()

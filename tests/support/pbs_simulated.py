@@ -1,6 +1,6 @@
-"""A server of PBS in memory, with a clock of its own, whose jobs leave the files that real ones do.
+"""Simulated PBS server in memory with its own clock. Its jobs write the files of real jobs.
 
-It counts how often a job's work was done, and whether two did it at once.
+It counts how often the work of each job was done, and how often two jobs did it at once.
 """
 
 import random
@@ -15,21 +15,21 @@ from snakemake_executor_plugin_pbs.replies import Answer, number, parse
 
 
 class Killed(BaseException):
-    """The controller was killed with -9 in the middle of a call."""
+    """The controller was killed with SIGKILL during a call."""
 
 
 @dataclass
-class Simulated:
-    """One job of the server."""
+class SimulatedJob:
+    """A job of the server."""
 
     number: int
     name: str
     queue: str
     members: list[tuple[Path, str]]  # folder and token of each submission; a bundle has several
-    begin: float  # of the member that works, or will be first
-    seconds: float  # of each member
-    status: int  # with which each will end
-    at: int = 0  # the member that works
+    start: float  # time at which the current member starts
+    seconds: float  # duration of each member
+    exit_status: int  # of each member
+    current: int = 0  # index of the current member
     state: str = "Q"
     held: bool = False
     never: bool = False
@@ -37,76 +37,80 @@ class Simulated:
     exit: int | None = None
     substate: int = 10
     ended: float = 0.0
-    idle: bool = False  # whether it found its submission given up
+    idle: bool = False  # whether it did nothing since its submission was given up
 
 
 @dataclass
 class Faults:
-    """How often what goes wrong, of all calls."""
+    """Probabilities of faults per call."""
 
     silent: float = 0.0  # qstat fails, hangs, or prints nothing
     truncated: float = 0.0
-    first: float = 0.0  # qstat tells of the first job alone
-    lying: float = 0.0  # qstat says of all jobs that they failed, finished, or are not known
-    lost: float = 0.0  # qsub gives no answer; every second time the job is there
-    killed: float = 0.0  # the controller dies in qsub; every second time the job is there
-    full: float = 0.0
+    first: float = 0.0  # qstat reports only the first job
+    lying: float = 0.0  # qstat reports all jobs as failed, finished, or unknown
+    lost: float = 0.0  # qsub gives no answer; half of the jobs arrive
+    killed: float = 0.0  # the controller dies in qsub; half of the jobs arrive
+    full: float = 0.0  # qsub refuses the job because of a limit
 
 
 @dataclass
 class SimulatedServer:
-    """The server; `now` is its clock."""
+    """The server; `now` is the time of its clock."""
 
     rng: random.Random
     faults: Faults = field(default_factory=Faults)
     now: float = 1.0e9
-    seconds: float = 60.0  # of a job
+    seconds: float = 60.0  # average duration of a job
     slots: int = 10**9
     purge_after: float = 1e9
-    failing: set[str] = field(default_factory=set)  # names' beginnings
-    jobs: dict[int, Simulated] = field(default_factory=dict)
+    failing: set[str] = field(default_factory=set)  # prefixes of names
+    jobs: dict[int, SimulatedJob] = field(default_factory=dict)
     status_calls: list[float | None] = field(default_factory=list)
     submit_calls: list[tuple[str, str]] = field(default_factory=list)  # name, queue
-    done: dict[Path, int] = field(default_factory=dict)  # how often the work of a folder was done
-    working: dict[Path, int] = field(default_factory=dict)  # folder to the job that does it now
-    overlaps: int = 0
+    done: dict[Path, int] = field(default_factory=dict)  # folder to how often its work was done
+    working: dict[Path, int] = field(default_factory=dict)  # folder to the job that does its work
+    overlaps: int = 0  # how often a job started work that another job was doing
     down: bool = False
     slow_to_delete: bool = False
-    takes_lost: bool = False  # whether jobs of calls that fail are always there
-    most_members: int = 10**9  # for how many members of a bundle there is time
-    progress: list[str] = field(default_factory=list)  # what works note when they begin
-    active: set[int] = field(default_factory=set)
+    takes_lost: bool = False  # whether all jobs of failed calls arrive
+    most_members: int = 10**9  # members of a bundle that it has time for
+    progress: list[str] = field(default_factory=list)  # lines that members write when they start
+    active: set[int] = field(default_factory=set)  # numbers of jobs that have not ended
 
     def clock(self) -> float:
         return self.now
 
     def pass_time(self, seconds: float) -> None:
-        """Let time go on, and jobs with it."""
+        """Advance the clock and the jobs."""
         self.now += seconds
-        for one in sorted(self.active):
-            self._advance(self.jobs[one])
+        for job_number in sorted(self.active):
+            self._advance(self.jobs[job_number])
 
-    def _advance(self, job: Simulated) -> None:
-        if job.state == "Q" and not job.held and not job.never and self.now >= job.begin:
+    def _advance(self, job: SimulatedJob) -> None:
+        if job.state == "Q" and not job.held and not job.never and self.now >= job.start:
             job.state, job.substate = "R", 42
-            self._begin(job)
-        while job.state == "R" and (job.idle or self.now >= job.begin + job.seconds):
-            folder, token = job.members[job.at]
+            self._start(job)
+        while job.state == "R" and (job.idle or self.now >= job.start + job.seconds):
+            folder, token = job.members[job.current]
             if not job.idle:
-                (folder / f"{token}.exit").write_text(f"{job.status}\n")
+                (folder / f"{token}.exit").write_text(f"{job.exit_status}\n")
                 self.done[folder] = self.done.get(folder, 0) + 1
                 self.working.pop(folder, None)
-                job.begin += job.seconds
-            job.at += 1
-            if job.at < min(len(job.members), self.most_members):
-                self._begin(job)
+                job.start += job.seconds
+            job.current += 1
+            if job.current < min(len(job.members), self.most_members):
+                self._start(job)
             elif len(job.members) > 1:
                 self.end(job, 92, 0)
             else:
-                self.end(job, 93 if job.status or job.idle else 92, 90 if job.idle else job.status)
+                self.end(
+                    job,
+                    93 if job.exit_status or job.idle else 92,
+                    90 if job.idle else job.exit_status,
+                )
 
-    def _begin(self, job: Simulated) -> None:
-        folder, token = job.members[job.at]
+    def _start(self, job: SimulatedJob) -> None:
+        folder, token = job.members[job.current]
         job.idle = False
         try:
             (folder / f"{token}.claim").symlink_to(f"{job.number}.pbs01")
@@ -122,14 +126,14 @@ class SimulatedServer:
         if self.progress:
             (folder / f"{token}.progress").write_text(f"{self.progress.pop(0)}\n")
 
-    def end(self, job: Simulated, substate: int, status: int | None) -> None:
+    def end(self, job: SimulatedJob, substate: int, status: int | None) -> None:
         job.state, job.substate, job.exit, job.ended = "F", substate, status, self.now
         for folder, _ in job.members:
             if self.working.get(folder) == job.number:
                 del self.working[folder]
         self.active.discard(job.number)
 
-    # -- what the tracker calls
+    # -- the tracker's interface
 
     def submit(self, arguments: Sequence[str], script: Path) -> str:
         name = arguments[arguments.index("-N") + 1]
@@ -143,14 +147,14 @@ class SimulatedServer:
         if name.startswith("refused"):
             raise Refused("Unauthorized Request (exit status 159)")
         draw = self.rng.random()
-        there = self.takes_lost or self.rng.random() < 0.5
-        if draw < faults.killed + faults.lost and not there:
+        arrives = self.takes_lost or self.rng.random() < 0.5
+        if draw < faults.killed + faults.lost and not arrives:
             raise Killed if draw < faults.killed else Unsure("no answer in 60 s")
-        job = Simulated(
+        job = SimulatedJob(
             len(self.jobs) + 100, name, queue, _members(script.read_text()),
-            begin=self.now + self.rng.random() * 100,
+            start=self.now + self.rng.random() * 100,
             seconds=self.seconds * (0.5 + self.rng.random()),
-            status=int(any(name.startswith(start) for start in self.failing)),
+            exit_status=int(any(name.startswith(prefix) for prefix in self.failing)),
             held=name.startswith("held"), never=name.startswith("never"),
             comment="Can Never Run: too large" if name.startswith("never") else "",
         )  # fmt: skip
@@ -169,11 +173,11 @@ class SimulatedServer:
             return Answer(fault="no answer in 60 s")
         draw, rows, errors = self.rng.random(), [], ""
         lie = self.rng.choice(("failed", "finished", "unknown")) if draw < faults.lying else ""
-        for one in ids:
-            job = self.jobs.get(int(number(one)))
+        for job_id in ids:
+            job = self.jobs.get(int(number(job_id)))
             purged = job and job.state == "F" and self.now > job.ended + self.purge_after
             if job is None or purged or lie == "unknown":
-                errors += f"qstat: Unknown Job Id {one}\n"
+                errors += f"qstat: Unknown Job Id {job_id}\n"
             else:
                 rows.append(_row(job, lie))
         if self.rng.random() < faults.first:
@@ -187,39 +191,42 @@ class SimulatedServer:
     def find(self, name: str) -> list[str]:
         if self.down:
             raise Unreachable("Connection refused")
-        return [f"{one}.pbs01" for one in self.active if self.jobs[one].name == name]
+        jobs = (self.jobs[each] for each in self.active)
+        return [f"{job.number}.pbs01" for job in jobs if job.name == name]
 
     def delete(self, ids: Sequence[str]) -> str:
         if self.down:
             return "Connection refused"
         if self.slow_to_delete:
             return ""
-        for one in ids:
-            job = self.jobs.get(int(number(one)))
+        for job_id in ids:
+            job = self.jobs.get(int(number(job_id)))
             if job and job.state != "F":
                 self.end(job, 91, 0 if job.state == "R" else None)
         return ""
 
 
 def _members(script: str) -> list[tuple[Path, str]]:
-    """Folder and token of each submission of a script."""
-    found = re.search(r"^(?:set --|work) (['/].*)$", script, re.MULTILINE)
-    assert found
-    words = shlex.split(found[1])
+    """Folder and token of each submission in a script."""
+    match = re.search(r"^(?:set --|work) (['/].*)$", script, re.MULTILINE)
+    assert match
+    words = shlex.split(match[1])
     return [(Path(folder), token) for folder, token in zip(words[::2], words[1::2], strict=True)]
 
 
-def _row(job: Simulated, lie: str) -> str:
-    told: dict[str, object] = {"job_state": "H" if job.held and job.state == "Q" else job.state}
-    told |= {"substate": job.substate, "Hold_Types": "u" if job.held else "n"}
+def _row(job: SimulatedJob, lie: str) -> str:
+    attributes: dict[str, object] = {
+        "job_state": "H" if job.held and job.state == "Q" else job.state
+    }
+    attributes |= {"substate": job.substate, "Hold_Types": "u" if job.held else "n"}
     if job.comment:
-        told["comment"] = job.comment
+        attributes["comment"] = job.comment
     if job.exit is not None:
-        told["Exit_status"] = job.exit
+        attributes["Exit_status"] = job.exit
     if lie:
-        told |= {"job_state": "F", "substate": 92, "Exit_status": int(lie == "failed")}
+        attributes |= {"job_state": "F", "substate": 92, "Exit_status": int(lie == "failed")}
     lines = ",\n".join(
         f'\t\t\t"{key}":\t{value if isinstance(value, int) else chr(34) + str(value) + chr(34)}'
-        for key, value in told.items()
+        for key, value in attributes.items()
     )
     return f'\t\t"{job.number}.pbs01":\t{{\n{lines}\n\t\t}}'

@@ -10,11 +10,11 @@ import torch
 
 from tests.support.engines import Part, whole
 from tests.support.gpts import gpt, reference
+from tests.support.hf_tensors import from_hf, to_hf
 from tests.support.layouts import NUM_STEPS, Layout, RankResults, rates, train_all
 from tests.support.ranks import spawn
 from tests.support.runs import ARCHITECTURE, make_run, prepare, write_start
 from tokamake.checkpoint import model_tensors
-from tokamake.checkpoint.hf import config_json
 from tokamake.checkpoint.native.training_state import read_weights
 from tokamake.config.architecture import Architecture
 from tokamake.config.resolved_run import Run, read_run
@@ -158,11 +158,7 @@ def plain_training(config: Path, *, grows: bool) -> RankResults:
     """
     run = read_run(config)
     model = _their_model(run)
-    as_ours = partial(
-        config_json.format_for(run.architecture).from_hf,
-        run.architecture,
-        names=[*model_tensors.shapes(run.architecture)],
-    )
+    as_ours = partial(from_hf, run.architecture)
     named, batches = dict(model.named_parameters()), _batches(run, grows=grows)
     optimizer = _their_optimizer(named)
     results: RankResults = {"losses": [], "norms": [], "gradients": []}
@@ -194,7 +190,7 @@ def _their_model(run: Run) -> Any:
         )
         rope = {"rope_type": "default", "rope_theta": architecture.rope_theta}
         model = LlamaForCausalLM(LlamaConfig(**values, rope_parameters=rope))
-    theirs = config_json.format_for(architecture).to_hf(architecture, weights)
+    theirs = to_hf(architecture, weights)
     model.load_state_dict(theirs, strict=not architecture.tie_word_embeddings)
     return model
 

@@ -1,4 +1,4 @@
-"""A Slurm of three nodes on this machine, for tests: its own daemons, key, ports and folder."""
+"""Slurm with three nodes on this machine, for tests: its own daemons, key, ports and folder."""
 
 import os
 import re
@@ -23,9 +23,9 @@ MISSING = [
 ]
 NODES = ("n1", "n2", "n3")
 PATIENCE = 300
-"""Seconds until a silent node is taken for dead: more than a busy machine lets one wait."""
+"""Seconds until a silent node is down; on a busy machine, a node can be silent for long."""
 
-# Nodes have more cores and memory than the machine, so that the profile asks for what it does.
+# Nodes have more cores and memory than the machine, for the requests of the real profile.
 _CONFIG = """\
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
@@ -62,8 +62,8 @@ class Slurm:
     """A running Slurm.
 
     Args:
-        folder: of its files.
-        environment: in which its commands are found.
+        folder: folder of its files.
+        environment: environment with its commands on PATH.
     """
 
     folder: Path
@@ -71,19 +71,19 @@ class Slurm:
     daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def run(self, command: str, *arguments: str) -> str:
-        """Output of a command of Slurm."""
+        """Output of one of its commands."""
         return subprocess.run(
             [command, *arguments], env=self.environment, check=True, text=True,
             stdout=subprocess.PIPE, timeout=60,
         ).stdout  # fmt: skip
 
     def jobs(self, *arguments: str) -> dict[str, str]:
-        """Jobs that have not ended, id to state; with `--states=all`, those that have, too."""
+        """Id to state of jobs that have not ended; `--states=all` adds those that have."""
         lines = self.run("squeue", "--noheader", "--format=%i %T", *arguments).splitlines()
         return dict(line.split() for line in lines)
 
     def start(self, name: str, command: list[str]) -> None:
-        """Start a daemon, which ends with this process, too, however that ends."""
+        """Start a daemon that ends when this process ends, even if it is killed."""
         command = ["setpriv", "--pdeathsig", "TERM", *command]
         with (self.folder / f"{name}.log").open("a") as log:
             self.daemons[name] = subprocess.Popen(
@@ -91,30 +91,30 @@ class Slurm:
             )
 
     def start_node(self, name: str) -> None:
-        """Start a node's daemon."""
+        """Start the daemon of a node."""
         self.start(name, ["slurmd", "-D", "-N", name])
 
     def is_idle(self) -> bool:
-        """Whether all nodes wait for jobs."""
-        state = ["sinfo", "--noheader", "--Node", "--format=%T"]
-        process = subprocess.run(state, env=self.environment, capture_output=True, text=True)
-        return process.stdout.split() == ["idle"] * len(NODES)
+        """Whether all nodes are idle."""
+        command = ["sinfo", "--noheader", "--Node", "--format=%T"]
+        result = subprocess.run(command, env=self.environment, capture_output=True, text=True)
+        return result.stdout.split() == ["idle"] * len(NODES)
 
     def kill_node(self, name: str) -> None:
-        """Kill all processes of a node, as a loss of power does; Slurm has to find out."""
+        """Kill all processes of a node, as a power failure does."""
         self.daemons[name].kill()
         self.daemons[name].wait()
         _kill(_processes(self, name))
 
     def set_patience(self, seconds: int) -> None:
-        """Change after how many seconds a silent node is taken for dead."""
+        """Set the seconds after which a silent node is down."""
         path = self.folder / "slurm.conf"
         text = re.sub(r"(?m)^SlurmdTimeout=.*$", f"SlurmdTimeout={seconds}", path.read_text())
         path.write_text(text)
         self.run("scontrol", "reconfigure")
 
     def stop(self) -> None:
-        """End all jobs and daemons, whatever state they are in."""
+        """Kill all jobs and stop all daemons."""
         for name in NODES:
             _kill(_processes(self, name))
         for process in reversed(self.daemons.values()):
@@ -127,20 +127,20 @@ class Slurm:
 
 
 def _processes(slurm: Slurm, node: str) -> list[int]:
-    """Processes of the jobs on a node, and the step daemons above them."""
-    variables = {f"SLURM_CONF={slurm.folder}/slurm.conf", f"SLURMD_NODENAME={node}"}
-    processes = set()
+    """Processes of the jobs on a node, and their step daemons."""
+    own_variables = {f"SLURM_CONF={slurm.folder}/slurm.conf", f"SLURMD_NODENAME={node}"}
+    pids = set()
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if not variables <= set((path / "environ").read_text(errors="replace").split("\0")):
+            if not own_variables <= set((path / "environ").read_text(errors="replace").split("\0")):
                 continue
             parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
             if Path("/proc", parent, "cmdline").read_text().startswith("slurmstepd"):
-                processes.add(int(parent))
-        except OSError:  # it has ended
+                pids.add(int(parent))
+        except OSError:  # the process has ended
             continue
-        processes.add(int(path.name))
-    return sorted(processes)
+        pids.add(int(path.name))
+    return sorted(pids)
 
 
 def _kill(pids: list[int]) -> None:
@@ -151,12 +151,12 @@ def _kill(pids: list[int]) -> None:
 
 @contextmanager
 def slurm() -> Iterator[Slurm]:
-    """Run a Slurm of three nodes; it is ended whatever happens.
+    """Run a Slurm with three nodes, and stop it at the end.
 
     Raises:
         AssertionError: its nodes are not idle in time.
     """
-    # The folder's path has to be short enough for a socket's name.
+    # The path must be short enough for the name of a socket.
     with tempfile.TemporaryDirectory(prefix="slurm-") as name, ExitStack() as stack:
         folder = Path(name)
         _write_config(folder)

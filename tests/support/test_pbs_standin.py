@@ -1,4 +1,4 @@
-"""The stand-in of PBS answers as the real server did whose replies are in pbs_replies."""
+"""The stand-in for PBS answers like the real server whose replies are in pbs_replies."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def await_state(pbs: Pbs, job_id: str, state: str) -> dict:
 
 
 def make(pbs: Pbs, name: str) -> str:
-    """Bring a job into the state of a captured reply."""
+    """Submit a job and bring it into the state of a captured reply."""
     scripts = {"fail": "exit 7", "ok": "true"}
     short = ("-l", "walltime=00:00:01") if name == "walltime" else ()
     hold = ("-h",) if name in ("held", "qdel_queued") else ()
@@ -60,13 +60,13 @@ def make(pbs: Pbs, name: str) -> str:
 @pytest.mark.parametrize(
     "name", ["ok", "fail", "walltime", "qdel_running", "qdel_queued", "held", "never", "running"]
 )
-def test_replies_have_the_fields_and_the_form_of_real_ones(pbs: Pbs, name: str) -> None:
+def test_replies_have_the_fields_and_form_of_real_replies(pbs: Pbs, name: str) -> None:
     text = (REPLIES / f"{name}.json").read_text()
     [real] = json.loads(text)["Jobs"].values()
     job_id = make(pbs, name)
     mine = attributes(pbs, job_id)
-    unset = {"filesystems", "Account_Name"} if name == "never" else set()  # not asked for there
-    sometimes = {"session_id"}  # missing where a job ended before anybody looked
+    unset = {"filesystems", "Account_Name"} if name == "never" else set()  # not requested there
+    sometimes = {"session_id"}  # missing if the job ended before qstat was called
     assert [key for key in mine if key not in unset | sometimes] == [
         key for key in real if key not in sometimes
     ]
@@ -77,7 +77,7 @@ def test_replies_have_the_fields_and_the_form_of_real_ones(pbs: Pbs, name: str) 
     last_words = str(real.get("comment", "")).split(" on ")[-1].partition(") ")[2]
     assert last_words in mine.get("comment", "")
     assert name != "never" or mine["comment"] == real["comment"]
-    # Tabs and line ends, too: what is salvaged of a broken reply depends on them.
+    # Tabs and line ends also match: the parser of invalid replies depends on them.
     form = [line.split(":")[0] for line in text.splitlines() if "Job_Name" in line]
     shown = pbs.run("qstat", "-x", "-f", "-F", "json", job_id).stdout
     assert [line.split(":")[0] for line in shown.splitlines() if "Job_Name" in line] == form
@@ -99,12 +99,12 @@ def test_refusals(pbs: Pbs, options: tuple[str, ...], code: int) -> None:
     assert done.returncode == code
 
 
-def test_a_job_ends_though_its_output_has_no_place(pbs: Pbs) -> None:
+def test_a_job_ends_although_its_output_cannot_be_written(pbs: Pbs) -> None:
     job_id = submit(pbs, "echo words", "-o", str(pbs.folder / "gone" / "out"))
     assert await_state(pbs, job_id, "F")["Exit_status"] == 0
 
 
-def test_jobs_run_in_an_environment_of_their_own(pbs: Pbs) -> None:
+def test_jobs_run_in_their_own_environment(pbs: Pbs) -> None:
     job_id = submit(pbs, 'echo "$PBS_JOBID $VIRTUAL_ENV $PATH"', "-N", "env")
     await_state(pbs, job_id, "F")
     assert (pbs.folder / "out").read_text() == f"{job_id}  /usr/bin:/bin\n"
@@ -112,13 +112,13 @@ def test_jobs_run_in_an_environment_of_their_own(pbs: Pbs) -> None:
 
 @pytest.fixture
 def front(tmp_path: Path, pbs: Pbs):
-    """The front of a real PBS server, in front of the stand-in."""
+    """Front of a real PBS, with the stand-in in place of that PBS."""
     yield real(tmp_path / "front", pbs.folder / "bin")
     pbs.stop()
 
 
-def told(pbs: Pbs, fault: str, *ids: str) -> tuple:
-    """How the executor reads a reply with a fault."""
+def parsed_reply(pbs: Pbs, fault: str, *ids: str) -> tuple:
+    """Reply of qstat with a fault, as the executor parses it."""
     pbs.faults("qstat", fault)
     done = pbs.run("qstat", "-x", "-f", "-F", "json", *ids)
     answer = parse(done.returncode, done.stdout, done.stderr)
@@ -126,19 +126,19 @@ def told(pbs: Pbs, fault: str, *ids: str) -> tuple:
     return jobs, answer.unknown, answer.fault, done.returncode
 
 
-def test_a_front_has_a_server_fail_as_the_stand_in_does(front: Pbs, pbs: Pbs) -> None:
+def test_a_front_makes_a_server_fail_like_the_stand_in(front: Pbs, pbs: Pbs) -> None:
     ids = [make(front, name) for name in ("ok", "running")]
     assert {job["id"]: job["state"] for job in front.jobs()} == dict(zip(ids, "FR", strict=True))
     faults = (
         "", "down", "empty", "forgetful", "lie-failed", "lie-finished", "first", "truncated",
         "malformed",
     )  # fmt: skip
-    found = [told(front, fault, *ids) for fault in faults]
-    assert found == [told(pbs, fault, *ids) for fault in faults]
-    assert all(one != found[0] for one in found[1:-1])
+    replies = [parsed_reply(front, fault, *ids) for fault in faults]
+    assert replies == [parsed_reply(pbs, fault, *ids) for fault in faults]
+    assert all(reply != replies[0] for reply in replies[1:-1])
     for server in (front, pbs):
         server.set(purged=[100])
-    assert told(front, "", *ids) == told(pbs, "", *ids)
+    assert parsed_reply(front, "", *ids) == parsed_reply(pbs, "", *ids)
     for command, fault in (
         ("qsub", "down"),
         ("qsub", "full"),
@@ -154,7 +154,7 @@ def test_a_front_has_a_server_fail_as_the_stand_in_does(front: Pbs, pbs: Pbs) ->
     )
 
 
-def test_a_front_holds_what_has_no_room(front: Pbs) -> None:
+def test_a_front_holds_jobs_without_room(front: Pbs) -> None:
     front.set(slots=1)
     first = submit(front, "sleep 600")
     second = submit(front, "true")

@@ -224,7 +224,7 @@ def test_launch_scripts_refuse_impossible_layouts(tmp_path: Path) -> None:
     result = launch("local", tmp_path, "2", "2", "true")
     assert (result.returncode, "one machine" in result.stderr) == (2, True)
     result = launch("polaris", tmp_path, "2", "5", "true", PBS_NODEFILE="hosts")
-    assert (result.returncode, "5 tasks do not share out" in result.stderr) == (2, True)
+    assert (result.returncode, "5 tasks cannot be divided evenly" in result.stderr) == (2, True)
     result = launch("aurora", tmp_path, "1", "12", "true")
     assert result.returncode != 0
     assert "runs inside a PBS job" in result.stderr

@@ -266,7 +266,7 @@ def test_a_chain_of_jobs_survives_time_limits_signals_and_a_lost_node(
         requeued = _loses_a_node(site)
         assert controller.wait(DEADLINE) == 0, site.text
         trained_here.result()
-    why = "used more than was asked for and was killed by Slurm: time"
+    why = "used more than it requested and was killed by Slurm: time"
     assert re.search(rf"job {killed}( of rule train)? {why}", site.text), site.text
     assert "continuing at step 22" in site.log()
     assert [len(site.begun(f"tokenize-all-0000{batch}")) for batch in range(2)] == [2, 1]

@@ -1,43 +1,39 @@
 """Verify the checksums in a checkpoint's files: the zip archives of torch.save have CRC-32s."""
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tokamake.checkpoint.native import dcp_metadata
-from tokamake.checkpoint.tensors.extents import TensorSource
+from tokamake.checkpoint.detect import load_format
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 from tokamake.checkpoint.torch_files.pickle_reader import View, data_offset
 from tokamake.checkpoint.torch_files.torch_archive import checksum
 from tokamake.errors import UserError
 
 
-def check_checksums(source: TensorSource, *, workers: int) -> None:
+def check_checksums(checkpoint: Checkpoint, *, workers: int) -> None:
     """Read all files of a checkpoint, and compare the data with the checksums in them.
 
     Safetensors have no checksums, nor have files of torch before 1.6.
 
     Args:
-        source: tensors of the checkpoint.
+        checkpoint: the checkpoint.
         workers: number of files that are read at the same time.
 
     Raises:
         UserError: a bit has changed; the message names the file and its record.
     """
-    files = sorted({extent.file for extent in source.regions})
-    folders = {file.parent for file in files if file.suffix == dcp_metadata.SUFFIX}
-    # Files of DCP are concatenated archives; all other files are one archive each.
-    archives = {
-        file: places for folder in folders for file, places in dcp_metadata.archives(folder).items()
-    }
+    files = sorted({extent.file for extent in checkpoint.source.extents})
+    archives = load_format(checkpoint.format).archives(files)
     with ThreadPoolExecutor(workers) as pool:
-        for _ in pool.map(lambda file: _check(file, archives), files):
+        for _ in pool.map(lambda file: _check(file, archives.get(file, [])), files):
             pass
 
 
-def _check(file: Path, archives: Mapping[Path, list[tuple[int, int]]]) -> None:
+def _check(file: Path, archives: Iterable[tuple[int, int]]) -> None:
     with file.open("rb") as stream:
-        for start, length in archives.get(file, [(0, file.stat().st_size)]):
+        for start, length in archives:
             view = View(stream, start, length)
             if not zipfile.is_zipfile(view):
                 continue

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from tokamake.config.model import format_names, format_sizes, formats_with
+from tokamake.config.model import (
+    format_names,
+    format_sizes,
+    formats_with,
+    formats_with_tokenizer,
+)
 
 if TYPE_CHECKING:
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
@@ -80,9 +85,7 @@ def convert(
     from dataclasses import replace
 
     from tokamake.checkpoint.checksums import check_checksums
-    from tokamake.checkpoint.detect import open_any, suggesting_other_step, title
-    from tokamake.checkpoint.megatron.optimizer_writer import unloadable_states_warning
-    from tokamake.checkpoint.megatron_model.arguments import argument_warnings
+    from tokamake.checkpoint.detect import load_format, open_any, suggesting_other_step, title
     from tokamake.checkpoint.megatron_model.vocabulary import unknown_size_warning, with_vocab_size
     from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
     from tokamake.checkpoint.tensors.replicas import check_copies
@@ -110,20 +113,20 @@ def convert(
         checkpoint = replace(checkpoint, notes=notes, tokenizer=files)
     workers = workers or file_workers()
     with suggesting_other_step(source, checkpoint.path):
-        check_checksums(checkpoint.source, workers=workers)
+        check_checksums(checkpoint, workers=workers)
         if not take_first_copy:
             check_copies(checkpoint.source)
-    copied_tokenizer = checkpoint.tokenizer if format == "hf" else ()
+    plug_in = load_format(name)
+    copied_tokenizer = checkpoint.tokenizer if plug_in.TOKENIZER_CONFIG else ()
     layout = ParallelLayout(**sizes, zero_stage=zero_stage)
     options = Target(layout, dtype, tokenizer=copied_tokenizer)
     result = write(target, checkpoint, name, options, workers=workers)
     step = f" at step {n:,}" if (n := checkpoint.progress.iteration) else ""
     print(f"{target}: {title(name)}, {_summary(checkpoint, options)}, from {source}{step}")
-    _print_side_files(checkpoint, options, format, result.left)
+    _print_side_files(checkpoint, options, plug_in.TOKENIZER_CONFIG, result.left)
     for warning in (
         vocabulary_warning,
-        unloadable_states_warning(checkpoint) if format == "megatron" else None,
-        *argument_warnings(checkpoint.architecture, format),
+        *plug_in.warnings(checkpoint),
         _not_finite_warning(result.not_finite),
     ):
         if warning:
@@ -158,10 +161,10 @@ def _check_options(
             f"--virtual-pipeline-size {virtual}: says how pipeline ranks share layers; give "
             "--pipeline-parallel-size, too"
         )
-    if tokenizer is not None and format != "hf":
+    if tokenizer is not None and format not in formats_with_tokenizer():
         raise UserError(
             f"--tokenizer {tokenizer}: a checkpoint of format {format} keeps none; leave it out, "
-            "or choose hf"
+            f"or choose {' or '.join(formats_with_tokenizer())}"
         )
 
 
@@ -211,21 +214,21 @@ def _summary(checkpoint: "Checkpoint", target: "Target") -> str:
 
 
 def _print_side_files(
-    checkpoint: "Checkpoint", target: "Target", format: str, left: list[str]
+    checkpoint: "Checkpoint", target: "Target", config: str | None, left: list[str]
 ) -> None:
     """Print what was written beside the weights, and what was left behind.
 
     Args:
         checkpoint: the source.
         target: what was written.
-        format: what was written.
+        config: file that should name the end-of-text token, if the format has one.
         left: kinds of tensors that the format does not hold.
     """
     names = ", ".join(file.name for file in checkpoint.tokenizer)
     if target.tokenizer:
         print(f"tokenizer: {names}, from {checkpoint.tokenizer[0].parent}")
-    if format == "hf" and checkpoint.notes.get("eos_token_id") is None:
-        print("config.json names no end-of-text token, for none is known; set its eos_token_id")
+    if config and checkpoint.notes.get("eos_token_id") is None:
+        print(f"{config} names no end-of-text token, for none is known; set its eos_token_id")
     left_tokenizer = [f"tokenizer ({names})"] if names and not target.tokenizer else []
     if everything := [*checkpoint.unread, *left, *left_tokenizer]:
         print(f"left behind: {', '.join(everything)}")

@@ -1,9 +1,10 @@
-"""What each checkpoint format defines: the interface of the modules `checkpoint/**/format.py`.
+"""Interface of a checkpoint format: constants and functions of a module `checkpoint/**/format.py`.
 
 A format is a folder with a module `format.py`. The name of the folder is the name of the format; in
 the config and on the command line, its underscores are hyphens. A new format needs no other edit.
 """
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -21,8 +22,16 @@ class CheckpointFormat(Protocol):
     """Name of the format in messages."""
     PRIORITY: int
     """Order of detection: the format with the smallest number whose `find` succeeds is opened."""
-    SIZES: tuple[str, ...]
-    """Options of `convert` that split a checkpoint of this format, such as tensor_parallel_size."""
+    SIZES: Mapping[str, int | None]
+    """Options of `convert` that split a checkpoint of this format, such as tensor_parallel_size,
+    with the largest value of each; None: any."""
+    EQUAL_STAGES: bool
+    """Whether all pipeline stages must have the same number of layers."""
+    DTYPE: str | None
+    """The only dtype of weights in this format, such as fp32; None: any."""
+    TOKENIZER_CONFIG: str | None
+    """File that names the end-of-text token of the tokenizer whose files lie beside the weights;
+    None: the format keeps no tokenizer."""
     IN_ROOT: bool
     """Whether files go into `global_step<N>` of a root folder with a file `latest`."""
 
@@ -60,3 +69,12 @@ class CheckpointFormat(Protocol):
         Raises:
             UserError: the format cannot hold the model in this layout.
         """
+
+    def archives(self, files: Iterable[Path]) -> Mapping[Path, list[tuple[int, int]]]:
+        """Return first byte and length of each archive of torch.save in files of a checkpoint.
+
+        Archives have checksums: `convert` writes them, and verifies those of its source.
+        """
+
+    def warnings(self, checkpoint: Checkpoint) -> list[str]:
+        """Return warnings for the user who has written `checkpoint` in this format."""

@@ -61,7 +61,7 @@ def _lines(checkpoint: "Checkpoint") -> "Iterator[tuple[str, str]]":
     yield "weights", f"{num_parameters:,} parameters in {len(weights)} tensors, {', '.join(dtypes)}"
     yield "optimizer", _optimizer(checkpoint)
     yield from _notes(checkpoint.notes)
-    num_files = len({extent.file for extent in source.regions})
+    num_files = len({extent.file for extent in source.extents})
     yield "files", f"{num_files} with tensors; names and sizes are right"
 
 
@@ -126,7 +126,7 @@ def _check_values(checkpoint: "Checkpoint") -> None:
     from tokamake.runtime.cores import file_workers
 
     source, workers = checkpoint.source, file_workers()
-    check_checksums(source, workers=workers)
+    check_checksums(checkpoint, workers=workers)
     keys = [*source]
     with ThreadPoolExecutor(workers) as pool:
         counts = pool.map(lambda key: num_not_finite(source, key), keys)

@@ -47,6 +47,17 @@ def pointed(path: Path) -> tuple[Path | None, Path]:
     return None, path
 
 
+def candidates(path: Path, pointer_name: str) -> list[Path]:
+    """Return the folders that may hold a checkpoint: `path`, and the one that its pointer names.
+
+    Args:
+        path: folder of a checkpoint, or its parent with the pointer file.
+        pointer_name: name of the pointer file of the checkpoint's format.
+    """
+    pointer = path / pointer_name
+    return [path, _target(pointer)] if pointer.is_file() else [path]
+
+
 def pointed_files(path: Path, pointer_name: str) -> list[Path]:
     """List the pointer file of a folder, if it exists, and all files of the checkpoint's folder.
 
@@ -55,14 +66,13 @@ def pointed_files(path: Path, pointer_name: str) -> list[Path]:
         pointer_name: name of the pointer file of the checkpoint's format.
     """
     pointer = path / pointer_name
-    has_pointer = pointer.is_file()
-    folder = _target(pointer) if has_pointer else path
+    folder = candidates(path, pointer_name)[-1]
     files = sorted(file for file in folder.rglob("*") if file.is_file())
-    return [pointer, *files] if has_pointer else files
+    return [pointer, *files] if pointer.is_file() else files
 
 
 def _target(pointer: Path) -> Path:
     name = pointer.read_text(encoding="utf-8", errors="replace").strip()
-    if pointer.name == _MEGATRON and name.isdecimal():
+    if pointer.name == _MEGATRON and name.isdecimal():  # otherwise a name, such as `release`
         name = f"iter_{int(name):07d}"
     return pointer.parent / name

@@ -19,7 +19,6 @@ from typing import IO, Any, NamedTuple
 
 from tokamake import __version__, files
 from tokamake.checkpoint.detect import load_format
-from tokamake.checkpoint.native import dcp_metadata
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.copy import fill
@@ -37,7 +36,7 @@ _SYNC_BYTES = 2**27
 
 
 class WriteResult(NamedTuple):
-    """What a caller reports about a written checkpoint."""
+    """Facts about a written checkpoint that a caller reports."""
 
     left: list[str]
     """Kinds of tensors that the format does not hold."""
@@ -137,11 +136,11 @@ def _write(
     path = growing.with_name(growing.name.removeprefix(".").removesuffix(".converting"))
     content, notes = growing / "content", growing / "notes"
     extents = _plan(content, notes, checkpoint, name, target)
-    stored = {chunk.key for extent in extents for chunk in extent.blocks}
+    stored = {chunk.key for extent in extents for chunk in extent.chunks}
     done = _read_done(notes)
     keys = [key for key in checkpoint.source if key in stored and key not in done]
     not_finite = {key for key, is_not_finite in done.items() if is_not_finite}
-    _fill(notes, checkpoint, extents, keys, not_finite, workers)
+    _fill(notes, checkpoint, name, extents, keys, not_finite, workers)
     for file in target.tokenizer:
         shutil.copyfile(file, content / file.name)
     _sync([*content.rglob("*"), content])
@@ -174,7 +173,7 @@ def _plan(
     if plan.is_file() and content.is_dir():
         saved = files.read_json(plan, "")
         if saved["digest"] == digest:
-            return [_from_json(content, entry) for entry in saved["regions"]]
+            return [_from_json(content, entry) for entry in saved["extents"]]
     if content.parent.exists():
         shutil.rmtree(content.parent)
     content.mkdir(parents=True)
@@ -185,7 +184,7 @@ def _plan(
     # Sync before the plan: a plan promises that its files are complete.
     _sync([*content.rglob("*"), content])
     entries = [_to_json(content, extent) for extent in extents]
-    files.write_text(plan, json.dumps({"digest": digest, "regions": entries}))
+    files.write_text(plan, json.dumps({"digest": digest, "extents": entries}))
     return extents
 
 
@@ -212,7 +211,7 @@ def _check_free_space(content: Path, extents: list[Extent]) -> None:
 
 def _file_states(checkpoint: Checkpoint) -> Any:
     """Size and modification time of the source's files: they identify it without reading it."""
-    names = sorted({str(extent.file) for extent in checkpoint.source.regions})
+    names = sorted({str(extent.file) for extent in checkpoint.source.extents})
     states = ((name, Path(name).stat()) for name in names)
     return [[name, state.st_size, state.st_mtime_ns] for name, state in states]
 
@@ -221,12 +220,12 @@ def _to_json(content: Path, extent: Extent) -> list[Any]:
     chunks = [
         [
             chunk.key,
-            [[at.start, at.stop] for at in chunk.place],
+            [[at.start, at.stop] for at in chunk.box],
             chunk.start,
             chunk.stride,
             chunk.is_mean,
         ]
-        for chunk in extent.blocks
+        for chunk in extent.chunks
     ]
     file = str(extent.file.relative_to(content))
     return [file, extent.name, extent.offset, extent.shape, extent.dtype.name, chunks]
@@ -237,12 +236,12 @@ def _from_json(content: Path, entry: list[Any]) -> Extent:
     chunks = (
         Chunk(
             key,
-            tuple(slice(*at) for at in place),
+            tuple(slice(*at) for at in box),
             start,
             None if stride is None else tuple(stride),
             is_mean,
         )
-        for key, place, start, stride, is_mean in entries
+        for key, box, start, stride, is_mean in entries
     )
     dtype = dtypes.named(dtype_name)
     assert dtype is not None, "the digest holds the version, so the same code wrote the plan"
@@ -252,6 +251,7 @@ def _from_json(content: Path, entry: list[Any]) -> Extent:
 def _fill(
     notes: Path,
     checkpoint: Checkpoint,
+    name: str,
     extents: list[Extent],
     keys: list[str],
     not_finite: set[str],
@@ -261,7 +261,7 @@ def _fill(
     source, finished, num_bytes = checkpoint.source, list[str](), 0
     files_of: dict[str, set[Path]] = defaultdict(set)
     for extent in extents:
-        for chunk in extent.blocks:
+        for chunk in extent.chunks:
             files_of[chunk.key].add(extent.file)
     filled = fill(extents, source, keys=keys, workers=workers, not_finite=not_finite)
     with ThreadPoolExecutor(1) as pool:
@@ -277,20 +277,15 @@ def _fill(
                 finished, num_bytes = [], 0
         all_files = sorted({extent.file for extent in extents})
         tasks.append(pool.submit(_sync, all_files))
-        _seal(all_files, workers)
+        _seal(name, all_files, workers)
         for task in tasks:
             task.result()
 
 
-def _seal(written: list[Path], workers: int) -> None:
-    """Write the checksums of files in torch.save's format."""
-    folders = {file.parent for file in written if file.suffix == dcp_metadata.SUFFIX}
-    archives = {
-        file: places for folder in folders for file, places in dcp_metadata.archives(folder).items()
-    }
-    for file in written:
-        if file.suffix in (".pt", dcp_metadata.SUFFIX):
-            torch_archive.seal(file, archives=archives.get(file), workers=workers)
+def _seal(name: str, written: list[Path], workers: int) -> None:
+    """Write the checksums of the archives in files of a format."""
+    for file, archives in load_format(name).archives(written).items():
+        torch_archive.seal(file, archives, workers=workers)
 
 
 def _add_done(notes: Path, not_finite: dict[str, bool], written: list[Path]) -> None:

@@ -1,6 +1,7 @@
 """Section `model` of the config, and the names of export formats such as mds-tp2-bf16."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -29,15 +30,24 @@ def format_names() -> list[str]:
     return [name.replace("_", "-") for name in plugins.names(FORMATS)]
 
 
-def format_sizes(format: str) -> tuple[str, ...]:
-    """Options of `convert` that split a checkpoint of a format, such as tensor_parallel_size."""
-    sizes: tuple[str, ...] = plugins.constant(FORMATS, format.replace("-", "_"), "SIZES")
+def _constant(format: str, name: str) -> Any:
+    return plugins.constant(FORMATS, format.replace("-", "_"), name)
+
+
+def format_sizes(format: str) -> Mapping[str, int | None]:
+    """Options of `convert` that split a checkpoint of a format, each with its largest value."""
+    sizes: Mapping[str, int | None] = _constant(format, "SIZES")
     return sizes
 
 
 def formats_with(size: str) -> list[str]:
     """Names of the formats that have a size, such as zero_stage."""
     return [format for format in format_names() if size in format_sizes(format)]
+
+
+def formats_with_tokenizer() -> list[str]:
+    """Names of the formats that have a tokenizer beside the weights."""
+    return [format for format in format_names() if _constant(format, "TOKENIZER_CONFIG")]
 
 
 class ModelSettings(Settings):
@@ -102,27 +112,32 @@ def parse_export_format(text: str) -> ExportFormat:
         )
     format, dtype = match["format"], match["dtype"]
     sizes = {name: int(match[short]) for short, name in _SHORT.items() if match[short]}
-    if unknown := sizes.keys() - set(format_sizes(format)):
+    if unknown := sizes.keys() - format_sizes(format).keys():
         raise ValueError(f"format {format} has no {min(unknown)}; leave it out")
-    if format == "universal" and dtype:
-        raise ValueError("format universal holds fp32 weights; leave the dtype out")
+    if dtype and (only_dtype := _constant(format, "DTYPE")):
+        raise ValueError(f"format {format} holds {only_dtype} weights; leave the dtype out")
     if sizes.get("virtual_pipeline_size", 1) > 1 == sizes.get("pipeline_parallel_size", 1):
         raise ValueError("vpp says how pipeline ranks share layers; give pp, too")
-    _check_zero(format, sizes)
+    if (num_ranks := sizes.get("data_parallel_size", 1)) > 1 and "zero_stage" not in sizes:
+        raise ValueError(f"dp{num_ranks} says how ranks share optimizer states; give zero1, too")
+    _check_limits(format, sizes)
     return ExportFormat(format, sizes, dtype)
 
 
-def _check_zero(format: str, sizes: dict[str, int]) -> None:
-    stage, num_ranks = sizes.get("zero_stage", 0), sizes.get("data_parallel_size", 1)
-    if stage > 3:
-        raise ValueError(f"zero{stage}: DeepSpeed has stages 1 to 3; give one of them")
-    if format == "mds-pipeline" and stage > 1:
+def _check_limits(format: str, sizes: Mapping[str, int]) -> None:
+    """Check that no size exceeds the largest value of its format.
+
+    Raises:
+        ValueError: one does. The message names the formats that allow it.
+    """
+    for name, size in sizes.items():
+        if (limit := format_sizes(format)[name]) is None or size <= limit:
+            continue
+        others = [each for each in formats_with(name) if (format_sizes(each)[name] or size) >= size]
+        choice = f", or choose {' or '.join(others)}" if others else ""
         raise ValueError(
-            f"zero{stage}: DeepSpeed itself refuses stages 2 and 3 with pipelines; give zero1, or "
-            "use mds, which has no pipeline"
+            f"{name} {size}: format {format} allows at most {limit}; give {limit} or less{choice}"
         )
-    if num_ranks > 1 and not stage:
-        raise ValueError(f"dp{num_ranks} says how ranks share optimizer states; give zero1, too")
 
 
 def check_export_format(form: ExportFormat, architecture: Architecture) -> None:
@@ -140,10 +155,11 @@ def check_export_format(form: ExportFormat, architecture: Architecture) -> None:
     num_stages = form.sizes.get("pipeline_parallel_size", 1)
     num_stages *= form.sizes.get("virtual_pipeline_size", 1)
     num_layers = architecture.num_hidden_layers
-    if num_stages > num_layers or (form.format == "megatron" and num_layers % num_stages):
+    has_equal_stages = _constant(form.format, "EQUAL_STAGES")
+    if num_stages > num_layers or (has_equal_stages and num_layers % num_stages):
         raise ValueError(
             f"{num_stages} stages: the model has {num_layers} layers; give a number that "
-            f"{'divides them' if form.format == 'megatron' else 'is no larger'}"
+            f"{'divides them' if has_equal_stages else 'is no larger'}"
         )
 
 

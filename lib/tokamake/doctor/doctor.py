@@ -1,4 +1,4 @@
-"""The stage `doctor`: check that a run can work here before it costs anything."""
+"""Stage `doctor`: check that a run can work here before it uses compute time."""
 
 import os
 import socket

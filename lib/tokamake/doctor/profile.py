@@ -52,9 +52,9 @@ class Profile:
     """File of the profile; None: no profile."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """Keys and values of the profile."""
-    mine: Mapping[str, Any] = field(default_factory=dict)
+    user_values: Mapping[str, Any] = field(default_factory=dict)
     """Keys and values of the user's file."""
-    mine_path: Path | None = None
+    user_path: Path | None = None
     """Path of the user's file, which need not exist."""
     launch: Path | None = None
     """Launch script, relative to the working directory of the workflow."""
@@ -82,7 +82,7 @@ class Profile:
         options = str(self.values.get("sbatch-defaults") or "").split()
         defaults = dict(option.partition("=")[::2] for option in options)
         # The order of precedence is that of the executors.
-        places = (_section(_section(self.mine, "rules"), rule), self.mine, defaults)
+        places = (_section(_section(self.user_values, "rules"), rule), self.user_values, defaults)
         values = (self.resource(resource, rule), *(place.get(name) for place in places))
         return next((str(value) for value in values if value), "")
 
@@ -161,12 +161,12 @@ def read_profile(folder: Path, directory: Path) -> Profile:
         raise UserError(f"{folder}: no {NAMES[0]} in it; give the folder of a profile")
     values = _mapping(path)
     user_file = values.get("pbs-user-file") or values.get("sbatch-user-file")
-    mine_path = Path(os.path.expandvars(user_file)).expanduser() if user_file else None
-    mine = _mapping(mine_path) if mine_path and mine_path.is_file() else {}
+    user_path = Path(os.path.expandvars(user_file)).expanduser() if user_file else None
+    user_values = _mapping(user_path) if user_path and user_path.is_file() else {}
     launch = _value(_section(values, "default-resources").get("launch"))
     script = directory / str(launch) if launch else None
     launcher = read_launcher(script) if script and script.is_file() else Launcher()
-    return Profile(path, values, mine, mine_path, script, launcher)
+    return Profile(path, values, user_values, user_path, script, launcher)
 
 
 def _mapping(path: Path) -> dict[str, Any]:
@@ -220,11 +220,11 @@ def judge_keys(profile: Profile, known: Collection[str]) -> Result:
 def check_personal(profile: Profile) -> list[Result]:
     """Check that the user's file has the account, the queue and other required personal values."""
     known = PERSONAL.get(profile.executor, ())
-    unknown = [name for name in profile.mine if name not in (*known, "rules")]
+    unknown = [name for name in profile.user_values if name not in (*known, "rules")]
     results = []
     if unknown:
         remedy = f"valid keys are {', '.join(known)}, rules"
-        results.append(wrong("your file", f"{profile.mine_path}: {unknown[0]}: unknown", remedy))
+        results.append(wrong("your file", f"{profile.user_path}: {unknown[0]}: unknown", remedy))
     text = str(profile.values.get(f"{profile.executor}-required", ""))
     required = text.replace(",", " ").split()
     optional = _SLURM if profile.scheduler == "slurm" else ()
@@ -233,5 +233,5 @@ def check_personal(profile: Profile) -> list[Result]:
         if value or name not in required:
             results.append(ok(name, value or "none, so Slurm uses your default"))
         else:
-            results.append(wrong(name, "none", f"add `{name}: ...` to {profile.mine_path}"))
+            results.append(wrong(name, "none", f"add `{name}: ...` to {profile.user_path}"))
     return results

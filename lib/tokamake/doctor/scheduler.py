@@ -158,11 +158,11 @@ def _account(profile: Profile, queues: Mapping[str, Queue]) -> Result:
         return fault
     command = ["sacctmgr", "--noheader", "--parsable2", "show", "associations"]
     answer = ask([*command, f"user={getuser()}", "format=account"], seconds=SECONDS)
-    mine = sorted(set(answer.output.split()))
-    if answer.fault or not mine:
+    accounts = sorted(set(answer.output.split()))
+    if answer.fault or not accounts:
         return ok(name, f"not known: sacctmgr: {answer.fault or 'lists no account of yours'}")
-    if account.lower() not in map(str.lower, mine):
-        return wrong(name, f"{account}: not your account", f"yours are {', '.join(mine)}")
+    if account.lower() not in map(str.lower, accounts):
+        return wrong(name, f"{account}: not your account", f"yours are {', '.join(accounts)}")
     return ok(name, account)
 
 

@@ -1,7 +1,9 @@
 """Optimizers, one file each; docs/optimizers.md compares them.
 
-A plug-in has `build(groups, settings, whole)` and three literals: SETTINGS, the settings of the
-section `optimizer` that it uses with their published values; ELEMENTWISE, whether each element is
-updated by itself, so that any cut of the parameters will do; and STATE, its state's tensors by
-name: "like_parameter" (its shape and layout) or "replicated" (alike on all ranks of its parts).
+A plug-in has a function `build(groups, settings, whole)` and three literals:
+- SETTINGS: the settings of the section `optimizer` that it uses, with their published values.
+- ELEMENTWISE: whether the update of each element depends on that element only. Such optimizers work
+  on any parts of the parameters.
+- STATE: the tensors of its state by name: "like_parameter" (shape and layout of the parameter) or
+  "replicated" (the same on all ranks that hold parts of the parameter).
 """

@@ -1,6 +1,6 @@
-"""Which parameters decay, and what the optimizer's rates are in each group.
+"""Parameter groups: which parameters decay, which are hidden matrices, and their rates.
 
-Parameters come from the model; groups go to an optimizer's `build`, and rates to them each step.
+`build` of an optimizer takes the groups; `set_rates` sets their rates before each step.
 """
 
 from collections.abc import Iterable
@@ -14,15 +14,18 @@ from torch.nn import Parameter
 def parameter_groups(
     parameters: Iterable[tuple[str, Parameter]], weight_decay: float
 ) -> list[dict[str, Any]]:
-    """Split parameters into a group that decays and one that does not.
+    """Split parameters into a group with weight decay and a group without.
 
-    Matrices and embeddings (two dimensions or more) decay, norms and biases do not, as in GPT-3
-    and Llama training; frozen parameters are in neither group. A group has `decays`, whether it
-    does, and `param_names`, as torch calls them.
+    Matrices and embeddings (two or more dimensions) decay; norms and biases do not, as for GPT-3
+    and Llama. Frozen parameters are in no group. Besides torch's keys, a group has `decays` (bool)
+    and `param_names`.
 
     Args:
-        parameters: pairs of name and parameter, as `Module.named_parameters` yields them.
+        parameters: pairs of name and parameter, such as those of `Module.named_parameters`.
         weight_decay: decay of the first group.
+
+    Returns:
+        The groups that are not empty.
     """
     trained = [(name, each) for name, each in parameters if each.requires_grad]
     matrices = [pair for pair in trained if pair[1].dim() >= 2]
@@ -44,23 +47,23 @@ def _group(
 
 
 def part_hidden_matrices(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Split each group into its hidden matrices, marked `hidden`, and the rest.
+    """Split each group into hidden matrices (`hidden` is True) and the rest (`hidden` is False).
 
-    Hidden are the matrices of numbered layers, whatever a family calls them: a part of the name
-    is a number, as in layers.3.mlp.up_proj.weight. Embeddings and the output layer are outside.
+    Hidden matrices are those of numbered layers in any family: a component of their name is a
+    number, as in layers.3.mlp.up_proj.weight. Embeddings and the output layer are not hidden.
 
     Args:
-        groups: as `parameter_groups` makes them.
+        groups: the groups of `parameter_groups`.
     """
-    found = []
+    parted = []
     for group in groups:
         named = list(zip(group["param_names"], group["params"], strict=True))
         for hidden in (True, False):
-            chosen = [pair for pair in named if _is_hidden(*pair) == hidden]
-            if chosen:
+            pairs = [pair for pair in named if _is_hidden(*pair) == hidden]
+            if pairs:
                 decays, weight_decay = group["decays"], group["weight_decay"]
-                found.append(_group(chosen, weight_decay, decays=decays, hidden=hidden))
-    return found
+                parted.append(_group(pairs, weight_decay, decays=decays, hidden=hidden))
+    return parted
 
 
 def _is_hidden(name: str, parameter: Tensor) -> bool:
@@ -70,7 +73,7 @@ def _is_hidden(name: str, parameter: Tensor) -> bool:
 def set_rates(
     optimizer: torch.optim.Optimizer, *, learning_rate: float, weight_decay: float
 ) -> None:
-    """Tell an optimizer, or what DeepSpeed makes of it, the rates of the next step."""
+    """Set the rates of the next step in an optimizer, or in DeepSpeed's wrapper of it."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
         if group.get("decays", group["weight_decay"] != 0):

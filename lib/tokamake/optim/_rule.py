@@ -1,7 +1,8 @@
-"""What our own optimizers share: local parts in fp32, state of each parameter, bounded memory.
+"""Base class of tokamake's own optimizers: fp32 local parts, state per parameter, bounded memory.
 
-A rule is a subclass that updates lists of tensors. Parameters may be plain or DTensors; a rule sees
-what this rank holds. State belongs to parameters alone, since DeepSpeed steps them in portions.
+A subclass, a rule, updates lists of tensors. Parameters may be plain tensors or DTensors; a rule
+sees this rank's local parts. All state is per parameter, because DeepSpeed steps some parameters at
+a time.
 """
 
 from abc import ABC, abstractmethod
@@ -18,54 +19,56 @@ from tokamake.optim._whole import ALONE, WholeParameters, local
 Group = dict[str, Any]
 
 AT_ONCE = {"cpu": 2**18, "accelerator": 2**24}
-"""Elements that a rule updates at once, which bounds its memory: to what caches hold on a CPU, to a
-few times 64 MiB where starting a kernel costs more."""
+"""Elements that a rule updates at once. On a CPU they fit into the caches. On accelerators, where
+kernel launches are costly, they need a few times 64 MiB."""
 
 
 @dataclass
 class ParameterBatch:
-    """Some parameters of a group with all that their update needs, lists of equal length.
+    """Some parameters of a group, their gradients and states, in lists of equal length.
 
-    Local parts, fp32 or wider; a rule changes `values` and state in place and leaves `gradients`.
+    `values` and `gradients` are local parts, fp32 or wider. A rule changes `values` and states in
+    place and does not change `gradients`.
     """
 
     parameters: list[Tensor] = field(default_factory=list)
-    """As the optimizer was given them, to ask `WholeParameters` about."""
+    """The parameters of the optimizer, as arguments of the methods of `WholeParameters`."""
     values: list[Tensor] = field(default_factory=list)
     gradients: list[Tensor] = field(default_factory=list)
     states: list[dict[str, Tensor]] = field(default_factory=list)
 
     def state(self, name: str) -> list[Tensor]:
-        """A tensor of the state of each parameter; its local part if it is like the parameter."""
+        """State tensor `name` of each parameter: the local part if it is shaped like it."""
         return [local(state[name]) for state in self.states]
 
     def tick(self) -> list[float]:
-        """Count a step of each parameter; its number from 1."""
+        """Increment the step counts of all parameters and return them; the first step is 1."""
         for state in self.states:
             state["step"] += 1
         return [state["step"].item() for state in self.states]
 
-    def only(self, wanted: list[bool]) -> "ParameterBatch":
-        """Those parameters for which it is true."""
+    def only(self, selected: list[bool]) -> "ParameterBatch":
+        """The batch of the parameters for which `selected` is True."""
         return ParameterBatch(
-            list(compress(self.parameters, wanted)),
-            list(compress(self.values, wanted)),
-            list(compress(self.gradients, wanted)),
-            list(compress(self.states, wanted)),
+            list(compress(self.parameters, selected)),
+            list(compress(self.values, selected)),
+            list(compress(self.gradients, selected)),
+            list(compress(self.states, selected)),
         )
 
 
 class Rule(torch.optim.Optimizer, ABC):
-    """Base of the rules.
+    """Base class of the rules.
 
     Args:
-        groups: parameter groups, as `parameter_groups` makes them.
-        whole: how to see parameters whole that ranks hold parts of.
-        defaults: what a group may say differently; `lr` and `weight_decay` are set each step.
+        groups: parameter groups of `parameter_groups`.
+        whole: sums over the parts of parameters on several ranks.
+        defaults: default values of keys of groups; `lr` and `weight_decay` are set before each
+            step.
     """
 
     zeros: tuple[str, ...] = ()
-    """State that is shaped like the parameter and starts from 0."""
+    """Names of the state tensors that are shaped like the parameter and start at 0."""
 
     def __init__(
         self, groups: list[Group], *, whole: WholeParameters = ALONE, **defaults: Any
@@ -74,7 +77,7 @@ class Rule(torch.optim.Optimizer, ABC):
         self.whole = whole
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
-        """State of a parameter before its first update."""
+        """Create the state of a parameter before its first update."""
         return {"step": number(), **{name: self.like(parameter) for name in self.zeros}}
 
     @staticmethod
@@ -84,7 +87,7 @@ class Rule(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def update(self, batch: ParameterBatch, group: Group) -> None:
-        """Change values and state of a batch by its gradients."""
+        """Update values and states of a batch in place."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -102,17 +105,18 @@ class Rule(torch.optim.Optimizer, ABC):
         return loss
 
     def batches(self, group: Group) -> Iterator[ParameterBatch]:
-        """Parameters with gradients, in batches of `AT_ONCE` elements or one parameter.
+        """Yield parameters with gradients in batches of at most `AT_ONCE` elements.
 
-        Cut by whole sizes, so that all ranks' batches are alike.
+        A larger parameter is a batch of its own. Batches count the elements of whole parameters,
+        so that they are the same on all ranks, which call collectives together.
         """
         batch, size = ParameterBatch(), 0
         for parameter in group["params"]:
             if parameter.grad is None:
                 continue
             elements = torch.Size(self.whole.shape(parameter)).numel()
-            most = AT_ONCE["cpu" if parameter.device.type == "cpu" else "accelerator"]
-            if batch.parameters and size + elements > most:
+            limit = AT_ONCE["cpu" if parameter.device.type == "cpu" else "accelerator"]
+            if batch.parameters and size + elements > limit:
                 yield batch
                 batch, size = ParameterBatch(), 0
             size += elements
@@ -132,23 +136,23 @@ class Rule(torch.optim.Optimizer, ABC):
 
 
 def wide(parameter: Tensor) -> torch.dtype:
-    """Number format of a parameter's state: fp32, or its own if that is wider."""
+    """Dtype of a parameter's state: fp32, or the parameter's dtype if that is wider."""
     return torch.promote_types(parameter.dtype, torch.float32)
 
 
 def number() -> Tensor:
-    """A number in a state, from 0; on the CPU, where reading it waits for no device."""
+    """Create a scalar of a state, 0; on the CPU, so that reading it does not wait for a device."""
     return torch.zeros((), dtype=torch.float32, device="cpu")
 
 
 def decay(batch: ParameterBatch, group: Group) -> None:
-    """Decoupled weight decay (Loshchilov & Hutter 2019, arXiv 1711.05101)."""
+    """Apply decoupled weight decay in place (Loshchilov & Hutter 2019, arXiv 1711.05101)."""
     if group["weight_decay"]:
         torch._foreach_mul_(batch.values, 1.0 - group["lr"] * group["weight_decay"])
 
 
 def moments(batch: ParameterBatch, beta1: float, beta2: float) -> tuple[list[Tensor], list[Tensor]]:
-    """Adam's running means of gradients and of their squares, updated (arXiv 1412.6980)."""
+    """Update and return Adam's means of gradients and of their squares (arXiv 1412.6980)."""
     means, squares = batch.state("exp_avg"), batch.state("exp_avg_sq")
     torch._foreach_lerp_(means, batch.gradients, 1.0 - beta1)
     torch._foreach_mul_(squares, beta2)
@@ -157,20 +161,20 @@ def moments(batch: ParameterBatch, beta1: float, beta2: float) -> tuple[list[Ten
 
 
 def adamw(batch: ParameterBatch, group: Group) -> None:
-    """AdamW's step, for what a rule leaves to it."""
+    """Apply a step of AdamW, for parameters that a rule itself does not cover."""
     directions = adam_direction(batch, group)
     decay(batch, group)
     torch._foreach_add_(batch.values, directions, alpha=-group["lr"])
 
 
 def adam_direction(batch: ParameterBatch, group: Group) -> list[Tensor]:
-    """Adam's update for a rate of 1, both moments freed of their bias."""
+    """Adam's update for a learning rate of 1, with bias correction."""
     beta1, beta2 = group["betas"]
     steps = batch.tick()
     means, squares = moments(batch, beta1, beta2)
     roots = torch._foreach_sqrt(squares)
     torch._foreach_div_(roots, [(1.0 - beta2**step) ** 0.5 for step in steps])
     torch._foreach_add_(roots, group["eps"])
-    found = torch._foreach_div(means, roots)
-    torch._foreach_div_(found, [1.0 - beta1**step for step in steps])
-    return list(found)
+    directions = torch._foreach_div(means, roots)
+    torch._foreach_div_(directions, [1.0 - beta1**step for step in steps])
+    return list(directions)

@@ -1,7 +1,8 @@
-"""Parameters that several ranks hold parts of, for optimizers that need them whole.
+"""Whole parameters, for optimizers whose update needs more than this rank's part.
 
-Optimizers see local parts; a `WholeParameters` adds up what they find in theirs. Parts may be cut
-along any dimensions. A `ParameterPart` says which part a rank holds; DTensors say so themselves.
+Optimizers see local parts; `WholeParameters` sums their values over all parts. Parameters may be
+divided along any dimensions. A `ParameterPart` describes the part of this rank; for DTensors,
+`part_of` derives it.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,24 +17,24 @@ from torch.distributed.tensor import DTensor, Shard
 
 @dataclass(frozen=True)
 class ParameterPart:
-    """Which part of a parameter this rank holds."""
+    """The part of a parameter that this rank holds."""
 
     shape: tuple[int, ...]
-    """Of the whole parameter."""
+    """Shape of the whole parameter."""
     place: tuple[Any, ...]
-    """Index of the part in the whole, e.g. a slice per dimension: `whole[place]` is the part."""
+    """Index of the part, such as a slice per dimension: `whole[place]` is the part."""
     groups: tuple[dist.ProcessGroup, ...] = ()
-    """Sums over these, one after the other, are sums over all parts, each counted once: groups
-    along which the parameter is cut, but none along which it is replicated."""
+    """Groups that divide the parameter. Sums over all of them, one after the other, count each
+    part once; groups that replicate the parameter are excluded."""
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor; writing to it writes to the tensor."""
+    """This rank's part of a tensor, which shares its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def part_of(parameter: Tensor) -> ParameterPart:
-    """The part that a DTensor's placements say; all of it for a plain tensor."""
+    """The part described by a DTensor's placements; for a plain tensor, all of it."""
     if not isinstance(parameter, DTensor):
         return ParameterPart(
             tuple(parameter.shape), tuple(slice(0, size) for size in parameter.shape)
@@ -42,19 +43,19 @@ def part_of(parameter: Tensor) -> ParameterPart:
 
     mesh, placements = parameter.device_mesh, parameter.placements
     sizes, offsets = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
-    cut = [number for number, placement in enumerate(placements) if isinstance(placement, Shard)]
+    sharded = [dim for dim, placement in enumerate(placements) if isinstance(placement, Shard)]
     return ParameterPart(
         tuple(parameter.shape),
         tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True)),
-        tuple(mesh.get_group(number) for number in cut),
+        tuple(mesh.get_group(dim) for dim in sharded),
     )
 
 
 class WholeParameters:
-    """Sums over whole parameters; all ranks that hold parts must call alike.
+    """Sums over whole parameters. Methods are collectives of all ranks that hold parts.
 
     Args:
-        part: which part of a parameter, as the optimizer was given it, this rank holds.
+        part: function from a parameter of the optimizer to the part that this rank holds.
     """
 
     def __init__(self, part: Callable[[Tensor], ParameterPart] = part_of) -> None:
@@ -65,30 +66,29 @@ class WholeParameters:
         return self._part(parameter).shape
 
     def sum(self, parameters: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor]:
-        """Add up a tensor for each parameter, of equal shape on all ranks, over its parts.
+        """Sum a tensor per parameter over all parts; its shape is the same on all ranks.
 
         Parameters with the same groups share a collective.
         """
-        found = list(values)
-        together: dict[tuple[dist.ProcessGroup, ...], list[int]] = {}
+        sums = list(values)
+        by_groups: dict[tuple[dist.ProcessGroup, ...], list[int]] = {}
         for number, parameter in enumerate(parameters):
-            together.setdefault(self._part(parameter).groups, []).append(number)
-        for groups, numbers in together.items():
+            by_groups.setdefault(self._part(parameter).groups, []).append(number)
+        for groups, numbers in by_groups.items():
             if groups:
                 flat = torch.cat([values[number].flatten() for number in numbers])
                 for group in groups:
                     dist.all_reduce(flat, group=group)
                 pieces = flat.split([values[number].numel() for number in numbers])
                 for number, piece in zip(numbers, pieces, strict=True):
-                    found[number] = piece.view(values[number].shape)
-        return found
+                    sums[number] = piece.view(values[number].shape)
+        return sums
 
     def gather(self, parameters: Sequence[Tensor], parts: Sequence[Tensor]) -> list[Tensor]:
-        """Put a tensor for each parameter, shaped like its local part, together whole."""
-        cut = [bool(self._part(parameter).groups) for parameter in parameters]
+        """Gather a tensor per parameter, shaped like the local part, to the whole shape."""
         placed = [
-            self._placed(parameter, part) if apart else part
-            for parameter, part, apart in zip(parameters, parts, cut, strict=True)
+            self._placed(parameter, part) if self._part(parameter).groups else part
+            for parameter, part in zip(parameters, parts, strict=True)
         ]
         return self.sum(parameters, placed)
 
@@ -98,9 +98,9 @@ class WholeParameters:
         return whole
 
     def along(self, parameter: Tensor, sums: Tensor, dim: int) -> Tensor:
-        """Place sums of a local matrix along `dim`, kept at size 1, among those of the whole.
+        """Place sums of the local part along `dim` (of size 1) in zeros of the whole's shape.
 
-        What `sum` makes of the result on all ranks are the sums of the whole along `dim`.
+        `sum` of the results of all ranks gives the sums of the whole parameter along `dim`.
         """
         shape, place = list(self.shape(parameter)), list(self._part(parameter).place)
         shape[dim], place[dim] = 1, slice(0, 1)
@@ -109,13 +109,13 @@ class WholeParameters:
         return placed
 
     def part(self, parameter: Tensor, whole: Tensor) -> Tensor:
-        """Take the local part of what is shaped like the parameter, or of size 1 somewhere."""
+        """Take the local part of a tensor of the whole shape, in which dimensions may be 1."""
         place = self._part(parameter).place
         sizes = zip(place, whole.shape, self.shape(parameter), strict=True)
-        # A row of sums has one element where the parameter has many.
+        # Sums along a dimension have size 1 there.
         index = tuple(slice(0, 1) if size != full else each for each, size, full in sizes)
         return whole[index]
 
 
 ALONE = WholeParameters()
-"""Of parameters that this rank holds whole, and of DTensors."""
+"""For parameters that this rank holds whole, and for DTensors."""

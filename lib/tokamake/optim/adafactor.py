@@ -33,7 +33,7 @@ def build(
     Args:
         groups: parameter groups, each with its own `weight_decay`.
         settings: peak learning rate, which scales with a parameter's size: 1e-2 in the paper.
-        whole: means are those of whole parameters.
+        whole: used for means over whole parameters.
     """
     names = ("beta2_decay", "epsilon", "epsilon2", "clip_threshold")
     options = {name: settings.used(name) for name in names}
@@ -41,14 +41,14 @@ def build(
 
 
 class Adafactor(Rule):
-    """Algorithms 4 and 5 of the paper, with torch's decoupled weight decay.
+    """Algorithms 4 and 5 of the paper, with decoupled weight decay as in torch.
 
-    Matrices keep means of squares of whole rows and columns (of the last two dimensions), on all
-    ranks that hold parts.
+    For a matrix, all ranks that hold parts keep the mean squares of whole rows and columns (of the
+    last two dimensions).
     """
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Means of rows and columns of a matrix, or of each element of a vector."""
+        """Create the means of rows and columns of a matrix, or of each element of a vector."""
         shape = self.whole.shape(parameter)
         if len(shape) < 2:
             return {"step": number(), "variance": self.like(parameter)}
@@ -65,8 +65,9 @@ class Adafactor(Rule):
         decay(batch, group)
         updates = self._normalized(batch, group, steps)
         lengths = self._mean_squares(batch, updates)
-        everything = zip(batch.values, updates, steps, sizes, lengths, strict=True)
-        for value, update, step, size, length in everything:
+        for value, update, step, size, length in zip(
+            batch.values, updates, steps, sizes, lengths, strict=True
+        ):
             rate = min(group["lr"], step**-0.5) * size.sqrt().clamp(min=group["epsilon2"])
             clip = (length.sqrt() / group["clip_threshold"]).clamp(min=1.0)
             value.sub_(update.mul_(rate / clip))
@@ -77,42 +78,42 @@ class Adafactor(Rule):
         return [total / max(1, shape.numel()) for total, shape in zip(sums, shapes, strict=True)]
 
     def _normalized(self, batch: ParameterBatch, group: Group, steps: list[float]) -> list[Tensor]:
-        """Gradients over the roots of their estimated squares."""
+        """Divide gradients by the roots of their estimated mean squares."""
         squares = [gradient.square().add_(group["epsilon"]) for gradient in batch.gradients]
         matrices = [n for n, state in enumerate(batch.states) if "row_var" in state]
         means = iter(self._means(batch, squares, matrices))
-        found = []
-        for place, (state, step) in enumerate(zip(batch.states, steps, strict=True)):
+        updates = []
+        for n, (state, step) in enumerate(zip(batch.states, steps, strict=True)):
             weight = step ** group["beta2_decay"]
             if "variance" in state:
                 variance = local(state["variance"])
-                variance.lerp_(squares[place], weight)
-                found.append(batch.gradients[place] * variance.rsqrt())
+                variance.lerp_(squares[n], weight)
+                updates.append(batch.gradients[n] * variance.rsqrt())
                 continue
             for name in ("row_var", "col_var"):
                 state[name].lerp_(next(means), weight)
-            scale = self._inverse_roots(batch.parameters[place], state)
-            found.append(batch.gradients[place] * scale)
-        return found
+            scale = self._inverse_roots(batch.parameters[n], state)
+            updates.append(batch.gradients[n] * scale)
+        return updates
 
     def _means(
         self, batch: ParameterBatch, squares: list[Tensor], matrices: list[int]
     ) -> list[Tensor]:
-        """Means of rows, then of columns, of each matrix."""
+        """Means over the rows, then over the columns, of each whole matrix."""
         parameters, sums, counts = [], [], []
-        for place in matrices:
-            parameter = batch.parameters[place]
+        for n in matrices:
+            parameter = batch.parameters[n]
             shape = self.whole.shape(parameter)
             for dim in (-1, -2):
-                total = squares[place].sum(dim=dim, keepdim=True)
+                total = squares[n].sum(dim=dim, keepdim=True)
                 parameters.append(parameter)
                 sums.append(self.whole.along(parameter, total, dim))
                 counts.append(shape[dim])
-        found = self.whole.sum(parameters, sums)
-        return [total / count for total, count in zip(found, counts, strict=True)]
+        totals = self.whole.sum(parameters, sums)
+        return [total / count for total, count in zip(totals, counts, strict=True)]
 
     def _inverse_roots(self, parameter: Tensor, state: dict[str, Tensor]) -> Tensor:
         rows, columns = state["row_var"], state["col_var"]
-        # In two factors, since squares of small gradients multiplied would leave fp32's range.
+        # Two factors, because the product of small squares would underflow in fp32.
         rows = (rows / rows.mean(dim=-2, keepdim=True)).rsqrt()
         return self.whole.part(parameter, rows) * self.whole.part(parameter, columns.rsqrt())

@@ -1,4 +1,4 @@
-"""Adam (Kingma & Ba 2015, arXiv 1412.6980); settings in, torch optimizer out."""
+"""Adam (Kingma & Ba 2015, arXiv 1412.6980), torch's implementation."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ STATE = {"step": "replicated", "exp_avg": "like_parameter", "exp_avg_sq": "like_
 def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
 ) -> torch.optim.Optimizer:
-    """Make torch's fused Adam. Weight decay enters through the gradient (L2), so moments hold it.
+    """Make torch's fused Adam. Weight decay is added to the gradient (L2), so moments include it.
 
     Args:
         groups: parameter groups, each with its own `weight_decay`.
         settings: peak learning rate, betas and epsilon.
-        whole: of no use to a rule that knows single elements.
+        whole: unused, because the update is elementwise.
     """
     return torch.optim.Adam(
         groups,

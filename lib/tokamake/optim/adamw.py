@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101); settings in, torch optimizer out."""
+"""AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101), torch's implementation."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ STATE = {"step": "replicated", "exp_avg": "like_parameter", "exp_avg_sq": "like_
 def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
 ) -> torch.optim.Optimizer:
-    """Make torch's fused AdamW, which is also the fastest on CPU.
+    """Make torch's AdamW, fused, which is the fastest variant on CPUs, too.
 
     Args:
         groups: parameter groups, each with its own `weight_decay`.
         settings: peak learning rate, betas and epsilon.
-        whole: of no use to a rule that knows single elements.
+        whole: unused, because the update is elementwise.
     """
     return torch.optim.AdamW(
         groups,

@@ -1,4 +1,4 @@
-"""AdamW with moments of 8 bits in blocks (Dettmers et al. 2022, arXiv 2110.02861), by torchao."""
+"""AdamW with 8-bit moments in blocks (Dettmers et al. 2022, arXiv 2110.02861), from torchao."""
 
 import contextlib
 from typing import Any
@@ -10,19 +10,19 @@ from tokamake.errors import UserError
 from tokamake.optim._whole import ALONE, WholeParameters
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
-ELEMENTWISE = False  # Blocks of 256 elements share a scale, and small parts stay in 32 bits.
+ELEMENTWISE = False  # Blocks of 256 elements share a scale; small parts stay in 32 bits.
 STATE = {"step": "replicated", "exp_avg": "like_parameter", "exp_avg_sq": "like_parameter"}
 
 
 def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
 ) -> torch.optim.Optimizer:
-    """Make torchao's AdamW8bit, compiled on accelerators only.
+    """Make torchao's AdamW8bit; its step is compiled on accelerators only.
 
     Args:
         groups: parameter groups, each with its own `weight_decay`.
         settings: peak learning rate, betas and epsilon.
-        whole: of no use: blocks are those of local parts, so results differ a little by layout.
+        whole: unused. Blocks are those of local parts, so results depend slightly on the layout.
 
     Raises:
         UserError: torchao is not installed.
@@ -35,10 +35,10 @@ def build(
         ) from None
 
     class Optimizer(AdamW8bit):
-        """Rates may be set as plain numbers, which torchao would refuse or compile for.
+        """AdamW8bit that accepts rates as numbers and saves moments as plain tensors.
 
-        Checkpoints hold moments as plain numbers, since blocks would fit one layout alone; they are
-        rounded once more when a run goes on.
+        torchao refuses some numbers as rates, and compiles the step again for others. Checkpoints
+        hold plain tensors because blocks depend on the layout; loading rounds to 8 bits again.
         """
 
         def plain(self, value: torch.Tensor) -> torch.Tensor:

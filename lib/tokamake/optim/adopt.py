@@ -1,6 +1,6 @@
 """ADOPT (Taniguchi et al. 2024, arXiv 2411.02853): Adam that converges with any beta2.
 
-A gradient is divided by the moment of those before it, and momentum comes after.
+A gradient is divided by the second moment of earlier gradients; momentum is applied afterwards.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ def build(
     Args:
         groups: parameter groups, each with its own `weight_decay`.
         settings: peak learning rate, betas and epsilon.
-        whole: of no use to a rule that knows single elements.
+        whole: unused, because the update is elementwise.
     """
     return Adopt(
         groups,
@@ -36,19 +36,19 @@ def build(
 
 
 class Adopt(Rule):
-    """Algorithm 2 of the paper, clipped at the fourth root of the step, with decoupled decay."""
+    """Algorithm 2 of the paper, clipped at step^0.25, with decoupled weight decay."""
 
     zeros = ("exp_avg", "exp_avg_sq")
 
     def update(self, batch: ParameterBatch, group: Group) -> None:
-        """m by clip(g / max(sqrt(v), eps)); x -= lr (m + decay x); v by g^2. The first g is v."""
+        """m by clip(g / max(sqrt(v), eps)); x -= lr (m + decay x); v by g^2. Step 1 only sets v."""
         beta1, beta2 = group["betas"]
         first = [step == 1 for step in batch.tick()]
         if any(first):
-            begun = batch.only(first)
-            squares = begun.state("exp_avg_sq")
-            torch._foreach_addcmul_(squares, begun.gradients, begun.gradients)
-            batch = batch.only([not each for each in first])
+            new = batch.only(first)
+            squares = new.state("exp_avg_sq")
+            torch._foreach_addcmul_(squares, new.gradients, new.gradients)
+            batch = batch.only([not is_first for is_first in first])
         if not batch.parameters:
             return
         decay(batch, group)

@@ -1,4 +1,4 @@
-"""LAMB (You et al. 2020, arXiv 1904.00962): Adam's update, scaled layer by layer to the weights."""
+"""LAMB (You et al. 2020, arXiv 1904.00962): Adam's update, scaled to the norm of each weight."""
 
 from typing import Any
 
@@ -20,10 +20,10 @@ def build(
     """Make the optimizer.
 
     Args:
-        groups: parameter groups, each with its own `weight_decay`; one that does not decay is not
+        groups: parameter groups, each with its own `weight_decay`; a group without decay is not
             scaled either, as in the authors' BERT.
         settings: peak learning rate, betas and epsilon.
-        whole: norms are those of whole parameters.
+        whole: used for norms of whole parameters.
     """
     return Lamb(
         groups,
@@ -53,8 +53,8 @@ class Lamb(Rule):
             torch.stack((value.square().sum(), direction.square().sum()))
             for value, direction in zip(batch.values, directions, strict=True)
         ]
-        found = []
+        ratios = []
         for value, direction in map(torch.sqrt, self.whole.sum(batch.parameters, squares)):
-            usable = (value > 0) & (direction > 0)
-            found.append(torch.where(usable, value / direction, torch.ones_like(value)))
-        return found
+            positive = (value > 0) & (direction > 0)
+            ratios.append(torch.where(positive, value / direction, torch.ones_like(value)))
+        return ratios

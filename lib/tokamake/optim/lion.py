@@ -16,12 +16,12 @@ STATE = {"step": "replicated", "exp_avg": "like_parameter"}
 def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
 ) -> torch.optim.Optimizer:
-    """Make the optimizer; it wants a learning rate 3 to 10 times lower than AdamW's.
+    """Make the optimizer; its learning rate should be 3 to 10 times lower than AdamW's.
 
     Args:
         groups: parameter groups, each with its own `weight_decay`.
         settings: peak learning rate and betas.
-        whole: of no use to a rule that knows single elements.
+        whole: unused, because the update is elementwise.
     """
     return Lion(groups, whole=whole, lr=settings.learning_rate, betas=settings.betas)
 
@@ -32,7 +32,7 @@ class Lion(Rule):
     zeros = ("exp_avg",)
 
     def update(self, batch: ParameterBatch, group: Group) -> None:
-        """With c = beta1 m + (1 - beta1) g: x -= lr (sign(c) + decay x); then m by beta2."""
+        """c = beta1 m + (1 - beta1) g; x -= lr (sign(c) + decay x); m by g with beta2."""
         beta1, beta2 = group["betas"]
         batch.tick()
         means = batch.state("exp_avg")

@@ -1,5 +1,7 @@
-"""Muon (Jordan et al. 2024; Liu et al. 2025, arXiv 2502.16982): hidden matrices move by their
-momentum made orthogonal; embeddings, output layer, norms and biases by AdamW."""
+"""Muon (Jordan et al. 2024; Liu et al. 2025, arXiv 2502.16982): orthogonalized momentum.
+
+Muon updates hidden matrices; AdamW updates embeddings, output layer, norms and biases.
+"""
 
 from typing import Any
 
@@ -29,19 +31,19 @@ STATE = {
 }
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of Jordan's quintic: singular values end between about 0.7 and 1.2, not exactly at 1."""
+"""Coefficients of Jordan's quintic: singular values become 0.7 to 1.2, not exactly 1."""
 
 
 def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
 ) -> torch.optim.Optimizer:
-    """Make the optimizer; its learning rate and decay suit both parts as AdamW's do.
+    """Make the optimizer; learning rate and weight decay that suit AdamW suit it, too.
 
     Args:
-        groups: parameter groups with `param_names`, which tell hidden matrices from the rest.
-        settings: peak learning rate; momentum, iterations and share of the rate for matrices;
-            betas and epsilon of AdamW.
-        whole: matrices are made orthogonal whole.
+        groups: parameter groups with `param_names`, by which hidden matrices are recognized.
+        settings: peak learning rate; momentum, iterations and factor of the learning rate for
+            hidden matrices; betas and epsilon of AdamW.
+        whole: used to orthogonalize whole matrices.
     """
     return Muon(
         part_hidden_matrices(groups),
@@ -56,15 +58,15 @@ def build(
 
 
 class Muon(Rule):
-    """Nesterov momentum, with updates scaled to the size of AdamW's (2502.16982, equation 4)."""
+    """Muon with Nesterov momentum and updates of AdamW's size (arXiv 2502.16982, equation 4)."""
 
     def __init__(self, groups: list[Group], **options: Any) -> None:
         super().__init__(groups, **options)
-        of_hidden = (group["params"] for group in self.param_groups if group["hidden"])
-        self._hidden = {id(each) for parameters in of_hidden for each in parameters}
+        hidden = (group["params"] for group in self.param_groups if group["hidden"])
+        self._hidden = {id(parameter) for parameters in hidden for parameter in parameters}
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Momentum of a hidden matrix, Adam's moments of another parameter."""
+        """Create the momentum of a hidden matrix, or Adam's moments of another parameter."""
         hidden = id(parameter) in self._hidden
         names = ("momentum_buffer",) if hidden else ("exp_avg", "exp_avg_sq")
         return {"step": number(), **{name: self.like(parameter) for name in names}}
@@ -81,15 +83,15 @@ class Muon(Rule):
         decay(batch, group)
         gathered = self.whole.gather(batch.parameters, list(ahead))
         for parameter, value, matrix in zip(batch.parameters, batch.values, gathered, strict=True):
-            found = orthogonal(matrix, group["newton_schulz_steps"])
+            direction = orthogonal(matrix, group["newton_schulz_steps"])
             rate = group["ratio"] * group["lr"] * 0.2 * max(matrix.shape) ** 0.5
-            value.add_(self.whole.part(parameter, found), alpha=-rate)
+            value.add_(self.whole.part(parameter, direction), alpha=-rate)
 
 
 def orthogonal(matrix: Tensor, steps: int) -> Tensor:
-    """The nearest matrix with orthonormal rows or columns, roughly, by Newton and Schulz, in bf16.
+    """Approximate the nearest matrix with orthonormal rows or columns, in bf16.
 
-    X <- a X + (b A + c A A) X with A = X X^T, from X = matrix / |matrix|.
+    Newton-Schulz iteration: X <- a X + (b A + c A A) X with A = X X^T, from X = matrix / |matrix|.
     """
     a, b, c = COEFFICIENTS
     x = matrix.bfloat16()

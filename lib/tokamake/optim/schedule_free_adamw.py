@@ -1,7 +1,7 @@
-"""Schedule-free AdamW (Defazio et al. 2024, arXiv 2405.15682): weights averaged, no decay of rates.
+"""Schedule-free AdamW (Defazio et al. 2024, arXiv 2405.15682): averaged weights, constant rate.
 
-The package `schedulefree` keeps its counts in groups; ours are in each parameter's state, which
-checkpoints hold.
+The package `schedulefree` keeps its counts in parameter groups. Here they are in the state of each
+parameter, because checkpoints hold that state.
 """
 
 from typing import Any
@@ -28,15 +28,15 @@ STATE = {
 def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
 ) -> torch.optim.Optimizer:
-    """Make the optimizer, which has `train` and `eval` beside `step`.
+    """Make the optimizer; it has the methods `train` and `eval` in addition to `step`.
 
     Args:
         groups: parameter groups, each with its own `weight_decay`.
         settings: learning rate after warm-up, betas and epsilon.
-        whole: of no use to a rule that knows single elements.
+        whole: unused, because the update is elementwise.
 
     Raises:
-        UserError: beta1 is 0, with which the average cannot be told from the rest.
+        UserError: beta1 is 0. Then y equals z, and x cannot be computed from them.
     """
     if not settings.used("beta1"):
         raise UserError("train.optimizer.beta1: 0: schedule_free_adamw needs more, such as 0.9")
@@ -50,10 +50,10 @@ def build(
 
 
 class ScheduleFreeAdamW(Rule):
-    """Algorithm 1 of the paper; parameters hold y in training, x, the average, else.
+    """Algorithm 1 of the paper. In training, parameters hold y; otherwise x, the average.
 
-    A new optimizer is not in training. Checkpoints hold x: call `eval` before saving and loading,
-    `train` afterwards.
+    A new optimizer is not in training. Checkpoints hold x: call `eval` before saving or loading,
+    and `train` afterwards.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -61,18 +61,18 @@ class ScheduleFreeAdamW(Rule):
         self._training = False
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
-        """The iterate z, which starts where the parameter is, second moments and counts."""
+        """Create the iterate z, which starts at the parameter, second moments and counts."""
         z = self.like(parameter)
         local(z).copy_(local(parameter.detach()))
         counts = {name: number() for name in ("step", "largest_rate", "weight_sum")}
         return {**counts, "z": z, "exp_avg_sq": self.like(parameter)}
 
     def train(self) -> None:
-        """Put y in the parameters: y = beta1 x + (1 - beta1) z."""
+        """Store y = beta1 x + (1 - beta1) z in the parameters."""
         self._switch(training=True)
 
     def eval(self) -> None:
-        """Put x in the parameters."""
+        """Store x in the parameters."""
         self._switch(training=False)
 
     @torch.no_grad()
@@ -89,13 +89,13 @@ class ScheduleFreeAdamW(Rule):
                     part.copy_(part.to(wide(parameter)).lerp_(local(state["z"]), weight))
 
     def step(self, closure: Any = None) -> Any:
-        """Update all parameters that have a gradient, which was taken at y."""
+        """Update all parameters that have a gradient; gradients are those at y."""
         if not self._training:
             raise RuntimeError("call train() of the optimizer before gradients are computed")
         return super().step(closure)
 
     def update(self, batch: ParameterBatch, group: Group) -> None:
-        """z -= lr (g / root + decay y); x by z with weight c; y between them."""
+        """z -= lr (g / sqrt(v) + decay y); x = (1 - c) x + c z; y = beta1 x + (1 - beta1) z."""
         (beta1, beta2), rate = group["betas"], group["lr"]
         steps, squares, z = batch.tick(), batch.state("exp_avg_sq"), batch.state("z")
         torch._foreach_mul_(squares, beta2)
@@ -107,7 +107,7 @@ class ScheduleFreeAdamW(Rule):
         if group["weight_decay"]:
             torch._foreach_add_(directions, batch.values, alpha=group["weight_decay"])
         weights = [_average_weight(state, rate) for state in batch.states]
-        # Of x only y and z are kept: x = (y - (1 - beta1) z) / beta1 put in, and solved for y.
+        # x is not stored. Substitute x = (y - (1 - beta1) z) / beta1 and solve for the new y.
         for value, iterate, weight in zip(batch.values, z, weights, strict=True):
             value.lerp_(iterate, weight)
         scales = [rate * (beta1 * (1.0 - weight) - 1.0) for weight in weights]
@@ -117,7 +117,7 @@ class ScheduleFreeAdamW(Rule):
 
 
 def _average_weight(state: dict[str, Tensor], rate: float) -> float:
-    """Weight of the newest z in the average: by the square of the largest rate so far."""
+    """Weight c of the newest z in the average, from the square of the largest rate so far."""
     state["largest_rate"].clamp_(min=rate)
     weight = state["largest_rate"] ** 2
     state["weight_sum"] += weight

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent with momentum; settings in, torch optimizer out."""
+"""Stochastic gradient descent with momentum, torch's implementation."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ STATE = {"momentum_buffer": "like_parameter"}
 def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
 ) -> torch.optim.Optimizer:
-    """Make torch's SGD. Weight decay enters through the gradient (L2), so momentum holds it too.
+    """Make torch's SGD. Weight decay is added to the gradient (L2), so momentum includes it.
 
     Args:
         groups: parameter groups, each with its own `weight_decay`.
         settings: peak learning rate and momentum.
-        whole: of no use to a rule that knows single elements.
+        whole: unused, because the update is elementwise.
     """
     return torch.optim.SGD(
         groups, lr=settings.learning_rate, momentum=settings.used("momentum"), foreach=False

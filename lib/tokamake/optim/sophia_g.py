@@ -1,7 +1,8 @@
 """Sophia-G (Liu et al. 2023, arXiv 2305.14342): momentum over a diagonal Hessian, clipped.
 
-The Hessian is estimated by Gauss, Newton and Bartlett: squared gradients of the loss with labels
-drawn from the model itself. The trainer makes those gradients where `needs_hessian` says so.
+The Gauss-Newton-Bartlett estimate of the Hessian squares gradients of the loss with labels sampled
+from the model. The trainer computes these gradients before the steps for which `needs_hessian` is
+True.
 """
 
 from typing import Any
@@ -27,12 +28,12 @@ STATE = {"step": "replicated", "exp_avg": "like_parameter", "hessian": "like_par
 def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
 ) -> torch.optim.Optimizer:
-    """Make the optimizer, which has `update_hessian` beside `step`.
+    """Make the optimizer; it has the method `update_hessian` in addition to `step`.
 
     Args:
         groups: parameter groups, each with its own `weight_decay`.
         settings: peak learning rate, betas, rho (the paper's gamma) and epsilon.
-        whole: of no use to a rule that knows single elements.
+        whole: unused, because the update is elementwise.
     """
     return SophiaG(
         groups,
@@ -45,24 +46,24 @@ def build(
 
 
 def needs_hessian(step: int, settings: OptimizerSettings) -> bool:
-    """Whether `update_hessian` comes before the update that follows `step` finished ones."""
+    """Whether to call `update_hessian` before the next update; `step` counts finished updates."""
     return step % int(settings.used("hessian_interval")) == 0
 
 
 class SophiaG(Rule):
-    """Algorithm 3 of the paper with the estimator of its algorithm 2."""
+    """Algorithm 3 of the paper with the estimator of algorithm 2."""
 
     zeros = ("exp_avg", "hessian")
 
     @torch.no_grad()
     def update_hessian(self, num_labels: int) -> None:
-        """Take the gradients that parameters hold now into the Hessian: h by num_labels g^2.
+        """Update the moving average of the Hessian from the current gradients: num_labels g^2.
 
-        They are those of the mean loss over labels drawn from the model's own predictions,
-        averaged over ranks, not clipped, not scaled; the caller clears them afterwards.
+        The gradients are those of the mean loss over labels sampled from the model, averaged over
+        ranks, without clipping or scaling. The caller clears them afterwards.
 
         Args:
-            num_labels: labels that the loss is the mean of, on all ranks together.
+            num_labels: number of labels of the mean, over all ranks.
         """
         for group in self.param_groups:
             weight = 1.0 - group["betas"][1]

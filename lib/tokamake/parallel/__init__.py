@@ -1,1 +1,1 @@
-"""How ranks share a model and its batches: meshes, parallel layers, pipelines, shards."""
+"""Parallelism: the mesh of ranks, parallel layers, pipelines, context parallelism, sharding."""

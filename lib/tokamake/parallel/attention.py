@@ -1,7 +1,7 @@
-"""Causal attention of a layer, whose tokens may be shared over context-parallel ranks.
+"""Causal attention, with the tokens of a sequence on one rank or over context-parallel ranks.
 
-Queries, keys and values of a rank's tokens come from the model's layers, values go back to them; on
-one rank it is torch's own attention. How tokens are shared: `context`.
+A layer of the model passes the queries, keys and values of this rank's tokens. On one rank this is
+torch's own attention. `context` describes how ranks share tokens.
 Shape suffixes: B batch, L tokens of a rank, S tokens attended to, H query heads, G key and value
 heads, K width of a head, C ranks.
 """
@@ -27,7 +27,7 @@ from tokamake.parallel.document_attention import by_document
 from tokamake.parallel.ring import ring
 
 Seen = Tensor | PackedDocuments | Documents | None
-"""What tokens see of those before them, see `attention`."""
+"""The mask argument of `attention`."""
 
 
 def attention(
@@ -39,29 +39,29 @@ def attention(
     method: Method = "ring",
     mask: Seen = None,
 ) -> Tensor:
-    """Mix tokens: each sees itself and those before it, on other ranks too.
+    """Compute causal attention: a token attends to itself and all tokens before it.
 
-    All ranks of the axis call it alike, in forward and in backward.
+    This is a collective: all ranks of the axis must call it, in forward and in backward.
 
     Args:
-        q_BHLK: (B, H, L, K) queries of this rank's `context.share` of tokens.
-        k_BGSK: (B, G, S, K) keys; H is a multiple of G. On one rank, keys of tokens before the
-            first query may precede; else S is L.
-        v_BGSK: (B, G, S, K) values.
+        q_BHLK: (B, H, L, K) floating-point queries of this rank's `context.share` of tokens.
+        k_BGSK: (B, G, S, K) keys, same dtype; H is a multiple of G. S equals L, except on one
+            rank, where keys of earlier tokens (a cache) may come first.
+        v_BGSK: (B, G, S, K) values, same dtype.
         axis: the context-parallel ranks.
-        method: "ring" passes keys and values round; "ulysses" (arXiv 2309.14509) exchanges tokens
-            for heads and back.
-        mask: what tokens see of those before them: from `context.document_mask`, or on one rank
-            any (B, 1, L, S) bool or bias of scores; none: all.
+        method: "ring" passes keys and values from rank to rank; "ulysses" (arXiv 2309.14509)
+            exchanges tokens for heads and back.
+        mask: limits attention further: the result of `context.document_mask`, or on one rank a
+            (B, 1, L, S) bool mask or score bias. None: causal only.
 
     Returns:
         (B, H, L, K) in the dtype of the queries.
 
     Raises:
-        UserError: there are too few heads for "ulysses".
+        UserError: "ulysses" cannot divide the heads among the ranks.
     """
     if q_BHLK.device.type == "cpu" and q_BHLK.dtype == torch.float16:
-        # CPUs take five times longer for fp16 than for fp32.
+        # On CPUs, fp16 takes five times as long as fp32.
         q_BHLK, k_BGSK, v_BGSK = q_BHLK.float(), k_BGSK.float(), v_BGSK.float()
         if isinstance(mask, Tensor) and mask.is_floating_point():
             mask = mask.float()
@@ -80,7 +80,8 @@ def _on_one_rank(
         return by_document(q_BHLK, k_BGSK, v_BGSK, mask)
     length, total = q_BHLK.shape[2], k_BGSK.shape[2]
     if mask is None and 1 < length < total:
-        # SDPA's own causal mask would align the first query with the first key.
+        # SDPA's causal mask aligns the first query with the first key; a cache needs the last ones
+        # aligned.
         mask = q_BHLK.new_ones(length, total, dtype=torch.bool).tril(total - length)
     return F.scaled_dot_product_attention(
         q_BHLK,
@@ -102,7 +103,7 @@ def _on_ranks(
     method: Method,
     mask: Seen,
 ) -> Tensor:
-    assert q_BHLK.shape[2] == k_BGLK.shape[2], "no cache of keys over several ranks"
+    assert q_BHLK.shape[2] == k_BGLK.shape[2], "several ranks support no cache of keys"
     if method == "ring":
         assert mask is None or isinstance(mask, Documents)
         return ring(q_BHLK, k_BGLK, v_BGLK, axis=axis, documents=mask)
@@ -120,40 +121,40 @@ def _ulysses(
 ) -> Tensor:
     heads, groups, size = q_BHLK.shape[1], k_BGLK.shape[1], axis.size
     check_heads(heads, size)
-    # As many key heads as the ranks can share, each beside those query heads that it serves.
+    # Repeat key heads until the ranks can divide them; each stays with its query heads.
     repeats = math.lcm(groups, size) // groups
-    of_keys = (x.repeat_interleave(repeats, 1) for x in (k_BGLK, v_BGLK))
-    by_heads = [x.unflatten(1, (size, -1)) for x in (q_BHLK, *of_keys)]
-    qkv = _Exchange.apply(torch.cat(by_heads, 2).transpose(0, 1).contiguous(), axis)
-    q, k, v = _whole(qkv).split([x.shape[2] for x in by_heads], 1)
-    y_CBHLK = _Exchange.apply(_shares(_on_one_rank(q, k, v, mask), size), axis)
+    kv = (x.repeat_interleave(repeats, 1) for x in (k_BGLK, v_BGLK))
+    heads_by_rank = [x.unflatten(1, (size, -1)) for x in (q_BHLK, *kv)]
+    qkv = _AllToAll.apply(torch.cat(heads_by_rank, 2).transpose(0, 1).contiguous(), axis)
+    q, k, v = _join_shares(qkv).split([x.shape[2] for x in heads_by_rank], 1)
+    y_CBHLK = _AllToAll.apply(_split_shares(_on_one_rank(q, k, v, mask), size), axis)
     y_BHLK: Tensor = y_CBHLK.transpose(0, 1).flatten(1, 2)
     return y_BHLK
 
 
-def _whole(x_CBHLK: Tensor) -> Tensor:
-    """(B, H, C × L, K) in the order of tokens, of shares from all ranks."""
+def _join_shares(x_CBHLK: Tensor) -> Tensor:
+    """Put the shares of all ranks in the order of tokens, (B, H, C × L, K)."""
     return in_order(x_CBHLK.movedim(0, 2).unflatten(3, (2, -1)), 2).flatten(2, 3)
 
 
-def _shares(x_BHSK: Tensor, size: int) -> Tensor:
-    """(C, B, H, S / C, K): what goes to each rank."""
+def _split_shares(x_BHSK: Tensor, size: int) -> Tensor:
+    """Split a sequence into the share of each rank, (C, B, H, S / C, K)."""
     chunks = by_rank(x_BHSK.unflatten(2, (2 * size, -1)), 2)
     return chunks.flatten(3, 4).movedim(2, 0).contiguous()
 
 
-class _Exchange(torch.autograd.Function):
-    """Row c of a tensor goes to rank c, and what comes from it takes its place."""
+class _AllToAll(torch.autograd.Function):
+    """Send row c of a (C, …) tensor to rank c and receive that rank's row in its place."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        """What comes, (C, …) as what goes."""
+        """Return the received rows, of the shape of `x`."""
         ctx.axis = axis
-        found = torch.empty_like(x)
-        dist.all_to_all_single(found, x, group=axis.group)
-        return found
+        received = torch.empty_like(x)
+        dist.all_to_all_single(received, x, group=axis.group)
+        return received
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """The same way back."""
-        return _Exchange.apply(gradient.contiguous(), ctx.axis), None
+        """Send the gradient of each row back to the rank that it came from."""
+        return _AllToAll.apply(gradient.contiguous(), ctx.axis), None

@@ -1,4 +1,4 @@
-"""Ranks in one direction of the mesh, and what each of them has; no torch."""
+"""An axis of the mesh: the ranks in one direction, and the rows that each has; no torch."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,21 +9,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Axis:
-    """One direction of the mesh, as this rank sees it."""
+    """One direction of the mesh, as seen by this rank."""
 
     rank: int = 0
-    """This rank's place in it, 0 to size - 1."""
+    """Position of this rank on the axis, 0 to size - 1."""
     size: int = 1
-    """Ranks in it."""
+    """Number of ranks on the axis."""
     group: "dist.ProcessGroup | None" = None
-    """Process group of these ranks; None where this rank is alone."""
+    """Process group of these ranks; None if this rank has no peers."""
 
 
 LONE = Axis()
-"""Where a rank has no peers in a direction."""
+"""The axis of a rank without peers in this direction."""
 
 
 def part(size: int, axis: Axis) -> range:
-    """This rank's part of so many rows: even but for the last ranks, as `torch.chunk` cuts."""
+    """Rows that this rank has of `size` rows, divided as by `torch.chunk`.
+
+    Parts are equal, except that the last ranks may have fewer rows, or none.
+    """
     each = -(-size // axis.size)
     return range(min(axis.rank * each, size), min((axis.rank + 1) * each, size))

@@ -1,9 +1,9 @@
-"""How a sequence is shared over context-parallel ranks, and which of its documents are where.
+"""Context parallelism: the share of a sequence that each rank holds, and masks of its documents.
 
-Each sample is cut into 2 C chunks for C ranks; rank r holds chunks r and 2 C - 1 - r, so that all
-have as much causal attention to compute. The trainer takes a rank's `share` of tokens, labels and
-positions; the model makes a `document_mask` of the shares' ids, which `attention` takes.
-Shape suffixes: B batch, L tokens of a rank, N chunks of all ranks.
+Each sample is cut into 2 C chunks for C ranks; rank r holds chunks r and 2 C - 1 - r, so that the
+causal attention of all ranks costs the same. The trainer takes this rank's `share` of tokens,
+labels and positions. The model passes document ids to `document_mask`, and the mask to `attention`.
+Shape suffixes: B batch, L tokens of a rank (in `ids_BNL` of a chunk), N chunks of all ranks.
 """
 
 import math
@@ -20,17 +20,17 @@ from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 
 Method = Literal["ring", "ulysses"]
-"""Keys and values go round a ring of ranks; or each rank gets all tokens of some heads."""
+"""ring: keys and values move from rank to rank; ulysses: each rank has all tokens of some heads."""
 
 Relation = Literal["apart", "same", "mixed"]
-"""Whether tokens of two chunks share no document, are all of one, or neither."""
+"""apart: two chunks have no document in common; same: both are of one document; mixed: neither."""
 
 
 def zigzag_indices(length: int, axis: Axis, device: torch.device | None = None) -> Tensor:
-    """Where a rank's tokens lie in the whole sequence, (length / C,) int64, ascending.
+    """Indices of this rank's tokens in the whole sequence, (length / C,) int64, ascending.
 
     Raises:
-        UserError: the sequence does not fall into 2 C equal chunks.
+        UserError: the length is not a multiple of 2 C, and C is not 1.
     """
     check_length(length, axis.size)
     chunks = torch.arange(length, device=device).view(2 * axis.size, -1)
@@ -38,10 +38,10 @@ def zigzag_indices(length: int, axis: Axis, device: torch.device | None = None) 
 
 
 def share(x: Tensor, *, axis: Axis, dim: int = 1) -> Tensor:
-    """A rank's part of a tensor along its dimension of tokens; the tensor itself for one rank.
+    """This rank's tokens of a whole sequence, along `dim`; on one rank, the tensor itself.
 
     Raises:
-        UserError: the sequence does not fall into 2 C equal chunks.
+        UserError: the length is not a multiple of 2 C.
     """
     if axis.size == 1:
         return x
@@ -49,10 +49,10 @@ def share(x: Tensor, *, axis: Axis, dim: int = 1) -> Tensor:
 
 
 def check_length(sequence_length: int, context_parallel_size: int) -> None:
-    """Refuse a sequence that does not fall into equal chunks, two a context-parallel rank.
+    """Check that a sequence can be cut into two equal chunks per context-parallel rank.
 
     Raises:
-        UserError: so it is.
+        UserError: the length (in tokens) is not a multiple of 2 C, and C is not 1.
     """
     chunks = 2 * context_parallel_size
     if context_parallel_size > 1 and sequence_length % chunks:
@@ -64,10 +64,10 @@ def check_length(sequence_length: int, context_parallel_size: int) -> None:
 
 
 def check_heads(num_heads: int, context_parallel_size: int) -> None:
-    """Refuse query heads, of one tensor-parallel rank, that "ulysses" cannot share out.
+    """Check that "ulysses" can divide the query heads of a tensor-parallel rank.
 
     Raises:
-        UserError: so it is.
+        UserError: the number of heads is not a multiple of the number of ranks.
     """
     if num_heads % context_parallel_size:
         raise UserError(
@@ -78,29 +78,29 @@ def check_heads(num_heads: int, context_parallel_size: int) -> None:
 
 
 def in_order(x: Tensor, dim: int) -> Tensor:
-    """Chunks of all ranks, (…, C, 2, …) from `dim` on, as (…, 2 C, …) in the order of tokens."""
+    """Put the ranks' chunks, (…, C, 2, …) from `dim` on, in the order of tokens, (…, 2 C, …)."""
     head, tail = x.unbind(dim + 1)
     return torch.cat((head, tail.flip(dim)), dim)
 
 
 def by_rank(x: Tensor, dim: int) -> Tensor:
-    """Chunks in the order of tokens, (…, 2 C, …), as each rank holds them, (…, C, 2, …)."""
+    """Group chunks in the order of tokens, (…, 2 C, …), by rank, (…, C, 2, …): undo `in_order`."""
     head, tail = x.chunk(2, dim)
     return torch.stack((head, tail.flip(dim)), dim + 1)
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents of samples that are shared over ranks, as the ring needs them."""
+    """Documents of samples that several ranks share, for "ring"."""
 
     ids_BNL: Tensor
-    """Each token's document, of all chunks in the order of tokens."""
+    """Document id of each token, integers; the chunks of all ranks in the order of tokens."""
     relations: list[list[Relation]]
-    """Of a chunk of queries and one of keys, over all samples of the batch."""
+    """[chunk of queries][chunk of keys], over all samples of the batch."""
 
     @classmethod
     def of(cls, ids_BNL: Tensor) -> "Documents":
-        """Compare chunks; this waits for the device, so it is done once for all layers."""
+        """Compare chunks; call it once for all layers, because it waits for the device."""
         low_BN, high_BN = ids_BNL.amin(2), ids_BNL.amax(2)
         apart_BNN = low_BN[:, :, None] > high_BN[:, None]
         apart_NN = (apart_BNN | apart_BNN.mT).all(0)
@@ -111,23 +111,23 @@ class Documents:
         return cls(ids_BNL, [[names[code] for code in row] for row in codes])
 
     def bias(self, query: int, key: int, dtype: torch.dtype) -> Tensor:
-        """(B, 1, L, L) to add to scores of two chunks: 0 where a token sees another.
+        """Score bias (B, 1, L, L) of two chunks: 0 where a query attends to a key, else very low.
 
-        Elsewhere it is a huge number, not infinity: a row that sees nothing has then a weight of 0
-        when blocks are merged, and no kernel makes it NaN.
+        Not -inf, which would make rows without any key NaN in some kernels. With a very low score,
+        such rows get weight 0 when blocks are merged.
         """
-        seen_BLL = self.ids_BNL[:, query, :, None] == self.ids_BNL[:, key, None]
+        visible_BLL = self.ids_BNL[:, query, :, None] == self.ids_BNL[:, key, None]
         if query == key:
-            seen_BLL = seen_BLL.tril()
-        bias_BLL = torch.zeros(seen_BLL.shape, dtype=dtype, device=seen_BLL.device)
-        return bias_BLL.masked_fill_(~seen_BLL, torch.finfo(dtype).min / 2)[:, None]
+            visible_BLL = visible_BLL.tril()
+        bias_BLL = torch.zeros(visible_BLL.shape, dtype=dtype, device=visible_BLL.device)
+        return bias_BLL.masked_fill_(~visible_BLL, torch.finfo(dtype).min / 2)[:, None]
 
 
 class PackedDocuments:
     """Documents of samples whose tokens are all on this rank, in the forms that kernels take.
 
     Args:
-        ids_BL: each token's document; those of a document follow one another.
+        ids_BL: document id of each token, integers; tokens of a document are consecutive.
     """
 
     def __init__(self, ids_BL: Tensor) -> None:
@@ -135,38 +135,39 @@ class PackedDocuments:
 
     @cached_property
     def bounds(self) -> Tensor:
-        """Where documents begin in rows laid end to end, and the end of the last; int32."""
+        """First token of each document, and the end of the last, in the flattened batch; int32."""
         begins_BL = torch.ones_like(self._ids_BL, dtype=torch.bool)
         begins_BL[:, 1:] = self._ids_BL[:, 1:] != self._ids_BL[:, :-1]
-        found = begins_BL.flatten().nonzero()[:, 0]
-        return F.pad(found, (0, 1), value=begins_BL.numel()).int()
+        begins = begins_BL.flatten().nonzero()[:, 0]
+        return F.pad(begins, (0, 1), value=begins_BL.numel()).int()
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Tokens of each document; this waits for the device, once for all layers."""
-        found: list[int] = self.bounds.diff().tolist()
-        return found
+        """Tokens of each document; the first access waits for the device, once for all layers."""
+        lengths: list[int] = self.bounds.diff().tolist()
+        return lengths
 
     @cached_property
     def mask(self) -> Tensor:
-        """(B, 1, L, L) bool: whether a token sees another, itself or one before it."""
+        """(B, 1, L, L) bool: whether a query attends to a key: same document, not later."""
         length = self._ids_BL.shape[1]
         same_BLL = self._ids_BL[:, :, None] == self._ids_BL[:, None, :]
         return (same_BLL & same_BLL.new_ones(length, length).tril())[:, None]
 
 
 def document_mask(ids_BL: Tensor, *, axis: Axis, method: Method) -> PackedDocuments | Documents:
-    """What `attention` takes so that no token sees those of other documents.
+    """Make the mask with which `attention` keeps each document separate.
 
-    All ranks of the axis call it, once a forward pass.
+    This is a collective: all ranks of the axis call it, once per forward pass.
 
     Args:
-        ids_BL: (B, L) integers, the document of each token of this rank's `share`.
+        ids_BL: (B, L) integers, the document id of each token of this rank's `share`.
         axis: the context-parallel ranks.
-        method: of attention.
+        method: the method of `attention`.
 
     Returns:
-        For one rank and "ulysses", documents of the tokens of all ranks; for "ring", of chunks.
+        `Documents` for "ring" on several ranks, else `PackedDocuments` with the tokens of all
+        ranks.
     """
     if axis.size == 1:
         return PackedDocuments(ids_BL)

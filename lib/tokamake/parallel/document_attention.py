@@ -1,9 +1,9 @@
-"""Attention of samples that several documents share, each kept to itself.
+"""Attention within the documents of a packed sample.
 
-CUDA's flash attention takes all documents in one call; a CPU takes them one by one, which costs
-less than to mask scores of tokens that do not see each other. Where neither fits, a mask it is.
-Shape suffixes: B batch, L tokens, T tokens of the batch, H query heads, G key and value heads,
-K width of a head.
+On CUDA, flash attention takes all documents in one call. A CPU computes one document after the
+other, which is faster than to mask the scores of other documents. In all other cases, a mask is
+used. Shape suffixes: B batch, L tokens, T tokens of the batch, H query heads, G key and value
+heads, K width of a head.
 """
 
 import inspect
@@ -18,29 +18,29 @@ from torch.nn.attention import varlen
 from tokamake.parallel.context import PackedDocuments
 
 _SHORT = 32
-"""Tokens of a document on average, below which calls for each would cost more than a mask."""
+"""Mean length in tokens below which a call for each document costs more than a mask."""
 
 VARLEN: Any = getattr(torch.ops.torch_attn, "_varlen_attn", None)
-"""The operator that `varlen_attn` calls, if torch has it."""
+"""The operator that `varlen_attn` calls; None in older versions of torch."""
 
 _WIDEST = 256
-"""Most numbers of a head that flash attention takes."""
+"""Largest width of a head that flash attention supports."""
 
 
 @torch.compiler.disable
 def by_document(
     q_BHLK: Tensor, k_BGLK: Tensor, v_BGLK: Tensor, documents: PackedDocuments
 ) -> Tensor:
-    """Causal attention in which tokens see those of their own document alone.
+    """Compute causal attention in which tokens attend only to their own document.
 
     Args:
-        q_BHLK: (B, H, L, K) queries.
-        k_BGLK: (B, G, L, K) keys; H is a multiple of G.
-        v_BGLK: (B, G, L, K) values.
-        documents: of all tokens.
+        q_BHLK: (B, H, L, K) floating-point queries.
+        k_BGLK: (B, G, L, K) keys, same dtype; H is a multiple of G.
+        v_BGLK: (B, G, L, K) values, same dtype.
+        documents: the documents of all tokens.
 
     Returns:
-        (B, H, L, K).
+        (B, H, L, K) in the dtype of the queries.
     """
     at_once = _at_once(q_BHLK)
     batch, heads, length, _ = q_BHLK.shape
@@ -57,7 +57,7 @@ def by_document(
 
 
 def _at_once(q_BHLK: Tensor) -> bool:
-    """Whether flash attention takes such tensors."""
+    """Whether flash attention supports these queries."""
     return (
         q_BHLK.device.type == "cuda"
         and q_BHLK.dtype in (torch.float16, torch.bfloat16)
@@ -69,10 +69,10 @@ def _at_once(q_BHLK: Tensor) -> bool:
 
 @cache
 def _has_flash(device: torch.device) -> bool:
-    """Whether a GPU has flash attention: NVIDIA's from Ampere on; on others it is untried."""
+    """Whether a GPU supports flash attention: NVIDIA from Ampere on. AMD is not tested."""
     if torch.version.hip is not None or torch.cuda.get_device_capability(device) < (8, 0):
         return False
-    # There is the function since torch 2.9, yet at first without grouped heads.
+    # torch 2.9 has the function, but without grouped heads.
     return "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 
 
@@ -86,7 +86,7 @@ def _flash(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, documents: PackedDocumen
         documents.bounds,
         longest,
         longest,
-        # Any number of tokens before, none after.
+        # Causal: any number of earlier tokens, no later ones.
         window_size=(-1, 0),
         enable_gqa=q_THK.shape[1] != k_TGK.shape[1],
     )
@@ -97,9 +97,9 @@ def _flash(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, documents: PackedDocumen
 def _one_by_one(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, documents: PackedDocuments) -> Tensor:
     grouped = q_THK.shape[1] != k_TGK.shape[1]
     heads_first = (x.transpose(0, 1)[None] for x in (q_THK, k_TGK, v_TGK))
-    each = (x.split(documents.lengths, 2) for x in heads_first)
-    found = [
+    splits = (x.split(documents.lengths, 2) for x in heads_first)
+    values = [
         F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-        for q, k, v in zip(*each, strict=True)
+        for q, k, v in zip(*splits, strict=True)
     ]
-    return torch.cat(found, 2)[0].transpose(0, 1)
+    return torch.cat(values, 2)[0].transpose(0, 1)

@@ -1,10 +1,10 @@
-"""Attention of a block of queries to a block of keys that also gives its log-sum-exp.
+"""Attention of a block of queries to a block of keys, with the log-sum-exp of the scores.
 
-Blocks can then be merged, and differentiated, as parts of one softmax; `ring` does so. Each device
-has its fused kernels, and plain fp32 arithmetic serves where there is none. Any of them may compute
-the gradients of what another computed.
+The log-sum-exp lets `ring` merge and differentiate blocks as parts of one softmax. Each device has
+its fused kernels; plain fp32 arithmetic is the fallback. The backward of one kernel may follow the
+forward of another.
 Shape suffixes: B batch, L queries, S keys, H query heads, G key and value heads, R query heads of
-a key's, K width of a head.
+a key head, K width of a head.
 """
 
 import math
@@ -16,25 +16,26 @@ import torch
 from torch import Tensor
 
 _ROWS = 512
-"""Queries whose scores plain arithmetic holds at once."""
+"""Queries per step of the plain kernel, which bounds the memory of scores."""
 
 _LSE_ALIGNMENT = 32
-"""CUDA's memory-efficient kernel pads rows of log-sum-exp to a multiple of it."""
+"""CUDA's memory-efficient kernel pads rows of log-sum-exp to a multiple of this length."""
 
 Gradients = tuple[Tensor, Tensor, Tensor]
+"""Gradients of queries, keys and values, each of the shape of its tensor."""
 
 
 @dataclass(frozen=True)
 class AttentionBlock:
-    """Queries, the keys and values that they attend to, and who sees whom."""
+    """Queries, keys and values of one floating-point dtype, and their mask."""
 
     q_BHLK: Tensor
     k_BGSK: Tensor
     v_BGSK: Tensor
     causal: bool = False
-    """Query i sees keys 0 … i alone; there are as many keys as queries then."""
+    """Query i attends to keys 0 … i only; then S equals L."""
     bias: Tensor | None = None
-    """(B, 1, L, S) to add to the scores, finite, in the dtype of the queries."""
+    """(B, 1, L, S), added to the scores; finite, in the dtype of the queries."""
 
     @property
     def scale(self) -> float:
@@ -43,38 +44,38 @@ class AttentionBlock:
 
     @property
     def repeats(self) -> int:
-        """Query heads that share a key's head."""
+        """Query heads per key head."""
         return self.q_BHLK.shape[1] // self.k_BGSK.shape[1]
 
 
 class Kernel(Protocol):
-    """A way to compute attention."""
+    """An implementation of attention."""
 
     @staticmethod
     def serves(block: AttentionBlock) -> bool:
-        """Whether it can compute this block."""
+        """Whether this kernel supports the block."""
 
     @staticmethod
     def forward(block: AttentionBlock) -> tuple[Tensor, Tensor]:
-        """(B, H, L, K) values in a dtype of its own, and (B, H, L) log-sum-exp of the scores."""
+        """Return (B, H, L, K) values in the kernel's dtype and (B, H, L) log-sum-exp of scores."""
 
     @staticmethod
     def backward(
         block: AttentionBlock, dy_BHLK: Tensor, y_BHLK: Tensor, lse_BHL: Tensor
     ) -> Gradients:
-        """Gradients of queries, keys and values.
+        """Return the gradients of queries, keys and values.
 
         Args:
-            block: as in `forward`.
-            dy_BHLK: gradient of the values after all blocks are merged.
-            y_BHLK: the merged values.
-            lse_BHL: the merged log-sum-exp.
+            block: the block of `forward`.
+            dy_BHLK: (B, H, L, K) gradient of the merged values, after all blocks.
+            y_BHLK: (B, H, L, K) merged values.
+            lse_BHL: (B, H, L) merged log-sum-exp.
         """
 
 
 def kernel(block: AttentionBlock) -> type[Kernel]:
-    """The fastest kernel that serves a block."""
-    return next(found for found in (ForCPU, Flash, MemoryEfficient, Plain) if found.serves(block))
+    """The fastest kernel that supports the block."""
+    return next(each for each in (ForCPU, Flash, MemoryEfficient, Plain) if each.serves(block))
 
 
 class ForCPU:
@@ -82,16 +83,16 @@ class ForCPU:
 
     @staticmethod
     def serves(block: AttentionBlock) -> bool:
-        """Whether it can compute this block."""
+        """See `Kernel`."""
         return block.q_BHLK.device.type == "cpu"
 
     @staticmethod
     def forward(block: AttentionBlock) -> tuple[Tensor, Tensor]:
         """See `Kernel`."""
-        found: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            block.q_BHLK, block.k_BGSK, block.v_BGSK, 0.0, block.causal, attn_mask=block.bias
-        )
-        return found
+        operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        tensors = (block.q_BHLK, block.k_BGSK, block.v_BGSK)
+        y_BHLK, lse_BHL = operator(*tensors, 0.0, block.causal, attn_mask=block.bias)
+        return y_BHLK, lse_BHL
 
     @staticmethod
     def backward(
@@ -100,12 +101,12 @@ class ForCPU:
         """See `Kernel`."""
         operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         tensors = (block.q_BHLK, block.k_BGSK, block.v_BGSK, y_BHLK, lse_BHL)
-        found: Gradients = operator(dy_BHLK, *tensors, 0.0, block.causal, attn_mask=block.bias)
-        return found
+        gradients: Gradients = operator(dy_BHLK, *tensors, 0.0, block.causal, attn_mask=block.bias)
+        return gradients
 
 
 def _allowed(block: AttentionBlock, name: str, *, grouped: bool) -> bool:
-    """Whether a fused CUDA kernel takes such tensors, by torch's own test."""
+    """Whether torch's own check allows a fused CUDA kernel for the block."""
     if block.q_BHLK.device.type != "cuda":
         return False
     tensors = (block.q_BHLK, block.k_BGSK, block.v_BGSK, None)
@@ -115,11 +116,11 @@ def _allowed(block: AttentionBlock, name: str, *, grouped: bool) -> bool:
 
 
 class Flash:
-    """CUDA's flash attention: half precision, no bias."""
+    """CUDA's flash attention: 16-bit dtypes, no bias."""
 
     @staticmethod
     def serves(block: AttentionBlock) -> bool:
-        """Whether it can compute this block."""
+        """See `Kernel`."""
         if block.bias is not None or block.q_BHLK.shape[-1] % 8:
             return False
         return _allowed(block, "can_use_flash_attention", grouped=block.repeats > 1)
@@ -139,23 +140,23 @@ class Flash:
         """See `Kernel`."""
         tensors = (block.q_BHLK, block.k_BGSK, block.v_BGSK, y_BHLK, lse_BHL.contiguous())
         lengths = (None, None, block.q_BHLK.shape[2], block.k_BGSK.shape[2])
-        # State of a random generator, which nothing reads without dropout.
+        # The state of a random generator, unused without dropout.
         state = (
             lse_BHL.new_zeros(2, dtype=torch.uint64),
             lse_BHL.new_zeros((), dtype=torch.uint64),
         )
-        found: Gradients = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+        gradients: Gradients = torch.ops.aten._scaled_dot_product_flash_attention_backward(
             dy_BHLK, *tensors, *lengths, 0.0, block.causal, *state, scale=block.scale
         )
-        return found
+        return gradients
 
 
 class MemoryEfficient:
-    """CUDA's memory-efficient attention: fp32 too, and biases."""
+    """CUDA's memory-efficient attention: any dtype up to fp32, with or without bias."""
 
     @staticmethod
     def serves(block: AttentionBlock) -> bool:
-        """Whether it can compute this block."""
+        """See `Kernel`."""
         lengths = block.q_BHLK.shape[2], block.k_BGSK.shape[2]
         if any(length % _LSE_ALIGNMENT for length in lengths) or block.q_BHLK.shape[-1] % 8:
             return False
@@ -177,18 +178,18 @@ class MemoryEfficient:
         """See `Kernel`."""
         whole = _ungrouped(block)
         tensors = (whole.q_BHLK, whole.k_BGSK, whole.v_BGSK, whole.bias, y_BHLK)
-        # State of a random generator, which nothing reads without dropout.
+        # The state of a random generator, unused without dropout.
         state = [lse_BHL.new_zeros((), dtype=torch.int64) for _ in range(2)]
-        dq_BHLK, *of_heads, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+        dq_BHLK, *dkv_BHSK, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
             *(dy_BHLK, *tensors, lse_BHL.contiguous(), *state),
             *(0.0, [True, True, True, False], whole.causal),
         )
-        dk_BGSK, dv_BGSK = (_grouped(gradient, block) for gradient in of_heads)
+        dk_BGSK, dv_BGSK = (_grouped(gradient, block) for gradient in dkv_BHSK)
         return dq_BHLK, dk_BGSK, dv_BGSK
 
 
 def _ungrouped(block: AttentionBlock) -> AttentionBlock:
-    """The block with a key's head, and a bias, for each query head."""
+    """The same block with a key head, a value head and a bias for each query head."""
     k_BHSK = block.k_BGSK.repeat_interleave(block.repeats, 1)
     v_BHSK = block.v_BGSK.repeat_interleave(block.repeats, 1)
     bias = None
@@ -198,21 +199,22 @@ def _ungrouped(block: AttentionBlock) -> AttentionBlock:
 
 
 def _grouped(gradient_BHSK: Tensor, block: AttentionBlock) -> Tensor:
+    """Sum the gradients of the copies of each key or value head, (B, G, S, K)."""
     gradient = gradient_BHSK.unflatten(1, (-1, block.repeats))
     return gradient.sum(2, dtype=_wide(gradient.dtype))
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """What sums of such numbers are kept in: fp32 at least."""
+    """Dtype of sums: fp32, or `dtype` if it is wider."""
     return torch.promote_types(dtype, torch.float32)
 
 
 class Plain:
-    """Plain arithmetic, fp32 at least, on any device; it holds scores of some queries at a time."""
+    """Plain arithmetic in fp32 or wider, on any device; it holds scores of `_ROWS` queries."""
 
     @staticmethod
     def serves(block: AttentionBlock) -> bool:
-        """Whether it can compute this block: any of numbers with a fraction."""
+        """Whether the block has a floating-point dtype."""
         return block.q_BHLK.is_floating_point()
 
     @staticmethod
@@ -251,9 +253,9 @@ class Plain:
 
 
 def _scores(block: AttentionBlock) -> Iterator[tuple[slice, Tensor]]:
-    """Rows of queries and their (B, G, R, rows, S) scores, up to the last key that they see.
+    """Yield rows of queries and their (B, G, R, rows, S) scores, up to their last visible key.
 
-    Nothing is computed in place: recomputation may keep a product.
+    Nothing is computed in place, because recomputation may keep a product.
     """
     wide = _wide(block.q_BHLK.dtype)
     q = block.q_BHLK.to(wide).unflatten(1, (block.k_BGSK.shape[1], -1)) * block.scale
@@ -265,6 +267,6 @@ def _scores(block: AttentionBlock) -> Iterator[tuple[slice, Tensor]]:
         if block.bias is not None:
             scores = scores + block.bias[:, :, None, rows, keys]
         if block.causal:
-            seen = scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril(start)
-            scores = scores.masked_fill(~seen, -torch.inf)
+            visible = scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril(start)
+            scores = scores.masked_fill(~visible, -torch.inf)
         yield rows, scores

@@ -1,8 +1,8 @@
 """The ranks of a run as a mesh of pipeline, data, context and tensor parallelism.
 
-Sizes come from the config's `parallel` section; models and engines get a `Mesh` value and never ask
-for ranks elsewhere. Tensor-parallel peers are neighbours, then context, data, pipeline, as in
-Megatron.
+The section `parallel` of the config sets the sizes. Models and back ends get a `Mesh` as an
+argument; there is no global state. Tensor-parallel ranks are consecutive; then come context, data
+and pipeline, as in Megatron.
 """
 
 from dataclasses import dataclass
@@ -20,51 +20,50 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mesh:
-    """This rank's place among all. The default is a rank alone, where nothing is parallel."""
+    """The mesh as seen by this rank. The default is the mesh of a single rank."""
 
     tensor: Axis = LONE
-    """Ranks that share each layer."""
+    """Ranks that divide each layer."""
     context: Axis = LONE
-    """Ranks that share each sequence."""
+    """Ranks that divide each sequence."""
     data: Axis = LONE
-    """Ranks that share each global batch."""
+    """Ranks that divide each global batch."""
     pipeline: Axis = LONE
-    """Ranks that share the layers."""
+    """Ranks that divide the layers into stages."""
     sequence_parallel: bool = False
-    """Whether tensor-parallel ranks also share what lies between their layers, by sequence."""
+    """Whether tensor-parallel ranks divide the sequence between their layers."""
     context_method: Literal["ring", "ulysses"] = "ring"
-    """How attention works over a shared sequence."""
+    """Method of attention over context-parallel ranks."""
     shards: DeviceMesh | None = None
-    """Ranks over which FSDP2 shards parameters: one dimension, or two where data parallelism
-    replicates what it shards (HSDP)."""
+    """Ranks over which FSDP2 shards parameters: one dimension, or (replicas, shards) for HSDP."""
     copy: tuple[tuple[int, ...], ...] = ((0,),)
-    """Ranks that together have one copy of this stage: [tensor-parallel rank][shard]."""
+    """Global ranks that together hold one copy of this stage: [tensor-parallel rank][shard]."""
 
 
 ALONE = Mesh()
-"""Where a rank has no peers."""
+"""The mesh of a single rank."""
 
 
 def build(
     settings: "ParallelSettings", world_size: int, device: torch.device, *, shard: bool = True
 ) -> Mesh:
-    """Make the mesh of a run; all ranks of the process group call this together.
+    """Build the mesh of a run. This is a collective of all ranks of the process group.
 
     Args:
-        settings: sizes that fit `world_size`.
-        world_size: ranks of the run.
-        device: of this rank.
-        shard: whether data-parallel ranks share what they keep; else each has all of it.
+        settings: the sizes of the axes.
+        world_size: number of ranks of the run.
+        device: device of this rank.
+        shard: whether data-parallel ranks shard parameters; else each holds all of them.
 
     Raises:
-        UserError: the sizes do not divide the number of ranks.
+        UserError: the product of the sizes does not divide `world_size`.
     """
     data = settings.data_parallel_size(world_size)
     if world_size == 1:
         return Mesh(shards=init_device_mesh(device.type, (1,), mesh_dim_names=("shards",)))
     pipeline, tensor = settings.pipeline_parallel_size, settings.tensor_parallel_size
     context = settings.context_parallel_size
-    # Ranks of a sequence have the same parameters, so these are sharded over them, too.
+    # Context-parallel ranks have the same parameters, so FSDP2 shards over them, too.
     replicas = settings.data_parallel_replicate_size if shard else data * context
     shards = data * context // replicas
     work = _grid(device, {"pipeline": pipeline, "data": data, "context": context, "tensor": tensor})
@@ -74,7 +73,7 @@ def build(
         sizes = {"pipeline": pipeline, "replicas": replicas, "shards": shards, "tensor": tensor}
         grid = _grid(device, sizes, always="shards")
         kept = grid["replicas", "shards"] if replicas > 1 else grid["shards"]
-    # Copies lie one after the other.
+    # The ranks of a copy are consecutive.
     first = dist.get_rank() // (shards * tensor)
     ranks = torch.arange(shards * tensor) + first * shards * tensor
     return Mesh(
@@ -90,9 +89,10 @@ def build(
 
 
 def _grid(device: torch.device, sizes: dict[str, int], always: str = "") -> DeviceMesh:
-    """All ranks, the last dimension fastest; those of size 1 are left out but for one.
+    """Arrange all ranks in a grid, the last dimension fastest.
 
-    Each dimension makes a group for every place in the others, one after the other, on all ranks.
+    Dimensions of size 1 are omitted, except `always`. torch creates the groups of each dimension
+    in the same order on all ranks.
     """
     kept = {name: size for name, size in sizes.items() if size > 1 or name == always}
     return init_device_mesh(device.type, tuple(kept.values()), mesh_dim_names=tuple(kept))

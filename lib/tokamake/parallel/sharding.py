@@ -1,8 +1,9 @@
-"""Parameters and gradients of a rank, whichever way the ranks share them: sharding, sums, norms.
+"""Local parameters and gradients of a rank: sharding, sums over ranks, norms.
 
-FSDP2 shards over data- and context-parallel ranks what tensor parallelism has cut; optimizers
-get plain tensors of this rank. Adds up what no backward pass does: gradients that tensor-parallel
-ranks have in part, and those of an embedding that two stages have.
+Tensor parallelism divides parameters first; FSDP2 shards these parts over data- and
+context-parallel ranks. Optimizers get plain local tensors. This module also sums gradients that the
+backward pass leaves partial: those of parameters that tensor-parallel ranks replicate, and those of
+an embedding that two pipeline stages share.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,32 +23,32 @@ from tokamake.parallel.tensor import Placement
 
 @dataclass
 class Held:
-    """What this rank has of a parameter."""
+    """This rank's part of a parameter."""
 
     name: str
-    """Name in its stage."""
+    """Name of the parameter in its stage."""
     saved_name: str
-    """Hugging Face's name of it, or of what it is a copy of."""
+    """Tensor name in checkpoints; of a tied output layer, that of the embedding."""
     parameter: nn.Parameter
-    """The module's, a DTensor where FSDP2 shards it."""
+    """The module's parameter, a DTensor if FSDP2 shards it."""
     local: nn.Parameter
-    """This rank's part, for the optimizer; shares its memory with `parameter`, or is the fp32
-    original of which that is a rounded copy."""
+    """This rank's part, for the optimizer. It shares memory with `parameter`, or it holds the fp32
+    master weights and `parameter` is their rounded copy."""
     placement: Placement
-    """How tensor-parallel ranks hold it."""
+    """Placement over the tensor-parallel ranks."""
     shape: torch.Size
-    """Of the whole parameter."""
+    """Shape of the whole parameter."""
     place: tuple[slice, ...]
     """Index of this rank's part in the whole parameter."""
     groups: tuple[dist.ProcessGroup, ...]
-    """Groups over which the whole is cut: sums over these are sums over all parts."""
+    """Groups that divide the parameter: sums over all of them are sums over all parts."""
     is_copy: bool
-    """Whether it is the output layer's copy of an embedding in another stage."""
+    """Whether this is the output layer's copy of an embedding in another stage."""
     counts: bool
-    """Whether this rank's part counts in sums over all ranks: of copies, one does."""
+    """Whether this part counts in sums over all ranks; of several replicas, only one counts."""
 
     def take_gradient(self) -> None:
-        """Let `local` have the gradient of `parameter`; in higher precision, add to what it has."""
+        """Move the gradient of `parameter` to `local`; with master weights, accumulate it there."""
         gradient = self.parameter.grad
         if self.parameter.dtype == self.local.dtype or isinstance(gradient, DTensor):
             self.local.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
@@ -65,7 +66,15 @@ def shard(
     policy: MixedPrecisionPolicy,
     reshard_after_forward: bool,
 ) -> None:
-    """Shard a module's parameters over the mesh with FSDP2, each block for itself."""
+    """Shard a module's parameters over the mesh with FSDP2.
+
+    Args:
+        module: module to shard in place.
+        blocks: submodules whose parameters are gathered together, such as layers.
+        mesh: the mesh; `mesh.shards` are the ranks to shard over.
+        policy: dtypes of computation and of gradient reduction.
+        reshard_after_forward: whether to free gathered parameters between forward and backward.
+    """
     for block in (*blocks, module):
         fully_shard(
             block, mesh=mesh.shards, mp_policy=policy, reshard_after_forward=reshard_after_forward
@@ -73,7 +82,7 @@ def shard(
 
 
 def _rows_of(parameter: Tensor) -> slice:
-    """Rows of a parameter, as tensor parallelism has cut it, that this rank's shard has."""
+    """Rows of this rank's FSDP2 shard, within this rank's tensor-parallel part."""
     if not isinstance(parameter, DTensor):
         return slice(None)
     mesh = parameter.device_mesh
@@ -91,17 +100,17 @@ def held_by(
     saved_names: Mapping[str, str],
     copy: str | None,
 ) -> list[Held]:
-    """What this rank has of each parameter of a stage.
+    """Describe this rank's part of each parameter of a stage.
 
     Args:
         model: the stage, sharded or not.
-        placed: its placements.
-        mesh: this rank among its peers.
-        shapes: of the whole parameters, by their saved names.
-        saved_names: by names of parameters.
-        copy: name of the output layer where it is a copy of an embedding in another stage.
+        placed: placements of its parameters, by name.
+        mesh: the mesh.
+        shapes: shapes of the whole parameters, by saved name.
+        saved_names: saved names, by name.
+        copy: name of the output layer if it is a copy of an embedding in another stage.
     """
-    found = []
+    held = []
     for name, parameter in model.named_parameters():
         tensor: Tensor = parameter
         local, replica = parameter, 0
@@ -109,7 +118,7 @@ def held_by(
             local, replica = nn.Parameter(tensor.to_local()), _replica(tensor)
         first = mesh.tensor.rank == 0 or placed[name].dim is not None
         shape = torch.Size(shapes[saved_names[name]])
-        found.append(
+        held.append(
             Held(
                 name,
                 saved_names[name],
@@ -123,17 +132,17 @@ def held_by(
                 counts=first and not replica and name != copy,
             )
         )
-    return found
+    return held
 
 
 def _place(
     parameter: Tensor, shape: torch.Size, placement: Placement, mesh: Mesh
 ) -> tuple[slice, ...]:
-    found = [range(size) for size in shape]
+    ranges = [range(size) for size in shape]
     if placement.dim is not None:
-        found[placement.dim] = part(shape[placement.dim], mesh.tensor)
-    found[0] = found[0][_rows_of(parameter)]
-    return tuple(slice(rows.start, rows.stop) for rows in found)
+        ranges[placement.dim] = part(shape[placement.dim], mesh.tensor)
+    ranges[0] = ranges[0][_rows_of(parameter)]
+    return tuple(slice(rows.start, rows.stop) for rows in ranges)
 
 
 def _groups(parameter: Tensor, placement: Placement, mesh: Mesh) -> tuple[dist.ProcessGroup, ...]:
@@ -156,35 +165,35 @@ def _gradient(held: Held) -> Tensor | None:
 
 @torch.no_grad()
 def keep_originals(held: Iterable[Held], dtype: torch.dtype) -> None:
-    """Let parameters become rounded copies of what the optimizer has."""
-    for one in held:
-        one.local = nn.Parameter(one.parameter.detach())
-        one.parameter.data = one.local.to(dtype)
+    """Keep the parameters as master weights and round the module's copies to `dtype`."""
+    for each in held:
+        each.local = nn.Parameter(each.parameter.detach())
+        each.parameter.data = each.local.to(dtype)
 
 
 @torch.no_grad()
 def round_originals(held: Iterable[Held]) -> None:
-    """Bring what the optimizer has changed into parameters that are rounded copies."""
-    pairs = [(one.parameter, one.local) for one in held if one.parameter.dtype != one.local.dtype]
-    if pairs:
-        parameters, locals_ = zip(*pairs, strict=True)
-        torch._foreach_copy_([*parameters], [*locals_])
+    """Copy updated master weights, rounded, into the module's parameters."""
+    rounded = [each for each in held if each.parameter.dtype != each.local.dtype]
+    if rounded:
+        copies: list[Tensor] = [each.parameter for each in rounded]
+        torch._foreach_copy_(copies, [*(each.local for each in rounded)])
 
 
 def add_up_partial(
     shards: Iterable[Held], axis: Axis, gradient: Callable[[Held], Tensor | None] = _gradient
 ) -> None:
-    """Sum gradients of which each tensor-parallel rank has a part; done at once for all.
+    """All-reduce the gradients that are partial on each tensor-parallel rank, in one call.
 
     Args:
-        shards: what this rank has.
+        shards: this rank's parts of the parameters.
         axis: the tensor-parallel ranks.
-        gradient: where the gradients are.
+        gradient: function that returns the gradient of a part.
     """
     if axis.size == 1:
         return
-    found = [gradient(one) for one in shards if one.placement.partial]
-    _all_reduce([each for each in found if each is not None], axis.group)
+    gradients = [gradient(each) for each in shards if each.placement.partial]
+    _all_reduce([each for each in gradients if each is not None], axis.group)
 
 
 def _all_reduce(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
@@ -202,15 +211,15 @@ def add_up_copies(
     name: str,
     gradient: Callable[[Held], Tensor | None] = _gradient,
 ) -> None:
-    """Sum the gradients of an embedding and of its copy in the last stage; both get the sum.
+    """Sum the gradients of an embedding and its copy in the last stage; both get the sum.
 
     Args:
-        held: what this rank has.
+        held: this rank's parts of the parameters.
         axis: the pipeline ranks.
-        name: of the embedding.
-        gradient: where the gradients are.
+        name: name of the embedding in its stage.
+        gradient: function that returns the gradient of a part.
     """
-    both = [gradient(one) for one in held if one.is_copy or one.name == name]
+    both = [gradient(each) for each in held if each.is_copy or each.name == name]
     gradients = [each for each in both if each is not None]
     if axis.size == 1 or not gradients:
         return
@@ -232,13 +241,14 @@ def add_up_copies(
 
 
 def squares(held: Iterable[Held], device: torch.device) -> Tensor:
-    """Sum of squares, fp32, of this rank's gradients; of copies on several ranks, one counts."""
-    counted = [one.local.grad for one in held if one.counts and one.local.grad is not None]
+    """Sum of squares of this rank's gradients, fp32 scalar; only one of several replicas counts."""
+    counted = [each.local.grad for each in held if each.counts and each.local.grad is not None]
     norms = torch._foreach_norm(counted, dtype=torch.float32) if counted else ()
     return torch.stack([*norms]).square().sum() if norms else torch.zeros((), device=device)
 
 
 def scale(held: Iterable[Held], factor: float) -> None:
-    """Multiply this rank's gradients."""
+    """Multiply this rank's gradients in place."""
     if factor != 1:
-        torch._foreach_mul_([one.local.grad for one in held if one.local.grad is not None], factor)
+        gradients = [each.local.grad for each in held if each.local.grad is not None]
+        torch._foreach_mul_(gradients, factor)

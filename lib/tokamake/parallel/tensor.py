@@ -1,8 +1,9 @@
-"""Layers shared by tensor-parallel ranks: drop-ins that are torch's own where a rank is alone.
+"""Tensor-parallel layers: drop-ins for torch's own, and the same as these on one rank.
 
-A model builds them with its mesh and calls them as on one device; weights are plain local tensors,
-parts of the whole ones as `placements` tells. Megatron-LM, arXiv 1909.08053; sequence parallelism,
-arXiv 2205.05198. Shape suffixes: B batch, L tokens, D width in, E width out, V vocabulary.
+A model builds them with its mesh and calls them as on one device. Weights are plain local tensors;
+`placements` says which parts of the whole weights they are. Megatron-LM: arXiv 1909.08053; sequence
+parallelism: arXiv 2205.05198. Shape suffixes: B batch, L tokens, D width in, E width out,
+V vocabulary. Under sequence parallelism, L counts this rank's tokens outside these layers.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from tokamake.parallel.linear import linear
 from tokamake.parallel.mesh import ALONE, Mesh
 
 _SEQUENCE = 1
-"""Dimension of x_BLD that sequence parallelism shares."""
+"""Dimension of x_BLD that sequence parallelism divides."""
 
 
 @dataclass(frozen=True)
@@ -25,44 +26,47 @@ class Placement:
     """How tensor-parallel ranks hold a parameter."""
 
     dim: int | None = None
-    """Dimension along which each has a part, as `torch.chunk` cuts it; None: all have all of it."""
+    """Dimension that the ranks divide, as by `torch.chunk`; None: replicated on all ranks."""
     partial: bool = False
-    """Whether each rank has a part of the gradient only, so that they must be summed."""
+    """Whether gradients are partial: they must be summed over the ranks."""
 
 
 def placements(model: nn.Module) -> dict[str, Placement]:
-    """How each parameter of a model is held; to be asked before anything wraps the model."""
-    found = {}
+    """Placement of each parameter, by name; call it before FSDP2 or DeepSpeed wraps the model."""
+    by_name = {}
     for prefix, module in model.named_modules():
         of_module = getattr(module, "placements", {})
         for name, _ in module.named_parameters(recurse=False):
             full = f"{prefix}.{name}" if prefix else name
-            found[full] = of_module.get(name, Placement())
-    return found
+            by_name[full] = of_module.get(name, Placement())
+    return by_name
 
 
 def shared_input(x_BLD: Tensor, mesh: Mesh) -> Tensor:
-    """What column-parallel layers take: whole sequences, whose gradients add up over ranks."""
+    """Input of column-parallel layers: the whole sequence, (B, L of all ranks, D).
+
+    The backward pass sums its gradient over the ranks.
+    """
     if mesh.sequence_parallel:
         return gather(x_BLD, mesh.tensor, dim=_SEQUENCE)
     return copy(x_BLD, mesh.tensor)
 
 
 def summed_output(y_BLE: Tensor, mesh: Mesh) -> Tensor:
-    """What the ranks' partial results add up to; under sequence parallelism, a part of it."""
+    """Sum of the partial outputs, (B, L, E); under sequence parallelism, of this rank's tokens."""
     if mesh.sequence_parallel:
         return scatter_sum(y_BLE, mesh.tensor, dim=_SEQUENCE)
     return add(y_BLE, mesh.tensor)
 
 
 class ColumnParallelLinear(nn.Linear):
-    """A linear layer of which each rank has a part of the outputs; feed it `shared_input`.
+    """A linear layer whose outputs the ranks divide; its input is a `shared_input`.
 
     Args:
         in_features: D.
-        out_features: E of all ranks.
-        mesh: this rank among its peers.
-        bias: whether there is one.
+        out_features: E of all ranks together.
+        mesh: the mesh.
+        bias: whether the layer has a bias.
     """
 
     def __init__(
@@ -73,18 +77,18 @@ class ColumnParallelLinear(nn.Linear):
             self.placements = {"weight": Placement(0), "bias": Placement(0)}
 
     def forward(self, input: Tensor) -> Tensor:
-        """(B, L, D) to (B, L, E of this rank)."""
+        """Map (B, L, D) to (B, L, E of this rank)."""
         return linear(input, self.weight, self.bias)
 
 
 class RowParallelLinear(nn.Linear):
-    """A linear layer of which each rank has a part of the inputs; its results are summed.
+    """A linear layer whose inputs the ranks divide; it sums their partial outputs.
 
     Args:
-        in_features: D of all ranks.
+        in_features: D of all ranks together.
         out_features: E.
-        mesh: this rank among its peers.
-        bias: whether there is one, added once.
+        mesh: the mesh.
+        bias: whether the layer has a bias, which is added after the sum.
     """
 
     def __init__(
@@ -97,7 +101,7 @@ class RowParallelLinear(nn.Linear):
             self.placements = {"weight": Placement(1), "bias": whole}
 
     def forward(self, input: Tensor) -> Tensor:
-        """(B, L, D of this rank) to (B, L, E); under sequence parallelism to (B, L of it, E)."""
+        """Map (B, L, D of this rank) to the `summed_output` (B, L, E)."""
         if self._mesh.tensor.size == 1:
             return linear(input, self.weight, self.bias)
         y_BLE = summed_output(linear(input, self.weight), self._mesh)
@@ -105,16 +109,16 @@ class RowParallelLinear(nn.Linear):
 
 
 class ReplicatedLinear(nn.Linear):
-    """A linear layer that all ranks have whole, each using a part of the outputs.
+    """A linear layer replicated on all ranks, each of which computes a part of the outputs.
 
-    Of the gradients each rank has what comes from its use; feed it `shared_input`.
+    Its input is a `shared_input`. Gradients are partial.
 
     Args:
         in_features: D.
-        out_features: E of the whole.
-        mesh: this rank among its peers.
-        rows: outputs that this rank uses.
-        bias: whether there is one.
+        out_features: E of all ranks together.
+        mesh: the mesh.
+        rows: outputs that this rank computes; those of several ranks may overlap.
+        bias: whether the layer has a bias.
     """
 
     def __init__(
@@ -126,18 +130,18 @@ class ReplicatedLinear(nn.Linear):
             self.placements = {name: Placement(partial=True) for name in ("weight", "bias")}
 
     def forward(self, input: Tensor) -> Tensor:
-        """(B, L, D) to (B, L, outputs of this rank)."""
+        """Map (B, L, D) to (B, L, outputs of this rank)."""
         bias = None if self.bias is None else self.bias[self._rows]
         return linear(input, self.weight[self._rows], bias)
 
 
 class VocabParallelEmbedding(nn.Embedding):
-    """An embedding of which each rank has some rows.
+    """An embedding whose vocabulary the ranks divide.
 
     Args:
-        num_embeddings: V of all ranks.
+        num_embeddings: V of all ranks together.
         embedding_dim: D.
-        mesh: this rank among its peers.
+        mesh: the mesh.
     """
 
     def __init__(self, num_embeddings: int, embedding_dim: int, mesh: Mesh = ALONE) -> None:
@@ -148,12 +152,13 @@ class VocabParallelEmbedding(nn.Embedding):
             self.placements = {"weight": Placement(0)}
 
     def forward(self, input: Tensor) -> Tensor:
-        """Token ids (B, L) to (B, L, D); under sequence parallelism to this rank's tokens."""
+        """Map int64 token ids (B, L) of the whole sequence to the `summed_output` (B, L, D)."""
         if self._mesh.tensor.size == 1:
             return super().forward(input)
         elsewhere = (input < self._rows.start) | (input >= self._rows.stop)
         rows = (input - self._rows.start).masked_fill(elsewhere, 0)
         if not self._rows:
+            # The weight is empty; its sum, 0, keeps it part of the backward pass.
             x_BLD = self.weight.new_zeros(*input.shape, self.embedding_dim) + self.weight.sum()
         else:
             x_BLD = F.embedding(rows, self.weight).masked_fill(elsewhere[..., None], 0)
@@ -169,7 +174,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 class HeadRMSNorm(nn.RMSNorm):
-    """Root-mean-square norm of each attention head; ranks have different heads."""
+    """Root-mean-square norm of each attention head; the ranks divide the heads."""
 
     def __init__(self, width: int, mesh: Mesh = ALONE, *, eps: float) -> None:
         super().__init__(width, eps=eps)
@@ -186,7 +191,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class PositionEmbedding(nn.Embedding):
-    """Learned positions, which all ranks have whole; under sequence parallelism each uses some."""
+    """Learned positions, replicated on all ranks; sequence parallelism makes gradients partial."""
 
     def __init__(self, num_embeddings: int, embedding_dim: int, mesh: Mesh = ALONE) -> None:
         super().__init__(num_embeddings, embedding_dim)
@@ -194,7 +199,7 @@ class PositionEmbedding(nn.Embedding):
 
 
 def own_tokens(x: Tensor, mesh: Mesh) -> Tensor:
-    """This rank's part of the sequence, dimension 1, where sequence parallelism shares it."""
+    """This rank's tokens (dimension 1) of a whole sequence; without sequence parallelism, all."""
     if not mesh.sequence_parallel:
         return x
     return x.chunk(mesh.tensor.size, dim=_SEQUENCE)[mesh.tensor.rank]
@@ -202,7 +207,7 @@ def own_tokens(x: Tensor, mesh: Mesh) -> Tensor:
 
 @torch.no_grad()
 def cut(whole: Tensor, placement: Placement, axis: Axis) -> Tensor:
-    """This rank's part of a whole parameter."""
+    """This rank's part of a whole parameter, a view."""
     if placement.dim is None or axis.size == 1:
         return whole
     rows = part(whole.shape[placement.dim], axis)

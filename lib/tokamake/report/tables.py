@@ -10,8 +10,8 @@ from tokamake.units import duration, in_bytes
 
 _STOPPED = {
     "eod": "ended the document",
-    "max_new_tokens": "stopped at the wanted length",
-    "context": "reached the model's longest input",
+    "max_new_tokens": "reached the maximum length",
+    "context": "filled the model's context",
 }
 _PLACES = {"loss": 4, "perplexity": 2, "bits_per_byte": 4}
 """Measure of a model → number of decimals in tables."""
@@ -151,7 +151,7 @@ def _losses(trained: dict[str, Any]) -> list[tuple[str, str]]:
     )
     losses = []
     if last is not None:
-        losses.append(("training loss", f"{last:.4f} nats per token, at first {first:.4f}"))
+        losses.append(("training loss", f"{last:.4f} nats per token, initially {first:.4f}"))
     for key, loss in measurements[-1].items() if measurements else ():
         if key != "step":
             kind, _, name = key.replace("_", " ", 1).partition("/")

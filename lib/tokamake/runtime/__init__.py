@@ -1,4 +1,4 @@
-"""This process: its rank, its process group, its cores and memory, its lines for people.
+"""This process: its rank, its process group, its cores and memory, its console output.
 
 torch and mpi4py are imported only where they are used.
 """

@@ -1,4 +1,4 @@
-"""Text for people while work goes on: counts with their nouns, progress."""
+"""Console output: progress, and counts with their nouns."""
 
 import sys
 import time
@@ -12,7 +12,7 @@ _LOG_SECONDS = 30
 
 
 def counted(number: int, noun: str) -> str:
-    """A number and its noun: 1 file, 2,000 files."""
+    """Format a number with its noun: 1 file, 2,000 files."""
     return f"{number:,} {noun}{'s'[: number != 1]}"
 
 
@@ -24,14 +24,14 @@ def progress(
     unit: str = "items",
     size: Callable[[Item], int] = lambda _: 1,
 ) -> Iterator[Item]:
-    """Pass items through and show progress: a bar on a terminal, a line each 30 s in a log.
+    """Yield the items and show progress: a bar on a terminal, a line every 30 s in a log.
 
     Args:
-        items: items to pass through.
+        items: items to yield.
         label: name of the work.
         total: total size of all items; by default their number, if `items` has a length.
         unit: unit of `size`.
-        size: size of an item.
+        size: function that returns the size of an item.
     """
     if total is None and isinstance(items, Sized):
         total = len(items)

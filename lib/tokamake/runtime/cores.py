@@ -20,10 +20,10 @@ _MALLOC_OPTIONS = {
 
 
 def num_threads(num_sharers: int, environment: Mapping[str, str] = os.environ) -> int | None:
-    """Threads for each of the ranks that share the same cores; None: the user has set them."""
-    chosen = environment.get("OMP_NUM_THREADS")
-    # torchrun itself sets OMP_NUM_THREADS=1, so under torchrun that is no choice of the user.
-    if chosen and not (chosen == "1" and "TORCHELASTIC_RUN_ID" in environment):
+    """Threads per rank if `num_sharers` ranks share the cores; None: OMP_NUM_THREADS is set."""
+    value = environment.get("OMP_NUM_THREADS")
+    # torchrun itself sets OMP_NUM_THREADS=1, so this is not the user's choice.
+    if value and not (value == "1" and "TORCHELASTIC_RUN_ID" in environment):
         return None
     return max(1, len(os.sched_getaffinity(0)) // num_sharers)
 
@@ -34,7 +34,7 @@ def file_workers() -> int:
 
 
 def ahead(items: Iterator[Item], *, depth: int = 1) -> Iterator[Item]:
-    """Compute items in a thread, up to `depth` of them before the caller asks."""
+    """Yield items that a thread computes up to `depth` items ahead of the caller."""
     end = object()
     with ThreadPoolExecutor(1) as pool:
         pending = deque(pool.submit(next, items, end) for _ in range(depth))

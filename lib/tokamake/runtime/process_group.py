@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
-"""Communication library by kind of device."""
+"""torch.distributed back end by type of device."""
 
 
 def choose_device(ranks: Ranks) -> "torch.device":
-    """Device of this rank: a CUDA or XPU device if there is one, else the CPU."""
+    """Choose the device of this rank: a CUDA or XPU device if available, else the CPU."""
     import torch
 
     for kind in ("cuda", "xpu"):
@@ -46,8 +46,8 @@ def process_group(ranks: Ranks, store: "Store | None" = None) -> Iterator["torch
     variables or from an MPI broadcast. A single process needs no address.
 
     Args:
-        ranks: this process among its peers.
-        store: where the peers have met already, see `meeting`.
+        ranks: rank and world size of this process.
+        store: a store from `meeting`, if the peers have met already.
 
     Raises:
         UserError: MPI does not see the peers that the launcher started, the port is taken, or two
@@ -60,7 +60,7 @@ def process_group(ranks: Ranks, store: "Store | None" = None) -> Iterator["torch
         yield device
         return
     backend = BACKENDS[device.type]
-    # DeepSpeed reads the number of the device from this variable.
+    # DeepSpeed reads the index of the device from this variable.
     os.environ["LOCAL_RANK"] = str(ranks.local_rank)
     if ranks.world_size == 1:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
@@ -89,8 +89,8 @@ def meeting(ranks: Ranks, seconds: float) -> "Store":
     Rank 0 serves it. The others wait for rank 0; rank 0 does not wait for them.
 
     Args:
-        ranks: this process among its peers.
-        seconds: how long to wait for rank 0, and for any key.
+        ranks: rank and world size of this process.
+        seconds: timeout for rank 0 and for each key.
 
     Raises:
         UserError: rank 0 cannot be reached in time.
@@ -175,10 +175,10 @@ def _agree_through_mpi(ranks: Ranks) -> tuple[str, int]:
 
 
 def free_port() -> int:
-    """A port of this host without a listener.
+    """Find a free port of this host.
 
-    If possible, a port outside the range from which the system assigns ports: such a port is not
-    assigned to another program before it is used here.
+    Ports outside the range from which the system assigns ports come first: no other program gets
+    them before this one uses them.
     """
     static = static_ports() or [0]
     for port in (*(secrets.choice(static) for _ in range(20)), 0):
@@ -192,7 +192,7 @@ def free_port() -> int:
 
 
 def static_ports(path: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> list[int]:
-    """Ports from 15000 on that Linux does not assign to connections without a port of their own.
+    """Ports from 15000 on that Linux does not assign automatically.
 
     Args:
         path: file with the first and the last port that Linux assigns.
@@ -200,7 +200,7 @@ def static_ports(path: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) ->
     try:
         first, last = map(int, path.read_text().split())
     except (OSError, ValueError):
-        first, last = 32768, 60999  # the default of Linux
+        first, last = 32768, 60999  # Linux's default
     return [port for port in range(15000, 65536) if not first <= port <= last]
 
 
@@ -224,10 +224,10 @@ def _compare_devices(device: "torch.device") -> None:
     import torch
     import torch.distributed as dist
 
-    # Not nccl: it fails if two ranks have the same device.
+    # Not nccl, which fails if two ranks have the same device.
     group = dist.new_group(backend="gloo")
-    # Not the number: launchers may show each rank one device, with number 0. (XPU tiles have no
-    # such identifier, so they are not compared.)
+    # UUID, not index: launchers may show each rank one device, with index 0. (XPU tiles have no
+    # UUID, so they are not compared.)
     owner = (socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid))
     owners: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(owners, owner, group=group)
@@ -238,7 +238,7 @@ def check_devices(owners: Sequence[tuple[str, str]]) -> None:
     """Check that each rank has its own device.
 
     Args:
-        owners: host and device of each rank.
+        owners: host and device UUID of each rank.
 
     Raises:
         UserError: two ranks have the same device.

@@ -13,15 +13,15 @@ from tokamake.runtime.ranks import Ranks
 Item = TypeVar("Item")
 
 STOPPED = 75
-"""Exit code of a run that was asked to stop before its end: EX_TEMPFAIL of sysexits.h."""
+"""Exit code of a run that stopped on request before its end: EX_TEMPFAIL of sysexits.h."""
 
 
 @contextmanager
 def raise_on_all_ranks() -> Iterator[None]:
-    """Raise an error of any rank on all ranks; the others would wait for that rank for ever.
+    """Raise an error of any rank on all ranks; otherwise, the others would wait forever.
 
     Raises:
-        UserError: a rank raised one, or an `OSError`, such as for a full disk or a missing file.
+        UserError: a rank raised a `UserError`, or an `OSError` such as a full disk.
     """
     import torch.distributed as dist
 
@@ -40,7 +40,7 @@ def raise_on_all_ranks() -> Iterator[None]:
 
 
 def report_from_any_rank(items: Iterable[Item], ranks: Ranks) -> Iterator[Item]:
-    """Pass items through; if they raise a `UserError`, any rank reports it, not only rank 0.
+    """Yield the items; a `UserError` is reported on whichever rank raises it, not only on rank 0.
 
     An error while reading samples may occur on one rank only. The other ranks then wait until the
     launcher ends them.
@@ -60,17 +60,17 @@ def report_from_rank_0(ranks: Ranks) -> Iterator[None]:
         yield
     except UserError:
         if ranks.rank:
-            # torchrun ends all ranks when one has failed: give rank 0 time to report.
+            # torchrun ends all ranks when one of them fails: give rank 0 time to report.
             time.sleep(2)
             raise SystemExit(2) from None
         raise
 
 
 def leave(ranks: Ranks, code: int) -> None:
-    """Exit with a code if there are several ranks, or if the code is not 0.
+    """Exit with `code`; a single rank with code 0 returns instead.
 
-    Several ranks exit without Python's own shutdown: it aborts now and then, because threads of
-    gloo ask for the interpreter while it ends.
+    Several ranks skip Python's own shutdown. It sometimes aborts, because threads of gloo request
+    the interpreter while it shuts down.
     """
     if ranks.world_size == 1:
         if code:

@@ -1,7 +1,7 @@
 """Rank and world size, from variables of the launcher or from MPI.
 
 torchrun, deepspeed, srun and mpiexec (MPICH, Intel MPI, PALS, Open MPI) set environment variables.
-Where these are not enough, MPI is asked; only then is mpi4py imported.
+mpi4py is imported only if these are not sufficient.
 """
 
 import os
@@ -24,7 +24,7 @@ _LAUNCHERS = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
     ("PMIX_RANK", "PMIX_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
 )
-"""Variables of rank, world size, local rank and local size; the first complete set counts."""
+"""Variables of rank, world size, local rank and local size; the first complete set is used."""
 
 _SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
 """Only srun sets all of these. A batch script has SLURM_PROCID and SLURM_NTASKS, too, but is not a
@@ -33,7 +33,7 @@ rank."""
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among its peers."""
+    """Rank and world size of this process, in the run and on its host."""
 
     rank: int
     """Number of this process, 0 to world_size - 1."""
@@ -51,10 +51,10 @@ class Ranks:
 
     @classmethod
     def find(cls, environment: Mapping[str, str] = os.environ) -> "Ranks":
-        """Read the launcher's variables; ask MPI if they are incomplete.
+        """Read the launcher's variables; if they are incomplete, use MPI.
 
         Raises:
-            UserError: a variable is not a number, or rank and size do not fit.
+            UserError: a variable is not a number, or the rank is not below the world size.
         """
         candidates = [
             names
@@ -63,7 +63,7 @@ class Ranks:
         ]
         if not candidates:
             return cls(rank=0, world_size=1, local_rank=0, local_size=1)
-        # Launchers share PMI_RANK: the variable of the local rank tells them apart.
+        # Several launchers set PMI_RANK; they differ in the variable of the local rank.
         complete = (names for names in candidates if names[2] in environment)
         return cls._read(environment, next(complete, candidates[0]))
 
@@ -89,10 +89,10 @@ class Ranks:
 
 
 def variable(environment: Mapping[str, str], name: str) -> int | None:
-    """Value of a launcher's variable; None: it is not set.
+    """Value of a launcher's variable; None if it is not set.
 
     Raises:
-        UserError: it is not a number.
+        UserError: the value is not a number.
     """
     value = environment.get(name)
     if value is None:

@@ -1,8 +1,8 @@
-"""Learning-rate schedules, one file each; `Schedule` is what the loop asks.
+"""Learning-rate schedules, one file each; the trainer uses them through `Schedule`.
 
 A plug-in has SETTINGS, the settings of the section `schedule` that it uses with their published
-values, and `factor`, which gives the share of the peak once warm-up is over. Position and lengths
-are in one unit, steps or samples, which a plug-in need not know.
+values, and a function `factor`, which returns the share of the peak learning rate after warm-up.
+Its position and lengths have the same unit, steps or samples.
 """
 
 from tokamake.schedules._schedule import Schedule

@@ -1,6 +1,7 @@
-"""Learning-rate finder: a sweep of rates that grow exponentially, and what its losses suggest.
+"""Learning-rate finder: a sweep of exponentially growing rates, and the rate that it suggests.
 
-Smith 2015, arXiv 1506.01186, section 3.3, with the point of steepest descent as fastai takes it.
+Smith 2015, arXiv 1506.01186, section 3.3; the suggestion is the point of steepest descent, as in
+fastai.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from tokamake.errors import UserError
 
 FEWEST = 10
-"""Steps whose losses say anything."""
+"""Minimum number of steps for a suggestion."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -24,16 +25,16 @@ def sweep(start: float, end: float, steps: int) -> list[float]:
 def suggest(rates: Sequence[float], losses: Sequence[float], *, smoothing: float = 0.05) -> float:
     """Learning rate at which the smoothed loss falls fastest.
 
-    The slope is that against the logarithm of the rate, before the loss is lowest. Smoothing is
-    by a Gaussian around each point, so that it does not move the curve to higher rates.
+    The slope is d loss / d log(rate), up to the minimum of the loss. Smoothing uses a Gaussian
+    centered on each point, so it does not move the curve to higher rates.
 
     Args:
-        rates: learning rate of each step, growing.
-        losses: training loss of each step; what follows one that is not finite does not count.
-        smoothing: width (standard deviation) of the Gaussian, as a share of the sweep.
+        rates: learning rate of each step, ascending.
+        losses: training loss of each step; ignored from the first one that is not finite.
+        smoothing: standard deviation of the Gaussian, as a share of the sweep.
 
     Raises:
-        UserError: too few steps, or the loss does not fall.
+        UserError: there are too few steps, or the loss does not fall.
     """
     finite = np.isfinite(np.asarray(losses, dtype=np.float64))
     count = len(losses) if finite.all() else int(np.argmin(finite))
@@ -55,12 +56,13 @@ def suggest(rates: Sequence[float], losses: Sequence[float], *, smoothing: float
 
 
 def _smooth(values: Floats, width: float) -> Floats:
-    """Weighted means around each value, of those there are near the ends.
+    """Smooth values with a Gaussian of standard deviation `width`, truncated at the ends.
 
-    What explodes at the end of a sweep is cut to twice the first losses, or it would reach back.
+    Values are clipped to twice the first losses; otherwise, exploding losses at the end of a sweep
+    would affect earlier points.
     """
     values = np.minimum(values, 2 * np.median(values[: max(1, len(values) // 10)]))
-    places = np.arange(len(values))
-    weights = np.exp(-0.5 * ((places[:, None] - places) / max(width, 1e-9)) ** 2)
-    found: Floats = weights @ values / weights.sum(axis=1)
-    return found
+    steps = np.arange(len(values))
+    weights = np.exp(-0.5 * ((steps[:, None] - steps) / max(width, 1e-9)) ** 2)
+    smooth: Floats = weights @ values / weights.sum(axis=1)
+    return smooth

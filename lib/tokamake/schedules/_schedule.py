@@ -1,4 +1,4 @@
-"""Learning rate and weight decay of each step: settings of a run in, numbers for the loop out."""
+"""Learning rate and weight decay of each step of a run, from its settings."""
 
 from tokamake import plugins
 from tokamake.config.schedule import Span
@@ -6,14 +6,14 @@ from tokamake.config.training import TrainSettings
 
 
 class Schedule:
-    """What the optimizer's rates are as a run goes on.
+    """Learning rate and weight decay as functions of the progress of a run.
 
     Args:
-        train: settings of a run whose length is known.
+        train: settings of the run, with its number of steps.
     """
 
     def __init__(self, train: TrainSettings) -> None:
-        assert train.num_steps is not None, "resolve has counted them"
+        assert train.num_steps is not None, "resolve sets the number of steps"
         span = Span(train.num_steps, train.batch_sizes, train.sequence_length)
         self._optimizer, self._settings = train.optimizer, train.schedule
         self._factor = plugins.load("schedules", train.schedule.name).factor
@@ -25,14 +25,14 @@ class Schedule:
         """Learning rate of the next update.
 
         Args:
-            step: finished updates.
-            consumed_samples: samples that they took.
+            step: number of finished updates.
+            consumed_samples: number of samples of these updates.
         """
         share = self._share(self._position(step, consumed_samples))
         return self._optimizer.learning_rate * share
 
     def weight_decay(self, step: int, consumed_samples: int) -> float:
-        """Weight decay of the next update; `learning_rate` tells the arguments."""
+        """Weight decay of the next update; see `learning_rate` for the arguments."""
         progress = self._position(step, consumed_samples) / self._length
         return self._optimizer.weight_decay_at(progress)
 
@@ -40,7 +40,7 @@ class Schedule:
         return consumed_samples if self._settings.counts_samples else step
 
     def _share(self, position: int) -> float:
-        """Share of the peak: of a straight line in warm-up, then of the plug-in."""
+        """Share of the peak: linear during warm-up, then that of the plug-in."""
         warmup, start = self._lengths["warmup"], self._settings.warmup_start_ratio
         if position < warmup:
             return start + (1.0 - start) * (position / warmup)

@@ -1,4 +1,4 @@
-"""The peak learning rate to the end."""
+"""Constant learning rate after warm-up."""
 
 from typing import Any
 

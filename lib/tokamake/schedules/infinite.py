@@ -1,4 +1,4 @@
-"""Warm-up, cooldown, constant, annealing: a run can go on from its constant phase with new data."""
+"""Cooldown, constant phase, annealing: a run can continue from its constant phase with new data."""
 
 from tokamake.schedules._shapes import between
 
@@ -24,22 +24,23 @@ def factor(
 ) -> float:
     """Share of the peak learning rate after warm-up.
 
-    Ibrahim et al. 2024, arXiv 2403.08763, section 7: from 1 to constant_ratio over the cooldown,
-    which follows warm-up, constant until length - annealing, then to min_ratio at the end.
+    Ibrahim et al. 2024, arXiv 2403.08763, section 7: after warm-up, the cooldown lowers the share
+    from 1 to constant_ratio; it stays constant until length - annealing; annealing lowers it to
+    min_ratio at the end of the run.
 
     Args:
-        position: what the run has done, in the unit of the lengths.
+        position: progress of the run, in the unit of the lengths.
         warmup: length of warm-up.
-        length: of the run.
+        length: length of the run.
         cooldown: length of the phase after warm-up.
         annealing: length of the last phase.
         levels: constant_ratio and min_ratio, shares of the peak; cooldown_shape and
-            annealing_shape, as `between` knows them.
+            annealing_shape, shapes of `between`.
     """
     constant = float(levels["constant_ratio"])
-    done = position - (length - annealing)
-    if done > 0:
-        progress = done / annealing if annealing else 1.0
+    annealed = position - (length - annealing)
+    if annealed > 0:
+        progress = annealed / annealing if annealing else 1.0
         shape, end = str(levels["annealing_shape"]), float(levels["min_ratio"])
         return between(shape, progress, start=constant, end=end)
     progress = (position - warmup) / cooldown if cooldown else 1.0

@@ -1,4 +1,4 @@
-"""A straight line from the peak learning rate to its last share."""
+"""Linear decay from the peak learning rate to a minimum."""
 
 SETTINGS = {"warmup_steps": 0, "decay_fraction": 1.0, "min_ratio": 0.1}
 
@@ -8,15 +8,15 @@ def factor(
 ) -> float:
     """Share of the peak learning rate after warm-up.
 
-    With progress p = (position - warmup) / (decay - warmup), kept within 0..1:
+    With progress p = (position - warmup) / (decay - warmup), at most 1:
     1 - (1 - min_ratio) p (Devlin et al. 2019, arXiv 1810.04805, where min_ratio is 0).
 
     Args:
-        position: what the run has done, in the unit of the lengths.
+        position: progress of the run, in the unit of the lengths.
         warmup: length of warm-up.
-        length: of the run.
-        decay: position where the rate is lowest.
-        min_ratio: share of the peak from there on.
+        length: length of the run.
+        decay: position at which the decay ends.
+        min_ratio: share of the peak from this position on.
     """
     progress = min(1.0, (position - warmup) / max(1, decay - warmup))
     return 1.0 - (1.0 - min_ratio) * progress

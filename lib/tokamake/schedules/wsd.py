@@ -1,4 +1,4 @@
-"""Warm-up, stable, decay, also called trapezoid: the peak learning rate until a cooldown."""
+"""Warmup-stable-decay (trapezoid): the peak learning rate until a cooldown."""
 
 from tokamake.schedules._shapes import between
 
@@ -22,17 +22,18 @@ def factor(
     """Share of the peak learning rate after warm-up.
 
     1 until length - cooldown, then down to min_ratio at the end of the run (Hu et al. 2024,
-    arXiv 2404.06395; cooldown by 1 - sqrt as Hägele et al. 2024, arXiv 2405.18392).
+    arXiv 2404.06395; the 1-sqrt shape: Hägele et al. 2024, arXiv 2405.18392).
 
     Args:
-        position: what the run has done, in the unit of the lengths.
+        position: progress of the run, in the unit of the lengths.
         warmup: length of warm-up.
-        length: of the run.
+        length: length of the run.
         cooldown: length of the last phase.
-        cooldown_shape: how the rate falls in it, as `between` knows.
+        cooldown_shape: shape of the last phase, one of `between`.
         min_ratio: share of the peak at the end.
     """
-    done = position - (length - cooldown)
-    if done <= 0:
+    cooled = position - (length - cooldown)
+    if cooled <= 0:
         return 1.0
-    return between(cooldown_shape, done / cooldown if cooldown else 1.0, start=1.0, end=min_ratio)
+    progress = cooled / cooldown if cooldown else 1.0
+    return between(cooldown_shape, progress, start=1.0, end=min_ratio)

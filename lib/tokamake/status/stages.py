@@ -1,6 +1,6 @@
 """Products and logs of the stages, and the state of their jobs in a folder.
 
-The paths repeat those of the rules. Snakemake is not asked: it may run on another machine.
+The paths repeat those of the rules, because Snakemake may run on another machine.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""The tool `status`: states of all stages, and progress of training."""
+"""Tool `status`: states of all stages, and progress of training."""
 
 import json
 import math
@@ -20,8 +20,8 @@ def status(folder: Path = Path(), *, json: bool = False) -> None:
     """Print the progress of a workflow, from its files only.
 
     The workflow may run on another machine that shares the disk, or not run at all. A job is
-    "running" as long as Snakemake's marker exists, even after Snakemake was killed: the time of its
-    last output tells more. A stage whose inputs changed since is still "done".
+    "running" as long as Snakemake's marker file exists, even if Snakemake was killed: check the
+    time of its last output. A stage stays "done" if its inputs change.
 
     Args:
         folder: Working directory of the workflow, which contains results/ and logs/.

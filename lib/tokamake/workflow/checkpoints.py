@@ -8,7 +8,7 @@ from typing import Any
 from tokamake import files
 from tokamake.checkpoint.detect import list_files
 from tokamake.checkpoint.native.folder import find as find_native
-from tokamake.config.model import parse_export_format
+from tokamake.config.model import formats_with_tokenizer, parse_export_format
 from tokamake.errors import UserError
 from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.exit import exit_on_user_error
@@ -91,5 +91,7 @@ class CheckpointRules:
             raise UserError(f"{folder}/convert/{wildcards.form}: {error}") from None
         sizes = [f"--{size.replace('_', '-')}={number}" for size, number in form.sizes.items()]
         dtype = [f"--dtype={form.dtype}"] if form.dtype else []
-        tokenizer = [f"--tokenizer={input.tokenizer[0]}"] if form.format == "hf" else []
+        tokenizer = (
+            [f"--tokenizer={input.tokenizer[0]}"] if form.format in formats_with_tokenizer() else []
+        )
         return [f"--format={form.format}", *sizes, *dtype, *tokenizer]

@@ -1,10 +1,6 @@
 """Folders of every model type of transformers are opened, and laid out for transformers."""
 
 import json
-import os
-import pickle
-import struct
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support import gpts, llamas
+from tests.support.hf_files import SHARD, pickled, reference
 from tokamake.checkpoint.hf import format as hf_format
 from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.model_tensors import random
@@ -31,46 +28,21 @@ MODELS = {
 }
 PLAIN, TIED = llamas.ARCHITECTURES[5], llamas.ARCHITECTURES[7]
 LEARNED, MQA = gpts.LEARNED, gpts.MQA
-SHARD = 20_000
-"""Bytes of a shard, so that there are several."""
-
-
-def reference(architecture: Architecture, dtype: torch.dtype = torch.float32) -> Any:
-    family = llamas if architecture.family == "llama" else gpts
-    return family.reference(architecture, dtype)
-
-
-def pickled(folder: Path, *, shards: int = 1) -> None:
-    """Turn a folder of transformers' into one of earlier versions."""
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    if shards == 1:
-        torch.save(tensors, folder / "pytorch_model.bin")
-        return
-    file_of = {
-        name: f"pytorch_model-{number % shards + 1:05}-of-{shards:05}.bin"
-        for number, name in enumerate(tensors)
-    }
-    for file in set(file_of.values()):
-        own = {name: each for name, each in tensors.items() if file_of[name] == file}
-        torch.save(own, folder / file)
-    index = {"metadata": {}, "weight_map": file_of}
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
 
 
 def check(opened: Checkpoint, expected: dict[str, torch.Tensor]) -> None:
     assert list(opened.source) == [f"model.{name}" for name in expected]
     for name, tensor in expected.items():
-        found = opened.source.read(f"model.{name}")
-        assert found.dtype == tensor.dtype
-        assert torch.equal(found, tensor), name
+        stored = opened.source.read(f"model.{name}")
+        assert stored.dtype == tensor.dtype
+        assert torch.equal(stored, tensor), name
 
 
 def write(folder: Path, opened: Checkpoint, target: Target = Target()) -> list[Extent]:  # noqa: B008
     folder.mkdir()
-    regions = hf_format.lay_out(folder, opened, target)
-    assert {*fill(regions, opened.source, keys=[*opened.source])} == {*opened.source}
-    return regions
+    extents = hf_format.lay_out(folder, opened, target)
+    assert {*fill(extents, opened.source, keys=[*opened.source])} == {*opened.source}
+    return extents
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -104,8 +76,8 @@ def test_files_of_transformers_are_read_and_written_again(tmp_path: Path, name: 
 @pytest.mark.parametrize("name", MODELS)
 def test_files_are_those_of_safetensors(tmp_path: Path, name: str) -> None:
     hf_folder.write(tmp_path / "a", MODELS[name], random(MODELS[name], 1))
-    regions = write(tmp_path / "b", hf_format.open_checkpoint(tmp_path / "a"))
-    assert all(region.offset % region.dtype.itemsize == 0 for region in regions)
+    extents = write(tmp_path / "b", hf_format.open_checkpoint(tmp_path / "a"))
+    assert all(extent.offset % extent.dtype.itemsize == 0 for extent in extents)
     for file in (tmp_path / "a").iterdir():
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes(), file.name
         assert file.stat().st_mode == (tmp_path / "b" / file.name).stat().st_mode
@@ -135,7 +107,7 @@ def test_a_pickled_state_dict_with_its_tied_output_layer_is_read(tmp_path: Path)
     torch.save(state | buffers, tmp_path / "pytorch_model.bin")
     opened = hf_format.open_checkpoint(tmp_path)
     check(opened, expected)
-    assert [region.name for region in opened.source.regions if region.is_copy] == ["lm_head.weight"]
+    assert [extent.name for extent in opened.source.extents if extent.is_copy] == ["lm_head.weight"]
 
 
 def test_tensors_saved_as_transposed_views_are_read(tmp_path: Path) -> None:
@@ -241,15 +213,15 @@ def test_dtype_is_kept_unless_another_is_requested(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    model, wanted = reference(architecture, source), getattr(torch, name)
+    model, expected = reference(architecture, source), getattr(torch, name)
     model.save_pretrained(tmp_path / "theirs")
     write(tmp_path / "ours", hf_format.open_checkpoint(tmp_path / "theirs"), Target(dtype=dtype))
     written = load_file(tmp_path / "ours/model.safetensors")
     for key, tensor in gpts.tensors_of(model).items():
-        assert written[key].dtype == wanted
-        assert torch.equal(written[key], tensor.to(wanted))
+        assert written[key].dtype == expected
+        assert torch.equal(written[key], tensor.to(expected))
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype="auto")
-    assert loaded.dtype == wanted
+    assert loaded.dtype == expected
 
 
 def test_several_dtypes_in_one_checkpoint_are_kept(tmp_path: Path) -> None:
@@ -260,8 +232,8 @@ def test_several_dtypes_in_one_checkpoint_are_kept(tmp_path: Path) -> None:
         for name, each in load_file(file).items()
     }
     save_file(tensors, file, metadata={"format": "pt"})
-    regions = write(tmp_path / "b", hf_format.open_checkpoint(tmp_path / "a"))
-    assert all(region.offset % region.dtype.itemsize == 0 for region in regions)
+    extents = write(tmp_path / "b", hf_format.open_checkpoint(tmp_path / "a"))
+    assert all(extent.offset % extent.dtype.itemsize == 0 for extent in extents)
     assert (tmp_path / "b/model.safetensors").read_bytes() == file.read_bytes()
     assert json.loads((tmp_path / "b/config.json").read_text())["torch_dtype"] == "float32"
 
@@ -296,165 +268,3 @@ def test_other_folders_are_not_of_this_format(tmp_path: Path) -> None:
     assert hf_format.find(tmp_path) == tmp_path
     (tmp_path / "config.json").unlink()
     assert hf_format.find(tmp_path) is None
-
-
-def _bytes(edit: Callable[[bytes], bytes]) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        file = folder / "model.safetensors"
-        file.write_bytes(edit(file.read_bytes()))
-
-    return change
-
-
-def _header(edit: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    """Change the header alone; tensors stay where they are."""
-
-    def change(content: bytes) -> bytes:
-        length = struct.unpack("<Q", content[:8])[0]
-        header = json.loads(content[8 : 8 + length])
-        header = edit(header) or header
-        text = json.dumps(header).encode()
-        return struct.pack("<Q", len(text)) + text + content[8 + length :]
-
-    return _bytes(change)
-
-
-def _save(edit: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        tensors = load_file(folder / "model.safetensors")
-        edit(tensors)
-        save_file(tensors, folder / "model.safetensors")
-
-    return change
-
-
-def _index(content: str) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        (folder / "model.safetensors").rename(folder / "a.safetensors")
-        (folder / "model.safetensors.index.json").write_text(content)
-
-    return change
-
-
-def _bin(content: Any) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        (folder / "model.safetensors").unlink()
-        torch.save(content, folder / "pytorch_model.bin")
-
-    return change
-
-
-def _cut_bin(folder: Path) -> None:
-    pickled(folder)
-    file = folder / "pytorch_model.bin"
-    file.write_bytes(file.read_bytes()[:-1000])
-
-
-def _lost_bin(folder: Path) -> None:
-    pickled(folder, shards=3)
-    (folder / "pytorch_model-00002-of-00003.bin").unlink()
-
-
-def _deep(content: bytes) -> bytes:
-    return struct.pack("<Q", 200_000) + b"[" * 200_000 + content
-
-
-NORM = "model.norm.weight"
-DAMAGED = r"model\.safetensors: damaged \(.*\); fetch or export the checkpoint again$"
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda f: (f / "config.json").write_text("{"), r"config\.json: not valid JSON"),
-        (lambda f: (f / "model.safetensors").unlink(), "neither model.safetensors nor .*; fetch"),
-        (_bytes(lambda content: content[:-1000]), DAMAGED),
-        (_bytes(lambda content: content + b"1"), DAMAGED),
-        (_bytes(lambda content: content[:100]), DAMAGED),
-        (_bytes(lambda _: b""), DAMAGED),
-        (_bytes(lambda _: b"123"), DAMAGED),
-        (_bytes(lambda _: b"garbage " * 100), DAMAGED),
-        (_bytes(lambda content: content[:8] + b"x" + content[9:]), DAMAGED),
-        (_bytes(lambda content: b"\xff" * 8 + content[8:]), DAMAGED),
-        (_bytes(lambda content: content[:20] + b"\xff" + content[21:]), DAMAGED),
-        (_bytes(_deep), DAMAGED),
-        (_header(lambda _: [1]), DAMAGED),
-        (_header(lambda h: h.update({NORM: 1})), DAMAGED),
-        (_header(lambda h: h[NORM].pop("shape")), DAMAGED),
-        (_header(lambda h: h[NORM].update(shape=None)), DAMAGED),
-        (_header(lambda h: h[NORM].update(shape=[-64])), DAMAGED),
-        (_header(lambda h: h[NORM].update(shape=[64.0])), DAMAGED),
-        (_header(lambda h: h[NORM].update(shape=[2**70])), DAMAGED),
-        (_header(lambda h: h[NORM].update(data_offsets=[0, 256])), DAMAGED),
-        (_header(lambda h: h[NORM].update(data_offsets=["0", "256"])), DAMAGED),
-        (_header(lambda h: h[NORM].update(dtype="F4")), DAMAGED),
-        (_header(lambda h: h[NORM].update(dtype="F64")), DAMAGED),
-        (_header(lambda h: h[NORM].update(dtype="I32")), r"norm\.weight is torch\.int32; save all"),
-        (_save(lambda t: t.pop(NORM)), r"tensor model\.norm\.weight is missing; fetch"),
-        (_save(lambda t: t.update(x=torch.ones(1))), r"tensor x is not part of the model; fetch"),
-        (
-            _save(lambda t: t.update({NORM: torch.ones(65)})),
-            r"model\.safetensors: tensor model\.norm\.weight has shape \[65\], .* for \[64\]",
-        ),
-        (_index("{"), r"index\.json: not valid JSON"),
-        (_index("{}"), r"index\.json: no weight_map"),
-        (_index('{"weight_map": {"x": "b.safetensors"}}'), r"b\.safetensors: no such file; fetch"),
-        (_index('{"weight_map": {"x": "a.safetensors"}}'), r"a\.safetensors: tensor x is missing"),
-        (_bin([torch.ones(1)]), r"pytorch_model\.bin: holds no tensors by name; fetch"),
-        (_bin({"x": 1}), r"pytorch_model\.bin: x is no tensor; fetch"),
-        (_bin({"x": torch.ones(1)}), r"tensor lm_head.weight \(and 29 more\) is missing"),
-        (
-            _cut_bin,
-            r"pytorch_model\.bin: damaged \(.*\), or .*; fetch or export the checkpoint again",
-        ),
-        (_lost_bin, r"pytorch_model-00002-of-00003\.bin: no such file; fetch"),
-    ],
-)
-def test_broken_folders_are_refused(
-    tmp_path: Path, change: Callable[[Path], Any], message: str
-) -> None:
-    reference(PLAIN).save_pretrained(tmp_path)
-    change(tmp_path)
-    with pytest.raises(UserError, match=message) as error:
-        hf_format.open_checkpoint(tmp_path)
-    assert str(error.value).startswith(str(tmp_path))
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("file", ["model-00002-of-", "model-00001-of-"])
-@pytest.mark.parametrize("lost", [True, False], ids=["missing", "truncated"])
-def test_broken_shards_are_refused(tmp_path: Path, file: str, lost: bool) -> None:
-    reference(PLAIN).save_pretrained(tmp_path, max_shard_size=SHARD)
-    shard = next(tmp_path.glob(f"{file}*"))
-    if lost:
-        shard.unlink()
-    else:
-        os.truncate(shard, shard.stat().st_size - 1)
-    with pytest.raises(UserError, match="no such file" if lost else "damaged") as error:
-        hf_format.open_checkpoint(tmp_path)
-    assert str(error.value).startswith(f"{shard}: ")
-
-
-class _Hostile:
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.file),)
-
-
-@pytest.mark.parametrize("in_zip", [True, False])
-def test_code_in_a_pickled_file_does_not_run(tmp_path: Path, in_zip: bool) -> None:
-    reference(PLAIN).save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").unlink()
-    file, made = tmp_path / "pytorch_model.bin", tmp_path / "made"
-    content = {"model.norm.weight": torch.ones(64), "x": _Hostile(made)}
-    if in_zip:
-        torch.save(content, file)
-    else:
-        file.write_bytes(pickle.dumps(_Hostile(made)))
-    with pytest.raises(UserError, match=r"pytorch_model\.bin: .*; fetch or export the checkpoint"):
-        hf_format.open_checkpoint(tmp_path)
-    assert not made.exists()
-    torch.load(file, weights_only=False) if in_zip else pickle.loads(file.read_bytes())
-    assert made.exists()  # it would have run

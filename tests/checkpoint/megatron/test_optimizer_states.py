@@ -29,9 +29,9 @@ from tests.support.megatron_optimizers import (
 )
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
-from tokamake.checkpoint.deepspeed.folder import LR_SCHEDULER
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.inspect import inspect
+from tokamake.checkpoint.megatron_model.scheduler import LR_SCHEDULER
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, ParallelLayout, Target
 from tokamake.checkpoint.torch_files import torch_archive
 

@@ -33,19 +33,21 @@ def by_name(member: enum.Enum, _: int) -> Any:
 
 def described() -> tuple[records.Metadata, dict[str, WholeTensor]]:
     """DCP's records of a tensor of each number format and order in memory, and ours."""
-    tensors, places, expected = {}, {}, {}
+    tensors, locations, expected = {}, {}, {}
     for number, dtype in enumerate(dtypes.ALL):
         key, format = f"model.{dtype.name}", FORMATS[number % len(FORMATS)]
         size, at, file = torch.Size([number + 1, 2]), torch.Size([0, 0]), f"__{number}_0.distcp"
         chunk = records.ChunkStorageMetadata(at, size)
         properties = TensorProperties(dtype.torch, memory_format=format)
         tensors[key] = records.TensorStorageMetadata(properties, size, [chunk])
-        places[records.MetadataIndex(key, at, 0)] = _StorageInfo(file, 64, 1000)
-        box = StoredChunk((0, 0), tuple(size), StorageLocation(file, 64, 1000))
-        expected[key] = WholeTensor(tuple(size), dtype, (box,))
+        locations[records.MetadataIndex(key, at, 0)] = _StorageInfo(file, 64, 1000)
+        stored = StoredChunk((0, 0), tuple(size), StorageLocation(file, 64, 1000))
+        expected[key] = WholeTensor(tuple(size), dtype, (stored,))
     storage = records.StorageMeta(Path("/some/folder"), "a number", None, [])
-    found = records.Metadata(tensors, {key: (key,) for key in tensors}, places, storage, "1.0.0")
-    return found, expected
+    metadata = records.Metadata(
+        tensors, {key: (key,) for key in tensors}, locations, storage, "1.0.0"
+    )
+    return metadata, expected
 
 
 # Reading.
@@ -54,8 +56,8 @@ def described() -> tuple[records.Metadata, dict[str, WholeTensor]]:
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("python", PYTHONS)
 def test_metadata_of_every_python_is_read(tmp_path: Path, python: str, protocol: int) -> None:
-    found, expected = described()
-    content = PYTHONS[python].dumps(found, protocol)
+    metadata, expected = described()
+    content = PYTHONS[python].dumps(metadata, protocol)
     (tmp_path / ".metadata").write_bytes(content)
     assert dcp_metadata.read(tmp_path) == expected
     assert (b"getattr" in content) == PYTHONS[python].by_name
@@ -189,12 +191,12 @@ def test_metadata_is_independent_of_python_and_folder(tmp_path: Path) -> None:
 def test_the_writer_writes_the_same_metadata_as_dcp(tmp_path: Path) -> None:
     tensors = {"model.a": torch.ones(3, 4), "model.b.c": torch.tensor(1, dtype=torch.bfloat16)}
     make: dict[str, Callable[[Path], Any]] = {"ours": DcpWriter, "theirs": dcp.FileSystemWriter}
-    found = {}
+    metadata = {}
     for name, writer in make.items():
         dcp.save(tensors, storage_writer=writer(tmp_path / name))
-        found[name] = dcp.FileSystemReader(tmp_path / name).read_metadata()
+        metadata[name] = dcp.FileSystemReader(tmp_path / name).read_metadata()
     for name in ("state_dict_metadata", "planner_data", "storage_data", "version"):
-        assert getattr(found["ours"], name) == getattr(found["theirs"], name)
+        assert getattr(metadata["ours"], name) == getattr(metadata["theirs"], name)
     assert [path.name for path in (tmp_path / "ours").glob("*.tmp*")] == []
 
 

@@ -14,21 +14,21 @@ def test_boxes_hold_a_run_of_elements(shape: list[int], data: st.DataObject) -> 
     start = data.draw(st.integers(0, size))
     stop = data.draw(st.integers(start, size))
     corner = [data.draw(st.integers(0, 3)) for _ in shape]
-    place = [slice(at, at + length) for at, length in zip(corner, shape, strict=True)]
+    part_box = [slice(at, at + length) for at, length in zip(corner, shape, strict=True)]
     run = torch.arange(start, stop)
-    found = boxes(run, start, place)
-    assert len(found) <= 2 * len(shape)
-    whole = torch.full([at.stop for at in place], -1)
-    for offset, box in found.items():
-        region = tuple(slice(at, at + n) for at, n in zip(offset, box.shape, strict=True))
-        assert (whole[region] == -1).all()
-        whole[region] = box
-    part = whole[tuple(place)].flatten()
+    chunks = boxes(run, start, part_box)
+    assert len(chunks) <= 2 * len(shape)
+    whole = torch.full([at.stop for at in part_box], -1)
+    for offset, box in chunks.items():
+        indices = tuple(slice(at, at + n) for at, n in zip(offset, box.shape, strict=True))
+        assert (whole[indices] == -1).all()
+        whole[indices] = box
+    part = whole[tuple(part_box)].flatten()
     assert torch.equal(part[start:stop], run)
     assert (part[:start] == -1).all()
     assert (part[stop:] == -1).all()
     assert (whole >= 0).sum() == stop - start
     # They are views: what a checkpoint fills is what the optimizer has.
-    for box in found.values():
+    for box in chunks.values():
         box.fill_(7)
     assert (run == 7).all()

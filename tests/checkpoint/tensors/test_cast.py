@@ -20,12 +20,12 @@ def of_torch(raw: Array, dtype: Dtype) -> torch.Tensor:
 
 def assert_as_torch(raw: Array, source: Dtype, target: Dtype) -> None:
     """The same bits, but for NaN, of which torch's bits depend on the processor."""
-    found = of_torch(converted(raw, source, target), target)
+    rounded = of_torch(converted(raw, source, target), target)
     expected = of_torch(raw, source).to(target.torch)
-    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(rounded.isnan(), expected.isnan())
     kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[target.itemsize]
     sound = ~expected.isnan()
-    assert torch.equal(found.view(kind)[sound], expected.view(kind)[sound])
+    assert torch.equal(rounded.view(kind)[sound], expected.view(kind)[sound])
 
 
 def every_upper_half(lower: Array) -> Array:
@@ -58,8 +58,8 @@ def test_every_pair_of_dtypes_is_cast_as_in_torch(source: Dtype, target: Dtype) 
 
 def test_nan_keeps_its_sign() -> None:
     raw = np.array([0x7F800001, 0xFFFFFFFF, 0x7FC12345], "<u4").view("V4")
-    found = converted(raw, FLOAT32, BFLOAT16).view("<u2")
-    assert [*found] == [0x7FC0, 0xFFFF, 0x7FC1]
+    bits = converted(raw, FLOAT32, BFLOAT16).view("<u2")
+    assert [*bits] == [0x7FC0, 0xFFFF, 0x7FC1]
 
 
 def test_dtypes_that_numpy_lacks_are_cast_by_torch() -> None:
@@ -82,5 +82,5 @@ def test_nan_and_infinity_are_detected_and_the_largest_number_is_finite(dtype: D
 
 
 def raw_of(tensor: torch.Tensor, dtype: Dtype) -> Array:
-    found: Array = tensor.view(torch.uint8).numpy().view(f"V{dtype.itemsize}")
-    return found
+    raw: Array = tensor.view(torch.uint8).numpy().view(f"V{dtype.itemsize}")
+    return raw

@@ -18,7 +18,8 @@ from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.tensors import chunks, copy, dtypes
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Target
 from tokamake.checkpoint.tensors.copy import fill
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, TensorSource
+from tokamake.checkpoint.tensors.extents import Chunk, Extent
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
@@ -47,18 +48,18 @@ def boxes_of(cut: str) -> Iterator[tuple[slice, ...]]:
 
 
 def laid_out(file: Path, cut: str, *, turned: bool, dtype: dtypes.Dtype) -> list[Extent]:
-    """A file of which each tensor is a box, or its transpose, with some bytes before each."""
-    found, end = [], 3
+    """Lay out a file whose tensors are boxes or their transposes, with some bytes before each."""
+    extents, end = [], 3
     for box in boxes_of(cut):
         size = tuple(at.stop - at.start for at in box)
         stride = (1, size[0]) if turned else None
-        block = Chunk(KEY, box, 0, stride)
+        chunk = Chunk(KEY, box, 0, stride)
         shape = size[::-1] if turned else size
-        found.append(Extent(file, "x", end, shape, dtype, (block,)))
-        end += found[-1].num_bytes + 5
+        extents.append(Extent(file, "x", end, shape, dtype, (chunk,)))
+        end += extents[-1].num_bytes + 5
     file.touch()
     os.truncate(file, end)
-    return found
+    return extents
 
 
 def values(dtype: torch.dtype) -> Tensor:
@@ -74,34 +75,34 @@ def test_every_chunk_is_copied(
     for dtype in (dtypes.FLOAT32, dtypes.OF_WEIGHTS["bf16"]):
         parts = laid_out(tmp_path / "a", was_cut, turned=was_turned, dtype=dtype)
         whole = values(dtype.torch)
-        for region in parts:
-            (block,) = region.blocks
-            block.view(region.map(writable=True)).copy_(whole[block.place])
+        for extent in parts:
+            (chunk,) = extent.chunks
+            chunk.view(extent.map(writable=True)).copy_(whole[chunk.box])
         targets = laid_out(tmp_path / "b", cut, turned=turned, dtype=dtype)
         begin = (tmp_path / "b").read_bytes()
         source = TensorSource(parts, {KEY: SHAPE})
         assert [*fill(targets, source, keys=[KEY])] == [KEY]
         assert torch.equal(TensorSource(targets, {KEY: SHAPE}).read(KEY), whole)
-        for region in targets:  # what lies between stays as it is
-            end = region.offset + region.num_bytes
+        for extent in targets:  # what lies between stays as it is
+            end = extent.offset + extent.num_bytes
             assert (tmp_path / "b").read_bytes()[end : end + 5] == begin[end : end + 5]
 
 
 def test_direct_copies_and_slabs_give_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
-    for long in (1, 10**9):
-        monkeypatch.setattr(copy, "_MIN_RUN_BYTES", long)
+    contents = []
+    for min_run_bytes in (1, 10**9):
+        monkeypatch.setattr(copy, "_MIN_RUN_BYTES", min_run_bytes)
         monkeypatch.setattr(chunks, "SLAB", 1000)
         parts = laid_out(tmp_path / "a", "boxes", turned=False, dtype=dtypes.FLOAT32)
-        for region in parts:
-            region.map(writable=True).copy_(torch.rand(region.numel, generator=_generator()))
+        for extent in parts:
+            extent.map(writable=True).copy_(torch.rand(extent.numel, generator=_generator()))
         (target,) = laid_out(tmp_path / "b", "whole", turned=False, dtype=dtypes.FLOAT32)
         assert [*fill([target], TensorSource(parts, {KEY: SHAPE}), keys=[KEY])] == [KEY]
-        found.append((tmp_path / "b").read_bytes())
+        contents.append((tmp_path / "b").read_bytes())
         (tmp_path / "b").unlink()
-    assert found[0] == found[1]
+    assert contents[0] == contents[1]
 
 
 def _generator() -> torch.Generator:
@@ -117,16 +118,16 @@ def test_the_budget_holds_the_largest_tensor() -> None:
 
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 def test_parts_that_overlap_and_leave_a_hole_are_damage(tmp_path: Path, columns: bool) -> None:
-    regions = []
+    extents = []
     for name, start in (("a", 0), ("b", 3)):
         (tmp_path / name).write_bytes(bytes(400))
-        place = slice(start, start + 4), slice(0, 5)
-        block = Chunk(KEY, place[::-1] if columns else place)
-        regions.append(Extent(tmp_path / name, "x", 0, block.size, dtypes.FLOAT32, (block,)))
+        box = slice(start, start + 4), slice(0, 5)
+        chunk = Chunk(KEY, box[::-1] if columns else box)
+        extents.append(Extent(tmp_path / name, "x", 0, chunk.size, dtypes.FLOAT32, (chunk,)))
     with pytest.raises(
         UserError, match=f"/b: damaged: its part of tensor {KEY} overlaps that in .*/a"
     ):
-        TensorSource(regions, {KEY: (5, 8) if columns else (8, 5)})
+        TensorSource(extents, {KEY: (5, 8) if columns else (8, 5)})
 
 
 @pytest.mark.parametrize(
@@ -135,19 +136,19 @@ def test_parts_that_overlap_and_leave_a_hole_are_damage(tmp_path: Path, columns:
 def test_a_number_is_read_in_any_dtype(tmp_path: Path, dtype: str) -> None:
     kind = dtypes.named(dtype)
     assert kind is not None
-    held = torch.tensor([3, 96], dtype=kind.torch)
-    (tmp_path / "a").write_bytes(held.view(torch.uint8).numpy().tobytes())
-    region = Extent(tmp_path / "a", "x", 0, (2,), kind, (Chunk(KEY, (), 1),))
-    assert TensorSource([region], {KEY: ()}).number(KEY) == 96.0
+    numbers = torch.tensor([3, 96], dtype=kind.torch)
+    (tmp_path / "a").write_bytes(numbers.view(torch.uint8).numpy().tobytes())
+    extent = Extent(tmp_path / "a", "x", 0, (2,), kind, (Chunk(KEY, (), 1),))
+    assert TensorSource([extent], {KEY: ()}).number(KEY) == 96.0
 
 
 def test_a_number_in_a_complex_dtype_is_refused(tmp_path: Path) -> None:
     kind = dtypes.named("complex64")
     assert kind is not None
     (tmp_path / "a").write_bytes(bytes(8))
-    region = Extent(tmp_path / "a", "x", 0, (), kind, (Chunk(KEY, ()),))
+    extent = Extent(tmp_path / "a", "x", 0, (), kind, (Chunk(KEY, ()),))
     with pytest.raises(UserError, match=r"a: tensor x is torch\.complex64, which is not supp"):
-        TensorSource([region], {KEY: ()}).number(KEY)
+        TensorSource([extent], {KEY: ()}).number(KEY)
 
 
 FORMATS = ["hf", "mds", "mds-pipeline", "megatron", "universal", "native"]
@@ -157,8 +158,8 @@ FORMATS = ["hf", "mds", "mds-pipeline", "megatron", "universal", "native"]
 def test_bytes_are_copied_without_torch(tmp_path: Path, format: str) -> None:
     hf_folder.write(tmp_path / "a", SMALL, model_tensors.random(SMALL, 1))
     assert not packages_of(tmp_path, f"{{'format': {format!r}}}", "{'format': 'hf'}")
-    one, two = (tmp_path / name / "model.safetensors" for name in "ac")
-    assert one.read_bytes() == two.read_bytes()
+    first, last = (tmp_path / name / "model.safetensors" for name in "ac")
+    assert first.read_bytes() == last.read_bytes()
 
 
 STRIDED = {
@@ -173,13 +174,15 @@ STRIDED = {
 @pytest.mark.parametrize("kind", STRIDED)
 def test_strided_tensors_are_copied_without_torch(tmp_path: Path, kind: str) -> None:
     known = model_tensors.random(SMALL, 1)
-    made = {name: STRIDED[kind](each) if each.dim() > 1 else each for name, each in known.items()}
-    assert not any(each.is_contiguous() for each in made.values() if each.dim() > 1)
-    hf_folder.write(tmp_path / "a", SMALL, made)
+    strided = {
+        name: STRIDED[kind](each) if each.dim() > 1 else each for name, each in known.items()
+    }
+    assert not any(each.is_contiguous() for each in strided.values() if each.dim() > 1)
+    hf_folder.write(tmp_path / "a", SMALL, strided)
     whole = tmp_path / "a/model.safetensors"
     expected = whole.read_bytes()
     whole.unlink()
-    torch.save(made, tmp_path / "a/pytorch_model.bin")
+    torch.save(strided, tmp_path / "a/pytorch_model.bin")
     assert not packages_of(
         tmp_path, "{'format': 'mds', 'tensor_parallel_size': 2}", "{'format': 'hf'}"
     )
@@ -189,10 +192,10 @@ def test_strided_tensors_are_copied_without_torch(tmp_path: Path, kind: str) -> 
 def test_tensors_without_constant_strides_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(400))
     # Rows of 3 in a tensor of rows of 4.
-    block = Chunk(KEY, (slice(0, 4), slice(0, 3)))
-    region = Extent(tmp_path / "a", "x", 0, (3, 4), dtypes.FLOAT32, (block,), stride=(1, 8))
+    chunk = Chunk(KEY, (slice(0, 4), slice(0, 3)))
+    extent = Extent(tmp_path / "a", "x", 0, (3, 4), dtypes.FLOAT32, (chunk,), stride=(1, 8))
     with pytest.raises(UserError, match="the strides of tensor x are not supported; save it aga"):
-        TensorSource([region], {KEY: (4, 3)})
+        TensorSource([extent], {KEY: (4, 3)})
 
 
 @pytest.mark.parametrize("format", [name for name in FORMATS if name != "universal"])
@@ -200,8 +203,8 @@ def test_numbers_are_cast_without_torch(tmp_path: Path, format: str) -> None:
     hf_folder.write(tmp_path / "a", SMALL, model_tensors.random(SMALL, 1))
     rounded = f"{{'format': {format!r}, 'dtype': 'bf16'}}"
     assert not packages_of(tmp_path, rounded, "{'format': 'hf'}")
-    one, two = (hf_folder.read(tmp_path / name)[1] for name in "ac")
-    assert all(torch.equal(two[name], tensor.bfloat16()) for name, tensor in one.items())
+    first, last = (hf_folder.read(tmp_path / name)[1] for name in "ac")
+    assert all(torch.equal(last[name], tensor.bfloat16()) for name, tensor in first.items())
 
 
 def test_optimizer_states_become_partitions_without_torch(tmp_path: Path) -> None:
@@ -217,12 +220,12 @@ def test_optimizer_states_become_partitions_without_torch(tmp_path: Path) -> Non
     shared = "{'format': 'mds', 'data_parallel_size': 3, 'zero_stage': 2}"
     assert not packages_of(tmp_path, shared, "{'format': 'native'}")
     for folder in "bc":
-        found = open_any(tmp_path / folder).source
-        assert all(torch.equal(found.read(key), begin.source.read(key)) for key in known)
+        source = open_any(tmp_path / folder).source
+        assert all(torch.equal(source.read(key), begin.source.read(key)) for key in known)
 
 
 def packages_of(root: Path, *forms: str) -> list[str]:
-    """Large packages that a process has imported which has converted a to b, and that to c."""
+    """Return the large packages that a process imports when it converts a to b, and b to c."""
     program = f"""
 import sys
 from pathlib import Path
@@ -243,16 +246,16 @@ def test_few_files_are_open_for_a_tensor_with_many_parts(tmp_path: Path) -> None
         path.write_bytes(bytes([number]))
 
     def open_files() -> int:
-        found = 0
+        num_open = 0
         for link in Path("/proc/self/fd").iterdir():
             with suppress(FileNotFoundError):  # what lists them is open itself meanwhile
-                found += link.readlink().is_relative_to(tmp_path)
-        return found
+                num_open += link.readlink().is_relative_to(tmp_path)
+        return num_open
 
     with ExitStack() as stack:
         files = chunks.OpenFiles(stack)
         for path in [*paths, *paths]:
-            found = os.pread(files.descriptor(path, os.O_RDONLY), 1, 0)
-            assert found == path.read_bytes()
+            content = os.pread(files.descriptor(path, os.O_RDONLY), 1, 0)
+            assert content == path.read_bytes()
             assert 0 < open_files() <= 65
     assert open_files() == 0

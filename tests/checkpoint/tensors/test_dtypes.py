@@ -19,9 +19,9 @@ def test_dtypes_of_every_conversion(tmp_path: Path) -> None:
     exact = weights(architecture, torch.float32)
     hf_folder.write(tmp_path / "hf", architecture, exact)
     convert(source=tmp_path / "hf", target=tmp_path / "a", format="mds-pipeline", dtype="bf16")
-    found = open_any(tmp_path / "a").source
+    converted = open_any(tmp_path / "a").source
     for name, tensor in exact.items():
-        assert torch.equal(found.read(f"model.{name}"), tensor.bfloat16())
+        assert torch.equal(converted.read(f"model.{name}"), tensor.bfloat16())
 
 
 def test_mixed_dtypes_are_kept_or_widened(tmp_path: Path) -> None:
@@ -35,11 +35,11 @@ def test_mixed_dtypes_are_kept_or_widened(tmp_path: Path) -> None:
     mixed[key] = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     save_file(mixed, file, metadata={"format": "pt"})
     convert(source=tmp_path / "hf", target=tmp_path / "a", format="mds")
-    found = open_any(tmp_path / "a").source
-    assert torch.equal(found.read(f"model.{key}"), mixed[key])
+    converted = open_any(tmp_path / "a").source
+    assert torch.equal(converted.read(f"model.{key}"), mixed[key])
     query = f"model.{key.replace('k_proj', 'q_proj')}"
-    assert found.dtype(query).torch == torch.float32
-    assert found.dtype("model.model.norm.weight").torch == torch.bfloat16
+    assert converted.dtype(query).torch == torch.float32
+    assert converted.dtype("model.model.norm.weight").torch == torch.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -106,16 +106,16 @@ def test_parts_of_a_tensor_in_several_dtypes_get_the_widest(
     expected = torch.cat(
         [exact[key][:half].to(first).float(), exact[key][half:].to(second).float()]
     )
-    for found in (source, back):
-        assert found.read(f"model.{key}").dtype == torch.float32
-        assert torch.equal(found.read(f"model.{key}"), expected)
-        assert found.dtype("model.model.norm.weight").torch == first
+    for converted in (source, back):
+        assert converted.read(f"model.{key}").dtype == torch.float32
+        assert torch.equal(converted.read(f"model.{key}"), expected)
+        assert converted.dtype("model.model.norm.weight").torch == first
 
 
 def test_parts_are_rounded_once_to_a_requested_dtype(tmp_path: Path) -> None:
     exact = weights(FAMILIES["llama-gqa"], torch.float32)
     folder = of_two_formats(tmp_path, torch.float32, torch.bfloat16)
     convert(source=folder, target=tmp_path / "back", format="hf", dtype="bf16")
-    found = open_any(tmp_path / "back").source
+    converted = open_any(tmp_path / "back").source
     for key, tensor in exact.items():
-        assert torch.equal(found.read(f"model.{key}"), tensor.bfloat16()), key
+        assert torch.equal(converted.read(f"model.{key}"), tensor.bfloat16()), key

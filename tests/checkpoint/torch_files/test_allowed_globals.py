@@ -106,19 +106,19 @@ def test_enums_of_every_python_are_accepted(
 
 
 def arguments(value: Any) -> dict[str, Any]:
-    """What a file of Megatron may hold."""
+    """Contents of a file of Megatron whose arguments have an odd value."""
     args = Namespace(before=1, odd=value, hidden_size=64)
     return {"args": args, "model": {"a": torch.ones(3)}}
 
 
 def check_arguments(file: Path, value: Any) -> None:
-    """See that they are read, with stand-ins for what is no plain value."""
-    found = read(file)
-    assert (found["args"].before, found["args"].hidden_size) == (1, 64)
-    assert not isinstance(found["args"].odd, type(value)) or isinstance(
+    """Check that such a file is read, with stand-ins for objects that are no plain values."""
+    state = read(file)
+    assert (state["args"].before, state["args"].hidden_size) == (1, 64)
+    assert not isinstance(state["args"].odd, type(value)) or isinstance(
         value, list | Namespace | type
     )
-    assert found["model"]["a"].shape == (3,)
+    assert state["model"]["a"].shape == (3,)
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
@@ -128,9 +128,9 @@ def test_a_stand_in_prints_the_name_of_its_class(tmp_path: Path, protocol: int) 
         ("3.11.2", [("FIRST", f"{here}.Kind.FIRST"), ("SIGTERM", "signal.SIGTERM")]),
         ("3.11.7", [("Kind(1)", f"{here}.Kind"), ("Signals(15)", "signal.Signals")]),
     ):
-        found = read(saved(tmp_path, state, PYTHONS[python], protocol))["args"].odd
-        assert [(repr(each), each.name) for each in found[:2]] == shown
-        assert found[2].name == shown[0][1].replace("Kind", "Outer.Kind")
+        values = read(saved(tmp_path, state, PYTHONS[python], protocol))["args"].odd
+        assert [(repr(each), each.name) for each in values[:2]] == shown
+        assert values[2].name == shown[0][1].replace("Kind", "Outer.Kind")
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
@@ -140,18 +140,18 @@ def test_enum_members_are_read_by_value_and_by_name(
 ) -> None:
     for stage in (ZeroStageEnum.optimizer_states, ZeroStageEnum.gradients, ZeroStageEnum.weights):
         file = saved(tmp_path, {"zero_stage": stage, "plain": 1}, PYTHONS[python], protocol)
-        found = read(file)
+        state = read(file)
         members = {each.name: each.value for each in ZeroStageEnum}
-        assert value_of(found["zero_stage"], members) == stage.value
-        assert value_of(found["plain"], members) == 1
-        assert zero_reader._stage(found) == stage.value
+        assert value_of(state["zero_stage"], members) == stage.value
+        assert value_of(state["plain"], members) == 1
+        assert zero_reader._stage(state) == stage.value
     assert {each.name: each.value for each in ZeroStageEnum} == zero_reader._STAGES
 
 
 @pytest.mark.parametrize("value", [io.BytesIO(b"scales"), None, torch.zeros(3).byte()])
 def test_scales_of_transformer_engine_are_accepted(tmp_path: Path, value: Any) -> None:
-    found = read(saved(tmp_path, {"model": {"a._extra_state": value, "a": torch.ones(2)}}))
-    assert found["model"]["a"].shape == (2,)
+    state = read(saved(tmp_path, {"model": {"a._extra_state": value, "a": torch.ones(2)}}))
+    assert state["model"]["a"].shape == (2,)
 
 
 @pytest.mark.parametrize("python", ["3.11.2", "3.11.7"])
@@ -166,24 +166,24 @@ def test_unknown_classes_outside_of_arguments_are_refused(
 
 
 PROGRAMS = {
-    "system": lambda made: Program(os.system, f"touch {made}"),
-    "shell": lambda made: Program(subprocess.check_call, ["touch", str(made)]),
-    "eval": lambda made: Program(eval, f"open({str(made)!r}, 'w')"),
+    "system": lambda marker: Program(os.system, f"touch {marker}"),
+    "shell": lambda marker: Program(subprocess.check_call, ["touch", str(marker)]),
+    "eval": lambda marker: Program(eval, f"open({str(marker)!r}, 'w')"),
     "getattr": lambda _: Program(getattr, Program(__import__, "os"), "system"),
-    "partial": lambda made: __import__("functools").partial(os.system, f"touch {made}"),
+    "partial": lambda marker: __import__("functools").partial(os.system, f"touch {marker}"),
 }
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("place", ["args", "model"])
 def test_code_is_refused_and_does_not_run(tmp_path: Path, name: str, place: str) -> None:
-    made = tmp_path / "made"
-    program = PROGRAMS[name](made)
+    marker = tmp_path / "made"
+    program = PROGRAMS[name](marker)
     state = {"args": Namespace(a=program)} if place == "args" else {"model": program}
     with pytest.raises(UserError, match="holds more than tensors and plain values") as error:
         read(saved(tmp_path, state))
     assert "\n" not in str(error.value)
-    assert not made.exists()
+    assert not marker.exists()
 
 
 def looked_up(of: bytes, name: bytes, module: bytes = b"builtins") -> bytes:
@@ -240,11 +240,14 @@ def test_getattr_reaches_nothing(tmp_path: Path, name: str) -> None:
 def test_results_of_getattr_run_nothing(tmp_path: Path) -> None:
     # Names of Megatron's modules may be anything; what stands for them keeps what it is given.
     system = looked_up(looked_up(STAND_IN, b"Vos\n"), b"Vsystem\n")
-    made = tmp_path / "made"
-    hostile(tmp_path / "a.pt", system + f"(Vtouch {made}\ntR.".encode())
-    found = read(tmp_path / "a.pt")
-    assert (found.name, found.arguments) == ("megatron.enums.A.os.system", (f"touch {made}",))
-    assert not made.exists()
+    marker = tmp_path / "made"
+    hostile(tmp_path / "a.pt", system + f"(Vtouch {marker}\ntR.".encode())
+    stand_in = read(tmp_path / "a.pt")
+    assert (stand_in.name, stand_in.arguments) == (
+        "megatron.enums.A.os.system",
+        (f"touch {marker}",),
+    )
+    assert not marker.exists()
 
 
 def test_an_unknown_class_that_is_made_and_dropped_is_refused(tmp_path: Path) -> None:
@@ -261,16 +264,16 @@ def test_each_file_has_its_own_stand_ins(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="damaged"):
         read(tmp_path / "a.pt")
     hostile(tmp_path / "b.pt", b"cmegatron\nX\n(I1\ntR.")
-    found = read(tmp_path / "b.pt")
-    assert (found.name, found.arguments) == ("megatron.X", (1,))
+    stand_in = read(tmp_path / "b.pt")
+    assert (stand_in.name, stand_in.arguments) == ("megatron.X", (1,))
 
 
 def test_8_bit_tensors_are_located_with_their_dtype(tmp_path: Path) -> None:
     whole = torch.arange(12.0).view(3, 4).to(torch.float8_e4m3fn)
-    found = read(saved(tmp_path, {"a": whole[1:]}))["a"]
-    assert (str(found.dtype), found.shape, found.offset - found.begin) == (
+    located = read(saved(tmp_path, {"a": whole[1:]}))["a"]
+    assert (str(located.dtype), located.shape, located.offset - located.begin) == (
         "torch.float8_e4m3fn",
         (2, 4),
         4,
     )
-    assert found.end - found.begin == 12
+    assert located.end - located.begin == 12

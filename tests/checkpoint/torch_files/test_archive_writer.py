@@ -29,24 +29,24 @@ def test_torch_loads_what_we_write(tmp_path: Path, dtype: Dtype) -> None:
     shapes = {"matrix": (3, 5), "number": (), "empty": (0, 4), "vector": (7,)}
     tensors = {name: PlannedTensor(shape, dtype, ()) for name, shape in shapes.items()}
     file = tmp_path / "a.pt"
-    regions = {each.name: each for each in torch_archive.lay_out(file, {**tensors, **PLAIN})}
-    assert all(each.offset % 64 == 0 for each in regions.values())
-    for region in regions.values():
-        if region.numel:
-            region.map(writable=True).fill_(1)
-    torch_archive.seal(file)
+    extents = {each.name: each for each in torch_archive.lay_out(file, {**tensors, **PLAIN})}
+    assert all(each.offset % 64 == 0 for each in extents.values())
+    for extent in extents.values():
+        if extent.numel:
+            extent.map(writable=True).fill_(1)
+    torch_archive.seal(file, torch_archive.archives([file])[file])
     with zipfile.ZipFile(file) as archive:
         assert archive.testzip() is None
     with torch.serialization.safe_globals([argparse.Namespace]):
         for mapped in (False, True):
-            found = torch.load(file, weights_only=True, mmap=mapped)
-            assert {name: found[name] for name in PLAIN} == PLAIN
+            state = torch.load(file, weights_only=True, mmap=mapped)
+            assert {name: state[name] for name in PLAIN} == PLAIN
             for name, shape in shapes.items():
-                assert torch.equal(found[name], torch.ones(shape, dtype=dtype.torch))
-    again = pickle_reader.read(file, "")
+                assert torch.equal(state[name], torch.ones(shape, dtype=dtype.torch))
+    located = pickle_reader.read(file, "")
     for name, shape in shapes.items():
-        assert (again[name].shape, again[name].dtype) == (shape, dtype)
-        assert again[name].offset == regions[name].offset
+        assert (located[name].shape, located[name].dtype) == (shape, dtype)
+        assert located[name].offset == extents[name].offset
 
 
 def test_files_beyond_4_gb_are_laid_out(tmp_path: Path) -> None:
@@ -56,18 +56,18 @@ def test_files_beyond_4_gb_are_laid_out(tmp_path: Path) -> None:
     assert last.offset > 2**32
     assert file.stat().st_blocks * 512 < 2**20
     last.map(writable=True).copy_(torch.tensor([1.0, 2.0]))
-    found = torch.load(file, weights_only=True, mmap=True)
-    assert found["small"].tolist() == [1.0, 2.0]
-    assert found["large"].shape == large.shape
-    again = pickle_reader.read(file, "")
-    assert (again["large"].numel, again["small"].offset) == (large.numel, last.offset)
+    state = torch.load(file, weights_only=True, mmap=True)
+    assert state["small"].tolist() == [1.0, 2.0]
+    assert state["large"].shape == large.shape
+    located = pickle_reader.read(file, "")
+    assert (located["large"].numel, located["small"].offset) == (large.numel, last.offset)
 
 
 def test_chunks_and_replicas_are_kept(tmp_path: Path) -> None:
-    block = Chunk("model.x", (slice(0, 2),))
-    planned = PlannedTensor((2,), dtypes.FLOAT32, (block,), is_copy=True)
-    (region,) = torch_archive.lay_out(tmp_path / "a.pt", [planned])
-    assert (region.blocks, region.is_copy, region.name) == ((block,), True, "0")
+    chunk = Chunk("model.x", (slice(0, 2),))
+    planned = PlannedTensor((2,), dtypes.FLOAT32, (chunk,), is_copy=True)
+    (extent,) = torch_archive.lay_out(tmp_path / "a.pt", [planned])
+    assert (extent.chunks, extent.is_copy, extent.name) == ((chunk,), True, "0")
 
 
 def hostile(file: Path, content: bytes) -> None:

@@ -20,6 +20,7 @@ from tests.support.gpts import (
     reference,
     tensors_of,
 )
+from tests.support.hf_tensors import from_hf, to_hf
 from tests.support.model_loss import mean_loss
 from tests.support.model_ranks import assert_tensor_parallel_equals_one_process, tokens_of
 from tests.support.paths import ROOT
@@ -40,9 +41,7 @@ MODELS = ROOT / "config" / "models"
 
 def model_with_weights_of(architecture: Architecture, oracle: Any) -> Any:
     """Our model with copies of the weights of transformers' model."""
-    stored = config_json.format_for(architecture)
-    tensors = stored.from_hf(architecture, tensors_of(oracle), shapes(architecture))
-    return to_model(architecture, {name: tensor.clone() for name, tensor in tensors.items()})
+    return to_model(architecture, from_hf(architecture, tensors_of(oracle)))
 
 
 def as_stored(architecture: Architecture, model: Any, *, gradients: bool) -> dict[str, Any]:
@@ -51,7 +50,7 @@ def as_stored(architecture: Architecture, model: Any, *, gradients: bool) -> dic
         family.Model.tensor_name(name): (p.grad if gradients else p).detach()
         for name, p in model.named_parameters()
     }
-    return config_json.format_for(architecture).to_hf(architecture, values)
+    return to_hf(architecture, values)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -5,21 +5,25 @@ Megatron's arguments and counters. The formats `mds` and `mds_pipeline` know whe
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tokamake.checkpoint import latest
 from tokamake.checkpoint.megatron_model import module as megatron_module
-from tokamake.checkpoint.megatron_model.arguments import megatron_arguments, progress_of
+from tokamake.checkpoint.megatron_model.arguments import argument_warnings, megatron_arguments
+from tokamake.checkpoint.megatron_model.description import Description
+from tokamake.checkpoint.megatron_model.optimizer_states import OptimizerStates
+from tokamake.checkpoint.megatron_model.rank_file import REMEDY
+from tokamake.checkpoint.megatron_model.scheduler import (
+    LR_SCHEDULER,
+    scheduler_note,
+    scheduler_state,
+)
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout
-from tokamake.checkpoint.torch_files import pickle_reader
+from tokamake.checkpoint.tensors.extents import Extent
 from tokamake.errors import UserError
 
-REMEDY = "fetch or write the checkpoint again"
-LR_SCHEDULER = "lr_scheduler"
-"""Key of the state of Megatron's scheduler in DeepSpeed's files, and in `Checkpoint.notes`."""
-OPT_PARAM_SCHEDULER = "opt_param_scheduler"
-"""The same key in Megatron-LM's files, since its scheduler also sets the weight decay."""
 VERSION = "0.14.0"
 """DeepSpeed checks the version that wrote a checkpoint; the layout is the same from here on."""
 _FIRST_ZERO_3_RANK = "zero_pp_rank_0_"
@@ -100,47 +104,42 @@ def count_ranks(folder: Path, pattern: re.Pattern[str] = _MODEL_STATES) -> int:
     return len(ranks)
 
 
-def read(file: Path) -> dict[str, Any]:
-    """Return the contents of a file, with tensors as `Located`.
-
-    Raises:
-        UserError: the file is missing, damaged, or could run code.
-    """
-    state = pickle_reader.read(file, REMEDY)
-    if not isinstance(state, dict):
-        kind = "tensor" if isinstance(state, pickle_reader.Located) else type(state).__name__
-        raise UserError(f"{file}: holds a {kind}, not a checkpoint; {REMEDY}")
-    return state
-
-
-def check_same_step(
-    file: Path, state: dict[str, Any], first_file: Path, first_state: dict[str, Any]
-) -> None:
-    """Check that the file of a rank is from the same step as that of the first rank.
-
-    Raises:
-        UserError: it is not.
-    """
-    progress, first = progress_of(state, file), progress_of(first_state, first_file)
-    if progress != first:
-        raise UserError(
-            f"{file}: is of step {progress.iteration:,} ({progress.consumed_samples:,} samples), "
-            f"{first_file} of step {first.iteration:,} ({first.consumed_samples:,}); {REMEDY}"
-        )
-
-
-def unread_states(state: dict[str, Any], zero_stage: int) -> tuple[str, ...]:
-    """Describe the optimizer states in a rank's file that tokamake does not read.
+def opened(
+    format: str,
+    folder: Path,
+    description: Description,
+    weights: list[Extent],
+    states: OptimizerStates,
+    *,
+    ranks: tuple[int, int],
+) -> Checkpoint:
+    """Return the open checkpoint of a format.
 
     Args:
-        state: contents of the file.
-        zero_stage: 0 if there are no partitions.
+        format: name of the format's plug-in.
+        folder: folder of the checkpoint.
+        description: description in the file of the first rank.
+        weights: extents of weights.
+        states: optimizer states.
+        ranks: number of tensor-parallel ranks, and of pipeline ranks.
+
+    Raises:
+        UserError: a tensor is incomplete.
     """
-    has_states = not zero_stage and state.get("optimizer") is not None
-    return ("optimizer states without names, of ZeRO stage 0",) if has_states else ()
+    state, stage = description.state, states.zero_stage
+    has_unread = not stage and state.get("optimizer") is not None
+    num_ranks = states.data_parallel_size or _data_parallel_size(state)
+    return description.checkpoint(
+        format,
+        folder,
+        states.source(weights, megatron_module.weight_shapes(description.architecture)),
+        layout=ParallelLayout(*ranks, data_parallel_size=num_ranks, zero_stage=stage),
+        unread=("optimizer states without names, of ZeRO stage 0",) * has_unread,
+        notes=states.notes | scheduler_note(state),
+    )
 
 
-def data_parallel_size(state: dict[str, Any]) -> int:
+def _data_parallel_size(state: Mapping[str, Any]) -> int:
     """Return the number of data-parallel ranks that wrote a file, or 1 if it is not recorded."""
     size = state.get("dp_world_size")
     return size if isinstance(size, int) and size > 0 else 1
@@ -171,31 +170,11 @@ def client_state(
         "global_steps": progress.iteration,
         "global_samples": progress.consumed_samples,
         "skipped_steps": 0,
-        "lr_scheduler": scheduler_state(checkpoint),
+        LR_SCHEDULER: scheduler_state(checkpoint),
         "sparse_tensor_module_names": set(),
     }
 
 
-def scheduler_note(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the note with the state of Megatron's scheduler, if a rank's file has it."""
-    schedule = state.get(LR_SCHEDULER, state.get(OPT_PARAM_SCHEDULER))
-    if not isinstance(schedule, dict):
-        return {}
-    plain = (int, float, str, type(None))
-    return {
-        LR_SCHEDULER: {key: value for key, value in schedule.items() if isinstance(value, plain)}
-    }
-
-
-def scheduler_state(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the state of Megatron's scheduler: its position, and settings if they are known.
-
-    Megatron reads all keys. Unknown settings are None; --override-opt_param-scheduler makes
-    Megatron ignore them and take those of the new run.
-    """
-    rates = ("max_lr", "min_lr", "lr_decay_style")
-    lengths = ("lr_warmup_steps", "lr_warmup_tokens", "lr_decay_steps", "lr_decay_tokens")
-    progress = checkpoint.progress
-    position = {"num_steps": progress.consumed_samples, "num_tokens": progress.consumed_tokens}
-    settings = checkpoint.notes.get(LR_SCHEDULER, {})
-    return {**dict.fromkeys((*rates, *lengths)), **settings, **position}
+def warnings(checkpoint: Checkpoint) -> list[str]:
+    """Return a warning if Megatron-DeepSpeed has no argument for a setting of the model."""
+    return argument_warnings(checkpoint.architecture, is_megatron_lm=False)

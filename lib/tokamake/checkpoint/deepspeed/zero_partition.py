@@ -1,4 +1,4 @@
-"""How ZeRO partitions flattened tensors over data-parallel ranks."""
+"""ZeRO's partitions of flattened tensors over data-parallel ranks."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate

@@ -9,23 +9,30 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake.checkpoint.deepspeed import folder as deepspeed_folder
-from tokamake.checkpoint.deepspeed.folder import REMEDY
 from tokamake.checkpoint.deepspeed.zero_partition import (
     FlatRange,
     partition_ranges,
     slice_range,
     slice_size,
 )
+from tokamake.checkpoint.megatron_model import rank_file
 from tokamake.checkpoint.megatron_model.module import current_name
+from tokamake.checkpoint.megatron_model.optimizer_states import (
+    MASTER,
+    MODEL,
+    OptimizerStates,
+    parameter_name,
+    settings_note,
+    state_chunks,
+)
+from tokamake.checkpoint.megatron_model.rank_file import REMEDY
 from tokamake.checkpoint.megatron_model.rank_tensors import TensorSlice
-from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, TensorSource
+from tokamake.checkpoint.tensors.extents import Chunk, Extent
 from tokamake.checkpoint.tensors.flat_runs import cut
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.checkpoint.torch_files.allowed_globals import StandIn, value_of
@@ -36,72 +43,6 @@ _FP32_WEIGHTS = "single_partition_of_fp32_groups"
 _FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _STAGES = {"disabled": 0, "optimizer_states": 1, "gradients": 2, "weights": 3}
 """DeepSpeed's ZeroStageEnum."""
-MODEL, MASTER = "model.", "master."
-"""Prefixes of keys: of weights, and of fp32 master weights besides rounded ones."""
-
-
-@dataclass
-class OptimizerStates:
-    """Optimizer states of whole parameters, collected from the files of all ranks."""
-
-    extents: list[Extent] = field(default_factory=list)
-    values: dict[str, float] = field(default_factory=dict)
-    """Step counts that files hold as plain numbers, by key."""
-    scalar_keys: set[str] = field(default_factory=set)
-    """Keys of step counts that files hold as tensors."""
-    zero_stage: int = 0
-    data_parallel_size: int = 0
-    """0 if there are no partitions."""
-    notes: dict[str, Any] = field(default_factory=dict)
-    """See `Checkpoint`."""
-
-    def source(
-        self, weights: Iterable[Extent], shapes: Mapping[str, tuple[int, ...]]
-    ) -> TensorSource:
-        """Return weights and states as whole tensors.
-
-        Args:
-            weights: extents of weights in other files. ZeRO 3 has none.
-            shapes: shapes of whole weights, by model.NAME.
-
-        Raises:
-            UserError: a tensor is incomplete.
-        """
-        all_shapes = dict(shapes)
-        for extent in self.extents:
-            for key in (chunk.key for chunk in extent.blocks):
-                all_shapes[key] = shapes[f"model.{parameter_name(key)}"] if extent.shape else ()
-        return TensorSource([*weights, *self.extents], all_shapes, self.values)
-
-    def add_step(self, file: Path, name: str, step: Any, keys: set[str]) -> None:
-        """Add a step count, which several parameters may share; ignore other values."""
-        if isinstance(step, Located):
-            # Each partition of a parameter repeats its step count. One of them is enough.
-            if keys := keys - self.scalar_keys:
-                chunks = (*(Chunk(key, ()) for key in sorted(keys)),)
-                self.extents.append(torch_archive.region(file, name, step, chunks))
-                self.scalar_keys |= keys
-        elif isinstance(step, int | float):
-            self.values |= dict.fromkeys(keys, float(step))
-
-
-def parameter_name(key: str) -> str:
-    """Return the name of the parameter in a key of `Checkpoint.source`."""
-    return key.split(".", 2 if key.startswith("optimizer.") else 1)[-1]
-
-
-def state_chunks(weights: Iterable[Chunk], prefix: str) -> Iterator[Chunk]:
-    """Yield the chunks of a state of a parameter, without the padding of the vocabulary.
-
-    Args:
-        weights: chunks of the parameter's weights.
-        prefix: prefix of the state's keys.
-    """
-    for chunk in weights:
-        if not chunk.is_mean:
-            yield chunk._replace(key=prefix + parameter_name(chunk.key))
-
-
 _Partition = tuple[Path, dict[str, Any]]
 """A file, and its optimizer_state_dict."""
 
@@ -176,7 +117,7 @@ def _partitions(folder: Path, model_rank: int) -> list[_Partition]:
     files = {int(m[1]): file for file, m in matches.items() if m and int(m[2]) == model_rank}
     partitions = []
     for _, file in sorted(files.items()):
-        state = deepspeed_folder.read(file).get("optimizer_state_dict")
+        state = rank_file.read(file).get("optimizer_state_dict")
         if not isinstance(state, dict):
             raise UserError(f"{file}: holds no optimizer_state_dict; {REMEDY}")
         partitions.append((file, state))
@@ -197,7 +138,7 @@ def _groups(folder: Path, model_rank: int, partitions: Sequence[_Partition]) -> 
     Raises:
         UserError: the files have an unknown structure.
     """
-    model_states = deepspeed_folder.read(deepspeed_folder.model_states_path(folder, model_rank))
+    model_states = rank_file.read(deepspeed_folder.model_states_path(folder, model_rank))
     shapes = model_states.get("param_shapes")
     try:
         if shapes is None:
@@ -227,22 +168,6 @@ def _loss_scale(state: Mapping[str, Any]) -> tuple[float, int]:
     scaler = state.get("loss_scaler")
     values = scaler.values if isinstance(scaler, StandIn) else {}
     return float(values.get("cur_scale", 1.0)), 0
-
-
-def settings_note(groups: Any) -> dict[str, Any]:
-    """Return the note with the settings of torch's optimizer: those of its first group.
-
-    Weights decay in the first group, norms and biases are in the others.
-    """
-    first = groups[0] if isinstance(groups, list) and groups else {}
-    settings: dict[str, Any] = {}
-    for name in ("lr", "betas", "eps", "weight_decay"):
-        match first.get(name):
-            case int() | float() as number:
-                settings[name] = float(number)
-            case (float() as beta1, float() as beta2):
-                settings[name] = [beta1, beta2]
-    return {OPTIMIZER_SETTINGS: settings} if settings else {}
 
 
 def _slice(slices: Mapping[str, TensorSlice], name: str, file: Path) -> TensorSlice:
@@ -362,19 +287,19 @@ def _add(
     if weights_prefix is not None:
         chunks = (*_chunks(ranges, owned, weights_prefix),)
         states.extents.append(
-            torch_archive.region(group.file, "fp32 weights", group.weights, chunks)
+            torch_archive.extent(group.file, "fp32 weights", group.weights, chunks)
         )
     for kind, value in group.states.items():
         prefix = f"optimizer.{kind}."
         if isinstance(value, Located) and value.shape:
             chunks = (*_chunks(ranges, owned, prefix),)
-            states.extents.append(torch_archive.region(group.file, kind, value, chunks))
+            states.extents.append(torch_archive.extent(group.file, kind, value, chunks))
             continue
         keys = {
             prefix + parameter_name(chunk.key)
             for flat_range in ranges
             if flat_range.start == 0
-            for chunk in owned[flat_range.name].blocks
+            for chunk in owned[flat_range.name].chunks
         }
         states.add_step(group.file, kind, value, keys)
 
@@ -390,6 +315,6 @@ def _chunks(
         prefix: prefix of the state's keys.
     """
     for flat_range in ranges:
-        chunks = cut(slices[flat_range.name].blocks, flat_range.start, flat_range.stop)
+        chunks = cut(slices[flat_range.name].chunks, flat_range.start, flat_range.stop)
         for chunk in state_chunks(chunks, prefix):
             yield chunk._replace(start=flat_range.offset + chunk.start)

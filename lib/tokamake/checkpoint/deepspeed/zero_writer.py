@@ -8,19 +8,20 @@ equal partitions. Stage 3 cuts each parameter, and concatenates slices up to `SU
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake.checkpoint.deepspeed.folder import VERSION
-from tokamake.checkpoint.deepspeed.zero_adam import MOMENTS, adam_problem, has_states
 from tokamake.checkpoint.deepspeed.zero_partition import (
     FlatRange,
     partition_ranges,
     slice_range,
     slice_size,
 )
-from tokamake.checkpoint.deepspeed.zero_reader import MASTER, MODEL, parameter_name
+from tokamake.checkpoint.megatron_model.adam import MOMENTS, adam_problem, has_states
+from tokamake.checkpoint.megatron_model.optimizer_states import MASTER, MODEL, parameter_name
 from tokamake.checkpoint.megatron_model.rank_tensors import TensorSlice
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Target
@@ -70,7 +71,7 @@ class PartitionWriter:
 
     Args:
         checkpoint: checkpoint with optimizer states.
-        target: ZeRO stage and ranks to write.
+        target: ZeRO stage and ranks to write; with stage 0, nothing is written.
 
     Raises:
         UserError: DeepSpeed cannot resume from the states.
@@ -78,11 +79,17 @@ class PartitionWriter:
 
     def __init__(self, checkpoint: Checkpoint, target: Target) -> None:
         self._checkpoint, self._layout = checkpoint, target.layout
-        _check(checkpoint, target.layout.zero_stage)
+        if target.layout.zero_stage:
+            _check(checkpoint, target.layout.zero_stage)
         self._is_stage_3 = target.layout.zero_stage == 3
-        weights = [key for key in checkpoint.source if key.startswith(MODEL)]
-        stored = dtypes.widest(checkpoint.source.dtype(key) for key in weights)
-        self._precision = target.dtype or stored.short
+        self._dtype = target.dtype
+
+    @cached_property
+    def _precision(self) -> str | None:
+        """Name of the dtype of weights."""
+        source = self._checkpoint.source
+        weights = (key for key in source if key.startswith(MODEL))
+        return self._dtype or dtypes.widest(source.dtype(key) for key in weights).short
 
     def lay_out(
         self, folder: Path, model_rank: int, slices: Mapping[str, TensorSlice]
@@ -97,6 +104,8 @@ class PartitionWriter:
         Returns:
             Entries for the rank's model_states.pt, and the extents to fill.
         """
+        if not self._layout.zero_stage:
+            return {}, []
         num_ranks = self._layout.data_parallel_size
         groups = [
             [*_sub_groups(group, num_ranks)] if self._is_stage_3 else [group]
@@ -172,7 +181,7 @@ class PartitionWriter:
         steps = (
             Chunk(f"optimizer.step.{parameter_name(chunk.key)}", ())
             for tensor in flat.values()
-            for chunk in tensor.blocks
+            for chunk in tensor.chunks
         )
         return {"step": PlannedTensor((), FLOAT32, (*steps,)), **moments}
 
@@ -191,7 +200,7 @@ class PartitionWriter:
         chunks = (
             chunk._replace(key=self._key(kind, chunk.key), start=flat_range.offset + chunk.start)
             for flat_range in share.ranges
-            for chunk in cut(flat[flat_range.name].blocks, flat_range.start, flat_range.stop)
+            for chunk in cut(flat[flat_range.name].chunks, flat_range.start, flat_range.stop)
             if kind is None or not chunk.is_mean
         )
         return PlannedTensor((size,), FLOAT32, (*chunks,))

@@ -22,8 +22,9 @@ from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles
 from tokamake.checkpoint.tensors.dtypes import Dtype
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, TensorSource
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, whole_box
 from tokamake.checkpoint.tensors.replicas import same_bits
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
 from tokamake.checkpoint.torch_files.pickle_reader import Located
 from tokamake.config.architecture import Architecture
@@ -32,7 +33,10 @@ from tokamake.models.common.hf_format import HFFormat
 
 TITLE = "Hugging Face"
 PRIORITY = 10
-SIZES: tuple[str, ...] = ()
+SIZES: Mapping[str, int | None] = {}
+EQUAL_STAGES = False
+DTYPE: str | None = None
+TOKENIZER_CONFIG: str | None = "config.json"
 IN_ROOT = False
 
 _SAFETENSORS, _PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -77,13 +81,13 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     model_tensors.check_names(extents, stored, str(folder))
     for name, (shape, _) in stored.items():
         _check(name, extents[name], shape)
-    regions = [replace(extents[name], blocks=tensor.chunks) for name, tensor in stored.items()]
+    located = [replace(extents[name], chunks=tensor.chunks) for name, tensor in stored.items()]
     embedding = model_format.name(_EMBEDDING)
     if head:
-        regions.append(replace(head, blocks=stored[embedding].chunks, is_copy=True))
+        located.append(replace(head, chunks=stored[embedding].chunks, is_copy=True))
     shapes = model_tensors.shapes(architecture)
     # Checks that no file is too short; so the comparison of the copy comes after it.
-    source = TensorSource(regions, {f"model.{name}": shape for name, shape in shapes.items()})
+    source = TensorSource(located, {f"model.{name}": shape for name, shape in shapes.items()})
     if head and not _is_same(head, extents[embedding]):
         raise UserError(
             f"{head.file}: tensor lm_head.weight differs from {embedding}, but "
@@ -150,7 +154,7 @@ def _read_file(file: Path, ignored: re.Pattern[str]) -> dict[str, Extent]:
     for name, value in tensors.items():
         if not isinstance(value, Located):
             raise UserError(f"{file}: {name} is no tensor; {REMEDY}")
-    return {name: torch_archive.region(file, name, value) for name, value in tensors.items()}
+    return {name: torch_archive.extent(file, name, value) for name, value in tensors.items()}
 
 
 def _check(name: str, extent: Extent, shape: tuple[int, ...]) -> None:
@@ -168,16 +172,16 @@ def _is_same(head: Extent, embedding: Extent) -> bool:
     pair = (head, embedding)
     if (head.shape, head.dtype) != (embedding.shape, embedding.dtype):
         return False
-    places = [(extent.file, extent.offset, extent.stride) for extent in pair]
-    if places[0] == places[1]:  # torch.save stores tensors that share memory once
+    locations = [(extent.file, extent.offset, extent.stride) for extent in pair]
+    if locations[0] == locations[1]:  # torch.save stores tensors that share memory once
         return True
-    box = (*(slice(0, size) for size in head.shape),)
+    box = whole_box(head.shape)
     with ExitStack() as stack:
         open_files = OpenFiles(stack)
         readers = []
         for extent in pair:
-            dense = replace(extent, blocks=(Chunk(extent.name, box),)).as_it_lies()
-            parts = [(dense, chunk) for chunk in dense.blocks]
+            dense = replace(extent, chunks=(Chunk(extent.name, box),)).as_it_lies()
+            parts = [(dense, chunk) for chunk in dense.chunks]
             readers.append(ChunkReader(open_files, parts, dense.dtype))
         return same_bits(readers[0], readers[1], box, head.dtype.itemsize)
 
@@ -215,10 +219,20 @@ def _chunk(
         columns: shape of a row.
         num_columns: of the stored tensor, if it is transposed.
     """
-    place = (rows, *(slice(0, size) for size in columns))
+    box = (rows, *whole_box(columns))
     if num_columns is None:
-        return Chunk(f"model.{name}", place, start * math.prod(columns))
-    return Chunk(f"model.{name}", place, start, (1, num_columns))
+        return Chunk(f"model.{name}", box, start * math.prod(columns))
+    return Chunk(f"model.{name}", box, start, (1, num_columns))
+
+
+def archives(files: Iterable[Path]) -> dict[Path, list[tuple[int, int]]]:
+    """Return the archives in pickled files; safetensors have no checksums."""
+    return torch_archive.archives(file for file in files if file.suffix != ".safetensors")
+
+
+def warnings(checkpoint: Checkpoint) -> list[str]:
+    """Return no warnings: `lay_out` refuses models that transformers lacks."""
+    return []
 
 
 def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:

@@ -3,14 +3,17 @@
 `hf.format` reads the files. tokamake's tensor names are those of Hugging Face's Llama.
 """
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokamake import files
 from tokamake.checkpoint import model_tensors
-from tokamake.checkpoint.hf import config_json
 from tokamake.checkpoint.hf import format as hf_format
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
+from tokamake.checkpoint.tensors.copy import fill
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.config.architecture import Architecture
 
 if TYPE_CHECKING:
@@ -45,15 +48,16 @@ def write(folder: Path, architecture: Architecture, tensors: "Mapping[str, Tenso
     Raises:
         UserError: transformers has no such model, or the tensors do not fit the architecture.
     """
-    from safetensors.torch import save_file
-
-    model_tensors.check_names(tensors, model_tensors.shapes(architecture), str(folder))
-    dtype = model_tensors.common_dtype(tensors, str(folder))
-    stored = config_json.format_for(architecture).to_hf(architecture, tensors)
-    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in stored.items()}
+    expected, where = model_tensors.shapes(architecture), str(folder)
+    model_tensors.check_names(tensors, expected, where)
+    for name, shape in expected.items():
+        model_tensors.check_shape(name, tensors[name].shape, shape, where)
+    model_tensors.common_dtype(tensors, where)
+    in_memory = {f"model.{name}": tensor.detach().cpu() for name, tensor in tensors.items()}
+    source = TensorSource([], {}, in_memory)
+    target = Target(max_shard_bytes=sys.maxsize)
     with files.atomic_folder(folder) as temporary:
-        config_json.write_config(temporary, architecture, dtype, eos_token=None)
-        weights = temporary / "model.safetensors"
-        save_file(stored, weights, metadata={"format": "pt"})
-        # safetensors makes the file readable by its owner alone, whatever the umask is.
-        weights.chmod((temporary / "config.json").stat().st_mode & 0o777)
+        checkpoint = Checkpoint("hf", temporary, architecture, source)
+        extents = hf_format.lay_out(temporary, checkpoint, target)
+        for _ in fill(extents, source, keys=source):
+            pass

@@ -87,14 +87,14 @@ def lay_out(file: Path, planned: Mapping[str, PlannedTensor]) -> list[Extent]:
         Where the tensors go.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers requires it
-    places, end = [], 0
+    offsets, end = [], 0
     for name, tensor in sorted(planned.items(), key=lambda it: (_ORDER.index(it[1].dtype), it[0])):
         header[name] = {
             "dtype": tensor.dtype.in_safetensors,
             "shape": tensor.shape,
             "data_offsets": [end, end + tensor.num_bytes],
         }
-        places.append((name, end, tensor))
+        offsets.append((name, end, tensor))
         end += tensor.num_bytes
     content = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     content += b" " * (-len(content) % 8)
@@ -103,4 +103,4 @@ def lay_out(file: Path, planned: Mapping[str, PlannedTensor]) -> list[Extent]:
         stream.write(struct.pack("<Q", len(content)) + content)
         stream.flush()
         os.truncate(stream.fileno(), start + end)
-    return [tensor.region(file, name, start + first) for name, first, tensor in places]
+    return [tensor.extent(file, name, start + first) for name, first, tensor in offsets]

@@ -12,38 +12,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokamake import files
-from tokamake.checkpoint.deepspeed import folder as deepspeed_folder
-from tokamake.checkpoint.deepspeed.folder import REMEDY
 from tokamake.checkpoint.format_protocol import CheckpointFormat
-from tokamake.checkpoint.latest import pointed_files
+from tokamake.checkpoint.latest import candidates, pointed_files
 from tokamake.checkpoint.megatron import optimizer_writer
 from tokamake.checkpoint.megatron.optimizer_reader import OptimizerReader, Parameter
 from tokamake.checkpoint.megatron_model import module as megatron_module
+from tokamake.checkpoint.megatron_model import rank_file
 from tokamake.checkpoint.megatron_model.arguments import (
-    architecture_of,
+    argument_warnings,
     as_megatron_lm,
-    check_rank_counts,
-    eos_note,
-    is_padding_unknown,
     megatron_arguments,
-    progress_of,
-    version_of,
 )
-from tokamake.checkpoint.megatron_model.rank_tensors import Rank, TensorSlice, padded
+from tokamake.checkpoint.megatron_model.description import Description, check_rank_counts
+from tokamake.checkpoint.megatron_model.rank_file import REMEDY
+from tokamake.checkpoint.megatron_model.rank_tensors import Rank, target_ranks
+from tokamake.checkpoint.megatron_model.scheduler import scheduler_note
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout, Target
 from tokamake.checkpoint.tensors.extents import Extent
 from tokamake.checkpoint.torch_files import torch_archive
+from tokamake.checkpoint.torch_files.torch_archive import archives as archives
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 
 TITLE = "Megatron-LM, classic"
 PRIORITY = 40
-SIZES: tuple[str, ...] = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "virtual_pipeline_size",
-)
+SIZES: Mapping[str, int | None] = {
+    "tensor_parallel_size": None,
+    "pipeline_parallel_size": None,
+    "virtual_pipeline_size": None,
+}
+EQUAL_STAGES = True
+DTYPE: str | None = None
+TOKENIZER_CONFIG: str | None = None
 IN_ROOT = False
 _FILE = "model_optim_rng.pt"
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
@@ -52,15 +53,7 @@ _POINTER = "latest_checkpointed_iteration.txt"
 
 def find(path: Path) -> Path | None:
     """Return the folder of the checkpoint, or None if it has another format."""
-    names = ["."]
-    if (path / _POINTER).is_file():
-        step = (path / _POINTER).read_text(encoding="utf-8", errors="replace").strip()
-        # The pointer of a checkpoint without a step, such as a converted one, says "release".
-        names.append(f"iter_{int(step):07d}" if step.isdecimal() else "release")
-    for name in names:
-        if _rank_folders(path / name):
-            return path / name
-    return None
+    return next((folder for folder in candidates(path, _POINTER) if _rank_folders(folder)), None)
 
 
 def _rank_folders(folder: Path) -> list[re.Match[str]]:
@@ -82,12 +75,13 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     ranks = _rank_folders(folder)
     tensor, pipeline = (max(int(match[n] or 0) for match in ranks) + 1 for n in (1, 2))
     first_file = folder / min(match[0] for match in ranks) / _FILE
-    first = deepspeed_folder.read(first_file)
+    first = rank_file.read(first_file)
     args: Any = first.get("args")
     rows = megatron_module.vocabulary_rows(first_file, first) * tensor
     models = [first[name] for name in first if re.fullmatch(r"model\d*", str(name))]
     is_core = any(map(megatron_module.is_core, models))
-    architecture = architecture_of(args, first_file, padded_vocab_size=rows, is_core=is_core)
+    description = Description(first_file, first, args, rows, is_core)
+    architecture = description.architecture
     check_rank_counts(args, folder, tensor=tensor, pipeline=pipeline)
     virtual = sum(1 for name in first if re.fullmatch(r"model\d+", str(name))) or 1
     layout = ParallelLayout(tensor, pipeline, virtual)
@@ -96,16 +90,16 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     contents = {first_file: first}
     for stage in range(pipeline):
         file = _file(folder, 0, stage, pipeline)
-        contents[file] = contents.get(file) or deepspeed_folder.read(file)
+        contents[file] = contents.get(file) or rank_file.read(file)
     layers = _stored_layers(folder, contents, architecture, layout)
     weights, reader = list[Extent](), OptimizerReader()
     for stage in range(pipeline):
         for number in range(tensor):
             file = _file(folder, number, stage, pipeline)
-            state = contents.get(file) or deepspeed_folder.read(file)
-            deepspeed_folder.check_same_step(file, state, first_file, first)
+            state = contents.get(file) or rank_file.read(file)
+            rank_file.check_same_step(file, state, first_file, first)
             # The first Megatron versions wrote no version.
-            version = version_of(state, file, default=0.0)
+            version = rank_file.version_of(state, file, default=0.0)
             rank = Rank(architecture, Axis(number, tensor), rows, version)
             parameters: list[Parameter] = []
             for name, tree in _trees(rank, layout, stage, layers):
@@ -113,22 +107,13 @@ def open_checkpoint(folder: Path) -> Checkpoint:
                 weights += extents
                 parameters += _parameters(state.get(name), tree, extents)
             reader.add(file, state, parameters)
-    return Checkpoint(
+    return description.checkpoint(
         "megatron",
         folder,
-        architecture,
         reader.states.source(weights, megatron_module.weight_shapes(architecture)),
-        layout,
-        progress_of(state, file),
-        rows,
-        reader.unread,
-        {
-            "checkpoint_version": version,
-            **eos_note(args),
-            **reader.states.notes,
-            **deepspeed_folder.scheduler_note(first),
-        },
-        is_padding_unknown=is_padding_unknown(args, first_file, padded_vocab_size=rows),
+        layout=layout,
+        unread=reader.unread,
+        notes={"checkpoint_version": version, **reader.states.notes, **scheduler_note(first)},
     )
 
 
@@ -170,9 +155,7 @@ def _trees(
         if rank.architecture.tie_word_embeddings and is_last and stage > 0:
             # The last stage has a copy of the tied embedding as its output layer.
             embedding = rank.embedding()["word_embeddings.weight"]
-            tree["word_embeddings_for_head"] = {
-                "weight": TensorSlice(embedding.shape, embedding.blocks, True)
-            }
+            tree["word_embeddings_for_head"] = {"weight": embedding._replace(is_copy=True)}
         yield _model_key(number, layout), tree
 
 
@@ -234,20 +217,12 @@ def _even_layers(architecture: Architecture, stages: int) -> list[range]:
 def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:
     """Write the files in version 3.0 without the data of their tensors, with Adam's states if any.
 
-    Args:
-        folder: empty folder to write to.
-        checkpoint: checkpoint to write.
-        target: number of ranks and dtype.
-
-    Returns:
-        The extents to fill.
-
     Raises:
         UserError: Megatron cannot divide the model among the ranks.
     """
     layout, step = target.layout, checkpoint.progress.iteration
-    tensor, pipeline = layout.tensor_parallel_size, layout.pipeline_parallel_size
-    rows = padded(checkpoint.architecture, target.make_vocab_size_divisible_by, tensor)
+    ranks, stages = target_ranks(checkpoint.architecture, target), layout.pipeline_parallel_size
+    rows = ranks[0].padded_vocab_size
     counters = {
         "args": as_megatron_lm(megatron_arguments(checkpoint, layout, padded_vocab_size=rows)),
         "checkpoint_version": 3.0,
@@ -255,12 +230,11 @@ def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent
     }
     extents: list[Extent] = []
     with_states = optimizer_writer.has_loadable_states(checkpoint)
-    layers = _even_layers(checkpoint.architecture, pipeline * layout.virtual_pipeline_size)
-    for stage in range(pipeline):
-        for number in range(tensor):
-            file = _file(folder / f"iter_{step:07d}", number, stage, pipeline)
+    layers = _even_layers(checkpoint.architecture, stages * layout.virtual_pipeline_size)
+    for stage in range(stages):
+        for number, rank in enumerate(ranks):
+            file = _file(folder / f"iter_{step:07d}", number, stage, stages)
             file.parent.mkdir(parents=True)
-            rank = Rank(checkpoint.architecture, Axis(number, tensor), rows)
             model = {
                 key: megatron_module.planned_tree(tree, checkpoint, target)
                 for key, tree in _trees(rank, layout, stage, layers)
@@ -274,6 +248,14 @@ def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent
             extents += rank_extents
     files.write_text(folder / _POINTER, f"{step}")
     return extents
+
+
+def warnings(checkpoint: Checkpoint) -> list[str]:
+    """Return warnings: states that cannot be loaded, settings that Megatron-LM lacks."""
+    return [
+        *optimizer_writer.unloadable_states_warnings(checkpoint),
+        *argument_warnings(checkpoint.architecture, is_megatron_lm=True),
+    ]
 
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokamake.checkpoint.deepspeed.zero_reader import (
+from tokamake.checkpoint.megatron_model.optimizer_states import (
     MASTER,
     OptimizerStates,
     parameter_name,
@@ -20,7 +20,8 @@ from tokamake.checkpoint.deepspeed.zero_reader import (
 )
 from tokamake.checkpoint.megatron_model.rank_tensors import TensorSlice
 from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, TensorSource
+from tokamake.checkpoint.tensors.extents import Chunk, Extent
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.checkpoint.torch_files.pickle_reader import Located
 
@@ -31,10 +32,6 @@ STEP, SCALE, GROWTH = "step", "scale", "growth_tracker"
 _OLD_KEYS = {OPTIMIZER: "optimizer_state_dict", MASTERS: "fp32_from_fp16"}
 """The same keys in early Megatron versions."""
 _DISTRIBUTED = "distrib_optim.pt"
-_EMBEDDINGS = (
-    *("word_embeddings.weight", "output_layer.weight", "word_embeddings_for_head.weight"),
-)
-"""Parameters that may have a separate learning rate (--decoupled-lr)."""
 
 
 class Parameter(NamedTuple):
@@ -133,8 +130,8 @@ def _orders(parameters: Sequence[Parameter]) -> Iterator[tuple[list[Parameter], 
     and output layer have their own group. The order of the groups has changed several times.
     """
     decaying = [parameter for parameter in parameters if parameter.decays]
-    embeddings = [parameter for parameter in decaying if parameter.name.endswith(_EMBEDDINGS)]
-    matrices = [parameter for parameter in decaying if not parameter.name.endswith(_EMBEDDINGS)]
+    matrices = [each for each in decaying if each.tensor.split != "vocabulary"]
+    embeddings = [each for each in decaying if each.tensor.split == "vocabulary"]
     vectors = [parameter for parameter in parameters if not parameter.decays]
     groupings: list[tuple[list[Parameter], ...]] = [(decaying, vectors)]
     if embeddings:
@@ -200,7 +197,7 @@ def _notes(file: Path, saved: Mapping[str, Any], entries: Sequence[_Entry]) -> d
     notes = settings_note([decaying.group])
     scaler = saved.get(SCALER)
     if isinstance(scaler, Mapping) and isinstance(scale := scaler.get(SCALE), Located):
-        extent = torch_archive.region(file, f"{SCALER}.{SCALE}", scale, (Chunk(SCALE, ()),))
+        extent = torch_archive.extent(file, f"{SCALER}.{SCALE}", scale, (Chunk(SCALE, ()),))
         value = TensorSource([extent], {SCALE: ()}).number(SCALE)
         growth = scaler.get(GROWTH)
         notes["loss_scale"] = (value, growth if isinstance(growth, int) else 0)
@@ -216,7 +213,7 @@ def _add(states: OptimizerStates, file: Path, entry: _Entry) -> None:
         if kind != STEP:
             states.extents.append(_extent(file, f"{kind} of {name}", value, tensor, prefix))
             continue
-        keys = {prefix + parameter_name(chunk.key) for chunk in tensor.blocks}
+        keys = {prefix + parameter_name(chunk.key) for chunk in tensor.chunks}
         if isinstance(value, Located):
             # Some optimizers keep the step count in a tensor of shape [1].
             value = replace(value, shape=(), stride=())
@@ -233,6 +230,6 @@ def _extent(file: Path, name: str, state: Located, parameter: TensorSlice, prefi
         parameter: the parameter's slice.
         prefix: prefix of the state's keys.
     """
-    chunks = (*state_chunks(parameter.blocks, prefix),)
-    extent = torch_archive.region(file, name, state, chunks)
+    chunks = (*state_chunks(parameter.chunks, prefix),)
+    extent = torch_archive.extent(file, name, state, chunks)
     return replace(extent, is_copy=parameter.is_copy)

@@ -10,9 +10,6 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Any
 
-from tokamake.checkpoint.deepspeed.folder import OPT_PARAM_SCHEDULER, scheduler_state
-from tokamake.checkpoint.deepspeed.zero_adam import MOMENTS, adam_problem, has_states
-from tokamake.checkpoint.deepspeed.zero_reader import MASTER, parameter_name, state_chunks
 from tokamake.checkpoint.megatron.optimizer_reader import (
     GROWTH,
     MASTERS,
@@ -21,9 +18,13 @@ from tokamake.checkpoint.megatron.optimizer_reader import (
     SCALER,
     STEP,
 )
+from tokamake.checkpoint.megatron_model.adam import MOMENTS, adam_problem, has_states
+from tokamake.checkpoint.megatron_model.optimizer_states import MASTER, parameter_name, state_chunks
+from tokamake.checkpoint.megatron_model.scheduler import OPT_PARAM_SCHEDULER, scheduler_state
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, TensorSource
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import torch_archive
 
 _HYSTERESIS = {"hysteresis_tracker": 2}
@@ -36,10 +37,11 @@ def has_loadable_states(checkpoint: Checkpoint) -> bool:
     return has_states(checkpoint) and not adam_problem(checkpoint)
 
 
-def unloadable_states_warning(checkpoint: Checkpoint) -> str | None:
+def unloadable_states_warnings(checkpoint: Checkpoint) -> list[str]:
     """Return a warning if Megatron-LM cannot resume from a checkpoint's optimizer states."""
     problem = adam_problem(checkpoint) if has_states(checkpoint) else None
-    return problem and f"{checkpoint.path}: {problem}: Megatron-LM cannot resume from its states"
+    message = f"{checkpoint.path}: {problem}: Megatron-LM cannot resume from its states"
+    return [message] if problem else []
 
 
 def with_master_weights(tree: Any, source: TensorSource) -> Any:
@@ -77,11 +79,11 @@ def planned_states(checkpoint: Checkpoint, weights: Any) -> dict[str, Any]:
 
 def _states(weights: PlannedTensor) -> dict[str, PlannedTensor]:
     """Return the states of a parameter; those of the vocabulary's padding stay 0."""
-    step_chunks = state_chunks(weights.blocks, f"optimizer.{STEP}.")
+    step_chunks = state_chunks(weights.chunks, f"optimizer.{STEP}.")
     steps = (Chunk(chunk.key, ()) for chunk in step_chunks)
     states = {STEP: PlannedTensor((), FLOAT32, (*steps,))}
     for kind in MOMENTS:
-        chunks = (*state_chunks(weights.blocks, f"optimizer.{kind}."),)
+        chunks = (*state_chunks(weights.chunks, f"optimizer.{kind}."),)
         states[kind] = PlannedTensor(weights.shape, FLOAT32, chunks, weights.is_copy)
     return states
 
@@ -90,7 +92,7 @@ def _master(weights: PlannedTensor, source: TensorSource) -> PlannedTensor:
     """Return the fp32 master weights of a parameter, or its weights in fp32 if it has none."""
     chunks = (
         chunk._replace(key=key if key in source else chunk.key)
-        for chunk in weights.blocks
+        for chunk in weights.chunks
         for key in [f"{MASTER}{parameter_name(chunk.key)}"]
     )
     return PlannedTensor(weights.shape, FLOAT32, (*chunks,), weights.is_copy)

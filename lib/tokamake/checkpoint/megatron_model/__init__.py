@@ -1,1 +1,1 @@
-"""How Megatron names, nests, slices and pads the tensors of a model."""
+"""Names, nesting, slices and padding of Megatron's tensors, and contents of its files."""

@@ -46,7 +46,7 @@ _REFUSED = {
         *("heterogeneous_layers_config_encoded_json", "mtp_num_layers"),
     ),
 }
-"""What most families lack, and the arguments that ask for it if they are not empty."""
+"""Features that most families lack, and the arguments that ask for them if they are not empty."""
 _REFUSED_IF_ROTARY = {
     "positions that turn a part of each head": ("rotary_percent",),
     "positions that turn neighbouring numbers": ("rotary_interleaved",),

@@ -21,6 +21,10 @@ from tokamake.checkpoint.torch_files.pickle_reader import Located
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
+ROOT = "language_model"
+"""Name of the module that holds the others; DeepSpeed's pipelines lack it."""
+ROW_PER_TOKEN = ("word_embeddings.weight", "output_layer.weight", "lm_head.weight")
+"""Ends of the names of the embedding and the output layer, also in DeepSpeed's pipelines."""
 _OLD_NAMES = (
     (r"\btransformer\.", "encoder."),
     (r"(layers\.\d+\.|^)attention\.", r"\1self_attention."),
@@ -66,7 +70,7 @@ def stage_tree(rank: Rank, layers: range, *, is_first: bool = True, is_last: boo
         encoder |= {f"final_layernorm.{name}": tensor for name, tensor in rank.norm().items()}
         if output := rank.output_layer():
             model["output_layer"] = output
-    return {"language_model": model}
+    return {ROOT: model}
 
 
 def _nested(tensors: Mapping[str, TensorSlice]) -> dict[str, dict[str, TensorSlice]]:
@@ -83,9 +87,9 @@ def planned_tree(tree: Any, checkpoint: Checkpoint, target: Target) -> Any:
     if not isinstance(tree, TensorSlice):
         return {name: planned_tree(value, checkpoint, target) for name, value in tree.items()}
     # A fused tensor may come from tensors of several dtypes.
-    stored = (checkpoint.source.dtype(chunk.key) for chunk in tree.blocks)
+    stored = (checkpoint.source.dtype(chunk.key) for chunk in tree.chunks)
     dtype = dtypes.OF_WEIGHTS[target.dtype] if target.dtype else dtypes.widest(stored)
-    return PlannedTensor(tree.shape, dtype, tree.blocks, tree.is_copy)
+    return PlannedTensor(tree.shape, dtype, tree.chunks, tree.is_copy)
 
 
 def without_elements(tree: Any) -> Any:
@@ -116,7 +120,7 @@ def locate(file: Path, module: Any, tree: Any) -> Iterator[Extent]:
                 f"{file}: tensor {name} has shape {list(tensors[name].shape)}, the architecture "
                 f"calls for {list(tensor.shape)}; fix the architecture or give another checkpoint"
             )
-        extent = torch_archive.region(file, name, tensors[name], tensor.blocks)
+        extent = torch_archive.extent(file, name, tensors[name], tensor.chunks)
         if extent.dtype.short is None:
             raise UserError(
                 f"{file}: tensor {name} is {extent.dtype}; save weights in one of "

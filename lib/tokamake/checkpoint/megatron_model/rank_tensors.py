@@ -7,16 +7,16 @@ formats of its kin spread these tensors over files. Whole tensors have our names
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors
-from tokamake.checkpoint.tensors.extents import Chunk
+from tokamake.checkpoint.tensors.checkpoint import Target
+from tokamake.checkpoint.tensors.extents import Box, Chunk, whole_box
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis, part
 
-Box = tuple[slice, ...]
 _KINDS = ("weight", "bias")
 
 
@@ -24,9 +24,11 @@ class TensorSlice(NamedTuple):
     """A rank's slice of one of Megatron's tensors."""
 
     shape: tuple[int, ...]
-    blocks: tuple[Chunk, ...]
+    chunks: tuple[Chunk, ...]
     is_copy: bool = False
     """Whether a lower rank has the same slice."""
+    split: Literal["copied", "rows", "columns", "heads", "vocabulary"] = "copied"
+    """How ranks share the tensor: see `MegatronModule`; the vocabulary is split by padded rows."""
 
 
 @dataclass(frozen=True)
@@ -99,26 +101,26 @@ class Rank:
 
     def _copied(self, name: str, ours: str) -> dict[str, TensorSlice]:
         """A module that every rank has whole."""
-        found = {kind: self._shapes.get(f"{ours}.{kind}") for kind in _KINDS}
+        shapes = {kind: self._shapes.get(f"{ours}.{kind}") for kind in _KINDS}
         return {
             f"{name}.{kind}".removeprefix("."): TensorSlice(
-                shape, (Chunk(f"model.{ours}.{kind}", _whole(shape)),), self.axis.rank > 0
+                shape, (Chunk(f"model.{ours}.{kind}", whole_box(shape)),), self.axis.rank > 0
             )
-            for kind, shape in found.items()
+            for kind, shape in shapes.items()
             if shape is not None
         }
 
     def _heads(self, name: str, *ours: str) -> dict[str, TensorSlice]:
         """Query, key and value in one, by heads."""
-        found = {kind: self._shapes.get(f"{ours[0]}.{kind}") for kind in _KINDS}
-        shapes = {kind: shape for kind, shape in found.items() if shape is not None}
+        sizes = {kind: self._shapes.get(f"{ours[0]}.{kind}") for kind in _KINDS}
+        shapes = {kind: shape for kind, shape in sizes.items() if shape is not None}
         if self.architecture.num_key_value_heads == 1 and self.axis.size > 1:
             return self._multi_query(name.rpartition(".")[0], ours, shapes)
         slices = {}
         for kind, (_, *columns) in shapes.items():
-            blocks = (*self._fused(ours, kind, (*columns,)),)
-            rows = sum(block.place[0].stop - block.place[0].start for block in blocks)
-            slices[f"{name}.{kind}"] = TensorSlice((rows, *columns), blocks)
+            chunks = (*self._fused(ours, kind, (*columns,)),)
+            rows = sum(chunk.box[0].stop - chunk.box[0].start for chunk in chunks)
+            slices[f"{name}.{kind}"] = TensorSlice((rows, *columns), chunks, split="heads")
         return slices
 
     def _fused(self, ours: tuple[str, ...], kind: str, columns: tuple[int, ...]) -> Iterator[Chunk]:
@@ -160,7 +162,9 @@ class Rank:
         for kind, (num_rows, *columns) in shapes.items():
             rows = part(num_rows, self.axis)
             chunk = Chunk(f"model.{ours[0]}.{kind}", _box(rows, (*columns,)))
-            slices[f"{module}.query.{kind}"] = TensorSlice((len(rows), *columns), (chunk,))
+            slices[f"{module}.query.{kind}"] = TensorSlice(
+                (len(rows), *columns), (chunk,), split="heads"
+            )
         for kind, (_, *columns) in shapes.items():
             start = head * (columns[0] if columns else 1)
             chunks = tuple(
@@ -182,19 +186,22 @@ class Rank:
             num_rows, *columns = self._shapes[names[0]]
             rows = part(num_rows, self.axis)
             width = columns[0] if columns else 1
-            blocks = tuple(
+            chunks = tuple(
                 Chunk(f"model.{each}", _box(rows, (*columns,)), number * len(rows) * width)
                 for number, each in enumerate(names)
             )
-            slices[f"{name}.{kind}"] = TensorSlice((len(names) * len(rows), *columns), blocks)
+            slices[f"{name}.{kind}"] = TensorSlice(
+                (len(names) * len(rows), *columns), chunks, split="rows"
+            )
         return slices
 
     def _columns(self, name: str, ours: str) -> dict[str, TensorSlice]:
         """A projection, some inputs of it on every rank, and its whole bias."""
         rows, width = self._shapes[f"{ours}.weight"]
         inputs = part(width, self.axis)
-        place = (slice(0, rows), slice(inputs.start, inputs.stop))
-        weight = TensorSlice((rows, len(inputs)), (Chunk(f"model.{ours}.weight", place),))
+        box = (slice(0, rows), slice(inputs.start, inputs.stop))
+        chunk = Chunk(f"model.{ours}.weight", box)
+        weight = TensorSlice((rows, len(inputs)), (chunk,), split="columns")
         return self._copied(name, ours) | {f"{name}.weight": weight}
 
     def _vocabulary(self, ours: str) -> TensorSlice:
@@ -203,11 +210,11 @@ class Rank:
         rows = part(self.padded_vocab_size, self.axis)
         tokens = range(min(rows.start, num_tokens), min(rows.stop, num_tokens))
         padding = range(len(tokens), len(rows))
-        blocks = [Chunk(f"model.{ours}", _box(tokens, (width,)))] if tokens else []
+        chunks = [Chunk(f"model.{ours}", _box(tokens, (width,)))] if tokens else []
         if padding:
-            place = _box(padding, (width,))
-            blocks.append(Chunk(f"model.{ours}", place, len(tokens) * width, is_mean=True))
-        return TensorSlice((len(rows), width), (*blocks,))
+            box = _box(padding, (width,))
+            chunks.append(Chunk(f"model.{ours}", box, len(tokens) * width, is_mean=True))
+        return TensorSlice((len(rows), width), (*chunks,), split="vocabulary")
 
 
 @functools.cache
@@ -217,16 +224,22 @@ def _shapes(described: str) -> dict[str, tuple[int, ...]]:
     return {name: tuple(size) for name, size in model_tensors.shapes(architecture).items()}
 
 
-def _whole(shape: tuple[int, ...]) -> Box:
-    return tuple(slice(0, size) for size in shape)
-
-
 def _box(rows: range, columns: tuple[int, ...]) -> Box:
-    return (slice(rows.start, rows.stop), *_whole(columns))
+    return (slice(rows.start, rows.stop), *whole_box(columns))
 
 
-def padded(architecture: Architecture, multiple: int, tensor_parallel_size: int) -> int:
-    """Rows of Megatron's embedding: the vocabulary, padded to a multiple on each rank."""
-    assert architecture.vocab_size is not None, "fill in vocab_size before converting"
-    total = multiple * tensor_parallel_size
-    return -(-architecture.vocab_size // total) * total
+def target_ranks(architecture: Architecture, target: Target) -> list[Rank]:
+    """Return the tensor-parallel ranks of a checkpoint to write.
+
+    Args:
+        architecture: architecture of the model.
+        target: number of ranks, and of what the padded vocabulary is a multiple on each rank.
+
+    Raises:
+        UserError: Megatron cannot divide the model among the ranks.
+    """
+    assert architecture.vocab_size is not None, "an open checkpoint has a vocabulary size"
+    size = target.layout.tensor_parallel_size
+    multiple = target.make_vocab_size_divisible_by * size
+    rows = -(-architecture.vocab_size // multiple) * multiple
+    return [Rank(architecture, Axis(number, size), rows) for number in range(size)]

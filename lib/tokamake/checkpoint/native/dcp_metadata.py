@@ -71,7 +71,7 @@ class StoredChunk(NamedTuple):
 
     offset: tuple[int, ...]
     size: tuple[int, ...]
-    place: StorageLocation | None
+    location: StorageLocation | None
     """None: the chunk is in no file."""
 
 
@@ -179,12 +179,12 @@ def archives(folder: Path) -> dict[Path, list[tuple[int, int]]]:
     Raises:
         UserError: as `read`.
     """
-    places: dict[Path, list[tuple[int, int]]] = defaultdict(list)
+    locations: dict[Path, list[tuple[int, int]]] = defaultdict(list)
     for tensor in read(folder).values():
         for chunk in tensor.chunks:
-            if chunk.place:
-                places[folder / chunk.place.file].append((chunk.place.offset, chunk.place.length))
-    return places
+            if location := chunk.location:
+                locations[folder / location.file].append((location.offset, location.length))
+    return locations
 
 
 def _tensors(metadata: Any, kinds: Mapping[str, Any]) -> dict[str, WholeTensor]:
@@ -195,33 +195,33 @@ def _tensors(metadata: Any, kinds: Mapping[str, Any]) -> dict[str, WholeTensor]:
     """
     if type(metadata) is not kinds["Metadata"]:
         raise ValueError(f"{FILE} holds no metadata")
-    places: dict[tuple[str, tuple[int, ...]], StorageLocation] = {}
+    locations: dict[tuple[str, tuple[int, ...]], StorageLocation] = {}
     for index, info in metadata.storage_data.items():
         if type(index) is not kinds["MetadataIndex"] or type(info) is not kinds["_StorageInfo"]:
             raise ValueError(f"{FILE} does not say where tensors are")
-        places[index.fqn, _integers(index.offset)] = _place(index.fqn, info)
+        locations[index.fqn, _integers(index.offset)] = _location(index.fqn, info)
     tensors = {}
     for key, record in metadata.state_dict_metadata.items():
         if not isinstance(key, str) or type(record) is not kinds["TensorStorageMetadata"]:
             raise ValueError(f"{FILE} has {key!r}, which is no tensor")
         size, dtype = _integers(record.size), record.properties.dtype
-        chunks = tuple(_chunks(key, size, record.chunks, places))
+        chunks = tuple(_chunks(key, size, record.chunks, locations))
         _check_complete(key, size, chunks)
         if not isinstance(dtype, Dtype):
             raise ValueError(f"{FILE} has {key} without dtype")
         tensors[key] = WholeTensor(size, dtype, chunks)
-    _check_disjoint(places)
+    _check_disjoint(locations)
     return tensors
 
 
-def _check_disjoint(places: Mapping[tuple[str, tuple[int, ...]], StorageLocation]) -> None:
+def _check_disjoint(locations: Mapping[tuple[str, tuple[int, ...]], StorageLocation]) -> None:
     """Check that no two archives share bytes.
 
     Raises:
         ValueError: two do.
     """
-    by_place = sorted(places.items(), key=lambda item: item[1])
-    for (first, before), (second, after) in pairwise(by_place):
+    by_location = sorted(locations.items(), key=lambda item: item[1])
+    for (first, before), (second, after) in pairwise(by_location):
         if before.file == after.file and before.offset + before.length > after.offset:
             raise ValueError(
                 f"{FILE} has {first[0]} and {second[0]} in the same bytes of {after.file}"
@@ -235,7 +235,7 @@ def _integers(value: Any) -> tuple[int, ...]:
     return numbers
 
 
-def _place(key: str, info: Any) -> StorageLocation:
+def _location(key: str, info: Any) -> StorageLocation:
     name = info.relative_path
     # A path out of the folder would read, and at sealing write, files of the user's.
     if not name or Path(name).name != name or name == "..":
@@ -246,14 +246,14 @@ def _place(key: str, info: Any) -> StorageLocation:
 
 
 def _chunks(
-    key: str, shape: tuple[int, ...], records: Any, places: Mapping[Any, StorageLocation]
+    key: str, shape: tuple[int, ...], records: Any, locations: Mapping[Any, StorageLocation]
 ) -> Iterator[StoredChunk]:
     for record in records:
         offset, size = _integers(record.offsets), _integers(record.sizes)
         ends = map(sum, zip(offset, size, strict=True))
         if any(end > limit for end, limit in zip(ends, shape, strict=True)):
             raise ValueError(f"{FILE} has a part of {key} that is not within it")
-        yield StoredChunk(offset, size, places.get((key, offset)))
+        yield StoredChunk(offset, size, locations.get((key, offset)))
 
 
 def _check_complete(key: str, shape: tuple[int, ...], chunks: Sequence[StoredChunk]) -> None:
@@ -262,13 +262,13 @@ def _check_complete(key: str, shape: tuple[int, ...], chunks: Sequence[StoredChu
     Raises:
         ValueError: they do not.
     """
-    places = [
+    boxes = [
         tuple(slice(at, at + n) for at, n in zip(chunk.offset, chunk.size, strict=True))
         for chunk in chunks
     ]
-    if pair := overlap(places):
-        places_of_pair = (chunks[number].place for number in pair)
-        names = sorted({place.file for place in places_of_pair if place})
+    if pair := overlap(boxes):
+        locations_of_pair = (chunks[number].location for number in pair)
+        names = sorted({location.file for location in locations_of_pair if location})
         raise ValueError(f"{FILE} has parts of {key} that overlap, in {' and '.join(names)}")
     num_covered, num_elements = sum(math.prod(chunk.size) for chunk in chunks), math.prod(shape)
     if num_covered != num_elements:
@@ -323,6 +323,6 @@ def _tensor_record(tensor: WholeTensor) -> Made:
 
 
 def _storage_info(chunk: StoredChunk) -> Made:
-    assert chunk.place is not None, "each chunk to be written is in a file"
-    file, offset, length = chunk.place
+    assert chunk.location is not None, "each chunk to be written is in a file"
+    file, offset, length = chunk.location
     return _record("_StorageInfo", relative_path=file, offset=offset, length=length)

@@ -35,10 +35,10 @@ class DcpReader(dcp.FileSystemReader):
             state_dict_metadata={key: _record(tensor) for key, tensor in tensors.items()},
             planner_data={key: (key,) for key in tensors},
             storage_data={
-                MetadataIndex(key, torch.Size(chunk.offset), number): _StorageInfo(*chunk.place)
+                MetadataIndex(key, torch.Size(chunk.offset), number): _StorageInfo(*chunk.location)
                 for key, tensor in tensors.items()
                 for number, chunk in enumerate(tensor.chunks)
-                if chunk.place is not None
+                if chunk.location is not None
             },
             storage_meta=StorageMeta(load_id=self.load_id),
             version=dcp_metadata.VERSION,

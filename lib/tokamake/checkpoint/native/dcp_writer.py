@@ -21,23 +21,23 @@ class DcpWriter(dcp.FileSystemWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write `.metadata`. One rank calls it, after all ranks have written their tensors."""
-        places = {
+        locations = {
             (result.index.fqn, result.index.offset): result.storage_data
             for rank_results in results
             for result in rank_results
         }
         tensors = {
-            key: _whole_tensor(key, record, places)
+            key: _whole_tensor(key, record, locations)
             for key, record in metadata.state_dict_metadata.items()
         }
         dcp_metadata.write(Path(self.path), tensors)
 
 
-def _whole_tensor(key: str, record: Any, places: dict[Any, Any]) -> WholeTensor:
+def _whole_tensor(key: str, record: Any, locations: dict[Any, Any]) -> WholeTensor:
     assert isinstance(record, TensorStorageMetadata), "tokamake saves tensors only"
     chunks = []
     for chunk in record.chunks:
-        info = places[key, chunk.offsets]
-        place = StorageLocation(info.relative_path, info.offset, info.length)
-        chunks.append(StoredChunk(tuple(chunk.offsets), tuple(chunk.sizes), place))
+        info = locations[key, chunk.offsets]
+        location = StorageLocation(info.relative_path, info.offset, info.length)
+        chunks.append(StoredChunk(tuple(chunk.offsets), tuple(chunk.sizes), location))
     return WholeTensor(tuple(record.size), dtypes.of(record.properties.dtype), tuple(chunks))

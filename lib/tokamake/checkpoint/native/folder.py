@@ -1,7 +1,7 @@
 """Folder of a native checkpoint: find it, read its description `tokamake.json`. No torch."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tokamake import files
 from tokamake.checkpoint.latest import REMEDY, latest
@@ -9,9 +9,6 @@ from tokamake.checkpoint.native import dcp_metadata
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.validation import validate
-
-if TYPE_CHECKING:
-    pass
 
 DESCRIPTION = "tokamake.json"
 """File with version, architecture and progress; only native checkpoints have it."""

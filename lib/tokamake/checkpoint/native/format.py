@@ -22,13 +22,17 @@ from tokamake.checkpoint.native.folder import find as find
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Progress, Target
 from tokamake.checkpoint.tensors.dtypes import Dtype
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, TensorSource
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, whole_box
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
 from tokamake.errors import UserError
 
 TITLE = "tokamake (torch distributed checkpoint)"
 PRIORITY = 50
-SIZES: tuple[str, ...] = ()
+SIZES: Mapping[str, int | None] = {}
+EQUAL_STAGES = False
+DTYPE: str | None = None
+TOKENIZER_CONFIG: str | None = None
 IN_ROOT = True
 
 _REMEDY = "name another checkpoint"
@@ -55,7 +59,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     architecture, iteration = read_model(folder)
     description, tensors = read_description(folder), dcp_metadata.read(folder)
     # Chunks of rank states count, too: a file may be truncated after the last weight.
-    _check_files(folder, [chunk.place for tensor in tensors.values() for chunk in tensor.chunks])
+    _check_files(folder, [chunk.location for tensor in tensors.values() for chunk in tensor.chunks])
     kept = {key: tensor for key, tensor in tensors.items() if key.startswith((_WEIGHTS, _STATES))}
     return Checkpoint(
         format="native",
@@ -76,11 +80,11 @@ class _StoredPart(NamedTuple):
 
     key: str
     chunk: StoredChunk
-    place: StorageLocation
+    location: StorageLocation
 
 
 class _ArchiveLayout(NamedTuple):
-    """How torch.save wrote a tensor into an archive."""
+    """Position of a tensor in an archive of torch.save."""
 
     head: bytes
     """All bytes before the data."""
@@ -91,16 +95,16 @@ class _ArchiveLayout(NamedTuple):
     stride: tuple[int, ...]
 
 
-def _check_files(folder: Path, places: Iterable[StorageLocation | None]) -> None:
+def _check_files(folder: Path, locations: Iterable[StorageLocation | None]) -> None:
     """Check that all files exist and are long enough.
 
     Raises:
         UserError: a file is missing or truncated.
     """
     ends: dict[str, int] = defaultdict(int)
-    for place in places:
-        if place:
-            ends[place.file] = max(ends[place.file], place.offset + place.length)
+    for location in locations:
+        if location:
+            ends[location.file] = max(ends[location.file], location.offset + location.length)
     for name, end in sorted(ends.items()):
         file = folder / name
         if not file.is_file():
@@ -114,11 +118,11 @@ def _extents(folder: Path, tensors: Mapping[str, WholeTensor]) -> Iterator[Exten
     parts: dict[str, list[_StoredPart]] = defaultdict(list)
     for key, tensor in tensors.items():
         for chunk in tensor.chunks:
-            if chunk.place:
-                parts[chunk.place.file].append(_StoredPart(key, chunk, chunk.place))
+            if chunk.location:
+                parts[chunk.location.file].append(_StoredPart(key, chunk, chunk.location))
     layouts: dict[Any, _ArchiveLayout] = {}
     for name, parts_of_file in sorted(parts.items()):
-        parts_of_file.sort(key=lambda part: part.place.offset)
+        parts_of_file.sort(key=lambda part: part.location.offset)
         yield from _read_file(folder / name, parts_of_file, layouts)
 
 
@@ -128,7 +132,7 @@ def _read_file(
     """Locate chunks in a file; layouts of archives are read from `layouts` and added to it."""
     with file.open("rb") as stream:
         for part in parts:
-            _, start, length = part.place
+            _, start, length = part.location
             layout = layouts.get(cache_key := (length, part.chunk.size))
             stream.seek(start)
             # The head holds the archive's format, and the tensor's shape, strides and dtype. So an
@@ -162,14 +166,27 @@ def _parse_archive(file: Path, stream: IO[bytes], part: _StoredPart) -> _Archive
 
 def _extent(file: Path, part: _StoredPart, layout: _ArchiveLayout) -> Extent:
     pairs = zip(part.chunk.offset, part.chunk.size, strict=True)
-    place = tuple(slice(first, first + size) for first, size in pairs)
-    chunk = Chunk(part.key, place, layout.start, layout.stride)
-    begin = part.place.offset + len(layout.head)
+    box = tuple(slice(first, first + size) for first, size in pairs)
+    chunk = Chunk(part.key, box, layout.start, layout.stride)
+    begin = part.location.offset + len(layout.head)
     return Extent(file, part.key, begin, (layout.num_elements,), layout.dtype, (chunk,))
 
 
+def archives(files: Iterable[Path]) -> dict[Path, list[tuple[int, int]]]:
+    """Return first byte and length of the archives in each file."""
+    all_archives: dict[Path, list[tuple[int, int]]] = {}
+    for folder in {file.parent for file in files}:
+        all_archives |= dcp_metadata.archives(folder)
+    return all_archives
+
+
+def warnings(checkpoint: Checkpoint) -> list[str]:
+    """Return no warnings: the format holds each checkpoint."""
+    return []
+
+
 class _ArchiveFrame(NamedTuple):
-    """What torch.save writes around the data of a tensor."""
+    """Bytes that torch.save writes around the data of a tensor."""
 
     head: bytes
     data_bytes: int
@@ -189,7 +206,7 @@ class _PlannedArchive(NamedTuple):
     shape: tuple[int, ...]
     dtype: Dtype
     frame: _ArchiveFrame
-    place: StorageLocation
+    location: StorageLocation
 
 
 def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:
@@ -242,8 +259,8 @@ def _plan(folder: Path, source: TensorSource, target: Target) -> Iterator[_Plann
             file_number, start = file_number + 1, 0
         end = start + frame.length
         # DCP names files by the rank that writes them, and a count.
-        place = StorageLocation(f"__0_{file_number}.distcp", start, frame.length)
-        yield _PlannedArchive(key, source_key, shape, dtype, frame, place)
+        location = StorageLocation(f"__0_{file_number}.distcp", start, frame.length)
+        yield _PlannedArchive(key, source_key, shape, dtype, frame, location)
 
 
 def _frame(folder: Path, shape: tuple[int, ...], dtype: Dtype) -> _ArchiveFrame:
@@ -258,21 +275,20 @@ def _frame(folder: Path, shape: tuple[int, ...], dtype: Dtype) -> _ArchiveFrame:
 
 
 def _whole_tensor(archive: _PlannedArchive) -> WholeTensor:
-    chunk = StoredChunk((0,) * len(archive.shape), archive.shape, archive.place)
+    chunk = StoredChunk((0,) * len(archive.shape), archive.shape, archive.location)
     return WholeTensor(archive.shape, archive.dtype, (chunk,))
 
 
 def _write_frame(folder: Path, archive: _PlannedArchive) -> Extent:
     """Write an archive with a hole in place of its data."""
-    file, start = folder / archive.place.file, archive.place.offset
+    file, start = folder / archive.location.file, archive.location.offset
     with file.open("r+b" if start else "wb") as stream:
         stream.seek(start)
         stream.write(archive.frame.head)
         data_start = stream.tell()
         stream.seek(archive.frame.data_bytes, os.SEEK_CUR)
         stream.write(archive.frame.tail)
-    place = tuple(slice(0, size) for size in archive.shape)
-    chunk = Chunk(archive.source_key, place)
+    chunk = Chunk(archive.source_key, whole_box(archive.shape))
     return Extent(file, archive.key, data_start, archive.shape, archive.dtype, (chunk,))
 
 

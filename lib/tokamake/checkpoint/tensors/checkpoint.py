@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokamake.checkpoint.tensors.extents import TensorSource
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.config.architecture import Architecture
 
 OPTIMIZER_SETTINGS = "optimizer_settings"
@@ -13,7 +13,7 @@ OPTIMIZER_SETTINGS = "optimizer_settings"
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """How ranks share the model that a checkpoint holds."""
+    """Numbers of ranks that share the model of a checkpoint."""
 
     tensor_parallel_size: int = 1
     """Ranks that share each layer."""

@@ -18,12 +18,12 @@ import numpy as np
 from tokamake.checkpoint.tensors import cast
 from tokamake.checkpoint.tensors.cast import Array
 from tokamake.checkpoint.tensors.dtypes import Dtype
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, TensorSource
+from tokamake.checkpoint.tensors.extents import Box, Chunk, Extent
+from tokamake.checkpoint.tensors.source import TensorSource
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Box = tuple[slice, ...]
 Part = tuple[Extent, Chunk]
 """A chunk, with the extent that holds it."""
 
@@ -129,7 +129,7 @@ class ChunkReader:
         """Return a reader of a tensor of a checkpoint, in files or in memory."""
         dtype = source.dtype(key)
         reader = ChunkReader(files, source.parts(key), dtype, map_once=map_once)
-        if (value := source.given.get(key)) is not None:
+        if (value := source.in_memory.get(key)) is not None:
             reader._in_memory = (
                 np.asarray(value, "<f4").view("V4")
                 if isinstance(value, float)
@@ -156,7 +156,7 @@ class ChunkReader:
         # The same memory, with the dimensions in the tensor's own order.
         whole = result.transpose(np.argsort(order)) if order else result
         for number, (extent, chunk) in enumerate(self._parts):
-            if (common := common_box(chunk.place, box)) is not None:
+            if (common := common_box(chunk.box, box)) is not None:
                 elements = self._view(number, common)
                 if extent.dtype != self._dtype:
                     raw = np.ascontiguousarray(elements).reshape(size(common))
@@ -171,8 +171,8 @@ class ChunkReader:
         if not self._map_once:
             return self._files.view(part, box)
         if number not in self._mapped:
-            self._mapped[number] = self._files.view(part, chunk.place)
-        return self._mapped[number][_within(box, chunk.place)]
+            self._mapped[number] = self._files.view(part, chunk.box)
+        return self._mapped[number][_within(box, chunk.box)]
 
 
 def num_not_finite(source: TensorSource, key: str) -> int:
@@ -186,7 +186,7 @@ def num_not_finite(source: TensorSource, key: str) -> int:
             if order:
                 columns = math.prod(chunk.size[dim] for dim in order[1:])
                 row_size = max(chunk.steps[order[0]], columns)
-            for slab in slabs(chunk.place, order, row_size * extent.dtype.itemsize):
+            for slab in slabs(chunk.box, order, row_size * extent.dtype.itemsize):
                 count += cast.num_not_finite(reader.read(slab, order), extent.dtype)
     return count
 
@@ -206,22 +206,22 @@ def _copy(target: Array, source: Array) -> None:
         target[first : first + _TILE] = source[first : first + _TILE]
 
 
-def slabs(place: Box, order: Sequence[int], row_bytes: int) -> Iterator[Box]:
+def slabs(box: Box, order: Sequence[int], row_bytes: int) -> Iterator[Box]:
     """Split a box into slabs of about `SLAB` bytes, of at least one row.
 
     Args:
-        place: the box.
+        box: to split.
         order: its dimensions; the first one is split.
         row_bytes: bytes for one index of that dimension.
     """
     if not order:
-        yield place
+        yield box
         return
     dim = order[0]
-    rows, num_rows = place[dim], max(1, SLAB // max(row_bytes, 1))
+    rows, num_rows = box[dim], max(1, SLAB // max(row_bytes, 1))
     for first in range(rows.start, rows.stop, num_rows):
         last = min(first + num_rows, rows.stop)
-        yield (*place[:dim], slice(first, last), *place[dim + 1 :])
+        yield (*box[:dim], slice(first, last), *box[dim + 1 :])
 
 
 def order_of(chunk: Chunk) -> tuple[int, ...]:
@@ -239,7 +239,7 @@ def is_transposed(chunk: Chunk) -> bool:
 def first_byte(part: Part, box: Box) -> int:
     """Offset in the file of a box that lies in a part."""
     extent, chunk = part
-    pairs = zip(box, chunk.place, chunk.steps, strict=True)
+    pairs = zip(box, chunk.box, chunk.steps, strict=True)
     element = chunk.start + sum((at.start - origin.start) * step for at, origin, step in pairs)
     return extent.offset + element * extent.dtype.itemsize
 

@@ -19,9 +19,10 @@ import numpy as np
 
 from tokamake.checkpoint.tensors import cast, chunks
 from tokamake.checkpoint.tensors.cast import Array
-from tokamake.checkpoint.tensors.chunks import Box, ChunkReader, OpenFiles, Part
+from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles, Part
 from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
-from tokamake.checkpoint.tensors.extents import Extent, TensorSource
+from tokamake.checkpoint.tensors.extents import Box, Extent, whole_box
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.errors import UserError
 
 _MIN_RUN_BYTES = 2**14
@@ -56,7 +57,7 @@ def fill(
     """
     targets: dict[str, list[Part]] = defaultdict(list)
     for extent in extents:
-        for chunk in extent.blocks:
+        for chunk in extent.chunks:
             targets[chunk.key].append((extent, chunk))
     keys = [*keys]
     # Room for the largest tensor: those that need to be mapped whole wait for each other.
@@ -178,14 +179,14 @@ class _TensorCopier:
             row_bytes = max([row_bytes, *spans])
         with self._budget.take(math.prod(chunk.size) if is_transposed else 0):
             tensor = self._reader(is_transposed=is_transposed)
-            for slab in chunks.slabs(chunk.place, order, row_bytes):
+            for slab in chunks.slabs(chunk.box, order, row_bytes):
                 self._write(tensor.read(slab, order), target, slab, self._dtype)
 
     def fill_with_row(self, row: Array, target: Part) -> None:
         """Fill all rows of a chunk with its columns of one fp32 row."""
         _, chunk = target
-        columns = row[chunk.place[1:]]
-        for slab in chunks.slabs(chunk.place, chunks.order_of(chunk), columns.nbytes):
+        columns = row[chunk.box[1:]]
+        for slab in chunks.slabs(chunk.box, chunks.order_of(chunk), columns.nbytes):
             rows = columns.reshape(1, *columns.shape).repeat(chunks.size(slab)[0], axis=0)
             self._write(rows.view(f"V{FLOAT32.itemsize}"), target, slab, FLOAT32)
 
@@ -197,15 +198,15 @@ class _TensorCopier:
         """
         is_transposed = any(chunks.is_transposed(part) for _, part in self._parts)
         total = np.zeros(self._shape[1:], np.float64)
-        place = (*(slice(0, size) for size in self._shape),)
+        box = whole_box(self._shape)
         row_bytes = math.prod(self._shape[1:]) * self._dtype.itemsize
-        order = (*range(len(place)),)
+        order = (*range(len(box)),)
         with (
             np.errstate(all="ignore"),
             self._budget.take(math.prod(self._shape) if is_transposed else 0),
         ):
             tensor = self._reader(is_transposed=is_transposed)
-            for slab in chunks.slabs(place, order, row_bytes):
+            for slab in chunks.slabs(box, order, row_bytes):
                 for row in cast.values(tensor.read(slab, order), self._dtype):
                     total += row
             return (total / self._shape[0]).astype(np.float32)
@@ -248,7 +249,7 @@ def _long_runs(parts: Iterable[Part], target: Part) -> list[_Run]:
     """Return the runs of bytes that make up a target, or nothing if they are too short."""
     runs: list[_Run] = []
     for part in parts:
-        box = chunks.common_box(part[1].place, target[1].place)
+        box = chunks.common_box(part[1].box, target[1].box)
         if box is None:
             continue
         width, outer = target[0].dtype.itemsize, [*range(len(box))]

@@ -1,54 +1,47 @@
 """Extents: runs of bytes in files that hold chunks of whole tensors.
 
 A format states where tensors lie (`Extent`) and where they will be written (`PlannedTensor`).
-`TensorSource` assembles whole tensors on request; `copy` copies them into other files.
+`source` assembles whole tensors on request; `copy` copies them into other files.
 """
 
 import math
 import mmap
-import struct
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tokamake.checkpoint.tensors import dtypes
-from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
+from tokamake.checkpoint.tensors.dtypes import Dtype
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CODES = {
-    **{"float64": "<d", "float32": "<f", "float16": "<e"},
-    **{"int64": "<q", "int32": "<i", "int16": "<h", "int8": "<b"},
-    **{"uint64": "<Q", "uint32": "<I", "uint16": "<H", "uint8": "<B"},
-}
-"""Format codes of `struct` by dtype."""
+Box = tuple[slice, ...]
+"""A range of indices for each dimension of a tensor."""
 
 
 class Chunk(NamedTuple):
-    """A box of a whole tensor, and how it lies in a stored tensor."""
+    """A slice of a whole tensor along each dimension, and how it lies in a stored tensor."""
 
     key: str
     """Key of the whole tensor."""
-    place: tuple[slice, ...]
-    """The box."""
+    box: Box
+    """Where the chunk lies in the whole tensor."""
     start: int = 0
-    """Element of the stored tensor where the box begins."""
+    """Element of the stored tensor where the chunk begins."""
     stride: tuple[int, ...] | None = None
-    """Stride in elements of the stored tensor, by dimension of the box; None: contiguous."""
+    """Stride in elements of the stored tensor, by dimension of the chunk; None: contiguous."""
     is_mean: bool = False
-    """Whether each row of the box is the mean of all rows of the whole tensor, as in padding."""
+    """Whether each row of the chunk is the mean of all rows of the whole tensor, as in padding."""
 
     @property
     def size(self) -> tuple[int, ...]:
-        return tuple(at.stop - at.start for at in self.place)
+        return tuple(at.stop - at.start for at in self.box)
 
     @property
     def stop(self) -> int:
-        """Element of the stored tensor after the last one of the box."""
+        """Element of the stored tensor after the last one of the chunk."""
         size = self.size
         if not math.prod(size):
             return self.start
@@ -57,26 +50,31 @@ class Chunk(NamedTuple):
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Stride in elements, also of a contiguous box."""
+        """Stride in elements, also of a contiguous chunk."""
         return _dense(self.size) if self.stride is None else self.stride
 
     def view(self, flat: "Tensor") -> "Tensor":
-        """Return the box as a view of the flat stored tensor."""
+        """Return the chunk as a view of the flat stored tensor."""
         return flat.as_strided(self.size, self.steps, self.start)
 
 
-def overlap(places: Sequence[tuple[slice, ...]]) -> tuple[int, int] | None:
+def whole_box(shape: Iterable[int]) -> Box:
+    """Return the box of a whole tensor."""
+    return tuple(slice(0, size) for size in shape)
+
+
+def overlap(boxes: Sequence[Box]) -> tuple[int, int] | None:
     """Return the indices of two boxes of a tensor that have elements in common, or None."""
-    if len(places) < 2:
+    if len(boxes) < 2:
         return None
-    filled = [n for n, place in enumerate(places) if all(at.start < at.stop for at in place)]
+    filled = [n for n, box in enumerate(boxes) if all(at.start < at.stop for at in box)]
     near: list[int] = []
     # Sorted by first row, a box is compared only with boxes that share rows with it.
-    for number in sorted(filled, key=lambda n: [at.start for at in places[n][:1]]):
-        place = places[number]
-        near = [n for n in near if not place or places[n][0].stop > place[0].start]
+    for number in sorted(filled, key=lambda n: [at.start for at in boxes[n][:1]]):
+        box = boxes[number]
+        near = [n for n in near if not box or boxes[n][0].stop > box[0].start]
         for other in near:
-            pairs = zip(place, places[other], strict=True)
+            pairs = zip(box, boxes[other], strict=True)
             if all(a.start < b.stop and b.start < a.stop for a, b in pairs):
                 return other, number
         near.append(number)
@@ -99,7 +97,7 @@ class Extent:
     """First byte in the file."""
     shape: tuple[int, ...]
     dtype: Dtype
-    blocks: tuple[Chunk, ...] = field(default=(), hash=False)  # slices have none in Python 3.11
+    chunks: tuple[Chunk, ...] = field(default=(), hash=False)  # slices have none in Python 3.11
     """Chunks that it holds. Elements in no chunk are unused, such as padding."""
     is_copy: bool = False
     """Whether it is a replica: another extent holds the same, as for a norm on several ranks."""
@@ -129,7 +127,7 @@ class Extent:
                 f"{self.file}: damaged: has {size:,} bytes, tensor {self.name} would end at "
                 f"{self.offset + self.num_bytes:,}; fetch or write the file again"
             )
-        end = max((chunk.stop for chunk in self.blocks), default=0)
+        end = max((chunk.stop for chunk in self.chunks), default=0)
         if end > self.numel:
             raise UserError(
                 f"{self.file}: damaged: tensor {self.name} has {self.numel:,} elements, "
@@ -165,9 +163,9 @@ class Extent:
             return self
         if not self.numel:
             return replace(self, stride=None)
-        chunks = (*(self._strided(chunk, self.stride) for chunk in self.blocks),)
+        chunks = (*(self._strided(chunk, self.stride) for chunk in self.chunks),)
         span = self.num_bytes // self.dtype.itemsize
-        return replace(self, shape=(span,), stride=None, blocks=chunks)
+        return replace(self, shape=(span,), stride=None, chunks=chunks)
 
     def _strided(self, chunk: Chunk, stride: tuple[int, ...]) -> Chunk:
         """Express a chunk in elements of the file, for a tensor with these strides."""
@@ -201,7 +199,7 @@ class PlannedTensor:
 
     shape: tuple[int, ...]
     dtype: Dtype
-    blocks: tuple[Chunk, ...]
+    chunks: tuple[Chunk, ...]
     is_copy: bool = False
 
     @property
@@ -216,151 +214,6 @@ class PlannedTensor:
     def stride(self) -> tuple[int, ...]:
         return _dense(self.shape)
 
-    def region(self, file: Path, name: str, offset: int) -> Extent:
+    def extent(self, file: Path, name: str, offset: int) -> Extent:
         """Return where it lies in a file."""
-        return Extent(file, name, offset, self.shape, self.dtype, self.blocks, self.is_copy)
-
-
-class TensorSource:
-    """Whole tensors of a checkpoint by key; each is read when it is asked for.
-
-    Attributes:
-        regions: extents that hold the tensors.
-        shapes: of the whole tensors, by key.
-        given: tensors in memory, by key.
-
-    Args:
-        regions: extents that hold the tensors.
-        shapes: of the whole tensors, by key.
-        given: tensors in memory, by key; a number is a tensor in fp32.
-
-    Raises:
-        UserError: a file is too short, or a tensor is incomplete.
-    """
-
-    def __init__(
-        self,
-        regions: Iterable[Extent],
-        shapes: Mapping[str, Iterable[int]],
-        given: "Mapping[str, float | Tensor] | None" = None,
-    ) -> None:
-        self.regions = [*regions]
-        self.shapes = {key: tuple(shape) for key, shape in shapes.items()}
-        self.given = {**(given or {})}
-        sizes: dict[Path, int] = {}
-        for extent in self.regions:
-            if extent.file not in sizes:
-                sizes[extent.file] = extent.file.stat().st_size
-            extent.check(sizes[extent.file])
-        self.regions = [extent.as_it_lies() for extent in self.regions]
-        self._parts: dict[str, list[tuple[Extent, Chunk]]] = defaultdict(list)
-        for extent in self.regions:
-            for chunk in () if extent.is_copy else extent.blocks:
-                if not chunk.is_mean:
-                    self._parts[chunk.key].append((extent, chunk))
-        for key, shape in self.shapes.items():
-            self._check_complete(key, shape)
-        for key, value in self.given.items():
-            self.shapes[key] = () if isinstance(value, float) else tuple(value.shape)
-
-    def _check_complete(self, key: str, shape: tuple[int, ...]) -> None:
-        parts = self._parts[key]
-        if pair := overlap([chunk.place for _, chunk in parts]):
-            first, second = (parts[number][0].file for number in pair)
-            raise UserError(
-                f"{second}: damaged: its part of tensor {key} overlaps that in {first}; fetch or "
-                "write the checkpoint again"
-            )
-        # Without overlaps, the parts cover the tensor if their sizes add up to it.
-        num_elements = sum(math.prod(chunk.size) for _, chunk in parts)
-        if num_elements != math.prod(shape):
-            folder = next((extent.file.parent for extent in self.regions), "checkpoint")
-            raise UserError(
-                f"{folder}: has {num_elements:,} of {math.prod(shape):,} elements of tensor {key}; "
-                "check that all files of the checkpoint are there"
-            )
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.shapes)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.shapes
-
-    def dtype(self, key: str) -> Dtype:
-        """Dtype of a tensor in the files; if its parts differ, the widest."""
-        if key not in self.given:
-            return dtypes.widest(extent.dtype for extent, _ in self._parts[key])
-        value = self.given[key]
-        return FLOAT32 if isinstance(value, float) else dtypes.of(value.dtype)
-
-    def parts(self, key: str) -> list[tuple[Extent, Chunk]]:
-        """Return the parts of a tensor in files; none if it is in memory."""
-        return [] if key in self.given else self._parts[key]
-
-    def first_rows(self, keys: Iterable[str], count: int) -> "TensorSource":
-        """Return the same source with only the first `count` rows of some tensors."""
-        cut_keys = {*keys}
-        shapes = {
-            key: (count, *shape[1:]) if key in cut_keys else shape
-            for key, shape in self.shapes.items()
-            if key not in self.given
-        }
-        extents = (
-            replace(extent, blocks=_first_rows(extent.blocks, cut_keys, count))
-            for extent in self.regions
-        )
-        return TensorSource(extents, shapes, self.given)
-
-    def number(self, key: str) -> float:
-        """Read a tensor without dimensions; from a file, without torch.
-
-        Raises:
-            UserError: its dtype is not supported.
-        """
-        if key in self.given:
-            return float(self.given[key])
-        ((extent, chunk),) = self._parts[key]
-        name, width = extent.dtype.name, extent.dtype.itemsize
-        with extent.file.open("rb") as stream:
-            stream.seek(extent.offset + chunk.start * width)
-            raw = stream.read(width)
-        if name == "bfloat16":  # the upper half of fp32
-            name, raw = "float32", bytes(2) + raw
-        if name not in _CODES:
-            raise UserError(
-                f"{extent.file}: tensor {extent.name} is {extent.dtype}, which is not supported "
-                "for a number; save it in fp32"
-            )
-        (value,) = struct.unpack(_CODES[name], raw)
-        return float(value)
-
-    def read(self, key: str) -> "Tensor":
-        """Read a whole tensor; one that lies in a single extent is memory-mapped."""
-        import torch
-
-        if key in self.given:
-            return torch.as_tensor(self.given[key])
-        parts, shape = self._parts[key], self.shapes[key]
-        if len(parts) == 1:
-            extent, chunk = parts[0]
-            return chunk.view(extent.map())
-        whole = torch.empty(shape, dtype=self.dtype(key).torch)
-        mapped: dict[Extent, Tensor] = {}
-        for extent, chunk in parts:
-            if extent not in mapped:
-                mapped = {extent: extent.map()}
-            whole[chunk.place] = chunk.view(mapped[extent])
-        return whole
-
-
-def _first_rows(chunks: Iterable[Chunk], keys: set[str], count: int) -> tuple[Chunk, ...]:
-    """Cut chunks of some tensors down to the first rows."""
-    kept = []
-    for chunk in chunks:
-        if chunk.key in keys and not chunk.is_mean:
-            rows, *columns = chunk.place
-            if rows.start >= count:
-                continue
-            chunk = chunk._replace(place=(slice(rows.start, min(rows.stop, count)), *columns))
-        kept.append(chunk)
-    return (*kept,)
+        return Extent(file, name, offset, self.shape, self.dtype, self.chunks, self.is_copy)

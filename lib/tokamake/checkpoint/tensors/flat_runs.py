@@ -3,9 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from tokamake.checkpoint.tensors.extents import Chunk
-
-Box = tuple[slice, ...]
+from tokamake.checkpoint.tensors.extents import Box, Chunk, whole_box
 
 
 def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
@@ -35,7 +33,7 @@ def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
         yield from boxes(shape, end, stop)
         return
     last = stop // row
-    yield (slice(first, last), *(slice(0, size) for size in shape[1:]))
+    yield (slice(first, last), *whole_box(shape[1:]))
     yield from boxes(shape, last * row, stop)
 
 
@@ -57,7 +55,7 @@ def cut(chunks: Iterable[Chunk], start: int, stop: int) -> Iterator[Chunk]:
         last = max(first, min(stop, chunk.start + math.prod(size)))
         position = first - start
         for box in boxes(size, first - chunk.start, last - chunk.start):
-            yield chunk._replace(place=_shifted(box, chunk.place), start=position)
+            yield chunk._replace(box=_shifted(box, chunk.box), start=position)
             position += math.prod(at.stop - at.start for at in box)
 
 

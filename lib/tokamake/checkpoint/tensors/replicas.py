@@ -4,8 +4,9 @@ import math
 from contextlib import ExitStack
 
 from tokamake.checkpoint.tensors import chunks
-from tokamake.checkpoint.tensors.chunks import Box, ChunkReader, OpenFiles, Part
-from tokamake.checkpoint.tensors.extents import TensorSource
+from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles, Part
+from tokamake.checkpoint.tensors.extents import Box
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.errors import UserError
 
 
@@ -15,10 +16,10 @@ def check_copies(source: TensorSource) -> None:
     Raises:
         UserError: replicas differ; the message names the tensor and its file.
     """
-    for extent in source.regions:
+    for extent in source.extents:
         if not extent.is_copy:
             continue
-        for chunk in extent.blocks:
+        for chunk in extent.chunks:
             if not chunk.is_mean and not _is_same(source, (extent, chunk)):
                 raise UserError(
                     f"{extent.file}: replicated tensor {extent.name} differs from that of other "
@@ -35,14 +36,14 @@ def _is_same(source: TensorSource, copy: Part) -> bool:
         files = OpenFiles(stack)
         whole = ChunkReader.for_tensor(source, chunk.key, files, map_once=map_once)
         replica = ChunkReader(files, [copy], extent.dtype, map_once=map_once)
-        return same_bits(whole, replica, chunk.place, extent.dtype.itemsize)
+        return same_bits(whole, replica, chunk.box, extent.dtype.itemsize)
 
 
-def same_bits(first: ChunkReader, second: ChunkReader, place: Box, itemsize: int) -> bool:
+def same_bits(first: ChunkReader, second: ChunkReader, box: Box, itemsize: int) -> bool:
     """Whether a box of two tensors has the same bits. Some rows are compared at a time."""
-    order = (*range(len(place)),)
-    row_bytes = math.prod(chunks.size(place[1:])) * itemsize
+    order = (*range(len(box)),)
+    row_bytes = math.prod(chunks.size(box[1:])) * itemsize
     return all(
         first.read(slab, order).tobytes() == second.read(slab, order).tobytes()
-        for slab in chunks.slabs(place, order, row_bytes)
+        for slab in chunks.slabs(box, order, row_bytes)
     )

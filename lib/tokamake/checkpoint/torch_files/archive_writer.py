@@ -49,7 +49,7 @@ def write(file: Path, state: Any) -> list[tuple[PlannedTensor, int]]:
     planned: list[PlannedTensor] = []
     pickled = pickle_writer.dumps(state, partial(_rebuild_call, planned))
     entries: list[_Entry] = []
-    places: list[tuple[PlannedTensor, int]] = []
+    offsets: list[tuple[PlannedTensor, int]] = []
     with file.open("wb") as stream:
         for name, content in (
             ("data.pkl", pickled),
@@ -61,12 +61,12 @@ def write(file: Path, state: Any) -> list[tuple[PlannedTensor, int]]:
             stream.write(content)
         for number, tensor in enumerate(planned):
             entries.append(_begin(stream, f"data/{number}", tensor.num_bytes, 0))
-            places.append((tensor, stream.tell()))
+            offsets.append((tensor, stream.tell()))
             stream.seek(tensor.num_bytes, os.SEEK_CUR)
         entries.append(_begin(stream, "version", 2, zlib.crc32(b"3\n")))
         stream.write(b"3\n")
         _write_directory(stream, entries)
-    return places
+    return offsets
 
 
 def _rebuild_call(planned: list[PlannedTensor], tensor: Any) -> pickle_writer.Call:

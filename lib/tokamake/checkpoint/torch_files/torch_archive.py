@@ -21,11 +21,11 @@ _READ_BYTES = 2**20
 _CENTRAL = b"PK\x01\x02"
 
 
-def region(file: Path, name: str, tensor: Any, blocks: tuple[Chunk, ...] = ()) -> Extent:
+def extent(file: Path, name: str, tensor: Any, chunks: tuple[Chunk, ...] = ()) -> Extent:
     """Return the extent of a tensor that `pickle_reader.read` returned."""
     assert isinstance(tensor, Located)
     stride = None if tensor.is_contiguous else tensor.stride
-    return Extent(file, name, tensor.offset, tensor.shape, tensor.dtype, blocks, stride=stride)
+    return Extent(file, name, tensor.offset, tensor.shape, tensor.dtype, chunks, stride=stride)
 
 
 def lay_out(file: Path, state: Any) -> list[Extent]:
@@ -38,11 +38,11 @@ def lay_out(file: Path, state: Any) -> list[Extent]:
     Returns:
         Where the tensors go.
     """
-    places = archive_writer.write(file, state)
+    offsets = archive_writer.write(file, state)
     names = (name for name, value in leaves(state) if isinstance(value, PlannedTensor))
     return [
-        planned.region(file, name, offset)
-        for name, (planned, offset) in zip(names, places, strict=True)
+        tensor.extent(file, name, offset)
+        for name, (tensor, offset) in zip(names, offsets, strict=True)
     ]
 
 
@@ -68,21 +68,25 @@ class _Unsealed(NamedTuple):
     """Offsets of the checksum: in the local header, and in the central directory."""
 
 
-def seal(
-    file: Path, *, archives: Iterable[tuple[int, int]] | None = None, workers: int = 1
-) -> None:
+def archives(files: Iterable[Path]) -> dict[Path, list[tuple[int, int]]]:
+    """Return first byte and length of the archive in each file, which is the whole file."""
+    return {file: [(0, file.stat().st_size)] for file in files}
+
+
+def seal(file: Path, archives: Iterable[tuple[int, int]], *, workers: int = 1) -> None:
     """Write the checksums of the data into a file that was laid out and filled.
 
     torch itself does not verify them; `convert`, `inspect` and other programs do.
 
     Args:
         file: is both input and output.
-        archives: first byte and length of each archive in the file; None: the file is one archive.
+        archives: first byte and length of each archive in the file.
         workers: number of checksums that are computed at the same time.
     """
     with file.open("r+b") as stream, ThreadPoolExecutor(workers) as pool:
-        places = [(0, file.stat().st_size)] if archives is None else archives
-        entries = [entry for start, length in places for entry in _unsealed(stream, start, length)]
+        entries = [
+            entry for start, length in archives for entry in _unsealed(stream, start, length)
+        ]
         compute = functools.partial(checksum, stream.fileno())
         starts, sizes = (entry.start for entry in entries), (entry.size for entry in entries)
         for entry, value in zip(entries, pool.map(compute, starts, sizes), strict=True):
@@ -98,10 +102,10 @@ def _unsealed(stream: IO[bytes], start: int, length: int) -> Iterator[_Unsealed]
     with zipfile.ZipFile(view) as archive:
         entries = [entry for entry in archive.infolist() if entry.file_size and not entry.CRC]
         directory = archive.start_dir
-    place_of = {header: place for place, header in _directory(view, directory)}
+    entry_of = {header: offset for offset, header in _directory(view, directory)}
     for entry in entries:
         header = entry.header_offset
-        fields = start + header + 14, start + place_of[header] + 16
+        fields = start + header + 14, start + entry_of[header] + 16
         yield _Unsealed(start + data_offset(view, entry), entry.file_size, fields)
 
 
@@ -125,14 +129,14 @@ def _directory(stream: Any, start: int) -> Iterator[tuple[int, int]]:
     """Yield the offset of each entry of a central directory, and of its local header."""
     stream.seek(start)
     while (header := stream.read(46))[:4] == _CENTRAL:
-        place = stream.tell() - 46
+        entry = stream.tell() - 46
         name, extra, comment = struct.unpack("<HHH", header[28:34])
         (offset,) = struct.unpack("<I", header[42:46])
-        stream.seek(place + 46 + name)
+        stream.seek(entry + 46 + name)
         if offset == 0xFFFFFFFF:
             offset = _zip64_offset(stream.read(extra), header)
-        yield place, offset
-        stream.seek(place + 46 + name + extra + comment)
+        yield entry, offset
+        stream.seek(entry + 46 + name + extra + comment)
 
 
 def _zip64_offset(extra: bytes, header: bytes) -> int:

@@ -8,12 +8,9 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tokamake.config.architecture import SCALING, Architecture
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _ROPE_TYPES = ("default", *SCALING)
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
@@ -75,41 +72,6 @@ class HFFormat:
         module = module.removeprefix("model.")
         return f"{self.prefix}{self.names.get(module, module)}.{kind}"
 
-    def to_hf(
-        self, architecture: Architecture, tensors: "Mapping[str, Tensor]"
-    ) -> "dict[str, Tensor]":
-        """Rename, fuse and transpose our tensors; unchanged tensors are not copied."""
-        stored = {}
-        for name, tensor in tensors.items():
-            qkv = _QKV.search(name) if self.fused else None
-            if qkv and qkv[1] != "q":
-                continue  # part of the fused tensor, which the query makes
-            if qkv:
-                parts = [tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
-                tensor = self._fuse(architecture, parts)
-            stored[self.name(name)] = tensor.mT if self.is_transposed(name) else tensor
-        return stored
-
-    def from_hf(
-        self, architecture: Architecture, stored: "Mapping[str, Tensor]", names: Mapping[str, Any]
-    ) -> "dict[str, Tensor]":
-        """The inverse.
-
-        Args:
-            architecture: shape of the model.
-            stored: as `to_hf` returns them.
-            names: of our tensors.
-        """
-        tensors: dict[str, Tensor] = {}
-        for name in names:
-            tensor = stored[self.name(name)]
-            if self.is_transposed(name):
-                tensor = tensor.mT
-            if self.fused and (part := _QKV.search(name)):
-                tensor = self._split(architecture, tensor)["qkv".index(part[1])]
-            tensors[name] = tensor.contiguous()
-        return tensors
-
     def rows(self, architecture: Architecture, name: str, number: int) -> list[tuple[slice, int]]:
         """Where the rows of our tensor lie in the stored one, before that is transposed.
 
@@ -136,23 +98,6 @@ class HFFormat:
     def is_transposed(self, name: str) -> bool:
         """Whether our tensor is stored transposed."""
         return self.transposed and name.endswith("_proj.weight")
-
-    def _fuse(self, architecture: Architecture, qkv: "list[Tensor]") -> "Tensor":
-        import torch
-
-        if self.fused_rows == "stacked":
-            return torch.cat(qkv)
-        groups = (architecture.num_key_value_heads, -1)
-        return torch.cat([part.unflatten(0, groups) for part in qkv], dim=1).flatten(0, 1)
-
-    def _split(self, architecture: Architecture, fused: "Tensor") -> "list[Tensor]":
-        query, key_value = architecture.query_size, architecture.key_value_size
-        if self.fused_rows == "stacked":
-            return [*fused.split((query, key_value, key_value))]
-        groups, head = architecture.num_key_value_heads, architecture.head_dim
-        grouped = fused.unflatten(0, (groups, -1))
-        parts = grouped.split((query // groups, head, head), dim=1)
-        return [part.flatten(0, 1) for part in parts]
 
     def unsupported(self, config: Mapping[str, Any]) -> str | None:
         """Message about the first key that asks for a model that ours cannot be."""

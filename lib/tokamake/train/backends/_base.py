@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tokamake import files, plugins
-from tokamake.checkpoint.deepspeed.zero_reader import settings_note
+from tokamake.checkpoint.megatron_model.optimizer_states import settings_note
 from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.flat_chunks import FlatChunks
 from tokamake.checkpoint.native.folder import read_description

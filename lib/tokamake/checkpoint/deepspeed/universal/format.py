@@ -15,9 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from tokamake import files
 from tokamake.checkpoint.deepspeed import folder as deepspeed_folder
-from tokamake.checkpoint.deepspeed.folder import REMEDY, VERSION
-from tokamake.checkpoint.deepspeed.mds_pipeline import format as mds_pipeline_format
-from tokamake.checkpoint.deepspeed.zero_reader import (
+from tokamake.checkpoint.deepspeed import pipeline
+from tokamake.checkpoint.deepspeed.folder import VERSION
+from tokamake.checkpoint.deepspeed.folder import warnings as warnings
+from tokamake.checkpoint.format_protocol import CheckpointFormat
+from tokamake.checkpoint.latest import candidates, pointed_files
+from tokamake.checkpoint.megatron_model import module as megatron_module
+from tokamake.checkpoint.megatron_model import rank_file
+from tokamake.checkpoint.megatron_model.description import Description
+from tokamake.checkpoint.megatron_model.optimizer_states import (
     MASTER,
     MODEL,
     OptimizerStates,
@@ -25,30 +31,25 @@ from tokamake.checkpoint.deepspeed.zero_reader import (
     settings_note,
     state_chunks,
 )
-from tokamake.checkpoint.format_protocol import CheckpointFormat
-from tokamake.checkpoint.latest import pointed_files
-from tokamake.checkpoint.megatron_model import module as megatron_module
-from tokamake.checkpoint.megatron_model.arguments import (
-    architecture_of,
-    eos_note,
-    is_padding_unknown,
-    progress_of,
-    version_of,
-    whole_number,
-)
+from tokamake.checkpoint.megatron_model.rank_file import REMEDY
 from tokamake.checkpoint.megatron_model.rank_tensors import Rank, TensorSlice
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Target
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, TensorSource
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
 from tokamake.checkpoint.torch_files.pickle_reader import Located
+from tokamake.checkpoint.torch_files.torch_archive import archives as archives
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 
 TITLE = "DeepSpeed universal"
 PRIORITY = 60
-SIZES: tuple[str, ...] = ("pipeline_parallel_size",)
+SIZES: Mapping[str, int | None] = {"pipeline_parallel_size": None}
+EQUAL_STAGES = False
+DTYPE: str | None = "fp32"
+TOKENIZER_CONFIG: str | None = None
 IN_ROOT = False
 _POINTER = "latest_universal"
 _ZERO, _WEIGHTS, _STEP = "zero", "fp32", "step"
@@ -58,15 +59,11 @@ which then keep their settings."""
 _TOKAMAKE, _NOTES = "tokamake", ("optimizer", "loss_scale", OPTIMIZER_SETTINGS)
 """Key in model_states.pt for the notes that DeepSpeed has no place for, and their names."""
 _MOMENTS = "optimizer.exp_avg."
-_SPLIT_BY_COLUMNS = ("self_attention.dense.weight", "mlp.dense_4h_to_h.weight")
-_ROW_PER_TOKEN = ("word_embeddings.weight", "output_layer.weight", "lm_head.weight")
 
 
 def find(path: Path) -> Path | None:
     """Return the folder of the checkpoint, or None if it has another format."""
-    folders = [path]
-    if (pointer := path / _POINTER).is_file():
-        folders.append(path / pointer.read_text(encoding="utf-8", errors="replace").strip())
+    folders = candidates(path, _POINTER)
     return next((folder for folder in folders if (folder / _ZERO).is_dir()), None)
 
 
@@ -81,24 +78,23 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         UserError: a file is missing or damaged, or tokamake has no such model.
     """
     file = deepspeed_folder.model_states_path(folder, 0)
-    state = deepspeed_folder.read(file)
+    state = rank_file.read(file)
     folders = sorted(entry for entry in (folder / _ZERO).iterdir() if entry.is_dir())
     _check_same_files(folders)
     folder_of = {megatron_module.current_name(entry.name): entry for entry in folders}
     args = deepspeed_folder.megatron_args(state)
-    hidden_size = whole_number(getattr(args, "hidden_size", None) or 1, f"{file}: args.hidden_size")
+    hidden_size = rank_file.whole_number(
+        getattr(args, "hidden_size", None) or 1, f"{file}: args.hidden_size"
+    )
     rows = _vocabulary_rows(folder, folder_of, hidden_size)
-    architecture = architecture_of(args, file, padded_vocab_size=rows)
+    description = Description(file, state, args, rows)
+    architecture = description.architecture
     states = _states(folder, folder_of, Rank(architecture, Axis(0, 1), rows))
-    return Checkpoint(
+    return description.checkpoint(
         "universal",
         folder,
-        architecture,
         states.source((), megatron_module.weight_shapes(architecture)),
-        progress=progress_of(state, file),
-        padded_vocab_size=rows,
-        notes=eos_note(args) | _settings_note(folder / _ZERO) | _tokamake_notes(state),
-        is_padding_unknown=is_padding_unknown(args, file, padded_vocab_size=rows),
+        notes=_settings_note(folder / _ZERO) | _tokamake_notes(state),
     )
 
 
@@ -114,8 +110,8 @@ def _states(folder: Path, folder_of: Mapping[str, Path], rank: Rank) -> Optimize
         UserError: a parameter is missing or unknown.
     """
     states = OptimizerStates()
-    has_pipeline = not any(name.startswith("language_model.") for name in folder_of)
-    slices = _slices(rank, _layer_numbers(folder_of) if has_pipeline else None)
+    has_root = any(name.startswith(f"{megatron_module.ROOT}.") for name in folder_of)
+    slices = _slices(rank, None if has_root else pipeline.layer_numbers(folder_of))
     if missing := sorted({*slices} - {*folder_of}):
         missing_slices = {name: slices[name] for name in missing}
         states.extents += _frozen_weights(folder, rank.architecture, missing_slices)
@@ -136,9 +132,9 @@ def _vocabulary_rows(folder: Path, folder_of: Mapping[str, Path], hidden_size: i
         UserError: neither has them.
     """
     for name, parameter_folder in folder_of.items():
-        if name.endswith(_ROW_PER_TOKEN):
+        if name.endswith(megatron_module.ROW_PER_TOKEN):
             return _param(parameter_folder / f"{_WEIGHTS}.pt").numel // hidden_size
-    state = deepspeed_folder.read(file := deepspeed_folder.model_states_path(folder, 0))
+    state = rank_file.read(file := deepspeed_folder.model_states_path(folder, 0))
     if deepspeed_folder.has_no_weights(file) or not isinstance(state.get("module"), dict):
         raise UserError(f"{folder / _ZERO}: has no word_embeddings.weight; {REMEDY}")
     rows = megatron_module.vocabulary_rows(file, state["module"])
@@ -159,10 +155,10 @@ def _frozen_weights(
         UserError: a missing parameter was trained, or no file has it.
     """
     num_ranks = deepspeed_folder.count_ranks(folder)
-    keys = {chunk.key for tensor in slices.values() for chunk in tensor.blocks}
+    keys = {chunk.key for tensor in slices.values() for chunk in tensor.chunks}
     first_missing, extents = next(iter(slices)), list[Extent]()
     for number in range(num_ranks):
-        state = deepspeed_folder.read(file := deepspeed_folder.model_states_path(folder, number))
+        state = rank_file.read(file := deepspeed_folder.model_states_path(folder, number))
         groups, module = state.get("param_shapes"), state.get("module")
         # DeepSpeed lists only trained parameters in param_shapes.
         trained = {megatron_module.current_name(name) for group in groups or () for name in group}
@@ -176,11 +172,11 @@ def _frozen_weights(
                 "convert the checkpoint from which DeepSpeed made this one"
             )
         rows = megatron_module.vocabulary_rows(file, module) * num_ranks
-        version = version_of(state, file, default=3.0)
+        version = rank_file.version_of(state, file, default=3.0)
         rank = Rank(architecture, Axis(number, num_ranks), rows, version)
         tree = megatron_module.stage_tree(rank, range(architecture.num_hidden_layers))
         for extent in megatron_module.locate(file, module, tree):
-            if all(chunk.key in keys for chunk in extent.blocks):
+            if all(chunk.key in keys for chunk in extent.chunks):
                 extents.append(extent)
     return extents
 
@@ -188,7 +184,7 @@ def _frozen_weights(
 def _settings_note(zero: Path) -> dict[str, Any]:
     """Return the note with the optimizer's settings, which only DeepSpeed's own files record."""
     file = zero / "optimizer_state.pt"
-    groups = deepspeed_folder.read(file).get("param_groups") if file.is_file() else None
+    groups = rank_file.read(file).get("param_groups") if file.is_file() else None
     return settings_note(groups)
 
 
@@ -210,13 +206,6 @@ def _tokamake_notes(state: dict[str, Any]) -> dict[str, Any]:
     return {key: notes[key] for key in _NOTES if key in notes} if isinstance(notes, dict) else {}
 
 
-def _layer_numbers(names: Iterable[str]) -> list[int]:
-    """Return the layer numbers in names of a pipeline; a tied embedding has none and is first."""
-    prefixes = {name.partition(".")[0] for name in names}
-    tied = [0] if "tied_modules" in prefixes else []
-    return [*tied, *sorted(int(prefix) for prefix in prefixes if prefix.isdecimal())]
-
-
 def _slices(rank: Rank, layer_numbers: Iterable[int] | None) -> dict[str, TensorSlice]:
     """Return the parameters of a model by DeepSpeed's names.
 
@@ -225,7 +214,7 @@ def _slices(rank: Rank, layer_numbers: Iterable[int] | None) -> dict[str, Tensor
         layer_numbers: numbers of a pipeline's layers, or None if there is no pipeline.
     """
     if layer_numbers is not None:
-        return mds_pipeline_format.deepspeed_names(rank, layer_numbers)
+        return pipeline.parameters(rank, layer_numbers)
     layers = range(rank.architecture.num_hidden_layers)
     return dict(megatron_module.named_slices(megatron_module.stage_tree(rank, layers)))
 
@@ -244,7 +233,7 @@ def _add_parameter(states: OptimizerStates, folder: Path, tensor: TensorSlice) -
     for file in sorted(folder.glob("*.pt")):
         kind = file.stem
         prefix = MODEL if kind == _WEIGHTS else f"optimizer.{kind}."
-        chunks = (*state_chunks(tensor.blocks, prefix),)
+        chunks = (*state_chunks(tensor.chunks, prefix),)
         if kind == _STEP:
             step = pickle_reader.read(file, REMEDY)
             states.add_step(file, _STEP, step, {chunk.key for chunk in chunks})
@@ -255,18 +244,18 @@ def _add_parameter(states: OptimizerStates, folder: Path, tensor: TensorSlice) -
                 f"{file}: has shape {list(param.shape)}, the architecture calls for "
                 f"{list(tensor.shape)}; fix the architecture or give another checkpoint"
             )
-        states.extents.append(torch_archive.region(file, folder.name, param, chunks))
+        states.extents.append(torch_archive.extent(file, folder.name, param, chunks))
 
 
 def _add_steps_of_zero_3(states: OptimizerStates, zero: Path) -> None:
     """Add the step counts of a checkpoint from ZeRO 3, which are in a single file."""
-    read_keys = {chunk.key for extent in states.extents for chunk in extent.blocks}
+    read_keys = {chunk.key for extent in states.extents for chunk in extent.chunks}
     keys = {
         f"optimizer.{_STEP}.{parameter_name(key)}" for key in read_keys if key.startswith(_MOMENTS)
     }
     file, missing = zero / "optimizer_state.pt", keys - states.scalar_keys - states.values.keys()
     if missing and file.is_file():
-        state = deepspeed_folder.read(file).get("optimizer_state_dict", {})
+        state = rank_file.read(file).get("optimizer_state_dict", {})
         torch_state = state.get("optimizer_state_dict", state)
         step = torch_state.get("state", {}).get(0, {}).get(_STEP)
         states.add_step(file, _STEP, step, missing)
@@ -275,20 +264,12 @@ def _add_steps_of_zero_3(states: OptimizerStates, zero: Path) -> None:
 def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:
     """Write the files without the data of their tensors; with several stages, for a pipeline.
 
-    Args:
-        folder: empty folder to write to.
-        checkpoint: checkpoint to write.
-        target: number of pipeline stages. Tensors are fp32.
-
-    Returns:
-        The extents to fill.
-
     Raises:
         UserError: the target has another dtype.
     """
-    if target.dtype not in (None, "fp32"):
+    if target.dtype not in (None, DTYPE):
         raise UserError(
-            f"--dtype {target.dtype}: this format holds fp32 weights; leave the option out"
+            f"--dtype {target.dtype}: this format holds {DTYPE} weights; leave the option out"
         )
     architecture = checkpoint.architecture
     assert architecture.vocab_size is not None
@@ -301,7 +282,7 @@ def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent
     extents: list[Extent] = []
     for parameter, tensor in slices.items():
         (zero / parameter).mkdir()
-        for kind, content in _contents(parameter, tensor, checkpoint.source):
+        for kind, content in _contents(tensor, checkpoint.source):
             extents += torch_archive.lay_out(zero / parameter / f"{kind}.pt", content)
     groups = {"param_groups": [{}] * _NUM_GROUPS, "ds_version": VERSION}
     torch_archive.lay_out(zero / "optimizer_state.pt", groups)
@@ -319,16 +300,16 @@ def _write_model_states(folder: Path, checkpoint: Checkpoint, target: Target) ->
     torch_archive.lay_out(path, content | {"mp_world_size": 1})
 
 
-def _contents(name: str, tensor: TensorSlice, source: TensorSource) -> Iterator[tuple[str, Any]]:
+def _contents(tensor: TensorSlice, source: TensorSource) -> Iterator[tuple[str, Any]]:
     """Yield the kind and contents of each of a parameter's files."""
     # DeepSpeed divides the parameter among ranks along cat_dim, pads a vocab_tensor, and divides
     # each sub-parameter of a fused tensor by itself.
-    options: dict[str, Any] = {"cat_dim": int(name.endswith(_SPLIT_BY_COLUMNS))}
-    if name.endswith(_ROW_PER_TOKEN):
+    options: dict[str, Any] = {"cat_dim": int(tensor.split == "columns")}
+    if tensor.split == "vocabulary":
         options["vocab_tensor"] = True
-    if "dense_h_to_4h" in name and len(tensor.blocks) > 1:
-        options["param_n_sub_params"] = len(tensor.blocks)
-    parameters = [parameter_name(chunk.key) for chunk in tensor.blocks]
+    if tensor.split == "rows" and len(tensor.chunks) > 1:
+        options["param_n_sub_params"] = len(tensor.chunks)
+    parameters = [parameter_name(chunk.key) for chunk in tensor.chunks]
     weights = MASTER if f"{MASTER}{parameters[0]}" in source else MODEL
     yield _WEIGHTS, {"param": _planned(tensor, weights), **options}
     for kind in _kinds(source):
@@ -352,7 +333,7 @@ def _kinds(source: TensorSource) -> tuple[str, ...]:
 
 
 def _planned(tensor: TensorSlice, prefix: str) -> PlannedTensor:
-    chunks = (chunk._replace(key=prefix + parameter_name(chunk.key)) for chunk in tensor.blocks)
+    chunks = (chunk._replace(key=prefix + parameter_name(chunk.key)) for chunk in tensor.chunks)
     return PlannedTensor(tensor.shape, FLOAT32, (*chunks,))
 
 

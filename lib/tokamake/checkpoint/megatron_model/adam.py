@@ -1,6 +1,6 @@
 """Checks for Adam's states in optimizers that have a single step count and learning rate."""
 
-from tokamake.checkpoint.deepspeed.zero_reader import MODEL
+from tokamake.checkpoint.megatron_model.optimizer_states import MODEL
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint
 from tokamake.config.model import ADAMS
 

@@ -1,0 +1,85 @@
+"""Status calls: one call per interval for all jobs, and the evidence from its answer."""
+
+from collections.abc import Sequence
+
+from .replies import Answer, number
+from .session import Session
+from .states import JobState
+from .tasks import Task
+
+REPORTED_FAULTS = 3  # faults in a row after which the user is warned
+
+
+class Poller:
+    """Asks the server about the jobs of a session.
+
+    Args:
+        session: the controller's state.
+
+    Attributes:
+        next_poll: time of the next call.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.next_poll = session.started
+        self._faults = 0  # in a row
+        self._omissions_reported = False
+
+    def poll(self) -> list[Task]:
+        """Ask about the jobs if the interval is over.
+
+        Returns:
+            Tasks whose evidence was updated; none if the workflow is being stopped.
+        """
+        session, limits = self.session, self.session.limits
+        if session.clock() < self.next_poll:
+            return []
+        tasks = [task for task in session.tasks.values() if task.record and task.record.job_id]
+        if not tasks:
+            self.next_poll = session.clock() + limits.interval
+            return []
+        tasks.sort(key=lambda task: (task.evidence.asked_at, task.evidence.answered_at))
+        chunk = tasks[: limits.chunk]
+        ids = [str(task.record.job_id) for task in chunk if task.record]
+        answer = session.server.status([*dict.fromkeys(ids)])
+        now = session.clock()
+        self.next_poll = now + limits.interval
+        if session.stopping():
+            return []
+        self._report_faults(answer, ids)
+        for task in chunk:
+            self._update_evidence(task, answer, now)
+        return chunk
+
+    def _report_faults(self, answer: Answer, ids: Sequence[str]) -> None:
+        session, command = self.session, self.session.dialect.status
+        denied = {number(job_id) for job_id in ids} & answer.unknown
+        faulty = not answer.jobs and (bool(answer.fault) or not denied)
+        if faulty and self._faults == REPORTED_FAULTS - 1:
+            fault = answer.fault or "its reply has none of the jobs"
+            session.warn(f"{command}: {fault}; jobs continue; retrying")
+        if not faulty and self._faults >= REPORTED_FAULTS:
+            session.warn(f"{command} answers again")
+        self._faults = self._faults + 1 if faulty else 0
+        if answer.omitted and not self._omissions_reported:
+            self._omissions_reported = True
+            session.warn(
+                f"{command} omitted {answer.omitted} of {len(ids)} jobs that the server knows; "
+                "the next call asks about these first"
+            )
+
+    def _update_evidence(self, task: Task, answer: Answer, now: float) -> None:
+        assert task.record
+        evidence, job_number = task.evidence, number(str(task.record.job_id))
+        if job_number in answer.unknown:
+            evidence.note_denial(now)
+        else:
+            job = answer.jobs.get(job_number, {})
+            evidence.note_status(self.session.dialect.read(job), now)
+        status = evidence.status
+        queued = status is not None and status.state in (JobState.WAITING, JobState.HELD)
+        # A job in a queue has no exit status: an existing file is from before it was requeued.
+        ignored = queued and evidence.answered
+        exit_status = None if ignored else self.session.records.exit_status(task.record)
+        evidence.note_exit_status(exit_status, now)

@@ -1,0 +1,118 @@
+"""The user file: values of a user for all rules and for each rule."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .errors import UserError
+
+
+@dataclass(frozen=True)
+class UserFile:
+    """Values of the user file.
+
+    Args:
+        path: path of the file, for messages.
+        common: values for all rules.
+        rules: rule name to its own values.
+    """
+
+    path: Path
+    common: Mapping[str, str]
+    rules: Mapping[str, Mapping[str, str]]
+
+    def value(self, rule: str, name: str) -> str | None:
+        """Value for a rule, or None."""
+        return self.rules.get(rule, {}).get(name, self.common.get(name))
+
+
+def read_user_file(path: Path, known: tuple[str, ...]) -> UserFile:
+    """Read the user file; a file that does not exist has no values.
+
+    Args:
+        path: path of the file.
+        known: names that it may contain.
+
+    Raises:
+        UserError: the file is not a mapping of known names to strings.
+    """
+    if not path.exists():
+        return UserFile(path, {}, {})
+    try:
+        common = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is not UTF-8; save it as UTF-8") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(common, dict):
+        raise UserError(f"{path}: is not a mapping; write lines like account: PROJECT")
+    rules = common.pop("rules", None) or {}
+    if not isinstance(rules, dict):
+        raise UserError(f"{path}: rules: is not a mapping of rule names to values")
+    strings = _strings(f"{path}: ", common, known)
+    by_rule = {
+        rule: _strings(f"{path}: rules: {rule}: ", values, known) for rule, values in rules.items()
+    }
+    return UserFile(path, strings, by_rule)
+
+
+def _strings(where: str, values: Any, known: tuple[str, ...]) -> dict[str, str]:
+    """Values of known names as strings."""
+    if not isinstance(values, dict):
+        raise UserError(f"{where}{values!r}: is not a mapping of names to values")
+    for name, value in values.items():
+        if name not in known:
+            raise UserError(f"{where}{name}: unknown; known are {', '.join(known)}, rules")
+        if not isinstance(value, str | int):
+            raise UserError(f"{where}{name}: {value!r}: must be a string")
+    return {name: str(value) for name, value in values.items()}
+
+
+def personal_value(
+    name: str, resource: str, rule: str, resources: Mapping[str, Any], user: UserFile
+) -> str:
+    """Value of a job's resource, or else of the user file; an empty string if neither has it.
+
+    Args:
+        name: name in the user file.
+        resource: name of the resource.
+        rule: name of the rule or group.
+        resources: resources of the job.
+        user: values of the user file.
+    """
+    value = resources.get(resource)
+    if value is None or value == "":
+        value = user.value(rule, name)
+    return str(value or "")
+
+
+def required_names(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Parse the names of required values, such as `account queue filesystems`.
+
+    Raises:
+        UserError: a name is unknown.
+    """
+    names = tuple(text.replace(",", " ").split())
+    for name in names:
+        if name not in known:
+            raise UserError(f"required: {name!r}: unknown; known are {', '.join(known)}")
+    return names
+
+
+def misspelled_rules(user: UserFile, known: Collection[str]) -> list[str]:
+    """Warnings about rules in the user file whose names are close to those of the workflow.
+
+    Other unknown names are no mistake: the file may serve several workflows.
+    """
+    close = {name: get_close_matches(name, known, n=1) for name in user.rules if name not in known}
+    return [
+        f"{user.path}: rules: {name}: no rule or group has this name; did you mean {matches[0]}?"
+        for name, matches in close.items()
+        if matches
+    ]

@@ -1,0 +1,154 @@
+"""The description of a checkpoint in the file of its first rank: Megatron's `args` and counters.
+
+A checkpoint that tokamake wrote holds the whole architecture in `args.tokamake`. Otherwise the
+architecture is derived from the arguments of Megatron-LM and its forks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokamake.checkpoint.megatron_model.function import family_of, function_of
+from tokamake.checkpoint.megatron_model.rank_file import progress_of, whole_number
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout
+from tokamake.checkpoint.tensors.source import TensorSource
+from tokamake.config.architecture import Architecture
+from tokamake.errors import UserError
+from tokamake.models.common.megatron_format import first
+from tokamake.validation import validate
+
+
+@dataclass(frozen=True)
+class Description:
+    """Description of the model and of the run."""
+
+    file: Path
+    """File of the first rank, for messages."""
+    state: Mapping[str, Any]
+    """Contents of the file."""
+    args: Any
+    """Megatron's arguments."""
+    padded_vocab_size: int
+    """Rows of the stored embedding on all ranks."""
+    is_core: bool = False
+    """Whether the model is megatron.core's."""
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        """Architecture of the model; see `architecture_of`."""
+        return architecture_of(
+            self.args,
+            self.file,
+            padded_vocab_size=self.padded_vocab_size,
+            is_core=self.is_core,
+        )
+
+    def checkpoint(
+        self,
+        format: str,
+        folder: Path,
+        source: TensorSource,
+        *,
+        layout: ParallelLayout = ParallelLayout(),  # noqa: B008
+        unread: tuple[str, ...] = (),
+        notes: Mapping[str, Any],
+    ) -> Checkpoint:
+        """Return the open checkpoint; see `Checkpoint` for the arguments."""
+        is_described = getattr(self.args, "tokamake", None) is not None
+        eos_token = getattr(self.args, "eos_token_id", None)  # only tokamake writes it
+        return Checkpoint(
+            format,
+            folder,
+            self.architecture,
+            source,
+            layout,
+            progress_of(self.state, self.file),
+            self.padded_vocab_size,
+            unread,
+            {**({} if eos_token is None else {"eos_token_id": eos_token}), **notes},
+            is_padding_unknown=not is_described
+            and _vocab_size(self.args, self.file, self.padded_vocab_size) is None,
+        )
+
+
+def architecture_of(
+    args: Any, file: Path, *, padded_vocab_size: int, is_core: bool = False
+) -> Architecture:
+    """Return the architecture that a checkpoint's arguments describe.
+
+    Args:
+        args: Megatron's arguments.
+        file: where they come from, for messages.
+        padded_vocab_size: rows of the stored embedding; the vocabulary size if none is known.
+        is_core: whether the model is megatron.core's.
+
+    Raises:
+        UserError: an argument is missing, or tokamake has no such model.
+    """
+    description = getattr(args, "tokamake", None)
+    if description is not None:
+        return validate(Architecture, description, f"{file}: args.tokamake")
+    values = _settings(args, file, is_core=is_core)
+    values["vocab_size"] = _vocab_size(args, file, padded_vocab_size) or padded_vocab_size
+    return validate(Architecture, values, f"{file}: args")
+
+
+def _vocab_size(args: Any, file: Path, padded_vocab_size: int) -> int | None:
+    size = whole_number(getattr(args, "vocab_size", None) or 0, f"{file}: args.vocab_size")
+    if size and getattr(args, "tokenizer_type", None) == "NullTokenizer":
+        size += 1  # Megatron does not count the end-of-document token of this tokenizer.
+    return size if 0 < size <= padded_vocab_size else None
+
+
+def _settings(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
+    heads = _required(args, "num_attention_heads", file)
+    family = family_of(args, file)
+    return {
+        "family": family,
+        "hidden_size": _required(args, "hidden_size", file),
+        "intermediate_size": _required(args, "ffn_hidden_size", file),
+        "num_hidden_layers": _required(args, "num_layers", file),
+        "num_attention_heads": heads,
+        "num_key_value_heads": _key_value_heads(args, file) or heads,
+        "head_dim": first(args, "kv_channels"),
+        "max_position_embeddings": _required(args, "max_position_embeddings", file),
+        "tie_word_embeddings": not getattr(args, "untie_embeddings_and_output_weights", False),
+        "initializer_range": first(args, "init_method_std") or 0.02,
+        **function_of(args, file, family=family, is_core=is_core),
+    }
+
+
+def _required(args: Any, name: str, file: Path) -> Any:
+    value = getattr(args, name, None)
+    if value is None:
+        raise UserError(f"{file}: args.{name}: missing; give a checkpoint that Megatron wrote")
+    return value
+
+
+def _key_value_heads(args: Any, file: Path) -> int | None:
+    if getattr(args, "attention_head_type", None) == "multiquery":  # BigCode's Megatron
+        return 1
+    names = ["num_key_value_heads"]  # Megatron-DeepSpeed
+    # Megatron-LM ignores num_query_groups without group_query_attention.
+    if getattr(args, "group_query_attention", False):
+        names.append("num_query_groups")
+    count = first(args, *names)
+    return None if count is None else whole_number(count, f"{file}: args.{names[-1]}")
+
+
+def check_rank_counts(args: Any, folder: Path, *, tensor: int, pipeline: int) -> None:
+    """Check that the arguments agree with the number of ranks that have files.
+
+    Raises:
+        UserError: they do not.
+    """
+    for name, count in (("tensor", tensor), ("pipeline", pipeline)):
+        expected = getattr(args, f"{name}_model_parallel_size", None)
+        if expected not in (None, count):
+            ranks = f"{name}-parallel rank{'s' * (count != 1)}"
+            raise UserError(
+                f"{folder}: has files of {count} {ranks}, its arguments say {expected}; "
+                "fetch or write all files of the checkpoint again"
+            )

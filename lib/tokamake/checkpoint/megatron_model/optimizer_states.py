@@ -1,0 +1,93 @@
+"""Optimizer states of whole parameters, collected from the files of ranks."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS
+from tokamake.checkpoint.tensors.extents import Chunk, Extent
+from tokamake.checkpoint.tensors.source import TensorSource
+from tokamake.checkpoint.torch_files import torch_archive
+from tokamake.checkpoint.torch_files.pickle_reader import Located
+
+MODEL, MASTER = "model.", "master."
+"""Prefixes of keys: of weights, and of fp32 master weights besides rounded ones."""
+
+
+@dataclass
+class OptimizerStates:
+    """Optimizer states of whole parameters, collected from the files of all ranks."""
+
+    extents: list[Extent] = field(default_factory=list)
+    values: dict[str, float] = field(default_factory=dict)
+    """Step counts that files hold as plain numbers, by key."""
+    scalar_keys: set[str] = field(default_factory=set)
+    """Keys of step counts that files hold as tensors."""
+    zero_stage: int = 0
+    data_parallel_size: int = 0
+    """0 if there are no partitions."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """See `Checkpoint`."""
+
+    def source(
+        self, weights: Iterable[Extent], shapes: Mapping[str, tuple[int, ...]]
+    ) -> TensorSource:
+        """Return weights and states as whole tensors.
+
+        Args:
+            weights: extents of weights in other files. ZeRO 3 has none.
+            shapes: shapes of whole weights, by model.NAME.
+
+        Raises:
+            UserError: a tensor is incomplete.
+        """
+        all_shapes = dict(shapes)
+        for extent in self.extents:
+            for key in (chunk.key for chunk in extent.chunks):
+                all_shapes[key] = shapes[f"model.{parameter_name(key)}"] if extent.shape else ()
+        return TensorSource([*weights, *self.extents], all_shapes, self.values)
+
+    def add_step(self, file: Path, name: str, step: Any, keys: set[str]) -> None:
+        """Add a step count, which several parameters may share; ignore other values."""
+        if isinstance(step, Located):
+            # Each partition of a parameter repeats its step count. One of them is enough.
+            if keys := keys - self.scalar_keys:
+                chunks = (*(Chunk(key, ()) for key in sorted(keys)),)
+                self.extents.append(torch_archive.extent(file, name, step, chunks))
+                self.scalar_keys |= keys
+        elif isinstance(step, int | float):
+            self.values |= dict.fromkeys(keys, float(step))
+
+
+def parameter_name(key: str) -> str:
+    """Return the name of the parameter in a key of `Checkpoint.source`."""
+    return key.split(".", 2 if key.startswith("optimizer.") else 1)[-1]
+
+
+def state_chunks(weights: Iterable[Chunk], prefix: str) -> Iterator[Chunk]:
+    """Yield the chunks of a state of a parameter, without the padding of the vocabulary.
+
+    Args:
+        weights: chunks of the parameter's weights.
+        prefix: prefix of the state's keys.
+    """
+    for chunk in weights:
+        if not chunk.is_mean:
+            yield chunk._replace(key=prefix + parameter_name(chunk.key))
+
+
+def settings_note(groups: Any) -> dict[str, Any]:
+    """Return the note with the settings of torch's optimizer: those of its first group.
+
+    Weights decay in the first group, norms and biases are in the others.
+    """
+    first = groups[0] if isinstance(groups, list) and groups else {}
+    settings: dict[str, Any] = {}
+    for name in ("lr", "betas", "eps", "weight_decay"):
+        match first.get(name):
+            case int() | float() as number:
+                settings[name] = float(number)
+            case (float() as beta1, float() as beta2):
+                settings[name] = [beta1, beta2]
+    return {OPTIMIZER_SETTINGS: settings} if settings else {}

@@ -1,0 +1,169 @@
+"""Whole tensors of a checkpoint, assembled on request from extents of files."""
+
+import math
+import struct
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokamake.checkpoint.tensors import dtypes
+from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, overlap
+from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_CODES = {
+    **{"float64": "<d", "float32": "<f", "float16": "<e"},
+    **{"int64": "<q", "int32": "<i", "int16": "<h", "int8": "<b"},
+    **{"uint64": "<Q", "uint32": "<I", "uint16": "<H", "uint8": "<B"},
+}
+"""Format codes of `struct` by dtype."""
+
+
+class TensorSource:
+    """Whole tensors of a checkpoint by key; each is read when it is asked for.
+
+    Attributes:
+        extents: extents that hold the tensors.
+        shapes: of the whole tensors, by key.
+        in_memory: tensors in memory, by key.
+
+    Args:
+        extents: extents that hold the tensors.
+        shapes: of the whole tensors, by key.
+        in_memory: tensors in memory, by key; a number is a tensor in fp32.
+
+    Raises:
+        UserError: a file is too short, or a tensor is incomplete.
+    """
+
+    def __init__(
+        self,
+        extents: Iterable[Extent],
+        shapes: Mapping[str, Iterable[int]],
+        in_memory: "Mapping[str, float | Tensor] | None" = None,
+    ) -> None:
+        self.extents = [*extents]
+        self.shapes = {key: tuple(shape) for key, shape in shapes.items()}
+        self.in_memory = {**(in_memory or {})}
+        sizes: dict[Path, int] = {}
+        for extent in self.extents:
+            if extent.file not in sizes:
+                sizes[extent.file] = extent.file.stat().st_size
+            extent.check(sizes[extent.file])
+        self.extents = [extent.as_it_lies() for extent in self.extents]
+        self._parts: dict[str, list[tuple[Extent, Chunk]]] = defaultdict(list)
+        for extent in self.extents:
+            for chunk in () if extent.is_copy else extent.chunks:
+                if not chunk.is_mean:
+                    self._parts[chunk.key].append((extent, chunk))
+        for key, shape in self.shapes.items():
+            self._check_complete(key, shape)
+        for key, value in self.in_memory.items():
+            self.shapes[key] = () if isinstance(value, float) else tuple(value.shape)
+
+    def _check_complete(self, key: str, shape: tuple[int, ...]) -> None:
+        parts = self._parts[key]
+        if pair := overlap([chunk.box for _, chunk in parts]):
+            first, second = (parts[number][0].file for number in pair)
+            raise UserError(
+                f"{second}: damaged: its part of tensor {key} overlaps that in {first}; fetch or "
+                "write the checkpoint again"
+            )
+        # Without overlaps, the parts cover the tensor if their sizes add up to it.
+        num_elements = sum(math.prod(chunk.size) for _, chunk in parts)
+        if num_elements != math.prod(shape):
+            folder = next((extent.file.parent for extent in self.extents), "checkpoint")
+            raise UserError(
+                f"{folder}: has {num_elements:,} of {math.prod(shape):,} elements of tensor {key}; "
+                "check that all files of the checkpoint are there"
+            )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.shapes
+
+    def dtype(self, key: str) -> Dtype:
+        """Dtype of a tensor in the files; if its parts differ, the widest."""
+        if key not in self.in_memory:
+            return dtypes.widest(extent.dtype for extent, _ in self._parts[key])
+        value = self.in_memory[key]
+        return FLOAT32 if isinstance(value, float) else dtypes.of(value.dtype)
+
+    def parts(self, key: str) -> list[tuple[Extent, Chunk]]:
+        """Return the parts of a tensor in files; none if it is in memory."""
+        return [] if key in self.in_memory else self._parts[key]
+
+    def first_rows(self, keys: Iterable[str], count: int) -> "TensorSource":
+        """Return the same source with only the first `count` rows of some tensors."""
+        cut_keys = {*keys}
+        shapes = {
+            key: (count, *shape[1:]) if key in cut_keys else shape
+            for key, shape in self.shapes.items()
+            if key not in self.in_memory
+        }
+        extents = (
+            replace(extent, chunks=_first_rows(extent.chunks, cut_keys, count))
+            for extent in self.extents
+        )
+        return TensorSource(extents, shapes, self.in_memory)
+
+    def number(self, key: str) -> float:
+        """Read a tensor without dimensions; from a file, without torch.
+
+        Raises:
+            UserError: its dtype is not supported.
+        """
+        if key in self.in_memory:
+            return float(self.in_memory[key])
+        ((extent, chunk),) = self._parts[key]
+        name, width = extent.dtype.name, extent.dtype.itemsize
+        with extent.file.open("rb") as stream:
+            stream.seek(extent.offset + chunk.start * width)
+            raw = stream.read(width)
+        if name == "bfloat16":  # the upper half of fp32
+            name, raw = "float32", bytes(2) + raw
+        if name not in _CODES:
+            raise UserError(
+                f"{extent.file}: tensor {extent.name} is {extent.dtype}, which is not supported "
+                "for a number; save it in fp32"
+            )
+        (value,) = struct.unpack(_CODES[name], raw)
+        return float(value)
+
+    def read(self, key: str) -> "Tensor":
+        """Read a whole tensor; one that lies in a single extent is memory-mapped."""
+        import torch
+
+        if key in self.in_memory:
+            return torch.as_tensor(self.in_memory[key])
+        parts, shape = self._parts[key], self.shapes[key]
+        if len(parts) == 1:
+            extent, chunk = parts[0]
+            return chunk.view(extent.map())
+        whole = torch.empty(shape, dtype=self.dtype(key).torch)
+        mapped: dict[Extent, Tensor] = {}
+        for extent, chunk in parts:
+            if extent not in mapped:
+                mapped = {extent: extent.map()}
+            whole[chunk.box] = chunk.view(mapped[extent])
+        return whole
+
+
+def _first_rows(chunks: Iterable[Chunk], keys: set[str], count: int) -> tuple[Chunk, ...]:
+    """Cut chunks of some tensors down to the first rows."""
+    kept = []
+    for chunk in chunks:
+        if chunk.key in keys and not chunk.is_mean:
+            rows, *columns = chunk.box
+            if rows.start >= count:
+                continue
+            chunk = chunk._replace(box=(slice(rows.start, min(rows.stop, count)), *columns))
+        kept.append(chunk)
+    return (*kept,)

@@ -1,0 +1,82 @@
+"""`inspect` describes a checkpoint, and detects damage."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.families import FAMILIES, assert_same, weights
+from tests.support.runs import write_start
+from tokamake.checkpoint.convert import convert
+from tokamake.checkpoint.detect import open_any
+from tokamake.checkpoint.inspect import inspect
+from tokamake.errors import UserError
+
+
+def copied(folder: Path, target: Path) -> Path:
+    shutil.copytree(folder, target)
+    return target
+
+
+def change(folder: Path, rank: str, name: str, value: float) -> None:
+    """Write another number into a tensor of a rank, and the file with its checksums anew."""
+    (file,) = folder.rglob(f"{rank}_model_states.pt")
+    state = torch.load(file, weights_only=False)
+    encoder = state["module"]["language_model"]["encoder"]
+    next(tensor for key, tensor in encoder.items() if name in key).view(-1)[3] = value
+    torch.save(state, file)
+
+
+@pytest.mark.parametrize("name", ["mds", "pipe", "megatron", "universal", "native", "trained"])
+def test_a_flipped_bit_is_detected(name: str, folder: Path, tmp_path: Path) -> None:
+    kept = folder / name
+    if name in ("universal", "native"):
+        kept = tmp_path / "kept"
+        convert(source=folder / "hf", target=kept, format=name)  # type: ignore[arg-type]
+    elif name == "trained":
+        kept = tmp_path / "kept"
+        write_start(kept, FAMILIES["llama"], weights(FAMILIES["llama"]))
+    broken = copied(kept, tmp_path / "broken")
+    inspect(broken, values=True)
+    extent = max(open_any(broken).source.extents, key=lambda each: each.num_bytes)
+    with extent.file.open("r+b") as stream:
+        stream.seek(extent.offset + extent.num_bytes // 2)
+        byte = stream.read(1)[0]
+        stream.seek(-1, 1)
+        stream.write(bytes([byte ^ 1]))
+    for look in (
+        lambda: inspect(broken, values=True),
+        lambda: convert(source=broken, target=tmp_path / "out", format="hf"),
+    ):
+        with pytest.raises(UserError, match=r"damaged: the checksum of .* is wrong; fetch"):
+            look()
+    assert not (tmp_path / "out").exists()
+
+
+def test_inspect_describes_a_checkpoint(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inspect(folder / "pipe", tensors=True, values=True)
+    printed = capsys.readouterr().out
+    for line in (
+        "format        Megatron-DeepSpeed, with pipeline",
+        "layout        pipeline 2",
+        "vocabulary    131, stored as 256 rows",
+        "model.layers.3.self_attn.q_proj.weight  [64, 64]  bfloat16",
+        "values        all finite; copies on other ranks are alike; checksums hold",
+    ):
+        assert line in printed
+    broken = copied(folder / "mds", tmp_path / "broken")
+    change(broken, "mp_rank_01", "post_attention_layernorm", 7.0)
+    differs = r"mp_rank_01.*: replicated tensor .*layernorm.* differs .*--take-first-copy"
+    with pytest.raises(UserError, match=differs):
+        inspect(broken, values=True)
+    with pytest.raises(UserError, match=differs):
+        convert(source=broken, target=tmp_path / "out", format="hf")
+    assert [path.name for path in tmp_path.iterdir()] == ["broken"]
+    convert(source=broken, target=tmp_path / "first", format="hf", take_first_copy=True)
+    assert_same(open_any(tmp_path / "first"), FAMILIES["llama"])
+    change(broken, "mp_rank_00", "dense_h_to_4h", float("nan"))
+    with pytest.raises(UserError, match="1 values are NaN or infinite"):
+        inspect(broken, values=True)

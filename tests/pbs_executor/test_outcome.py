@@ -1,0 +1,187 @@
+"""Outcomes of watched jobs: success, failure, or a new submission."""
+
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_pbs.states import JobState, JobStatus
+from snakemake_executor_plugin_pbs.tasks import EventKind
+from tests.support.pbs_simulated import SimulatedServer
+from tests.support.pbs_simulated_run import SimulatedRun, same_rule
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("never", EventKind.FAILED, "can never run: too large"),
+        ("refused", EventKind.FAILED, "was refused by qsub: Unauthorized Request"),
+        ("bad", EventKind.FAILED, "failed with exit status 1"),
+        ("good", EventKind.SUCCEEDED, "finished"),
+    ],
+)
+def test_each_end_has_its_message(
+    tmp_path: Path, server: SimulatedServer, name: str, kind: EventKind, words: str
+) -> None:
+    server.failing = {"bad"}
+    run = SimulatedRun(tmp_path, server, [name])
+    run.until_all_ended()
+    assert run.outcome(name)[0] is kind
+    assert words in run.outcome(name)[1]
+    assert not any(job.state != "F" for job in server.jobs.values())
+
+
+def test_the_exit_status_file_decides_if_the_server_goes_down(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    run = SimulatedRun(tmp_path, server, ["a"], patience=300.0)
+    run.step(seconds=0.0)
+    server.jobs[100].start = server.now + 25
+    run.step()
+    run.step(seconds=0.0)
+    assert run.tracker.tasks["k-a"].evidence.status == JobStatus(JobState.WAITING, "queued")
+    server.down = True
+    run.until_all_ended(rounds=100)
+    assert run.outcome("a")[0] is EventKind.SUCCEEDED
+    assert "according to its exit-status file" in run.outcome("a")[1]
+
+
+def test_a_held_job_waits_and_is_reported_once(tmp_path: Path, server: SimulatedServer) -> None:
+    run = SimulatedRun(tmp_path, server, ["held"])
+    for _ in range(100):
+        run.step()
+    assert not run.ended
+    assert sum("held by a user" in text and "qrls 100.pbs01" in text for text in run.warnings) == 1
+    server.jobs[100].held = False
+    run.until_all_ended()
+    assert run.outcome("held")[0] is EventKind.SUCCEEDED
+
+
+def test_a_deleted_job_failed_although_its_exit_status_is_0(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.seconds = 10**6
+    run = SimulatedRun(tmp_path, server, ["a"])
+    run.until(lambda: server.jobs and server.jobs[100].state == "R")
+    server.delete(["100.pbs01"])
+    assert server.jobs[100].exit == 0
+    run.until_all_ended()
+    assert run.outcome("a") == (EventKind.FAILED, "was deleted while running")
+    assert not run.ended["a"].retry
+
+
+def test_a_lost_job_fails_only_after_the_patience(tmp_path: Path, server: SimulatedServer) -> None:
+    server.seconds = 10**6
+    run = SimulatedRun(tmp_path, server, ["a"])
+    run.until(lambda: server.jobs and server.jobs[100].state == "R")
+    server.jobs.clear()  # the server lost its data
+    server.active.clear()
+    start = server.now
+    run.until_all_ended()
+    assert server.now - start >= run.limits.patience
+    assert "is lost" in run.outcome("a")[1]
+
+
+def test_work_that_progresses_continues_without_a_failure(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.failing = {"train"}
+    server.progress = ["saved at step 10", "saved at step 20", "saved at step 20"]
+    run = SimulatedRun(tmp_path, server, ["train"])
+    run.until_all_ended()
+    assert len(server.jobs) == 3
+    assert [text for text in run.warnings if "a new job continues" in text] == [
+        f"job {number}.pbs01 of rule train failed with exit status 1; saved at step {step}; "
+        "a new job continues"
+        for number, step in ((100, 10), (101, 20))
+    ]
+    words = "failed with exit status 1; saved at step 20, run Snakemake again to continue"
+    assert run.outcome("train") == (EventKind.FAILED, words)
+    assert run.ended["train"].retry
+
+
+def test_a_new_controller_knows_the_progress_of_earlier_jobs(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.failing = {"train"}
+    server.progress = ["saved at step 10", "saved at step 10"]
+    run = SimulatedRun(tmp_path, server, ["train"])
+    run.until(lambda: len(server.jobs) == 2)
+    run.start()
+    run.until_all_ended()
+    assert len(server.jobs) == 2
+    assert "saved at step 10, run Snakemake again" in run.outcome("train")[1]
+
+
+def test_deleted_work_is_not_submitted_again_although_it_progressed(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.seconds, server.progress = 10**6, ["saved at step 10"]
+    run = SimulatedRun(tmp_path, server, ["train"])
+    run.until(lambda: bool(server.working))
+    server.delete(["100.pbs01"])
+    run.until_all_ended()
+    words = "was deleted while running; saved at step 10, run Snakemake again to continue"
+    assert run.outcome("train") == (EventKind.FAILED, words)
+    assert not run.ended["train"].retry
+    assert len(server.jobs) == 1
+
+
+def test_tasks_that_a_bundle_did_not_start_are_submitted_again(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.most_members = 4
+    run = SimulatedRun(tmp_path, server, same_rule(10), queued={"debug": 1})
+    run.until_all_ended()
+    assert {event.kind for event in run.ended.values()} == {EventKind.SUCCEEDED}
+    assert set(server.done.values()) == {1}
+    assert [len(job.members) for job in server.jobs.values()] == [10, 6, 2]
+
+
+def test_tasks_that_a_bundle_did_not_start_are_submitted_again_without_history(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.most_members, server.purge_after = 2, 0.0
+    run = SimulatedRun(tmp_path, server, same_rule(4), queued={"debug": 1})
+    run.until_all_ended()
+    assert {event.kind for event in run.ended.values()} == {EventKind.SUCCEEDED}
+    assert set(server.done.values()) == {1}
+
+
+def test_each_task_of_a_bundle_has_its_own_outcome(tmp_path: Path, server: SimulatedServer) -> None:
+    server.failing = {"work"}
+    run = SimulatedRun(tmp_path, server, same_rule(3), queued={"debug": 1})
+    run.until_all_ended()
+    assert {run.outcome(name) for name in same_rule(3)} == {
+        (EventKind.FAILED, "failed with exit status 1")
+    }
+
+
+def test_tasks_that_a_deleted_bundle_finished_succeed_and_the_others_fail(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    run = SimulatedRun(tmp_path, server, same_rule(5), queued={"debug": 1})
+    run.until(lambda: len(server.done) == 2)
+    server.delete(["100.pbs01"])
+    run.until_all_ended()
+    done = [run.outcome(name)[0] is EventKind.SUCCEEDED for name in same_rule(5)]
+    assert done == [True, True, False, False, False]
+    assert {run.outcome(name)[1] for name in same_rule(5)[2:]} == {"was deleted while running"}
+    assert not any(run.ended[name].retry for name in same_rule(5)[2:])
+    assert len(server.jobs) == 1
+
+
+def test_a_task_that_failed_in_a_bundle_is_retried_alone(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.failing = {"work"}
+    run = SimulatedRun(tmp_path, server, same_rule(3), queued={"debug": 1})
+    run.until_all_ended()
+    server.failing = set()
+    again = same_rule(2)
+    for name in again:  # as Snakemake's retries do
+        del run.ended[name]
+        run.tracker.add(run.task(name))
+    run.names.append("work@debug#new")
+    run.tracker.add(run.task("work@debug#new"))
+    run.until_all_ended()
+    assert [len(job.members) for job in server.jobs.values()] == [3, 1, 1, 1]
