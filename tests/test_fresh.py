@@ -17,16 +17,16 @@ FRESH = ROOT / ".ci/fresh"
 @pytest.mark.parametrize("script", sorted((ROOT / ".ci").iterdir()), ids=lambda path: path.name)
 def test_scripts_are_programs_of_bash(script: Path) -> None:
     assert os.access(script, os.X_OK)
-    found = subprocess.run(["bash", "-n", script], capture_output=True, text=True)
-    assert (found.returncode, found.stderr) == (0, "")
+    process = subprocess.run(["bash", "-n", script], capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (0, "")
 
 
 def run(folder: Path, user: int, *programs: str) -> subprocess.CompletedProcess[str]:
     """Run it as a user who has no programs but these and those that it begins with."""
     for name in ("bash", "dirname", "realpath", "mkdir", "flock"):
-        found = shutil.which(name)
-        assert found
-        (folder / name).symlink_to(found)
+        path = shutil.which(name)
+        assert path
+        (folder / name).symlink_to(path)
     for name, does in (("id", f"echo {user}"), *((each, "exit 1") for each in programs)):
         (folder / name).write_text(f"#!/bin/sh\n{does}\n")
         (folder / name).chmod(0o755)
@@ -43,9 +43,9 @@ def run(folder: Path, user: int, *programs: str) -> subprocess.CompletedProcess[
     ],
 )
 def test_it_is_skipped_with_a_reason(tmp_path: Path, user: int, message: str) -> None:
-    found = run(tmp_path, user)
-    assert (found.returncode, found.stderr) == (0, "")
-    assert found.stdout == f"test-fresh: skipped: {message}\n"
+    process = run(tmp_path, user)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert process.stdout == f"test-fresh: skipped: {message}\n"
     assert not (tmp_path / "fresh").exists()
 
 
@@ -54,20 +54,20 @@ def test_two_runs_do_not_share_a_machine(tmp_path: Path) -> None:
     lock.parent.mkdir()
     with lock.open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        found = run(tmp_path, 0, "debootstrap")
-    assert found.returncode == 1
-    assert found.stderr.startswith(
+        process = run(tmp_path, 0, "debootstrap")
+    assert process.returncode == 1
+    assert process.stderr.startswith(
         f"test-fresh: {tmp_path}/fresh/bookworm: another run is using it"
     )
 
 
-def test_what_fails_is_told(tmp_path: Path) -> None:
-    found = run(tmp_path, 0, "debootstrap", "cat", "rm", "apt-get", "sed", "sort")
-    assert found.returncode == 1
-    assert found.stderr.splitlines()[-1] == "test-fresh: bookworm: failed after 0 minutes"
+def test_the_failing_release_is_named(tmp_path: Path) -> None:
+    process = run(tmp_path, 0, "debootstrap", "cat", "rm", "apt-get", "sed", "sort")
+    assert process.returncode == 1
+    assert process.stderr.splitlines()[-1] == "test-fresh: bookworm: failed after 0 minutes"
 
 
-def test_it_installs_what_the_readme_asks_for() -> None:
+def test_it_installs_the_packages_of_the_readme() -> None:
     (packages,) = re.findall(r"^packages=\((.*)\)$", FRESH.read_text(), re.MULTILINE)
     readme = (ROOT / "README.md").read_text()
     assert re.findall(r"apt-get install (python3 .*)", readme) == [packages]

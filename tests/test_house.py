@@ -59,7 +59,7 @@ def test_one_subcommand_one_function(command: str) -> None:
     assert callable(getattr(import_module(module), name))
 
 
-def test_tools_are_what_the_workflow_needs_no_job_for() -> None:
+def test_tools_are_commands_without_a_rule() -> None:
     # `plan` is one: each reading of the workflow makes the plan, the main process writes it down.
     assert not set(TOOLS) & set(STAGES)
     for tool in TOOLS:
@@ -92,12 +92,12 @@ def test_options_of_a_rule_exist() -> None:
 
 
 def names_of(parameter: inspect.Parameter) -> list[str]:
-    """What a user may write for a parameter."""
-    given = [each.name for each in getattr(parameter.annotation, "__metadata__", ())]
-    return [f"--{parameter.name.replace('_', '-')}", *(name for some in given for name in some)]
+    """Options for a parameter on the command line."""
+    aliases = [each.name for each in getattr(parameter.annotation, "__metadata__", ())]
+    return [f"--{parameter.name.replace('_', '-')}", *(name for group in aliases for name in group)]
 
 
-def test_options_made_of_the_config_exist() -> None:
+def test_options_from_the_config_exist() -> None:
     known = set(inspect.signature(tokenize).parameters)
     text = inspect.getsource(DataRules.corpus_options)
     of_corpora = {option.replace("-", "_") for option in re.findall(r"--([a-z-]+)=", text)}
@@ -150,13 +150,13 @@ def test_settings_of_the_index_exist() -> None:
 
 
 def imports(path: Path) -> set[str]:
-    found = set()
+    packages = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
+            packages |= {alias.name.partition(".")[0] for alias in node.names}
         if isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.partition(".")[0])
-    return found
+            packages.add(node.module.partition(".")[0])
+    return packages
 
 
 def name_of_module(path: Path) -> str:
@@ -207,7 +207,7 @@ def test_the_executor_is_a_package_of_its_own() -> None:
         assert not imports(path) & {"tokamake", "snakemake"}, path
 
 
-def test_the_library_knows_no_place() -> None:
+def test_the_library_names_no_profile() -> None:
     for path in MODULES:
         for line in path.read_text().splitlines():
             assert "profiles/" not in line or path.name == "cli.py", f"{path}: {line}"

@@ -71,9 +71,9 @@ def llama_with_experts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("llama_with_experts")
 def test_a_family_may_have_settings_of_its_own() -> None:
     assert Architecture(**SHAPE).setting("num_experts") == 8
-    found = Architecture(**SHAPE, **{"num_experts": 4})
-    assert found.setting("num_experts") == 4
-    assert Architecture(**found.model_dump()) == found
+    architecture = Architecture(**SHAPE, **{"num_experts": 4})
+    assert architecture.setting("num_experts") == 4
+    assert Architecture(**architecture.model_dump()) == architecture
     with pytest.raises(UserError, match=r"num_experts: 'many': is no int; give one"):
         validate(Architecture, SHAPE | {"num_experts": "many"}, "x")
     with pytest.raises(UserError, match=r"num_experts: unknown key; "):

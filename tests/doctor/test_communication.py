@@ -24,8 +24,8 @@ FACTS = [
     for rank, host in enumerate(["n1", "n1", "n2", "n2"])
 ]
 MEASURED = [
-    Measured(one.host, True, latency=1e-4, reduce=1e-2, num_bytes=2**22, link=1e-3, device=1e-3)
-    for one in FACTS
+    Measured(facts.host, True, latency=1e-4, reduce=1e-2, num_bytes=2**22, link=1e-3, device=1e-3)
+    for facts in FACTS
 ]
 
 
@@ -34,25 +34,27 @@ def lines(results: list[Result]) -> list[str]:
 
 
 def test_equal_hosts_are_ok() -> None:
-    found = hosts.judge_hosts(FACTS)
-    assert lines(found)[0] == "ok       ranks: 4 on 2 hosts (n1: 2, n2: 2)"
-    assert {one.state for one in found} == {"ok"}
+    results = hosts.judge_hosts(FACTS)
+    assert lines(results)[0] == "ok       ranks: 4 on 2 hosts (n1: 2, n2: 2)"
+    assert {result.state for result in results} == {"ok"}
 
 
 @pytest.mark.parametrize("name", ["python", "torch", "tokamake", "device"])
 def test_hosts_that_differ_are_named(name: str) -> None:
-    odd = [replace(one, **{name: "another"}) if one.rank == 2 else one for one in FACTS]
+    odd = [replace(facts, **{name: "another"}) if facts.rank == 2 else facts for facts in FACTS]
     if name != "tokamake":
         odd[3] = replace(odd[3], **{name: "another"})
-    (found,) = (one for one in hosts.judge_hosts(odd) if one.state == "wrong")
-    assert "another on n2" in found.value
-    assert "on n1" in found.value
+    (result,) = (result for result in hosts.judge_hosts(odd) if result.state == "wrong")
+    assert "another on n2" in result.value
+    assert "on n1" in result.value
 
 
 def test_a_low_limit_of_locked_memory() -> None:
-    poor = [replace(one, locked=(65536, 65536)) if one.host == "n2" else one for one in FACTS]
+    poor = [
+        replace(facts, locked=(65536, 65536)) if facts.host == "n2" else facts for facts in FACTS
+    ]
     assert hosts.judge_hosts(poor)[-1].line.startswith("warning  locked memory, on n2: 65,536")
-    endless = [replace(one, locked=(-1, -1)) if one.host == "n2" else one for one in FACTS]
+    endless = [replace(facts, locked=(-1, -1)) if facts.host == "n2" else facts for facts in FACTS]
     assert hosts.judge_hosts(endless)[-1].state == "ok"
 
 
@@ -65,8 +67,8 @@ def test_changed_sources_change_the_version(tmp_path: Path) -> None:
 
 
 def test_ranks_and_hosts_that_are_missing() -> None:
-    found = hosts.judge_missing({0: "n1.site", 2: "n3"}, 4, ["n1", "n2", "n3", "n4"], 120)
-    assert found.value == (
+    result = hosts.judge_missing({0: "n1.site", 2: "n3"}, 4, ["n1", "n2", "n3", "n4"], 120)
+    assert result.value == (
         "2 of 4 connected within 120 s, rank 1, 3 did not; no rank of n2, n4 connected"
     )
     assert "no rank of" not in hosts.judge_missing({0: "n1"}, 2, [], 5).value
@@ -84,19 +86,22 @@ def test_slow_hosts() -> None:
     # A single slow rank may be the neighbour of a slow host. On a slow host, all ranks are slow.
     assert hosts.slow_hosts(times, 2.0) == pytest.approx({"n3": 3.0 / 1.1})
     assert hosts.slow_hosts([("n1", 1.0)], 2.0) == {}
-    found = hosts.judge_slow("links", "1 GB/s", {"n3": 2.7})
-    assert found.line.startswith("warning  links: 1 GB/s; n3 takes 2.7 times as long as others")
+    result = hosts.judge_slow("links", "1 GB/s", {"n3": 2.7})
+    assert result.line.startswith("warning  links: 1 GB/s; n3 takes 2.7 times as long as others")
 
 
 def test_normal_slow_and_wrong_measurements() -> None:
     cpu = torch.device("cpu")
-    found = communication.judge_measured(MEASURED, cpu)
-    assert {one.state for one in found} == {"ok"}
-    assert "100 µs for 4 bytes; 0.63 GB/s per rank for 4 MB" in found[1].value
-    slow = [replace(one, link=5e-3, device=2e-3) if one.host == "n2" else one for one in MEASURED]
-    states = {one.name: one.state for one in communication.judge_measured(slow, cpu)}
+    results = communication.judge_measured(MEASURED, cpu)
+    assert {result.state for result in results} == {"ok"}
+    assert "100 µs for 4 bytes; 0.63 GB/s per rank for 4 MB" in results[1].value
+    slow = [
+        replace(times, link=5e-3, device=2e-3) if times.host == "n2" else times
+        for times in MEASURED
+    ]
+    states = {result.name: result.state for result in communication.judge_measured(slow, cpu)}
     assert states["links"] == states["speed of devices"] == "warning"
-    wrong = [replace(one, right=one.host == "n1") for one in MEASURED]
+    wrong = [replace(times, right=times.host == "n1") for times in MEASURED]
     assert lines(communication.judge_measured(wrong, cpu))[0].startswith(
         "wrong    sums of the all-reduce: wrong on n2"
     )
@@ -104,8 +109,8 @@ def test_normal_slow_and_wrong_measurements() -> None:
 
 def test_a_folder_that_a_host_does_not_see(tmp_path: Path) -> None:
     assert communication.judge_folder(tmp_path, []).state == "ok"
-    found = communication.judge_folder(tmp_path, ["n2"])
-    assert (found.state, f"{tmp_path} is not visible on n2") == ("wrong", found.value)
+    result = communication.judge_folder(tmp_path, ["n2"])
+    assert (result.state, f"{tmp_path} is not visible on n2") == ("wrong", result.value)
 
 
 def rank(script: str, *arguments: str) -> list[str]:
@@ -122,18 +127,20 @@ def environment(number: int, port: int) -> dict[str, str]:
     }  # fmt: skip
 
 
-def two(folder: Path, script: str = "") -> list[tuple[int, str, str]]:
+def run_two_ranks(folder: Path, script: str = "") -> list[tuple[int, str, str]]:
     """Exit code, stdout and stderr of both ranks; the script changes rank 1."""
     port, pipe = free_port(), subprocess.PIPE
-    started = [
+    processes = [
         subprocess.Popen(
             rank(script * number, "--timeout", "240", "--output", "report.json"),
             cwd=folder, env=environment(number, port), stdout=pipe, stderr=pipe, text=True,
         )
         for number in range(2)
     ]  # fmt: skip
-    said = [process.communicate(timeout=600) for process in started]
-    return [(process.returncode, *words) for process, words in zip(started, said, strict=True)]
+    outputs = [process.communicate(timeout=600) for process in processes]
+    return [
+        (process.returncode, *output) for process, output in zip(processes, outputs, strict=True)
+    ]
 
 
 @pytest.mark.ranks
@@ -154,7 +161,7 @@ def test_two_ranks_agree_and_one_reports(tmp_path: Path) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "message"),
     [
         (
             "import socket; socket.gethostname = lambda: 'n2'\n"
@@ -174,18 +181,18 @@ def test_two_ranks_agree_and_one_reports(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_rank_that_differs_is_named(tmp_path: Path, script: str, told: str) -> None:
-    (first, out, err), (second, none, _) = two(tmp_path, script)
-    assert (first, second, none) == (1, 0, ""), err
+def test_a_rank_that_differs_is_named(tmp_path: Path, script: str, message: str) -> None:
+    (first, out, err), (second, second_out, _) = run_two_ranks(tmp_path, script)
+    assert (first, second, second_out) == (1, 0, ""), err
     (line,) = (line for line in out.splitlines() if line.startswith("wrong"))
-    assert line.startswith(told)
+    assert line.startswith(message)
     assert " n2" in line
     assert ("all-reduce" in out) == ("torch on hosts" not in line)
 
 
 @pytest.mark.ranks
 def test_a_missing_rank_is_reported(tmp_path: Path) -> None:
-    def alone(number: int, **more: str) -> subprocess.CompletedProcess[str]:
+    def run_rank(number: int, **more: str) -> subprocess.CompletedProcess[str]:
         port = free_port()
         return subprocess.run(
             rank("", "--timeout", "2"), cwd=tmp_path, capture_output=True,
@@ -193,15 +200,15 @@ def test_a_missing_rank_is_reported(tmp_path: Path) -> None:
         )  # fmt: skip
 
     (tmp_path / "nodes").write_text("n7\nn8\n")
-    found = alone(0, PBS_NODEFILE=str(tmp_path / "nodes"))
-    assert found.returncode == 1
+    process = run_rank(0, PBS_NODEFILE=str(tmp_path / "nodes"))
+    assert process.returncode == 1
     assert (
         "wrong    ranks: 1 of 2 connected within 2 s, rank 1 did not; no rank of n7, n8 connected"
-        in (found.stdout)
+        in process.stdout
     )
-    found = alone(1)
-    assert found.returncode == 2
-    (line,) = found.stderr.splitlines()
+    process = run_rank(1)
+    assert process.returncode == 2
+    (line,) = process.stderr.splitlines()
     assert "rank 1 on " in line
     assert ": cannot reach rank 0 at localhost:" in line
 
@@ -235,8 +242,8 @@ watch.select = Clock
 
 
 def test_a_hanging_step_is_killed_with_its_message(tmp_path: Path) -> None:
-    def run(script: str, seconds: str, *told: str) -> tuple[int, str, str]:
-        """Go on when it tells each of these; after the last one, it is late."""
+    def run(script: str, seconds: str, *printed: str) -> tuple[int, str, str]:
+        """Answer each of these lines; after the last line, let the step time out."""
         with subprocess.Popen(
             [sys.executable, "-c", script, seconds], stdin=subprocess.PIPE, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path,
@@ -244,9 +251,9 @@ def test_a_hanging_step_is_killed_with_its_message(tmp_path: Path) -> None:
             assert process.stdin is not None
             assert process.stdout is not None
             assert process.stderr is not None
-            for number, line in enumerate(told, 1):
+            for number, line in enumerate(printed, 1):
                 assert process.stdout.readline() == line
-                if number < len(told):
+                if number < len(printed):
                     process.stdin.write("\n")
                     process.stdin.flush()
             (tmp_path / "late").touch()
@@ -255,8 +262,8 @@ def test_a_hanging_step_is_killed_with_its_message(tmp_path: Path) -> None:
 
     assert run(CLOCK + HANGING, "5", "first\n") == (-9, "", "the first step hangs\n")
     (tmp_path / "late").unlink()
-    told = (-9, "", "the second step hangs\n")
-    assert run(CLOCK + HANGING, "5", "first\n", "second\n") == told
+    killed = (-9, "", "the second step hangs\n")
+    assert run(CLOCK + HANGING, "5", "first\n", "second\n") == killed
     assert run(HANGING, "600", "first\n", "second\n", "done\n") == (0, "", "")
-    code, _, errors = run(HANGING, "0.2")  # it may be too late for its first word
+    code, _, errors = run(HANGING, "0.2")  # it may be killed before its first line
     assert (code, errors) == (-9, "the first step hangs\n")

@@ -33,10 +33,10 @@ def program(path: Path, text: str) -> Path:
 
 
 def check(profile: str) -> Result:
-    (found,) = launcher.check_launcher(
+    (result,) = launcher.check_launcher(
         launcher.read_launcher(ROOT / f"profiles/{profile}/launch.sh")
     )
-    return found
+    return result
 
 
 @pytest.fixture
@@ -67,11 +67,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_last_command_of_a_launch_script(
     tmp_path: Path, text: str, name: str, options: tuple[str, ...]
 ) -> None:
-    for folder, lines in (("one", text), ("other", "exec srun\n")):
+    for folder, lines in (("first", text), ("other", "exec srun\n")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "launch.sh").write_text(lines)
-    found = launcher.read_launcher(tmp_path / "one/launch.sh")
-    assert (found.name, found.options) == (name, options)
+    script = launcher.read_launcher(tmp_path / "first/launch.sh")
+    assert (script.name, script.options) == (name, options)
 
 
 def test_scripts_of_a_chain_are_sourced_in_their_order_from_their_own_folders(
@@ -83,19 +83,19 @@ def test_scripts_of_a_chain_are_sourced_in_their_order_from_their_own_folders(
         text = f'. "$(dirname "$0")/own.sh" # modules\n[ "$1" ] || . nothing.sh\n{last}\n'
         (tmp_path / folder / "launch.sh").write_text(text)
     setup = launcher.read_launcher(tmp_path / "a b/launch.sh").setup
-    done = subprocess.run(["bash", "-c", setup], capture_output=True, text=True, check=True)
-    assert done.stdout == "a b\nc\n"
+    process = subprocess.run(["bash", "-c", setup], capture_output=True, text=True, check=True)
+    assert process.stdout == "a b\nc\n"
 
 
 @pytest.mark.parametrize("profile", ["aurora", "polaris", "sunspot"])
 def test_an_mpiexec_of_pals_is_ok(site: Path, profile: str) -> None:
     command = shlex.join([PYTHON, "-IS", str(PALS), str(MPICH), str(site)])
     program(site / "mpiexec", f'exec {command} "$@"')
-    read = launcher.read_launcher(ROOT / f"profiles/{profile}/launch.sh")
-    assert read.options == (*OPTIONS, *DEPTH.get(profile, ()))
+    parsed = launcher.read_launcher(ROOT / f"profiles/{profile}/launch.sh")
+    assert parsed.options == (*OPTIONS, *DEPTH.get(profile, ()))
     assert check(profile).line == (
         f"ok       mpiexec: {site}/mpiexec, mpiexec version 1.8.0 revision 0; takes the options of "
-        f"{read.script}"
+        f"{parsed.script}"
     )
     assert not list(site.glob("*.calls"))  # nothing was started
 
@@ -103,19 +103,19 @@ def test_an_mpiexec_of_pals_is_ok(site: Path, profile: str) -> None:
 @pytest.mark.parametrize("profile", ["aurora", "polaris", "sunspot"])
 def test_a_real_mpich_refuses_options_of_pals(site: Path, profile: str) -> None:
     (site / "mpiexec").symlink_to(MPICH / "bin/mpiexec")
-    found = check(profile)
-    assert found.state == "wrong"
-    assert f"{site}/mpiexec, HYDRA build details: Version: " in found.value
+    result = check(profile)
+    assert result.state == "wrong"
+    assert f"{site}/mpiexec, HYDRA build details: Version: " in result.value
     refused = "--line-buffer, --cpu-bind" + ", --depth" * (profile == "polaris")
-    assert f"; refuses {refused} of " in found.value
-    assert "load the module" in found.remedy
+    assert f"; refuses {refused} of " in result.value
+    assert "load the module" in result.remedy
 
 
 def test_the_mpiexec_of_the_environment_is_ignored(site: Path, tmp_path: Path) -> None:
     program(tmp_path / "environment/mpiexec", "echo of the environment")
-    found = check("aurora")
-    assert found.state == "warning"
-    assert f"{ROOT}/profiles/aurora/launch.sh: no mpiexec on PATH outside" in found.value
+    result = check("aurora")
+    assert result.state == "warning"
+    assert f"{ROOT}/profiles/aurora/launch.sh: no mpiexec on PATH outside" in result.value
     program(site / "mpiexec", "echo of the site")
     assert check("aurora").value.startswith(f"{site}/mpiexec, of the site; not known: whether")
 
@@ -123,27 +123,27 @@ def test_the_mpiexec_of_the_environment_is_ignored(site: Path, tmp_path: Path) -
 def test_a_script_that_uses_the_first_mpiexec_on_path(site: Path, tmp_path: Path) -> None:
     script = tmp_path / "launch.sh"
     script.write_text('exec mpiexec -n "$2" "$@"\n')
-    read = launcher.read_launcher(script)
-    (found,) = launcher.check_launcher(read)
-    assert found.value == f"not known: {script}: no mpiexec on PATH (exit status 2)"
+    parsed = launcher.read_launcher(script)
+    (result,) = launcher.check_launcher(parsed)
+    assert result.value == f"not known: {script}: no mpiexec on PATH (exit status 2)"
     program(site / "mpiexec", "echo 'takes: -n'; echo more")
-    (found,) = launcher.check_launcher(read)
-    assert found.value == f"{site}/mpiexec, takes: -n; takes the options of {script}"
-    # The job's first, whatever it is; a script can name another.
+    (result,) = launcher.check_launcher(parsed)
+    assert result.value == f"{site}/mpiexec, takes: -n; takes the options of {script}"
+    # A job runs the first mpiexec on PATH, unless the script names another.
     program(tmp_path / "environment/mpiexec", "echo unrecognized argument n")
-    (found,) = launcher.check_launcher(read)
-    assert found.state == "wrong"
-    assert found.value.startswith(f"{tmp_path}/environment/mpiexec, ")
+    (result,) = launcher.check_launcher(parsed)
+    assert result.state == "wrong"
+    assert result.value.startswith(f"{tmp_path}/environment/mpiexec, ")
     script.write_text(f'mpiexec={site}/mpiexec\nexec "$mpiexec" -n "$2" "$@"\n')
-    (found,) = launcher.check_launcher(launcher.read_launcher(script))
-    assert found.value.startswith(f"{site}/mpiexec, takes: -n")
+    (result,) = launcher.check_launcher(launcher.read_launcher(script))
+    assert result.value.startswith(f"{site}/mpiexec, takes: -n")
 
 
 def test_an_mpiexec_that_does_not_answer(site: Path) -> None:
     program(site / "mpiexec", "sleep 600")
-    read = launcher.read_launcher(ROOT / "profiles/aurora/launch.sh")
-    (found,) = launcher.check_launcher(read, seconds=0.5)
-    assert (found.state, found.value) == ("warning", "not known: no answer within 0.5 s")
+    parsed = launcher.read_launcher(ROOT / "profiles/aurora/launch.sh")
+    (result,) = launcher.check_launcher(parsed, seconds=0.5)
+    assert (result.state, result.value) == ("warning", "not known: no answer within 0.5 s")
 
 
 def test_other_launchers_are_not_checked() -> None:
@@ -152,14 +152,14 @@ def test_other_launchers_are_not_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("listed", "answer", "state", "told"),
+    ("listed", "answer", "state", "message"),
     [
         (HELP, "mpiexec version 1.8.0", "ok", "takes the options of launch.sh"),
         (HELP, "mpiexec: unrecognized option '--cpu-bind'", "wrong", "refuses --cpu-bind"),
         ("", "[mpiexec@n1] match_arg (args.c:166): unrecognized argument cpu-bind\nmain: error",
          "wrong", "refuses --cpu-bind"),
         ("", 'mpiexec: Error: unknown option "--cpu-bind"', "wrong", "refuses --cpu-bind"),
-        # None of these is about that option.
+        # None of these answers is about that option.
         ("", "mpiexec: unrecognized option '--cpu-bind-to'", "ok", "not known: whether"),
         ("", "mpiexec: unrecognized option '--version'", "ok", "not known: whether"),
         ("", "no executable specified", "ok", "not known: whether it takes --envall, --cpu-bind"),
@@ -167,9 +167,9 @@ def test_other_launchers_are_not_checked() -> None:
         ("--envall --no-cpu-bind", "", "ok", "not known: whether it takes --cpu-bind"),
     ],
 )  # fmt: skip
-def test_refused_options_are_wrong(listed: str, answer: str, state: str, told: str) -> None:
-    read = Launcher("mpiexec", ("--envall", "--cpu-bind"), Path("launch.sh"))
-    said = {"--envall": "", "--cpu-bind": answer}
-    found = launcher.judge_mpiexec(read, "mpiexec, 1.0", listed, said)
-    assert found.state == state
-    assert f"mpiexec, 1.0; {told}" in found.value
+def test_refused_options_are_wrong(listed: str, answer: str, state: str, message: str) -> None:
+    parsed = Launcher("mpiexec", ("--envall", "--cpu-bind"), Path("launch.sh"))
+    answers = {"--envall": "", "--cpu-bind": answer}
+    result = launcher.judge_mpiexec(parsed, "mpiexec, 1.0", listed, answers)
+    assert result.state == state
+    assert f"mpiexec, 1.0; {message}" in result.value

@@ -89,7 +89,7 @@ def oracle_nats(built: Path, tokens: list[int]) -> tuple[float, int]:
 def test_loss_equals_transformers_on_the_last_documents(
     built: Path, sampled: Path, tmp_path: Path
 ) -> None:
-    found = score(built, sampled, tmp_path / "evaluate.json")
+    scores = score(built, sampled, tmp_path / "evaluate.json")
     tokenizer = transformers.AutoTokenizer.from_pretrained(sampled / "tokenizer")
     sums = np.zeros(4)
     for corpus, texts in held_out_texts(built).items():
@@ -98,38 +98,38 @@ def test_loss_equals_transformers_on_the_last_documents(
         size = len("".join(texts).encode())
         sums += (len(texts), count, size, nats)
         assert count % LENGTH, "the last window must be short, or this test misses it"
-        check(found["corpora"][corpus], len(texts), count, size, nats)
+        check(scores["corpora"][corpus], len(texts), count, size, nats)
     assert count == len(ids) - 1
-    check(found["overall"], *sums)
+    check(scores["overall"], *sums)
 
 
-def check(found: dict, num_documents: int, num_tokens: int, size: int, nats: float) -> None:
-    assert (found["documents"], found["tokens"], found["bytes"]) == (
+def check(scores: dict, num_documents: int, num_tokens: int, size: int, nats: float) -> None:
+    assert (scores["documents"], scores["tokens"], scores["bytes"]) == (
         num_documents,
         num_tokens,
         size,
     )
-    assert found["loss"] == pytest.approx(nats / num_tokens, abs=1e-5)
-    assert found["perplexity"] == pytest.approx(math.exp(nats / num_tokens), rel=1e-4)
-    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+    assert scores["loss"] == pytest.approx(nats / num_tokens, abs=1e-5)
+    assert scores["perplexity"] == pytest.approx(math.exp(nats / num_tokens), rel=1e-4)
+    assert scores["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
 
 
 def test_batch_size_does_not_change_the_result(built: Path, sampled: Path, tmp_path: Path) -> None:
-    one = score(built, sampled, tmp_path / "one.json", batch_size=1)
+    single = score(built, sampled, tmp_path / "single.json", batch_size=1)
     many = score(built, sampled, tmp_path / "many.json", batch_size=50)
     again = score(built, sampled, tmp_path / "again.json", batch_size=50)
-    assert one["overall"]["loss"] == pytest.approx(many["overall"]["loss"], abs=1e-6)
+    assert single["overall"]["loss"] == pytest.approx(many["overall"]["loss"], abs=1e-6)
     assert many == again
 
 
 def test_max_tokens_limits_each_corpus(built: Path, sampled: Path, tmp_path: Path) -> None:
-    found = score(built, sampled, tmp_path / "evaluate.json", max_tokens=30)
+    scores = score(built, sampled, tmp_path / "evaluate.json", max_tokens=30)
     tokenizer = transformers.AutoTokenizer.from_pretrained(sampled / "tokenizer")
     text = held_out_texts(built)["docs"][0]
     ids = tokenizer(text)["input_ids"][:30]
     nats, _ = oracle_nats(built, ids)
-    check(found["corpora"]["docs"], 1, 29, len(tokenizer.decode(ids).encode()), nats)
-    assert found["corpora"]["talk"]["tokens"] == 29
+    check(scores["corpora"]["docs"], 1, 29, len(tokenizer.decode(ids).encode()), nats)
+    assert scores["corpora"]["talk"]["tokens"] == 29
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 9, 10, 11, 40])
@@ -144,13 +144,13 @@ def test_windows_predict_each_token_once(num_tokens: int, length: int) -> None:
 def test_a_corpus_without_test_documents_is_reported_empty(
     built: Path, sampled: Path, tmp_path: Path
 ) -> None:
-    one = tmp_path / "one.jsonl"
-    one.write_text('{"text": "alone"}\n')
-    tokenize([one], output=tmp_path / "one", tokenizer=sampled / "tokenizer")
+    raw = tmp_path / "tiny.jsonl"
+    raw.write_text('{"text": "alone"}\n')
+    tokenize([raw], output=tmp_path / "tiny", tokenizer=sampled / "tokenizer")
     weights = tmp_path / "weights.txt"
-    weights.write_text(f"1 {built}/data/docs-0000 docs\n1 {tmp_path}/one tiny\n")
-    found = score(built, sampled, tmp_path / "evaluate.json", weights=weights)
-    assert found["corpora"]["tiny"] == {
+    weights.write_text(f"1 {built}/data/docs-0000 docs\n1 {tmp_path}/tiny tiny\n")
+    scores = score(built, sampled, tmp_path / "evaluate.json", weights=weights)
+    assert scores["corpora"]["tiny"] == {
         "documents": 0,
         "tokens": 0,
         "bytes": 0,
@@ -158,7 +158,7 @@ def test_a_corpus_without_test_documents_is_reported_empty(
         "perplexity": None,
         "bits_per_byte": None,
     }
-    assert found["overall"] == found["corpora"]["docs"]
+    assert scores["overall"] == scores["corpora"]["docs"]
 
 
 def test_without_test_documents_the_message_names_the_setting(
@@ -207,10 +207,10 @@ def test_tokens_beyond_the_vocabulary_are_refused(
 def test_evaluate_prints_a_table(
     built: Path, sampled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = score(built, sampled, tmp_path / "evaluate.json")
+    scores = score(built, sampled, tmp_path / "evaluate.json")
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["corpus", "docs", "talk", "overall"]
-    assert f"{found['overall']['perplexity']:,.4f}" in lines[-1]
+    assert f"{scores['overall']['perplexity']:,.4f}" in lines[-1]
 
 
 def test_broken_weights_are_named(built: Path, sampled: Path, tmp_path: Path) -> None:

@@ -46,12 +46,14 @@ def draw(model: Path, sampled: Path, output: Path, **changes: object) -> list[di
     return json.loads(output.read_text(encoding="utf-8"))
 
 
-def theirs(model: Path, sampled: Path, prompt: str, num_tokens: int) -> tuple[str, int]:
+def continue_with_transformers(
+    model: Path, sampled: Path, prompt: str, num_tokens: int
+) -> tuple[str, int]:
     """Greedy continuation of a prompt by transformers, and its tokens."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(sampled / "tokenizer")
     oracle = transformers.LlamaForCausalLM.from_pretrained(model).eval()
     tokens = torch.tensor([tokenizer(prompt)["input_ids"] or [tokenizer.eos_token_id]])
-    found = oracle.generate(
+    token_ids = oracle.generate(
         tokens,
         attention_mask=torch.ones_like(tokens),
         do_sample=False,
@@ -59,9 +61,9 @@ def theirs(model: Path, sampled: Path, prompt: str, num_tokens: int) -> tuple[st
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=0,
     )[0, tokens.shape[1] :].tolist()
-    if found[-1] == tokenizer.eos_token_id:
-        found.pop()
-    return tokenizer.decode(found), len(found)
+    if token_ids[-1] == tokenizer.eos_token_id:
+        token_ids.pop()
+    return tokenizer.decode(token_ids), len(token_ids)
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 0.7, "top_k": 1}])
@@ -69,16 +71,14 @@ def test_greedy_equals_transformers(
     model: Path, sampled: Path, tmp_path: Path, options: dict
 ) -> None:
     prompts = (*PROMPTS, "")
-    found = draw(model, sampled, tmp_path / "samples.json", prompts=prompts, **options)
-    expected = [theirs(model, sampled, prompt, 20) for prompt in prompts]
-    assert [(sample["text"], sample["num_new_tokens"]) for sample in found] == expected
-    assert [sample["prompt"] for sample in found] == list(prompts)
-    assert len({sample["text"] for sample in found}) == len(prompts)
+    samples = draw(model, sampled, tmp_path / "samples.json", prompts=prompts, **options)
+    expected = [continue_with_transformers(model, sampled, prompt, 20) for prompt in prompts]
+    assert [(sample["text"], sample["num_new_tokens"]) for sample in samples] == expected
+    assert [sample["prompt"] for sample in samples] == list(prompts)
+    assert len({sample["text"] for sample in samples}) == len(prompts)
 
 
-def test_same_seed_same_bytes_other_seed_other_text(
-    model: Path, sampled: Path, tmp_path: Path
-) -> None:
+def test_the_seed_determines_the_samples(model: Path, sampled: Path, tmp_path: Path) -> None:
     draw(model, sampled, tmp_path / "a.json")
     draw(model, sampled, tmp_path / "b.json")
     other = draw(model, sampled, tmp_path / "c.json", seed=4)
@@ -130,10 +130,10 @@ class Scripted(torch.nn.Module):
 def test_generation_stops_at_eod_and_feeds_only_new_tokens() -> None:
     tokenizer = Tokenizer(vocab_size=11, eod=8, encode_batch=lambda _: [], decode=str)
     script = Scripted()
-    found = decoding.continue_tokens(
+    continuation = decoding.continue_tokens(
         script, [1, 2], sampling=decoding.Sampling(9, 0.0, 0), tokenizer=tokenizer, seed=0
     )
-    assert found == ([5, 6, 7], "eod")
+    assert continuation == ([5, 6, 7], "eod")
     assert script.seen == [[1, 2], [5], [6], [7]]
 
 
@@ -143,9 +143,9 @@ def test_samples_follow_the_softmax_of_the_top_k() -> None:
     sampling = decoding.Sampling(1, 2.0, 3)
     drawn = [decoding.choose(logits, sampling, generator) for _ in range(4000)]
     expected = torch.softmax(torch.tensor([2.0, 1.5, 1.0]) / 2.0, 0)
-    found = torch.tensor([drawn.count(token) / len(drawn) for token in (1, 4, 2)])
+    frequencies = torch.tensor([drawn.count(token) / len(drawn) for token in (1, 4, 2)])
     assert set(drawn) == {1, 2, 4}
-    torch.testing.assert_close(found, expected, atol=0.03, rtol=0)
+    torch.testing.assert_close(frequencies, expected, atol=0.03, rtol=0)
 
 
 def test_predictions_that_are_not_finite_are_refused() -> None:

@@ -92,8 +92,10 @@ def test_a_run_separates_documents(root: Path) -> None:
     layout = {"micro_batch_size": 2, "data_parallel_rank": 0, "data_parallel_size": 1}
     for name, key, number in (("valid", "validation_loss", 8), ("train", "loss", 4)):
         samples = Samples(run.index, split=name, data_root=run.data_root)
-        found = batches(samples, consumed_samples=0, **layout)
-        measured = [alone(model, torch.from_numpy(batch)) for batch in islice(found, number)]
+        micro_batches = batches(samples, consumed_samples=0, **layout)
+        measured = [
+            alone(model, torch.from_numpy(batch)) for batch in islice(micro_batches, number)
+        ]
         # Every token has the same weight, however micro batches divide the samples.
         expected = float(torch.cat(measured).mean())
         assert losses(config, key)[0] == pytest.approx(expected, rel=1e-5)

@@ -1,4 +1,4 @@
-"""What figures of a made-up run show, and the numbers that they are drawn from."""
+"""Figures of a made-up run, and the numbers behind them."""
 
 import json
 from pathlib import Path
@@ -27,10 +27,10 @@ def test_a_mixture_follows_prefixes_and_keeps_unused_corpora(inputs: dict[str, P
         inputs["index"],
         {"merged/code-0000": ("code", 3000, 30), "merged/code-0001": ("old", 1000, 10)},
     )
-    found = read_mixture(
+    mixture = read_mixture(
         metadata=inputs["metadata"], index=inputs["index"], run=read_run(inputs["config"])
     )
-    shares = {row.name: (row.tokens, row.share_of_tokens, row.share_of_samples) for row in found}
+    shares = {row.name: (row.tokens, row.share_of_tokens, row.share_of_samples) for row in mixture}
     assert shares == {
         "code": (4000, 0.75, 0.75),
         "old": (2000, 0.25, 0.25),
@@ -99,7 +99,7 @@ def test_the_largest_corpora_stay_and_the_others_are_summed() -> None:
 
 def bars(axes: Axes, name: str) -> dict[float, float]:
     """Left edge of the bin and height of the bars with a legend entry."""
-    container = next(one for one in axes.containers if one.get_label() == name)
+    container = next(bars for bars in axes.containers if bars.get_label() == name)
     return {np.floor(bar.get_x()): bar.get_height() for bar in container}
 
 
@@ -108,7 +108,7 @@ def test_lengths_figure_counts_documents_and_tokens(inputs: dict[str, Path]) -> 
     corpora = read_mixture(metadata=inputs["metadata"], index=inputs["index"], run=run)
     with style.styled():
         code, other = lengths(corpora, 64).axes
-    # Nine documents of 125 tokens, nine of 250, one of 875 and one of 1,750.
+    # Documents: 9 of 125 tokens, 9 of 250, 1 of 875 and 1 of 1,750.
     assert bars(code, "share of documents") == {6: 0.45, 7: 0.45, 8: 0, 9: 0.05, 10: 0.05}
     assert bars(code, "share of tokens") == pytest.approx(
         {6: 1125 / 6000, 7: 2250 / 6000, 8: 0, 9: 875 / 6000, 10: 1750 / 6000}

@@ -1,4 +1,4 @@
-"""Pages and figures of a made-up run: whole, reproducible, escaped, and true to the numbers."""
+"""Pages and figures of a made-up run: complete, reproducible, escaped, with the right numbers."""
 
 import json
 import re

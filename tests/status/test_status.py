@@ -84,8 +84,8 @@ def test_shards_are_counted_by_state(folder: Path, capsys: pytest.CaptureFixture
 
 def test_a_folder_of_several_files_is_done_when_no_job_writes_to_it(folder: Path) -> None:
     def state() -> str:
-        wanted = [one for one in stages(folder)["data"] if one.name == "sample_corpus"]
-        return jobs(folder, wanted)[0].state
+        sampling = [stage for stage in stages(folder)["data"] if stage.name == "sample_corpus"]
+        return jobs(folder, sampling)[0].state
 
     write(folder / "logs/sample_corpus.log", "writing\n")
     (folder / "results/raw/code").mkdir(parents=True)
@@ -118,11 +118,11 @@ def test_training_shows_speed_and_remaining_time(
 def test_json_output(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(folder, age=10)
     status(folder, json=True)
-    told = json.loads(capsys.readouterr().out)
-    (failed,) = [job for job in told["jobs"] if job["state"] == "failed"]
+    report = json.loads(capsys.readouterr().out)
+    (failed,) = [job for job in report["jobs"] if job["state"] == "failed"]
     assert failed["last_lines"][-1] == "tokamake tokenize: a.jsonl:3: bad"
     assert failed["product"] == "results/data/batches/tokenize/web-00002.json"
-    assert told["training"]["big"]["seconds_left"] == 3600
+    assert report["training"]["big"]["seconds_left"] == 3600
 
 
 def test_nan_is_null_in_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,8 +135,8 @@ def test_nan_is_null_in_json(folder: Path, capsys: pytest.CaptureFixture[str]) -
     def refuse(constant: str) -> None:
         raise ValueError(constant)
 
-    told = json.loads(capsys.readouterr().out, parse_constant=refuse)["training"]["big"]
-    assert (told["step"], told["loss"], told["validation_loss"]) == (15, None, None)
+    training = json.loads(capsys.readouterr().out, parse_constant=refuse)["training"]["big"]
+    assert (training["step"], training["loss"], training["validation_loss"]) == (15, None, None)
 
 
 def test_named_validation_sets_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,8 +152,8 @@ def test_named_validation_sets_are_shown(folder: Path, capsys: pytest.CaptureFix
     status(folder)
     assert "loss 4.0000, validation 3.5000, code 3.0000, web 2.5000, " in capsys.readouterr().out
     status(folder, json=True)
-    told = json.loads(capsys.readouterr().out)["training"]["big"]
-    assert told["validation_losses"] == {"code": 3.0, "web": 2.5}
+    training = json.loads(capsys.readouterr().out)["training"]["big"]
+    assert training["validation_losses"] == {"code": 3.0, "web": 2.5}
 
 
 def test_only_the_end_of_long_metrics_is_read(

@@ -91,7 +91,7 @@ def arguments(name: str) -> Namespace:
 
 
 def model_of(args: Namespace, rank: int) -> Any:
-    """What a rank has of megatron.core's model, with random weights."""
+    """A rank's part of a megatron.core model, with random weights."""
     import torch
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec

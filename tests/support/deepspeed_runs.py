@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support.engines import Part, buffer, build, coming, parts, pieces
-from tests.support.layouts import Found, laid_out, rates
+from tests.support.layouts import RankResults, laid_out, rates
 from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.loader import Step
 
@@ -30,12 +30,12 @@ class Move(NamedTuple):
     """Changed settings for loading, or None to load nothing."""
 
 
-def move_all(moves: list[Move]) -> list[Found]:
+def move_all(moves: list[Move]) -> list[RankResults]:
     """Save and load checkpoints. All ranks call this; each returns its own results."""
     return [_save(move) | _load(move) for move in moves]
 
 
-def _save(move: Move) -> Found:
+def _save(move: Move) -> RankResults:
     if move.save is None:
         return {}
     run = laid_out(read_run(move.config), move.save)
@@ -45,20 +45,20 @@ def _save(move: Move) -> Found:
         engine.train_step(next(steps).micro_batches, **rates(number))
     progress = {"iteration": 3, "consumed_samples": 24, "consumed_tokens": 24 * 16}
     saving = engine.save(move.folder, progress)
-    results: Found = {"saved": states(engine)}
+    results: RankResults = {"saved": states(engine)}
     results["losses after saving"] = _train_on(engine, steps)
     results["end after saving"] = states(engine)
     saving.wait()
     return results
 
 
-def _load(move: Move) -> Found:
+def _load(move: Move) -> RankResults:
     if move.load is None:
         return {}
     run = laid_out(read_run(move.config), move.load)
     engine = build(run)
     engine.load(move.folder)
-    results: Found = {"loaded": states(engine)}
+    results: RankResults = {"loaded": states(engine)}
     results["losses after loading"] = _train_on(engine, coming(engine, run, done=3))
     results["end after loading"] = states(engine)
     return results

@@ -49,10 +49,10 @@ def weights(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) -> 
     }
 
 
-def assert_same(found: Checkpoint, expected: Architecture) -> None:
-    assert found.architecture == expected
+def assert_same(checkpoint: Checkpoint, expected: Architecture) -> None:
+    assert checkpoint.architecture == expected
     known = weights(expected)
-    assert {*found.source} == {f"model.{name}" for name in known}
+    assert {*checkpoint.source} == {f"model.{name}" for name in known}
     for name, tensor in known.items():
-        assert torch.equal(found.source.read(f"model.{name}"), tensor), name
-        assert found.source.dtype(f"model.{name}").torch == tensor.dtype
+        assert torch.equal(checkpoint.source.read(f"model.{name}"), tensor), name
+        assert checkpoint.source.dtype(f"model.{name}").torch == tensor.dtype

@@ -11,6 +11,7 @@ import sentencepiece
 import tokenizers
 
 from tokamake.data.tokenizers import Tokenizer, _unicode_differences
+from tokamake.data.tokenizers._exactness import REGEXES
 from tokamake.data.tokenizers._gigatoken import Gigatoken
 
 Json = dict[str, Any]
@@ -181,3 +182,47 @@ def changed(tokenizer: Json, path: str, value: Any) -> Json:
         node = node[parent]
     node[key] = value
     return copy
+
+
+def added(tokenizer: Json, *tokens: Json) -> Json:
+    plain = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": False,
+    }
+    first = len(tokenizer["model"]["vocab"])
+    more = [{"id": first + n, **plain, **token} for n, token in enumerate(tokens)]
+    return changed(tokenizer, "added_tokens", tokenizer["added_tokens"] + more)
+
+
+def shuffled(tokenizer: Json) -> tuple[Json, Json]:
+    """The tokenizer with shuffled ids, and then also with all possible merges, shuffled."""
+    rng = random.Random(0)
+    ids = [7 + 3 * index for index in range(len(tokenizer["model"]["vocab"]))]
+    rng.shuffle(ids)
+    vocabulary = dict(zip(tokenizer["model"]["vocab"], ids, strict=True))
+    with_ids = changed(tokenizer, "model/vocab", vocabulary)
+    with_ids["added_tokens"][0]["id"] = vocabulary["<|endoftext|>"]
+    merges = [
+        (word[:cut], word[cut:])
+        for word in vocabulary
+        for cut in range(1, len(word))
+        if word[:cut] in vocabulary and word[cut:] in vocabulary
+    ]
+    rng.shuffle(merges)
+    return with_ids, changed(with_ids, "model/merges", merges)
+
+
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+
+
+def split(
+    behavior: str = "Isolated", invert: bool = False, regex: str = REGEXES["Llama-3"]
+) -> Json:
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": behavior, "invert": invert}
+
+
+def sequence(*parts: Json) -> Json:
+    return {"type": "Sequence", "pretokenizers": list(parts)}

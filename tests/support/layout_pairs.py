@@ -66,7 +66,7 @@ def kinds_of(world_size: int, changes: Changes) -> set[str]:
     parallel = train.parallel
     data, context = parallel.data_parallel_size(world_size), parallel.context_parallel_size
     block = train.micro_batch_size * data
-    found = {
+    kinds = {
         "data-parallel ranks": data > 1,
         f"ZeRO {train.zero_stage}": data * context > 1,
         "HSDP": parallel.data_parallel_replicate_size > 1,
@@ -77,7 +77,7 @@ def kinds_of(world_size: int, changes: Changes) -> set[str]:
         f"recompute, {train.recompute_granularity}": train.recompute_granularity != "none",
         "accumulation": any(size > block for size in train.batch_sizes.all),
     }
-    return {name for name, is_there in found.items() if is_there}
+    return {name for name, is_used in kinds.items() if is_used}
 
 
 def proved_pairs(proved: Proved) -> set[tuple[str, str]]:

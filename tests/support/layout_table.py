@@ -1,4 +1,4 @@
-"""The tables of docs/parallelism.md, made of what tests of layouts prove; run to rewrite them."""
+"""The tables of docs/parallelism.md, written from the layouts in the tests; run to rewrite them."""
 
 import re
 from typing import Any
@@ -31,12 +31,12 @@ IN_COLUMNS = {
 
 
 def row(world_size: int, start: str, changes: dict[str, Any]) -> tuple[str, ...]:
-    """What the table says of a layout."""
+    """Cells of a layout in the table."""
     train = settings(changes)
     parallel = train.parallel
     tensor, context = parallel.tensor_parallel_size, parallel.context_parallel_size
     pipeline, data = parallel.pipeline_parallel_size, parallel.data_parallel_size(world_size)
-    # DeepSpeed's stages cut even what a rank has for itself.
+    # DeepSpeed's stages also shard parameters that no other rank has.
     sharing = data * context > 1 or train.backend == "deepspeed"
     staged = f"{parallel.pipeline_schedule}, {parallel.virtual_pipeline_size}"
     besides = {**changes, **changes.get("parallel", {})}
@@ -66,7 +66,7 @@ def table(proved: Proved) -> str:
 
 
 def document(all_proved: dict[str, Proved]) -> str:
-    """The document with its tables made anew, each between the two comments of its name."""
+    """The document with new tables, each between the two comments with its name."""
     text = DOCUMENT.read_text(encoding="utf-8")
     for backend, proved in all_proved.items():
         text = _put(text, f"{backend} pairs", pairs(backend, proved))
@@ -74,16 +74,16 @@ def document(all_proved: dict[str, Proved]) -> str:
     return text
 
 
-def _put(text: str, name: str, made: str) -> str:
+def _put(text: str, name: str, content: str) -> str:
     begin, end = f"<!-- begin {name}: {COMMAND} -->\n", f"<!-- end {name} -->"
     between = re.compile(f"(?<={re.escape(begin)}).*?(?={re.escape(end)})", re.DOTALL)
-    text, count = between.subn(lambda _: f"\n{made}\n", text)
+    text, count = between.subn(lambda _: f"\n{content}\n", text)
     assert count == 1, f"{DOCUMENT}: {begin} and {end} are not there once"
     return text
 
 
 def all_proved() -> dict[str, Proved]:
-    """What is proved of each back end."""
+    """Proved layouts of each back end."""
     from tests.train.backends import test_deepspeed, test_native_layouts
 
     return {"native": test_native_layouts.PROVED, "deepspeed": test_deepspeed.PROVED}

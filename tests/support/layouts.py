@@ -12,7 +12,7 @@ from tokamake.parallel import document_attention, linear
 
 NUM_STEPS = 20
 
-Found = dict[str, Any]
+RankResults = dict[str, Any]
 """Results on one rank: losses, norms, validation losses before and after; chunks of gradients for
 each update, and of weights."""
 
@@ -48,7 +48,7 @@ def laid_out(run: Run, changes: dict[str, Any]) -> Run:
     return run.model_copy(update={"train": train})
 
 
-def train_all(layouts: list[Layout]) -> list[Found]:
+def train_all(layouts: list[Layout]) -> list[RankResults]:
     """Train once for each layout; all ranks call this, each returns its chunks."""
     return [train(laid_out(read_run(config), changes)) for config, changes in layouts]
 
@@ -58,14 +58,14 @@ def rates(step: int) -> dict[str, float]:
     return {"learning_rate": 0.01 * (step + 1) / NUM_STEPS, "weight_decay": 0.1}
 
 
-def train(run: Run) -> Found:
+def train(run: Run) -> RankResults:
     """Train `NUM_STEPS` steps."""
     # Matrix products and documents are too small here for the code for large ones. Use that code
     # even so: for products in tied models, for documents on several ranks.
     linear._FEWEST = 0 if run.architecture.tie_word_embeddings else 2**24
     document_attention._SHORT = 1 if dist.get_world_size() > 1 else 32
     engine = build(run)
-    results: Found = {"losses": [], "norms": [], "gradients": []}
+    results: RankResults = {"losses": [], "norms": [], "gradients": []}
     watch(engine, results["gradients"])
     steps = coming(engine, run)
     held_out = next(steps).micro_batches

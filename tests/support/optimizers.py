@@ -1,4 +1,4 @@
-"""Optimizers on a few small parameters: made, walked some steps, and the same by other means."""
+"""Optimizers on a few small parameters: built, run for some steps, compared with references."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,8 +33,8 @@ def start(dtype: torch.dtype = torch.float64) -> dict[str, torch.nn.Parameter]:
 
 def gradients(step: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(step + 1)
-    found = {name: torch.randn(p.shape, generator=generator) for name, p in start().items()}
-    return {name: value.double() * 0.3 for name, value in found.items()}
+    values = {name: torch.randn(p.shape, generator=generator) for name, p in start().items()}
+    return {name: value.double() * 0.3 for name, value in values.items()}
 
 
 def make(name: str, parameters: dict[str, torch.nn.Parameter], **values: Any) -> Any:
@@ -91,10 +91,10 @@ def reference(make_one: Callable[[Any], Any], decay: float) -> Arrays:
     return {name: parameter.detach().numpy() for name, parameter in parameters.items()}
 
 
-def assert_same(found: Arrays, expected: Arrays, rtol: float = 1e-7) -> None:
-    assert found.keys() == expected.keys()
+def assert_same(actual: Arrays, expected: Arrays, rtol: float = 1e-7) -> None:
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=rtol, atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(actual[name], value, rtol=rtol, atol=1e-9, err_msg=name)
 
 
 def without_torchao(name: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from tests.support.engines import Part, whole
 from tests.support.gpts import gpt, reference
 from tests.support.hf_tensors import from_hf, to_hf
-from tests.support.layouts import NUM_STEPS, Found, Layout, rates, train_all
+from tests.support.layouts import NUM_STEPS, Layout, RankResults, rates, train_all
 from tests.support.ranks import spawn
 from tests.support.runs import ARCHITECTURE, make_run, prepare, write_start
 from tokamake.checkpoint import model_tensors
@@ -102,7 +102,7 @@ def check(world_size: int, layouts: list[tuple[str, Changes]], runs: dict[str, P
     assert not problems, "\n".join(problems)
 
 
-def difference(results: list[Found], expected: Found) -> str:
+def difference(results: list[RankResults], expected: RankResults) -> str:
     """First difference between the ranks' training and the expected one; empty: none."""
     for key in ("losses", "norms", "validation"):
         for result in results:
@@ -149,7 +149,7 @@ def _differ(
 
 
 @cache
-def plain_training(config: Path, *, grows: bool) -> Found:
+def plain_training(config: Path, *, grows: bool) -> RankResults:
     """Train transformers' model with torch's AdamW in one process.
 
     Args:
@@ -161,7 +161,7 @@ def plain_training(config: Path, *, grows: bool) -> Found:
     as_ours = partial(from_hf, run.architecture)
     named, batches = dict(model.named_parameters()), _batches(run, grows=grows)
     optimizer = _their_optimizer(named)
-    results: Found = {"losses": [], "norms": [], "gradients": []}
+    results: RankResults = {"losses": [], "norms": [], "gradients": []}
     results["validation"] = loss_of(model, next(batches)).item()
     for number in range(NUM_STEPS):
         loss = loss_of(model, next(batches))

@@ -16,8 +16,8 @@ class Python(NamedTuple):
     Attributes:
         by_name: whether enum members are looked up by name (3.11.0 to 3.11.4), not by value.
         paths: module of the classes of paths.
-        in_parts: whether paths are stored in parts, not as they were given.
-        protocol: used where none is given.
+        in_parts: whether paths are stored as their parts, not as the arguments of the constructor.
+        protocol: used if the caller names none.
     """
 
     by_name: bool
@@ -26,11 +26,11 @@ class Python(NamedTuple):
     protocol: int
 
     def reduced(self, value: Any) -> Any:
-        """What stands for a value, as `Pickler.reducer_override` returns it."""
+        """Reduced form of a value, as `Pickler.reducer_override` returns it."""
         if isinstance(value, enum.Enum):
             if not self.by_name:
                 return type(value), (value.value,)
-            # Members of enums that were made of a module's constants are names of that module.
+            # Members of enums that are built from constants of a module are names of that module.
             of_module = type(value).__module__ == "signal"
             return value.name if of_module else (getattr, (type(value), value.name))
         if isinstance(value, pathlib.PurePath):
@@ -47,7 +47,7 @@ class Python(NamedTuple):
         return stream.getvalue()
 
     def module(self) -> Any:
-        """What torch.save takes as `pickle_module`."""
+        """Module for the argument `pickle_module` of torch.save."""
         reduced = self.reduced
 
         class Pickler(pickle.Pickler):

@@ -63,11 +63,11 @@ def test_the_trainer_adds_an_auxiliary_loss_to_the_mean_cross_entropy(run: Run) 
     batch = to_batch(rows, run, CPU)
     num_labels = int((batch.labels != NO_LABEL).sum())
     stages.forward_backward([batch], 1 / num_labels)
-    found = [parameter.grad.clone() for parameter in model.parameters()]
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     cross_entropy = mean_loss(model, torch.from_numpy(rows))
     (cross_entropy + model(batch.inputs)[1]).backward()
-    for gradient, parameter in zip(found, model.parameters(), strict=True):
+    for gradient, parameter in zip(gradients, model.parameters(), strict=True):
         torch.testing.assert_close(gradient, parameter.grad)
     assert stages.losses([batch]).item() / num_labels == pytest.approx(cross_entropy.item())
 

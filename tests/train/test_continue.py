@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from tests.support.forked import killed_in_backward, train
-from tests.support.runs import ARCHITECTURE, launch, losses, make_run, prepare, summary, train_here
+from tests.support.runs import ARCHITECTURE, launch, losses, make_run, summary, train_here
 from tokamake import files, plugins
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.convert import convert
@@ -25,11 +25,6 @@ from tokamake.train.initial_checkpoint import state_keys
 from tokamake.train.loss_scale import LossScale
 
 Settings = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("continue"))
 
 
 @pytest.fixture(scope="module")

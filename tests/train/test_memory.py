@@ -67,7 +67,7 @@ def test_layer_formulas_equal_the_tensors_that_torch_saves(
 
     cos = sin = None
     if architecture.position_embedding == "rotary":
-        cos, sin = (angle.to(dtype) for angle in rotary(torch.arange(256), architecture))
+        cos, sin = rotary(torch.arange(256), architecture, dtype)
     x_BLD = torch.randn(4, 256, 256, dtype=dtype, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         layer(x_BLD, cos, sin)

@@ -10,11 +10,6 @@ from tokamake.config.resolved_run import read_run
 from tokamake.errors import UserError
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("resolve"))
-
-
 def test_a_resolved_run_is_complete(root: Path) -> None:
     run = read_run(make_run(root, "complete"))
     assert run.architecture == ARCHITECTURE

@@ -70,7 +70,7 @@ def test_samples_follow_the_settings_of_the_run(root: Path) -> None:
         ("tokenizer", {"rate": 2}, "train: fim.rate: "),
     ],
 )
-def test_what_does_not_fit_is_refused_before_training(
+def test_an_unfit_run_is_refused_before_training(
     root: Path, tokenizer: str | None, settings: dict[str, object], message: str
 ) -> None:
     path = root / tokenizer if tokenizer else None

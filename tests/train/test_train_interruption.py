@@ -19,7 +19,7 @@ from tests.support.forked import (
     writes_until_sigterm,
 )
 from tests.support.ranks import CONTEXT
-from tests.support.runs import losses, make_run, prepare
+from tests.support.runs import losses, make_run
 from tokamake import files
 from tokamake.config.resolved_run import read_run
 from tokamake.runtime.rank_errors import STOPPED
@@ -33,11 +33,6 @@ LAYOUTS: dict[str, Settings] = {
     "pipeline": {"parallel": {"pipeline_parallel_size": 2}},
     "deepspeed": {"backend": "deepspeed", "zero_stage": 2},
 }
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("interruption"))
 
 
 @pytest.fixture(scope="module")

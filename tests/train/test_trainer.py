@@ -22,7 +22,6 @@ from tests.support.runs import (
     launch,
     losses,
     make_run,
-    prepare,
     records,
     summary,
     train_here,
@@ -41,11 +40,6 @@ DYING = (str(SUPPORT / "dying.py"),)
 
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("train"))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Many raw files in few jobs: what fails, changes or comes again is made anew alone."""
+"""Many raw files in few jobs: only failed or changed shards are rebuilt."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def batched(tmp_path_factory: pytest.TempPathFactory, sampled: Path) -> Path:
 
 
 def state(folder: Path, kind: str) -> dict[str, tuple[int, int]]:
-    """Files of pairs with what changes when one is written again."""
+    """Files of indexed datasets, with the values that change on a rewrite."""
     paths = (path for path in (folder / "results/data" / kind).rglob("*") if path.is_file())
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in paths}
 
@@ -51,7 +51,7 @@ def changed(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]
 
 
 @pytest.mark.slow
-def test_a_shard_that_fails_is_redone_alone(batched: Path) -> None:
+def test_a_failed_shard_reruns_alone(batched: Path) -> None:
     raw = batched / "raw/4.jsonl"
     good = raw.read_text()
     raw.write_text(good + "{\n")
@@ -63,7 +63,7 @@ def test_a_shard_that_fails_is_redone_alone(batched: Path) -> None:
     before = state(batched, "shards")
     assert {"00003_text.json", "00003_title.json", "00005_title.json"} <= set(before)
     assert "00004_text.json" not in before
-    # Turning to quarantine keeps what is whole, as mending the file does.
+    # Quarantine keeps finished shards, as a repair of the file does.
     quarantined = yaml.safe_load((batched / "my.yaml").read_text())
     quarantined["tokenize"] = {"on_bad_document": "quarantine", "max_bad_fraction": 0.1}
     (batched / "other.yaml").write_text(yaml.safe_dump(quarantined))
@@ -88,7 +88,7 @@ def test_a_shard_that_fails_is_redone_alone(batched: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_touched_or_changed_raw_file_is_tokenized_anew_alone(batched: Path) -> None:
+def test_only_a_touched_or_changed_raw_file_is_tokenized_again(batched: Path) -> None:
     assert snakemake(batched, *MINE, "data").returncode == 0
     shards, merged = state(batched, "shards"), state(batched, "merged")
     os.utime(batched / "raw/2.jsonl")
@@ -110,7 +110,7 @@ def test_a_touched_or_changed_raw_file_is_tokenized_anew_alone(batched: Path) ->
 
 
 @pytest.mark.slow
-def test_a_job_goes_by_the_plan_that_its_run_began_with(batched: Path) -> None:
+def test_a_job_uses_the_plan_of_the_start_of_its_run(batched: Path) -> None:
     assert snakemake(batched, *MINE, "data").returncode == 0
     (batched / "raw").rename(batched / "moved")
     job = "--mode subprocess --cores 1 --target-jobs weigh:run=smoke --allowed-rules weigh"
@@ -122,7 +122,7 @@ def test_a_job_goes_by_the_plan_that_its_run_began_with(batched: Path) -> None:
 
 
 @pytest.mark.slow
-def test_documents_that_come_again_are_left_out(tmp_path: Path, sampled: Path) -> None:
+def test_duplicate_documents_are_left_out(tmp_path: Path, sampled: Path) -> None:
     make_workspace(tmp_path)
     (tmp_path / "corpora.tsv").write_text("corpus\tfiles\tweight\nweb\traw\t1\n")
     config = {
@@ -154,7 +154,7 @@ sys.exit(code)
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_raw_files_are_hundreds_of_jobs(tmp_path: Path) -> None:
+def test_a_hundred_thousand_raw_files_need_hundreds_of_jobs(tmp_path: Path) -> None:
     make_workspace(tmp_path)
     (tmp_path / "corpora.tsv").write_text("corpus\tfiles\tweight\nweb\traw/*.jsonl\t1\n")
     plan = {"shard_bytes": 100_000, "merged_bytes": 300_000}  # 10,000 merged files

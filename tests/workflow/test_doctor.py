@@ -1,4 +1,4 @@
-"""The rule `doctor`: before the first training where a profile says so, and never in its way."""
+"""The rule `doctor` runs before training if the profile asks for it, and never causes a rerun."""
 
 import os
 import subprocess
@@ -45,7 +45,7 @@ LARGER = ("--set-resources", "doctor:nodes=4", "doctor:tasks=16", "doctor:runtim
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A workflow that trains after the real rule, with a launch script that makes a report."""
+    """A workflow with the real rule `doctor`, a stub of `train` and a stub launch script."""
     (tmp_path / "Snakefile").write_text(SNAKEFILE)
     script = tmp_path / "launch.sh"
     script.write_text(LAUNCH)
@@ -61,23 +61,23 @@ def run(
         sys.executable, "-m", "snakemake", "--cores", "1", "--show-failed-logs",
         "--default-resources", launch, "nodes=2", "tasks=8", "runtime=5", *arguments,
     ]  # fmt: skip
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
-    return done, done.stdout + done.stderr
+    return process, process.stdout + process.stderr
 
 
 @pytest.mark.parametrize("profile", ["local", *CLUSTERS])
-def test_clusters_see_a_doctor_first_and_this_machine_none(
+def test_cluster_profiles_run_the_doctor_and_local_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str
 ) -> None:
     folder = make_workspace(tmp_path)
     values = yaml.safe_load((ROOT / "profiles" / profile / "profile.yaml").read_text())
     required = values.get(f"{values.get('executor')}-required", "").split()
-    mine = tmp_path / f".config/tokamake/{profile}.yaml"
-    mine.parent.mkdir(parents=True)
-    mine.write_text(yaml.safe_dump(dict.fromkeys(required, "mine")))
+    user_file = tmp_path / f".config/tokamake/{profile}.yaml"
+    user_file.parent.mkdir(parents=True)
+    user_file.write_text(yaml.safe_dump(dict.fromkeys(required, "mine")))
     monkeypatch.setenv("HOME", str(tmp_path))
     planned = jobs(snakemake(folder, "-n", "--profile", f"profiles/{profile}", *MINE, "train"))
     assert planned["train"] == 1
@@ -85,94 +85,94 @@ def test_clusters_see_a_doctor_first_and_this_machine_none(
 
 
 @pytest.mark.parametrize("profile", CLUSTERS)
-def test_the_doctor_sees_the_ranks_of_the_training(profile: str) -> None:
+def test_the_doctor_has_the_nodes_and_tasks_of_the_training(profile: str) -> None:
     path = ROOT / "profiles" / profile / "profile.yaml"
     rules = yaml.safe_load(path.read_text())["set-resources"]
-    asked = ("nodes", "tasks", "gpus_per_node")
-    assert {name: rules["doctor"].get(name) for name in asked} == {
-        name: rules["train"].get(name) for name in asked
+    resources = ("nodes", "tasks", "gpus_per_node")
+    assert {name: rules["doctor"].get(name) for name in resources} == {
+        name: rules["train"].get(name) for name in resources
     }
 
 
 @pytest.mark.slow
-def test_an_ill_cluster_stops_the_run_before_training(folder: Path) -> None:
+def test_a_failed_check_stops_the_run_before_training(folder: Path) -> None:
     (folder / "ill").touch()
-    done, told = run(folder, *CLUSTER, "--retries", "2")
-    assert done.returncode == 1
-    assert "wrong    ranks: rank 3 did not come (look)" in told
+    process, output = run(folder, *CLUSTER, "--retries", "2")
+    assert process.returncode == 1
+    assert "wrong    ranks: rank 3 did not come (look)" in output
     assert not (folder / "results/a").exists()
     assert (folder / "tries").read_text() == "once\n"
     (folder / "ill").unlink()
-    done, told = run(folder, *CLUSTER)
-    assert done.returncode == 0, told
+    process, output = run(folder, *CLUSTER)
+    assert process.returncode == 0, output
     assert (folder / "results/a/train.json").read_text() == f"{REPORT}\n"
 
 
 @pytest.mark.slow
-def test_what_was_trained_after_the_doctor_stays(folder: Path) -> None:
+def test_a_lost_report_does_not_rerun_training(folder: Path) -> None:
     run(folder, *CLUSTER)
     trained = (folder / "results/a/train.json").stat().st_mtime_ns
     for arguments in (CLUSTER, ()):  # the second is a profile without a doctor
         assert "Nothing to be done" in run(folder, *arguments)[1]
     (folder / REPORT).unlink()
-    done, told = run(folder, *CLUSTER)
-    assert done.returncode == 0, told
+    process, output = run(folder, *CLUSTER)
+    assert process.returncode == 0, output
     assert (folder / "results/a/train.json").stat().st_mtime_ns == trained
 
 
 @pytest.mark.slow
-def test_what_was_trained_without_the_doctor_stays(folder: Path) -> None:
-    done, told = run(folder)
-    assert done.returncode == 0, told
+def test_a_doctor_added_later_does_not_rerun_training(folder: Path) -> None:
+    process, output = run(folder)
+    assert process.returncode == 0, output
     assert (folder / "results/a/train.json").read_text() == "\n"
     assert "Nothing to be done" in run(folder, *CLUSTER)[1]
-    # Another run on the cluster brings a report, which is none of this one's inputs.
-    done, told = run(folder, *CLUSTER, "--", "results/b/train.json")
-    assert done.returncode == 0, told
+    # Another run writes a report, which is no input of this run.
+    process, output = run(folder, *CLUSTER, "--", "results/b/train.json")
+    assert process.returncode == 0, output
     assert (folder / REPORT).exists()
     assert "Nothing to be done" in run(folder, *CLUSTER)[1]
 
 
 @pytest.mark.slow
-def test_a_new_doctor_does_not_train_again(folder: Path) -> None:
+def test_a_new_report_does_not_rerun_training(folder: Path) -> None:
     run(folder, *CLUSTER)
     trained = (folder / "results/a/train.json").stat().st_mtime_ns
-    done, told = run(folder, *CLUSTER, "--forcerun", "doctor")
-    assert done.returncode == 0, told
-    assert "rule doctor" in told
+    process, output = run(folder, *CLUSTER, "--forcerun", "doctor")
+    assert process.returncode == 0, output
+    assert "rule doctor" in output
     assert (folder / "results/a/train.json").stat().st_mtime_ns == trained
-    # What changes the training does; the doctor has nothing to add then.
-    done, told = run(folder, *CLUSTER, SPEED="high")
-    assert done.returncode == 0, told
+    # A changed parameter of the training reruns it, without the doctor.
+    process, output = run(folder, *CLUSTER, SPEED="high")
+    assert process.returncode == 0, output
     assert (folder / "results/a/train.json").stat().st_mtime_ns != trained
-    assert "rule doctor" not in told
+    assert "rule doctor" not in output
 
 
 @pytest.mark.grid
 @pytest.mark.slow
-def test_the_doctor_sees_each_number_of_nodes_and_trains_nothing_again(folder: Path) -> None:
+def test_each_number_of_nodes_has_its_own_report(folder: Path) -> None:
     run(folder, *CLUSTER)
     assert "Nothing to be done" in run(folder, *LARGER)[1]
-    done, told = run(folder, *LARGER, "--", "results/b/train.json")
-    assert done.returncode == 0, told
-    assert told.count("rule doctor:") == 1
+    process, output = run(folder, *LARGER, "--", "results/b/train.json")
+    assert process.returncode == 0, output
+    assert output.count("rule doctor:") == 1
     assert (folder / "results/b/train.json").read_text() == (
         "results/doctor/4-nodes-16-ranks.json\n"
     )
     assert (folder / REPORT).exists()
     for arguments in (CLUSTER, LARGER, ()):
-        told = run(folder, *arguments, "--", "results/a/train.json", "results/b/train.json")[1]
-        assert "Nothing to be done" in told
+        output = run(folder, *arguments, "--", "results/a/train.json", "results/b/train.json")[1]
+        assert "Nothing to be done" in output
 
 
 @pytest.mark.grid
 @pytest.mark.slow
-def test_jobs_elsewhere_have_the_inputs_that_their_controller_saw_to(folder: Path) -> None:
+def test_pbs_jobs_have_the_report_as_input(folder: Path) -> None:
     server = stand_in(folder / "server")
     pbs = ("--executor", "pbs", "--jobs", "2", "--seconds-between-status-checks", "1")
     try:
-        done, told = run(folder, *CLUSTER, *pbs, **server.environment)
-        assert done.returncode == 0, told
+        process, output = run(folder, *CLUSTER, *pbs, **server.environment)
+        assert process.returncode == 0, output
         names = [job["name"].split(".")[0] for job in server.jobs()]
         assert names == ["doctor-2-nodes-8-ranks", "train-a"]
     finally:

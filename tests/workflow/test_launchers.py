@@ -24,33 +24,33 @@ MODULE = ("--module", "tokamake")
 @pytest.mark.ranks
 def test_deepspeed_starts_the_same_run_as_torchrun(tmp_path: Path) -> None:
     root = prepare(tmp_path)
-    found, expected = (
+    config, expected = (
         make_run(root, name, backend="deepspeed", zero_stage=2)
         for name in ("deepspeed", "torchrun")
     )
-    printed = launch(found, ranks=2, launcher="deepspeed", program=MODULE)
+    printed = launch(config, ranks=2, launcher="deepspeed", program=MODULE)
     assert printed.count("layout    2 ranks = data 2 on cpu, fp32, deepspeed, ZeRO stage 2") == 1
     launch(expected, ranks=2)
-    assert summary(found)["world_size"] == 2
+    assert summary(config)["world_size"] == 2
     for key in ("loss", "grad_norm", "validation_loss"):
-        assert losses(found, key) == losses(expected, key)
-    assert hashes(found) == hashes(expected)
-    assert weights(found)
+        assert losses(config, key) == losses(expected, key)
+    assert hashes(config) == hashes(expected)
+    assert weights(config)
 
 
 @pytest.mark.grid
 @pytest.mark.ranks
 def test_deepspeed_starts_each_host_of_a_hostfile_without_ssh(tmp_path: Path) -> None:
-    """The names are two, the machine is one; each launcher starts the rank of its host alone."""
+    """Both host names are this machine; each launcher starts the rank of its own host."""
     root = prepare(tmp_path)
-    found, expected = (make_run(root, name, zero_stage=2) for name in ("hosts", "torchrun"))
+    config, expected = (make_run(root, name, zero_stage=2) for name in ("hosts", "torchrun"))
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("# comments and empty lines\n\nip-10-0-0-1 slots=1\nip-10-0-0-2 slots=1\n")
     line = [
         str(Path(sys.executable).with_name("deepspeed")), "--hostfile", str(hostfile), "--no_ssh",
         "--master_addr", "localhost", "--master_port", str(free_port()),
     ]  # fmt: skip
-    train = [*MODULE, "train", "--config", str(found)]
+    train = [*MODULE, "train", "--config", str(config)]
     started = [
         subprocess.Popen(
             [*line, "--node_rank", str(number), *train], env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -66,9 +66,9 @@ def test_deepspeed_starts_each_host_of_a_hostfile_without_ssh(tmp_path: Path) ->
     assert [process.returncode for process in started] == [0, 0], printed
     assert "layout    2 ranks = data 2 on cpu" in printed[0]
     launch(expected, ranks=2)
-    assert summary(found)["world_size"] == 2
-    assert losses(found) == losses(expected)
-    assert hashes(found) == hashes(expected)
+    assert summary(config)["world_size"] == 2
+    assert losses(config) == losses(expected)
+    assert hashes(config) == hashes(expected)
 
 
 def hashes(config: Path) -> dict[str, str]:
@@ -76,9 +76,9 @@ def hashes(config: Path) -> dict[str, str]:
     return {path.name: files.sha256(path) for path in folder.glob("*.distcp")}
 
 
-@pytest.mark.parametrize("given", ["--local_rank=1", "--local-rank=0"])
-def test_a_launchers_number_is_no_option(given: str) -> None:
-    command = [sys.executable, "-m", "tokamake", given, "train", "--config", "none.yaml"]
+@pytest.mark.parametrize("option", ["--local_rank=1", "--local-rank=0"])
+def test_the_local_rank_of_a_launcher_is_ignored(option: str) -> None:
+    command = [sys.executable, "-m", "tokamake", option, "train", "--config", "none.yaml"]
     alone = {key: value for key, value in os.environ.items() if key != "RANK"}
     result = subprocess.run(command, env=alone, capture_output=True, text=True, check=False)
     assert result.returncode == cli.EXIT_USER_ERROR
@@ -90,7 +90,7 @@ import os, signal, sys
 # Waited for, not handled: a signal between `ready` and the waiting would never wake it.
 asked = {signal.SIGTERM, signal.SIGINT}
 signal.pthread_sigmask(signal.SIG_BLOCK, asked)
-os.write(1, b"ready\\n")  # in one piece, unlike print's where nothing is buffered
+os.write(1, b"ready\\n")  # one write; unbuffered print makes two
 signal.sigwait(asked)
 os.write(1, b"saved\\n")
 sys.exit(75)
@@ -121,7 +121,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     ("number", "early"),
     [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGINT, False)],
 )
-def test_the_local_launcher_passes_signals_on_without_a_trace(
+def test_the_local_launcher_forwards_signals_without_a_traceback(
     number: signal.Signals, early: bool
 ) -> None:
     launcher = [str(ROOT / "profiles/local/ranks.py"), "--standalone", "--nproc-per-node", "2"]
@@ -167,7 +167,7 @@ def test_a_second_ctrl_c_kills_ranks_that_hang(early: bool) -> None:
             process.send_signal(signal.SIGINT)
         assert [process.stdout.readline() for _ in range(2)] == ["asked\n"] * 2
         first = time.monotonic()  # the launcher has heard it
-        wait_for(lambda: time.monotonic() - first > 1, "another Ctrl-C to be one")
+        wait_for(lambda: time.monotonic() - first > 1, "a second to pass")
         process.send_signal(signal.SIGINT)
         # Less than the ten minutes after which torchrun would kill them itself.
         out, err = process.communicate(timeout=300)
@@ -219,7 +219,7 @@ def test_ranks_are_started_by_the_sites_mpiexec(
     assert (done.stdout.splitlines()[: len(SITE)], done.stderr) == (SITE, "")
 
 
-def test_other_paths_to_the_environments_mpiexec(tmp_path: Path, environment: Path) -> None:
+def test_links_to_the_environments_mpiexec_are_skipped(tmp_path: Path, environment: Path) -> None:
     site = mpiexec(tmp_path / "site", "site")
     (tmp_path / "folder").symlink_to(environment)
     for name in ("links", "tokamake"):
@@ -235,7 +235,7 @@ def test_other_paths_to_the_environments_mpiexec(tmp_path: Path, environment: Pa
         assert rank("aurora", *path, site).stdout.splitlines()[0] == "site"
 
 
-def test_the_mpiexec_of_the_active_environment_is_passed_over_too(
+def test_the_mpiexec_of_the_active_environment_is_skipped(
     tmp_path: Path, environment: Path
 ) -> None:
     site, active = mpiexec(tmp_path / "site", "site"), mpiexec(tmp_path / "active/bin", "active")
@@ -247,7 +247,7 @@ def test_the_mpiexec_of_the_active_environment_is_passed_over_too(
         assert done.stdout.splitlines()[0] == "site"
 
 
-def test_an_mpiexec_that_the_environment_has_a_link_to_is_passed_over(
+def test_an_mpiexec_that_the_environment_links_to_is_skipped(
     tmp_path: Path, environment: Path
 ) -> None:
     site, other = mpiexec(tmp_path / "site", "site"), mpiexec(tmp_path / "other", "other")
@@ -262,7 +262,9 @@ def test_without_tokamake_on_path_the_first_mpiexec_is_taken(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("profile", ["aurora", "polaris"])
 @pytest.mark.parametrize("own", [True, False])
-def test_no_mpiexec_of_the_site_is_one_line(environment: Path, profile: str, own: bool) -> None:
+def test_a_missing_mpiexec_is_reported_in_one_line(
+    environment: Path, profile: str, own: bool
+) -> None:
     if not own:
         (environment / "mpiexec").unlink()
     done = rank(profile, environment)
@@ -273,7 +275,7 @@ def test_no_mpiexec_of_the_site_is_one_line(environment: Path, profile: str, own
     )
 
 
-def test_mpich_is_beside_the_environment_not_in_it() -> None:
-    """Else jobs would find its mpiexec, and mpi4py its library, before the site's."""
+def test_mpich_is_outside_the_environment() -> None:
+    """Otherwise its mpiexec and library would hide those of the site."""
     assert not list(metadata.distributions(name="mpich")), "run .venv/bin/pip uninstall mpich"
     assert (MPICH / "bin/mpiexec").exists(), "run make install"

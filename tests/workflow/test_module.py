@@ -57,7 +57,7 @@ def test_from_another_folder_the_launch_script_is_found(folder: Path) -> None:
     assert f"launch={ROOT}/profiles/local/launch.sh" in done.stdout + done.stderr
 
 
-def test_the_test_folder_of_the_catalogue_is_planned(folder: Path) -> None:
+def test_the_dot_test_folder_has_a_dry_run(folder: Path) -> None:
     shutil.copytree(ROOT / ".test/config", folder / "test/config")
     snakefile = ("--snakefile", str(ROOT / "workflow/Snakefile"), "--directory", "test")
     planned = jobs(snakemake(folder, *snakefile, "-n"))
@@ -65,7 +65,7 @@ def test_the_test_folder_of_the_catalogue_is_planned(folder: Path) -> None:
     assert not (folder / "results").exists()
 
 
-def test_as_a_module_rules_are_renamed_and_names_mean_all_runs(folder: Path) -> None:
+def test_a_module_can_rename_rules_and_target_all_runs(folder: Path) -> None:
     planned = jobs(snakemake(folder, "-n"))
     assert planned["tokamake_train"] == planned["tokamake_export_hf"] == planned["deploy"] == 1
     assert jobs(snakemake(folder, "-n", "tokamake_train"))["tokamake_train"] == 1

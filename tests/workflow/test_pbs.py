@@ -24,12 +24,12 @@ RANKS = ("nodes=2", "tasks=2", "runtime=10")
 LOCAL = ("--set-resources", "train:tasks=2", "--set-threads", "tokenize=1", "train=2")
 AURORA = (
     "--seconds-between-status-checks", "1", "--latency-wait", "10", "--set-threads", "tokenize=1",
-    "--set-resources", *(f"{rule}:{one}" for rule in ("train", "doctor") for one in RANKS),
+    "--set-resources", *(f"{rule}:{value}" for rule in ("train", "doctor") for value in RANKS),
 )  # fmt: skip
 
 
 def make_environment(folder: Path) -> Path:
-    """This Python's environment once more, with an mpiexec that is not the site's; its Python."""
+    """Copy this Python environment, with a failing mpiexec; return its Python."""
     programs, own = folder / "bin", Path(sys.prefix)
     programs.mkdir(parents=True)
     (folder / "lib").symlink_to(own / "lib")
@@ -42,7 +42,7 @@ def make_environment(folder: Path) -> Path:
 
 
 def make_site(folder: Path, profiles: Path, calls: Path) -> None:
-    """Give the profiles of a workspace modules that bring PALS's mpiexec."""
+    """Write a site with PALS's mpiexec, which the profiles of a workspace load."""
     (folder / "bin").mkdir(parents=True)
     command = shlex.join([sys.executable, "-IS", str(PALS), str(MPICH), str(calls)])
     (folder / "bin/mpiexec").write_text(f'#!/bin/sh\nexec {command} "$@"\n')
@@ -52,8 +52,8 @@ def make_site(folder: Path, profiles: Path, calls: Path) -> None:
     (profiles / "aurora/environment.sh").write_text(f"PATH=$PATH:{folder}/bin\n")
 
 
-def built(folder: Path) -> dict[str, str]:
-    """What must be the same wherever it was made, with its hash."""
+def hashes(folder: Path) -> dict[str, str]:
+    """Hash of each file that must not depend on the machine."""
     results = folder / "results"
     kinds = (
         "data/**/*.bin", "data/**/*.idx", "data/metadata.json", "data/*.txt", "smoke/index/*.npy",
@@ -71,8 +71,8 @@ def make_folder(folder: Path, segment_steps: int | None = None) -> Path:
     folder.mkdir()
     make_workspace(folder)
     train = {**CONFIG["train"], "train_steps": None, "evaluation_interval": 8}
-    given = {**CONFIG, "train": {**train, "segment_steps": segment_steps}}
-    (folder / "my.yaml").write_text(yaml.safe_dump(given))
+    config = {**CONFIG, "train": {**train, "segment_steps": segment_steps}}
+    (folder / "my.yaml").write_text(yaml.safe_dump(config))
     table = re.sub(r"\t\d$", "\t0.05", CORPORA.replace("weight", "epochs"), flags=re.MULTILINE)
     (folder / "corpora.tsv").write_text(table)
     mine = folder / ".config/tokamake/aurora.yaml"
@@ -82,14 +82,14 @@ def make_folder(folder: Path, segment_steps: int | None = None) -> Path:
 
 
 @pytest.mark.grid
-def test_the_same_bytes_on_two_nodes_of_pbs_in_segments_as_here(
+def test_segments_on_two_pbs_nodes_give_the_same_bytes_as_a_local_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = make_folder(tmp_path / "here"), make_folder(tmp_path / "there", segment_steps=6)
-    done = snakemake(here, *LOCAL, *MINE, "all")
-    assert done.returncode == 0, done.stdout + done.stderr
+    local = snakemake(here, *LOCAL, *MINE, "all")
+    assert local.returncode == 0, local.stdout + local.stderr
     aurora = ("--profile", "profiles/aurora", *AURORA, *MINE, "all")
-    monkeypatch.setenv("HOME", str(there))  # of the person's own values
+    monkeypatch.setenv("HOME", str(there))  # for the user file
     planned = jobs(snakemake(there, "-n", *aurora))
 
     server = stand_in(tmp_path / "server")
@@ -104,20 +104,20 @@ def test_the_same_bytes_on_two_nodes_of_pbs_in_segments_as_here(
     finally:
         server.stop()
     assert run.returncode == 0, run.stdout + run.stderr
-    assert built(there) == built(here)
-    assert {Path(name).name for name in built(here)} >= {"model.safetensors", "evaluate.json"}
+    assert hashes(there) == hashes(here)
+    assert {Path(name).name for name in hashes(here)} >= {"model.safetensors", "evaluate.json"}
 
-    # Eleven quick rules in a row, of which `compare` is for several runs, are four jobs. The chain
-    # is planned here, once its data are there.
+    # Groups make four jobs of eleven quick rules (`compare` is for several runs). The controller
+    # plans the segments once the data exist.
     batches = {name for name in submitted if name.startswith(("tokenize", "merge"))}
     doctor, train, segment = "doctor-aurora-2-nodes-2-ranks", "train-smoke", "train-smoke-.6"
     assert submitted.keys() - batches == {
         doctor, "text", "start", "prepare", train, segment, "export_hf-smoke", "evaluate-smoke",
         "evaluate-smoke-.6", "generate-smoke", "figures",
     }  # fmt: skip
-    # `all` does nothing, and of the chain a dry run knew one job before.
+    # A dry run before the data exist knows one job of the chain.
     assert planned["plan_segments"] == planned["train"] == 1
-    # In the queue debug one job may wait, so that batches that are ready share jobs.
+    # One job may wait in the queue debug, so batches that are ready share jobs.
     assert len(batches) <= planned["tokenize"] + planned["merge"]
     several = {name for name, asked in submitted.items() if asked["select"] != "1"}
     assert several == {doctor, train, segment}

@@ -1,4 +1,4 @@
-"""What the profiles' launch scripts start, seen through stand-ins that print their arguments."""
+"""Commands that the launch scripts of the profiles start; stand-ins print their arguments."""
 
 import os
 import socket
@@ -43,14 +43,14 @@ def launch(
 
 
 @pytest.mark.parametrize("profile", EXPECTED)
-def test_launch_lines(tmp_path: Path, profile: str) -> None:
+def test_launch_scripts_start_the_command_with_their_options(tmp_path: Path, profile: str) -> None:
     nodes, tasks, expected = EXPECTED[profile]
     command = ["tokamake", "train", "--config", "a b.yaml"]
     result = launch(profile, tmp_path, str(nodes), str(tasks), *command, **ALLOCATED)
     assert result.returncode == 0, result.stderr
-    found = result.stdout.splitlines()
-    assert found[: len(expected)] == expected
-    assert found[-len(command) :] == command
+    lines = result.stdout.splitlines()
+    assert lines[: len(expected)] == expected
+    assert lines[-len(command) :] == command
 
 
 @pytest.mark.parametrize(
@@ -72,23 +72,23 @@ def test_launch_lines(tmp_path: Path, profile: str) -> None:
 def test_ranks_have_the_settings_of_their_network(
     tmp_path: Path, profile: str, expected: set[str]
 ) -> None:
-    seen = tmp_path / "seen"
+    variables = tmp_path / "variables"
     for name in ("mpiexec", "srun"):
-        (tmp_path / name).write_text(f"#!/bin/sh\nenv > {seen}\n")
+        (tmp_path / name).write_text(f"#!/bin/sh\nenv > {variables}\n")
         (tmp_path / name).chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **ALLOCATED}
     script = ROOT / f"profiles/{profile}/launch.sh"
     subprocess.run([script, "1", "4", "true"], env=environment, check=True)
-    assert expected <= set(seen.read_text().splitlines())
-    # The plug-in of the site is asked for where it is, for NCCL stops where it is not.
-    assert not any(line.startswith("NCCL_NET=") for line in seen.read_text().splitlines())
+    assert expected <= set(variables.read_text().splitlines())
+    # NCCL_NET is set only if the site has the plug-in: NCCL stops if it is missing.
+    assert not any(line.startswith("NCCL_NET=") for line in variables.read_text().splitlines())
 
 
 @pytest.mark.parametrize(
     ("first", "here", "place"),
     [
         ("localhost", "localhost", "localhost"),
-        ("no-such-host", "no-such-host", "10.0.0.7"),  # a name that Slurm alone knows
+        ("no-such-host", "no-such-host", "10.0.0.7"),  # a name that only Slurm knows
         ("localhost", "login", ""),
     ],
 )
@@ -110,11 +110,11 @@ def test_ranks_meet_at_a_free_port_of_the_first_node(
     path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     variables = {"SLURM_JOB_NODELIST": "a,b", "SLURMD_NODENAME": here, "PATH": path}
     script = ROOT / f"profiles/{profile}/launch.sh"
-    done = subprocess.run(
+    process = subprocess.run(
         [script, "2", "8", "true"], env={**ALLOCATED, **variables}, capture_output=True, text=True,
         check=True,
     )  # fmt: skip
-    address, _, port = done.stdout.strip("\n").partition(" ")
+    address, _, port = process.stdout.strip("\n").partition(" ")
     assert address == place
     assert bool(port) == bool(place)
     if port:
@@ -128,14 +128,14 @@ def test_clusters_choose_jobs_greedily(profile: str) -> None:
     assert values["scheduler"] == "greedy"
 
 
-def test_modules_are_loaded_where_there_are_some(tmp_path: Path) -> None:
+def test_environment_scripts_load_the_modules_of_the_site(tmp_path: Path) -> None:
     for profile, expected in (
         ("aurora", "load frameworks"), ("polaris", "load conda"), ("perlmutter", "load pytorch"),
     ):  # fmt: skip
         source = f". {ROOT}/profiles/{profile}/environment.sh"
         script = f'module() {{ echo "$@"; }}; conda() {{ :; }}; {source}'
-        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
-        assert expected in done.stdout.splitlines()
+        process = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+        assert expected in process.stdout.splitlines()
 
 
 @pytest.fixture
@@ -161,11 +161,13 @@ def test_a_pbs_profile_runs_a_rule_of_the_workflow(tmp_path: Path, pbs: Pbs, pro
 
     result = run()
     assert result.returncode == 1
-    mine = tmp_path / f".config/tokamake/{profile}.yaml"
-    words = f"tokamake: {mine}: no account, queue, filesystems, which this site requires; write"
+    user_file = tmp_path / f".config/tokamake/{profile}.yaml"
+    words = (
+        f"tokamake: {user_file}: no account, queue, filesystems, which this site requires; write"
+    )
     assert words in result.stdout + result.stderr
-    mine.parent.mkdir(parents=True)
-    mine.write_text("account: proj\nqueue: debug\nfilesystems: home:flare\n")
+    user_file.parent.mkdir(parents=True)
+    user_file.write_text("account: proj\nqueue: debug\nfilesystems: home:flare\n")
     result = run()
     assert result.returncode == 0, result.stdout + result.stderr
     [job] = pbs.jobs()
@@ -184,7 +186,7 @@ def test_aurora_binds_each_rank_to_its_own_cores(tmp_path: Path) -> None:
     cores = [core for part in ranges for core in part]
     assert len(ranges) == 12
     assert len(cores) == len(set(cores)) == 96
-    assert max(cores) < 104  # of two sockets; the first core of each is the system's
+    assert max(cores) < 104  # two sockets of 52 cores; the first core of each is for the system
     assert not {0, 52} & set(cores)
 
 
@@ -203,8 +205,8 @@ def test_local_ranks_share_no_gpu(tmp_path: Path, gpus: int, seen: str) -> None:
 @pytest.mark.ranks
 def test_local_ranks_and_their_exit_status(tmp_path: Path) -> None:
     script = (
-        f'echo "rank $RANK of $WORLD_SIZE"; cd {tmp_path}; touch told.$RANK; '
-        '[ "$RANK" = 0 ] || exit 0; until [ -e told.1 ] && [ -e told.2 ]; do sleep 0.02; done; '
+        f'echo "rank $RANK of $WORLD_SIZE"; cd {tmp_path}; touch ready.$RANK; '
+        '[ "$RANK" = 0 ] || exit 0; until [ -e ready.1 ] && [ -e ready.2 ]; do sleep 0.02; done; '
         "echo mistake >&2; exit 75"
     )
     result = launch("local", tmp_path, "1", "3", "bash", "-c", script)
@@ -218,7 +220,7 @@ def test_local_ranks_and_their_exit_status(tmp_path: Path) -> None:
     assert result.stderr.splitlines() == ["rank 1 was ended by signal 9"]
 
 
-def test_mistakes(tmp_path: Path) -> None:
+def test_launch_scripts_refuse_impossible_layouts(tmp_path: Path) -> None:
     result = launch("local", tmp_path, "2", "2", "true")
     assert (result.returncode, "one machine" in result.stderr) == (2, True)
     result = launch("polaris", tmp_path, "2", "5", "true", PBS_NODEFILE="hosts")

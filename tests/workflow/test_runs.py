@@ -1,4 +1,4 @@
-"""A table of runs: they share data and conversions; each is built, redone and told by itself."""
+"""A table of runs: they share data and conversions; each is built, rebuilt and reported alone."""
 
 import json
 import shutil
@@ -26,8 +26,8 @@ docs\tresults/raw/docs/*\ttext\t1
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace in which two runs of a table have been built."""
     folder = make_workspace(tmp_path_factory.mktemp("swept"))
-    given = {**CONFIG, "runs": "runs.tsv", "convert": ["mds-pipeline-tp2-pp2-bf16", "hf-bf16"]}
-    (folder / "my.yaml").write_text(yaml.safe_dump(given))
+    config = {**CONFIG, "runs": "runs.tsv", "convert": ["mds-pipeline-tp2-pp2-bf16", "hf-bf16"]}
+    (folder / "my.yaml").write_text(yaml.safe_dump(config))
     (folder / "runs.tsv").write_text(SWEEP)
     (folder / "docs.tsv").write_text(DOCS)
     planned = jobs(snakemake(folder, "-n", *MINE, "all"))
@@ -76,18 +76,18 @@ def test_a_run_of_segments_is_a_chain_with_an_evaluation_each(swept: Path) -> No
     page = (run / "plots/evaluation.html").read_text()
     assert page.index("After each segment") < page.index(f"{losses[0]:.4f}")
     assert "After each segment" not in (swept / "results/docs/plots/evaluation.html").read_text()
-    # A segment whose record is lost is done again by itself; its checkpoint is there still.
-    kept = (run / "train.4.json").rename(run / "kept.json")
+    # If the record of a segment is lost, its job alone reruns; the checkpoint still exists.
+    record = (run / "train.4.json").rename(run / "record.json")
     result = snakemake(swept, *MINE, "results/low/train.4.json")
     assert result.returncode == 0, result.stderr
     assert jobs(result) == {"train": 1}
-    assert (run / "train.4.json").read_bytes() == kept.read_bytes()
-    kept.rename(run / "train.4.json")
+    assert (run / "train.4.json").read_bytes() == record.read_bytes()
+    record.rename(run / "train.4.json")
 
 
 @pytest.mark.slow
 @pytest.mark.grid
-def test_the_trained_model_is_written_in_the_forms_of_the_config(swept: Path) -> None:
+def test_the_trained_model_is_converted_to_the_formats_of_the_config(swept: Path) -> None:
     name = "mds-pipeline-tp2-pp2-bf16"
     assert (swept / f"logs/low/convert/{name}.log").read_text().count("parameters") == 1
     converted = open_any(swept / f"results/low/convert/{name}")
@@ -106,31 +106,31 @@ def test_the_trained_model_is_written_in_the_forms_of_the_config(swept: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.grid
-def test_status_finds_all_that_was_built(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_lists_all_finished_jobs(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status(swept)
-    told = capsys.readouterr().out.splitlines()
-    states = [line.split()[0] for line in told if line.startswith("  ")]
+    lines = capsys.readouterr().out.splitlines()
+    states = [line.split()[0] for line in lines if line.startswith("  ")]
     assert states == ["done", "done", *["done", "training"] * 2, "done"]
     of_run = (
         "weigh, index, init_model, resolve, train, export_hf, evaluate, generate, plot, "
         "convert 2 of 2"
     )
-    assert told.count(f"  done     {of_run}") == 1
+    assert lines.count(f"  done     {of_run}") == 1
     of_chain = of_run.replace("train", "train 2 of 2").replace("evaluate", "evaluate 2 of 2")
-    assert told.count(f"  done     {of_chain}") == 1
-    assert "  done     import_checkpoint 2 of 2" in told
-    assert told[-1] == "  done     compare, report"
+    assert lines.count(f"  done     {of_chain}") == 1
+    assert "  done     import_checkpoint 2 of 2" in lines
+    assert lines[-1] == "  done     compare, report"
 
 
 @pytest.mark.slow
 @pytest.mark.grid
-def test_a_run_as_long_as_its_epochs_becomes_a_chain_when_its_data_are_there(swept: Path) -> None:
+def test_the_segments_of_a_run_by_epochs_are_planned_from_its_data(swept: Path) -> None:
     rows = [line.split("\t") for line in CORPORA.splitlines()]
     table = [[*row[:-1], "epochs" if row[-1] == "weight" else "0.05"] for row in rows]
     (swept / "epochs.tsv").write_text("".join("\t".join(row) + "\n" for row in table))
     train = {**CONFIG["train"], "train_steps": None, "segment_steps": 6}
-    given = {**CONFIG, "run": "epochs", "corpora": "epochs.tsv", "train": train}
-    (swept / "epochs.yaml").write_text(yaml.safe_dump(given))
+    config = {**CONFIG, "run": "epochs", "corpora": "epochs.tsv", "train": train}
+    (swept / "epochs.yaml").write_text(yaml.safe_dump(config))
     arguments = ("--configfile", "epochs.yaml", "--")
     planned = jobs(snakemake(swept, "-n", *arguments, "plot"))
     of_run = (
@@ -151,9 +151,9 @@ def test_a_run_as_long_as_its_epochs_becomes_a_chain_when_its_data_are_there(swe
     assert steps == [last, *chain["segments"]]
     for target in ("plan_segments", "train"):
         assert "Nothing to be done" in snakemake(swept, *arguments, target).stderr
-    left = jobs(snakemake(swept, "-n", *arguments, "plot"))
-    assert left == {**dict.fromkeys(of_run[-4:], 1), "evaluate": len(names)}
-    # A lost record is all that is made again.
+    remaining = jobs(snakemake(swept, "-n", *arguments, "plot"))
+    assert remaining == {**dict.fromkeys(of_run[-4:], 1), "evaluate": len(names)}
+    # If a record is lost, its job alone reruns.
     (run / "train.6.json").unlink()
     assert jobs(snakemake(swept, "-n", *arguments, "results/epochs/train.6.json")) == {"train": 1}
     refused = snakemake(swept, "-n", *MINE, "plan_segments")
@@ -180,7 +180,7 @@ def test_rules_are_targets_for_all_runs(swept: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.grid
-def test_a_changed_row_redoes_its_run_alone(swept: Path) -> None:
+def test_a_changed_row_reruns_its_run_alone(swept: Path) -> None:
     (swept / "runs.tsv").write_text(SWEEP.replace("2e-3", "3e-3"))
     changed = jobs(snakemake(swept, "-n", *MINE, "evaluate"))
     assert changed == dict.fromkeys(("resolve", "export_hf", "evaluate"), 1) | {"train": 2}
@@ -200,8 +200,8 @@ def test_runs_start_from_the_same_conversion(swept: Path) -> None:
         f"one\t{start}\tfrom_checkpoint\ttrue\t1\n"
         f"two\t./{start}/\tfrom_checkpoint\ttrue\t2\n"
     )
-    given = {**CONFIG, "runs": "starts.tsv", "tokenizer": {"path": "results/tokenizer"}}
-    (swept / "starts.yaml").write_text(yaml.safe_dump(given))
+    config = {**CONFIG, "runs": "starts.tsv", "tokenizer": {"path": "results/tokenizer"}}
+    (swept / "starts.yaml").write_text(yaml.safe_dump(config))
     arguments = ("--configfile", "starts.yaml", "--")
     planned = jobs(snakemake(swept, "-n", *arguments, "train"))
     assert planned["import_checkpoint"] == 1
@@ -228,8 +228,8 @@ def test_checkpoints_with_different_tokenizers_are_refused(swept: Path) -> None:
     (swept / "starts.tsv").write_text(
         "run\tmodel.checkpoint\ttrain.finetune\none\tfirst\ttrue\ntwo\tsecond\ttrue\n"
     )
-    given = {**CONFIG, "runs": "starts.tsv"}
-    (swept / "starts.yaml").write_text(yaml.safe_dump(given))
+    config = {**CONFIG, "runs": "starts.tsv"}
+    (swept / "starts.yaml").write_text(yaml.safe_dump(config))
     result = snakemake(swept, "-n", "--configfile", "starts.yaml", "--", "train")
-    (told,) = [line for line in result.stderr.splitlines() if line.startswith("tokamake")]
-    assert "starts.tsv:3: model.checkpoint: second/tokenizer.json is another tokenizer" in told
+    (message,) = [line for line in result.stderr.splitlines() if line.startswith("tokamake")]
+    assert "starts.tsv:3: model.checkpoint: second/tokenizer.json is another tokenizer" in message

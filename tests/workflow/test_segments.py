@@ -1,4 +1,4 @@
-"""Training as a chain of jobs: where each ends, when it stops early, and that it is one run."""
+"""Training as a chain of jobs: segment bounds, deadlines, and the same result as one job."""
 
 import os
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_a_chain_of_jobs_is_the_same_run(
 
 
 @pytest.mark.usefixtures("lone_rank")
-def test_ends_that_cannot_be_are_refused(root: Path, whole: Path) -> None:
+def test_an_impossible_last_step_is_refused(root: Path, whole: Path) -> None:
     with pytest.raises(UserError, match="until_step: 7: the run goes from step 0 to 6; give one"):
         train_here(whole, until_step=7)
     with pytest.raises(UserError, match="until_step: 0: the run goes from step 0 to 6"):
@@ -83,7 +83,7 @@ def test_ends_that_cannot_be_are_refused(root: Path, whole: Path) -> None:
 
 
 @pytest.mark.usefixtures("lone_rank")
-def test_a_job_stops_before_its_end_and_the_next_goes_on(
+def test_a_job_stops_before_its_time_limit_and_the_next_continues(
     root: Path, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = make_run(root, "short", save_interval=100)
@@ -96,7 +96,7 @@ def test_a_job_stops_before_its_end_and_the_next_goes_on(
     assert_same_training(config, whole)
 
 
-def test_time_is_kept_for_steps_and_checkpoints() -> None:
+def test_the_deadline_leaves_time_for_a_step_and_a_checkpoint() -> None:
     deadline = Deadline(1000, iter([0, 10, 40, 60, 160, 170, 300, 430, 441]).__next__)
     assert not deadline.near()  # at 10 s
     assert not deadline.near()
@@ -108,14 +108,14 @@ def test_time_is_kept_for_steps_and_checkpoints() -> None:
     assert deadline.near()  # at 441 s: two steps, two checkpoints and a margin of 100 s take 560 s
 
 
-def test_a_checkpoint_of_unknown_length_is_allowed_for() -> None:
+def test_the_deadline_leaves_time_for_an_unmeasured_checkpoint() -> None:
     times = iter([0, 790, 801])
     deadline = Deadline(1000, times.__next__)
     assert not deadline.near()
     assert deadline.near()
 
 
-def test_without_an_end_there_is_time_and_it_is_measured() -> None:
+def test_without_a_time_limit_durations_are_still_measured() -> None:
     deadline = Deadline(None, iter([10, 40, 60, 160]).__next__)
     assert not deadline.near()
     assert not deadline.near()
@@ -124,11 +124,11 @@ def test_without_an_end_there_is_time_and_it_is_measured() -> None:
     assert deadline.measured == Durations(step=30, checkpoint=100)
 
 
-def test_a_job_knows_what_the_one_before_has_measured() -> None:
+def test_a_job_uses_the_durations_of_the_job_before() -> None:
     def ends_at(now: float, earlier: Durations) -> bool:
         return Deadline(1000, iter([0, now]).__next__, earlier=earlier).near()
 
-    # Two steps, two checkpoints and a margin of 100 s; what is not known is guessed.
+    # Two steps, two checkpoints and a margin of 100 s; unknown durations are guessed.
     assert [ends_at(now, Durations(100, 150)) for now in (399, 401)] == [False, True]
     assert [ends_at(now, Durations(100)) for now in (599, 601)] == [False, True]
     assert [ends_at(now, Durations()) for now in (799, 801)] == [False, True]
@@ -139,7 +139,7 @@ def test_a_job_knows_what_the_one_before_has_measured() -> None:
     assert deadline.near()
 
 
-def test_what_a_job_has_measured_is_for_jobs_of_as_many_ranks(tmp_path: Path) -> None:
+def test_durations_are_used_only_for_the_same_number_of_ranks(tmp_path: Path) -> None:
     path = tmp_path / "durations.json"
     assert read_durations(path, 2) == Durations()
     write_durations(path, 2, Durations(1.5, 60))
@@ -155,18 +155,18 @@ def test_the_second_job_of_a_chain_stops_in_time_for_a_slow_checkpoint(root: Pat
     config = make_run(root, "slow", segment_steps=3)
     assert train_here(config, until_step=3) == 0
     note = root / "slow/training/durations.json"
-    found = read_durations(note, 1)
-    assert found.step > 0
-    assert found.checkpoint > 0
+    durations = read_durations(note, 1)
+    assert durations.step > 0
+    assert durations.checkpoint > 0
     # In an hour there is room for all steps, but not for them and two checkpoints of half an hour.
-    write_durations(note, 1, found._replace(checkpoint=1800))
+    write_durations(note, 1, durations._replace(checkpoint=1800))
     assert train_here(config, minutes=60) == STOPPED
     assert (root / "slow/training/latest").read_text() == "global_step4"
     assert read_durations(note, 1).checkpoint < 1800
     assert train_here(config, minutes=60) == 0
 
 
-def test_the_end_is_what_the_scheduler_says(
+def test_the_end_of_a_job_comes_from_the_scheduler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("SLURM_JOB_END_TIME", "PBS_JOB_END_TIME", "SLURM_JOB_ID"):
@@ -205,7 +205,7 @@ def test_segments_end_at_multiples_of_their_steps() -> None:
     assert TrainSettings(train_steps=None, segment_steps=4).segments() == []
 
 
-def test_segments_are_planned_once_the_data_say_how_long_a_run_is(
+def test_segments_are_planned_from_the_length_of_the_data(
     root: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ends = tmp_path / "segments.json"

@@ -1,4 +1,4 @@
-"""The workflow through profiles/slurm on a real Slurm of three nodes, and all that may end it."""
+"""The workflow through profiles/slurm on a real Slurm of three nodes, with several failures."""
 
 import re
 import shutil
@@ -35,11 +35,11 @@ pytestmark = [
 ]
 
 DEADLINE = 900  # seconds for a step of the workflow on a busy machine
-CANCELLED = 240  # seconds in which a controller that was told to end has done so
+CANCELLED = 240  # seconds until a controller ends after a signal
 STAGE = "results/data/batches/tokenize/{}.json"
 
-# Stands before tokamake: writes down in which job a stage began, has it fail or wait as the test
-# asks. A training hangs where its file says so, as one on a node that hangs does.
+# Replaces tokamake: records the job of each stage, and lets a stage fail or wait if the test has
+# written a file for it. Training can hang, as on a node that hangs.
 SHIM = """\
 #!/bin/bash
 stage=$1
@@ -51,8 +51,8 @@ while [ -e "$SHIM/$stage.waits" ]; do sleep 0.05; done
 exec {tokamake} "$@"
 """
 
-# A training that hangs once a checkpoint is in place for which there is a file STEP.hangs, until
-# that is gone or a signal comes; with STEP.deaf, only SIGKILL ends it.
+# Training hangs after the checkpoint of a step with a file STEP.hangs, until the file is removed or
+# a signal arrives; with STEP.deaf, only SIGKILL ends it.
 TRAIN = """\
 import os
 import time
@@ -84,7 +84,7 @@ resume.commit, StopRequest.note = commit_and_hang, note_and_go_on
 main()
 """
 
-# Stands before sbatch: submits, then keeps the answer while the test asks for that.
+# Replaces sbatch: submits, then delays its answer while the file sbatch.waits exists.
 SBATCH = """\
 #!/bin/bash
 answer=$({sbatch} "$@") || exit
@@ -99,7 +99,7 @@ class Site:
 
     Args:
         folder: the user's.
-        shim: where the test says what stages do.
+        shim: files by which the test controls stages.
         slurm: the cluster.
     """
 
@@ -130,25 +130,25 @@ class Site:
         self.controllers.append(process)
         return process
 
-    def say(self, stage: str, what: str) -> Path:
-        """Have a stage fail once, wait or hang."""
-        path = self.shim / f"{stage}.{what}"
+    def control(self, stage: str, action: str) -> Path:
+        """Let a stage fail once, wait or hang."""
+        path = self.shim / f"{stage}.{action}"
         path.touch()
         return path
 
     def begun(self, stage: str) -> list[tuple[str, ...]]:
-        """Jobs that a stage was begun in, with their nodes."""
+        """Jobs in which a stage began, with their nodes."""
         path = self.shim / f"{stage}.begun"
         lines = path.read_text().splitlines() if path.exists() else []
         return [tuple(line.split()) for line in lines]
 
     def await_begun(self, stage: str, times: int) -> tuple[str, ...]:
-        """Wait until a stage has begun so often; the job and node of the last time."""
+        """Wait until a stage has begun `times` times; return its last job and node."""
         wait_for(lambda: len(self.begun(stage)) >= times, f"{stage}\n{self.text}", DEADLINE)
         return self.begun(stage)[-1]
 
     def await_hang(self, step: int) -> str:
-        """Wait until training hangs after the checkpoint of a step; the job that it hangs in."""
+        """Wait until training hangs after the checkpoint of a step; return its job."""
         hung = self.shim / f"{step}.hung"
         ended = self.controllers[-1].poll
         wait_for(lambda: hung.exists() or ended() is not None, f"{hung}\n{self.text}", DEADLINE)
@@ -156,20 +156,20 @@ class Site:
         return self.begun("train")[-1][0]
 
     def stopped(self, why: str) -> int:
-        """Step at which a training has said that it stops, in a job's own log."""
+        """Step at which training stopped, from the log of a job."""
         texts = [path.read_text() for path in self.folder.glob(".snakemake/slurm/*/*.log")]
         text = "\n".join([self.text, *texts])
-        found = re.search(rf"^stopped {why}: saved at step (\d+), run the same", text, re.M)
-        assert found, text
-        return int(found[1])
+        match = re.search(rf"^stopped {why}: saved at step (\d+), run the same", text, re.M)
+        assert match, text
+        return int(match[1])
 
     def log(self, segment: str = "") -> str:
-        """What a job of the training has printed."""
+        """Output of a training job."""
         return (self.folder / f"logs/smoke/train{segment}.log").read_text()
 
     @property
     def text(self) -> str:
-        """What Snakemake has printed so far."""
+        """Output of Snakemake so far."""
         return (self.folder / "controller.log").read_text()
 
 
@@ -198,21 +198,21 @@ def site(tmp_path: Path, sampled: Path, cluster: Slurm) -> Iterator[Site]:
         },
     }
     (folder / "my.yaml").write_text(yaml.safe_dump(config))
-    mine = folder / ".config/tokamake/slurm.yaml"
-    mine.parent.mkdir(parents=True)
-    mine.write_text("account: mine\npartition: all\n")
-    made = Site(folder, make_shim(folder / "shim"), cluster)
-    yield made
-    for controller in made.controllers:
+    user_file = folder / ".config/tokamake/slurm.yaml"
+    user_file.parent.mkdir(parents=True)
+    user_file.write_text("account: mine\npartition: all\n")
+    workspace = Site(folder, make_shim(folder / "shim"), cluster)
+    yield workspace
+    for controller in workspace.controllers:
         controller.kill()
         controller.wait()
-    if left := cluster.jobs():
-        cluster.run("scancel", *left)
+    if jobs := cluster.jobs():
+        cluster.run("scancel", *jobs)
     wait_for(cluster.is_idle, "idle nodes")
 
 
 def make_shim(folder: Path) -> Path:
-    """This Python's environment once more, with another `tokamake`; stages are found beside it."""
+    """Copy this Python environment, with the shim as its `tokamake`."""
     programs, own = folder / "bin", Path(sys.prefix)
     programs.mkdir(parents=True)
     (folder / "lib").symlink_to(own / "lib")
@@ -236,30 +236,30 @@ def _sbatch() -> str:
 TRAINING = (
     "train:nodes=2",
     "train:tasks=2",
-    # The first segment's jobs have little time, and what they need to begin on a busy machine.
+    # Jobs of the first segment have little time, but enough to start on a busy machine.
     "train:runtime=6 if '10' in wildcards.segment else 10",
     "train:signal='TERM@120'",
 )
 
 
 @pytest.mark.grid
-def test_a_chain_of_jobs_ends_whatever_meets_them(
+def test_a_chain_of_jobs_survives_time_limits_signals_and_a_lost_node(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shard fails and is redone alone; training on two nodes is cut off in all ways there are."""
-    site.say("tokenize-all-00000", "fails")
-    # A checkpoint is in place two steps later at the latest; a job that is to stop does one more.
+    """A failed shard reruns alone; training on two nodes is interrupted in four ways."""
+    site.control("tokenize-all-00000", "fails")
+    # Checkpoints are two steps apart at most; a job that is asked to stop does one more step.
     for step in (2, 6, 12, 22):
-        site.say(str(step), "hangs")
+        site.control(str(step), "hangs")
     evaluations = [f"results/smoke/evaluate.{step}.json" for step in (10, 20)]
-    site.say("12", "deaf")
+    site.control("12", "deaf")
     controller = site.start(
         "--retries", "2", "--set-resources", *TRAINING, "--", "train", *evaluations
     )
     _runs_out_of_time(site)
     undisturbed = _resolved_again(site)
     monkeypatch.chdir(site.folder)
-    with ThreadPoolExecutor(1) as pool:  # the cluster waits for Slurm's clock meanwhile
+    with ThreadPoolExecutor(1) as pool:  # meanwhile the cluster waits for the clock of Slurm
         trained_here = pool.submit(launch, undisturbed, ranks=2)
         _is_warned(site)
         killed = _is_killed_by_slurm(site)
@@ -285,7 +285,7 @@ def test_a_chain_of_jobs_ends_whatever_meets_them(
 
 
 def _resolved_again(site: Site) -> Path:
-    """The same run with a folder of its own."""
+    """Copy of the run with its own folder."""
     path = site.folder / "undisturbed/run.yaml"
     path.parent.mkdir()
     run = read_run(site.folder / "results/smoke/run.yaml")
@@ -294,27 +294,27 @@ def _resolved_again(site: Site) -> Path:
 
 
 def _runs_out_of_time(site: Site) -> None:
-    """A job is so slow that its time would not do, and ends by itself before Slurm ends it."""
+    """A slow job stops itself before Slurm ends it."""
     job = site.await_hang(2)
     listed = site.slurm.run("squeue", "--noheader", f"--jobs={job}", "--format=%D %a")
     assert listed == "2 mine\n"
 
-    def left() -> float:
-        told = site.slurm.run("squeue", "--noheader", f"--jobs={job}", "--format=%L")
-        return seconds_of(told.strip()) or 0
+    def remaining() -> float:
+        seconds = site.slurm.run("squeue", "--noheader", f"--jobs={job}", "--format=%L")
+        return seconds_of(seconds.strip()) or 0
 
-    at_first = left()
-    wait_for(lambda: left() <= 0.75 * at_first, "time to pass", DEADLINE)
+    at_first = remaining()
+    wait_for(lambda: remaining() <= 0.75 * at_first, "time to pass", DEADLINE)
     (site.shim / "2.hangs").unlink()
     site.await_begun("train", 4)
     assert site.stopped("before the end of the job")
-    # A job that moved forward is no failure: the executor submits the next one by itself.
+    # A job that made progress is no failure: the executor submits the next job.
     moved = rf"job {job} of rule train failed with exit status 1; saved at step \d+; a new job"
     assert re.search(moved, site.text), site.text
 
 
 def _is_warned(site: Site) -> None:
-    """Slurm sends the signal that the profile asks for, and the ranks save."""
+    """Slurm sends the signal of the profile, and the ranks save."""
     job = site.await_hang(6)
     step = site.stopped("before the end of the job")
     assert f"continuing at step {step}" in site.log(".10")
@@ -324,7 +324,7 @@ def _is_warned(site: Site) -> None:
 
 
 def _is_killed_by_slurm(site: Site) -> str:
-    """Slurm kills a job whose time is up and that hears no SIGTERM; returns its id."""
+    """Slurm kills a job that ignores SIGTERM at its time limit; return its id."""
     job = site.await_hang(12)
     assert "continuing at step 10" in site.log(".20")
     site.slurm.run("scontrol", "update", f"JobId={job}", "EndTime=now+1")
@@ -333,7 +333,7 @@ def _is_killed_by_slurm(site: Site) -> str:
 
 
 def _loses_a_node(site: Site) -> str:
-    """The node of a training's batch script dies; Slurm sees it and queues the job again."""
+    """The node of the batch script dies, and Slurm requeues the job; return its id."""
     job = site.await_hang(22)
     assert "continuing at step 12" in site.log(".20")
     assert "continuing at step 20" in site.log()
@@ -343,16 +343,16 @@ def _loses_a_node(site: Site) -> str:
     try:
         (site.shim / "22.hangs").unlink()
         site.await_begun("train", 14)
-    finally:  # other tests need it, too
+    finally:  # for the other tests
         site.slurm.set_patience(PATIENCE)
         site.slurm.start_node(batch)
     assert batch not in {node for _, node in site.begun("train")[12:]}
     return job
 
 
-def test_signals_cancel_and_a_killed_controller_finds_its_jobs_again(site: Site) -> None:
+def test_signals_cancel_jobs_and_a_new_controller_adopts_jobs_of_a_killed_one(site: Site) -> None:
     target = STAGE.format("all-00000")
-    waits = site.say("tokenize-all-00000", "waits")
+    waits = site.control("tokenize-all-00000", "waits")
     for count, number in enumerate((signal.SIGINT, signal.SIGTERM), 1):
         controller = site.start("--", target)
         site.await_begun("tokenize-all-00000", count)
@@ -362,11 +362,11 @@ def test_signals_cancel_and_a_killed_controller_finds_its_jobs_again(site: Site)
         assert not (site.folder / target).exists()
         assert not list((site.folder / "results/data").rglob("*.bin"))
 
-    # Killed between sbatch and its answer, then once more where the job's id is known.
-    answer = site.say("sbatch", "waits")
+    # Kill the controller before sbatch answers, and again once the job id is known.
+    answer = site.control("sbatch", "waits")
     controller = site.start("--", target)
     job, _ = site.await_begun("tokenize-all-00000", 3)
-    wait_for((site.shim / "sbatch.stalls").exists, "an answer that does not come")
+    wait_for((site.shim / "sbatch.stalls").exists, "sbatch to stall")
     controller.kill()
     controller.wait()
     (record,) = (site.folder / ".snakemake/slurm").glob("*/record.json")
@@ -386,7 +386,7 @@ def test_signals_cancel_and_a_killed_controller_finds_its_jobs_again(site: Site)
     waits.unlink()
     assert controller.wait(DEADLINE) == 0, site.text
     assert (site.folder / target).exists()
-    assert len(site.begun("tokenize-all-00000")) == 3  # of which the last one was the first to end
+    assert len(site.begun("tokenize-all-00000")) == 3  # the first two were cancelled
     controller = site.start("--", target)
     assert controller.wait(DEADLINE) == 0
     assert "Nothing to be done" in site.text
@@ -402,7 +402,7 @@ def test_signals_cancel_and_a_killed_controller_finds_its_jobs_again(site: Site)
 )
 def test_a_sites_profile_runs_a_rule(site: Site, profile: str, mine: str, expected: str) -> None:
     site.profile = profile
-    waits = site.say("tokenize-all-00000", "waits")
+    waits = site.control("tokenize-all-00000", "waits")
     (site.folder / f".config/tokamake/{profile}.yaml").write_text(mine)
     controller = site.start("--", STAGE.format("all-00000"))
     job, _ = site.await_begun("tokenize-all-00000", 1)
@@ -410,7 +410,7 @@ def test_a_sites_profile_runs_a_rule(site: Site, profile: str, mine: str, expect
     waits.unlink()
     assert listed.strip() == expected
     assert controller.wait(DEADLINE) == 0, site.text
-    if profile == "perlmutter":  # which has groups: quick rules that follow each other are one job
+    if profile == "perlmutter":  # its groups make one job of quick rules
         controller = site.start("--", "results/smoke/index/index.json")
         assert controller.wait(DEADLINE) == 0, site.text
         (job,) = set(re.findall(r"\(group prepare\) is (\d+) in Slurm: submitted", site.text))
@@ -418,14 +418,14 @@ def test_a_sites_profile_runs_a_rule(site: Site, profile: str, mine: str, expect
         assert [jobs for ((jobs, _),) in stages] == [job] * 3
 
 
-def test_the_doctor_asks_slurm_and_its_ranks(
+def test_the_doctor_checks_slurm_and_ranks(
     cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("PATH", "SLURM_CONF"):
         monkeypatch.setenv(name, cluster.environment[name])
-    told = [one.line for one in check_scheduler(Profile(None, {"executor": "sbatch"}))]
-    assert told[0] == "ok       scheduler: scontrol answers, 1 queue"
-    assert told[-1].startswith("ok       limits for other rules: 1 node, time not known in all; ")
+    lines = [result.line for result in check_scheduler(Profile(None, {"executor": "sbatch"}))]
+    assert lines[0] == "ok       scheduler: scontrol answers, 1 queue"
+    assert lines[-1].startswith("ok       limits for other rules: 1 node, time not known in all; ")
     script, printed = tmp_path / "job.sh", tmp_path / "job.log"
     python = f"{sys.executable} -m tokamake doctor --ranks"
     script.write_text(f"#!/bin/sh\nexec {ROOT}/profiles/slurm/launch.sh 2 2 {python}\n")

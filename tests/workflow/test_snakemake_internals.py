@@ -1,6 +1,6 @@
 """Private names of Snakemake, each in a small workflow of its own.
 
-A version of Snakemake that changes one of them fails here by name, before any workflow does.
+If a version of Snakemake changes one of them, a test here fails by its name.
 """
 
 import subprocess
@@ -43,7 +43,7 @@ def printed(folder: Path, expression: str, *arguments: str, before: str = "") ->
     return lines[0].removeprefix("value: ")
 
 
-def test_the_main_process_is_no_job(tmp_path: Path) -> None:
+def test_only_jobs_are_recognized_as_jobs(tmp_path: Path) -> None:
     snakefile = """
 print("main:", SNAKEMAKE.is_main_process, SNAKEMAKE.is_module, file=__import__("sys").stderr)
 rule all:
@@ -89,7 +89,7 @@ rule all:
     assert (tmp_path / "a.txt").read_text() == "/else where/launch.sh\n"
 
 
-def test_rules_and_what_they_make(tmp_path: Path) -> None:
+def test_rules_and_their_outputs(tmp_path: Path) -> None:
     expression = (
         "SNAKEMAKE.rule_names(), SNAKEMAKE.is_rule('make'), SNAKEMAKE.is_rule('b.txt'), "
         "SNAKEMAKE.is_produced('b.txt'), SNAKEMAKE.is_produced('b.md'), SNAKEMAKE.outputs('make')"

@@ -349,9 +349,7 @@ SCHEMA = json.loads((ROOT / "docs/metadata.schema.json").read_text())
 PAGE = (ROOT / "docs/metadata.md").read_text()
 
 
-def test_the_metadata_is_what_the_docs_and_the_schema_say(
-    workspace: Path, ours: list[Path]
-) -> None:
+def test_the_metadata_matches_the_docs_and_the_schema(workspace: Path, ours: list[Path]) -> None:
     import jsonschema
 
     foreign = write_megatron_dataset(workspace / "wiki-0", DOCUMENTS)

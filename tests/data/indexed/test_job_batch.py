@@ -82,16 +82,16 @@ def test_an_invalid_batch_file_is_a_fault(folder: Path) -> None:
 
 
 def test_a_failing_member_does_not_stop_the_others() -> None:
-    made = []
+    written = []
 
     def make(member: int) -> None:
         if member % 2:
             raise UserError(f"{member} is odd")
-        made.append(member)
+        written.append(member)
 
     with pytest.raises(UserError, match=r"^1 is odd\n3 is odd$"):
         job_batch.make_each(range(5), make)
-    assert made == [0, 2, 4]
+    assert written == [0, 2, 4]
 
 
 def test_finished_compares_the_request(folder: Path) -> None:

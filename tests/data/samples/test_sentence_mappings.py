@@ -70,7 +70,7 @@ def test_block_mapping_equals_megatron(
     most: int,
     length: int,
     seed: int,
-    one: bool,
+    single_sentences: bool,
 ) -> None:
     titles = np.random.default_rng(seed).integers(0, 30, len(data[0]) - 1).astype(np.int32)
     ours = block_mapping(
@@ -80,9 +80,9 @@ def test_block_mapping_equals_megatron(
         seed=seed,
         num_epochs=epochs,
         max_num_samples=most,
-        use_one_sent_blocks=one,
+        use_one_sent_blocks=single_sentences,
     )
-    arguments = (epochs, most, length, seed, False, one)
+    arguments = (epochs, most, length, seed, False, single_sentences)
     assert_identical(ours, helpers.build_blocks_mapping(*data, titles, *arguments))
 
 
@@ -147,6 +147,6 @@ def test_sentence_mapping_refuses(changed: dict[str, Any]) -> None:
         sentence_mapping(Sentences(BOUNDS, LENGTHS), max_seq_length=10, seed=1, **changed)
 
 
-def test_block_mapping_wants_a_title_for_each_document() -> None:
+def test_block_mapping_requires_a_title_for_each_document() -> None:
     with pytest.raises(UserError, match=r"^title_lengths: 1 titles for 2 documents"):
         block_mapping(Sentences(BOUNDS, LENGTHS), TITLES[:1], max_seq_length=10, seed=1)

@@ -13,8 +13,18 @@ import numpy as np
 import pytest
 import tokenizers
 
-from tests.data.tokenizers.test_gigatoken_json import BYTES, added, sequence, split
-from tests.support.gigatoken_texts import Json, byte_level, changed, random_texts, rows
+from tests.support.gigatoken_texts import (
+    BYTES,
+    Json,
+    added,
+    byte_level,
+    changed,
+    random_texts,
+    rows,
+    sequence,
+    shuffled,
+    split,
+)
 from tests.support.paths import ROOT
 from tokamake._csrc import ByteLevel
 from tokamake.data.tokenizers import _character_classes, open_tokenizer
@@ -122,20 +132,8 @@ def test_long_words_give_the_same_tokens(gpt2: Json, text: str) -> None:
 
 
 def test_any_order_of_ids_and_merges_gives_the_same_tokens(gpt2: Json) -> None:
-    rng = random.Random(0)
-    ids = [7 + 3 * index for index in range(len(gpt2["model"]["vocab"]))]
-    rng.shuffle(ids)
-    vocabulary = dict(zip(gpt2["model"]["vocab"], ids, strict=True))
-    definition = changed(gpt2, "model/vocab", vocabulary)
-    definition["added_tokens"][0]["id"] = vocabulary["<|endoftext|>"]
-    merges = [
-        (word[:cut], word[cut:])
-        for word in vocabulary
-        for cut in range(1, len(word))
-        if word[:cut] in vocabulary and word[cut:] in vocabulary
-    ]
-    rng.shuffle(merges)
-    reference, encode = encoders(changed(definition, "model/merges", merges))
+    _, definition = shuffled(gpt2)
+    reference, encode = encoders(definition)
     texts = [*random_texts(3000, seed=4), "the" * 100, "0" * 65 + "\n" * 64]
     assert encode(texts) == reference(texts)
 

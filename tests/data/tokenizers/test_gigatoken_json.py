@@ -1,12 +1,23 @@
 """gigatoken with byte-level tokenizer.json files: those that it encodes differently are refused."""
 
 import json
-import random
 from pathlib import Path
 
 import pytest
 
-from tests.support.gigatoken_texts import Json, byte_level, changed, random_texts, rows, unmarked
+from tests.support.gigatoken_texts import (
+    BYTES,
+    Json,
+    added,
+    byte_level,
+    changed,
+    random_texts,
+    rows,
+    sequence,
+    shuffled,
+    split,
+    unmarked,
+)
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.data.tokenizers._exactness import REGEXES, json_refusal
 from tokamake.data.tokenizers._gigatoken import Gigatoken, refusal
@@ -30,32 +41,7 @@ def test_an_expression_that_is_not_listed_is_refused(gpt2: Json) -> None:
     assert reference(["4567"]) != fast(["4567"])
 
 
-def added(tokenizer: Json, *tokens: Json) -> Json:
-    plain = {
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": False,
-    }
-    first = len(tokenizer["model"]["vocab"])
-    more = [{"id": first + n, **plain, **token} for n, token in enumerate(tokens)]
-    return changed(tokenizer, "added_tokens", tokenizer["added_tokens"] + more)
-
-
-BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 WORDS = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-
-
-def split(
-    behavior: str = "Isolated", invert: bool = False, regex: str = REGEXES["Llama-3"]
-) -> Json:
-    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": behavior, "invert": invert}
-
-
-def sequence(*parts: Json) -> Json:
-    return {"type": "Sequence", "pretokenizers": list(parts)}
-
 
 INEXACT = {
     "bytes without words": ("pre_tokenizer", BYTES),
@@ -110,21 +96,8 @@ def test_settings_without_effect_are_accepted(gpt2: Json, change: str, tmp_path:
 
 
 def test_any_order_of_ids_and_merges_gives_the_same_tokens(gpt2: Json) -> None:
-    rng = random.Random(0)
-    ids = [7 + 3 * index for index in range(len(gpt2["model"]["vocab"]))]
-    rng.shuffle(ids)
-    vocabulary = dict(zip(gpt2["model"]["vocab"], ids, strict=True))
-    shuffled = changed(gpt2, "model/vocab", vocabulary)
-    shuffled["added_tokens"][0]["id"] = vocabulary["<|endoftext|>"]
-    merges = [
-        (word[:cut], word[cut:])
-        for word in vocabulary
-        for cut in range(1, len(word))
-        if word[:cut] in vocabulary and word[cut:] in vocabulary
-    ]
-    rng.shuffle(merges)
     texts = unmarked(random_texts(3000, seed=4))
-    for definition in (shuffled, changed(shuffled, "model/merges", merges)):
+    for definition in shuffled(gpt2):
         assert json_refusal(json.dumps(definition).encode()) == ""
         reference, fast = load_encoders(json.dumps(definition))
         assert reference(texts) == fast(texts)

@@ -44,7 +44,7 @@ def test_frequencies_and_attention_factor_equal_transformers(name: str, width: i
 
     scaling = SCALINGS[name]
     architecture = scaled(scaling, hidden_size=4 * width)
-    found, factor = rotary_frequencies(architecture)
+    frequencies, factor = rotary_frequencies(architecture)
     rope = {"rope_type": "default", "rope_theta": architecture.rope_theta} | (scaling or {})
     config = LlamaConfig(
         hidden_size=4 * width,
@@ -57,8 +57,10 @@ def test_frequencies_and_attention_factor_equal_transformers(name: str, width: i
         expected, expected_factor = expected.float(), 1.0
     else:
         expected, expected_factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config)
-        assert not torch.allclose(found, rotary_frequencies(scaled(None, hidden_size=4 * width))[0])
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+        assert not torch.allclose(
+            frequencies, rotary_frequencies(scaled(None, hidden_size=4 * width))[0]
+        )
+    torch.testing.assert_close(frequencies, expected, rtol=1e-6, atol=0)
     assert factor == pytest.approx(expected_factor, rel=1e-12)
 
 
@@ -74,9 +76,9 @@ def test_logits_equal_transformers_and_configs_round_trip(name: str, tmp_path: P
         expected = oracle(tokens).logits
         assert (model(tokens) - expected).abs().max() <= 1e-5
     oracle.save_pretrained(tmp_path / "by_transformers")
-    found, tensors = hf_folder.read(tmp_path / "by_transformers")
-    assert found == architecture
-    hf_folder.write(tmp_path / "by_tokamake", found, tensors)
+    stored, tensors = hf_folder.read(tmp_path / "by_transformers")
+    assert stored == architecture
+    hf_folder.write(tmp_path / "by_tokamake", stored, tensors)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "by_tokamake").eval()
     with torch.no_grad():
         assert torch.equal(loaded(tokens).logits, expected)

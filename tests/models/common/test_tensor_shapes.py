@@ -18,5 +18,7 @@ MODELS = [
 @pytest.mark.parametrize("architecture", MODELS, ids=str)
 def test_shapes_are_those_of_the_model_in_its_order(architecture: Architecture) -> None:
     model = model_tensors.from_model(architecture, model_tensors._empty_model(architecture))
-    found = model_tensors.shapes(architecture)
-    assert [*found.items()] == [(name, tuple(tensor.shape)) for name, tensor in model.items()]
+    tensor_shapes = model_tensors.shapes(architecture)
+    assert [*tensor_shapes.items()] == [
+        (name, tuple(tensor.shape)) for name, tensor in model.items()
+    ]

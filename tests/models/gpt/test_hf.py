@@ -46,9 +46,9 @@ def test_names_without_prefix_and_old_buffers_are_read(
     tensors = {n.removeprefix("transformer."): t for n, t in load_file(file).items()}
     old = {"h.0.attn.bias": torch.ones(1, 1, 8, 8), "h.0.attn.masked_bias": torch.tensor(-1e4)}
     save_file(tensors | (old if architecture == LEARNED else {}), file)
-    found = hf_folder.read(tmp_path)[1]
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+    stored_tensors = hf_folder.read(tmp_path)[1]
+    assert stored_tensors.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in stored_tensors.items())
     save_file({n: t for n, t in tensors.items() if n != "ln_f.bias"}, file)
     with pytest.raises(UserError, match=r"tensor transformer\.ln_f\.bias is missing"):
         hf_folder.read(tmp_path)

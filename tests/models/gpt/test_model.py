@@ -22,6 +22,7 @@ from tests.support.gpts import (
 )
 from tests.support.hf_tensors import from_hf, to_hf
 from tests.support.model_loss import mean_loss
+from tests.support.model_ranks import assert_tensor_parallel_equals_one_process, tokens_of
 from tests.support.paths import ROOT
 from tests.support.ranks import spawn
 from tokamake.checkpoint.hf import config_json
@@ -31,19 +32,11 @@ from tokamake.errors import UserError
 from tokamake.models.gpt import memory
 from tokamake.models.gpt import model as family
 from tokamake.parallel.axis import Axis
-from tokamake.parallel.collectives import all_gather
 from tokamake.parallel.context import share
 from tokamake.parallel.mesh import Mesh
-from tokamake.parallel.tensor import cut, placements
 from tokamake.validation import validate
 
 MODELS = ROOT / "config" / "models"
-
-
-def tokens_of(architecture: Architecture, length: int) -> torch.Tensor:
-    assert architecture.vocab_size is not None
-    generator = torch.Generator().manual_seed(7)
-    return torch.randint(architecture.vocab_size, (2, length), generator=generator)
 
 
 def model_with_weights_of(architecture: Architecture, oracle: Any) -> Any:
@@ -174,7 +167,7 @@ def test_names_round_trip_and_flops_equal_those_that_torch_counts(
 
 @pytest.mark.parametrize("architecture", [LEARNED, MQA, ROTARY, ALIBI], ids=range(4))
 @pytest.mark.parametrize("cuts", [[0, 1, 3], [0, 1, 2, 3]], ids=str)
-def test_stages_of_a_pipeline_are_the_whole(architecture: Architecture, cuts: list[int]) -> None:
+def test_pipeline_stages_equal_the_whole_model(architecture: Architecture, cuts: list[int]) -> None:
     weights = random(architecture, 1)
     whole = to_model(architecture, weights)
     x = tokens = tokens_of(architecture, 20)
@@ -312,39 +305,6 @@ def test_alibi_refuses_context_parallelism() -> None:
         ALIBI.check_context_parallel(2)
 
 
-def gradients_of(architecture: Architecture, mesh: Mesh) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and whole gradients of a model of this mesh."""
-    weights = random(architecture, 1)
-    model = family.Model(architecture, mesh)
-    held = placements(model)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            own = cut(weights[family.Model.tensor_name(name)], held[name], mesh.tensor)
-            parameter.copy_(own)
-    loss = mean_loss(model, tokens_of(architecture, 33))
-    loss.backward()
-    whole = {}
-    for name, parameter in model.named_parameters():
-        gradient, placement = parameter.grad, held[name]
-        assert gradient is not None
-        if placement.partial:
-            dist.all_reduce(gradient, group=mesh.tensor.group)
-        if placement.dim is not None:
-            gradient = gathered(gradient, placement.dim, weights, name, mesh.tensor)
-        whole[name] = gradient
-    return loss.item(), whole
-
-
-def gathered(
-    gradient: torch.Tensor, dim: int, weights: dict[str, torch.Tensor], name: str, axis: Axis
-) -> torch.Tensor:
-    size = weights[family.Model.tensor_name(name)].shape[dim]
-    each = -(-size // axis.size)
-    missing = each - gradient.shape[dim]
-    padding = gradient.new_zeros([missing if d == dim else n for d, n in enumerate(gradient.shape)])
-    return all_gather(torch.cat((gradient, padding), dim), axis, dim=dim).narrow(dim, 0, size)
-
-
 SHARED = {
     "learned": LEARNED,
     "untied": gpt(tie_word_embeddings=False),
@@ -355,32 +315,10 @@ SHARED = {
 }
 
 
-def tensor_parallel() -> dict[str, Any]:
-    """Losses and gradients on all ranks, with and without sequence parallelism."""
-    group = dist.group.WORLD
-    axis = Axis(dist.get_rank(), dist.get_world_size(), group)
-    return {
-        f"{name}-{sequence}": gradients_of(shape, Mesh(tensor=axis, sequence_parallel=sequence))
-        for name, shape in SHARED.items()
-        for sequence in (False, True)
-    }
-
-
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_tensor_parallel_ranks_equal_one_process(world_size: int) -> None:
-    found = spawn(tensor_parallel, world_size)
-    for name, shape in SHARED.items():
-        loss, gradients = gradients_of(shape, Mesh())
-        largest = max(gradient.abs().max() for gradient in gradients.values())
-        for of_rank in found:
-            for sequence in (False, True):
-                their_loss, oracle = of_rank[f"{name}-{sequence}"]
-                assert their_loss == pytest.approx(loss, rel=1e-6)
-                for key, gradient in gradients.items():
-                    torch.testing.assert_close(
-                        oracle[key], gradient, atol=1e-6 * largest, rtol=1e-4, msg=f"{name} {key}"
-                    )
+    assert_tensor_parallel_equals_one_process(SHARED, world_size)
 
 
 def context_parallel(method: Any) -> dict[str, Any]:
@@ -400,9 +338,11 @@ def context_parallel(method: Any) -> dict[str, Any]:
 @pytest.mark.ranks
 @pytest.mark.parametrize("method", ["ring", "ulysses"])
 def test_context_parallel_ranks_equal_one_process(method: str) -> None:
-    for rank, found in enumerate(spawn(context_parallel, 2, method)):
-        for name, logits in found.items():
+    for rank, logits_of in enumerate(spawn(context_parallel, 2, method)):
+        for name, logits in logits_of.items():
             with torch.no_grad():
-                whole = to_model(SHARED[name], random(SHARED[name], 1))(tokens_of(SHARED[name], 32))
-            wanted = share(whole, axis=Axis(rank, 2))
-            torch.testing.assert_close(logits, wanted, atol=1e-5, rtol=1e-5)
+                all_logits = to_model(SHARED[name], random(SHARED[name], 1))(
+                    tokens_of(SHARED[name], 32)
+                )
+            expected = share(all_logits, axis=Axis(rank, 2))
+            torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)

@@ -102,7 +102,7 @@ def test_random_weights_do_not_change_between_versions() -> None:
     assert head.double().abs().sum().item() == pytest.approx(131.89298712153865, rel=1e-7)
 
 
-def test_a_model_is_built_on_the_tensors_themselves() -> None:
+def test_a_model_shares_memory_with_its_tensors() -> None:
     architecture = ARCHITECTURES[0]
     weights = random(architecture, 0)
     model = to_model(architecture, weights)

@@ -76,9 +76,9 @@ def test_a_config_without_head_dim_means_128(config: Path) -> None:
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_every_format_keeps_every_bit(kind: str, config: Path, tmp_path: Path) -> None:
     writer.write(tmp_path / "there", open_any(config.parent), kind, Target(LAYOUTS[kind]))
-    found = open_any(tmp_path / "there")
-    assert found.architecture == SHAPE
-    writer.write(tmp_path / "back", found, "hf", Target())
+    checkpoint = open_any(tmp_path / "there")
+    assert checkpoint.architecture == SHAPE
+    writer.write(tmp_path / "back", checkpoint, "hf", Target())
     weights = [file / "model.safetensors" for file in (tmp_path / "back", config.parent)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
     assert (tmp_path / "back/config.json").read_bytes() == config.read_bytes()
@@ -124,7 +124,7 @@ def test_greedy_generation_equals_transformers(sampled: Path, tmp_path: Path) ->
     )
     (sample,) = json.loads((tmp_path / "samples.json").read_text(encoding="utf-8"))
     tokens = torch.tensor([tokenizer("def ")["input_ids"]])
-    found = model.generate(
+    continuation = model.generate(
         tokens,
         attention_mask=torch.ones_like(tokens),
         do_sample=False,
@@ -132,5 +132,5 @@ def test_greedy_generation_equals_transformers(sampled: Path, tmp_path: Path) ->
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=0,
     )[0, tokens.shape[1] :].tolist()
-    expected = [token for token in found if token != tokenizer.eos_token_id]
+    expected = [token for token in continuation if token != tokenizer.eos_token_id]
     assert sample["text"] == tokenizer.decode(expected)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.layouts import Layout, parallel, train_all
 from tests.support.model_loss import mean_loss
+from tests.support.model_ranks import assert_tensor_parallel_equals_one_process, tokens_of
 from tests.support.paths import ROOT
 from tests.support.qwens import ARCHITECTURES, qwen3, reference
 from tests.support.ranks import spawn
@@ -21,18 +21,9 @@ from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.errors import UserError
 from tokamake.models.qwen3 import memory
 from tokamake.models.qwen3.model import Model
-from tokamake.parallel.axis import Axis
-from tokamake.parallel.collectives import all_gather
-from tokamake.parallel.mesh import ALONE, Mesh
-from tokamake.parallel.tensor import cut, placements
 from tokamake.validation import validate
 
 SHAPES = pytest.mark.parametrize("name", ARCHITECTURES)
-
-
-def tokens_of(architecture: Architecture, length: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(7)
-    return torch.randint(architecture.vocab_size or 0, (2, length), generator=generator)
 
 
 def weights_of(name: str, model: Any) -> dict[str, torch.Tensor]:
@@ -52,9 +43,9 @@ def test_logits_loss_and_gradients_equal_transformers(name: str) -> None:
     loss.backward()
     expected.backward()
     gradients = {Model.tensor_name(key): each.grad for key, each in model.named_parameters()}
-    wanted = {key: each.grad for key, each in oracle.named_parameters()}
-    assert gradients.keys() == wanted.keys()
-    for key, gradient in wanted.items():
+    expected_gradients = {key: each.grad for key, each in oracle.named_parameters()}
+    assert gradients.keys() == expected_gradients.keys()
+    for key, gradient in expected_gradients.items():
         assert gradient.abs().max() > 0
         torch.testing.assert_close(gradients[key], gradient, atol=2e-6, rtol=1e-4)
 
@@ -64,8 +55,8 @@ def test_shapes_are_those_of_the_model_in_its_order(name: str) -> None:
     with torch.device("meta"):
         model = Model(ARCHITECTURES[name])
     tensors = from_model(ARCHITECTURES[name], model)
-    found = [(key, tuple(tensor.shape)) for key, tensor in tensors.items()]
-    assert found == [*shapes(ARCHITECTURES[name]).items()]
+    parameters = [(key, tuple(tensor.shape)) for key, tensor in tensors.items()]
+    assert parameters == [*shapes(ARCHITECTURES[name]).items()]
 
 
 def test_decoding_with_a_cache_equals_the_full_forward() -> None:
@@ -109,56 +100,14 @@ def test_published_sizes_have_the_published_number_of_parameters(name: str) -> N
     assert sum(map(math.prod, shapes(shape).values())) == PUBLISHED[name]
 
 
-def gradients_of(architecture: Architecture, mesh: Mesh) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and whole gradients of a model of this mesh."""
-    weights, model = random(architecture, 1), Model(architecture, mesh)
-    held = placements(model)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(cut(weights[Model.tensor_name(name)], held[name], mesh.tensor))
-    loss = mean_loss(model, tokens_of(architecture, 33))
-    loss.backward()
-    gradients = {}
-    for name, parameter in model.named_parameters():
-        gradient = parameter.grad
-        assert gradient is not None
-        if held[name].partial:
-            dist.all_reduce(gradient, group=mesh.tensor.group)
-        if (dim := held[name].dim) is not None:
-            gradient = all_gather(gradient, mesh.tensor, dim=dim)
-        gradients[name] = gradient
-    return loss.item(), gradients
-
-
 # An even vocabulary, so that ranks have equal parts of it.
 SHARED = {"untied": qwen3(vocab_size=132), "mqa": qwen3(vocab_size=132, num_key_value_heads=1)}
-
-
-def tensor_parallel() -> dict[str, Any]:
-    """Losses and gradients on all ranks, with and without sequence parallelism."""
-    axis = Axis(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
-    return {
-        f"{name}-{sequence}": gradients_of(shape, Mesh(tensor=axis, sequence_parallel=sequence))
-        for name, shape in SHARED.items()
-        for sequence in (False, True)
-    }
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_tensor_parallel_ranks_equal_one_process(world_size: int) -> None:
-    found = spawn(tensor_parallel, world_size)
-    for name, shape in SHARED.items():
-        loss, gradients = gradients_of(shape, ALONE)
-        largest = max(gradient.abs().max() for gradient in gradients.values())
-        for case in (f"{name}-False", f"{name}-True"):
-            for of_rank in found:
-                their_loss, theirs = of_rank[case]
-                assert their_loss == pytest.approx(loss, rel=1e-6)
-                for key, gradient in gradients.items():
-                    torch.testing.assert_close(
-                        theirs[key], gradient, atol=1e-6 * largest, rtol=1e-4, msg=f"{case} {key}"
-                    )
+    assert_tensor_parallel_equals_one_process(SHARED, world_size)
 
 
 TRAINED = qwen3(vocab_size=120, num_hidden_layers=2)
@@ -176,21 +125,21 @@ def run_of(root: Path, name: str) -> Path:
 
 
 @pytest.mark.ranks
-def test_two_ranks_train_as_one_does(tmp_path: Path) -> None:
+def test_two_ranks_equal_one_process(tmp_path: Path) -> None:
     config = run_of(tmp_path, "shared")
     (alone,) = spawn(train_all, 1, [Layout(config, {})])
     ranks = spawn(train_all, 2, [Layout(config, changes) for changes in LAYOUTS.values()])
     assert alone[0]["losses"][-1] < 0.9 * alone[0]["losses"][0]
     for number, name in enumerate(LAYOUTS):
-        for found in ranks:
+        for results in ranks:
             for key in ("losses", "norms", "validation"):
                 expected = pytest.approx(alone[0][key], rel=1e-4)
-                assert found[number][key] == expected, f"{name} {key}"
+                assert results[number][key] == expected, f"{name} {key}"
 
 
 def test_tokamake_train_trains_a_qwen3(tmp_path: Path) -> None:
     config = run_of(tmp_path, "trained")
     launch(config)
-    found = losses(config)
-    assert len(found) == 24
-    assert found[-1] < found[0]
+    history = losses(config)
+    assert len(history) == 24
+    assert history[-1] < history[0]

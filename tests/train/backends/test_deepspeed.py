@@ -10,7 +10,7 @@ import pytest
 from tests.support.deepspeed_runs import BF16, zero
 from tests.support.grids import split_layouts
 from tests.support.layouts import Layout, parallel, train_all
-from tests.support.proofs import Changes, Proved, check, make_runs, plain_training
+from tests.support.proofs import Changes, Proved, check, plain_training
 from tests.support.ranks import spawn
 
 FULL = {"recompute_granularity": "full"}
@@ -56,12 +56,6 @@ PROVED: Proved = {
     ],
 }
 """Layouts by number of ranks: name of the initial checkpoint, settings."""
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run.yaml for each initial checkpoint."""
-    return make_runs(tmp_path_factory.mktemp("layouts"))
 
 
 @pytest.mark.ranks

@@ -7,7 +7,7 @@ import torch
 
 from tests.support.deepspeed_runs import BF16, Move, move_all, zero
 from tests.support.engines import assert_equal, whole
-from tests.support.layouts import Found, parallel
+from tests.support.layouts import RankResults, parallel
 from tests.support.proofs import make_start
 from tests.support.ranks import spawn
 from tokamake.checkpoint.native import training_state
@@ -67,6 +67,6 @@ def test_checkpoints_move_between_back_ends_and_layouts(start: str, tmp_path: Pa
             assert torch.equal(weight, states[f"model.{name}"])
 
 
-def joined(results: list[Found], key: str) -> dict[str, torch.Tensor]:
+def joined(results: list[RankResults], key: str) -> dict[str, torch.Tensor]:
     """States of all ranks, joined."""
     return whole(result[key] for result in results)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.grids import split_layouts
 from tests.support.layouts import parallel
-from tests.support.proofs import Changes, Proved, check, make_runs
+from tests.support.proofs import Changes, Proved, check
 
 SCHEDULES: dict[str, Changes] = {
     "gpipe": {"schedule": "gpipe"},
@@ -114,12 +114,6 @@ PROVED: Proved = {
     ],
 }
 """Layouts by number of ranks: name of the initial checkpoint, settings."""
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run.yaml for each initial checkpoint."""
-    return make_runs(tmp_path_factory.mktemp("layouts"))
 
 
 @pytest.mark.ranks

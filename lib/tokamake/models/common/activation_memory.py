@@ -35,5 +35,31 @@ def attention_bytes(architecture: Architecture, size: int) -> int:
 
 
 def rms_norm_bytes(width: int, size: int, *, fused: bool) -> int:
-    """What an RMSNorm saves: its input, and unfused, as on CPUs, two fp32 copies of it."""
+    """Input of an RMSNorm, which it saves; unfused, as on CPUs, two fp32 copies instead."""
     return width * size if fused else 2 * width * 4
+
+
+def gated_layer(
+    architecture: Architecture, *, size: int, fused_norm: bool, head_norms: bool = False
+) -> SavedActivations:
+    """Bytes per token of a layer with RMSNorms and a gated MLP.
+
+    Both norms save their inputs; their outputs are the inputs of projections. Attention saves
+    queries, keys, values, its result and normalizers. The MLP saves the gate, its SiLU, the up
+    projection and their product.
+
+    Args:
+        architecture: shape of the model.
+        size: bytes per number of the forward pass.
+        fused_norm: whether the device has RMSNorm as one kernel.
+        head_norms: whether attention norms its query and key heads.
+    """
+    attention, hidden = attention_bytes(architecture, size), architecture.hidden_size
+    inner = architecture.intermediate_size * size
+    heads = architecture.query_size + architecture.key_value_size if head_norms else 0
+    return SavedActivations(
+        states=2 * rms_norm_bytes(hidden, size, fused=fused_norm),
+        gathered=2 * hidden * size,
+        split=attention + rms_norm_bytes(heads, size, fused=fused_norm) + 4 * inner,
+        products=attention + 2 * inner,
+    )

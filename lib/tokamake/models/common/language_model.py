@@ -1,13 +1,13 @@
 """Base class of all families' models: a pipeline stage, random weights.
 
-A family's `Model` builds its layers here and defines `forward`. The trainer gives it a mesh and the
-layers of its stage; evaluation and generation use the whole model.
+A family's `Model` defines `build_norm`, `build_layer` and `forward`. The trainer gives it a mesh
+and the layers of its stage; evaluation and generation use the whole model.
 Shape suffixes: B batch, L tokens, D hidden size, V vocabulary.
 """
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from tokamake.parallel.tensor import (
 )
 
 Output = Tensor | tuple[Tensor, Tensor]
-"""What `forward` returns: logits, or logits and an auxiliary loss; see `LanguageModel`."""
+"""Result of `forward`: logits, or logits and an auxiliary loss; see `LanguageModel`."""
 
 
 class LanguageModel(nn.Module):
@@ -58,7 +58,6 @@ class LanguageModel(nn.Module):
         architecture: shape of the model, vocab_size filled in.
         mesh: this rank among its peers.
         stage: numbers of the layers of this stage; None: all.
-        build_layer: builds a layer.
     """
 
     embed_tokens: nn.Embedding
@@ -66,16 +65,12 @@ class LanguageModel(nn.Module):
     lm_head: nn.Linear
     layers: nn.ModuleDict
     has_auxiliary_loss = False
-    into_residual: tuple[str, ...] = ()
+    into_residual: tuple[str, ...] = ("o_proj.weight", "down_proj.weight")
     embedding_name = "embed_tokens.weight"
     output_name = "lm_head.weight"
 
     def __init__(
-        self,
-        architecture: Architecture,
-        mesh: Mesh,
-        stage: range | None,
-        build_layer: Callable[[Architecture, Mesh], nn.Module],
+        self, architecture: Architecture, mesh: Mesh = ALONE, stage: range | None = None
     ) -> None:
         super().__init__()
         assert architecture.vocab_size is not None, "fill in vocab_size before building the model"
@@ -83,22 +78,32 @@ class LanguageModel(nn.Module):
         numbers = range(architecture.num_hidden_layers) if stage is None else stage
         self.is_first = numbers.start == 0
         self.is_last = numbers.stop == architecture.num_hidden_layers
-        self.layers = nn.ModuleDict({str(n): build_layer(architecture, mesh) for n in numbers})
-
-    def add_embedding(self) -> None:
-        """Give the first stage its token embedding."""
-        vocab_size, hidden = self.architecture.vocab_size, self.architecture.hidden_size
-        assert vocab_size is not None
+        self.layers = nn.ModuleDict({str(n): self.build_layer() for n in numbers})
         if self.is_first:
-            self.embed_tokens = VocabParallelEmbedding(vocab_size, hidden, self.mesh)
+            self.add_embeddings()
+        if self.is_last:
+            self.add_output()
 
-    def add_output(self, norm: Callable[[], nn.Module]) -> None:
-        """Give the last stage its norm, and its output layer unless that is the embedding."""
+    def build_norm(self) -> nn.Module:
+        """Build a norm of states; families implement this."""
+        raise NotImplementedError
+
+    def build_layer(self) -> nn.Module:
+        """Build a layer; families implement this."""
+        raise NotImplementedError
+
+    def add_embeddings(self) -> None:
+        """Add the token embedding to the first stage; families may add more."""
         vocab_size, hidden = self.architecture.vocab_size, self.architecture.hidden_size
         assert vocab_size is not None
-        if self.is_last:
-            self.norm = norm()
-        if self.is_last and (self.has_copy or not self.architecture.tie_word_embeddings):
+        self.embed_tokens = VocabParallelEmbedding(vocab_size, hidden, self.mesh)
+
+    def add_output(self) -> None:
+        """Add the norm to the last stage, and the output layer unless that is the embedding."""
+        vocab_size, hidden = self.architecture.vocab_size, self.architecture.hidden_size
+        assert vocab_size is not None
+        self.norm = self.build_norm()
+        if self.has_copy or not self.architecture.tie_word_embeddings:
             self.lm_head = ColumnParallelLinear(hidden, vocab_size, self.mesh)
 
     def forward(
@@ -147,13 +152,8 @@ class LanguageModel(nn.Module):
             x_BLD = layer(x_BLD, *inputs, cache[number])
         return x_BLD
 
-    def positions(self, x: Tensor, *, start: int = 0) -> Tensor:
-        """Positions (L,) of this rank's tokens in their rows.
-
-        Args:
-            x: first argument of `forward`.
-            start: tokens in the cache, which precede these.
-        """
+    def positions(self, x: Tensor, cache: list[KeyValueCache] | None = None) -> Tensor:
+        """Positions (L,) of this rank's tokens in their rows; see `forward` for the arguments."""
         length = x.shape[1]
         # Later stages receive this rank's part of the sequence, but layers attend to all of it.
         if self.mesh.sequence_parallel and not self.is_first:
@@ -161,6 +161,7 @@ class LanguageModel(nn.Module):
         axis = self.mesh.context
         if axis.size > 1:
             return zigzag_indices(length * axis.size, axis, x.device)
+        start = cache[0].length if cache else 0
         return torch.arange(start, start + length, device=x.device)
 
     def mask(self, document_ids: Tensor | None) -> PackedDocuments | Documents | None:
@@ -209,5 +210,5 @@ class LanguageModel(nn.Module):
 
 
 def logits_and_auxiliary_loss(output: Output) -> tuple[Tensor, Tensor | None]:
-    """Separate what `forward` returns; None where there is no auxiliary loss."""
+    """Separate the result of `forward`; the loss is None if the family has none."""
     return output if isinstance(output, tuple) else (output, None)

@@ -1,4 +1,4 @@
-"""What a family's megatron.py states: modules of a layer, and arguments of its function.
+"""Contents of a family's megatron.py: modules of a layer, and arguments of its function.
 
 `checkpoint.megatron_model` reads and writes checkpoints of Megatron's kin by them. Names here are
 those of Megatron-DeepSpeed; megatron.core's are translated to them.
@@ -34,7 +34,12 @@ ATTENTION = (
 """Attention of most families."""
 INPUT_NORM = MegatronModule("input_layernorm", ("input_layernorm",))
 MLP_NORM = MegatronModule("post_attention_layernorm", ("post_attention_layernorm",))
-MLP_OUTPUT = MegatronModule("mlp.dense_4h_to_h", ("mlp.down_proj",), "columns")
+_MLP_OUTPUT = MegatronModule("mlp.dense_4h_to_h", ("mlp.down_proj",), "columns")
+MLP = (MegatronModule("mlp.dense_h_to_4h", ("mlp.up_proj",), "rows"), _MLP_OUTPUT)
+GATED_MLP = (
+    MegatronModule("mlp.dense_h_to_4h", ("mlp.gate_proj", "mlp.up_proj"), "rows"),
+    _MLP_OUTPUT,
+)
 
 
 def first(args: Any, *names: str) -> Any:
@@ -43,7 +48,7 @@ def first(args: Any, *names: str) -> Any:
 
 
 def norm_epsilon(args: Any, *, is_core: bool) -> float:
-    """What norms add to the variance; megatron.core reads norm_epsilon before the older name."""
+    """Epsilon of the norms; megatron.core reads norm_epsilon before the older name."""
     names = (
         ("norm_epsilon", "layernorm_epsilon") if is_core else ("layernorm_epsilon", "norm_epsilon")
     )
@@ -69,14 +74,28 @@ def biases(args: Any, file: Path, *, default: bool) -> dict[str, Any]:
     return {"attention_bias": has_biases, "mlp_bias": has_biases}
 
 
+def rms_norm_fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
+    """`fields` of a family with RMSNorms, whose biases are off by default.
+
+    Args:
+        args: of a checkpoint.
+        file: with the arguments, for messages.
+        is_core: whether the model is megatron.core's, which reads some arguments otherwise.
+    """
+    return {
+        "rms_norm_eps": norm_epsilon(args, is_core=is_core),
+        **biases(args, file, default=False),
+    }
+
+
 def unsupported(args: Any, file: Path, name: str, meaning: str) -> UserError:
-    """The error of an argument that asks for what no family has.
+    """Error: an argument asks for a feature that no family has.
 
     Args:
         args: Megatron's arguments.
         file: with the arguments.
         name: of the argument.
-        meaning: what it asks for.
+        meaning: the feature.
     """
     value = reprlib.repr(getattr(args, name, None))
     return UserError(

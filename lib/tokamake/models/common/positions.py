@@ -14,26 +14,31 @@ from torch import Tensor
 from tokamake.config.architecture import Architecture, RopeScaling
 
 
-def rotary(positions: Tensor, architecture: Architecture) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, fp32, of rotary position embedding (arXiv 2104.09864).
+def rotary(
+    positions: Tensor, architecture: Architecture, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of rotary position embedding (arXiv 2104.09864).
 
     Every forward pass computes them again: a cast of the model to bf16 would round a buffer.
 
     Args:
         positions: (L,) for all rows, or (B, L).
         architecture: shape of the model.
+        dtype: of the result.
 
     Returns:
         (L, K) each, or (B, 1, L, K), for `rotate`.
     """
     frequencies, factor = rotary_frequencies(architecture, positions.device)
+    # Angles are fp32: positions beyond 256 are not exact in bf16.
     angles = positions.float()[..., None] * frequencies
     angles = torch.cat((angles, angles), dim=-1)
     if positions.dim() > 1:
         angles = angles[:, None]
-    if factor == 1.0:
-        return angles.cos(), angles.sin()
-    return angles.cos() * factor, angles.sin() * factor
+    cos, sin = angles.cos(), angles.sin()
+    if factor != 1.0:
+        cos, sin = cos * factor, sin * factor
+    return cos.to(dtype), sin.to(dtype)
 
 
 def rotate(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:

@@ -8,9 +8,8 @@ from tokamake.errors import UserError
 from tokamake.models.common.megatron_format import (
     ATTENTION,
     INPUT_NORM,
+    MLP,
     MLP_NORM,
-    MLP_OUTPUT,
-    MegatronModule,
     biases,
     norm_epsilon,
 )
@@ -18,13 +17,7 @@ from tokamake.models.common.megatron_format import (
 ARGUMENTS = {"swiglu": False, "normalization": "layernorm"}
 """Arguments by which a checkpoint's model is known to be of this family."""
 
-LAYER = (
-    INPUT_NORM,
-    *ATTENTION,
-    MLP_NORM,
-    MegatronModule("mlp.dense_h_to_4h", ("mlp.up_proj",), "rows"),
-    MLP_OUTPUT,
-)
+LAYER = (INPUT_NORM, *ATTENTION, MLP_NORM, *MLP)
 """Modules of a layer in the order in which Megatron makes them."""
 
 _TANH = ("gelu_new", "gelu_pytorch_tanh")
@@ -41,12 +34,12 @@ def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
     Raises:
         UserError: Megatron's versions disagree on what the arguments mean.
     """
-    found_biases = biases(args, file, default=True)
+    has_biases = biases(args, file, default=True)
     return {
         "layer_norm_epsilon": norm_epsilon(args, is_core=is_core),
-        **found_biases,
+        **has_biases,
         "embedding_layernorm": bool(getattr(args, "embed_layernorm", False)),
-        "hidden_act": _activation(args, file, biased=found_biases["mlp_bias"], is_core=is_core),
+        "hidden_act": _activation(args, file, biased=has_biases["mlp_bias"], is_core=is_core),
     }
 
 

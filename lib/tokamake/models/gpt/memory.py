@@ -1,13 +1,13 @@
 """Memory and arithmetic of a `gpt`: activations that a layer saves, FLOPs per token."""
 
+from functools import partial
+
 from tokamake.config.architecture import Architecture
 from tokamake.models.common import flops
 from tokamake.models.common.activation_memory import SavedActivations, attention_bytes
 
-
-def flops_per_token(architecture: Architecture, sequence_length: int) -> int:
-    """Floating-point operations of one token's forward and backward pass, see `common.flops`."""
-    return flops.per_token(architecture, sequence_length, num_mlp_matrices=2)
+flops_per_token = partial(flops.per_token, num_mlp_matrices=2)
+"""Floating-point operations of one token's forward and backward pass."""
 
 
 def saved_activations(
@@ -16,7 +16,7 @@ def saved_activations(
     """Bytes that a layer saves per token for its backward pass.
 
     LayerNorm is one kernel on all devices and saves its input. The MLP saves the input and the
-    output of its activation. See `llama` for the rest and for the arguments.
+    output of its activation. See `activation_memory.gated_layer` for attention and the arguments.
     """
     attention = attention_bytes(architecture, size)
     inner = architecture.intermediate_size * size

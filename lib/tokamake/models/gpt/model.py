@@ -66,35 +66,26 @@ class MLP(nn.Module):
         return self.down_proj(self._activation(self.up_proj(x_BLD)))
 
 
-def _layer(architecture: Architecture, mesh: Mesh) -> TransformerLayer:
-    norm = partial(LayerNorm, architecture.hidden_size, mesh, eps=architecture.layer_norm_epsilon)
-    return TransformerLayer(norm, Attention(architecture, mesh), MLP(architecture, mesh))
-
-
 class Model(LanguageModel):
-    """A GPT whose parameters have the names of Hugging Face's Llama, see `tensor_name`.
+    """A GPT whose parameters have the names of Hugging Face's Llama, see `tensor_name`."""
 
-    Args:
-        architecture: shape of the model, vocab_size filled in.
-        mesh: this rank among its peers.
-        stage: numbers of the layers of this pipeline stage; None: all.
-    """
+    def build_norm(self) -> LayerNorm:
+        hidden, eps = self.architecture.hidden_size, self.architecture.layer_norm_epsilon
+        return LayerNorm(hidden, self.mesh, eps=eps)
 
-    into_residual = ("o_proj.weight", "down_proj.weight")
+    def build_layer(self) -> TransformerLayer:
+        attention = Attention(self.architecture, self.mesh)
+        return TransformerLayer(self.build_norm, attention, MLP(self.architecture, self.mesh))
 
-    def __init__(
-        self, architecture: Architecture, mesh: Mesh = ALONE, stage: range | None = None
-    ) -> None:
-        super().__init__(architecture, mesh, stage, _layer)
-        hidden = architecture.hidden_size
-        norm = partial(LayerNorm, hidden, mesh, eps=architecture.layer_norm_epsilon)
-        self.add_embedding()
-        if self.is_first and architecture.position_embedding == "learned":
-            longest = architecture.max_position_embeddings
-            self.embed_positions = PositionEmbedding(longest, hidden, mesh)
-        if self.is_first and architecture.embedding_layernorm:
-            self.embed_layernorm = norm()
-        self.add_output(norm)
+    def add_embeddings(self) -> None:
+        """Add the embeddings of tokens and of learned positions, and their norm."""
+        super().add_embeddings()
+        architecture = self.architecture
+        if architecture.position_embedding == "learned":
+            longest, hidden = architecture.max_position_embeddings, architecture.hidden_size
+            self.embed_positions = PositionEmbedding(longest, hidden, self.mesh)
+        if architecture.embedding_layernorm:
+            self.embed_layernorm = self.build_norm()
 
     def forward(
         self,
@@ -105,18 +96,17 @@ class Model(LanguageModel):
         document_ids: Tensor | None = None,
     ) -> Tensor:
         """Predict each token's successor; see `LanguageModel.forward`."""
-        start, kind = cache[0].length if cache else 0, self.architecture.position_embedding
-        places = self.positions(x, start=start)
-        position_ids = places if position_ids is None else position_ids
+        if position_ids is None:
+            position_ids = self.positions(x, cache)
         x_BLD = self._embedded(x, position_ids) if self.is_first else x
         cos, sin = None, None
         seen: Seen = self.mask(document_ids)
-        if kind == "rotary":
-            angles = rotary(position_ids, self.architecture)
-            cos, sin = (angle.to(x_BLD.dtype) for angle in angles)
-        if kind == "alibi":
+        if self.architecture.position_embedding == "rotary":
+            cos, sin = rotary(position_ids, self.architecture, x_BLD.dtype)
+        if self.architecture.position_embedding == "alibi":
             assert seen is None or isinstance(seen, PackedDocuments)
-            seen = self._bias(x_BLD, start, len(places), seen.mask if seen else None)
+            start, length = cache[0].length if cache else 0, position_ids.shape[-1]
+            seen = self._bias(x_BLD, start, length, seen.mask if seen else None)
         x_BLD = self.through_layers(x_BLD, cos, sin, seen, cache=cache)
         return self.logits(x_BLD) if self.is_last else x_BLD
 

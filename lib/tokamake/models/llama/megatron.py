@@ -1,44 +1,24 @@
 """A `llama` in Megatron's terms: modules of a layer, arguments of its function."""
 
-from pathlib import Path
 from typing import Any
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common.megatron_format import (
     ATTENTION,
+    GATED_MLP,
     INPUT_NORM,
     MLP_NORM,
-    MLP_OUTPUT,
-    MegatronModule,
-    biases,
-    norm_epsilon,
+    rms_norm_fields,
 )
 
 ARGUMENTS = {"swiglu": True, "normalization": "rmsnorm"}
 """Arguments by which a checkpoint's model is known to be of this family."""
 
-LAYER = (
-    INPUT_NORM,
-    *ATTENTION,
-    MLP_NORM,
-    MegatronModule("mlp.dense_h_to_4h", ("mlp.gate_proj", "mlp.up_proj"), "rows"),
-    MLP_OUTPUT,
-)
+LAYER = (INPUT_NORM, *ATTENTION, MLP_NORM, *GATED_MLP)
 """Modules of a layer in the order in which Megatron makes them."""
 
-
-def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
-    """Fields of an `Architecture` that Megatron's arguments state.
-
-    Args:
-        args: of a checkpoint.
-        file: with the arguments, for messages.
-        is_core: whether the model is megatron.core's, which reads some arguments otherwise.
-    """
-    return {
-        "rms_norm_eps": norm_epsilon(args, is_core=is_core),
-        **biases(args, file, default=False),
-    }
+fields = rms_norm_fields
+"""Fields of an `Architecture` that Megatron's arguments state."""
 
 
 def arguments(architecture: Architecture) -> dict[str, Any]:

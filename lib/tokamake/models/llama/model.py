@@ -5,15 +5,11 @@ evaluation and generation call the model for logits.
 Shape suffixes: B batch, L tokens, D hidden size.
 """
 
-from functools import partial
-
 from torch import Tensor
 
-from tokamake.config.architecture import Architecture
 from tokamake.models.common.language_model import LanguageModel
 from tokamake.models.common.layers import Attention, GatedMLP, KeyValueCache, TransformerLayer
 from tokamake.models.common.positions import rotary
-from tokamake.parallel.mesh import ALONE, Mesh
 from tokamake.parallel.tensor import RMSNorm
 
 SETTINGS = {
@@ -29,29 +25,16 @@ SETTINGS = {
 """Fields of `Architecture` that this family knows: choices, the default first, or a default."""
 
 
-def _layer(architecture: Architecture, mesh: Mesh) -> TransformerLayer:
-    norm = partial(RMSNorm, architecture.hidden_size, mesh, eps=architecture.rms_norm_eps)
-    return TransformerLayer(norm, Attention(architecture, mesh), GatedMLP(architecture, mesh))
-
-
 class Model(LanguageModel):
-    """A Llama; its parameters have Hugging Face's names, see `tensor_name`.
+    """A Llama; its parameters have Hugging Face's names, see `tensor_name`."""
 
-    Args:
-        architecture: shape of the model, vocab_size filled in.
-        mesh: this rank among its peers.
-        stage: numbers of the layers of this pipeline stage; None: all.
-    """
+    def build_norm(self) -> RMSNorm:
+        hidden, eps = self.architecture.hidden_size, self.architecture.rms_norm_eps
+        return RMSNorm(hidden, self.mesh, eps=eps)
 
-    into_residual = ("o_proj.weight", "down_proj.weight")
-
-    def __init__(
-        self, architecture: Architecture, mesh: Mesh = ALONE, stage: range | None = None
-    ) -> None:
-        super().__init__(architecture, mesh, stage, _layer)
-        self.add_embedding()
-        norm = partial(RMSNorm, architecture.hidden_size, mesh, eps=architecture.rms_norm_eps)
-        self.add_output(norm)
+    def build_layer(self) -> TransformerLayer:
+        attention = Attention(self.architecture, self.mesh)
+        return TransformerLayer(self.build_norm, attention, GatedMLP(self.architecture, self.mesh))
 
     def forward(
         self,
@@ -63,9 +46,8 @@ class Model(LanguageModel):
     ) -> Tensor:
         """Predict each token's successor; see `LanguageModel.forward`."""
         if position_ids is None:
-            position_ids = self.positions(x, start=cache[0].length if cache else 0)
+            position_ids = self.positions(x, cache)
         x_BLD = self.embed_tokens(x) if self.is_first else x
-        # Angles are fp32: positions beyond 256 are not exact in bf16.
-        cos, sin = (angle.to(x_BLD.dtype) for angle in rotary(position_ids, self.architecture))
+        cos, sin = rotary(position_ids, self.architecture, x_BLD.dtype)
         x_BLD = self.through_layers(x_BLD, cos, sin, self.mask(document_ids), cache=cache)
         return self.logits(x_BLD) if self.is_last else x_BLD

@@ -1,17 +1,15 @@
 """A `qwen3` in Megatron's terms: modules of a layer, arguments of its function."""
 
-from pathlib import Path
 from typing import Any
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common.megatron_format import (
     ATTENTION,
+    GATED_MLP,
     INPUT_NORM,
     MLP_NORM,
-    MLP_OUTPUT,
     MegatronModule,
-    biases,
-    norm_epsilon,
+    rms_norm_fields,
 )
 
 ARGUMENTS = {"swiglu": True, "qk_layernorm": True, "normalization": "rmsnorm"}
@@ -23,21 +21,15 @@ LAYER = (
     MegatronModule("self_attention.q_layernorm", ("self_attn.q_norm",)),
     MegatronModule("self_attention.k_layernorm", ("self_attn.k_norm",)),
     MLP_NORM,
-    MegatronModule("mlp.dense_h_to_4h", ("mlp.gate_proj", "mlp.up_proj"), "rows"),
-    MLP_OUTPUT,
+    *GATED_MLP,
 )
 """Modules of a layer in the order in which Megatron makes them."""
 
+fields = rms_norm_fields
+"""Fields of an `Architecture` that Megatron's arguments state.
 
-def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
-    """Fields of an `Architecture` that Megatron's arguments state; see `llama` for the arguments.
-
-    Biases become fields, too: this family refuses them by name.
-    """
-    return {
-        "rms_norm_eps": norm_epsilon(args, is_core=is_core),
-        **biases(args, file, default=False),
-    }
+Biases become fields, too: this family refuses them by name.
+"""
 
 
 def arguments(architecture: Architecture) -> dict[str, Any]:

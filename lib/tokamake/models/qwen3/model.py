@@ -9,11 +9,9 @@ from functools import partial
 
 from torch import Tensor
 
-from tokamake.config.architecture import Architecture
 from tokamake.models.common.language_model import LanguageModel
 from tokamake.models.common.layers import Attention, GatedMLP, KeyValueCache, TransformerLayer
 from tokamake.models.common.positions import rotary
-from tokamake.parallel.mesh import ALONE, Mesh
 from tokamake.parallel.tensor import HeadRMSNorm, RMSNorm
 
 SETTINGS = {
@@ -27,32 +25,18 @@ SETTINGS = {
 """Fields of `Architecture` that this family knows: choices, the default first, or a default."""
 
 
-def _layer(architecture: Architecture, mesh: Mesh) -> TransformerLayer:
-    eps = architecture.rms_norm_eps
-    norm = partial(RMSNorm, architecture.hidden_size, mesh, eps=eps)
-    head_norm = partial(HeadRMSNorm, architecture.head_dim, mesh, eps=eps)
-    attention = Attention(architecture, mesh, head_norm)
-    return TransformerLayer(norm, attention, GatedMLP(architecture, mesh))
-
-
 class Model(LanguageModel):
-    """A Qwen3; its parameters have Hugging Face's names, see `tensor_name`.
+    """A Qwen3; its parameters have Hugging Face's names, see `tensor_name`."""
 
-    Args:
-        architecture: shape of the model, vocab_size filled in.
-        mesh: this rank among its peers.
-        stage: numbers of the layers of this pipeline stage; None: all.
-    """
+    def build_norm(self) -> RMSNorm:
+        hidden, eps = self.architecture.hidden_size, self.architecture.rms_norm_eps
+        return RMSNorm(hidden, self.mesh, eps=eps)
 
-    into_residual = ("o_proj.weight", "down_proj.weight")
-
-    def __init__(
-        self, architecture: Architecture, mesh: Mesh = ALONE, stage: range | None = None
-    ) -> None:
-        super().__init__(architecture, mesh, stage, _layer)
-        self.add_embedding()
-        norm = partial(RMSNorm, architecture.hidden_size, mesh, eps=architecture.rms_norm_eps)
-        self.add_output(norm)
+    def build_layer(self) -> TransformerLayer:
+        head_dim, eps = self.architecture.head_dim, self.architecture.rms_norm_eps
+        head_norm = partial(HeadRMSNorm, head_dim, self.mesh, eps=eps)
+        attention = Attention(self.architecture, self.mesh, head_norm)
+        return TransformerLayer(self.build_norm, attention, GatedMLP(self.architecture, self.mesh))
 
     def forward(
         self,
@@ -64,8 +48,8 @@ class Model(LanguageModel):
     ) -> Tensor:
         """Predict each token's successor; see `LanguageModel.forward`."""
         if position_ids is None:
-            position_ids = self.positions(x, start=cache[0].length if cache else 0)
+            position_ids = self.positions(x, cache)
         x_BLD = self.embed_tokens(x) if self.is_first else x
-        cos, sin = (angle.to(x_BLD.dtype) for angle in rotary(position_ids, self.architecture))
+        cos, sin = rotary(position_ids, self.architecture, x_BLD.dtype)
         x_BLD = self.through_layers(x_BLD, cos, sin, self.mask(document_ids), cache=cache)
         return self.logits(x_BLD) if self.is_last else x_BLD

@@ -19,25 +19,12 @@ from tests.support.fim_samples import (
     FixedSamples,
     is_plain,
     plain,
-    prepare,
     rearranged,
 )
 from tokamake.data.samples.fim.origins import NOWHERE
 from tokamake.data.samples.loader import PAD
 
 ALPHABET = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-
-
-@pytest.fixture(scope="module")
-def folder(sampled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer with the special tokens, a dataset and an index."""
-    return prepare(tmp_path_factory.mktemp("fim"), sorted((sampled / "raw").rglob("*.*")))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> tokenizers.Tokenizer:
-    """The same tokenizer, opened by Hugging Face."""
-    return tokenizers.Tokenizer.from_file(str(folder / "tokenizer/tokenizer.json"))
 
 
 def num_bytes(token: int, tokenizer: tokenizers.Tokenizer) -> int:

@@ -24,7 +24,6 @@ from tests.support.fim_samples import (
     FixedSamples,
     is_plain,
     plain,
-    prepare,
     rearrange_rows,
     rearranged,
 )
@@ -32,18 +31,6 @@ from tests.support.paths import ROOT
 from tokamake.data.samples.fim.documents import SampleRandom
 from tokamake.data.samples.fim.tokens import Fim
 from tokamake.data.samples.loader import PAD, batches
-
-
-@pytest.fixture(scope="module")
-def folder(sampled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer with the special tokens, a dataset and an index."""
-    return prepare(tmp_path_factory.mktemp("fim"), sorted((sampled / "raw").rglob("*.*")))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> tokenizers.Tokenizer:
-    """The same tokenizer, opened by Hugging Face."""
-    return tokenizers.Tokenizer.from_file(str(folder / "tokenizer/tokenizer.json"))
 
 
 def reference(

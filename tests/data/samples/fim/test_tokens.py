@@ -11,19 +11,12 @@ from tests.support.fim_samples import (
     SLACK,
     SUFFIX,
     FixedSamples,
-    prepare,
     rearranged,
 )
 from tokamake.data.corpus.train_tokenizer import train_tokenizer
 from tokamake.data.samples.fim.samples import FimSamples
 from tokamake.data.samples.fim.tokens import Fim
 from tokamake.errors import UserError
-
-
-@pytest.fixture(scope="module")
-def folder(sampled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer with the special tokens, a dataset and an index."""
-    return prepare(tmp_path_factory.mktemp("fim"), sorted((sampled / "raw").rglob("*.*")))
 
 
 def test_digest_covers_everything_that_decides_samples(folder: Path, tmp_path: Path) -> None:

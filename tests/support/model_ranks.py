@@ -1,0 +1,90 @@
+"""Losses and gradients of a model on tensor-parallel ranks, compared with one process."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests.support.model_loss import mean_loss
+from tests.support.ranks import spawn
+from tokamake import plugins
+from tokamake.checkpoint.model_tensors import random
+from tokamake.config.architecture import Architecture
+from tokamake.parallel.axis import Axis
+from tokamake.parallel.collectives import all_gather
+from tokamake.parallel.mesh import Mesh
+from tokamake.parallel.tensor import cut, placements
+
+Architectures = dict[str, Architecture]
+
+
+def tokens_of(architecture: Architecture, length: int) -> Tensor:
+    """Random tokens (2, length)."""
+    assert architecture.vocab_size is not None
+    generator = torch.Generator().manual_seed(7)
+    return torch.randint(architecture.vocab_size, (2, length), generator=generator)
+
+
+def gradients_of(architecture: Architecture, mesh: Mesh) -> tuple[float, dict[str, Tensor]]:
+    """Loss and whole gradients of a model of this mesh."""
+    weights = random(architecture, 1)
+    model = plugins.load("models/*/model", architecture.family).Model(architecture, mesh)
+    placement_of = placements(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            weight = weights[model.tensor_name(name)]
+            parameter.copy_(cut(weight, placement_of[name], mesh.tensor))
+    loss = mean_loss(model, tokens_of(architecture, 33))
+    loss.backward()
+    gradients = {}
+    for name, parameter in model.named_parameters():
+        gradient, placement = parameter.grad, placement_of[name]
+        assert gradient is not None
+        if placement.partial:
+            dist.all_reduce(gradient, group=mesh.tensor.group)
+        if placement.dim is not None:
+            size = weights[model.tensor_name(name)].shape[placement.dim]
+            gradient = _gathered(gradient, placement.dim, size, mesh.tensor)
+        gradients[name] = gradient
+    return loss.item(), gradients
+
+
+def _gathered(gradient: Tensor, dim: int, size: int, axis: Axis) -> Tensor:
+    """Join the parts of all ranks; the last part of an uneven dimension is padded first."""
+    num_missing = -(-size // axis.size) - gradient.shape[dim]
+    shape = [num_missing if d == dim else n for d, n in enumerate(gradient.shape)]
+    padded = torch.cat((gradient, gradient.new_zeros(shape)), dim)
+    return all_gather(padded, axis, dim=dim).narrow(dim, 0, size)
+
+
+def _on_ranks(architectures: Architectures) -> dict[str, Any]:
+    """Losses and gradients on this rank, with and without sequence parallelism."""
+    axis = Axis(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
+    return {
+        f"{name}-{sequence}": gradients_of(shape, Mesh(tensor=axis, sequence_parallel=sequence))
+        for name, shape in architectures.items()
+        for sequence in (False, True)
+    }
+
+
+def assert_tensor_parallel_equals_one_process(
+    architectures: Architectures, world_size: int
+) -> None:
+    ranks = spawn(_on_ranks, world_size, architectures)
+    for name, shape in architectures.items():
+        loss, gradients = gradients_of(shape, Mesh())
+        largest = max(gradient.abs().max() for gradient in gradients.values())
+        for rank in ranks:
+            for case in (f"{name}-False", f"{name}-True"):
+                rank_loss, rank_gradients = rank[case]
+                assert rank_loss == pytest.approx(loss, rel=1e-6)
+                for key, gradient in gradients.items():
+                    torch.testing.assert_close(
+                        rank_gradients[key],
+                        gradient,
+                        atol=1e-6 * largest,
+                        rtol=1e-4,
+                        msg=f"{case} {key}",
+                    )
