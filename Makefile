@@ -12,7 +12,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export DS_BUILD_OPS := 0
 export NO_MKDOCS_2_WARNING := 1
-# Images of containers often set it; each start would then compile our modules anew.
+# Container images often set it. Every process would then compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install train test test-all test-fresh check docs format clean

@@ -87,10 +87,9 @@ def documents(*paths: Path) -> list[str]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run files of quick tests first, then those of ranks, of Slurm, and of whole workflows.
 
-    Files stay together, for the sake of what their fixtures set up. Tests on Slurm wait for its
-    clock for minutes, in which others run that must not all have been run before. At the end are
-    files of many tests, which are easily shared out. Tests that submit jobs to the machine's own
-    PBS are for whoever asks for them.
+    Files stay together, so that each fixture of a module is built once. Tests on Slurm wait for
+    minutes, so other tests must be left to run beside them. Files of many tests come last, because
+    workers can share them. Tests that submit jobs to the machine's own PBS run on request only.
     """
     if "pbs" not in config.option.markexpr:
         config.hook.pytest_deselected(
@@ -118,14 +117,14 @@ def shards(workspace: Path) -> list[Path]:
 
 @pytest.fixture
 def ours(workspace: Path, shards: list[Path]) -> list[Path]:
-    """Two shards and the pair they merge into."""
+    """Two shards and the dataset that they merge into."""
     merge(shards, output=workspace / "merged/all", corpus="code")
     return [*shards, workspace / "merged/all"]
 
 
 @pytest.fixture
 def others(tmp_path: Path) -> list[Path]:
-    """Pairs of another program, whose sequences have two tokens at most."""
+    """Datasets of another program; their sequences have at most two tokens."""
     return [
         write_megatron_dataset(tmp_path / f"in/p{place}", part, longest=2)
         for place, part in enumerate(MERGE_INPUTS)

@@ -25,5 +25,5 @@ def test_node_lists(nodes: str, expected: list[str]) -> None:
     ("text", "seconds"),
     [("59", 59), ("1:00", 60), ("2:03:04", 7384), ("3-00:00:01", 259_201), ("UNLIMITED", None)],
 )
-def test_times(text: str, seconds: float | None) -> None:
+def test_times_are_read_in_every_notation(text: str, seconds: float | None) -> None:
     assert seconds_of(text) == seconds

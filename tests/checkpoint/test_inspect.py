@@ -20,7 +20,7 @@ def copied(folder: Path, target: Path) -> Path:
 
 
 def change(folder: Path, rank: str, name: str, value: float) -> None:
-    """Write another number into a tensor of a rank, and the file with its checksums anew."""
+    """Write another number into a tensor of a rank, and write the file and its checksums again."""
     (file,) = folder.rglob(f"{rank}_model_states.pt")
     state = torch.load(file, weights_only=False)
     encoder = state["module"]["language_model"]["encoder"]
@@ -64,7 +64,7 @@ def test_inspect_describes_a_checkpoint(
         "layout        pipeline 2",
         "vocabulary    131, stored as 256 rows",
         "model.layers.3.self_attn.q_proj.weight  [64, 64]  bfloat16",
-        "values        all finite; copies on other ranks are alike; checksums hold",
+        "values        all finite; replicas are equal; checksums hold",
     ):
         assert line in printed
     broken = copied(folder / "mds", tmp_path / "broken")

@@ -74,14 +74,14 @@ def test_ranks_and_hosts_that_are_missing() -> None:
     assert "no rank of" not in hosts.judge_missing({0: "n1"}, 2, [], 5).value
 
 
-def test_hosts_of_a_job(tmp_path: Path) -> None:
+def test_hosts_are_read_from_the_environment_of_the_job(tmp_path: Path) -> None:
     (tmp_path / "nodes").write_text("n1\nn1\nn2\n")
     assert hosts.expected_hosts({"PBS_NODEFILE": str(tmp_path / "nodes")}) == ["n1", "n2"]
     assert hosts.expected_hosts({"SLURM_STEP_NODELIST": "n[1-2]"}) == ["n1", "n2"]
     assert hosts.expected_hosts({}) == []
 
 
-def test_slow_hosts() -> None:
+def test_a_host_is_slow_if_all_its_ranks_are() -> None:
     times = [("n1", 1.0), ("n1", 9.0), ("n1", 1.1), ("n2", 1.0), ("n3", 3.0), ("n3", 3.0)]
     # A single slow rank may be the neighbour of a slow host. On a slow host, all ranks are slow.
     assert hosts.slow_hosts(times, 2.0) == pytest.approx({"n3": 3.0 / 1.1})
@@ -90,7 +90,7 @@ def test_slow_hosts() -> None:
     assert result.line.startswith("warning  links: 1 GB/s; n3 takes 2.7 times as long as others")
 
 
-def test_normal_slow_and_wrong_measurements() -> None:
+def test_slow_and_wrong_measurements_are_reported() -> None:
     cpu = torch.device("cpu")
     results = communication.judge_measured(MEASURED, cpu)
     assert {result.state for result in results} == {"ok"}

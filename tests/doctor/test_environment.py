@@ -66,7 +66,7 @@ def test_a_torch_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "No module named 'torch_of_the_site'" in result.value
 
 
-def test_deepspeed() -> None:
+def test_an_old_or_broken_deepspeed_is_reported() -> None:
     assert environment.judge_deepspeed("0.19.2", "").state == "ok"
     for version, fault in (("0.12.0", ""), ("", "ImportError: no libaio")):
         result = environment.judge_deepspeed(version, fault)
@@ -99,7 +99,7 @@ def test_mpi_is_from_the_modules_that_the_launch_script_loads(site: Path) -> Non
     assert "MPICH" in result.value
 
 
-def test_compiler_and_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_or_extension_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert states(environment.check_compiler())["extension"] == "ok"
     monkeypatch.setenv("PATH", "/nowhere")
     assert states(environment.check_compiler())["compiler"] == "warning"
@@ -107,7 +107,9 @@ def test_compiler_and_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     assert states(environment.check_compiler())["extension"] == "wrong"
 
 
-def test_snakemake_and_its_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_snakemake_or_a_missing_executor_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert states(environment.check_snakemake("local")) == {"snakemake": "ok"}
     assert states(environment.check_snakemake("pbs"))["executor"] == "ok"
     missing = environment.check_snakemake("no-such")

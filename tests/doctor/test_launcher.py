@@ -139,7 +139,7 @@ def test_a_script_that_uses_the_first_mpiexec_on_path(site: Path, tmp_path: Path
     assert result.value.startswith(f"{site}/mpiexec, takes: -n")
 
 
-def test_an_mpiexec_that_does_not_answer(site: Path) -> None:
+def test_an_mpiexec_that_does_not_answer_is_reported(site: Path) -> None:
     program(site / "mpiexec", "sleep 600")
     parsed = launcher.read_launcher(ROOT / "profiles/aurora/launch.sh")
     (result,) = launcher.check_launcher(parsed, seconds=0.5)

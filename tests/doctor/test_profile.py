@@ -12,7 +12,7 @@ from tokamake.doctor.profile import Request
 from tokamake.errors import UserError
 
 
-def test_a_valid_profile(site: Path) -> None:
+def test_a_valid_profile_has_no_faults(site: Path) -> None:
     valid = read(site)
     assert valid.launcher.name == "mpiexec"
     assert set(states(profile.check_profile(valid)).values()) == {"ok"}
@@ -50,7 +50,7 @@ def test_a_group_requests_the_sum_of_the_times(site: Path) -> None:
     assert read(site).requests[1:] == [Request("", 1, 60, "q"), Request("prepare", 1, 70, "prod")]
 
 
-def test_mistakes_in_a_profile(site: Path) -> None:
+def test_mistakes_in_a_profile_are_reported(site: Path) -> None:
     path, script = site / "site/profile.yaml", site / "site/launch.sh"
     path.write_text(path.read_text() + "latency-wiat: 5\n")
     result = profile.judge_keys(read(site), {"executor", "jobs", "latency-wait"})
@@ -90,7 +90,7 @@ def test_personal_values_that_are_missing(site: Path) -> None:
     assert f"add `account: ...` to {site}/mine.yaml" in results[1].remedy
 
 
-def test_personal_values_on_slurm(site: Path) -> None:
+def test_missing_personal_values_are_reported_on_slurm(site: Path) -> None:
     start = f"executor: sbatch\nsbatch-user-file: {site}/mine.yaml\nsbatch-required: account qos\n"
     (site / "site/profile.yaml").write_text(start)
     (site / "mine.yaml").write_text("qos: debug\nqueue: short\n")

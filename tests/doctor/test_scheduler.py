@@ -37,7 +37,7 @@ def test_pbs_is_queried_once(site: Path) -> None:
         ("echo '{\"Queue\":'", "qstat: the answer contains no queue"),
     ],
 )
-def test_a_scheduler_that_does_not_answer(
+def test_a_scheduler_that_does_not_answer_is_reported(
     site: Path, text: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(site, "qstat", text)
@@ -76,7 +76,7 @@ def test_limits_of_queues(queue: str, nodes: int, minutes: int, state: str, mess
     assert message in result.line
 
 
-def test_partitions_of_slurm() -> None:
+def test_requests_are_compared_with_partitions_of_slurm() -> None:
     partitions = scheduler.slurm_partitions(PARTITIONS)
     assert partitions == {
         "short": Queue(
@@ -104,7 +104,9 @@ def test_partitions_of_slurm() -> None:
         ("echo no slurmdbd >&2; exit 1", "ok", "not known: sacctmgr: no slurmdbd"),
     ],
 )
-def test_accounts_of_slurm(site: Path, answer: str, state: str, message: str) -> None:
+def test_accounts_are_compared_with_those_of_slurm(
+    site: Path, answer: str, state: str, message: str
+) -> None:
     for name in ("sbatch", "squeue", "scancel", "srun"):
         program(site, name, "")
     program(site, "scontrol", f"cat <<'END'\n{PARTITIONS}END")

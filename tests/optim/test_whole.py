@@ -127,7 +127,7 @@ def test_parts_without_sums_differ_from_the_whole(name: str) -> None:
     assert not np.allclose(halves[wide].detach().numpy(), trained(name)[wide][:2], rtol=1e-3)
 
 
-def test_whole_tensors_pass_through() -> None:
+def test_tensors_that_are_not_sharded_are_returned_as_they_are() -> None:
     value = torch.ones(2, 3)
     assert part_of(value) == ParameterPart((2, 3), (slice(0, 2), slice(0, 3)))
     (gathered,) = ALONE.gather([value], [value])

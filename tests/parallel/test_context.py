@@ -196,7 +196,7 @@ def test_shares_cover_a_sequence_and_are_balanced(size: int) -> None:
         assert torch.equal(share(rows[0], axis=Axis(rank, size), dim=0), rows[0, indices])
 
 
-def test_relations_of_chunks() -> None:
+def test_chunks_are_related_by_the_documents_that_they_share() -> None:
     ids = torch.tensor([[0, 0, 0, 0, 0, 1, 2, 2], [4, 4, 4, 4, 5, 5, 5, 5]])
     relations = Documents.of(ids.view(2, 4, 2)).relations
     assert relations == [

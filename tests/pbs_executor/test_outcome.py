@@ -19,7 +19,7 @@ from tests.support.pbs_simulated_run import SimulatedRun, same_rule
         ("good", EventKind.SUCCEEDED, "finished"),
     ],
 )
-def test_each_end_has_its_message(
+def test_the_message_says_how_the_job_ended(
     tmp_path: Path, server: SimulatedServer, name: str, kind: EventKind, words: str
 ) -> None:
     server.failing = {"bad"}

@@ -38,7 +38,7 @@ def options(resources: dict, user: UserFile = NO_VALUES) -> str:
         ({"pbs_extra": "-m n -W umask=022"}, "-l select=1:ncpus=4 -m n -W umask=022"),
     ],
 )
-def test_options_of_qsub(resources: dict, expected: str) -> None:
+def test_resources_become_options_of_qsub(resources: dict, expected: str) -> None:
     assert options(resources) == expected
 
 

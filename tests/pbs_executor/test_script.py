@@ -73,7 +73,7 @@ def test_a_job_that_pbs_reruns_does_its_work_again(records: Records) -> None:
 
 
 @pytest.mark.parametrize("change", ["deleted", "of another submission"])
-def test_it_does_nothing_without_its_own_record(records: Records, change: str) -> None:
+def test_a_job_without_its_own_record_does_nothing(records: Records, change: str) -> None:
     records.drop(RECORD, keep_files=True)
     if change != "deleted":
         records.write(Record("other", "name.other", "key", ("/out",), "f"))

@@ -220,7 +220,7 @@ def test_an_error_on_one_rank_only_is_reported(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == "tokamake: rank 1: a.bin: damaged\n"
 
 
-def test_progress_in_a_log(
+def test_a_log_gets_few_progress_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter(range(0, 1000, 20))

@@ -45,7 +45,7 @@ def options(resources: dict, user: UserFile = NO_VALUES) -> str:
         ({"gres": "gpu:2", "slurm_extra": "-x n1"}, f"{DEFAULT} --gres=gpu:2 -x n1"),
     ],
 )  # fmt: skip
-def test_options_of_sbatch(resources: dict, expected: str) -> None:
+def test_resources_become_options_of_sbatch(resources: dict, expected: str) -> None:
     assert options(resources) == expected
 
 

@@ -115,7 +115,7 @@ def test_training_shows_speed_and_remaining_time(
     )
 
 
-def test_json_output(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_jobs_and_training(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(folder, age=10)
     status(folder, json=True)
     report = json.loads(capsys.readouterr().out)

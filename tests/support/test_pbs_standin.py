@@ -94,7 +94,7 @@ def test_unknown_and_finished_jobs(pbs: Pbs) -> None:
 
 
 @pytest.mark.parametrize(("options", "code"), [(("-q", "none"), 170), (("-l", "unheard=1"), 187)])
-def test_refusals(pbs: Pbs, options: tuple[str, ...], code: int) -> None:
+def test_qsub_refuses_wrong_options(pbs: Pbs, options: tuple[str, ...], code: int) -> None:
     done = pbs.run("qsub", *options, "/dev/null")
     assert done.returncode == code
 

@@ -140,7 +140,7 @@ def test_another_architecture_is_reported_field_by_field(
     monkeypatch.setattr(training_state, "fill", lambda *_, **__: pytest.fail("reads tensors"))
     path = write_yaml(tmp_path / "a.yaml", hidden_size=64, num_hidden_layers=3)
     first, *table = refused(root, root / "start", architecture=path).splitlines()
-    assert "start/global_step0: is of another architecture than model.architecture says;" in first
+    assert "start/global_step0: does not match model.architecture;" in first
     assert table == [
         f"hidden_size: checkpoint 32, config 64 ({path})",
         f"num_hidden_layers: checkpoint 2, config 3 ({path})",

@@ -97,7 +97,9 @@ def test_an_initial_checkpoint_is_hashed_once(
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*")}
     imitate(tmp_path / "a", "others.")
     for path, written in times.items():
-        os.utime(path, ns=(written, written + 1))  # within the same tick, they would be the same
+        os.utime(
+            path, ns=(written, written + 1)
+        )  # two writes within one clock tick have equal times
     assert weights_digest(tmp_path / "a", note) == weights_digest(tmp_path / "a") != before
 
 

@@ -54,7 +54,7 @@ def test_tensorboard_shows_the_restarted_curve(tmp_path: Path) -> None:
     ]
 
 
-def test_summary() -> None:
+def test_the_summary_has_first_last_and_validation_losses() -> None:
     records = [
         {"step": 0, "validation_loss": 9.0},
         {"step": 1, "loss": 8.0},
@@ -71,7 +71,7 @@ def test_summary() -> None:
     }
 
 
-def test_console_line() -> None:
+def test_the_console_line_has_loss_rate_speed_and_time_left() -> None:
     record = {
         "step": 120,
         "loss": 5.81234,

@@ -64,7 +64,7 @@ def hashes(config: Path) -> dict[str, str]:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_kill_in_a_step(root: Path, layout: str) -> None:
+def test_a_run_killed_in_a_step_resumes_with_the_same_result(root: Path, layout: str) -> None:
     expected = make_run(root, f"whole-{layout}", **LAYOUTS[layout])
     train(expected, ranks=2)
     config = make_run(root, f"killed-{layout}", **LAYOUTS[layout])

@@ -284,7 +284,7 @@ def test_validation_can_be_turned_off(root: Path) -> None:
     assert summary(config)["validation_losses"] == []
 
 
-def test_sgd_without_clipping(root: Path) -> None:
+def test_sgd_trains_without_clipping(root: Path) -> None:
     settings = {"name": "sgd", "learning_rate": 0.5}
     config = make_run(
         root, "sgd", optimizer=settings, gradient_clipping=0.0, schedule={"name": "constant"}

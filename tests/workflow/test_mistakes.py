@@ -52,8 +52,8 @@ MISTAKES = {
     "no training length": (
         {"train": {**CONFIG["train"], "train_steps": None}},
         CORPORA,
-        "my.yaml: train: no train_steps, train_samples or train_tokens, so the epochs of all "
-        "corpora say how long to train; code, docs has none, give it epochs or give train_steps",
+        "my.yaml: train: no length of the run; set train_steps, train_samples or train_tokens, "
+        "or epochs of code, docs",
     ),
     "no fill-in-the-middle tokens": (
         {"train": {**CONFIG["train"], "fim": {"rate": 0.5}}},
@@ -106,7 +106,9 @@ def test_a_split_without_test_documents_fails_evaluate_without_a_traceback(tmp_p
 def test_convert_without_a_format_in_the_config_fails(tmp_path: Path) -> None:
     result = snakemake(make_workspace(tmp_path), "-n", *MINE, "convert")
     assert result.returncode != 0
-    assert result.stderr.splitlines()[-1].startswith("tokamake: convert: the config names no form;")
+    assert result.stderr.splitlines()[-1].startswith(
+        "tokamake: convert: the config names no export format;"
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,8 +123,11 @@ def test_convert_without_a_format_in_the_config_fails(tmp_path: Path) -> None:
             "run smoke ends at step 40; its last job makes results/smoke/",
         ),
         ("results/smok/train.json", "no run is called smok; there is smoke"),
-        ("tarin", "no rule is called so, or makes it; did you mean train?"),
-        ("results/smoke/what", "no rule is called so, or makes it; `snakemake --list` lists"),
+        ("tarin", "no rule has this name or writes this file; did you mean train?"),
+        (
+            "results/smoke/what",
+            "no rule has this name or writes this file; `snakemake --list` lists",
+        ),
     ],
 )
 def test_an_unknown_target_fails_with_one_line(tmp_path: Path, target: str, expected: str) -> None:

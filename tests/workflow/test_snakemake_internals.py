@@ -89,7 +89,7 @@ rule all:
     assert (tmp_path / "a.txt").read_text() == "/else where/launch.sh\n"
 
 
-def test_rules_and_their_outputs(tmp_path: Path) -> None:
+def test_rules_and_outputs_are_known_by_name(tmp_path: Path) -> None:
     expression = (
         "SNAKEMAKE.rule_names(), SNAKEMAKE.is_rule('make'), SNAKEMAKE.is_rule('b.txt'), "
         "SNAKEMAKE.is_produced('b.txt'), SNAKEMAKE.is_produced('b.md'), SNAKEMAKE.outputs('make')"
@@ -115,7 +115,7 @@ def inputs(wildcards):
     assert "Forced execution" in done.stdout + done.stderr
 
 
-def test_recorded_inputs(tmp_path: Path) -> None:
+def test_inputs_of_the_last_run_are_recorded(tmp_path: Path) -> None:
     snakefile = """
 import sys
 def inputs(wildcards):

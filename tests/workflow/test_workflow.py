@@ -227,7 +227,7 @@ def test_a_checkpoint_that_does_not_fit_fails_the_dry_run(finished: Path) -> Non
     text = (finished / "architecture.yaml").read_text()
     (finished / "wide.yaml").write_text(text.replace("hidden_size: 32", "hidden_size: 64"))
     first, second = messages(checkpoint="export", architecture="wide.yaml", finetune=True)
-    assert "model.checkpoint: results/smoke/export: is of another architecture than" in first
+    assert "model.checkpoint: results/smoke/export: does not match model.architecture" in first
     assert second == "tokamake: hidden_size: checkpoint 32, config 64 (wide.yaml)"
 
 

@@ -1,4 +1,4 @@
-# What training starts from, a checkpoint of any format or random weights, and exports of what it trained.
+# Initial checkpoints (of any format, or random weights), and exports of trained models.
 
 
 rule init_model:

@@ -52,7 +52,7 @@ rule plot:
 
 
 rule compare:
-    "Put the runs of a table beside each other: what they differ in, what came of it."
+    "Compare the settings and the results of all runs of the table."
     input:
         runs=expand(f"{RUN}/run.yaml", run=CONFIG.runs),
         indexes=expand(f"{RUN}/index/index.json", run=CONFIG.runs),

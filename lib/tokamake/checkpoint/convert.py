@@ -228,7 +228,7 @@ def _print_side_files(
     if target.tokenizer:
         print(f"tokenizer: {names}, from {checkpoint.tokenizer[0].parent}")
     if config and checkpoint.notes.get("eos_token_id") is None:
-        print(f"{config} names no end-of-text token, for none is known; set its eos_token_id")
+        print(f"{config} has no eos_token_id, because the source has none; set it")
     left_tokenizer = [f"tokenizer ({names})"] if names and not target.tokenizer else []
     if everything := [*checkpoint.unread, *left, *left_tokenizer]:
         print(f"left behind: {', '.join(everything)}")

@@ -35,7 +35,7 @@ def inspect(path: Path, *, tensors: bool = False, values: bool = False) -> None:
     if values:
         with suggesting_other_step(path, checkpoint.path):
             _check_values(checkpoint)
-        print("values        all finite; copies on other ranks are alike; checksums hold")
+        print("values        all finite; replicas are equal; checksums hold")
 
 
 def _lines(checkpoint: "Checkpoint") -> "Iterator[tuple[str, str]]":

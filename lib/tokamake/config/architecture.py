@@ -62,7 +62,7 @@ class RopeScaling(Settings):
     mscale: float | None = None
     """yarn: multiplies 0.1 ln factor in that formula."""
     mscale_all_dim: float | None = None
-    """yarn: the formula with this instead of mscale divides its result."""
+    """yarn: divides the result by the same formula with this value."""
     truncate: bool | None = None
     """yarn: round the bounds of the stretched frequencies to whole pairs; empty: true."""
 

@@ -194,13 +194,12 @@ class TrainSettings(Settings):
         condition = f"with pipeline_schedule {schedule}, which computes gradients of weights late"
         if self.backend == "native" and self.zero_stage == 3:
             # FSDP2 reshards weights before their gradients are computed, without an error.
-            raise ValueError(f"zero_stage: 3: {condition}, they come out wrong; set it to 2")
+            raise ValueError(f"zero_stage: 3: {condition}, gradients are wrong; set it to 2")
         if self.recompute_granularity == "selective":
             # torch recomputes once per backward pass, but these schedules have two.
             raise ValueError(
                 f"recompute_granularity: selective: {condition}, saved activations are freed "
-                "before that; "
-                "set it to full or none"
+                "too early; set it to full or none"
             )
 
     def _check_compile(self) -> None:
@@ -221,7 +220,7 @@ class TrainSettings(Settings):
             # Compiled backward passes free buffers that the second half needs.
             raise ValueError(
                 f"compile: true: with pipeline_schedule {schedule}, which computes gradients of "
-                "weights late, these come out wrong; set it to false or use interleaved_1f1b"
+                "weights late, these are wrong; set it to false or use interleaved_1f1b"
             )
 
     def _check_length(self) -> None:

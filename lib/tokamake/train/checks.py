@@ -133,7 +133,7 @@ def check_vocabulary(architecture: Architecture, index: Index, data_root: Path) 
     assert architecture.vocab_size is not None
     for prefix in index["pairs"]:
         path = manifest_path(data_root / prefix)
-        manifest = files.read_json(path, "make the pair again") if path.is_file() else {}
+        manifest = files.read_json(path, "rebuild the dataset") if path.is_file() else {}
         size = manifest.get("vocab_size", 0)
         if size > architecture.vocab_size:
             raise UserError(

@@ -72,8 +72,8 @@ def check_architecture(start: "Checkpoint", path: Path) -> None:
             for name in differing
         )
         raise UserError(
-            f"{start.path}: is of another architecture than model.architecture says; name its "
-            "file, or from_checkpoint\n" + "\n".join(lines)
+            f"{start.path}: does not match model.architecture; name the matching file, "
+            "or from_checkpoint\n" + "\n".join(lines)
         )
 
 
@@ -128,8 +128,8 @@ def _check_states(start: "Checkpoint", settings: "OptimizerSettings") -> None:
 def state_keys(architecture: "Architecture", settings: "OptimizerSettings") -> set[str]:
     """Keys of an optimizer's states in a checkpoint of a model, after the first step.
 
-    Found by a step of the optimizer on tiny parameters: which states there are depends only on
-    names and numbers of dimensions.
+    The optimizer takes one step on tiny parameters: its states depend only on names and numbers
+    of dimensions.
     """
     import torch
 

@@ -204,9 +204,8 @@ def _check_splits(train: TrainSettings, corpora: list[Corpus], where: str) -> No
     missing = [corpus.corpus for corpus in corpora if corpus.trains and corpus.epochs is None]
     if train.num_samples is None and missing:
         raise UserError(
-            f"{where}: train: no train_steps, train_samples or train_tokens, so the epochs of all "
-            f"corpora say how long to train; {', '.join(missing)} has none, give it epochs or give "
-            "train_steps"
+            f"{where}: train: no length of the run; set train_steps, train_samples or "
+            f"train_tokens, or epochs of {', '.join(missing)}"
         )
     splits = {split for corpus in corpora for split in corpus.parts} - {"train", "test"}
     if train.evaluation_steps and not splits and not float(train.split.split(",")[1]):

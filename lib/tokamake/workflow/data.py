@@ -165,6 +165,6 @@ class DataRules:
         if self._force_job is None or not (Path(batch).exists() or Path(product).exists()):
             return
         if fault := find_batch_fault(Path(batch), folder):
-            if Path(batch).exists():  # a missing one may belong to new raw files
-                print(f"tokamake: {fault}: it is made again", file=sys.stderr)
+            if Path(batch).exists():  # new raw files may explain a missing one
+                print(f"tokamake: {fault}: rebuilding it", file=sys.stderr)
             self._force_job(batch)

@@ -1,4 +1,4 @@
-"""What training has to do with the rule `doctor`: its report is an input of the first segment."""
+"""The report of the rule `doctor` as an input of the first segment of training."""
 
 import re
 from collections.abc import Callable

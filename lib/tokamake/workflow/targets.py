@@ -52,8 +52,8 @@ class Targets:
         rule = self._snakemake.original_name(target)
         if rule == "convert":
             return self._checkpoints.exported or sys.exit(
-                "tokamake: convert: the config names no form; list some, as in convert: [mds-tp2], "
-                "or ask for one: results/RUN/convert/FORM"
+                "tokamake: convert: the config names no export format; list some, as in "
+                "convert: [mds-tp2], or ask for one: results/RUN/convert/FORMAT"
             )
         if rule == "import_checkpoint":
             return self._checkpoints.imported or sys.exit(
@@ -97,4 +97,4 @@ class Targets:
             sys.exit(f"tokamake: {target}: no run is called {name}; there is {', '.join(runs)}")
         close = get_close_matches(target, self._snakemake.rule_names(), n=1)
         advice = f"did you mean {close[0]}?" if close else "`snakemake --list` lists the rules"
-        sys.exit(f"tokamake: {target}: no rule is called so, or makes it; {advice}")
+        sys.exit(f"tokamake: {target}: no rule has this name or writes this file; {advice}")

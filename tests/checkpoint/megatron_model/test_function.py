@@ -182,7 +182,7 @@ def test_an_argument_that_no_family_supports_is_refused_by_name(
             {"use_rope_scaling": True, "rotary_seq_len_interpolation_factor": 2},
             "together with use_rope_scaling",
         ),
-        (GPT, {"onnx_safe": True}, "Megatrons differ in which gelu"),
+        (GPT, {"onnx_safe": True}, "Megatron versions use different GELUs"),
         (LLAMA, {"position_embedding_type": "learned_absolute"}, "llama has rotary only"),
         (LLAMA, {"qk_layernorm": True, "add_bias_linear": True}, "qwen3 does not know it"),
     ],

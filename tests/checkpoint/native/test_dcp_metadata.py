@@ -201,7 +201,7 @@ def test_the_writer_writes_the_same_metadata_as_dcp(tmp_path: Path) -> None:
 
 
 def test_many_names_are_written_once(tmp_path: Path) -> None:
-    # More than 256, from which on references are longer.
+    # References to more than 256 names are longer.
     place = StorageLocation("__0_0.distcp", 0, 0)
     whole = WholeTensor((1,), dtypes.FLOAT32, (StoredChunk((0,), (1,), place),))
     tensors = {

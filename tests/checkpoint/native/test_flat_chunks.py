@@ -28,7 +28,7 @@ def test_boxes_hold_a_run_of_elements(shape: list[int], data: st.DataObject) -> 
     assert (part[:start] == -1).all()
     assert (part[stop:] == -1).all()
     assert (whole >= 0).sum() == stop - start
-    # They are views: what a checkpoint fills is what the optimizer has.
+    # They are views: loading a checkpoint into them fills the optimizer's tensors.
     for box in chunks.values():
         box.fill_(7)
     assert (run == 7).all()

@@ -19,7 +19,7 @@ def of_torch(raw: Array, dtype: Dtype) -> torch.Tensor:
 
 
 def assert_as_torch(raw: Array, source: Dtype, target: Dtype) -> None:
-    """The same bits, but for NaN, of which torch's bits depend on the processor."""
+    """The same bits, except NaN, whose bits in torch depend on the processor."""
     rounded = of_torch(converted(raw, source, target), target)
     expected = of_torch(raw, source).to(target.torch)
     assert torch.equal(rounded.isnan(), expected.isnan())

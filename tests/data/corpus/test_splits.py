@@ -73,7 +73,7 @@ def test_the_rule_of_forks_shifts_bounds(text: str, num_documents: int, expected
     assert [(part.start, part.stop) for part in ranges.values()] == expected
 
 
-def test_parts_of_a_dataset() -> None:
+def test_parts_of_a_dataset_cover_all_documents_once() -> None:
     sets = splits.parse_sets("train=0:0.95 valid=0.95:1 valid.hard")
     assert sets == {"train": (0.0, 0.95), "valid": (0.95, 1.0), "valid.hard": (0.0, 1.0)}
     for num_documents in range(300):

@@ -155,7 +155,7 @@ def test_a_corpus_may_be_a_number(tmp_path: Path) -> None:
     ]
 
 
-def test_parts_of_datasets(tmp_path: Path) -> None:
+def test_a_weighting_file_names_parts_of_datasets(tmp_path: Path) -> None:
     entries = [Weighted(0.5, "a-0", "a", (0.0, 0.1 + 0.2)), Weighted(0.5, "b-0", "b")]
     write_weights(tmp_path / "weights.txt", entries)
     assert read_weights(tmp_path / "weights.txt") == entries

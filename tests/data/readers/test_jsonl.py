@@ -16,7 +16,7 @@ from tests.support.readings import LINES, PACK, TEXTS, read, records, small_step
 from tokamake.data.readers import Bad, jsonl, open_input
 
 BAD = {
-    b'{"text": ': r"not valid JSON \(unexpected end of data at character 9\); mend or remove",
+    b'{"text": ': r"not valid JSON \(unexpected end of data at character 9\); fix or remove",
     b'{"text": "a",}': "not valid JSON .*comma",
     b"{'text': 'a'}": "not valid JSON",
     b'{"text": "a"': "not valid JSON",

@@ -286,7 +286,7 @@ def _dtype(chunks: Iterable[Chunk], source: TensorSource, target: Target) -> Dty
 def _shards(
     planned: Mapping[str, PlannedTensor], max_bytes: int
 ) -> Iterator[dict[str, PlannedTensor]]:
-    """Split tensors, in their order, over files of at most `max_bytes`, at least one a file."""
+    """Split tensors, in their order, over files of at most `max_bytes`, at least one per file."""
     shard: dict[str, PlannedTensor] = {}
     num_bytes = 0
     for name, tensor in planned.items():

@@ -60,7 +60,7 @@ _NOTHING = {
     "rotary_percent": (1.0,),
     **dict.fromkeys(_REFUSED["layers of several experts"], (1,)),
 }
-"""Values that ask for nothing, beside empty ones."""
+"""Values that leave a feature off, besides empty ones."""
 _ENUM = {1: "rotary", 2: "absolute", 3: "alibi"}
 """PositionEmbeddingType of BigScience and BigCode."""
 _POSITIONS = {
@@ -190,9 +190,9 @@ def _rotary(args: Any, file: Path) -> dict[str, Any]:
 
 
 def arguments_of(architecture: Architecture) -> dict[str, Any]:
-    """Arguments of a model's function in Megatron-LM and Megatron-DeepSpeed, but for its family's.
+    """Arguments of Megatron-LM and Megatron-DeepSpeed that all families write.
 
-    They say of everything that a family may state that the model lacks it.
+    Each states that a feature is off. A family's own arguments override them.
     """
     return {
         "rotary_percent": 1.0,

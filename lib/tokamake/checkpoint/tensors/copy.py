@@ -172,7 +172,7 @@ class _TensorCopier:
         is_transposed = any(chunks.is_transposed(each) for _, each in (target, *self._parts))
         row_bytes = math.prod(chunk.size) // max(1, chunk.size[order[0]]) * width if order else 0
         if not is_transposed:
-            # A part of longer rows is mapped with all that lies between its own elements.
+            # The mapping of a part also covers the bytes between its elements.
             spans = [
                 part.steps[0] * extent.dtype.itemsize for extent, part in self._parts if part.size
             ]

@@ -75,7 +75,7 @@ def stamp(files: Sequence[RawFile]) -> str:
 
 
 def _paths(pattern: str) -> list[str]:
-    """Return the paths of a name or pattern, sorted: the first of a file's names is kept."""
+    """Return the paths of a name or pattern, sorted, because the first of several links is kept."""
     # A file whose own name has glob characters is a name, not a pattern.
     return [pattern] if os.path.lexists(pattern) else sorted(glob(pattern, recursive=True))
 

@@ -94,7 +94,7 @@ def concatenate(
         For each input, sizes and hashes of its byte ranges in the target.
 
     Raises:
-        UserError: a file of an input differs from its manifest, or was truncated meanwhile.
+        UserError: a file of an input differs from its manifest, or was truncated while being read.
     """
     threads = len(os.sched_getaffinity(0)) + 1  # one thread waits for the disk
     with target.open("w+b", buffering=0) as stream, ThreadPoolExecutor(threads) as pool:

@@ -107,6 +107,6 @@ def _text(value: bytes) -> str | Bad:
 def _not_utf8(error: UnicodeDecodeError) -> Bad:
     return Bad(
         f"not valid UTF-8 (0x{error.object[error.start]:02x} at byte {error.start} of the value); "
-        "mend or remove the row",
+        "fix or remove the row",
         error.object,
     )

@@ -227,7 +227,7 @@ def _parse(lines: list[Line]) -> list[dict[str, Any] | Bad] | None:
 def _require_object(record: Any) -> dict[str, Any] | Bad:
     if isinstance(record, dict | Bad):
         return record
-    return Bad("not a JSON object with keys, as each line should be; mend or remove the line")
+    return Bad("not a JSON object with keys, as each line should be; fix or remove the line")
 
 
 def _parse_leniently(line: bytes, error: orjson.JSONDecodeError) -> Any:
@@ -247,15 +247,15 @@ def _reason(line: bytes, error: orjson.JSONDecodeError) -> str:
         start = decode_error.start
         return (
             f"not valid UTF-8 (0x{line[start]:02x} at byte {start} of the line); "
-            "convert the file to UTF-8, or mend or remove the line"
+            "convert the file to UTF-8, or fix or remove the line"
         )
     where = f"{error.msg} at character {error.pos}"
     if "surrogate" in error.msg:
-        return f"a lone surrogate is no text ({where}); mend or remove the line"
+        return f"a lone surrogate is no text ({where}); fix or remove the line"
     if "depth" in error.msg or "ecursion" in error.msg:
-        return f"nested too deep ({where}); mend or remove the line"
+        return f"nested too deep ({where}); fix or remove the line"
     if "content after" in error.msg and b"\r" in line.rstrip():
         return "lone CR as line end; turn it into a line feed: tr '\\r' '\\n'"
     if "content after" in error.msg:
         return f"more than one JSON value in a line ({where}); give each a line: jq -c ."
-    return f"not valid JSON ({where}); mend or remove the line"
+    return f"not valid JSON ({where}); fix or remove the line"

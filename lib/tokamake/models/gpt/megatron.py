@@ -49,8 +49,8 @@ def _activation(args: Any, file: Path, *, biased: bool, is_core: bool) -> str:
     if biased and (fused is None or fused):
         if getattr(args, "onnx_safe", False) and not is_core:
             raise UserError(
-                f"{file}: args.onnx_safe: {args.onnx_safe!r}: with bias_gelu_fusion, Megatrons "
-                "differ in which gelu that is; remove the one that had no effect"
+                f"{file}: args.onnx_safe: {args.onnx_safe!r}: Megatron versions use "
+                "different GELUs with it and bias_gelu_fusion; remove the one that had no effect"
             )
         return "gelu_new"
     by_tanh = getattr(args, "openai_gelu", False) and not is_core
@@ -58,7 +58,7 @@ def _activation(args: Any, file: Path, *, biased: bool, is_core: bool) -> str:
 
 
 def arguments(architecture: Architecture) -> dict[str, Any]:
-    """The inverse."""
+    """Megatron's arguments of an architecture; the inverse of `fields`."""
     by_tanh = architecture.hidden_act in _TANH
     return {
         **ARGUMENTS,

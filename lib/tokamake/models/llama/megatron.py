@@ -22,7 +22,7 @@ fields = rms_norm_fields
 
 
 def arguments(architecture: Architecture) -> dict[str, Any]:
-    """The inverse."""
+    """Megatron's arguments of an architecture; the inverse of `fields`."""
     return {**ARGUMENTS, "layernorm_epsilon": architecture.rms_norm_eps}
 
 

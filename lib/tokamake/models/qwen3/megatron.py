@@ -33,7 +33,7 @@ Biases become fields, too: this family refuses them by name.
 
 
 def arguments(architecture: Architecture) -> dict[str, Any]:
-    """The inverse."""
+    """Megatron's arguments of an architecture; the inverse of `fields`."""
     return {**ARGUMENTS, "layernorm_epsilon": architecture.rms_norm_eps}
 
 

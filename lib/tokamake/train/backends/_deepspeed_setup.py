@@ -61,8 +61,8 @@ def check(run: Run, device: torch.device | None = None) -> None:
         _refuse(f"optimizer.name: {name}: cannot use it; take another optimizer")
     if stage and not plugins.constant("optim", name, "ELEMENTWISE"):
         _refuse(
-            f"optimizer.name: {name}: needs whole parameters, of which zero_stage: {stage} cuts "
-            "flat pieces; set it to 0"
+            f"optimizer.name: {name}: needs whole parameters, but zero_stage: {stage} splits "
+            "them; set it to 0"
         )
 
 

@@ -162,7 +162,7 @@ def test_kept_tokens_come_from_their_own_position(
         assert left_out == end - len(row)
 
 
-def test_padding_comes_from_nowhere(folder: Path, tokenizer: tokenizers.Tokenizer) -> None:
+def test_padding_has_no_origin(folder: Path, tokenizer: tokenizers.Tokenizer) -> None:
     letters = [tokenizer.encode(letter).ids[0] for letter in "return the value" * 4]
     tokens, origins, _, left_out = rearranged(folder, FixedSamples([letters]), rate=1).trace(0)
     assert left_out == 0
