@@ -105,6 +105,7 @@ TOOLS = {
     "Data": {
         "plan": Command("data.corpus", "--corpora corpora.tsv --output plan.json"),
         "split": Command("data.corpus", "raw/*.jsonl --output parts --split 98,1,1 --seed 1"),
+        "verify": Command("data.tokenize", "results/data/merged/*.bin"),
         "repair": Command("data.indexed", "broken --eod 50256 --output repaired"),
         "lint-weights": Command("data.mixture", "weights.txt --train-tokens 2000000000"),
         "mix": Command("data.mixture", "0.7 a/weights.txt 0.3 b/weights.txt --output weights.txt"),

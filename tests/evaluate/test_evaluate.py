@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from tests.conftest import documents
+from tests.support.megatron_datasets import write_megatron_dataset
 from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.errors import UserError
 from tokamake.evaluate.evaluate import evaluate
@@ -202,6 +203,20 @@ def test_tokens_beyond_the_vocabulary_are_refused(
     model.save_pretrained(tmp_path / "model")
     with pytest.raises(UserError, match="has 50 entries"):
         score(built, sampled, tmp_path / "evaluate.json", checkpoint=tmp_path / "model")
+
+
+def test_a_negative_token_is_refused(built: Path, sampled: Path, tmp_path: Path) -> None:
+    write_megatron_dataset(tmp_path / "other", [[5, 6, -3, 7]], np.int32)
+    (tmp_path / "weights.txt").write_text("1.0 other other\n")
+    with pytest.raises(UserError, match='corpus "other": holds token -3, but the vocabulary'):
+        score(
+            built,
+            sampled,
+            tmp_path / "evaluate.json",
+            weights=tmp_path / "weights.txt",
+            data_root=tmp_path,
+            split="0,0,1",
+        )
 
 
 def test_evaluate_prints_a_table(

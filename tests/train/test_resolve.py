@@ -1,12 +1,17 @@
 """`resolve` writes what `train` reads, and refuses what does not fit together."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.support.runs import ARCHITECTURE, SETTINGS, make_run, prepare, vouch
+from tests.support.runs import ARCHITECTURE, SETTINGS, make_index, make_run, prepare, vouch
+from tokamake import files
 from tokamake.config.resolved_run import read_run
+from tokamake.data.indexed.paths import manifest_path
 from tokamake.errors import UserError
 
 
@@ -57,6 +62,29 @@ def test_a_vocabulary_larger_than_the_embedding_is_refused(tmp_path: Path) -> No
     vouch(tmp_path / "corpus", vocab_size=121)
     with pytest.raises(UserError, match="vocabulary of 121, the model has 120 embeddings"):
         make_run(tmp_path, "misfit")
+
+
+@pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "index of an earlier version"])
+@pytest.mark.parametrize("parallel", [{}, {"tensor_parallel_size": 2}], ids=["plain", "tensor"])
+def test_a_token_without_an_embedding_is_refused(
+    tmp_path: Path, parallel: dict[str, int], is_noted: bool
+) -> None:
+    prepare(tmp_path)
+    manifest_path(tmp_path / "corpus").unlink()
+    tokens = np.fromfile(tmp_path / "corpus.bin", np.uint16)
+    tokens[-3] = 120
+    tokens.tofile(tmp_path / "corpus.bin")
+    shutil.rmtree(tmp_path / "index")
+    samples = {"train_samples": 80, "valid_samples": 16}
+    make_index(tmp_path, sequence_length=16, split="80,20,0", seed=3, **samples)
+    if not is_noted:
+        path = tmp_path / "index/index.json"
+        description = json.loads(path.read_text())
+        del description["largest_tokens"], description["digest"]
+        files.write_json(path, {**description, "digest": files.digest(description)})
+    message = r"corpus\.bin: holds token 120, the model has 120 embeddings; tokenize again"
+    with pytest.raises(UserError, match=message):
+        make_run(tmp_path, "misfit", parallel=parallel)
 
 
 def test_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:

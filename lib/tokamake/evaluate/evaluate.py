@@ -140,10 +140,12 @@ def _check_fit(
             f"{architecture.max_position_embeddings} tokens; lower it"
         )
     for corpus, held_out in corpora.items():
+        smallest = int(held_out.tokens.min(initial=0))
         largest = int(held_out.tokens.max(initial=-1))
-        if largest >= (architecture.vocab_size or 0):
+        if smallest < 0 or largest >= (architecture.vocab_size or 0):
+            token = smallest if smallest < 0 else largest
             raise UserError(
-                f'corpus "{corpus}": holds token {largest}, but the vocabulary of {checkpoint} has '
+                f'corpus "{corpus}": holds token {token}, but the vocabulary of {checkpoint} has '
                 f"{architecture.vocab_size} entries; give the model trained with this tokenizer"
             )
 

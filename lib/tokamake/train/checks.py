@@ -9,12 +9,12 @@ checkpoint that a run starts from. No tensor is read. Checks raise `UserError`.
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokamake import files
 from tokamake.config.architecture import Architecture
 from tokamake.config.parallel import SPLIT_BACKWARD
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import INDEX_SETTINGS, FimSettings, TrainSettings
-from tokamake.data.indexed.paths import manifest_path
+from tokamake.data.indexed.foreign import check_foreign, stated_vocabulary
+from tokamake.data.indexed.paths import bin_path, manifest_path
 from tokamake.data.samples.fim.tokens import Fim, find_tokens
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
@@ -129,16 +129,28 @@ def check_deterministic(run: Run, device: "torch.device") -> None:
 
 
 def check_vocabulary(architecture: Architecture, index: Index, data_root: Path) -> None:
-    """Refuse tokens without a row in the embedding, as far as manifests of the datasets say."""
+    """Refuse tokens without a row in the embedding.
+
+    The vocabulary in a dataset's manifest bounds its tokens. For other datasets, `index` notes the
+    largest token; if an earlier version made the index, it is read from the dataset here.
+    """
     assert architecture.vocab_size is not None
+    embeddings = f"the model has {architecture.vocab_size} embeddings"
+    largest_tokens = index.get("largest_tokens", {})
     for prefix in index["pairs"]:
-        path = manifest_path(data_root / prefix)
-        manifest = files.read_json(path, "rebuild the dataset") if path.is_file() else {}
-        size = manifest.get("vocab_size", 0)
-        if size > architecture.vocab_size:
+        dataset = data_root / prefix
+        if (size := stated_vocabulary(dataset)) is not None:
+            if size > architecture.vocab_size:
+                raise UserError(
+                    f"{manifest_path(dataset)}: tokens of a vocabulary of {size}, {embeddings}; "
+                    "take the tokenizer of the checkpoint"
+                )
+            continue
+        largest = largest_tokens[prefix] if prefix in largest_tokens else check_foreign(dataset)
+        if largest >= architecture.vocab_size:
             raise UserError(
-                f"{path}: tokens of a vocabulary of {size}, the model has "
-                f"{architecture.vocab_size} embeddings; take the tokenizer of the checkpoint"
+                f"{bin_path(dataset)}: holds token {largest}, {embeddings}; tokenize again with "
+                "the tokenizer of the checkpoint"
             )
 
 

@@ -49,6 +49,16 @@ def duplicates(workspace: Path, planned: Plan) -> Path:
     return workspace / "duplicates"
 
 
+def test_a_raw_file_that_changed_since_it_was_planned_is_not_hashed(
+    workspace: Path, planned: Plan
+) -> None:
+    raw = workspace / "dup/1.jsonl"
+    raw.write_text("\n".join(reversed(raw.read_text().split("\n"))))
+    with pytest.raises(UserError, match=r"dup/1\.jsonl: changed since it was planned"):
+        duplicates(workspace, planned)
+    assert list((workspace / "hashes").iterdir())  # the job of the file before it
+
+
 def expected_texts(workspace: Path) -> list[str]:
     """Return each text of the corpus once, without using tokamake."""
     texts: dict[str, None] = {}

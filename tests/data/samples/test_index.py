@@ -3,6 +3,8 @@
 import json
 import logging
 import math
+import subprocess
+import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,66 @@ def test_arrays_equal_megatron(data_root: Path) -> None:
                 assert_identical(
                     getattr(arrays(folder, name)[number], array), getattr(dataset, f"{array}_index")
                 )
+
+
+HEADER, DOCUMENTS = 34, 60
+"""Bytes of the header of an index file; documents of the first dataset."""
+
+
+def corrupt(data_root: Path, offset: int, value: int, kind: str) -> Path:
+    path = data_root / "merged/b-0000.idx"
+    overwrite(path, offset, value, kind)
+    return path
+
+
+@pytest.mark.parametrize("start", [-8, 4, "end"], ids=["negative", "wrong", "near the end"])
+def test_a_pointer_that_does_not_follow_from_the_lengths_is_refused(
+    data_root: Path, start: int | str
+) -> None:
+    size = (data_root / "merged/b-0000.bin").stat().st_size
+    value = size - 4 if start == "end" else start
+    corrupt(data_root, HEADER + 4 * DOCUMENTS + 8 * 5, int(value), "<q")
+    message = rf"b-0000\.idx: sequence 5 begins at {value}, but \d+ follows from the lengths"
+    with pytest.raises(UserError, match=message):
+        build(data_root)
+    assert not (data_root.parent / "index").exists()
+
+
+def test_a_negative_length_is_refused(data_root: Path) -> None:
+    lengths = random_lengths(0, DOCUMENTS)
+    corrupt(data_root, HEADER + 4 * 5, -3, "<i")
+    # The sum stays the same, so that the size of the token file still matches.
+    path = corrupt(data_root, HEADER + 4 * 6, lengths[5] + lengths[6] + 3, "<i")
+    with pytest.raises(UserError, match=f"{path}: sequence 5 has length -3; rebuild the dataset"):
+        build(data_root)
+
+
+def test_wrong_pointers_are_refused_without_assertions(data_root: Path) -> None:
+    corrupt(data_root, HEADER + 4 * DOCUMENTS + 8 * 5, -8, "<q")
+    options = "--sequence-length 32 --train-samples 150 --valid-samples 20 --split 80,15,5 --seed 1"
+    command = [sys.executable, "-O", "-m", "tokamake", "index", *options.split()]
+    weights, output = f"--weights={data_root}/weights.txt", f"--output={data_root}/index"
+    result = subprocess.run(
+        [*command, weights, output], check=False, capture_output=True, text=True
+    )
+    assert result.returncode == 2
+    assert "b-0000.idx: sequence 5 begins at -8" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_negative_token_is_refused(data_root: Path) -> None:
+    overwrite(data_root / "merged/b-0000.bin", 4 * 7, -1, "<i")
+    with pytest.raises(UserError, match=r"merged/b-0000\.bin: token 7 is -1, below 0; tokenize"):
+        build(data_root)
+
+
+def test_the_largest_token_of_datasets_without_a_vocabulary_is_noted(data_root: Path) -> None:
+    vouch(data_root / "merged/a-0001", vocab_size=300_000)
+    expected = {
+        prefix: int(np.fromfile(data_root / f"{prefix}.bin", np.int32).max())
+        for prefix in ("merged/b-0000", "merged/a-0000")
+    }
+    assert description(build(data_root))["largest_tokens"] == expected
 
 
 def test_the_description_matches_the_arrays(data_root: Path) -> None:

@@ -36,7 +36,7 @@ def hash_documents(
         format: format of the files, if the stage cannot detect it.
 
     Raises:
-        UserError: a raw file is missing or damaged.
+        UserError: a raw file is missing or damaged, or changed since it was planned.
     """
     from tokamake.data.corpus.document_rows import RowsWriter
     from tokamake.data.corpus.documents import Fields, split_keys
@@ -62,14 +62,14 @@ def _hashes(
 
     from tokamake.data.corpus.document_rows import HASH
     from tokamake.data.corpus.documents import texts
-    from tokamake.data.readers import open_input, parse_range
+    from tokamake.data.corpus.stamps import open_unchanged
+    from tokamake.data.readers import parse_range
 
     num_read = 0
     yield np.zeros((0, 2), HASH)  # lists a shard without documents in the output, too
     paths = [Path(path) for path in shard.files]
     byte_range = parse_range(shard.byte_range, paths)
-    for path in paths:
-        source = open_input(path, byte_range=byte_range, format=format)
+    for source in open_unchanged(paths, shard.stamps, byte_range=byte_range, format=format):
         for block in source.blocks(fields.read_keys):
             columns, kept, _ = texts(block, fields)
             hashes = [b""] * len(block.records)

@@ -22,7 +22,7 @@ from tokamake.data.corpus.plan_file import (
     read_plan,
     write_plan,
 )
-from tokamake.data.corpus.raw_files import RawFile, raw_files, stamp
+from tokamake.data.corpus.raw_files import RawFile, raw_files, stamp, stamps
 from tokamake.data.readers import sniff
 from tokamake.data.readers._compression import SUFFIXES
 from tokamake.errors import UserError
@@ -202,7 +202,8 @@ def _cut_shards(
 
 
 def _make_shard(name: str, files: list[RawFile], byte_range: str, *, size: int) -> PlannedShard:
-    return PlannedShard(name, tuple([file.path for file in files]), byte_range, size, stamp(files))
+    paths = tuple([file.path for file in files])
+    return PlannedShard(name, paths, byte_range, size, stamp(files), stamps(files))
 
 
 def _is_divisible(file: RawFile, format: str = "") -> bool:

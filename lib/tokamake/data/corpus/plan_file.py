@@ -26,6 +26,8 @@ class PlannedShard(NamedTuple):
     """Estimated size of its .bin file."""
     stamp: str
     """Sizes and modification times of the raw files, from `raw_files.stamp`."""
+    stamps: tuple[str, ...] = ()
+    """Stamp of each raw file, for the jobs that read it; empty in plans of earlier versions."""
 
 
 class PlannedMerge(NamedTuple):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tokamake.data.corpus.corpora import Corpus, patterns
+from tokamake.data.corpus.stamps import DECLARED, file_stamp
 from tokamake.data.readers import expand, natural_key
 from tokamake.errors import UserError
 from tokamake.files import digest
@@ -64,11 +65,20 @@ def raw_files(corpus: Corpus, declared: Mapping[str, int]) -> list[RawFile]:
     return sorted(files.values(), key=lambda file: natural_key(file.path))
 
 
+def stamps(files: Sequence[RawFile]) -> tuple[str, ...]:
+    """Return the stamp of each file."""
+    # A list: a generator would take longer, for each of 100,000 files.
+    return tuple(
+        [
+            DECLARED if file.modified is None else file_stamp(file.size, file.modified)
+            for file in files
+        ]
+    )
+
+
 def stamp(files: Sequence[RawFile]) -> str:
     """Return a string that changes if a file is changed, touched or removed."""
-    parts = [
-        "declared" if file.modified is None else f"{file.size}:{file.modified}" for file in files
-    ]
+    parts = stamps(files)
     if len(parts) == 1:
         return parts[0]
     return digest([(file.path, part) for file, part in zip(files, parts, strict=True)])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokamake.data.indexed.dataset import DTYPES, token_dtype
+from tokamake.data.indexed.dataset import DTYPES, index_remedy, token_dtype
 from tokamake.data.indexed.float_tokens import highest_token
 from tokamake.data.indexed.index_formats import IndexLayout, read_layout
 from tokamake.data.indexed.manifest import read_manifest
@@ -134,6 +134,11 @@ def check_starts(prefix: Path, layout: IndexLayout, itemsize: int) -> None:
         wrong = ((ends - lengths) * unit != starts) | (lengths < 0) | (lengths >= 1 << 31)
         if wrong.any():
             first = int(wrong.argmax())
+            if not 0 <= lengths[first] < 1 << 31:
+                raise UserError(
+                    f"{layout.lengths.path}: sequence {number + first} has length "
+                    f"{lengths[first]}; {index_remedy(layout.lengths.path)}"
+                )
             raise UserError(
                 f"{layout.lengths.path}: sequence {number + first} begins at {starts[first]}, but "
                 f"{(ends[first] - lengths[first]) * unit} follows from the lengths; "

@@ -129,11 +129,11 @@ def _line_range(raw: "Input") -> tuple[int, int | None]:
     """Return the byte range of the lines whose first byte lies in the requested range."""
     if not raw.start and raw.end is None:
         return 0, None
-    start = _next_line(raw.path, raw.start)
-    return start, None if raw.end is None else max(start, _next_line(raw.path, raw.end))
+    start = next_line(raw.path, raw.start)
+    return start, None if raw.end is None else max(start, next_line(raw.path, raw.end))
 
 
-def _next_line(path: Path, position: int) -> int:
+def next_line(path: Path, position: int) -> int:
     """Return the first byte of the first line at or after a position, or the end of the file."""
     if not position:
         return 0

@@ -9,6 +9,7 @@ from typing import Any
 
 from tokamake import files
 from tokamake.data.corpus.splits import Rule
+from tokamake.data.indexed.foreign import check_foreign, stated_vocabulary
 from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
 from tokamake.data.mixture.weights import find_root
 from tokamake.data.samples.draw import Blend, Within
@@ -75,7 +76,8 @@ def index(
         output: Folder to write: index.json, train/ and, with validation samples, valid/.
 
     Raises:
-        UserError: a value is out of range, a file is missing or damaged, or a split is empty.
+        UserError: a value is out of range, a file is missing or damaged, a dataset of another
+            program has a negative token or wrong pointers, or a split is empty.
     """
     settings = IndexSettings(
         sequence_length,
@@ -112,6 +114,12 @@ def index(
     if is_complete(output, request):
         print(f"{output}: already complete")
         return
+    # `resolve` compares them with the model, whose vocabulary is unknown here.
+    largest_tokens = {
+        prefix: check_foreign(data_root / prefix)
+        for prefix in _prefixes(splits)
+        if stated_vocabulary(data_root / prefix) is None
+    }
     datasets_of = find_datasets(splits, data_root, blend=blend, validate=valid_samples > 0)
     with files.atomic_folder(output, also=existing_splits(output)) as folder:
         written = {
@@ -125,7 +133,7 @@ def index(
             for name, datasets in datasets_of.items()
         }
         description = {"version": VERSION, **options, "request": request, "splits": written}
-        description["bytes"] = sizes(folder)
+        description |= {"largest_tokens": largest_tokens, "bytes": sizes(folder)}
         # index.json is written last: without it a folder is not an index.
         files.write_json(
             folder / "index.json", {**description, "digest": files.digest(description)}

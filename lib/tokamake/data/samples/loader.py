@@ -97,7 +97,12 @@ class Samples:
         parts[-1] = parts[-1][: end + 1]
         parts[0] = parts[0][offset:]
         missing = self.sequence_length + 1 - sum(map(len, parts))
-        assert missing == 0 or (missing > 0 and self._padded)
+        if missing < 0 or (missing and not self._padded):
+            raise UserError(
+                f"{self.prefixes[number]}: sample {sample} has "
+                f"{self.sequence_length + 1 - missing} tokens, not {self.sequence_length + 1}: the "
+                f"dataset does not match its index; {REMEDY}"
+            )
         return np.concatenate([*parts, np.full(missing, PAD)], dtype=np.int64)
 
     def _bounds(self, index: DatasetIndex, sample: int) -> list[list[int]]:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from tokamake.data import readers
 from tokamake.data.corpus.document_rows import read_duplicates
 from tokamake.data.corpus.plan_file import batch_shards
+from tokamake.data.corpus.stamps import open_unchanged, read_stamp
 from tokamake.data.indexed import job_batch
 from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.paths import quarantine_path
@@ -44,6 +45,8 @@ class ShardRequest:
     """Part of a single raw file, START:END, or empty."""
     duplicates: npt.NDArray[np.int64] | None = None
     """Ordinals of documents to leave out."""
+    stamps: tuple[str, ...] = ()
+    """Stamp of each raw file in the plan; empty without a plan."""
 
 
 class ShardTokenizer:
@@ -97,9 +100,8 @@ class ShardTokenizer:
     def _write_once(self, shard: ShardRequest, request: str) -> list[dict[str, Any]]:
         byte_range = readers.parse_range(shard.byte_range, shard.paths)
         writer = ShardWriter(
-            (
-                readers.open_input(path, byte_range=byte_range, format=self.options.format)
-                for path in shard.paths
+            open_unchanged(
+                shard.paths, shard.stamps, byte_range=byte_range, format=self.options.format
             ),
             shard.output,
             tokenizer=self._tokenizer,
@@ -173,7 +175,8 @@ def tokenize_batch(
         duplicates: file of `find_duplicates` with documents to leave out.
 
     Raises:
-        UserError: one or more shards failed; the others are written.
+        UserError: one or more shards failed, for example because a raw file changed since it was
+            planned; the others are written.
     """
     shards = [
         ShardRequest(
@@ -181,6 +184,7 @@ def tokenize_batch(
             [Path(path) for path in shard.files],
             shard.byte_range,
             None if duplicates is None else read_duplicates(duplicates, shard.name),
+            shard.stamps,
         )
         for shard in batch_shards(plan, batch)
     ]
@@ -204,11 +208,7 @@ def _check_output(shard: ShardRequest, prefixes: list[Path]) -> None:
 
 def _file_stamp(path: Path) -> list[Any]:
     """Path, size and modification time: a changed file of the same name has another stamp."""
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); put it back") from None
-    return [str(path), status.st_size, status.st_mtime_ns]
+    return [str(path), *map(int, read_stamp(path).split(":"))]
 
 
 def _summary_line(output: Path, manifest: dict[str, Any], *, has_keys: bool) -> str:

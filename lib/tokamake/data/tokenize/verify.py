@@ -1,0 +1,79 @@
+"""Tool `verify`: compare raw files with the hashes in the manifests of the datasets made from them.
+
+`describe` checks the datasets themselves.
+"""
+
+from pathlib import Path
+from typing import Any
+
+_BLOCK = 1 << 20
+
+
+def verify(prefixes: list[Path], /) -> None:
+    """Check that raw files still have the content that was tokenized.
+
+    Reads the raw files of datasets again, or the byte ranges that were tokenized, and compares
+    their hashes with the manifests. Paths of raw files are those that `tokenize` was given:
+    relative ones start at the working directory, so run it in the same folder as the workflow.
+    `describe` checks the datasets themselves.
+
+    Args:
+        prefixes: shards or merged datasets, without .bin or .idx, or folders: all datasets of a
+            folder.
+
+    Raises:
+        UserError: a raw file is missing or differs; the message has a line for each.
+    """
+    import os
+    from concurrent.futures import ThreadPoolExecutor
+
+    from tokamake.data.indexed.manifest import raw_inputs, read_manifest
+    from tokamake.data.indexed.merge_groups import expand_prefixes
+    from tokamake.errors import UserError
+    from tokamake.files import digest
+    from tokamake.runtime.console import counted, progress
+
+    named = expand_prefixes(prefixes)
+    if not named:
+        raise UserError("no dataset given; name at least one prefix")
+    # A shard and the merged dataset that contains it state the same raw files.
+    inputs = {digest(raw): raw for prefix in named for raw in raw_inputs(read_manifest(prefix))}
+    # Threads suffice: hashing releases the interpreter lock.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        results = pool.map(_fault, inputs.values())
+        checked = list(progress(results, label="verify", total=len(inputs), unit="raw files"))
+    if faults := [fault for fault in checked if fault]:
+        raise UserError("\n".join(faults))
+    paths = {raw["path"] for raw in inputs.values()}
+    num_bytes = sum(raw["bytes"] for raw in inputs.values())
+    print(f"{counted(len(paths), 'raw file')}, {num_bytes / 1e6:,.1f} MB: unchanged")
+
+
+def _fault(raw: dict[str, Any]) -> str | None:
+    """Return how a raw file differs from its entry in a manifest, or None."""
+    import hashlib
+
+    from tokamake.data.readers import reading
+    from tokamake.data.readers.jsonl import next_line
+    from tokamake.errors import UserError
+
+    path = Path(raw["path"])
+    start, end = raw["byte_range"] or (0, None)
+    actual, unread = hashlib.sha256(), raw["bytes"]
+    try:
+        if raw["unit"] == "line":  # the first line that begins in the range
+            start = next_line(path, start)
+        with reading(path), path.open("rb", buffering=0) as stream:
+            stream.seek(start)
+            while unread and (block := stream.read(min(_BLOCK, unread))):
+                actual.update(block)
+                unread -= len(block)
+            has_more = end is None and bool(stream.read(1))
+    except UserError as error:
+        return str(error)
+    if actual.hexdigest() == raw["sha256"] and not has_more:
+        return None
+    return (
+        f"{path}: bytes {start:,} to {start + raw['bytes']:,} are not the tokenized ones; restore "
+        "the file, or touch it and rerun the workflow, which tokenizes it again"
+    )
