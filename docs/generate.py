@@ -15,6 +15,9 @@ def commands_page() -> str:
         "# Commands",
         "",
         "Stages are subcommands that rules of the workflow call. Tools are for people.",
+        "",
+        "If a command writes one file, `--output -` writes it to standard output, and what the command",
+        "prints goes to standard error. Links are followed; devices and pipes are written to directly.",
     ]
     for group in cli.GROUPS:
         lines += ["", f"## {group}"]

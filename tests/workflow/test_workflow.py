@@ -383,6 +383,28 @@ def test_mistakes_fail_the_dry_run_with_one_line(tmp_path: Path, mistake: str) -
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ("file", "results: a file, but the workflow writes to results/data/; rename the file"),
+        ("link", "results: a link to scratch, which does not exist; make that folder, or fix"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_fails_the_dry_run_with_one_line(
+    tmp_path: Path, place: str, expected: str
+) -> None:
+    results = make_workspace(tmp_path) / "results"
+    if place == "file":
+        results.touch()
+    else:
+        results.symlink_to("scratch")
+    result = snakemake(tmp_path, "-n", *MINE, "all")
+    assert result.returncode != 0
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("Using profile")]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"tokamake: {expected}")
+
+
 def test_nothing_to_evaluate_on_is_told_without_a_trace(tmp_path: Path) -> None:
     make_workspace(tmp_path)
     settings = {**CONFIG["train"], "split": "95,5,0"}
