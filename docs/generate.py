@@ -16,8 +16,9 @@ def commands_page() -> str:
         "",
         "Stages are subcommands that rules of the workflow call. Tools are for people.",
         "",
-        "If a command writes one file, `--output -` writes it to standard output, and what the command",
-        "prints goes to standard error. Links are followed; devices and pipes are written to directly.",
+        "If a command writes one file, `--output -` writes it to standard output, and what the",
+        "command prints goes to standard error. `--output` follows links, and writes to devices",
+        "and pipes directly.",
     ]
     for group in cli.GROUPS:
         lines += ["", f"## {group}"]

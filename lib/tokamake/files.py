@@ -50,7 +50,7 @@ def _place() -> str:
     """Where a PID means one process: the host, and a hash of its boot and our PID namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-        identity = boot + os.readlink("/proc/self/ns/pid")
+        identity = boot + str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         identity = os.urandom(16).hex()  # no process can be proved dead
     return f"{os.uname().nodename}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
