@@ -15,6 +15,10 @@ def commands_page() -> str:
         "# Commands",
         "",
         "Stages are subcommands that rules of the workflow call. Tools are for people.",
+        "",
+        "If a command writes one file, `--output -` writes it to standard output, and what the",
+        "command prints goes to standard error. `--output` follows links, and writes to devices",
+        "and pipes directly.",
     ]
     for group in cli.GROUPS:
         lines += ["", f"## {group}"]

@@ -126,3 +126,19 @@ def test_extras_are_those_of_the_package() -> None:
     for extra, packages in cli.EXTRAS.items():
         optional = {each.name for each in requirements if f'"{extra}"' in str(each.marker)}
         assert optional == set(packages)
+
+
+def test_a_dash_is_standard_output_and_holds_the_result_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("0.5 web corpus\n")
+    result = run("mix", "1", "a.txt", "--output", "-", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (0, "1.0 web corpus\n")
+    assert "1 dataset of 1 weighting file" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_path_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("0.5 web corpus\n")
+    result = run("mix", "1", "a.txt", "--output", "a.txt/b", cwd=tmp_path)
+    assert result.returncode == 1
+    assert "a.txt" in result.stderr
+    assert len(result.stderr.splitlines()) == 1

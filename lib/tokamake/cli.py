@@ -9,7 +9,9 @@ import os
 import re
 import signal
 import sys
+from contextlib import nullcontext, redirect_stdout
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -173,11 +175,19 @@ def _run(stage: str, arguments: list[str]) -> None:
     from tokamake.errors import UserError, of_system
 
     app = make_app(stage)
+    if ("--output", "-") in pairwise(arguments):  # cyclopts takes a lone - for an option
+        index = arguments.index("--output")
+        arguments = [*arguments[:index], "--output=-", *arguments[index + 2 :]]
     try:
         run, bound, _ = app.parse_args(arguments, print_error=False, exit_on_error=False)
         gc.freeze()
         gc.enable()
-        run(*bound.args, **bound.kwargs)
+        from tokamake.files import STANDARD_OUTPUT
+
+        # What a stage prints must not mix with a file that it writes to standard output.
+        to_stdout = bound.arguments.get("output") == STANDARD_OUTPUT
+        with redirect_stdout(sys.stderr) if to_stdout else nullcontext():
+            run(*bound.args, **bound.kwargs)
     except CycloptsError as error:
         command = f"tokamake {stage}".strip()
         _fail(stage, f"{_one_line(str(error))} See `{command} --help`.", EXIT_USER_ERROR)

@@ -1,6 +1,7 @@
 """Atomic writes: a file is either complete or absent. tokamake writes all files with this module.
 
-It writes a file under a temporary name in the same folder, calls fsync, and renames it.
+It writes a file under a temporary name in the same folder, calls fsync, and renames it. Links are
+followed. Standard output (`-`), devices and pipes are written to directly.
 """
 
 import hashlib
@@ -9,15 +10,18 @@ import os
 import re
 import resource
 import shutil
+import stat
+import sys
+import time
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tokamake.errors import UserError
 
-_HOST = os.uname().nodename
 _TEXT: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
 """File names need not be UTF-8, and JSON files contain them."""
 
@@ -31,21 +35,86 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-_STALE_NAME = re.compile(r"\..+\.tmp-(.+)-(\d+)")
+# ---- Temporary names ----
+
+STANDARD_OUTPUT = Path("-")
+"""The path that means standard output."""
+_TEMPORARY_NAME = re.compile(r"\..+\.(?:tmp|old)-(.+-[0-9a-f]{12})-(\d+)")
+"""`.<name>.tmp-<host>-<hash of boot and PID namespace>-<pid>`; see `_place`."""
+_ABANDONED_SECONDS = 7 * 24 * 3600
 _swept: set[Path] = set()
 """Folders without stale files. Listing a large folder takes seconds, so list each folder once."""
 
 
-def _temporary(path: Path) -> Path:
-    """Return a temporary name beside `path`. Remove files that killed processes here left."""
+def _place() -> str:
+    """Where a PID means one process: the host, and a hash of its boot and our PID namespace."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        identity = boot + str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        identity = os.urandom(16).hex()  # no process can be proved dead
+    return f"{os.uname().nodename}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+
+
+def _beside(path: Path, kind: str = "tmp") -> Path:
+    """Return a temporary name beside `path`; remove stale files there first."""
     if path.parent not in _swept:
         _swept.add(path.parent)
-        for entry in os.scandir(path.parent):
-            match = _STALE_NAME.fullmatch(entry.name)
-            if match and match[1] == _HOST and not Path(f"/proc/{match[2]}").exists():
-                stale = Path(entry.path)
-                shutil.rmtree(stale) if entry.is_dir() else stale.unlink(missing_ok=True)
-    return path.with_name(f".{path.name}.tmp-{_HOST}-{os.getpid()}")
+        _sweep(path.parent)
+    return path.with_name(f".{path.name}.{kind}-{_place()}-{os.getpid()}")
+
+
+def _sweep(folder: Path) -> None:
+    """Remove temporary files that dead processes left in a folder.
+
+    A process of our host, boot and PID namespace is dead if its PID is free. Of another place, we
+    cannot know: its files are removed once all that it left here are a week older than the last
+    change of the folder. If such a process still runs, it fails at its rename, and publishes
+    nothing.
+    """
+    files_of: dict[tuple[str, int], list[Path]] = defaultdict(list)
+    for entry in os.scandir(folder):
+        if match := _TEMPORARY_NAME.fullmatch(entry.name):
+            files_of[match[1], int(match[2])].append(Path(entry.path))
+    place = _place()
+    for (owner, pid), paths in files_of.items():
+        with suppress(OSError):  # another process sweeps, too, or the files are another user's
+            is_stale = not _is_alive(pid) if owner == place else _is_abandoned(folder, paths)
+            if is_stale:
+                for path in paths:
+                    _discard(path)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # another user's process
+    return True
+
+
+def _is_abandoned(folder: Path, paths: Iterable[Path]) -> bool:
+    """Whether a process has changed none of its files in the last week of a folder."""
+    entries = (entry for path in paths for entry in (path, *path.rglob("*")))
+    last_change = max(entry.lstat().st_mtime for entry in entries)
+    # The folder's time and the files' come from the same clocks; ours alone may be wrong.
+    now = min(folder.stat().st_mtime, time.time())
+    return now - last_change > _ABANDONED_SECONDS
+
+
+def _discard(path: Path) -> None:
+    if path.is_dir():
+        # Rename first: if its process runs after all, it must not publish half a folder.
+        removed = path.with_name(f".stale.old-{_place()}-{os.getpid()}")
+        path.rename(removed)
+        shutil.rmtree(removed)
+    else:
+        path.unlink(missing_ok=True)
+
+
+# ---- Atomic writes ----
 
 
 @contextmanager
@@ -74,23 +143,60 @@ def atomic(
         vouching: number of manifests at the end of `paths`.
     """
     with _errors_naming(paths[0]):
-        for path in paths:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        temporaries = {path: _temporary(path) for path in paths}
+        if len(paths) == 1 and (stream := _stream(paths[0])):
+            from tempfile import TemporaryDirectory  # rarely needed, and takes milliseconds
+
+            with stream, TemporaryDirectory() as folder:
+                content = Path(folder, "content")
+                yield (content,)
+                sys.stdout.flush()
+                with content.open("rb") as source:
+                    shutil.copyfileobj(source, stream)
+            return
+        targets = {path: _target(path) for path in paths}
+        temporaries = {path: _beside(target) for path, target in targets.items()}
         try:
+            _unlink(temporaries.values())  # a dead process may have had our PID
             yield tuple(temporaries.values())
             unwritten = [path for path in optional if not temporaries[path].exists()]
             written = [path for path in paths if path not in unwritten]
             for path in written:
                 sync(temporaries[path])
-            _remove([*(written[-vouching:] if len(paths) > 1 else []), *unwritten])
+            manifests = written[-vouching:] if len(paths) > 1 else []
+            _remove(targets[path] for path in [*manifests, *unwritten])
             for path in written:
-                temporaries[path].replace(path)
-            for folder in {path.parent for path in paths}:
-                sync(folder)
+                temporaries[path].replace(targets[path])
+            for parent in {target.parent for target in targets.values()}:
+                sync(parent)
         finally:
-            for temporary in temporaries.values():
-                temporary.unlink(missing_ok=True)
+            _unlink(temporaries.values())
+
+
+def _unlink(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _stream(path: Path) -> BinaryIO | None:
+    """Open standard output, a device or a pipe; None: `path` is a file or does not exist."""
+    if path == STANDARD_OUTPUT:
+        return os.fdopen(os.dup(1), "wb")
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    # /dev/stdout may be a file: opening it again would overwrite what is in it already.
+    for descriptor in (1, 2):
+        with suppress(OSError):
+            if os.path.samestat(status, os.fstat(descriptor)):
+                return os.fdopen(os.dup(descriptor), "wb")
+    return None if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) else path.open("wb")
+
+
+def _target(path: Path) -> Path:
+    """The file or folder to replace: `path`, or what the link there names. Make its parent."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def _remove(paths: Iterable[Path]) -> None:
@@ -106,6 +212,8 @@ def _remove(paths: Iterable[Path]) -> None:
 def atomic_folder(path: Path, *, also: Iterable[str] = ()) -> Iterator[Path]:
     """Yield a temporary folder to fill; on success it replaces `path`, else it is removed.
 
+    If `path` is a link, the folder that it names is replaced.
+
     Args:
         path: folder to write. An existing one may hold only names that the new one also has.
         also: patterns of other names that an existing folder may hold.
@@ -115,8 +223,9 @@ def atomic_folder(path: Path, *, also: Iterable[str] = ()) -> Iterator[Path]:
     """
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: a file is there; name a folder")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(path)
+    path = _target(path)
+    temporary = _beside(path)
+    shutil.rmtree(temporary, ignore_errors=True)  # a dead process may have had our PID
     temporary.mkdir()
     try:
         yield temporary
@@ -125,10 +234,11 @@ def atomic_folder(path: Path, *, also: Iterable[str] = ()) -> Iterator[Path]:
         sync(temporary)
         if path.exists():
             _refuse_foreign(path, temporary, also)
-            old = path.with_name(f".{path.name}.old-{os.getpid()}")
+            old = _beside(path, "old")
+            shutil.rmtree(old, ignore_errors=True)
             path.rename(old)
             temporary.rename(path)
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)
         else:
             temporary.rename(path)
         sync(path.parent)

@@ -115,6 +115,14 @@ def test_training_shows_speed_and_remaining_time(
     )
 
 
+def test_damaged_lines_do_not_stop_status(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(folder, age=0)
+    path = folder / "results/big/training/metrics.jsonl"
+    path.write_bytes(path.read_bytes() + b'ss": 1\n' + b"\0" * 99 + b'\n{"step": 12\n')
+    status(folder)
+    assert "training step 10 of 50 (20%), loss 4.0000" in capsys.readouterr().out
+
+
 def test_json_has_jobs_and_training(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(folder, age=10)
     status(folder, json=True)

@@ -1,6 +1,9 @@
 """Metrics survive restarts: incomplete lines and steps that are done again disappear."""
 
-from contextlib import suppress
+import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -31,11 +34,69 @@ def test_a_restart_drops_later_and_incomplete_lines(tmp_path: Path) -> None:
 def test_sync_reports_a_full_disk(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path, done=0)
     metrics._stream.close()
-    with suppress(OSError), Path("/dev/full").open("a", encoding="utf-8") as metrics._stream:
+    with suppress(OSError), Path("/dev/full").open("ab", buffering=0) as metrics._stream:
         metrics.add({"step": 1, "loss": 1.0})  # not raised here: only rank 0 writes metrics
         with pytest.raises(OSError, match="No space left"):
             metrics.sync()
         metrics.close()
+
+
+@contextmanager
+def full_disk(num_bytes: int) -> Iterator[None]:
+    """Let no file of this process grow beyond a size; Python ignores SIGXFSZ."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_records_of_a_full_disk_are_written_once_it_has_space(tmp_path: Path) -> None:
+    metrics, path = Metrics(tmp_path, done=0), tmp_path / "metrics.jsonl"
+    metrics.add({"step": 1, "loss": 1.0})
+    metrics.sync()
+    with full_disk(path.stat().st_size + 5):
+        for step in (2, 3):
+            metrics.add({"step": step, "loss": float(step)})
+        with pytest.raises(OSError, match="File too large"):
+            metrics.sync()
+    assert len(path.read_bytes().splitlines()) == 2  # half a record
+    metrics.add({"step": 4, "loss": 4.0})
+    metrics.sync()
+    metrics.close()
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("loss")
+    assert [event.step for event in events] == [1, 2, 3, 4]
+
+
+DAMAGES = {
+    "torn line": b'{"step": 2, "lo{"step": 9, "loss": 9.0}\n',
+    "NUL bytes": b"\0" * 4096 + b"\n",
+    "not UTF-8": b'{"step": \xff}\n',
+    "no record": b"17\n",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_lines_are_named_and_left_out(
+    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    first, last = b'{"step": 1, "loss": 1.0}\n', b'{"step": 3, "loss": 3.0}\n'
+    path.write_bytes(first + DAMAGES[damage] + last)
+    assert [record["step"] for record in read(path)] == [1, 3]
+    Metrics(tmp_path, done=3).close()
+    assert f"{path}: left out 1 damaged line\n" in capsys.readouterr().out
+    assert path.read_bytes() == first + last
+
+
+def test_a_record_after_nul_bytes_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"\0" * 9 + b'{"step": 1, "loss": 1.0}\n')
+    assert read(path) == [{"step": 1, "loss": 1.0}]
 
 
 def test_a_new_start_drops_all_records(tmp_path: Path) -> None:

@@ -56,13 +56,41 @@ def test_an_incomplete_checkpoint_does_not_count(tmp_path: Path) -> None:
     assert not (tmp_path / resume.SAVING).exists()
 
 
-def test_a_step_saved_again_keeps_the_old_folder(tmp_path: Path) -> None:
+def test_a_step_saved_again_replaces_the_checkpoint_of_this_run(tmp_path: Path) -> None:
     save(tmp_path, 2)
     save(tmp_path, 4, "first")
     files.write_text(tmp_path / "latest", "global_step2")  # the user goes back
     save(tmp_path, 4, "second")
     assert (tmp_path / "global_step4" / "file").read_text() == "second"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
+        "global_step2",
+        "global_step4",
+    ]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_step_saved_again_keeps_the_checkpoint_of_another_run(
+    tmp_path: Path, damaged: bool
+) -> None:
+    earlier = save(tmp_path, 4, "first", digest="b" * 64)
+    if damaged:
+        (earlier / "state.json").write_text("{half")
+    save(tmp_path, 4, "second")
+    assert (tmp_path / "global_step4" / "file").read_text() == "second"
     assert (tmp_path / "global_step4.old" / "file").read_text() == "first"
+
+
+def test_an_output_folder_on_another_disk_stays_a_link(tmp_path: Path) -> None:
+    output, scratch, said = tmp_path / "training", tmp_path / "scratch", list[str]()
+    scratch.mkdir()
+    output.symlink_to(scratch / "run")
+    assert claim(output, "b" * 64, unexpected, settings) is None
+    save(output, 2, "first", "b" * 64)
+    assert claim(output, "a" * 64, said.append, settings) is None
+    assert output.is_symlink()
+    assert list(output.iterdir()) == []
+    assert (scratch / "run.bbbbbbbb/global_step2/file").read_text() == "first"
+    assert f"moved to {scratch}/run.bbbbbbbb" in said[0]
 
 
 def test_other_runs_are_moved_aside(tmp_path: Path) -> None:

@@ -259,6 +259,37 @@ def test_a_signal_saves_and_the_run_resumes(
     assert_same_run(config, single)
 
 
+@pytest.mark.parametrize("step", [3, 6])
+def test_a_kill_between_the_save_and_the_validation_loses_no_validation(
+    root: Path, single: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    config, add = make_run(root, f"unvalidated-{step}"), Metrics.add
+
+    def add_and_stop(metrics: Metrics, record: Record) -> None:
+        add(metrics, record)
+        if record["step"] == step - 1 and "loss" in record:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def validate_or_die(
+        instance: trainer.Trainer, validate: Any = trainer.Trainer.validate
+    ) -> None:
+        if instance.state.step == step:
+            raise SystemExit(137)
+        validate(instance)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(Metrics, "add", add_and_stop)
+        patch.setattr(trainer.Trainer, "validate", validate_or_die)
+        train_here(config)
+    assert (read_run(config).output / "latest").read_text() == f"global_step{step}"
+    assert len(losses(config, "validation_loss")) == step // 3
+    assert train_here(config) == 0
+    assert_same_run(config, single)
+    records_before = records(config)
+    assert train_here(config) == 0  # nothing is measured twice
+    assert records(config) == records_before
+
+
 def test_divergence_stops_the_run_and_names_the_step(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,3 +135,25 @@ def test_an_unknown_target_fails_with_one_line(tmp_path: Path, target: str, expe
     assert result.returncode != 0
     (message,) = errors(result)
     assert message.startswith(f"tokamake: {target}: {expected}")
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ("file", "results: a file, but the workflow writes to results/data/; rename the file"),
+        ("link", "results: a link to scratch, which does not exist; make that folder, or fix"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_fails_the_dry_run_with_one_line(
+    tmp_path: Path, place: str, expected: str
+) -> None:
+    results = make_workspace(tmp_path) / "results"
+    if place == "file":
+        results.touch()
+    else:
+        results.symlink_to("scratch")
+    result = snakemake(tmp_path, "-n", *MINE, "all")
+    assert result.returncode != 0
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("Using profile")]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"tokamake: {expected}")

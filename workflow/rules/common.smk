@@ -15,7 +15,7 @@ from tokamake.workflow.doctor import DoctorRules
 from tokamake.workflow.exit import exit_on_user_error
 from tokamake.workflow.options import RunSettings, options
 from tokamake.workflow.paths import DATA, DOCTOR, HF_FILES, METADATA, PLAN, RUN, WEIGHTS
-from tokamake.workflow.paths import batch_file, split_weights
+from tokamake.workflow.paths import batch_file, check_writable, split_weights
 from tokamake.workflow.segments import Segments
 from tokamake.workflow.snakemake_internals import Snakemake, resolve_launch, resolve_precommand
 
@@ -39,6 +39,8 @@ with exit_on_user_error():
         SNAKEMAKE.config_files or ["config/config.yaml"],
         is_main_process=SNAKEMAKE.is_main_process,
     )
+    if SNAKEMAKE.is_main_process:
+        check_writable([DATA, "logs", *(RUN.format(run=run) for run in CONFIG.runs)])
     run_settings = RunSettings(CONFIG)
     data_rules = DataRules(CONFIG, SNAKEMAKE.force_job if SNAKEMAKE.is_main_process else None)
     checkpoint_rules = CheckpointRules(CONFIG)

@@ -33,7 +33,7 @@ def read_history(path: Path) -> History:
         UserError: the file is missing or has no training step, or a line is invalid.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; make it with `tokamake train`") from None
     training: dict[int, list[float]] = {}

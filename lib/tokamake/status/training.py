@@ -1,11 +1,11 @@
 """Progress of a training run from its metrics.jsonl: step, speed, losses, remaining time."""
 
-import json
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 from tokamake.config.resolved_run import read_run
+from tokamake.train import metrics
 
 _TAIL_BYTES = 1 << 20
 _VALIDATION = "validation_loss"
@@ -43,8 +43,8 @@ def read_training(folder: Path, run: str, *, now: float) -> TrainingProgress | N
         run: name of the run.
         now: time in seconds, as time.time().
     """
-    settings, metrics = folder / f"results/{run}/run.yaml", folder / f"results/{run}/training"
-    path = metrics / "metrics.jsonl"
+    settings = folder / f"results/{run}/run.yaml"
+    path = folder / f"results/{run}/training" / metrics.FILE
     if not settings.exists() or not path.exists():
         return None
     steps = read_run(settings).train.train_steps
@@ -67,10 +67,10 @@ def read_training(folder: Path, run: str, *, now: float) -> TrainingProgress | N
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """Read the last complete lines only: months of training have millions of lines."""
+    """Read the last lines only: months of training have millions of lines."""
     with path.open("rb") as stream:
         stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         text = stream.read()
-    # The trainer may be writing the last line, and the first one may be cut.
-    complete = text[: text.rfind(b"\n") + 1].splitlines()
-    return [json.loads(line) for line in complete[len(text) >= _TAIL_BYTES :]]
+    if len(text) >= _TAIL_BYTES:  # the first line may be cut
+        text = text[text.find(b"\n") + 1 :]
+    return metrics.parse(text)[0]

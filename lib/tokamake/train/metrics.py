@@ -7,23 +7,47 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokamake import files, plugins
 from tokamake.config.resolved_run import Run
+from tokamake.runtime.console import counted
 from tokamake.units import duration
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 Record = dict[str, int | float]
 """A line of metrics.jsonl: `step`, and what was measured there."""
 
 
+FILE = "metrics.jsonl"
+"""Name of the file in the output folder of a run."""
+
+
+def parse(lines: bytes) -> tuple[list[Record], int]:
+    """Parse lines of metrics.jsonl, except for an incomplete last one, which may still grow.
+
+    Returns:
+        Records, and the number of damaged lines. A crash of the machine may leave half a line, or
+        NUL bytes, before later lines.
+    """
+    complete = lines[: lines.rfind(b"\n") + 1].splitlines()
+    records = [record for line in complete if (record := _parse(line)) is not None]
+    return records, len(complete) - len(records)
+
+
+def _parse(line: bytes) -> Record | None:
+    try:
+        record = json.loads(line.strip(b"\0"))
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+
+
 def read(path: Path) -> list[Record]:
-    """Read metrics.jsonl; skip an incomplete last line, which a killed process may leave."""
-    if not path.is_file():
-        return []
-    text = path.read_text(encoding="utf-8")
-    complete = text[: text.rfind("\n") + 1]
-    return [json.loads(line) for line in complete.splitlines()]
+    """Read the records of metrics.jsonl, without damaged lines; none if there is no file."""
+    return parse(path.read_bytes())[0] if path.is_file() else []
 
 
 class Metrics:
@@ -36,38 +60,43 @@ class Metrics:
     """
 
     def __init__(self, folder: Path, *, done: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.path = folder / "metrics.jsonl"
-        kept = [record for record in read(self.path) if done and record["step"] <= done]
-        files.write_text(self.path, "".join(_line(record) for record in kept))
-        self._stream = self.path.open("a", encoding="utf-8")
-        self._failure: OSError | None = None
-        self._events = SummaryWriter(
-            str(folder / "tensorboard"), purge_step=done + 1 if done else 0
-        )
+        self.path = folder / FILE
+        kept = list[Record]()
+        if done and self.path.is_file():
+            records, num_damaged = parse(self.path.read_bytes())
+            kept = [record for record in records if record["step"] <= done]
+            if num_damaged:
+                print(f"{self.path}: left out {counted(num_damaged, 'damaged line')}", flush=True)
+        files.write_text(self.path, "".join(map(_line, kept)))
+        # Unbuffered: a write tells how many bytes a full disk has taken.
+        self._stream = self.path.open("ab", buffering=0)
+        self._pending = b""
+        self._unsynced = list[Record]()
+        self._folder = folder / "tensorboard"
+        self._events = self._open_events(done + 1 if done else 0)
 
     def add(self, record: Record) -> None:
-        """Write a record; an error is kept for `sync`, which all ranks wait for."""
-        try:
-            self._stream.write(_line(record))
-            self._stream.flush()
-            for name, value in record.items():
-                if name != "step":
-                    self._events.add_scalar(name, value, int(record["step"]))
-        except OSError as error:
-            self._failure = self._failure or error
+        """Write a record; what a full disk does not take is written by a later call."""
+        self._pending += _line(record).encode()
+        self._unsynced.append(record)
+        with suppress(OSError):  # `sync` raises it, which all ranks wait for
+            self._write()
+        with suppress(OSError):
+            self._add_event(record)
 
     def sync(self) -> None:
         """Bring all records to disk; a checkpoint must not outlive the records before it.
 
         Raises:
-            OSError: a record could not be written, now or earlier.
+            OSError: a record cannot be written.
         """
-        if self._failure:
-            raise self._failure
+        self._write()
         os.fsync(self._stream.fileno())
-        self._events.flush()
+        try:
+            self._events.flush()
+        except OSError:
+            self._repeat_events()
+        self._unsynced.clear()
 
     def close(self) -> None:
         """Close both files; errors were reported by `sync`, or concern records after it."""
@@ -76,6 +105,30 @@ class Metrics:
         with suppress(OSError):
             self._stream.close()
             self._events.close()
+
+    def _write(self) -> None:
+        while self._pending:
+            self._pending = self._pending[self._stream.write(self._pending) :]
+
+    def _open_events(self, purge_step: int | None) -> "SummaryWriter":
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(self._folder), purge_step=purge_step)
+
+    def _add_event(self, record: Record) -> None:
+        for name, value in record.items():
+            if name != "step":
+                self._events.add_scalar(name, value, int(record["step"]))
+
+    def _repeat_events(self) -> None:
+        """Write events to a new file: TensorBoard's writer never recovers from a full disk."""
+        with suppress(OSError):
+            self._events.close()
+        first = int(self._unsynced[0]["step"]) if self._unsynced else None
+        self._events = self._open_events(first)
+        for record in self._unsynced:
+            self._add_event(record)
+        self._events.flush()
 
 
 def _line(record: Record) -> str:

@@ -24,6 +24,7 @@ from tokamake.config.training import INDEX_SETTINGS
 from tokamake.errors import UserError
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
+from tokamake.train import metrics
 from tokamake.train.initial_checkpoint import check_begun
 
 SAVING = ".saving"
@@ -82,6 +83,8 @@ class StartingPoint(NamedTuple):
     state: ResumeState
     resumed: Path | None
     """Checkpoint of this run that it resumes from; None: the run has none yet."""
+    unvalidated: bool = False
+    """Whether a stop came between this checkpoint and the validation of its step."""
 
 
 # ---- Which run a checkpoint belongs to ----
@@ -214,9 +217,23 @@ def _starting_point(run: Run, ranks: Ranks, index: dict[str, Any]) -> StartingPo
         differences=lambda earlier: differences(earlier, run),
     )
     if state:
-        return StartingPoint(state, run.output / f"global_step{state.step}")
+        resumed = run.output / f"global_step{state.step}"
+        return StartingPoint(state, resumed, _lacks_validation(run, state.step, index))
     state = ResumeState(digest, run.step, run.consumed_samples, 0.0, ranks.world_size)
     return StartingPoint(state, None)
+
+
+def _lacks_validation(run: Run, step: int, index: dict[str, Any]) -> bool:
+    """Whether a validation is due at a step, but has no record there as earlier ones have."""
+    train = run.train
+    is_due = step % train.evaluation_interval == 0 or step == train.train_steps
+    if not is_due or not train.evaluation_steps:
+        return False
+    records = metrics.read(run.output / metrics.FILE)
+    current = metrics.validation(dict.fromkeys(index["splits"], 0.0)).keys()
+    recorded = {name for record in records for name in record if name in current}
+    here = {name for record in records for name in record if record["step"] == step}
+    return not recorded <= here
 
 
 def checkpoint_to_load(run: Run, ranks: Ranks, start: StartingPoint) -> Path | None:
@@ -285,16 +302,18 @@ def claim(
     Raises:
         UserError: `latest` names a missing checkpoint.
     """
+    folder = Path(os.path.realpath(output))  # `output` may be a link to another disk, and stays one
     state = _state_of_latest(output)
     if state and state.digest == digest:
         shutil.rmtree(output / SAVING, ignore_errors=True)
         return state
     if state:
         reason = differences(latest(output))
-        aside = _free_name(output.with_name(f"{output.name}.{state.digest[:8]}"))
-        output.rename(aside)
+        aside = _free_name(folder.with_name(f"{folder.name}.{state.digest[:8]}"))
+        folder.rename(aside)
         say(f"{output}: holds another run's checkpoint ({reason}); moved to {aside}, starting at 0")
-    output.mkdir(parents=True, exist_ok=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     shutil.rmtree(output / SAVING, ignore_errors=True)
     return None
 
@@ -336,6 +355,14 @@ def _read_state(folder: Path) -> ResumeState | None:
     return ResumeState(**value)
 
 
+def _is_of_run(folder: Path, digest: str) -> bool:
+    try:
+        state = _read_state(folder)
+    except UserError:  # damaged
+        return False
+    return state is not None and state.digest == digest
+
+
 def _free_name(path: Path) -> Path:
     """The path, or the first of PATH.2, PATH.3, … that does not exist."""
     names = (path.with_name(f"{path.name}.{number}") for number in count(2))
@@ -346,14 +373,18 @@ def commit(output: Path, state: ResumeState) -> Path:
     """Move the checkpoint inside `SAVING` into place, then let `latest` name it.
 
     Call it from one process only, once the checkpoint's files are on disk. A folder of the same
-    name exists if training restarted from an earlier checkpoint: it is renamed, not removed.
+    name exists if training restarted from an earlier checkpoint. One of this run is removed once
+    the new one is in place; one of another run is renamed.
     """
     name = f"global_step{state.step}"
     source, target = output / SAVING / name, output / name
     files.write_json(source / "state.json", state._asdict())
     files.sync(source)
     if target.exists():
-        target.rename(_free_name(output / f"{name}.old"))
+        replaced = _free_name(output / f"{name}.old")
+        if _is_of_run(target, state.digest):
+            replaced = output / SAVING / f"{name}.replaced"  # goes with `SAVING`, even after a kill
+        target.rename(replaced)
     source.rename(target)
     files.sync(output)
     # `latest` comes last: a job that is killed before resumes from the checkpoint before.

@@ -26,7 +26,7 @@ def write_summary(run: Run, state: ResumeState) -> None:
     tokens = state.consumed_samples * run.train.sequence_length
     # Without the tokens of another run that this one continues.
     run_tokens = tokens - run.consumed_samples * run.train.sequence_length
-    records = metrics.read(run.output / "metrics.jsonl")
+    records = metrics.read(run.output / metrics.FILE)
     files.write_json(
         summary_path(run, state.step),
         {

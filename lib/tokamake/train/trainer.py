@@ -72,7 +72,7 @@ def train_run(
         # Rank 0 locks the output folder while training goes on.
         with resume.claimed(run, ranks, index) as start:
             state = start.state
-            if state.step >= last_step:
+            if state.step >= last_step and not start.unvalidated:
                 suffix = ", the last" if state.step == run.train.train_steps else ""
                 ranks.print_once(
                     f"{run.output}: already at step {state.step}{suffix}; nothing to train"
@@ -100,6 +100,7 @@ class Trainer:
 
     Attributes:
         state: finished steps, consumed samples and training time.
+        unvalidated: whether an earlier job stopped before the validation of its last step.
 
     Args:
         run: the resolved run, with its precision chosen.
@@ -122,6 +123,7 @@ class Trainer:
     ) -> None:
         self.run, self.ranks = run, ranks
         self.state, self.last_step = start.state, last_step
+        self.unvalidated = start.unvalidated
         self.deadline = deadline
         self.stop_request = StopRequest(reports=ranks.rank == 0)
 
@@ -162,7 +164,7 @@ class Trainer:
             job_progress.retracted_on_error(self.ranks),
             on_signals(self.stop_request.note),
         ):
-            if self.state.step == 0:
+            if self.state.step == 0 or self.unvalidated:
                 self.validate()
             while self.state.step < self.last_step:
                 learning_rate = self.learning_rate()
@@ -184,6 +186,8 @@ class Trainer:
             self.saver.finish()
             if self.state.step < self.last_step:
                 self._print_why_stopped()
+            else:
+                self.log.sync()  # for a validation after the save
         return self.state
 
     # ---- A step ----

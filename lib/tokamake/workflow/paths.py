@@ -1,8 +1,11 @@
 """Where the workflow's files are, relative to its working directory."""
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from tokamake.data.mixture.weigh import split_weights_path
+from tokamake.errors import UserError
 
 DATA = "results/data"
 """Data that all runs share."""
@@ -30,3 +33,26 @@ def split_weights(split: str) -> str:
 def corpus_of(batch: str) -> str:
     """Name of the corpus that a job batch belongs to."""
     return batch.rpartition("-")[0]
+
+
+def check_writable(folders: Iterable[str]) -> None:
+    """Check that folders can be written, or made if they do not exist.
+
+    Raises:
+        UserError: a path is a file or a link to nothing, or may not be written.
+    """
+    for folder in map(Path, folders):
+        path = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+        if path.is_symlink() and not path.exists():
+            raise UserError(
+                f"{path}: a link to {path.readlink()}, which does not exist; make that folder, or "
+                "fix the link"
+            )
+        if not path.is_dir():
+            raise UserError(
+                f"{path}: a file, but the workflow writes to {folder}/; rename the file"
+            )
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise UserError(
+                f"{path}: cannot be written; change its permissions, or run in another folder"
+            )

@@ -63,7 +63,7 @@ def plan(
         read_corpora(corpora),
         parse_json(PlanSettings, settings, "--settings"),
         sizes,
-        previous=read_plan(output) if output.exists() else None,
+        previous=read_plan(output) if output.is_file() else None,
         split_sentences=split_sentences,
     )
     write_plan(output, new_plan)

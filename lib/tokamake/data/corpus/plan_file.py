@@ -136,7 +136,7 @@ def write_plan(path: Path, plan: Plan) -> None:
         else:
             parts.append(f'"{name}": {json.dumps(value)}')
     text = "{\n" + ",\n".join(parts) + "\n}\n"
-    if not path.exists() or path.read_bytes() != text.encode():
+    if not path.is_file() or path.read_bytes() != text.encode():
         write_text(path, text)
 
 
