@@ -361,6 +361,12 @@ MISTAKES |= {
         CORPORA,
         "my.yaml: convert: mds-tp3: tp3: does not divide num_attention_heads 4; give a divisor",
     ),
+    "braces in a path": (
+        {"model": {"architecture": "{x}.yaml"}},
+        CORPORA,
+        "my.yaml: model.architecture: {x}.yaml: braces in a path are wildcards of Snakemake; "
+        "rename the file or folder, or give a link to it",
+    ),
     "a bad part": (
         {},
         "corpus\tfiles\tweight\tsets\ncode\tresults/raw/code/*\t2\ttrain=1:0\n",
@@ -381,6 +387,15 @@ def test_mistakes_fail_the_dry_run_with_one_line(tmp_path: Path, mistake: str) -
     assert len(told) == 1
     assert told[0].startswith(f"tokamake: {expected}")
     assert not (tmp_path / "results").exists()
+
+
+def test_a_folder_and_special_tokens_may_have_braces(tmp_path: Path) -> None:
+    folder = tmp_path / "{folder}"
+    folder.mkdir()
+    make_workspace(folder)
+    tokenizer = {"vocab_size": 500, "special_tokens": ["<{x}>"]}
+    (folder / "my.yaml").write_text(yaml.safe_dump({**CONFIG, "tokenizer": tokenizer}))
+    assert jobs(snakemake(folder, "-n", *MINE, "all"))["report"] == 1
 
 
 def test_nothing_to_evaluate_on_is_told_without_a_trace(tmp_path: Path) -> None:

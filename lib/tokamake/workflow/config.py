@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from snakemake.io import contains_wildcard
+
 from tokamake.checkpoint.detect import list_files
 from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.config.model import check_export_format, parse_export_format
@@ -109,6 +111,8 @@ def _read(
 ) -> WorkflowConfig:
     runs = read_runs(values, ", ".join(os.path.relpath(path) for path in config_files))
     shared = next(iter(runs.values())).config
+    for run, where in runs.values():
+        _check_braces(run, where)
     tables = {run.corpora: read_corpora(run.corpora) for run, _ in runs.values()}
     corpora = merge_tables(tables)
     sample_files = {
@@ -139,6 +143,22 @@ def _current_plan(
     return make_plan(
         corpora, shared.plan, sample_files, previous=previous, split_sentences=sentences
     )
+
+
+def _check_braces(run: Config, where: str) -> None:
+    """Check that Snakemake sees no wildcard in an input file; it knows no escape for braces."""
+    settings = {
+        "corpora": run.corpora,
+        "tokenizer.path": run.tokenizer.path,
+        "model.architecture": run.model.architecture,
+        "model.checkpoint": run.model.checkpoint,
+    }
+    for name, path in settings.items():
+        if isinstance(path, Path) and contains_wildcard(str(path)):
+            raise UserError(
+                f"{where}: {name}: {path}: braces in a path are wildcards of Snakemake; rename "
+                "the file or folder, or give a link to it"
+            )
 
 
 def _check_fim(run: Config, where: str) -> None:
