@@ -58,7 +58,7 @@ Split = Annotated[
     BeforeValidator(_join_shares, json_schema_input_type=str | list[float]),
     AfterValidator(_check_split),
 ]
-"""Shares of training, validation and test documents: text that `split_shares` accepts, or a list."""
+"""Shares of training, validation and test documents: text for `split_shares`, or a list."""
 
 
 class Settings(BaseModel):
