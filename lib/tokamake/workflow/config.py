@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,7 @@ from tokamake.errors import UserError
 from tokamake.train.initial_checkpoint import open_start
 from tokamake.validation import read_yaml
 from tokamake.workflow import paths
+from tokamake.workflow.training_jobs import runs_in_training
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def _read(
         for corpus, sample in shared.sample_corpus.items()
         for name in sample_names(corpus, sample.num_files)
     }
-    plan = _current_plan(shared, corpora.values(), sample_files, is_main_process)
+    plan = _current_plan(runs, corpora.values(), sample_files, is_main_process)
     for run, where in runs.values():
         _check_start(run, where, is_main_process)
         _check_splits(run.train, tables[run.corpora], where)
@@ -132,17 +134,43 @@ def _read(
 
 
 def _current_plan(
-    shared: Config, corpora: Iterable[Corpus], sample_files: dict[str, int], is_main_process: bool
+    runs: Mapping[str, NamedRun],
+    corpora: Iterable[Corpus],
+    sample_files: dict[str, int],
+    is_main_process: bool,
 ) -> Plan:
     """Extend the plan on disk. A job takes it as it is, even if raw files arrived since."""
-    path = Path(paths.PLAN)
+    shared, path = next(iter(runs.values())).config, Path(paths.PLAN)
     previous = read_plan(path) if path.exists() else None
     if previous and not is_main_process:
         return previous
     sentences = shared.tokenize.split_sentences
-    return make_plan(
+    plan = make_plan(
         corpora, shared.plan, sample_files, previous=previous, split_sentences=sentences
     )
+    return _keep_while_training(previous, plan, runs) if previous else plan
+
+
+def _keep_while_training(previous: Plan, plan: Plan, runs: Iterable[str]) -> Plan:
+    """The previous plan if only raw files changed and a batch system still trains a run.
+
+    With the new plan, the training would have other inputs, so the executor would delete its job.
+    """
+    training = runs_in_training(list(runs))
+    if not training or previous == plan or _datasets(previous) != _datasets(plan):
+        return plan
+    print(
+        f"tokamake: {', '.join(training)}: in training since an earlier start; raw files that are "
+        "new or changed since then are left out until the training has ended",
+        file=sys.stderr,
+    )
+    return previous
+
+
+def _datasets(plan: Plan) -> tuple[dict[str, Any], set[tuple[str, str]]]:
+    """Settings of a plan, and its corpora with their text keys; raw files do not change them."""
+    names = {(m.corpus, m.name.removeprefix(m.corpus).partition("_")[2]) for m in plan.merged}
+    return plan.settings, names
 
 
 def _check_braces(run: Config, where: str) -> None:
