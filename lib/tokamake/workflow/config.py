@@ -21,6 +21,7 @@ from tokamake.data.corpus.corpora import Corpus, merge_tables, read_corpora
 from tokamake.data.corpus.plan import make_plan
 from tokamake.data.corpus.plan_file import Plan, PlannedMerge, PlannedShard, read_plan
 from tokamake.data.corpus.sample_corpus import sample_names
+from tokamake.data.corpus.splits import NAMES
 from tokamake.data.tokenizers import open_tokenizer, tokenizer_files
 from tokamake.errors import UserError
 from tokamake.train.initial_checkpoint import open_start
@@ -126,6 +127,9 @@ def _read(
     for run, where in runs.values():
         _check_start(run, where, is_main_process)
         _check_splits(run.train, tables[run.corpora], where)
+    if is_main_process:
+        for name, (run, _) in runs.items():
+            _report_evaluation(name, held_out_splits(run.train, tables[run.corpora]))
     tokenizer = _find_tokenizer(runs)
     for run, where in runs.values() if tokenizer is None else ():
         _check_fim(run, where)
@@ -217,6 +221,10 @@ def _check_start(run: Config, where: str, is_main_process: bool) -> None:
         return
     _check_exports(run.convert, architecture, where)
     _check_tokenizer(run, architecture, where)
+    try:
+        train.parallel.check_architecture(architecture, train.sequence_length)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
     if train.sequence_length > (longest := architecture.max_position_embeddings):
         raise UserError(
             f"{where}: train.sequence_length: {train.sequence_length}: more than the "
@@ -256,13 +264,36 @@ def _check_splits(train: TrainSettings, corpora: list[Corpus], where: str) -> No
             f"corpora say how long to train; {', '.join(missing)} has none, give it epochs or give "
             "train_steps"
         )
-    splits = {split for corpus in corpora for split in corpus.parts} - {"train", "test"}
-    if train.evaluation_steps and not splits and not float(train.split.split(",")[1]):
+    if train.evaluation_steps and not set(held_out_splits(train, corpora)) - {"test"}:
+        has_share = float(train.split.split(",")[1]) > 0
+        share = "" if has_share else "give the second number a share, "
+        reason = " (all corpora have sets of their own)" if has_share else ""
         raise UserError(
-            f"{where}: train: split: {train.split!r}: nothing to validate on; give the second "
-            "number a share, name a validation set in the column sets of the table of corpora, "
-            "or set evaluation_steps to 0"
+            f"{where}: train: split: {train.split!r}: nothing to validate on{reason}; {share}name "
+            "a validation set in the column sets of the table of corpora, or set evaluation_steps "
+            "to 0"
         )
+
+
+def held_out_splits(train: TrainSettings, corpora: Iterable[Corpus]) -> list[str]:
+    """Splits of a run but the training split, as far as the config and the table decide.
+
+    `train.split` is about corpora without sets of their own.
+    """
+    rows = list(corpora)
+    shares = zip(NAMES[1:], train.split.split(",")[1:], strict=True)
+    shared = [name for name, share in shares if float(share)]
+    named = [name for corpus in rows for name in corpus.parts if name != "train"]
+    is_shared = any(not corpus.sets for corpus in rows)
+    return list(dict.fromkeys([*(shared if is_shared else ()), *named]))
+
+
+def _report_evaluation(run: str, splits: list[str]) -> None:
+    """Say what a run without a test split is evaluated on."""
+    if "test" in splits:
+        return
+    use = f"evaluation uses the split {splits[0]}" if splits else "there is no evaluation"
+    print(f"tokamake: run {run}: no test split: {use}", file=sys.stderr)
 
 
 def _find_tokenizer(runs: Mapping[str, NamedRun]) -> list[Path] | None:
