@@ -9,8 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from snakemake.io import contains_wildcard
-
 from tokamake.checkpoint.detect import list_files
 from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.config.model import check_export_format, parse_export_format
@@ -27,6 +25,7 @@ from tokamake.errors import UserError
 from tokamake.train.initial_checkpoint import open_start
 from tokamake.validation import read_yaml
 from tokamake.workflow import paths
+from tokamake.workflow.snakemake_internals import has_wildcard
 from tokamake.workflow.training_jobs import runs_in_training
 
 
@@ -186,7 +185,7 @@ def _check_braces(run: Config, where: str) -> None:
         "model.checkpoint": run.model.checkpoint,
     }
     for name, path in settings.items():
-        if isinstance(path, Path) and contains_wildcard(str(path)):
+        if isinstance(path, Path) and has_wildcard(path):
             raise UserError(
                 f"{where}: {name}: {path}: braces in a path are wildcards of Snakemake; rename "
                 "the file or folder, or give a link to it"
