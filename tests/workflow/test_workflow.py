@@ -425,6 +425,7 @@ def test_a_folder_and_special_tokens_may_have_braces(tmp_path: Path) -> None:
     [
         ("95,5,0", "", "evaluation uses the split valid"),
         ("98,1,1", "train=0:0.9 hard=0.9:1", "evaluation uses the split hard"),
+        ("98,1,1", "train=0:0.8 hard=0.8:0.9 valid=0.9:1", "evaluation uses the split valid"),
         ("100,0,0", "", "there is no evaluation"),
     ],
 )

@@ -277,14 +277,15 @@ def _check_splits(train: TrainSettings, corpora: list[Corpus], where: str) -> No
 def held_out_splits(train: TrainSettings, corpora: Iterable[Corpus]) -> list[str]:
     """Splits of a run but the training split, as far as the config and the table decide.
 
-    `train.split` is about corpora without sets of their own.
+    `train.split` is about corpora without sets of their own. The order is that of `evaluate`.
     """
     rows = list(corpora)
     shares = zip(NAMES[1:], train.split.split(",")[1:], strict=True)
     shared = [name for name, share in shares if float(share)]
     named = [name for corpus in rows for name in corpus.parts if name != "train"]
     is_shared = any(not corpus.sets for corpus in rows)
-    return list(dict.fromkeys([*(shared if is_shared else ()), *named]))
+    splits = dict.fromkeys([*(shared if is_shared else ()), *named])
+    return sorted(splits, key=lambda name: name not in NAMES)
 
 
 def _report_evaluation(run: str, splits: list[str]) -> None:
