@@ -1,5 +1,6 @@
 """The command line: instant help from docstrings, one line and exit status 2 for mistakes."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -100,6 +101,32 @@ def without_extras(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a subcommand where no package of the extras is installed."""
     command = [sys.executable, "-c", WITHOUT, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("error", "noted"),
+    [
+        ("UserError('the loss is NaN')", True),
+        ("TemporaryError('another process trains there')", False),
+        ("OSError(28, 'No space left on device')", False),
+    ],
+)
+def test_executors_learn_which_failures_a_retry_would_meet_again(
+    tmp_path: Path, error: str, noted: bool
+) -> None:
+    script = (
+        "import sys; from tokamake import cli; from tokamake.errors import *\n"
+        f"def fail(*_): raise {error}\n"
+        "sys.argv = ['tokamake']; cli.make_app = lambda stage: App()\n"
+        "class App:\n"
+        "    def parse_args(self, *_, **__): fail()\n"
+        "cli.main()\n"
+    )
+    note = tmp_path / "failure"
+    environment = {**os.environ, "JOB_FAILURE_FILE": str(note)}
+    result = subprocess.run([sys.executable, "-c", script], env=environment, check=False)
+    assert result.returncode == (1 if "OSError" in error else 2)
+    assert note.exists() == noted
 
 
 def test_data_stages_need_no_torch(workspace: Path) -> None:

@@ -69,14 +69,29 @@ class Poller:
                 "the next call asks about these first"
             )
 
+    def _report_other(self, task: Task, name: str) -> None:
+        assert task.record
+        if "other job" not in task.warnings:
+            task.warnings.add("other job")
+            self.session.warn(
+                f"{task.record.job_id} is now another job, {name}: the server gave this id again; "
+                f"it is left alone, and job {task.record.name} counts as unknown to the server"
+            )
+
     def _update_evidence(self, task: Task, answer: Answer, now: float) -> None:
         assert task.record
         evidence, job_number = task.evidence, number(str(task.record.job_id))
-        if job_number in answer.unknown:
+        job = answer.jobs.get(job_number, {})
+        # A server that was set up anew gives ids again. The name is ours alone: it ends with the
+        # token of the submission.
+        if is_other := job.get("Job_Name", task.record.name) != task.record.name:
+            self._report_other(task, job["Job_Name"])
+        if is_other or job_number in answer.unknown:
             evidence.note_denial(now)
         else:
-            job = answer.jobs.get(job_number, {})
             evidence.note_status(self.session.dialect.read(job), now)
+        if job:
+            task.confirmed = not is_other
         status = evidence.status
         queued = status is not None and status.state in (JobState.WAITING, JobState.HELD)
         # A job in a queue has no exit status: an existing file is from before it was requeued.

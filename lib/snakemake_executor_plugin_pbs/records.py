@@ -3,7 +3,8 @@
 Each job has a folder, named by its key. `record.json` in it is written before qsub runs. The job
 itself writes files that begin with the token of its submission: `.claim`, a link with the id of the
 PBS job that started (either the job or a controller that gives the submission up can create it, not
-both), `.exit` with its exit status, `.progress` with the progress of its work, and `.log`.
+both), `.exit` with its exit status, `.progress` with the progress of its work, `.failure` if its
+work would fail again in the same way, and `.log`.
 """
 
 import hashlib
@@ -61,7 +62,7 @@ class Records:
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, record: Record, kind: str) -> Path:
-        """A file of a submission: `claim`, `exit`, `log`, `progress`, `sh`, `job` or `pbs`."""
+        """A file of a submission: `claim`, `exit`, `failure`, `log`, `progress`, `sh`, `job`..."""
         return self.folder / record.key / f"{record.token}.{kind}"
 
     def load(self) -> Iterator[Record]:
@@ -121,6 +122,10 @@ class Records:
         except OSError:
             return ""
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def fails_again(self, record: Record) -> bool:
+        """Whether the job noted that a retry would fail in the same way."""
+        return self.path(record, "failure").exists()
 
     def submitted(self, record: Record) -> float:
         """Time of the submission by the file system's clock, to compare with times of files."""

@@ -70,7 +70,7 @@ def await_end(session: Session, task: Task, now: float) -> None:
     written = evidence.exit_status is not None
     if evidence.has_ended and (written or evidence.is_insistent(now, patience)):
         return session.reset(task)
-    if not task.deletion_sent:
+    if not task.deletion_sent and evidence.status and evidence.status.active:
         task.deletion_sent = not session.server.delete([str(task.record.job_id)])
     prevented = session.records.give_up(task.record)
     denied = evidence.denials >= REPEATS and now - evidence.denied_since >= patience
@@ -124,7 +124,7 @@ def find(session: Session, task: Task, *, ask: bool = True) -> bool:
     for member, record in bundle:
         if ids:
             member.record = session.records.with_id(record, str(ids[0]))
-            member.phase = Phase.RECOVERED
+            member.phase, member.confirmed = Phase.RECOVERED, not claim
         # qsub may have been interrupted, or its request may still be on the way to the server.
         elif now - record.written >= session.limits.settling and session.records.give_up(record):
             session.reset(member)

@@ -10,6 +10,8 @@ NOT_OURS = 90
 NO_RESULT = 91
 PROGRESS_VARIABLE = "JOB_PROGRESS_FILE"
 """Environment variable with the file to which work writes its progress (see README.md)."""
+FAILURE_VARIABLE = "JOB_FAILURE_FILE"
+"""Environment variable with the file that work creates if a retry would fail in the same way."""
 
 
 def script(
@@ -42,8 +44,8 @@ work() {{ # FOLDER TOKEN
         echo "$id does nothing: its submission was given up" >&2
         return {NOT_OURS}
     fi
-    rm -f "$result" # of an earlier run, if the batch system reruns the job
-    {PROGRESS_VARIABLE}=$1/$2.progress \\
+    rm -f "$result" "$1/$2.failure" # of an earlier run, if the batch system reruns the job
+    {PROGRESS_VARIABLE}=$1/$2.progress {FAILURE_VARIABLE}=$1/$2.failure \\
         /bin/sh -c 'trap : TERM; . "$0"' "$1/$2.job" >> "$1/$2.log" 2>&1
     status=$?
     echo "$status" > "$result.part" && sync "$result.part" && mv "$result.part" "$result" ||

@@ -53,7 +53,8 @@ class Session:
         """Drop a task's submission, so that it can be submitted again."""
         if task.record:
             self.records.drop(task.record, keep_files=True)
-        task.record, task.evidence, task.deletion_sent = None, Evidence(), False
+        task.record, task.evidence = None, Evidence()
+        task.deletion_sent = task.confirmed = False
         task.phase = Phase.READY
         if not task.body:  # a leftover of an earlier run, which only blocked other tasks
             del self.tasks[task.key]

@@ -94,7 +94,7 @@ class Submitter:
             for task in tasks:
                 assert task.record
                 task.record = session.records.with_id(task.record, job_id)
-                task.phase = Phase.WATCHED
+                task.phase, task.confirmed = Phase.WATCHED, True
                 session.events.append(Event(EventKind.SUBMITTED, task, job_id))
 
     def _warn_once(self, queue: str, text: str) -> None:

@@ -66,6 +66,7 @@ class Task:
     warnings: set[str] = field(default_factory=set)  # those that were shown
     blockers: set[str] = field(default_factory=set)  # keys of other submissions of its files
     deletion_sent: bool = False
+    confirmed: bool = False  # whether the server said that the id is that of this submission
 
 
 class EventKind(Enum):

@@ -61,6 +61,7 @@ class Tracker:
         previous = self.tasks.get(task.key)
         if previous and previous.record:
             task.phase, task.record, task.evidence = previous.phase, previous.record, Evidence()
+            task.confirmed = previous.confirmed
         self.tasks[task.key] = task
         if record := self._earlier.pop(task.key, None):
             self._recover(task, record)
@@ -110,10 +111,17 @@ class Tracker:
             Error messages.
         """
         submitted = [task for task in self.tasks.values() if task.record]
-        errors = self._mark_cancelled(submitted)
-        job_ids = (task.record.job_id for task in submitted if task.record)
-        ids = [*dict.fromkeys(job_id for job_id in job_ids if job_id)]
-        session = self.session
+        session, errors = self.session, self._mark_cancelled(submitted)
+        records = [(task.record, task.confirmed) for task in submitted if task.record]
+        ids = [
+            *dict.fromkeys(each.job_id for each, confirmed in records if each.job_id and confirmed)
+        ]
+        # Ids of earlier controllers that the server has not confirmed can be those of other jobs.
+        errors += [
+            f"job {record.job_id} of an earlier run was not yet looked up"
+            for record, confirmed in records
+            if record.job_id and not confirmed
+        ]
         for chunk in chunks(ids, 200):
             for pause in (1, 2, 0):
                 if not (message := session.server.delete(chunk)):

@@ -22,7 +22,7 @@ _UNSURE = ("timed out", "zero bytes were transmitted", "connection reset", "comm
 _NO_JOB = ("invalid job id", "already completing or completed")
 
 # Each field ends with a bar: squeue prints the text after the colon.
-FORMAT = "JobID:|,State:|,Reason:|,exit_code:|"
+FORMAT = "JobID:|,State:|,Reason:|,exit_code:|,Name:|"
 
 
 def _options(name: str, output: Path) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ SLURM = Dialect(
 # Variables of the job in which Snakemake itself may run; a new job and its ranks must not see them.
 _OF_A_JOB = re.compile(
     r"(SLURM|SLURMD|MASTER|TORCHELASTIC|PMI|PMIX|PALS|OMPI|MPI)_.*"
-    r"|RANK|WORLD_SIZE|LOCAL_(RANK|SIZE|WORLD_SIZE)|PBS_JOB_END_TIME|JOB_PROGRESS_FILE"
+    r"|RANK|WORLD_SIZE|LOCAL_(RANK|SIZE|WORLD_SIZE)|PBS_JOB_END_TIME|JOB_(PROGRESS|FAILURE)_FILE"
 )
 
 
@@ -103,5 +103,7 @@ def parse(result: CommandResult, ids: Sequence[str]) -> Answer:
             answer.jobs[fields[0]] = {
                 "state": fields[1], "reason": fields[2], "exit_code": fields[3],
             }  # fmt: skip
+            if len(fields) >= 5 and fields[4]:
+                answer.jobs[fields[0]]["Job_Name"] = fields[4]
     answer.unknown = set(ids) - set(answer.jobs)
     return answer

@@ -172,7 +172,7 @@ def _run(stage: str, arguments: list[str]) -> None:
     gc.disable()  # Imports leave no garbage, and the search for it takes a tenth of the start.
     from cyclopts import CycloptsError
 
-    from tokamake.errors import UserError, of_system
+    from tokamake.errors import UserError, note_failure, of_system
 
     app = make_app(stage)
     if ("--output", "-") in pairwise(arguments):  # cyclopts takes a lone - for an option
@@ -189,9 +189,11 @@ def _run(stage: str, arguments: list[str]) -> None:
         with redirect_stdout(sys.stderr) if to_stdout else nullcontext():
             run(*bound.args, **bound.kwargs)
     except CycloptsError as error:
+        note_failure(error)
         command = f"tokamake {stage}".strip()
         _fail(stage, f"{_one_line(str(error))} See `{command} --help`.", EXIT_USER_ERROR)
     except UserError as error:
+        note_failure(error)
         if not error.among_ranks:
             _fail(stage, str(error), EXIT_USER_ERROR)
         from tokamake.runtime.rank_errors import exit_now
@@ -203,6 +205,7 @@ def _run(stage: str, arguments: list[str]) -> None:
         extra = next((name for name, packages in EXTRAS.items() if package in packages), None)
         if extra is None:
             raise
+        note_failure(error)
         install = f"pip install 'tokamake[{extra}]'"
         _fail(stage, f"{package} is not installed; {install}", EXIT_USER_ERROR)
     except BrokenPipeError:  # the reader of our output has closed it

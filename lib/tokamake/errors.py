@@ -1,5 +1,9 @@
 """The exception for mistakes of the user. The command line prints it without a traceback."""
 
+import os
+from contextlib import suppress
+from pathlib import Path
+
 
 class UserError(Exception):
     """A mistake that the user can fix. The message gives the subject, value, place and remedy.
@@ -10,6 +14,21 @@ class UserError(Exception):
     """
 
     among_ranks = False
+
+
+class TemporaryError(UserError):
+    """An error of the system, the network or another process, which a retry may not meet."""
+
+
+def note_failure(error: Exception) -> None:
+    """Tell the executors for PBS and Slurm not to retry this job, unless the error is temporary.
+
+    They name a file in JOB_FAILURE_FILE; work that would fail again in the same way creates it.
+    """
+    path = os.environ.get("JOB_FAILURE_FILE")
+    if path and not isinstance(error, TemporaryError):
+        with suppress(OSError):
+            Path(path).touch()
 
 
 def of_system(error: OSError) -> str:

@@ -44,6 +44,12 @@ def _explain(model: type[BaseModel], item: Any, where: str) -> str:
         keys = [*_section(model, item["loc"][:-1]).model_fields]
         prefix = "".join(f"{part}." for part in item["loc"][:-1])
         return f"{where}: {prefix}{unknown_key(str(item['loc'][-1]), keys)}"
+    if item["type"] == "invalid_key":
+        # YAML reads {split: 98,1,1} as three keys.
+        return (
+            f"{where}: {path}: a number is no key; quote text with commas in braces, as in "
+            '{split: "98,1,1"}'
+        )
     if item["type"] == "missing":
         return f"{where}: {path}: missing; add it"
     shown = "" if isinstance(item["input"], dict | BaseModel) else f" {item['input']!r}:"

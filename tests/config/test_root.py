@@ -39,6 +39,7 @@ MISTAKES = {
     },
     "my.yaml: train.train_steps: -3: input should be greater": {"train": {"train_steps": -3}},
     "my.yaml: train.split: '9,1': give three non-negative numbers": {"train": {"split": "9,1"}},
+    "my.yaml: train.split: [9, 1]: give three non-negative numbers": {"train": {"split": [9, 1]}},
     "my.yaml: train.global_batch_size 5 is not a multiple of micro_batch_size 2": {
         "train": {"global_batch_size": 5, "micro_batch_size": 2}
     },
@@ -99,6 +100,22 @@ def test_the_architecture_is_from_the_checkpoint_unless_a_file_is_named() -> Non
     ):
         settings = ModelSettings.model_validate(model)
         assert (settings.architecture, settings.stated) == expected
+
+
+def test_a_split_in_braces_without_quotes_is_explained() -> None:
+    lines = error_of(yaml.safe_load("{model: {architecture: a.yaml}, train: {split: 98,1,1}}"))
+    assert lines.splitlines() == [
+        "my.yaml: train.split: 98: give three non-negative numbers, train,valid,test, as in "
+        '"949,50,1"',
+        "my.yaml: train.1: a number is no key; quote text with commas in braces, as in "
+        '{split: "98,1,1"}',
+    ]
+
+
+@pytest.mark.parametrize("text", ['"95,4.5,0.5"', "[95, 4.5, 0.5]", "['95', 4.5, 0.5]"])
+def test_a_split_is_text_or_a_list(text: str) -> None:
+    value = yaml.safe_load(f"{{model: {{architecture: a.yaml}}, train: {{split: {text}}}}}")
+    assert validate(Config, value, "my.yaml").train.split == "95,4.5,0.5"
 
 
 def test_the_default_files_are_valid() -> None:

@@ -170,6 +170,25 @@ def test_without_test_documents_the_message_names_the_setting(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_without_a_test_split_the_validation_split_is_scored(
+    built: Path, sampled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tested = score(built, sampled, tmp_path / "test.json")
+    found = score(built, sampled, tmp_path / "valid.json", split="80,20,0")
+    assert found.pop("split") == "valid"
+    assert found == tested  # the last fifth of the documents in both splits
+    assert "no test split; scores of the split valid:" in capsys.readouterr().out
+
+
+def test_without_a_held_out_split_nothing_is_scored(
+    built: Path, sampled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = score(built, sampled, tmp_path / "evaluate.json", split="1,0,0")
+    assert found["corpora"] == {}
+    assert (found["overall"]["documents"], found["overall"]["loss"]) == (0, None)
+    assert "nothing is held out; the model is not scored" in capsys.readouterr().out
+
+
 def test_another_tokenizer_is_refused(built: Path, sampled: Path, tmp_path: Path) -> None:
     other = tmp_path / "tokenizer"
     other.mkdir()

@@ -5,6 +5,7 @@ with the values of ~/.config/snakemake/pbs.yaml. Without -m pbs they are skipped
 """
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -66,6 +67,15 @@ rule flaky:
     output: "flaky"
     retries: 2
     shell: "echo >> tries; [ $(wc -l < tries) -gt 1 ] && touch {output}"
+"""
+SNAKEFILE += f"""
+rule mistaken:
+    output: "mistaken"
+    shell: "echo >> mistakes; {sys.executable} -m tokamake merge none --output pair"
+
+rule killed:
+    output: "killed"
+    shell: "echo >> kills; [ $(wc -l < kills) -gt 2 ] || kill -9 $$; touch {{output}}"
 """
 
 
@@ -156,6 +166,16 @@ def test_a_failed_job_is_retried(folder: Path, pbs: Pbs, start) -> None:
     assert controller.wait() == 0, controller.text
     assert (folder / "tries").read_text().count("\n") == 2
     assert not list((folder / ".snakemake/pbs").iterdir())
+
+
+def test_a_users_mistake_is_not_retried_and_a_signal_is(folder: Path, pbs: Pbs, start) -> None:
+    controller = start("--retries", "2", "--keep-going", "mistaken", "killed")
+    assert controller.wait() == 1
+    assert (folder / "killed").exists(), controller.text
+    assert (folder / "kills").read_text().count("\n") == 3
+    assert (folder / "mistakes").read_text().count("\n") == 1
+    assert len(pbs.jobs()) == 4
+    assert "a retry would fail in the same way, so there is none" in controller.text
 
 
 @pytest.mark.grid

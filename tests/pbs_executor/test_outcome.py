@@ -99,6 +99,22 @@ def test_work_that_progresses_continues_without_a_failure(
     assert run.ended["train"].retry
 
 
+def test_work_that_would_fail_again_is_neither_retried_nor_continued(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.failing, server.progress = {"train"}, ["saved at step 10"]
+    run = SimulatedRun(tmp_path, server, ["train"])
+    run.until(lambda: bool(server.working))
+    record = run.tracker.tasks["k-train"].record
+    assert record
+    run.records.path(record, "failure").touch()
+    run.until_all_ended()
+    words = "failed with exit status 1; a retry would fail in the same way, so there is none"
+    assert run.outcome("train") == (EventKind.FAILED, words)
+    assert not run.ended["train"].retry
+    assert len(server.jobs) == 1
+
+
 def test_a_new_controller_knows_the_progress_of_earlier_jobs(
     tmp_path: Path, server: SimulatedServer
 ) -> None:

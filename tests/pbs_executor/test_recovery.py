@@ -4,8 +4,10 @@ import os
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from snakemake_executor_plugin_pbs.tasks import EventKind
-from tests.support.pbs_simulated import SimulatedServer
+from tests.support.pbs_simulated import SimulatedJob, SimulatedServer
 from tests.support.pbs_simulated_run import SimulatedRun, same_rule
 
 
@@ -194,3 +196,41 @@ def test_an_old_failure_in_a_bundle_is_not_a_failure_for_a_new_controller(
     run.until_all_ended()
     assert {event.kind for event in run.ended.values()} == {EventKind.SUCCEEDED}
     assert server.overlaps == 0
+
+
+@pytest.mark.parametrize("change", ["same inputs", "other inputs", "cancelled before an answer"])
+def test_a_job_that_has_the_id_of_ours_on_a_new_server_is_left_alone(
+    tmp_path: Path, server: SimulatedServer, change: str
+) -> None:
+    server.seconds = 500
+    run = SimulatedRun(tmp_path, server, ["a"])
+    run.until(lambda: any(job.state == "R" for job in server.jobs.values()))
+    server.jobs.clear()  # a new server, which counts from the same number
+    server.working.clear()
+    other = SimulatedJob(100, "theirs", "", [], server.now, 10**6, 0, state="R", substate=42)
+    server.jobs[100] = other
+    server.active.clear()
+    if change == "other inputs":
+        run.fingerprints["a"] = change
+    run.start()
+    if change == "cancelled before an answer":
+        [error] = run.tracker.cancel(sleep=lambda _: None)
+        assert "100.pbs01 of an earlier run" in error
+    else:
+        run.until_all_ended()
+        assert run.outcome("a")[0] is EventKind.SUCCEEDED
+        assert any("is now another job, theirs" in text for text in run.warnings)
+        assert len(server.jobs) == 2
+    assert (other.state, other.substate) == ("R", 42)
+
+
+def test_an_id_that_is_given_again_while_the_controller_watches_is_left_alone(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.seconds = 500
+    run = SimulatedRun(tmp_path, server, ["a"])
+    run.until(lambda: any(job.state == "R" for job in server.jobs.values()))
+    server.jobs[100].name = "theirs"
+    run.step()
+    run.tracker.cancel(sleep=lambda _: None)
+    assert server.jobs[100].state == "R"

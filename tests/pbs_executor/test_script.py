@@ -132,6 +132,13 @@ def test_work_writes_its_progress(records: Records) -> None:
     assert records.progress(RECORD) == "at step 1"
 
 
+def test_work_notes_that_a_retry_would_fail_too(records: Records) -> None:
+    assert run(records, 'touch "$JOB_FAILURE_FILE"; exit 1') == 1
+    assert records.fails_again(RECORD)
+    assert run(records, "exit 1") == 1  # the batch system reruns the job
+    assert not records.fails_again(RECORD)
+
+
 BUNDLE = [Record(f"tok{n}", "name.tok0", f"key{n}", (f"/out{n}",), "f") for n in range(4)]
 
 

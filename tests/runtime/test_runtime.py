@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tokamake.errors import UserError
+from tokamake.errors import TemporaryError, UserError
 from tokamake.runtime import console, rank_errors, ranks
 from tokamake.runtime import process_group as runtime_process_group
 from tokamake.runtime.console import progress
@@ -195,10 +195,11 @@ def test_only_rank_0_reports_a_common_error(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_error_of_one_rank_is_raised_on_all() -> None:
     ranks = Ranks(0, 1, 0, 1)
     with process_group(ranks):
-        with pytest.raises(UserError, match=r"^broken$"), raise_on_all_ranks():
+        with pytest.raises(UserError, match=r"^broken$") as caught, raise_on_all_ranks():
             raise UserError("broken")
+        assert type(caught.value) is UserError
         message = "^file: No space left on device; fix it and rerun$"
-        with pytest.raises(UserError, match=message), raise_on_all_ranks():
+        with pytest.raises(TemporaryError, match=message), raise_on_all_ranks():
             raise OSError(errno.ENOSPC, "No space left on device", "file")
         with pytest.raises(UserError, match=r"^TimeoutError; fix it"), raise_on_all_ranks():
             raise TimeoutError

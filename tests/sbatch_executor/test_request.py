@@ -129,6 +129,8 @@ def test_only_a_complete_answer_denies_a_job() -> None:
         CommandResult(0, "11|RUNNING|None|0|\n12|FAILED|NonZeroExitCode|256|\n", ""), ["11", "13"]
     )
     assert answer.jobs["11"]["state"] == "RUNNING"
+    named = parse(CommandResult(0, "11|RUNNING|None|0|train.f00|\n", ""), ["11"])
+    assert named.jobs["11"]["Job_Name"] == "train.f00"
     assert answer.unknown == {"13"}
     failed = CommandResult(1, "11|RUNNING|None|0|\n", "slurm_load_jobs error: timed out")
     answer = parse(failed, ["11", "13"])

@@ -219,6 +219,7 @@ def _row(job: SimulatedJob, lie: str) -> str:
         "job_state": "H" if job.held and job.state == "Q" else job.state
     }
     attributes |= {"substate": job.substate, "Hold_Types": "u" if job.held else "n"}
+    attributes["Job_Name"] = job.name
     if job.comment:
         attributes["comment"] = job.comment
     if job.exit is not None:

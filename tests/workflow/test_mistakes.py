@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.workflows import CONFIG, CORPORA, MINE, make_workspace, snakemake
+from tests.support.workflows import CONFIG, CORPORA, MINE, jobs, make_workspace, snakemake
 
 MISTAKES = {
     "unknown key": (
@@ -66,6 +66,34 @@ MISTAKES = {
         CORPORA,
         "my.yaml: convert: mds-tp3: tp3: does not divide num_attention_heads 4; give a divisor",
     ),
+    "braces in a path": (
+        {"model": {"architecture": "{x}.yaml"}},
+        CORPORA,
+        "my.yaml: model.architecture: {x}.yaml: braces in a path are wildcards of Snakemake; "
+        "rename the file or folder, or give a link to it",
+    ),
+    "sets without one to validate on": (
+        {},
+        "corpus\tfiles\tweight\tsets\ncode\tresults/raw/code/*\t2\ttrain=0:0.9 test=0.9:1\n",
+        "my.yaml: train: split: '80,10,10': nothing to validate on (all corpora have sets of "
+        "their own); name a validation set in the column sets",
+    ),
+    "heads that ranks cannot share": (
+        {"train": {**CONFIG["train"], "parallel": {"tensor_parallel_size": 3}}},
+        CORPORA,
+        "my.yaml: train.parallel.tensor_parallel_size: 3: does not divide 4 (attention heads)",
+    ),
+    "too few ranks": (
+        {"train": {**CONFIG["train"], "parallel": {"tensor_parallel_size": 4}}},
+        CORPORA,
+        "run smoke: train.parallel: tensor 4 × context 1 × pipeline 1 needs 4 ranks or a multiple, "
+        "this run has 2; change the number of ranks or these sizes (ranks: the resource tasks of",
+    ),
+    "a batch that ranks cannot share": (
+        {"train": {**CONFIG["train"], "micro_batch_size": 16}},
+        CORPORA,
+        "run smoke: global_batch_size: 16 samples cannot be shared by 2 data-parallel ranks",
+    ),
     "bad range of documents": (
         {},
         "corpus\tfiles\tweight\tsets\ncode\tresults/raw/code/*\t2\ttrain=1:0\n",
@@ -90,17 +118,6 @@ def test_mistakes_fail_the_dry_run_with_one_line(tmp_path: Path, mistake: str) -
     (message,) = errors(result)
     assert message.startswith(f"tokamake: {expected}")
     assert not (tmp_path / "results").exists()
-
-
-def test_a_split_without_test_documents_fails_evaluate_without_a_traceback(tmp_path: Path) -> None:
-    make_workspace(tmp_path)
-    settings = {**CONFIG["train"], "split": "95,5,0"}
-    (tmp_path / "my.yaml").write_text(yaml.safe_dump({**CONFIG, "train": settings}))
-    result = snakemake(tmp_path, "-n", *MINE, "evaluate")
-    assert result.returncode != 0
-    assert "tokamake: train.split: '95,5,0': nothing is held out to evaluate on" in result.stderr
-    assert "Traceback" not in result.stderr
-    assert snakemake(tmp_path, "-n", *MINE, "train").returncode == 0
 
 
 def test_convert_without_a_format_in_the_config_fails(tmp_path: Path) -> None:
@@ -157,3 +174,38 @@ def test_a_folder_that_cannot_be_written_fails_the_dry_run_with_one_line(
     lines = [line for line in result.stderr.splitlines() if not line.startswith("Using profile")]
     assert len(lines) == 1
     assert lines[0].startswith(f"tokamake: {expected}")
+
+
+def test_a_folder_and_special_tokens_may_have_braces(tmp_path: Path) -> None:
+    folder = tmp_path / "{folder}"
+    folder.mkdir()
+    make_workspace(folder)
+    tokenizer = {"vocab_size": 500, "special_tokens": ["<{x}>"]}
+    (folder / "my.yaml").write_text(yaml.safe_dump({**CONFIG, "tokenizer": tokenizer}))
+    assert jobs(snakemake(folder, "-n", *MINE, "all"))["report"] == 1
+
+
+@pytest.mark.parametrize(
+    ("split", "sets", "use"),
+    [
+        ("95,5,0", "", "evaluation uses the split valid"),
+        ("98,1,1", "train=0:0.9 hard=0.9:1", "evaluation uses the split hard"),
+        ("98,1,1", "train=0:0.8 hard=0.8:0.9 valid=0.9:1", "evaluation uses the split valid"),
+        ("100,0,0", "", "there is no evaluation"),
+    ],
+)
+def test_a_run_without_a_test_split_says_what_it_is_evaluated_on(
+    tmp_path: Path, split: str, sets: str, use: str
+) -> None:
+    make_workspace(tmp_path)
+    steps = int(split != "100,0,0")
+    settings = {**CONFIG["train"], "split": split, "evaluation_steps": steps}
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump({**CONFIG, "train": settings}))
+    table = "corpus\tfiles\tweight\tsets\n" + "".join(
+        f"{name}\tresults/raw/{name}/*\t1\t{sets}\n" for name in ("code", "docs")
+    )
+    (tmp_path / "corpora.tsv").write_text(table)
+    result = snakemake(tmp_path, "-n", *MINE, "evaluate")
+    assert jobs(result)["evaluate"] == 1
+    assert f"tokamake: run smoke: no test split: {use}\n" in result.stderr
+    assert ("smoke.weights.hard.txt" in result.stdout + result.stderr) == bool(sets)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.pbs_servers import stand_in
+from tokamake.workflow.snakemake_internals import has_wildcard
 
 SNAKEMAKE = (sys.executable, "-m", "snakemake", "--cores", "1")
 HEAD = """
@@ -197,6 +198,11 @@ SNAKEMAKE.on_start(lambda: open("started", "w").close())
     assert "names: ['make', '']" in done.stderr
     assert "configs: {'a': 1} {'beta': 2}" in done.stderr
     assert (tmp_path / "started").exists()
+
+
+def test_braces_around_a_name_are_a_wildcard() -> None:
+    assert has_wildcard(Path("a/{x}.yaml"))
+    assert not has_wildcard(Path("a/{}/{a-b}.yaml"))
 
 
 def test_precommand_of_remote_jobs(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tokamake.workflow.config import read_workflow_config
 from tokamake.workflow.data import DataRules
 from tokamake.workflow.doctor import DoctorRules
 from tokamake.workflow.exit import exit_on_user_error
+from tokamake.workflow.layouts import Layouts
 from tokamake.workflow.options import RunSettings, options
 from tokamake.workflow.paths import DATA, DOCTOR, HF_FILES, METADATA, PLAN, RUN, WEIGHTS
 from tokamake.workflow.paths import batch_file, check_writable, split_weights
@@ -46,6 +47,7 @@ with exit_on_user_error():
     checkpoint_rules = CheckpointRules(CONFIG)
     segments = Segments(CONFIG, planned_segments if SNAKEMAKE.is_main_process else None)
     doctor_rules = DoctorRules(SNAKEMAKE)
+    layouts = Layouts(CONFIG, SNAKEMAKE)
 
 if SNAKEMAKE.is_main_process:
     # Written by no job: all jobs of a run follow one plan. A dry run writes nothing.

@@ -33,7 +33,8 @@ if CONFIG.given_tokenizer is None:
             kind=CONFIG.shared.tokenizer.kind,
             vocab_size=CONFIG.shared.tokenizer.vocab_size,
             train_bytes=CONFIG.shared.tokenizer.train_bytes,
-            special_tokens=[
+            # A function, since Snakemake takes braces in a text for wildcards.
+            special_tokens=lambda wildcards: [
                 f"--special-tokens={token}" for token in CONFIG.shared.tokenizer.special_tokens
             ],
             # A function of the output is not among the params that train again when they change.

@@ -6,7 +6,7 @@ rule evaluate:
     input:
         model=segments.evaluated_inputs,
         weights=WEIGHTS,
-        held_out=[split_weights(split) for split in CONFIG.splits if split == "test"],
+        held_out=data_rules.evaluation_weights,
         tokenizer=CONFIG.tokenizer_files,
     output:
         f"{RUN}/evaluate{{segment}}.json",
@@ -17,9 +17,9 @@ rule evaluate:
     threads: 2
     params:
         model=segments.evaluated_model,
-        split=data_rules.evaluation_split,
+        split=run_settings.value("train.split"),
         split_rule=run_settings.value("train.split_rule"),
-        held_out=lambda wildcards, input: [f"--held-out=test={path}" for path in input.held_out],
+        held_out=data_rules.evaluation_options,
         sequence_length=run_settings.value("train.sequence_length"),
         max_tokens=run_settings.value("evaluate.max_tokens"),
         data_root=subpath(input.weights, parent=True),

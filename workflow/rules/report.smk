@@ -88,7 +88,7 @@ rule report:
     params:
         # The whole config, so that Snakemake reads the same workflow again, whatever its arguments were.
         config=lambda wildcards: json.dumps(SNAKEMAKE.main_config, sort_keys=True),
-        snakefile=workflow.main_snakefile,
+        snakefile=lambda wildcards: workflow.main_snakefile,  # its folder may have braces
         shown=[SNAKEMAKE.renamed(name) for name in FIGURE_RULES],
     shell:
         "{{ printf '%s\\n' {params.config:q} > {output.config}"

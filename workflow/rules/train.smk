@@ -72,7 +72,7 @@ rule train:
         nodes=1,
         tasks=1,
     params:
-        end=segments.end_option,
+        end=lambda wildcards: layouts.check(wildcards) or segments.end_option(wildcards),
     # A signal goes to all processes at once. It must not end the shell while ranks save.
     shell:
         "trap : TERM INT;"

@@ -24,7 +24,7 @@ from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.copy import fill
 from tokamake.checkpoint.tensors.extents import Chunk, Extent
 from tokamake.checkpoint.torch_files import torch_archive
-from tokamake.errors import UserError
+from tokamake.errors import TemporaryError, UserError
 from tokamake.runtime.console import progress
 
 _PLAN, _DONE = "plan.json", "done.txt"
@@ -108,7 +108,9 @@ def _locked(growing: Path, path: Path) -> Iterator[None]:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(f"{path}: another conversion writes it; wait for its end") from None
+                raise TemporaryError(
+                    f"{path}: another conversion writes it; wait for its end"
+                ) from None
             except OSError:
                 pass  # some parallel file systems are mounted without locks
             if not _is_at(stream, lock):

@@ -3,9 +3,9 @@
 import functools
 import math
 import operator
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from tokamake import plugins
 
@@ -42,13 +42,23 @@ def split_shares(text: str) -> list[float]:
     return [share / total for share in shares]
 
 
+def _join_shares(value: Any) -> Any:
+    """A list of shares as text: [98, 1, 1] is "98,1,1"."""
+    shares = [value] if isinstance(value, int) else value
+    return ",".join(map(str, shares)) if isinstance(shares, list | tuple) else value
+
+
 def _check_split(text: str) -> str:
     split_shares(text)
     return text
 
 
-Split = Annotated[str, AfterValidator(_check_split)]
-"""Shares of training, validation and test documents: text that `split_shares` accepts."""
+Split = Annotated[
+    str,
+    BeforeValidator(_join_shares, json_schema_input_type=str | list[float]),
+    AfterValidator(_check_split),
+]
+"""Shares of training, validation and test documents: text for `split_shares`, or a list."""
 
 
 class Settings(BaseModel):

@@ -40,6 +40,9 @@ def evaluate(
     end-of-document tokens; loss in nats per token; perplexity (exponential of the loss); bits per
     byte (total loss in bits divided by bytes). Overall values weigh all tokens equally.
 
+    Without a test split, the model is scored on the validation split, or on the first other one in
+    `held_out`; the output names it. Without any of these, the output has no scores.
+
     Args:
         checkpoint: folder of a Hugging Face or native checkpoint.
         weights: weighting file with the merged datasets and their corpora.
@@ -47,14 +50,15 @@ def evaluate(
         tokenizer: tokenizer of the datasets.
         split: shares of the documents of each dataset for training, validation and test.
         split_rule: how to round shares to documents; the value of `index`.
-        held_out: test=FILE, a weighting file of test datasets, instead of the test split.
+        held_out: NAME=FILE, a weighting file of the datasets of a split, for example test=FILE.
         sequence_length: input tokens of the model.
         max_tokens: maximum tokens per corpus.
         batch_size: windows per forward pass.
         output: JSON file to write.
 
     Raises:
-        UserError: a value is out of range, no corpus has a test document, or files do not match.
+        UserError: a value is out of range, no corpus has a document of the split, or files do not
+            match.
     """
     from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
     from tokamake.data.tokenizers import open_tokenizer
@@ -76,8 +80,18 @@ def evaluate(
         split_rule=split_rule,
         held_out=parse_held_out(held_out),
     )
-    corpora = read_held_out(sets, data_root=data_root, max_tokens=max_tokens, tokenizer=opened)
+    if (evaluated := sets.evaluated) is None:
+        empty = _measures("overall", documents=0, tokens=0, bytes=0, nats=0.0)
+        write_json(output, {"overall": empty, "corpora": {}})
+        print(f"split {split!r}: nothing is held out; the model is not scored")
+        return
+    corpora = read_held_out(
+        sets, evaluated, data_root=data_root, max_tokens=max_tokens, tokenizer=opened
+    )
     scores = _score(corpora, checkpoint, opened, sequence_length, batch_size)
+    if evaluated != "test":
+        scores["split"] = evaluated
+        print(f"no test split; scores of the split {evaluated}:")
     write_json(output, scores)
     print(_table(scores))
 

@@ -1,4 +1,4 @@
-"""Held-out text: the test documents of all merged datasets, by corpus."""
+"""Held-out text: the documents of a split of all merged datasets, by corpus."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from tokamake.errors import UserError
 
 
 class HeldOut(NamedTuple):
-    """Test documents of a corpus, in the order of its datasets."""
+    """Held-out documents of a corpus, in the order of its datasets."""
 
     tokens: npt.NDArray[np.int64]
     """(tokens,) concatenated documents, with their end-of-document tokens."""
@@ -23,32 +23,33 @@ class HeldOut(NamedTuple):
 
 
 def read_held_out(
-    sets: SplitPrefixes, *, data_root: Path, max_tokens: int, tokenizer: Tokenizer
+    sets: SplitPrefixes, split: str, *, data_root: Path, max_tokens: int, tokenizer: Tokenizer
 ) -> dict[str, HeldOut]:
-    """Read the test documents of all corpora, at most `max_tokens` tokens of each.
+    """Read the documents of a split of all corpora, at most `max_tokens` tokens of each.
 
     Args:
-        sets: datasets of the test split; they determine the order of corpora.
+        sets: datasets of the splits; they determine the order of corpora.
+        split: name of the split.
         data_root: folder to which prefixes are relative.
         max_tokens: maximum tokens per corpus; the document at the limit is truncated.
         tokenizer: tokenizer of the datasets.
 
     Raises:
-        UserError: a file is missing, damaged or from another tokenizer, or no corpus has a test
-            document.
+        UserError: a file is missing, damaged or from another tokenizer, or no corpus has a document
+            of the split.
     """
     documents_of: dict[str, list[npt.NDArray[np.integer]]] = {}
-    for line in sets.lines("test"):
+    for line in sets.lines(split):
         documents = documents_of.setdefault(line.corpus, [])
         num_tokens = max_tokens - sum(map(len, documents))
         prefix = data_root / line.prefix
         check_tokenizer(prefix, tokenizer)
         dataset = IndexedDataset(prefix)
-        documents += _read(dataset, sets.documents("test", line, len(dataset)), num_tokens)
+        documents += _read(dataset, sets.documents(split, line, len(dataset)), num_tokens)
     if not any(documents_of.values()):
         raise UserError(
-            f"{sets.origin('test')}: no corpus has a test document; give the last number of "
-            "train.split a larger share"
+            f"{sets.origin(split)}: no corpus has a {split} document; give the "
+            f"{'last' if split == 'test' else 'second'} number of train.split a larger share"
         )
     return {corpus: _join(documents) for corpus, documents in documents_of.items()}
 

@@ -65,7 +65,8 @@ def evaluation(scored: dict[str, Any], earlier: dict[int, dict[str, Any]]) -> st
     header = ("corpus", "documents", "tokens", "bytes", "loss", "perplexity", "bits per byte")
     rows = [_scores(name, scores) for name, scores in scored["corpora"].items()]
     last = html_pages.table(header, rows, _scores("overall", scored["overall"]))
-    sections = [("", last)]
+    split = scored.get("split")  # stated only if it is not the test split
+    sections = [(f"Split {split}" if split else "", last)]
     if earlier:
         measures = ["step", *header[-len(_PLACES) :]]
         step_rows = [_scores(f"{step:,}", value["overall"]) for step, value in earlier.items()]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokamake.batch_systems import hosts_of
-from tokamake.errors import UserError
+from tokamake.errors import TemporaryError, UserError
 from tokamake.runtime.cores import num_threads
 from tokamake.runtime.ranks import Ranks, mpi, variable
 
@@ -113,7 +113,7 @@ def meeting(ranks: Ranks, seconds: float) -> "Store":
         )
     except dist.DistError as error:
         reason = str(error).splitlines()[0].rstrip(". ")
-        raise UserError(
+        raise TemporaryError(
             f"rank {ranks.rank} on {socket.gethostname()}: cannot reach rank 0 at {host}:{port} "
             f"within {seconds:g} s: {reason}; look at that host, or set MASTER_ADDR and MASTER_PORT"
         ) from None
@@ -155,7 +155,7 @@ def _join(backend: str, ranks: Ranks) -> None:
     except dist.DistNetworkError as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = str(error).split("\n")[0]
-        raise UserError(
+        raise TemporaryError(
             f"ranks cannot meet at {address}: {reason}; set MASTER_ADDR to the first host and "
             "MASTER_PORT to a port that is free there"
         ) from None
@@ -186,7 +186,7 @@ def free_port() -> int:
             listener.bind(("", port))
             number: int = listener.getsockname()[1]
             return number
-    raise UserError(
+    raise TemporaryError(
         f"no port is free on {socket.gethostname()}; end programs that hold ports there"
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
-from tokamake.errors import UserError, of_system
+from tokamake.errors import TemporaryError, UserError, note_failure, of_system
 from tokamake.runtime.ranks import Ranks
 
 Item = TypeVar("Item")
@@ -21,22 +21,23 @@ def raise_on_all_ranks() -> Iterator[None]:
     """Raise an error of any rank on all ranks; otherwise, the others would wait forever.
 
     Raises:
-        UserError: a rank raised a `UserError`, or an `OSError` such as a full disk.
+        UserError: a rank raised a `UserError`.
+        TemporaryError: a rank raised a `TemporaryError`, or an `OSError` such as a full disk.
     """
     import torch.distributed as dist
 
-    message: str | None = None
+    own: UserError | None = None
     try:
         yield
     except UserError as error:
-        message = str(error)
+        own = error
     except OSError as error:
-        message = f"{of_system(error)}; fix it and rerun"
-    messages: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(messages, message)
-    for first in messages:
-        if first is not None:
-            raise UserError(first)
+        own = TemporaryError(f"{of_system(error)}; fix it and rerun")
+    errors: list[tuple[bool, str] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(errors, own and (isinstance(own, TemporaryError), str(own)))
+    for first in filter(None, errors):
+        is_temporary, message = first
+        raise (TemporaryError if is_temporary else UserError)(message)
 
 
 def report_from_any_rank(items: Iterable[Item], ranks: Ranks) -> Iterator[Item]:
@@ -58,8 +59,9 @@ def report_from_rank_0(ranks: Ranks) -> Iterator[None]:
     """Let only rank 0 report a `UserError` that all ranks raise; the others exit with code 2."""
     try:
         yield
-    except UserError:
+    except UserError as error:
         if ranks.rank:
+            note_failure(error)  # it may be the only rank that fails
             # torchrun ends all ranks when one of them fails: give rank 0 time to report.
             time.sleep(2)
             raise SystemExit(2) from None

@@ -84,12 +84,16 @@ def num_training_samples(index: Index) -> int:
 
 def check_layout(run: Run, world_size: int) -> None:
     """Check that the ranks can share the model, its sequences and its batches."""
-    train = run.train
+    check_ranks(run.train, world_size)
+    run.train.parallel.check_architecture(run.architecture, run.train.sequence_length)
+
+
+def check_ranks(train: TrainSettings, world_size: int) -> None:
+    """Check that the sizes of the mesh and the batches fit the number of ranks."""
     data_parallel_size = train.parallel.data_parallel_size(world_size)
     train.batch_sizes.check(train.micro_batch_size, data_parallel_size)
     for size in train.batch_sizes.all:
         train.parallel.check_batches(size // (train.micro_batch_size * data_parallel_size))
-    train.parallel.check_architecture(run.architecture, train.sequence_length)
 
 
 def check_precision(train: TrainSettings) -> None:

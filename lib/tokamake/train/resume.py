@@ -21,7 +21,7 @@ from tokamake.checkpoint.latest import REMEDY, latest
 from tokamake.checkpoint.native.folder import locate
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.config.training import INDEX_SETTINGS
-from tokamake.errors import UserError
+from tokamake.errors import TemporaryError, UserError
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import metrics
@@ -269,7 +269,7 @@ def locked(output: Path) -> Iterator[None]:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(
+            raise TemporaryError(
                 f"{output}: another process trains there; end it (pid {path.read_text().strip()})"
             ) from None
         except OSError:

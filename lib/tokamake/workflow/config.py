@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,11 +19,14 @@ from tokamake.data.corpus.corpora import Corpus, merge_tables, read_corpora
 from tokamake.data.corpus.plan import make_plan
 from tokamake.data.corpus.plan_file import Plan, PlannedMerge, PlannedShard, read_plan
 from tokamake.data.corpus.sample_corpus import sample_names
+from tokamake.data.corpus.splits import NAMES
 from tokamake.data.tokenizers import open_tokenizer, tokenizer_files
 from tokamake.errors import UserError
 from tokamake.train.initial_checkpoint import open_start
 from tokamake.validation import read_yaml
 from tokamake.workflow import paths
+from tokamake.workflow.snakemake_internals import has_wildcard
+from tokamake.workflow.training_jobs import runs_in_training
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,8 @@ def _read(
 ) -> WorkflowConfig:
     runs = read_runs(values, ", ".join(os.path.relpath(path) for path in config_files))
     shared = next(iter(runs.values())).config
+    for run, where in runs.values():
+        _check_braces(run, where)
     tables = {run.corpora: read_corpora(run.corpora) for run, _ in runs.values()}
     corpora = merge_tables(tables)
     sample_files = {
@@ -116,10 +122,13 @@ def _read(
         for corpus, sample in shared.sample_corpus.items()
         for name in sample_names(corpus, sample.num_files)
     }
-    plan = _current_plan(shared, corpora.values(), sample_files, is_main_process)
+    plan = _current_plan(runs, corpora.values(), sample_files, is_main_process)
     for run, where in runs.values():
         _check_start(run, where, is_main_process)
         _check_splits(run.train, tables[run.corpora], where)
+    if is_main_process:
+        for name, (run, _) in runs.items():
+            _report_evaluation(name, held_out_splits(run.train, tables[run.corpora]))
     tokenizer = _find_tokenizer(runs)
     for run, where in runs.values() if tokenizer is None else ():
         _check_fim(run, where)
@@ -128,17 +137,59 @@ def _read(
 
 
 def _current_plan(
-    shared: Config, corpora: Iterable[Corpus], sample_files: dict[str, int], is_main_process: bool
+    runs: Mapping[str, NamedRun],
+    corpora: Iterable[Corpus],
+    sample_files: dict[str, int],
+    is_main_process: bool,
 ) -> Plan:
     """Extend the plan on disk. A job takes it as it is, even if raw files arrived since."""
-    path = Path(paths.PLAN)
+    shared, path = next(iter(runs.values())).config, Path(paths.PLAN)
     previous = read_plan(path) if path.exists() else None
     if previous and not is_main_process:
         return previous
     sentences = shared.tokenize.split_sentences
-    return make_plan(
+    plan = make_plan(
         corpora, shared.plan, sample_files, previous=previous, split_sentences=sentences
     )
+    return _keep_while_training(previous, plan, runs) if previous else plan
+
+
+def _keep_while_training(previous: Plan, plan: Plan, runs: Iterable[str]) -> Plan:
+    """The previous plan if only raw files changed and a batch system still trains a run.
+
+    With the new plan, the training would have other inputs, so the executor would delete its job.
+    """
+    training = runs_in_training(list(runs))
+    if not training or previous == plan or _datasets(previous) != _datasets(plan):
+        return plan
+    print(
+        f"tokamake: {', '.join(training)}: in training since an earlier start; raw files that are "
+        "new or changed since then are left out until the training has ended",
+        file=sys.stderr,
+    )
+    return previous
+
+
+def _datasets(plan: Plan) -> tuple[dict[str, Any], set[tuple[str, str]]]:
+    """Settings of a plan, and its corpora with their text keys; raw files do not change them."""
+    names = {(m.corpus, m.name.removeprefix(m.corpus).partition("_")[2]) for m in plan.merged}
+    return plan.settings, names
+
+
+def _check_braces(run: Config, where: str) -> None:
+    """Check that Snakemake sees no wildcard in an input file; it knows no escape for braces."""
+    settings = {
+        "corpora": run.corpora,
+        "tokenizer.path": run.tokenizer.path,
+        "model.architecture": run.model.architecture,
+        "model.checkpoint": run.model.checkpoint,
+    }
+    for name, path in settings.items():
+        if isinstance(path, Path) and has_wildcard(path):
+            raise UserError(
+                f"{where}: {name}: {path}: braces in a path are wildcards of Snakemake; rename "
+                "the file or folder, or give a link to it"
+            )
 
 
 def _check_fim(run: Config, where: str) -> None:
@@ -169,6 +220,10 @@ def _check_start(run: Config, where: str, is_main_process: bool) -> None:
         return
     _check_exports(run.convert, architecture, where)
     _check_tokenizer(run, architecture, where)
+    try:
+        train.parallel.check_architecture(architecture, train.sequence_length)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
     if train.sequence_length > (longest := architecture.max_position_embeddings):
         raise UserError(
             f"{where}: train.sequence_length: {train.sequence_length}: more than the "
@@ -207,13 +262,37 @@ def _check_splits(train: TrainSettings, corpora: list[Corpus], where: str) -> No
             f"{where}: train: no length of the run; set train_steps, train_samples or "
             f"train_tokens, or epochs of {', '.join(missing)}"
         )
-    splits = {split for corpus in corpora for split in corpus.parts} - {"train", "test"}
-    if train.evaluation_steps and not splits and not float(train.split.split(",")[1]):
+    if train.evaluation_steps and not set(held_out_splits(train, corpora)) - {"test"}:
+        has_share = float(train.split.split(",")[1]) > 0
+        share = "" if has_share else "give the second number a share, "
+        reason = " (all corpora have sets of their own)" if has_share else ""
         raise UserError(
-            f"{where}: train: split: {train.split!r}: nothing to validate on; give the second "
-            "number a share, name a validation set in the column sets of the table of corpora, "
-            "or set evaluation_steps to 0"
+            f"{where}: train: split: {train.split!r}: nothing to validate on{reason}; {share}name "
+            "a validation set in the column sets of the table of corpora, or set evaluation_steps "
+            "to 0"
         )
+
+
+def held_out_splits(train: TrainSettings, corpora: Iterable[Corpus]) -> list[str]:
+    """Splits of a run but the training split, as far as the config and the table decide.
+
+    `train.split` is about corpora without sets of their own. The order is that of `evaluate`.
+    """
+    rows = list(corpora)
+    shares = zip(NAMES[1:], train.split.split(",")[1:], strict=True)
+    shared = [name for name, share in shares if float(share)]
+    named = [name for corpus in rows for name in corpus.parts if name != "train"]
+    is_shared = any(not corpus.sets for corpus in rows)
+    splits = dict.fromkeys([*(shared if is_shared else ()), *named])
+    return sorted(splits, key=lambda name: name not in NAMES)
+
+
+def _report_evaluation(run: str, splits: list[str]) -> None:
+    """Say what a run without a test split is evaluated on."""
+    if "test" in splits:
+        return
+    use = f"evaluation uses the split {splits[0]}" if splits else "there is no evaluation"
+    print(f"tokamake: run {run}: no test split: {use}", file=sys.stderr)
 
 
 def _find_tokenizer(runs: Mapping[str, NamedRun]) -> list[Path] | None:

@@ -7,10 +7,8 @@ from typing import Any
 
 from tokamake import files
 from tokamake.data.indexed.job_batch import find_batch_fault
-from tokamake.errors import UserError
-from tokamake.workflow.config import WorkflowConfig
-from tokamake.workflow.exit import exit_on_user_error
-from tokamake.workflow.paths import DATA, METADATA, batch_file, corpus_of
+from tokamake.workflow.config import WorkflowConfig, held_out_splits
+from tokamake.workflow.paths import DATA, METADATA, batch_file, corpus_of, split_weights
 
 
 class DataRules:
@@ -141,20 +139,22 @@ class DataRules:
         named = zip(self._config.splits, input.held_out, strict=True)
         return [f"--held-out={split}={path}" for split, path in named]
 
-    @exit_on_user_error()
-    def evaluation_split(self, wildcards: Any) -> str:
-        """The split of the run, which must leave documents to evaluate on.
+    def evaluation_weights(self, wildcards: Any) -> list[str]:
+        """Weighting files of the splits that a run may be evaluated on."""
+        names = self._evaluation_splits(wildcards.run)
+        return [split_weights(name).format(run=wildcards.run) for name in names]
 
-        Raises:
-            SystemExit: it leaves none, and no corpus is kept for the test split.
-        """
-        split = self._config.runs[wildcards.run].train.split
-        if "test" not in self._config.splits and not float(split.split(",")[2]):
-            raise UserError(
-                f"train.split: {split!r}: nothing is held out to evaluate on; "
-                "give the last number a share, or name a corpus with test in its column sets"
-            )
-        return split
+    def evaluation_options(self, wildcards: Any, input: Any) -> list[str]:
+        """The same as options of `evaluate`."""
+        named = zip(self._evaluation_splits(wildcards.run), input.held_out, strict=True)
+        return [f"--held-out={split}={path}" for split, path in named]
+
+    def _evaluation_splits(self, run: str) -> list[str]:
+        """Splits with a weighting file: the test split, or if a run has none, validation splits."""
+        config = self._config.runs[run]
+        splits = held_out_splits(config.train, self._config.tables[config.corpora])
+        tests = "test" in splits
+        return [name for name in self._config.splits if (name == "test") == tests]
 
     def _redo_if_broken(self, batch: str, folder: str, product: str) -> None:
         """Redo a finished job batch if one of its datasets was damaged or deleted since.

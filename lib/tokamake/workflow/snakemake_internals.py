@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from snakemake.io import IOFile, strip_wildcard_constraints
+from snakemake.io import IOFile, contains_wildcard, strip_wildcard_constraints
 from snakemake.resources import Resource
 
 
@@ -148,6 +148,11 @@ class Snakemake:
             previous(log)
 
         setattr(self._workflow, hook, call)
+
+
+def has_wildcard(path: Path) -> bool:
+    """Whether Snakemake takes braces in the path of an input for a wildcard."""
+    return bool(contains_wildcard(str(path)))
 
 
 def resolve_launch(snakemake: Snakemake, root: Path) -> None:

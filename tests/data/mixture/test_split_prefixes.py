@@ -80,6 +80,18 @@ def test_a_split_with_its_own_file_needs_no_share(root: Path) -> None:
     assert list(described["splits"]) == ["train", "other"]
 
 
+def test_datasets_of_which_a_part_trains_need_no_share_of_the_split(root: Path) -> None:
+    (root / "weights.txt").write_text("1 b-0 b 0.25:0.75\n")
+    (root / "hard.txt").write_text("1 b-0 b 0.75:1\n")
+    described = build(root, held_out=[f"hard={root}/hard.txt"])
+    assert documents(described) == {"train": {"b-0": [10, 30]}, "hard": {"b-0": [30, 40]}}
+    splits = SplitPrefixes(
+        root / "weights.txt", data_root=root, split="98,1,1", split_rule="megatron_core",
+        held_out={"hard": root / "hard.txt"},
+    )  # fmt: skip
+    assert splits.evaluated == "hard"
+
+
 def test_the_split_rule_decides_the_documents(root: Path) -> None:
     write_dataset(root / "a-0", [20] * 50)
     core = documents(build(root, split="90,5,5"))
@@ -93,9 +105,7 @@ def test_errors_name_the_origin_of_an_empty_split(root: Path) -> None:
     with pytest.raises(UserError, match=r"v\.txt: no dataset has a document for the hard split"):
         build(root, held_out=[f"hard={root}/v.txt"])
     (root / "weights.txt").write_text("1 b-0 b 0.25:0.75\n")
-    with pytest.raises(
-        UserError, match=r"'80,10,10': no dataset has a document for the valid split"
-    ):
+    with pytest.raises(UserError, match=r"split: nothing to validate on; .*a part trains"):
         build(root)
 
 

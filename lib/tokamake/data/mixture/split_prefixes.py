@@ -76,8 +76,19 @@ class SplitPrefixes:
         return name in self._held_out
 
     def is_used(self, name: str) -> bool:
-        """Whether a split has its own weighting file or a share of the documents."""
-        return name in self._held_out or self._shares[name] > 0 or name == "train"
+        """Whether a split has its own weighting file or a share of the documents.
+
+        Datasets of which a part trains leave no share to other splits.
+        """
+        if name in self._held_out or name == "train":
+            return True
+        return self._shares[name] > 0 and not all(line.part for line in self._lines["train"])
+
+    @property
+    def evaluated(self) -> str | None:
+        """The split to evaluate on: test, or else a validation split; None: neither is used."""
+        names = ("test", *(name for name in self.names if name != "train"))
+        return next((name for name in names if self.is_used(name)), None)
 
     def origin(self, name: str) -> str:
         """Return the file or option that defines a split, for messages."""

@@ -1,0 +1,41 @@
+"""The layout of a training against the ranks that the profile gives it, before any job runs."""
+
+from pathlib import Path
+from typing import Any
+
+from tokamake.errors import UserError
+from tokamake.train.checks import check_ranks
+from tokamake.workflow.config import WorkflowConfig
+from tokamake.workflow.exit import exit_on_user_error
+from tokamake.workflow.paths import RUN
+from tokamake.workflow.snakemake_internals import Snakemake
+
+
+class Layouts:
+    """Layouts of all runs, and the number of ranks of a training."""
+
+    def __init__(self, config: WorkflowConfig, snakemake: Snakemake) -> None:
+        self._config = config
+        tasks = str(snakemake.rule_resources("train").get("tasks", 1))
+        # In a job, nothing is planned. An expression has a value only once the job is scheduled.
+        is_known = snakemake.is_main_process and tasks.isdecimal()
+        self._num_ranks = int(tasks) if is_known else None
+
+    @exit_on_user_error()
+    def check(self, wildcards: Any) -> None:
+        """Check that the profile's ranks can train a run.
+
+        A run that is trained may have been trained with another profile.
+
+        Raises:
+            SystemExit: the ranks cannot share the model or its batches.
+        """
+        run = RUN.format(run=wildcards.run)
+        if self._num_ranks is None or Path(f"{run}/train{wildcards.segment}.json").exists():
+            return
+        try:
+            check_ranks(self._config.runs[wildcards.run].train, self._num_ranks)
+        except UserError as error:
+            raise UserError(
+                f"run {wildcards.run}: {error} (ranks: the resource tasks of the rule train)"
+            ) from None

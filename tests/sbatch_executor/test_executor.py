@@ -1,0 +1,49 @@
+"""Snakemake with the Slurm executor: small jobs on a Slurm of this test's own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.slurm_cluster import MISSING, slurm
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        bool(MISSING), reason=f"no {', '.join(MISSING)}: apt-get install slurm-wlm munge"
+    ),
+]
+
+SNAKEFILE = f"""
+rule mistaken:
+    output: "mistaken"
+    shell: "echo >> mistakes; {sys.executable} -m tokamake merge none --output pair"
+
+rule killed:
+    output: "killed"
+    shell: "echo >> kills; [ $(wc -l < kills) -gt 2 ] || kill -9 $$; touch {{output}}"
+"""
+
+
+def test_a_users_mistake_is_not_retried_and_a_signal_is(tmp_path: Path) -> None:
+    (tmp_path / "Snakefile").write_text(SNAKEFILE)
+    command = [
+        sys.executable, "-m", "snakemake", "--executor", "sbatch", "--jobs", "5", "--retries", "2",
+        "--keep-going", "--seconds-between-status-checks", "1", "--sbatch-patience", "5",
+        "--sbatch-user-file", "none.yaml", "--default-resources", "runtime=5", "mem_mb=0",
+        "--latency-wait", "10", "mistaken", "killed",
+    ]  # fmt: skip
+    with slurm() as cluster:
+        run = subprocess.run(
+            command, cwd=tmp_path, env=cluster.environment, capture_output=True, text=True,
+            timeout=600, check=False,
+        )  # fmt: skip
+        submitted = cluster.jobs("--states=all")
+    assert run.returncode == 1
+    assert (tmp_path / "killed").exists(), run.stderr
+    assert (tmp_path / "kills").read_text().count("\n") == 3
+    assert (tmp_path / "mistakes").read_text().count("\n") == 1
+    assert len(submitted) == 4
+    assert "a retry would fail in the same way, so there is none" in run.stderr
