@@ -205,8 +205,10 @@ def test_jobs_of_a_server_without_history_succeed_or_fail(folder: Path, pbs: Pbs
     (folder / "go").write_text("go")
     assert controller.wait() == 1
     assert "out/0" in {str(path.relative_to(folder)) for path in folder.glob("out/*")}
-    lines = [line for line in controller.text.splitlines() if "its exit-status file" in line]
-    assert sum("failed with exit status" in line for line in lines) == 2, controller.text
+    failed = "failed with exit status 1, according to its exit-status file"
+    assert failed in controller.text
+    # At the walltime, a busy machine may kill the job before it has written its exit status.
+    assert controller.text.count(failed) == 2 or "is lost" in controller.text, controller.text
     options = ["-x" in arguments for _, arguments in pbs.calls("qstat")]
     assert options == [True, *[False] * (len(options) - 1)]
 

@@ -23,7 +23,7 @@ LAMB = {"optimizer": {"name": "lamb", "learning_rate": 0.01}}
         (zero(3) | parallel(pp=2), "zero_stage: 3: reduces gradients while passes go on"),
         (zero(3, recompute_granularity="selective"), "recompute_granularity: selective"),
         (zero(1) | parallel(replicas=2), "data_parallel_replicate_size: 2"),
-        (zero(1) | LAMB, "optimizer.name: lamb: needs whole parameters, of which zero_stage: 1"),
+        (zero(1) | LAMB, "optimizer.name: lamb: needs whole parameters, but zero_stage: 1"),
         *[
             (
                 zero(0, precision="fp32", optimizer={"name": name}),
