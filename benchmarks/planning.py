@@ -2,7 +2,7 @@
 
     python benchmarks/planning.py --files 100000 --work benchmark-work
 
-Makes a corpus of small jsonl files, each of which is a shard. Measures a dry run before anything is
+Makes a corpus of small jsonl files, one shard each. Measures a dry run before anything is
 built, the build up to the index, a run with nothing to do, and a dry run after one raw file has
 changed. Printed figures are medians.
 """

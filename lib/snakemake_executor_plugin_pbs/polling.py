@@ -82,7 +82,7 @@ class Poller:
         assert task.record
         evidence, job_number = task.evidence, number(str(task.record.job_id))
         job = answer.jobs.get(job_number, {})
-        # A server that was set up anew gives ids again. The name is ours alone: it ends with the
+        # A reset server gives the same ids again. The name is ours alone: it ends with the
         # token of the submission.
         if is_other := job.get("Job_Name", task.record.name) != task.record.name:
             self._report_other(task, job["Job_Name"])

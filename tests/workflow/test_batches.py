@@ -23,7 +23,7 @@ def write_raw(path: Path, documents: int) -> None:
 
 @pytest.fixture(scope="module")
 def batched(tmp_path_factory: pytest.TempPathFactory, sampled: Path) -> Path:
-    """A workspace with six raw files, each a shard of two pairs, of which a job makes three."""
+    """A workspace with six raw files, each a shard of two datasets; a job makes three shards."""
     folder = make_workspace(tmp_path_factory.mktemp("batched"))
     (folder / "corpora.tsv").write_text(WEB)
     config = {

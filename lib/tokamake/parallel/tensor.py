@@ -109,7 +109,7 @@ class RowParallelLinear(nn.Linear):
 
 
 class ReplicatedLinear(nn.Linear):
-    """A linear layer replicated on all ranks, each of which computes a part of the outputs.
+    """A linear layer replicated on all ranks; each rank computes a part of the outputs.
 
     Its input is a `shared_input`. Gradients are partial.
 

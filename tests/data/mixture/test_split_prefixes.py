@@ -105,7 +105,7 @@ def test_errors_name_the_origin_of_an_empty_split(root: Path) -> None:
     with pytest.raises(UserError, match=r"v\.txt: no dataset has a document for the hard split"):
         build(root, held_out=[f"hard={root}/v.txt"])
     (root / "weights.txt").write_text("1 b-0 b 0.25:0.75\n")
-    with pytest.raises(UserError, match=r"split: nothing to validate on; .*a part trains"):
+    with pytest.raises(UserError, match=r"split: nothing to validate on; .*a part for training"):
         build(root)
 
 

@@ -78,7 +78,7 @@ class SplitPrefixes:
     def is_used(self, name: str) -> bool:
         """Whether a split has its own weighting file or a share of the documents.
 
-        Datasets of which a part trains leave no share to other splits.
+        A dataset with a part for training gives no share to other splits.
         """
         if name in self._held_out or name == "train":
             return True

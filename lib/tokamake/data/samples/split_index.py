@@ -94,8 +94,8 @@ def find_datasets(
     validation = [name for name in datasets_of if name not in ("train", "test")]
     if validate and not validation:
         raise UserError(
-            "split: nothing to validate on; give the second number a share (datasets of which a "
-            "part trains have none), name a validation split, or set valid_samples to 0"
+            "split: nothing to validate on; give the second number a share (datasets with "
+            "a part for training have none), name a validation split, or set valid_samples to 0"
         )
     if blend == "corpora":
         datasets_of = {name: _grouped(datasets) for name, datasets in datasets_of.items()}
