@@ -284,7 +284,7 @@ def read_json(path: Path, remedy: str) -> Any:
         return json.loads(path.read_text(**_TEXT))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; {remedy}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
         raise UserError(f"{path}: not valid JSON ({error}); {remedy}") from None
 
 

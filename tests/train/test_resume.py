@@ -1,18 +1,19 @@
 """Checkpoints are moved into place complete, runs find theirs again, nothing is lost."""
 
-import os
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.support.runs import make_run, prepare
 from tokamake import files
+from tokamake.checkpoint.native import dcp_metadata
+from tokamake.checkpoint.native.dcp_metadata import StorageLocation, StoredChunk, WholeTensor
+from tokamake.checkpoint.tensors import dtypes
 from tokamake.config.resolved_run import read_run, write_run
 from tokamake.errors import UserError
 from tokamake.train import resume
-from tokamake.train.resume import ResumeState, claim, commit, differences, locked
+from tokamake.train.resume import ResumeState, claim, commit, differences
 
 
 def state(step: int, digest: str = "a" * 64) -> ResumeState:
@@ -22,8 +23,18 @@ def state(step: int, digest: str = "a" * 64) -> ResumeState:
 def save(output: Path, step: int, text: str = "weights", digest: str = "a" * 64) -> Path:
     grown = output / resume.SAVING / f"global_step{step}"
     grown.mkdir(parents=True)
-    (grown / "file").write_text(text)
+    write_native(grown, step, text)
     return commit(output, state(step, digest))
+
+
+def write_native(folder: Path, step: int, text: str) -> None:
+    """Write the least that a native checkpoint has, with a text as its only tensor."""
+    location = StorageLocation("file", 0, len(text))
+    chunk = StoredChunk((0,), (len(text),), location)
+    dcp_metadata.write(folder, {"x": WholeTensor((len(text),), dtypes.named("uint8"), (chunk,))})
+    description = {"version": 1, "world_size": 1, "architecture": {}, "iteration": step}
+    files.write_json(folder / "tokamake.json", {**description, "loss_scale": [1.0, 0]})
+    (folder / "file").write_text(text)
 
 
 def unexpected(line: str) -> None:
@@ -123,14 +134,20 @@ def test_latest_naming_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
         claim(tmp_path, "a" * 64, unexpected, settings)
 
 
-def test_only_one_process_trains_in_a_folder(tmp_path: Path) -> None:
-    child = "import sys; from pathlib import Path; from tokamake.train.resume import locked\n"
-    child += "with locked(Path(sys.argv[1])): pass"
-    command = [sys.executable, "-c", child, str(tmp_path / "training")]
-    with locked(tmp_path / "training"):
-        refused = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert f"another process trains there; end it (pid {os.getpid()} on" in refused.stderr
-    subprocess.run(command, check=True)
+@pytest.mark.parametrize("lost", ["", ".metadata", "tokamake.json", "file", "end of file"])
+def test_an_incomplete_checkpoint_is_not_published(lost: str, tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    grown = tmp_path / resume.SAVING / "global_step4"
+    grown.mkdir(parents=True)
+    write_native(grown, 4, "weights")
+    if lost == "end of file":
+        (grown / "file").write_text("weight")
+    else:  # "": another trainer has removed the whole folder
+        (grown / lost).unlink() if lost else shutil.rmtree(grown)
+    with pytest.raises(UserError, match="global_step4: not saved, because its files are not"):
+        commit(tmp_path, state(4))
+    assert not (tmp_path / "global_step4").exists()
+    assert claim(tmp_path, "a" * 64, unexpected, settings) == state(2)
 
 
 def test_differing_settings_are_named(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ REMEDY = (
 )
 _MEGATRON = "latest_checkpointed_iteration.txt"
 _POINTERS = ("latest", "latest_universal", _MEGATRON)
+_MAX_NAME_BYTES = 255
+"""Longest name of a folder on Linux."""
 
 
 def latest(folder: Path) -> Path:
@@ -25,9 +27,7 @@ def latest(folder: Path) -> Path:
         raise UserError(
             f"checkpoint {folder}: has no file latest, so it holds no finished checkpoint; {REMEDY}"
         )
-    name = pointer.read_text(encoding="utf-8", errors="replace").strip()
-    if not name or Path(name).name != name:
-        raise UserError(f"{pointer}: {name!r} is not the name of a folder; {REMEDY}")
+    name = _name(pointer)
     if not (folder / name).is_dir():
         steps = sorted(path.name for path in folder.glob("global_step*") if path.is_dir())
         choices = f" ({', '.join(steps)})" if steps else ""
@@ -39,6 +39,9 @@ def pointed(path: Path) -> tuple[Path | None, Path]:
     """Return the pointer file in a folder and the folder that it names, which may not exist.
 
     Without a pointer file, return None and `path` itself.
+
+    Raises:
+        UserError: the pointer file holds no name of a folder.
     """
     for name in _POINTERS:
         pointer = path / name
@@ -53,6 +56,9 @@ def candidates(path: Path, pointer_name: str) -> list[Path]:
     Args:
         path: folder of a checkpoint, or its parent with the pointer file.
         pointer_name: name of the pointer file of the checkpoint's format.
+
+    Raises:
+        UserError: the pointer file holds no name of a folder.
     """
     pointer = path / pointer_name
     return [path, _target(pointer)] if pointer.is_file() else [path]
@@ -72,7 +78,21 @@ def pointed_files(path: Path, pointer_name: str) -> list[Path]:
 
 
 def _target(pointer: Path) -> Path:
-    name = pointer.read_text(encoding="utf-8", errors="replace").strip()
+    name = _name(pointer)
     if pointer.name == _MEGATRON and name.isdecimal():  # otherwise a name, such as `release`
         name = f"iter_{int(name):07d}"
     return pointer.parent / name
+
+
+def _name(pointer: Path) -> str:
+    """Return the name in a pointer file.
+
+    Raises:
+        UserError: it is no name of a folder beside the file, but for example a path to another one.
+    """
+    with pointer.open("rb") as stream:
+        content = stream.read(_MAX_NAME_BYTES + 2)  # the name and the end of its line
+    name = content.decode(errors="replace").strip()
+    if len(content) > _MAX_NAME_BYTES + 1 or name in ("", "..") or Path(name).name != name:
+        raise UserError(f"{pointer}: {name[:40]!r} is not the name of a folder; {REMEDY}")
+    return name

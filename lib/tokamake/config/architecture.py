@@ -99,7 +99,7 @@ class Architecture(Settings):
     """Width of the residual stream."""
     intermediate_size: Annotated[int, Field(ge=1)]
     """Width inside the MLP."""
-    num_hidden_layers: Annotated[int, Field(ge=1)]
+    num_hidden_layers: Annotated[int, Field(ge=1, le=10_000)]
     """Transformer layers."""
     num_attention_heads: Annotated[int, Field(ge=1)]
     """Query heads."""

@@ -5,7 +5,6 @@ folder has a state.json that names the run by its digest. A back end writes a ne
 `SAVING`; `commit` moves it into place.
 """
 
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -18,14 +17,15 @@ import torch.distributed as dist
 
 from tokamake import files
 from tokamake.checkpoint.latest import REMEDY, latest
-from tokamake.checkpoint.native.folder import locate
+from tokamake.checkpoint.native.folder import check_files, locate
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.config.training import INDEX_SETTINGS
-from tokamake.errors import TemporaryError, UserError
+from tokamake.errors import UserError
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import metrics
 from tokamake.train.initial_checkpoint import check_begun
+from tokamake.train.run_lock import locked
 
 SAVING = ".saving"
 """Folder inside the output folder where a checkpoint grows until it is complete."""
@@ -254,32 +254,6 @@ def checkpoint_to_load(run: Run, ranks: Ranks, start: StartingPoint) -> Path | N
     return run.checkpoint
 
 
-@contextmanager
-def locked(output: Path) -> Iterator[None]:
-    """Lock an output folder: ranks can outlive a launcher that was killed, and go on to train.
-
-    The lock ends with the process that holds it, however that ends.
-
-    Raises:
-        UserError: another process holds the lock.
-    """
-    path = output.with_name(f".{output.name}.lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise TemporaryError(
-                f"{output}: another process trains there; end it (pid {path.read_text().strip()})"
-            ) from None
-        except OSError:
-            pass  # Some parallel file systems are mounted without locks.
-        stream.truncate(0)
-        stream.write(f"{os.getpid()} on {os.uname().nodename}")
-        stream.flush()
-        yield
-
-
 def claim(
     output: Path,
     digest: str,
@@ -337,6 +311,23 @@ def state_at(output: Path, step: int, digest: str) -> ResumeState:
     return state
 
 
+def state_before(output: Path, state: ResumeState) -> ResumeState | None:
+    """State of a run's newest checkpoint with all its files that is older than `state`, or None."""
+    states = []
+    for folder in output.glob("global_step*"):
+        try:
+            earlier = _read_state(folder)
+            # A folder that was replaced, global_step4.old, does not have the name of its step.
+            if not earlier or folder.name != f"global_step{earlier.step}":
+                continue
+            if earlier.digest == state.digest and earlier.step < state.step:
+                check_files(folder)
+                states.append(earlier)
+        except UserError:
+            continue
+    return max(states, key=lambda earlier: earlier.step, default=None)
+
+
 def _state_of_latest(output: Path) -> ResumeState | None:
     if not (output / "latest").is_file():
         return None
@@ -375,9 +366,19 @@ def commit(output: Path, state: ResumeState) -> Path:
     Call it from one process only, once the checkpoint's files are on disk. A folder of the same
     name exists if training restarted from an earlier checkpoint. One of this run is removed once
     the new one is in place; one of another run is renamed.
+
+    Raises:
+        UserError: a file of the checkpoint is missing or truncated.
     """
     name = f"global_step{state.step}"
     source, target = output / SAVING / name, output / name
+    try:
+        check_files(source)
+    except UserError as error:
+        raise UserError(
+            f"{target}: not saved, because its files are not complete ({error}); `latest` still "
+            "names the checkpoint before: run the same command again"
+        ) from None
     files.write_json(source / "state.json", state._asdict())
     files.sync(source)
     if target.exists():

@@ -23,6 +23,7 @@ from tokamake.train import job_progress, resume
 from tokamake.train.batch import steps_of_rank
 from tokamake.train.checks import check_run, check_until_step
 from tokamake.train.deadline import Deadline
+from tokamake.train.loading import load_newest_whole
 from tokamake.train.numerics import deterministic_algorithms, with_precision
 from tokamake.train.resume import ResumeState, StartingPoint
 from tokamake.train.saving import CheckpointSaver
@@ -139,7 +140,10 @@ class Trainer:
         backend = plugins.load("train/backends", run.train.backend)
         checkpoint = resume.checkpoint_to_load(run, ranks, start)
         self.engine = backend.Engine(run, ranks, device, continues=checkpoint is not None)
-        if checkpoint:
+        if start.resumed:
+            start = load_newest_whole(self.engine.load, run, ranks, start)
+            self.state = start.state
+        elif checkpoint:
             self.engine.load(checkpoint)
         if start.resumed:
             ranks.print_once(f"{run.output}: continuing at step {self.state.step}")

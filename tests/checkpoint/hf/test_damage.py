@@ -50,6 +50,14 @@ def _save(edit: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], No
     return change
 
 
+def _config(**values: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+    return change
+
+
 def _index(content: str) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         (folder / "model.safetensors").rename(folder / "a.safetensors")
@@ -82,6 +90,7 @@ def _deep(content: bytes) -> bytes:
 
 
 NORM = "model.norm.weight"
+_OUTSIDE = r"index\.json: weight_map: .* is no file of the folder; fetch"
 DAMAGED = r"model\.safetensors: damaged \(.*\); fetch or export the checkpoint again$"
 
 
@@ -89,6 +98,9 @@ DAMAGED = r"model\.safetensors: damaged \(.*\); fetch or export the checkpoint a
     ("change", "message"),
     [
         (lambda f: (f / "config.json").write_text("{"), r"config\.json: not valid JSON"),
+        (lambda f: (f / "config.json").write_text("[" * 200_000), r"config\.json: not valid JSON"),
+        (lambda f: (f / "config.json").write_text("9" * 5000), r"config\.json: not valid JSON"),
+        (_config(num_hidden_layers=30_000_000), r"config\.json: num_hidden_layers: .*10000"),
         (lambda f: (f / "model.safetensors").unlink(), "neither model.safetensors nor .*; fetch"),
         (_bytes(lambda content: content[:-1000]), DAMAGED),
         (_bytes(lambda content: content + b"1"), DAMAGED),
@@ -122,6 +134,10 @@ DAMAGED = r"model\.safetensors: damaged \(.*\); fetch or export the checkpoint a
         (_index("{}"), r"index\.json: no weight_map"),
         (_index('{"weight_map": {"x": "b.safetensors"}}'), r"b\.safetensors: no such file; fetch"),
         (_index('{"weight_map": {"x": "a.safetensors"}}'), r"a\.safetensors: tensor x is missing"),
+        (_index('{"weight_map": {"x": "../../secret"}}'), _OUTSIDE),
+        (_index('{"weight_map": {"x": "/etc/a.safetensors"}}'), _OUTSIDE),
+        (_index('{"weight_map": {"x": ".."}}'), _OUTSIDE),
+        (_index('{"weight_map": {"x": 1}}'), _OUTSIDE),
         (_bin([torch.ones(1)]), r"pytorch_model\.bin: holds no tensors by name; fetch"),
         (_bin({"x": 1}), r"pytorch_model\.bin: x is no tensor; fetch"),
         (_bin({"x": torch.ones(1)}), r"tensor lm_head.weight \(and 29 more\) is missing"),

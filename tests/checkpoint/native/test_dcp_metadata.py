@@ -127,7 +127,7 @@ HOSTILE = {
     "getattr": (asks(b"cbuiltins\ngetattr\n", b"V__call__\n"), "an object that is no enum"),
     "function": (asks(b"ctorch.serialization\n_get_layout\n", b"V__self__\n"), "no enum"),
     "program": (asks(b"cos\nsystem\n", b"V__call__\n"), r"os\.system"),
-    "setattr": (b"cbuiltins\nsetattr\n(" + MEMBER + FORMAT + b"Ntr", r"builtins\.setattr"),
+    "setattr": (b"cbuiltins\nsetattr\n(" + MEMBER + FORMAT + b"NtR", r"builtins\.setattr"),
     "dotted name": (b"\x80\x04V" + MODULE.encode() + b"\nV_MEM_FORMAT_ENCODING.mro\n\x93", "mro"),
     "one argument": (b"cbuiltins\ngetattr\n(" + MEMBER + b"tR", "no complete checkpoint"),
     "default": (b"cbuiltins\ngetattr\n(" + MEMBER + b"Va\nNtR", "no complete checkpoint"),

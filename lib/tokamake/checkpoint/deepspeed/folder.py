@@ -14,7 +14,7 @@ from tokamake.checkpoint.megatron_model import module as megatron_module
 from tokamake.checkpoint.megatron_model.arguments import argument_warnings, megatron_arguments
 from tokamake.checkpoint.megatron_model.description import Description
 from tokamake.checkpoint.megatron_model.optimizer_states import OptimizerStates
-from tokamake.checkpoint.megatron_model.rank_file import REMEDY
+from tokamake.checkpoint.megatron_model.rank_file import REMEDY, first_missing
 from tokamake.checkpoint.megatron_model.scheduler import (
     LR_SCHEDULER,
     scheduler_note,
@@ -96,10 +96,11 @@ def count_ranks(folder: Path, pattern: re.Pattern[str] = _MODEL_STATES) -> int:
     """
     matches = (pattern.fullmatch(entry.name) for entry in _entries(folder))
     ranks = {int(match[1]) for match in matches if match}
-    if missing := sorted({*range(max(ranks, default=0) + 1)} - ranks):
+    missing = first_missing(ranks, max(ranks, default=0) + 1)
+    if missing is not None:
         raise UserError(
             f"{folder}: has files of ranks up to {max(ranks, default=0)}, but none of rank "
-            f"{missing[0]}; {REMEDY}"
+            f"{missing}; {REMEDY}"
         )
     return len(ranks)
 

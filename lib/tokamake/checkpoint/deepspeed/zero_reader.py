@@ -124,9 +124,10 @@ def _partitions(folder: Path, model_rank: int) -> list[_Partition]:
     # Stages 1 and 2 record a count for each parameter group, stage 3 a single one.
     counts = partitions[0][1].get("partition_count") if partitions else 1
     count = max(counts) if isinstance(counts, list) else int(counts or len(files))
-    if missing := sorted({*range(max(count, *files, 1))} - files.keys()):
+    missing = rank_file.first_missing(files.keys(), max(count, *files, 1))
+    if missing is not None:
         raise UserError(
-            f"{folder}: has no optimizer states of data-parallel rank {missing[0]} of {count} "
+            f"{folder}: has no optimizer states of data-parallel rank {missing} of {count} "
             f"(model-parallel rank {model_rank}); {REMEDY}"
         )
     return partitions

@@ -131,7 +131,11 @@ def _read_shards(index: Path, ignored: re.Pattern[str]) -> dict[str, Extent]:
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise UserError(f"{index}: no weight_map; {REMEDY}")
-    file_of = {name: index.parent / str(shard) for name, shard in weight_map.items()}
+    for shard in weight_map.values():
+        # A path could lead to any file of the user's.
+        if not isinstance(shard, str) or Path(shard).name != shard or shard == "..":
+            raise UserError(f"{index}: weight_map: {shard!r} is no file of the folder; {REMEDY}")
+    file_of = {name: index.parent / shard for name, shard in weight_map.items()}
     shards = {file: _read_file(file, ignored) for file in sorted(set(file_of.values()))}
     extents = {}
     for name, file in file_of.items():

@@ -187,10 +187,11 @@ def _stored_layers(
         for number in range(virtual):
             key = _model_key(number, layout)
             numbers = megatron_module.layer_numbers(states[file].get(key))
-            if missing := sorted({*range(max(numbers, default=-1) + 1)} - numbers):
+            missing = rank_file.first_missing(numbers, max(numbers, default=-1) + 1)
+            if missing is not None:
                 raise UserError(
                     f"{file}: {key} has layers up to {max(numbers)}, but none of number "
-                    f"{missing[0]}; {REMEDY}"
+                    f"{missing}; {REMEDY}"
                 )
             counts[number * ranks + pipeline_rank] = len(numbers)
     if (total := sum(counts)) != (expected := architecture.num_hidden_layers):

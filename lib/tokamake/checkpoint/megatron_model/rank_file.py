@@ -1,5 +1,6 @@
 """The file of a rank: counters and tensors of Megatron-LM and Megatron-DeepSpeed."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,11 @@ def version_of(state: Any, file: Path, *, default: float) -> float:
             "checkpoint again"
         )
     return float(version)
+
+
+def first_missing(numbers: Collection[int], count: int) -> int | None:
+    """Return the first number below `count`, which a file may say, that is not among `numbers`."""
+    return next((number for number in range(count) if number not in numbers), None)
 
 
 def whole_number(value: Any, name: str) -> int:

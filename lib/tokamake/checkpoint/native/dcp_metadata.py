@@ -4,6 +4,7 @@ Reading runs no code of the pickle: only stand-ins for DCP's records and plain v
 Writing gives the same bytes in every version of Python. Neither needs torch.
 """
 
+import io
 import math
 import pickle
 import reprlib
@@ -17,7 +18,7 @@ from tokamake import files
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.dtypes import Dtype
 from tokamake.checkpoint.tensors.extents import overlap
-from tokamake.checkpoint.torch_files import pickle_writer
+from tokamake.checkpoint.torch_files import pickle_bounds, pickle_writer
 from tokamake.checkpoint.torch_files.pickle_writer import Call, Global, Items, Made
 from tokamake.errors import UserError
 
@@ -89,6 +90,10 @@ class _Record:
     def __init__(self, *_: Any) -> None:
         pass
 
+    def __setstate__(self, state: Any) -> None:
+        # Without a copy for each record, which could fill all memory.
+        self.__dict__ = state
+
 
 class _Properties(_Record):
     """Stands for DCP's TensorProperties; only the dtype is used."""
@@ -122,8 +127,10 @@ class _Member:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, stream: Any) -> None:
-        super().__init__(stream)
+    def __init__(self, pickled: bytes) -> None:
+        pickle_bounds.check(pickled)
+        super().__init__(io.BytesIO(pickled))
+        (self._tuple,) = pickle_bounds.counting(tuple, num_bytes=len(pickled))
         # A pickle can set attributes of the classes that it names, so each file gets its own.
         bases = {"TensorProperties": _Properties, "_MEM_FORMAT_ENCODING": _MemoryFormat}
         self.kinds = {
@@ -137,7 +144,7 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) in pickle_writer.GETATTR:
             return _Member()
         if (module, name) == ("torch", "Size"):
-            return tuple
+            return self._tuple
         if (module, name) == ("torch.serialization", "_get_layout"):
             return {"torch.strided": "strided"}.__getitem__
         if (module, name) in _PATHS:
@@ -156,9 +163,10 @@ def read(folder: Path) -> dict[str, WholeTensor]:
     """
     file = folder / FILE
     try:
-        with file.open("rb") as stream:
-            unpickler = _Unpickler(stream)
-            return _tensors(unpickler.load(), unpickler.kinds)
+        if (size := file.stat().st_size) > (limit := pickle_bounds.MAX_PICKLE_BYTES):
+            raise ValueError(f"{FILE} has {size:,} bytes, over {limit:,}")
+        unpickler = _Unpickler(file.read_bytes())
+        return _tensors(unpickler.load(), unpickler.kinds)
     except _Refused as error:
         raise UserError(
             f"{file}: asks for {_line(error)}, which no checkpoint of tokamake does, so it is not "
@@ -185,6 +193,27 @@ def archives(folder: Path) -> dict[Path, list[tuple[int, int]]]:
             if location := chunk.location:
                 locations[folder / location.file].append((location.offset, location.length))
     return locations
+
+
+def check_files(folder: Path, tensors: Mapping[str, WholeTensor]) -> None:
+    """Check that all files of a checkpoint exist and are long enough.
+
+    Raises:
+        UserError: a file is missing or truncated.
+    """
+    ends: dict[str, int] = defaultdict(int)
+    for tensor in tensors.values():
+        for chunk in tensor.chunks:
+            if location := chunk.location:
+                ends[location.file] = max(ends[location.file], location.offset + location.length)
+    for name, end in sorted(ends.items()):
+        file = folder / name
+        if not file.is_file():
+            raise UserError(f"{file}: no such file; name another checkpoint")
+        if (size := file.stat().st_size) < end:
+            raise UserError(
+                f"{file}: damaged: has {size:,} of {end:,} bytes; name another checkpoint"
+            )
 
 
 def _tensors(metadata: Any, kinds: Mapping[str, Any]) -> dict[str, WholeTensor]:

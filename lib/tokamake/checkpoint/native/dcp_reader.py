@@ -1,12 +1,17 @@
-"""Reader for torch's distributed checkpoint (DCP) that runs no code from `.metadata`.
+"""Reader for torch's distributed checkpoint (DCP) that runs no code and verifies checksums.
 
-DCP's own reader unpickles `.metadata` without any restriction.
+DCP's own reader unpickles `.metadata` without any restriction, and does not compare the data with
+the CRC-32 in each archive.
 """
 
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -16,13 +21,37 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.futures import Future
 
 from tokamake.checkpoint.native import dcp_metadata
-from tokamake.checkpoint.native.dcp_metadata import WholeTensor
+from tokamake.checkpoint.native.archive_tensors import ArchiveTensors
+from tokamake.checkpoint.native.dcp_metadata import StorageLocation, WholeTensor
+from tokamake.errors import UserError
 
 
 class DcpReader(dcp.FileSystemReader):
     """DCP's reader of a folder, with `.metadata` read by `dcp_metadata`."""
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what this rank has planned to read.
+
+        Raises:
+            UserError: a file is truncated or damaged, or a checksum is wrong.
+        """
+        by_file: dict[str, list[tuple[StorageLocation, ReadItem]]] = defaultdict(list)
+        for item in plan.items:
+            info: Any = self.storage_data[item.storage_index]
+            location = StorageLocation(info.relative_path, info.offset, info.length)
+            by_file[location.file].append((location, item))
+        for name, items in by_file.items():
+            with ArchiveTensors(Path(self.path) / name) as archives:
+                # In the order of the file: several items may come from one archive.
+                for location, item in sorted(items, key=lambda pair: pair[0]):
+                    _fill(item, archives.read(location), planner)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
 
     def read_metadata(self) -> Metadata:
         """Return DCP's records of all tensors.
@@ -43,6 +72,16 @@ class DcpReader(dcp.FileSystemReader):
             storage_meta=StorageMeta(load_id=self.load_id),
             version=dcp_metadata.VERSION,
         )
+
+
+def _fill(item: ReadItem, stored: Tensor, planner: LoadPlanner) -> None:
+    """Copy a part of a stored tensor to its place in memory."""
+    target = planner.resolve_tensor(item).detach()
+    part = narrow_tensor_by_index(stored, item.storage_offsets, item.lengths)
+    if target.size() != part.size():
+        raise UserError(f"{item.storage_index.fqn} is not of the size in {dcp_metadata.FILE}")
+    target.copy_(part)
+    planner.commit_tensor(item, target)
 
 
 def _record(tensor: WholeTensor) -> TensorStorageMetadata:

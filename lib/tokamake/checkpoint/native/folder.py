@@ -67,6 +67,16 @@ def read_description(folder: Path) -> dict[str, Any]:
     return description
 
 
+def check_files(folder: Path) -> None:
+    """Check that a checkpoint has all its files, each long enough; no tensor is read.
+
+    Raises:
+        UserError: a file is missing, truncated or, if it is a small one, damaged.
+    """
+    read_description(folder)
+    dcp_metadata.check_files(folder, dcp_metadata.read(folder))
+
+
 def read_model(folder: Path) -> tuple[Architecture, int]:
     """Read a checkpoint's architecture and number of steps.
 

@@ -59,7 +59,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     architecture, iteration = read_model(folder)
     description, tensors = read_description(folder), dcp_metadata.read(folder)
     # Chunks of rank states count, too: a file may be truncated after the last weight.
-    _check_files(folder, [chunk.location for tensor in tensors.values() for chunk in tensor.chunks])
+    dcp_metadata.check_files(folder, tensors)
     kept = {key: tensor for key, tensor in tensors.items() if key.startswith((_WEIGHTS, _STATES))}
     return Checkpoint(
         format="native",
@@ -93,24 +93,6 @@ class _ArchiveLayout(NamedTuple):
     start: int
     """First element of the tensor in the data."""
     stride: tuple[int, ...]
-
-
-def _check_files(folder: Path, locations: Iterable[StorageLocation | None]) -> None:
-    """Check that all files exist and are long enough.
-
-    Raises:
-        UserError: a file is missing or truncated.
-    """
-    ends: dict[str, int] = defaultdict(int)
-    for location in locations:
-        if location:
-            ends[location.file] = max(ends[location.file], location.offset + location.length)
-    for name, end in sorted(ends.items()):
-        file = folder / name
-        if not file.is_file():
-            raise UserError(f"{file}: no such file; {_REMEDY}")
-        if (size := file.stat().st_size) < end:
-            raise UserError(f"{file}: damaged: has {size:,} of {end:,} bytes; {_REMEDY}")
 
 
 def _extents(folder: Path, tensors: Mapping[str, WholeTensor]) -> Iterator[Extent]:

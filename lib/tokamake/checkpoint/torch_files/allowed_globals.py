@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tokamake.checkpoint.torch_files.pickle_bounds import MAX_ARGUMENTS
+
 _KNOWN = (
     *("megatron.", "deepspeed.", "numpy.", "transformer_engine.", "apex."),
     *("_codecs.", "pathlib.", "torch.nn.parameter."),
@@ -60,6 +62,8 @@ class StandIn(metaclass=_Kind):
     _state: Any = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
+        if len(arguments) > MAX_ARGUMENTS:
+            raise pickle.UnpicklingError(f"passes {len(arguments):,} arguments to {type(self)!r}")
         self.arguments = arguments
         self._items: list[Any] = [options] if options else []
 
@@ -137,6 +141,12 @@ def value_of(member: Any, values: Mapping[str, Any]) -> Any:
     return member
 
 
+def _share_attributes(namespace: argparse.Namespace, attributes: Any) -> None:
+    if type(attributes) is not dict or not all(type(name) is str for name in attributes):
+        raise pickle.UnpicklingError("sets attributes that are not named")
+    namespace.__dict__ = attributes
+
+
 class AllowedGlobals:
     """Stand-ins of one file. A pickle can set attributes of classes, so each file has its own.
 
@@ -145,7 +155,9 @@ class AllowedGlobals:
     """
 
     def __init__(self) -> None:
-        self.namespace = type("Namespace", (argparse.Namespace,), {})
+        # A copy of the attributes for each instance could fill all memory.
+        set_state = {"__setstate__": _share_attributes}
+        self.namespace = type("Namespace", (argparse.Namespace,), set_state)
         self._stand_ins: dict[str, type[StandIn]] = {}
         self._unknown: set[str] = set()
 

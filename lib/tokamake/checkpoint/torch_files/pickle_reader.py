@@ -16,6 +16,7 @@ from typing import IO, Any, NamedTuple
 
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.dtypes import Dtype
+from tokamake.checkpoint.torch_files import pickle_bounds
 from tokamake.checkpoint.torch_files.allowed_globals import AllowedGlobals, Attribute
 from tokamake.checkpoint.torch_files.pickle_writer import GETATTR
 from tokamake.errors import UserError
@@ -23,8 +24,16 @@ from tokamake.errors import UserError
 _STORAGES = {dtype.storage: dtype for dtype in dtypes.ALL if dtype.storage}
 _UNTYPED = dtypes.named("uint8")
 """Unit of untyped storages; the dtype is then the tensor's, as for 8-bit floats."""
-_PLAIN = {"set": set, "frozenset": frozenset, "complex": complex, "int": int, "float": float}
+_PLAIN = {"complex": complex, "int": int, "float": float}
 """Python's own types that a pickle may call."""
+_COPYING = {
+    ("builtins", "set"): set,
+    ("builtins", "frozenset"): frozenset,
+    ("collections", "OrderedDict"): OrderedDict,
+    ("torch", "Size"): tuple,
+}
+"""Types of collections that a pickle may call."""
+_MAX_BYTE_ORDER_BYTES = len(b"little")
 _LOCAL = b"PK\x03\x04"
 
 
@@ -81,7 +90,9 @@ class _Rebuild:
     def __call__(
         self, storage: _Storage, start: int, shape: Any, stride: Any, *_: Any
     ) -> "Located":
-        shape, stride = tuple(shape), tuple(stride)
+        if len(shape) > pickle_bounds.MAX_ARGUMENTS:
+            raise ValueError(f"a tensor of {len(shape):,} dimensions")
+        shape, stride = tuple(shape), tuple(stride[: len(shape) + 1])
         if len(shape) != len(stride) or any(
             type(number) is not int or number < 0 for number in (start, *shape, *stride)
         ):
@@ -131,8 +142,6 @@ _REBUILD = {
     ("torch._utils", "_rebuild_tensor_v3"): _RebuildUntyped(),
     ("torch._utils", "_rebuild_parameter"): _Parameter(),
     ("torch._tensor", "_rebuild_from_type_v2"): _Retype(),
-    ("collections", "OrderedDict"): OrderedDict,
-    ("torch", "Size"): tuple,
 }
 
 
@@ -140,13 +149,19 @@ class _Unpickler(pickle.Unpickler):
     """Reads a pickle of torch.save, and calls only the classes and functions of this module.
 
     Args:
-        stream: of the pickle.
+        pickled: the pickle.
         find: returns the offset in the file of a storage, by its key.
+
+    Raises:
+        ValueError: it asks for more memory than its length allows.
     """
 
-    def __init__(self, stream: IO[bytes], find: Callable[[str], int]) -> None:
-        super().__init__(stream)
+    def __init__(self, pickled: bytes, find: Callable[[str], int]) -> None:
+        pickle_bounds.check(pickled)
+        super().__init__(io.BytesIO(pickled))
         self._find = find
+        stand_ins = pickle_bounds.counting(*_COPYING.values(), num_bytes=len(pickled))
+        self._copying = dict(zip(_COPYING, stand_ins, strict=True))
         self._globals = AllowedGlobals()
 
     def find_class(self, module: str, name: str) -> Any:
@@ -157,8 +172,11 @@ class _Unpickler(pickle.Unpickler):
         """
         if (rebuild := _REBUILD.get((module, name))) is not None:
             return rebuild
-        if module in ("builtins", "__builtin__") and name in _PLAIN:
+        module_now = {"__builtin__": "builtins"}.get(module, module)
+        if module_now == "builtins" and name in _PLAIN:
             return _PLAIN[name]
+        if (copying := self._copying.get((module_now, name))) is not None:
+            return copying
         if (module, name) in GETATTR:
             return Attribute()
         if (module, name) == ("argparse", "Namespace"):
@@ -263,8 +281,10 @@ def parse(stream: Any) -> Any:
     """
     with zipfile.ZipFile(stream) as archive:
         entries = {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
-        if "byteorder" in entries and archive.read(entries["byteorder"]) != b"little":
-            raise ValueError("its numbers are big-endian")
+        if "byteorder" in entries:
+            order = _content(archive, entries["byteorder"], _MAX_BYTE_ORDER_BYTES)
+            if order != b"little":
+                raise ValueError("its numbers are not little-endian")
 
         def find(key: str) -> int:
             entry = entries[f"data/{key}"]
@@ -272,8 +292,21 @@ def parse(stream: Any) -> Any:
                 raise ValueError("its tensors are compressed")
             return data_offset(stream, entry)
 
-        with archive.open(entries["data.pkl"]) as pickled:
-            return _Unpickler(pickled, find).read()
+        pickled = _content(archive, entries["data.pkl"], pickle_bounds.MAX_PICKLE_BYTES)
+        return _Unpickler(pickled, find).read()
+
+
+def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, max_bytes: int) -> bytes:
+    """Return an entry's content, which takes as much memory as the file has bytes for it.
+
+    Raises:
+        ValueError: the entry is compressed or too long.
+    """
+    if entry.compress_type:
+        raise ValueError(f"its {entry.filename} is compressed")
+    if entry.file_size > max_bytes:
+        raise ValueError(f"its {entry.filename} has {entry.file_size:,} bytes, over {max_bytes:,}")
+    return archive.read(entry)
 
 
 def data_offset(stream: Any, entry: zipfile.ZipInfo) -> int:
