@@ -58,7 +58,7 @@ _PREPARE = [
     "init-model --architecture llama.yaml --tokenizer {tokenizer} --seed 1 --output hf",
     "convert --from hf --to native --format native",
     "resolve --settings {settings} --run compared --seed 1 --checkpoint native --index index "
-    "--data-root . --output-folder output --output run.yaml",
+    "--data-root . --output-folder output/training --output run.yaml",
 ]
 _STAGES = {
     "tokenize": "tokenize {corpus} --tokenizer {tokenizer} --output output/data",
@@ -86,10 +86,14 @@ def main() -> None:
     for name in options.only or [*_STAGES, "loader", "dry run"]:
         if name == "dry run":
             planning.make_folder(work / "planned", options.files)
-        costs = list(in_turns(name, checkouts, work, values, options.rounds))
+        costs, steps = [], []
+        for cost in in_turns(name, checkouts, work, values, options.rounds):
+            costs.append(cost)
+            if name == "train":  # the next round replaces the folders
+                steps.append(step_cost(cost))
         print(row(name, costs), flush=True)
-        if name == "train":
-            print(row("step of training", [step_cost(cost) for cost in costs]), flush=True)
+        if steps:
+            print(row("step of training", steps), flush=True)
 
 
 def write_inputs(work: Path, checkout: Path, values: dict[str, object]) -> None:
@@ -165,11 +169,12 @@ def digest(folder: Path) -> str:
 
 
 def step_cost(costs: dict[str, tuple[measure.Cost, Path]]) -> dict[str, tuple[measure.Cost, Path]]:
-    """Replace the seconds of a training by its median step."""
+    """Replace the seconds of a training by those of its mean step."""
     steps = {}
     for side, (cost, folder) in costs.items():
         summary = json.loads((folder / "train.json").read_text())
-        steps[side] = cost._replace(seconds=summary["speed"]["step_seconds"]["median"]), folder
+        seconds = summary["seconds"] / summary["step"]
+        steps[side] = cost._replace(seconds=seconds), folder
     return steps
 
 
