@@ -203,6 +203,15 @@ def test_the_digest_of_shards_changes_with_their_raw_files_only() -> None:
     assert after.datasets_digest() == before.datasets_digest()
 
 
+def test_the_digest_of_shards_changes_with_the_names_of_their_files() -> None:
+    write_raw("web.jsonl", "x.jsonl")
+    job = wildcards(batch="web-00000")
+    before = make_rules(table=TWO_NAMES).shards_digest(job)
+    Path("raw/web.jsonl").rename("raw/new.jsonl")  # keeps size and time
+    table = TWO_NAMES.replace("web.jsonl", "new.jsonl")
+    assert make_rules(table=table).shards_digest(job) != before
+
+
 def test_the_digest_of_shards_changes_with_their_byte_range() -> None:
     rules = make_rules()
     halves = {rules.shards_digest(wildcards(batch=f"code-0000{number}")) for number in (0, 1)}
