@@ -33,9 +33,7 @@ def test_the_order_has_as_many_samples_of_each_dataset_as_reported(
     counts = [sum(dataset == number for dataset, _ in samples) for number in range(3)]
     assert drawn.drawn == counts
     assert drawn.samples == len(samples) == sum(counts) == 80
-    assert all(
-        abs(count - share) <= 1 for count, share in zip(counts, (10, 20, 50), strict=True)
-    )
+    assert all(abs(count - share) <= 1 for count, share in zip(counts, (10, 20, 50), strict=True))
     for dataset, count in enumerate(drawn.requested):
         assert all(sample < count for number, sample in samples if number == dataset)
 
