@@ -1,220 +1,179 @@
-"""Training as a chain of jobs: segment bounds, deadlines, and the same result as one job."""
+"""Segments of runs: their ends, inputs, and what a failed workflow reports."""
 
-import os
+import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-import torch
 
-from tests.support.runs import make_run, prepare, records, summary, train_here, weights
-from tokamake import files
-from tokamake.config.resolved_run import read_run, write_run
-from tokamake.config.training import TrainSettings
+from tests.support.workflow_configs import read_config, train, wildcards, write_runs
 from tokamake.errors import UserError
-from tokamake.runtime.rank_errors import STOPPED
-from tokamake.train.deadline import (
-    Deadline,
-    Durations,
-    end_of_job,
-    read_durations,
-    write_durations,
+from tokamake.workflow import segments as segments_module
+from tokamake.workflow.segments import Segments, trained_steps
+
+pytestmark = pytest.mark.usefixtures("workspace_here")
+
+EPOCHS = "corpus\tfiles\tepochs\ncode\tresults/raw/code/*\t2\n"
+TOKENIZER = {"path": "tokenizer"}
+
+
+def planned(run: str) -> str:
+    return f"results/{run}/segments.json"
+
+
+def make_segments(
+    *, in_job: bool = False, plan: Callable[[str], str] = planned, **settings: Any
+) -> Segments:
+    """Segments of the run `smoke`, of 40 steps."""
+    return Segments(read_config(train=train(**settings)), None if in_job else plan)
+
+
+def save(step: int, *, run: str = "smoke", folders: tuple[int, ...] | None = None) -> None:
+    """Write what training leaves when it saves at a step."""
+    training = Path(f"results/{run}/training")
+    for folder in (step,) if folders is None else folders:
+        (training / f"global_step{folder}").mkdir(parents=True, exist_ok=True)
+    training.mkdir(parents=True, exist_ok=True)
+    (training / "latest").write_text(f"global_step{step}\n")
+
+
+def test_most_runs_are_one_segment() -> None:
+    segments = make_segments()
+    assert segments.ends("smoke") == []
+    assert segments.before(wildcards(run="smoke", segment="")) == []
+    assert segments.evaluations(wildcards(run="smoke")) == []
+    assert segments.open_ended == []
+
+
+@pytest.mark.parametrize(("segment_steps", "ends"), [(10, [10, 20, 30]), (15, [15, 30]), (40, [])])
+def test_the_last_segment_has_no_step_of_its_own(segment_steps: int, ends: list[int]) -> None:
+    assert make_segments(segment_steps=segment_steps).ends("smoke") == ends
+
+
+@pytest.mark.parametrize(
+    ("segment", "before"),
+    [(".10", []), (".20", ["train.10.json"]), (".30", ["train.20.json"]), ("", ["train.30.json"])],
 )
-from tokamake.train.plan_segments import plan_segments
+def test_a_segment_follows_the_one_before(segment: str, before: list[str]) -> None:
+    segments = make_segments(segment_steps=10)
+    files = segments.before(wildcards(run="smoke", segment=segment))
+    assert files == [f"results/smoke/{name}" for name in before]
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("segments"))
+def test_a_step_that_training_has_passed_counts_while_its_checkpoint_exists() -> None:
+    save(25, folders=(20,))
+    segments = make_segments(segment_steps=10)
+    assert segments.ends("smoke") == [20, 30]
+    save(30, folders=())
+    assert make_segments(segment_steps=10).ends("smoke") == [20]
 
 
-@pytest.fixture(scope="module")
-def whole(root: Path) -> Path:
-    """A run in one job; do not write here."""
-    config = make_run(root, "whole")
-    assert train_here(config) == 0
-    return config
+def test_a_job_depends_on_an_earlier_segment_only_if_its_file_exists() -> None:
+    segments = make_segments(segment_steps=10, in_job=True)
+    job = wildcards(run="smoke", segment=".20")
+    assert segments.before(job) == []
+    Path("results/smoke").mkdir(parents=True)
+    Path("results/smoke/train.10.json").touch()
+    assert segments.before(job) == ["results/smoke/train.10.json"]
 
 
-def assert_same_training(config: Path, whole: Path) -> None:
-    measured = [
-        [{key: value for key, value in record.items() if "second" not in key} for record in each]
-        for each in (records(config), records(whole))
+@pytest.mark.parametrize("in_job", [False, True])
+def test_the_plan_ends_segments_of_a_run_whose_data_decide_its_length(in_job: bool) -> None:
+    settings = train(train_steps=None, segment_steps=5, split="80,10,10")
+    config = read_config(table=EPOCHS, train=settings)
+    calls: list[str] = []
+
+    def plan(run: str) -> str:
+        calls.append(run)
+        return planned(run)
+
+    segments = Segments(config, None if in_job else plan)
+    assert segments.open_ended == ["smoke"]
+    assert calls == []
+    assert segments.ends("smoke") == []
+    Path("results/smoke").mkdir(parents=True)
+    Path(planned("smoke")).write_text(json.dumps({"num_steps": 12, "segments": [5, 10]}))
+    assert segments.ends("smoke") == [5, 10]
+    assert calls == ([] if in_job else ["smoke", "smoke"])
+
+
+def test_a_run_without_segments_is_not_open_ended() -> None:
+    config = read_config(table=EPOCHS, train=train(train_steps=None))
+    assert Segments(config, planned).open_ended == []
+
+
+def continued(finetune: bool) -> Any:
+    tokenizer = Path("tokenizer")
+    tokenizer.mkdir(exist_ok=True)
+    (tokenizer / "tokenizer.json").touch()
+    settings = train(segment_steps=10, finetune=finetune)
+    return read_config(train=settings, model={"checkpoint": "start"}, tokenizer=TOKENIZER)
+
+
+@pytest.mark.parametrize(("finetune", "ends"), [(False, [30]), (True, [10, 20, 30])])
+def test_a_continued_run_has_segments_after_its_start(
+    monkeypatch: pytest.MonkeyPatch, finetune: bool, ends: list[int]
+) -> None:
+    start = SimpleNamespace(progress=SimpleNamespace(iteration=20))
+    monkeypatch.setattr(segments_module, "open_any", lambda _: start)
+    assert Segments(continued(finetune), planned).ends("smoke") == ends
+
+
+def test_a_checkpoint_that_cannot_be_read_names_its_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(path: Path) -> None:
+        raise UserError(f"{path}: no such folder")
+
+    monkeypatch.setattr(segments_module, "open_any", fail)
+    with pytest.raises(UserError, match=r"^model\.checkpoint: start: no such folder$"):
+        Segments(continued(False), planned)
+
+
+def test_a_segment_ends_at_its_step_and_the_last_one_with_the_run() -> None:
+    segments = make_segments(segment_steps=10)
+    assert segments.end_option(wildcards(run="smoke", segment=".10")) == ["--until-step=10"]
+    assert segments.end_option(wildcards(run="smoke", segment="")) == []
+
+
+def test_the_checkpoint_of_a_segment_or_the_export_is_evaluated() -> None:
+    segments = make_segments(segment_steps=10)
+    middle, last = wildcards(run="smoke", segment=".10"), wildcards(run="smoke", segment="")
+    assert segments.evaluated_model(middle) == "results/smoke/training/global_step10"
+    assert segments.evaluated_model(last) == "results/smoke/export"
+    assert segments.evaluated_inputs(middle) == "results/{run}/train{segment}.json"
+    assert segments.evaluated_inputs(last) == "results/{run}/export"
+    expected = [f"results/{{run}}/evaluate.{step}.json" for step in (10, 20, 30)]
+    assert segments.evaluations(wildcards(run="smoke")) == expected
+
+
+def test_each_run_has_its_own_segments() -> None:
+    runs = write_runs("run train.segment_steps", "short 20", "long 30")
+    segments = Segments(read_config(runs=runs), planned)
+    assert {run: segments.ends(run) for run in ("short", "long")} == {"short": [20], "long": [30]}
+
+
+def test_only_runs_that_trained_and_did_not_end_are_reported() -> None:
+    runs = write_runs("run train.train_steps", "idle 40", "stopped 4000", "ended 40")
+    save(7, run="idle")
+    save(7, run="stopped")
+    segments = Segments(read_config(runs=runs), planned)
+    assert segments.saved_since_start() == []
+    save(1234, run="stopped")
+    save(40, run="ended")
+    assert segments.saved_since_start() == [
+        "tokamake: run stopped is saved at step 1,234; run the same command again to go on"
     ]
-    assert measured[0] == measured[1]
-    there = weights(whole)
-    assert all(torch.equal(value, there[name]) for name, value in weights(config).items())
 
 
-@pytest.mark.usefixtures("lone_rank")
-def test_a_chain_of_jobs_is_the_same_run(
-    root: Path, whole: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = make_run(root, "chain", segment_steps=3)
-    assert train_here(config, until_step=3) == 0
-    first = files.read_json(config.with_name("train.3.json"), "")
-    assert (first["step"], first["consumed_samples"]) == (3, 24)
-    assert first["checkpoint"] == str(root / "chain/training/global_step3")
-    assert first["last_loss"] == [r["loss"] for r in records(whole) if "loss" in r][2]
-    assert not config.with_name("train.json").exists()
-    assert train_here(config) == 0
-    assert_same_training(config, whole)
-    same = ("digest", "step", "first_loss", "last_loss", "validation_losses", "consumed_tokens")
-    assert [summary(config)[key] for key in same] == [summary(whole)[key] for key in same]
-
-    # A record that is lost is written again, from the checkpoint of its step.
-    capsys.readouterr()
-    config.with_name("train.3.json").unlink()
-    assert train_here(config, until_step=3) == 0
-    assert "already at step 6, the last; nothing to train" in capsys.readouterr().out
-    assert files.read_json(config.with_name("train.3.json"), "") == first
-
-
-@pytest.mark.usefixtures("lone_rank")
-def test_an_impossible_last_step_is_refused(root: Path, whole: Path) -> None:
-    with pytest.raises(UserError, match="until_step: 7: the run goes from step 0 to 6; give one"):
-        train_here(whole, until_step=7)
-    with pytest.raises(UserError, match="until_step: 0: the run goes from step 0 to 6"):
-        train_here(whole, until_step=0)
-    with pytest.raises(
-        UserError, match="global_step5: missing, but the run is already past step 5"
-    ):
-        train_here(whole, until_step=5)
-
-
-@pytest.mark.usefixtures("lone_rank")
-def test_a_job_stops_before_its_time_limit_and_the_next_continues(
-    root: Path, whole: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = make_run(root, "short", save_interval=100)
-    assert train_here(config, minutes=0) == STOPPED
-    assert "stopped before the end of the job: saved at step 1, run" in capsys.readouterr().out
-    assert train_here(config, until_step=3, minutes=0) == STOPPED
-    assert not config.with_name("train.3.json").exists()
-    assert train_here(config, until_step=3, minutes=0) == 0
-    assert train_here(config, minutes=60) == 0
-    assert_same_training(config, whole)
-
-
-def test_the_deadline_leaves_time_for_a_step_and_a_checkpoint() -> None:
-    deadline = Deadline(1000, iter([0, 10, 40, 60, 160, 170, 300, 430, 441]).__next__)
-    assert not deadline.near()  # at 10 s
-    assert not deadline.near()
-    deadline.begin_saving()
-    deadline.end_saving()  # a checkpoint takes 100 s
-    assert not deadline.near()  # at 170 s: a step takes up to 130 s
-    assert not deadline.near()
-    assert not deadline.near()
-    assert deadline.near()  # at 441 s: two steps, two checkpoints and a margin of 100 s take 560 s
-
-
-def test_the_deadline_leaves_time_for_an_unmeasured_checkpoint() -> None:
-    times = iter([0, 790, 801])
-    deadline = Deadline(1000, times.__next__)
-    assert not deadline.near()
-    assert deadline.near()
-
-
-def test_without_a_time_limit_durations_are_still_measured() -> None:
-    deadline = Deadline(None, iter([10, 40, 60, 160]).__next__)
-    assert not deadline.near()
-    assert not deadline.near()
-    deadline.begin_saving()
-    deadline.end_saving()
-    assert deadline.measured == Durations(step=30, checkpoint=100)
-
-
-def test_a_job_uses_the_durations_of_the_job_before() -> None:
-    def ends_at(now: float, earlier: Durations) -> bool:
-        return Deadline(1000, iter([0, now]).__next__, earlier=earlier).near()
-
-    # Two steps, two checkpoints and a margin of 100 s; unknown durations are guessed.
-    assert [ends_at(now, Durations(100, 150)) for now in (399, 401)] == [False, True]
-    assert [ends_at(now, Durations(100)) for now in (599, 601)] == [False, True]
-    assert [ends_at(now, Durations()) for now in (799, 801)] == [False, True]
-    # What this job measures counts where it is more.
-    deadline = Deadline(1000, iter([0, 0, 150, 450, 610]).__next__, earlier=Durations(100, 150))
-    assert not deadline.near()
-    assert not deadline.near()
-    assert deadline.near()
-
-
-def test_durations_are_used_only_for_the_same_number_of_ranks(tmp_path: Path) -> None:
-    path = tmp_path / "durations.json"
-    assert read_durations(path, 2) == Durations()
-    write_durations(path, 2, Durations(1.5, 60))
-    assert read_durations(path, 2) == Durations(1.5, 60)
-    assert read_durations(path, 4) == Durations()
-    for damaged in ("", "[]", "{}", '{"world_size": 2, "step_seconds": 1}'):
-        path.write_text(damaged)
-        assert read_durations(path, 2) == Durations()
-
-
-@pytest.mark.usefixtures("lone_rank")
-def test_the_second_job_of_a_chain_stops_in_time_for_a_slow_checkpoint(root: Path) -> None:
-    config = make_run(root, "slow", segment_steps=3)
-    assert train_here(config, until_step=3) == 0
-    note = root / "slow/training/durations.json"
-    durations = read_durations(note, 1)
-    assert durations.step > 0
-    assert durations.checkpoint > 0
-    # In an hour there is room for all steps, but not for them and two checkpoints of half an hour.
-    write_durations(note, 1, durations._replace(checkpoint=1800))
-    assert train_here(config, minutes=60) == STOPPED
-    assert (root / "slow/training/latest").read_text() == "global_step4"
-    assert read_durations(note, 1).checkpoint < 1800
-    assert train_here(config, minutes=60) == 0
-
-
-def test_the_end_of_a_job_comes_from_the_scheduler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("SLURM_JOB_END_TIME", "PBS_JOB_END_TIME", "SLURM_JOB_ID"):
-        monkeypatch.delenv(name, raising=False)
-    assert end_of_job() is None
-    now = 1_700_000_000.5
-    monkeypatch.setattr("tokamake.train.deadline.time", SimpleNamespace(time=lambda: now))
-    monkeypatch.setattr("tokamake.train.deadline._ANSWER_SECONDS", 300)
-    assert end_of_job(2) == now + 120
-    squeue = tmp_path / "squeue"
-    squeue.write_text('#!/bin/sh\ntest "$3" = --jobs=17 && echo 1-02:00:10\n')
-    squeue.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
-    assert end_of_job() == now + 26 * 3600 + 10
-    squeue.write_text("#!/bin/sh\necho slurm_load_jobs error >&2; exit 1\n")
-    assert end_of_job() is None
-    monkeypatch.setenv("PBS_JOB_END_TIME", "1500000000")  # of an earlier job
-    assert end_of_job() is None
-    monkeypatch.setenv("PBS_JOB_END_TIME", "4100000000")
-    assert end_of_job() == 4_100_000_000
-    monkeypatch.setenv("SLURM_JOB_END_TIME", "4000000000")
-    assert end_of_job() == 4_000_000_000
-    assert end_of_job(1) == now + 60
-
-
-def test_segments_end_at_multiples_of_their_steps() -> None:
-    assert TrainSettings(train_steps=10, segment_steps=4).segments() == [4, 8]
-    assert TrainSettings(train_steps=8, segment_steps=4).segments() == [4]
-    assert TrainSettings(train_steps=8, segment_steps=4).segments(start_step=4) == []
-    assert TrainSettings(train_steps=8).segments() == []
-    tokens = TrainSettings(
-        train_tokens=8 * 32 * 10, sequence_length=32, global_batch_size=8, segment_steps=4
-    )
-    assert tokens.segments() == [4, 8]
-    assert TrainSettings(train_steps=None, segment_steps=4).segments() == []
-
-
-def test_segments_are_planned_from_the_length_of_the_data(
-    root: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ends = tmp_path / "segments.json"
-    plan_segments(config=whole, segment_steps=4, output=ends)
-    assert capsys.readouterr().out == f"{ends}: 6 steps in 2 jobs\n"
-    assert files.read_json(ends, "") == {"num_steps": 6, "segments": [4]}
-    continued = read_run(whole).model_copy(update={"step": 4})
-    write_run(tmp_path / "run.yaml", continued)
-    plan_segments(config=tmp_path / "run.yaml", segment_steps=2, output=ends)
-    assert files.read_json(ends, "")["segments"] == []
-    with pytest.raises(UserError, match="--segment-steps 0: give 1 or more"):
-        plan_segments(config=whole, segment_steps=0, output=ends)
+@pytest.mark.parametrize(
+    ("latest", "steps"),
+    [("global_step12\n", 12), ("global_step0", 0), ("", 0), ("other12", 0), (None, 0)],
+)
+def test_training_goes_on_at_the_step_that_latest_names(latest: str | None, steps: int) -> None:
+    Path("results/smoke/training").mkdir(parents=True)
+    if latest is not None:
+        Path("results/smoke/training/latest").write_text(latest)
+    assert trained_steps("smoke") == steps

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tokamake.config.training import INDEX_SETTINGS
-from tokamake.data.corpus.plan_file import write_plan
+from tokamake.data.corpus.plan_file import PLAN, write_plan
 from tokamake.workflow.checkpoints import CheckpointRules
 from tokamake.workflow.config import read_workflow_config
 from tokamake.workflow.data import DataRules
@@ -15,7 +15,7 @@ from tokamake.workflow.doctor import DoctorRules
 from tokamake.workflow.exit import exit_on_user_error
 from tokamake.workflow.layouts import Layouts
 from tokamake.workflow.options import RunSettings, options
-from tokamake.workflow.paths import DATA, DOCTOR, HF_FILES, METADATA, PLAN, RUN, WEIGHTS
+from tokamake.workflow.paths import DATA, DOCTOR, HF_FILES, METADATA, RUN, WEIGHTS
 from tokamake.workflow.paths import batch_file, check_writable, split_weights
 from tokamake.workflow.segments import Segments
 from tokamake.workflow.snakemake_internals import Snakemake, resolve_launch, resolve_precommand

@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from tokamake.data.corpus.plan_file import read_plan
+from tokamake.data.corpus.plan_file import PLAN, read_plan
 
 State = Literal["done", "running", "failed", "waiting"]
-PLAN = "results/data/plan.json"
 
 
 class Stage(NamedTuple):

@@ -17,14 +17,13 @@ from tokamake.config.runs import NamedRun, read_runs
 from tokamake.config.training import TrainSettings
 from tokamake.data.corpus.corpora import Corpus, merge_tables, read_corpora
 from tokamake.data.corpus.plan import make_plan
-from tokamake.data.corpus.plan_file import Plan, PlannedMerge, PlannedShard, read_plan
+from tokamake.data.corpus.plan_file import PLAN, Plan, PlannedMerge, PlannedShard, read_plan
 from tokamake.data.corpus.sample_corpus import sample_names
 from tokamake.data.corpus.splits import NAMES
 from tokamake.data.tokenizers import open_tokenizer, tokenizer_files
 from tokamake.errors import UserError
 from tokamake.train.initial_checkpoint import open_start
 from tokamake.validation import read_yaml
-from tokamake.workflow import paths
 from tokamake.workflow.snakemake_internals import has_wildcard
 from tokamake.workflow.training_jobs import runs_in_training
 
@@ -143,7 +142,7 @@ def _current_plan(
     is_main_process: bool,
 ) -> Plan:
     """Extend the plan on disk. A job takes it as it is, even if raw files arrived since."""
-    shared, path = next(iter(runs.values())).config, Path(paths.PLAN)
+    shared, path = next(iter(runs.values())).config, Path(PLAN)
     previous = read_plan(path) if path.exists() else None
     if previous and not is_main_process:
         return previous

@@ -13,7 +13,6 @@ RUN = "results/{run}"
 """Folder of a run."""
 WEIGHTS = f"{DATA}/{{run}}.weights.txt"
 """Weighting file of a run's training split."""
-PLAN = f"{DATA}/plan.json"
 METADATA = f"{DATA}/metadata.json"
 DOCTOR = "results/doctor"
 HF_FILES = ("config.json", "model.safetensors")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.checkpoint.test_converted_logits import of_transformers
+from tests.checkpoint.test_convert_logits import of_transformers
 from tests.support import cores
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.convert import convert

@@ -1,0 +1,76 @@
+"""Products and logs of stages: those that the rules of the workflow declare."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from tests.support.workflow_configs import write_runs
+from tests.support.workflows import CONFIG, MINE, make_workspace, snakemake
+from tests.test_house import rules
+from tokamake.data.corpus.plan_file import PLAN, write_plan
+from tokamake.status.stages import stages
+from tokamake.workflow.config import read_workflow_config
+
+EPOCHS = "corpus\tfiles\tepochs\ndocs\tresults/raw/docs/*\t2\n"
+
+
+class Job(NamedTuple):
+    """A job of a dry run."""
+
+    rule: str
+    outputs: list[str]
+    log: str
+
+
+@pytest.fixture
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """All jobs of a workflow that uses every rule, in the current folder, where nothing exists."""
+    monkeypatch.chdir(make_workspace(tmp_path))
+    runs = write_runs(
+        "run corpora train.train_steps train.segment_steps",
+        "chain corpora.tsv 40 20",
+        "epochs epochs.tsv null 20",
+    )
+    Path("epochs.tsv").write_text(EPOCHS)
+    config = {**CONFIG, "runs": runs, "convert": ["hf-bf16"], "tokenize": {"deduplicate": True}}
+    Path("my.yaml").write_text(yaml.safe_dump(config))
+    result = snakemake(tmp_path, "-n", "--set-resources", "doctor:nodes=1", *MINE, "all")
+    assert result.returncode == 0, result.stdout + result.stderr
+    write_plan(Path(PLAN), read_workflow_config(config, ["my.yaml"], is_main_process=False).plan)
+    return read_jobs(result.stdout + result.stderr)
+
+
+def read_jobs(text: str) -> list[Job]:
+    """Jobs that a dry run lists; jobs without a log are left out."""
+    parts = re.split(r"^(?:local)?(?:rule|checkpoint) (\w+):\n", text, flags=re.M)
+    jobs = []
+    for rule, block in zip(parts[1::2], parts[2::2], strict=True):
+        fields = dict(re.findall(r"^ {4}(output|log): (.*)$", block, re.M))
+        if "log" in fields:
+            outputs = re.sub(r" \([^)]*\)", "", fields["output"])
+            jobs.append(Job(rule, outputs.split(", "), fields["log"]))
+    return jobs
+
+
+def test_stages_have_the_products_and_logs_of_the_rules(planned: list[Job]) -> None:
+    assert {job.rule for job in planned} == rules().keys() - {"all", "data"}
+    for job in planned:
+        Path(job.log).parent.mkdir(parents=True, exist_ok=True)
+        Path(job.log).touch()
+    groups = stages(Path())
+    by_log = {stage.log: stage for group in groups.values() for stage in group}
+    for job in planned:
+        stage = by_log[job.log]
+        assert stage.name == job.rule
+        assert is_product(stage.product, job.outputs), (stage, job)
+    # The dry run knows the run `epochs` up to its plan of segments only.
+    complete = [stage for title in groups if title != "run epochs" for stage in groups[title]]
+    assert {stage.log for stage in complete if stage.always} <= {job.log for job in planned}
+
+
+def is_product(path: str, outputs: list[str]) -> bool:
+    """Whether a path is one of the outputs of a job, or a folder with all of them."""
+    return path in outputs or all(Path(path) in Path(output).parents for output in outputs)

@@ -1,0 +1,34 @@
+"""Checked configs of the workflow, read without Snakemake, and wildcards of its jobs."""
+
+from pathlib import Path
+from typing import Any
+
+from snakemake.iocontainers import Wildcards
+
+from tests.support.workflows import CONFIG, CORPORA
+from tokamake.workflow.config import WorkflowConfig, read_workflow_config
+
+
+def read_config(
+    *, table: str = CORPORA, is_main_process: bool = False, **sections: Any
+) -> WorkflowConfig:
+    """Check the config of the workspace in the current folder, with some sections replaced."""
+    Path("corpora.tsv").write_text(table)
+    values = {**CONFIG, **sections}
+    return read_workflow_config(values, ["my.yaml"], is_main_process=is_main_process)
+
+
+def train(**changes: Any) -> dict[str, Any]:
+    """The section `train` with some settings replaced."""
+    return {**dict(CONFIG["train"]), **changes}  # type: ignore[call-overload]
+
+
+def wildcards(**values: str) -> Any:
+    """Wildcards of a job."""
+    return Wildcards(fromdict=values)
+
+
+def write_runs(*lines: str) -> str:
+    """Write a table of runs with one cell per word; return its path."""
+    Path("runs.tsv").write_text("".join("\t".join(line.split()) + "\n" for line in lines))
+    return "runs.tsv"

@@ -1,0 +1,141 @@
+"""One line per mistake in YAML files, JSON and tables."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import Field, model_validator
+
+from tokamake.config.fields import Settings
+from tokamake.errors import UserError
+from tokamake.validation import parse_json, read_table, read_yaml, unknown_key, validate
+
+
+class Inner(Settings):
+    """A section."""
+
+    stage: int = 0
+    name: str = "a"
+
+    @model_validator(mode="after")
+    def _check(self) -> "Inner":
+        if self.stage > 3:
+            raise ValueError(f"stage: {self.stage}: give 3 or less")
+        if self.name == "b":
+            raise ValueError("Names do not fit")
+        return self
+
+
+class Outer(Settings):
+    """A config."""
+
+    size: int
+    inner: Inner = Inner()
+    by_name: dict[str, Inner] = Field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("value", "lines"),
+    [
+        ({"siez": 1, "size": 1}, ["f: siez: unknown key; did you mean size?"]),
+        ({"size": 1, "inner": {"nam": 1}}, ["f: inner.nam: unknown key; did you mean name?"]),
+        (
+            {"size": 1, "by_name": {"x": {"zzz": 1}}},
+            ["f: by_name.x.zzz: unknown key; this section knows stage, name"],
+        ),
+        ({}, ["f: size: missing; add it"]),
+        (
+            {"size": "x"},
+            [
+                "f: size: 'x': input should be a valid integer, unable to parse string as an "
+                "integer"
+            ],
+        ),
+        ({"size": 1, "inner": {"stage": 4}}, ["f: inner.stage: 4: give 3 or less"]),
+        ({"size": 1, "inner": {"name": "b"}}, ["f: inner: names do not fit"]),
+        ({"a": 1}, ["f: size: missing; add it", "f: a: unknown key; this section knows size, "
+                    "inner, by_name"]),
+    ],
+)  # fmt: skip
+def test_each_mistake_is_a_line_with_its_place(value: Any, lines: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        validate(Outer, value, "f")
+    assert str(caught.value).splitlines() == lines
+
+
+def test_a_key_that_is_a_number_comes_from_commas() -> None:
+    with pytest.raises(UserError, match="a number is no key; quote text with commas in braces"):
+        validate(Outer, {"size": 1, 98: None}, "f")
+
+
+def test_json_has_the_same_messages() -> None:
+    assert parse_json(Outer, '{"size": 2}', "--settings") == Outer(size=2)
+    assert parse_json(list[int], "[1, 2]", "--sizes") == [1, 2]
+    with pytest.raises(UserError, match=r"^--settings: siez: unknown key; did you mean size"):
+        parse_json(Outer, '{"size": 2, "siez": 1}', "--settings")
+    with pytest.raises(UserError, match=r"^--settings: '\{': invalid JSON"):
+        parse_json(Outer, "{", "--settings")
+
+
+def test_up_to_two_near_keys_are_named() -> None:
+    known = ["train_steps", "train_step", "train_stops", "seed"]
+    assert unknown_key("train_stepz", known) == (
+        "train_stepz: unknown key; did you mean train_step or train_steps?"
+    )
+    assert unknown_key("x", ["a", "b"]) == "x: unknown key; this section knows a, b"
+
+
+def test_yaml_that_is_missing_or_invalid_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    with pytest.raises(UserError, match=r"a\.yaml: no such file; make it$"):
+        read_yaml(path, "make it")
+    path.write_text("a: [1")
+    with pytest.raises(
+        UserError, match=r"a\.yaml: not valid YAML \(while parsing [^\n]*\); fix it"
+    ):
+        read_yaml(path, "make it")
+    path.write_bytes(b"a: \xff")
+    with pytest.raises(UserError, match=r"a\.yaml: not valid YAML"):
+        read_yaml(path, "make it")
+    path.write_text("a: 1")
+    assert read_yaml(path, "make it") == {"a": 1}
+
+
+def table(path: Path, text: str) -> Any:
+    path.write_text(text)
+    return read_table(path, setting="corpora", row="corpus")
+
+
+def test_a_table_keeps_line_numbers_and_leaves_out_comments_and_empty_cells(
+    tmp_path: Path,
+) -> None:
+    read = table(tmp_path / "a.tsv", "# note\na\tb\n\n1\t\n#2\t3\n 4 \t5\n")
+    assert read == (2, ["a", "b"], {4: {"a": "1"}, 6: {"a": "4", "b": "5"}})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "a.tsv: no corpus; add a header and one tab-separated row per corpus"),
+        ("a\tb\n", "a.tsv: no corpus; add a header and one tab-separated row per corpus"),
+        ("a\tb\n1\n", "a.tsv:2: 1 columns, the header has 2; separate columns with one tab"),
+        ("a\n1\t2\n", "a.tsv:2: 2 columns, the header has 1; separate columns with one tab"),
+    ],
+)
+def test_a_table_without_rows_or_with_ragged_rows_is_refused(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        table(tmp_path / "a.tsv", text)
+    assert str(caught.value) == f"{tmp_path}/{message}"
+
+
+def test_a_table_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    with pytest.raises(UserError, match=r"a\.tsv: no such file; fix corpora in the config"):
+        read_table(path, setting="corpora", row="corpus")
+    with pytest.raises(UserError, match="Is a directory; fix corpora in the config"):
+        read_table(tmp_path, setting="corpora", row="corpus")
+    path.write_bytes(b"a\tb\n\xff\t1\n")
+    with pytest.raises(UserError, match=r"a\.tsv: not UTF-8; save the table as UTF-8"):
+        read_table(path, setting="corpora", row="corpus")

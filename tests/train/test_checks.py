@@ -1,0 +1,176 @@
+"""Checks of a run before it starts."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.workflows import ARCHITECTURE
+from tokamake.config.architecture import Architecture
+from tokamake.config.resolved_run import Run
+from tokamake.config.training import INDEX_SETTINGS, FimSettings, TrainSettings
+from tokamake.errors import UserError
+from tokamake.train import checks
+
+TRAIN = {"train_steps": 10, "sequence_length": 32, "global_batch_size": 8, "micro_batch_size": 2}
+MODEL: Any = {**ARCHITECTURE, "vocab_size": 100}
+
+
+def make_run(*, step: int = 0, **train: Any) -> Run:
+    return Run.model_validate(
+        {
+            **{"run": "a", "seed": 1, "checkpoint": "start", "step": step, "output": "out"},
+            **{"index": "index", "data_root": "data", "architecture": MODEL},
+            "train": {**TRAIN, **train},
+        }
+    )
+
+
+def make_index(run: Run, *, samples: int = 80) -> dict[str, Any]:
+    settings = {name: getattr(run.train, name) for name in INDEX_SETTINGS}
+    return {**settings, "splits": {"train": {"samples": samples}}, "pairs": ["web"]}
+
+
+def test_the_index_has_the_settings_and_samples_of_the_run() -> None:
+    run = make_run()
+    checks.check_index(run, make_index(run))
+    with pytest.raises(UserError) as caught:
+        checks.check_index(run, make_index(run, samples=79))
+    assert str(caught.value) == (
+        "index: has 79 training samples, train.train_steps take 80; run `tokamake index` again"
+    )
+    with pytest.raises(UserError, match="index: has 0 training samples"):
+        checks.check_index(run, {**make_index(run), "splits": {}})
+
+
+@pytest.mark.parametrize("name", INDEX_SETTINGS)
+def test_each_setting_of_the_index_is_compared(name: str) -> None:
+    run = make_run()
+    with pytest.raises(UserError) as caught:
+        checks.check_index(run, {**make_index(run), name: "other"})
+    assert str(caught.value) == (
+        f"index: has {name} other, train.{name} is {getattr(run.train, name)}; "
+        "run `tokamake index` again"
+    )
+
+
+def test_sequences_are_no_longer_than_the_model_allows() -> None:
+    run = make_run(sequence_length=64)
+    checks.check_index(run, make_index(run))
+    run = make_run(sequence_length=65)
+    with pytest.raises(UserError, match=r"^train\.sequence_length: 65: the model is meant for at"):
+        checks.check_index(run, make_index(run))
+
+
+@pytest.mark.parametrize(("world_size", "fits"), [(1, True), (4, True), (3, False), (8, False)])
+def test_ranks_share_the_batch(world_size: int, fits: bool) -> None:
+    train = TrainSettings(**TRAIN)  # type: ignore[arg-type]
+    if fits:
+        checks.check_ranks(train, world_size)
+        return
+    with pytest.raises(UserError, match="global_batch_size: 8 samples cannot be shared by"):
+        checks.check_ranks(train, world_size)
+
+
+def test_each_size_of_a_batch_ramp_up_is_shared() -> None:
+    train = TrainSettings.model_validate({**TRAIN, "rampup_batch_size": [4, 2, 16]})
+    checks.check_ranks(train, 1)
+    with pytest.raises(UserError, match="6 samples cannot be shared by 2"):
+        checks.check_ranks(train, 2)
+
+
+@pytest.mark.parametrize(
+    ("precision", "schedule", "stages", "fits"),
+    [
+        ("bf16", "1f1b", 2, True),
+        ("fp32", "zbv", 2, True),
+        (None, "zbv", 2, True),
+        ("bf16", "zbv", 1, True),
+        ("bf16", "zbv", 2, False),
+    ],
+)
+def test_gradients_are_not_added_up_in_low_precision(
+    precision: str | None, schedule: str, stages: int, fits: bool
+) -> None:
+    virtual = 2 if schedule == "zbv" and stages > 1 else 1
+    parallel = {
+        "pipeline_schedule": schedule,
+        "pipeline_parallel_size": stages,
+        "virtual_pipeline_size": virtual,
+    }
+    train = make_run(parallel=parallel, precision=precision).train
+    if fits:
+        checks.check_precision(train)
+        return
+    with pytest.raises(UserError, match=f"would add up gradients in {precision}; take"):
+        checks.check_precision(train)
+
+
+@pytest.mark.parametrize(
+    ("deterministic", "device", "optimizer", "fits"),
+    [
+        (True, "cpu", "sophia_g", True),
+        (False, "cuda", "sophia_g", True),
+        (True, "cuda", "adamw", True),
+        (True, "cuda", "sophia_g", False),
+    ],
+)
+def test_drawn_labels_are_not_deterministic_on_accelerators(
+    deterministic: bool, device: str, optimizer: str, fits: bool
+) -> None:
+    run = make_run(deterministic=deterministic, optimizer={"name": optimizer})
+    place: Any = SimpleNamespace(type=device)
+    if fits:
+        checks.check_deterministic(run, place)
+        return
+    with pytest.raises(UserError, match=r"^train\.deterministic: labels that sophia_g draws need"):
+        checks.check_deterministic(run, place)
+
+
+ARCHITECTURE_100 = Architecture(**MODEL)
+
+
+def test_every_token_has_an_embedding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stated: dict[str, int | None] = {"a": 100, "b": None, "c": None}
+    monkeypatch.setattr(checks, "stated_vocabulary", lambda path: stated[path.name])
+    monkeypatch.setattr(checks, "check_foreign", lambda _: 99)
+    index = {"pairs": ["a", "b", "c"], "largest_tokens": {"b": 99}}
+    checks.check_vocabulary(ARCHITECTURE_100, index, tmp_path)
+    with pytest.raises(UserError) as caught:
+        checks.check_vocabulary(ARCHITECTURE_100, {**index, "largest_tokens": {"b": 100}}, tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path}/b.bin: holds token 100, the model has 100 embeddings; tokenize again with the "
+        "tokenizer of the checkpoint"
+    )
+    monkeypatch.setattr(checks, "check_foreign", lambda _: 100)
+    with pytest.raises(UserError, match=r"/c\.bin: holds token 100"):
+        checks.check_vocabulary(ARCHITECTURE_100, index, tmp_path)
+    stated["a"] = 101
+    with pytest.raises(UserError, match=r"/a\.json: tokens of a vocabulary of 101, the model has"):
+        checks.check_vocabulary(ARCHITECTURE_100, index, tmp_path)
+
+
+def test_fill_in_the_middle_needs_a_tokenizer() -> None:
+    with pytest.raises(UserError, match=r"^train\.fim\.rate: needs a tokenizer; give it with"):
+        checks.check_fim(FimSettings(rate=0.5), ARCHITECTURE_100, None)
+
+
+@pytest.mark.parametrize(("until_step", "fits"), [(4, False), (5, True), (10, True), (11, False)])
+def test_a_job_ends_within_the_run(until_step: int, fits: bool) -> None:
+    run = make_run(step=4)
+    if fits:
+        checks.check_until_step(run, until_step)
+        return
+    with pytest.raises(UserError) as caught:
+        checks.check_until_step(run, until_step)
+    assert str(caught.value) == (
+        f"until_step: {until_step}: the run goes from step 4 to 10; give one between them"
+    )
+
+
+def test_a_trial_needs_samples_for_its_steps() -> None:
+    run = make_run()
+    checks.check_trial_samples(run, make_index(run, samples=24), 3)
+    with pytest.raises(UserError, match="has 23 training samples, 3 steps take 24; lower --steps"):
+        checks.check_trial_samples(run, make_index(run, samples=23), 3)

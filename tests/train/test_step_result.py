@@ -1,0 +1,54 @@
+"""Results of a step, and a checkpoint that is being written."""
+
+import math
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.checkpoint import CheckpointException
+
+from tokamake.errors import UserError
+from tokamake.train.step_result import Saving, StepResult
+
+GOOD = StepResult(loss=2.0, grad_norm=1.0, stop=False, saved=False, skipped=False)
+
+
+def test_a_loss_or_a_norm_that_is_not_finite_is_named() -> None:
+    assert GOOD.not_finite is None
+    assert GOOD._replace(loss=math.nan).not_finite == "loss: nan"
+    assert GOOD._replace(grad_norm=math.inf).not_finite == "gradient norm: inf"
+    assert GOOD._replace(loss=math.inf, grad_norm=math.nan).not_finite == "loss: inf"
+
+
+def test_the_norm_of_a_skipped_step_does_not_matter() -> None:
+    assert GOOD._replace(grad_norm=math.inf, skipped=True).not_finite is None
+    assert GOOD._replace(loss=math.nan, skipped=True).not_finite == "loss: nan"
+
+
+def test_a_checkpoint_is_finished_after_its_files_are_written() -> None:
+    calls: list[str] = []
+    written: Future[Any] = Future()
+    saving = Saving(Path("global_step1"), written, lambda: calls.append("finish"))
+    assert not saving.done
+    written.set_result(None)
+    assert saving.done
+    assert calls == []
+    saving.wait()
+    assert calls == ["finish"]
+
+
+def test_a_checkpoint_that_could_not_be_written_is_not_finished() -> None:
+    written: Future[Any] = Future()
+    saving = Saving(Path("global_step1"), written, lambda: pytest.fail("finished"))
+    failures = {
+        rank: (OSError(28, f"no space on {disk}\nat write"), None)
+        for rank, disk in ((0, "b"), (1, "a"), (2, "a"))
+    }
+    written.set_exception(CheckpointException("save", failures))  # type: ignore[arg-type]
+    with pytest.raises(UserError) as caught:
+        saving.wait()
+    assert str(caught.value) == (
+        "global_step1: could not be written ([Errno 28] no space on a; [Errno 28] no space on b); "
+        "make room or fix the disk, and rerun: the checkpoint before it is complete"
+    )

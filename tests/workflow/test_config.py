@@ -1,0 +1,441 @@
+"""The checked config: what follows from it before any job runs, and mistakes that end it."""
+
+import gc
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.workflow_configs import read_config, train, write_runs
+from tests.support.workflows import ARCHITECTURE, CONFIG
+from tokamake.config.architecture import Architecture
+from tokamake.config.training import TrainSettings
+from tokamake.data.corpus.corpora import Corpus
+from tokamake.data.corpus.plan_file import write_plan
+from tokamake.errors import UserError
+from tokamake.workflow import config as config_module
+from tokamake.workflow.config import WorkflowConfig, held_out_splits, read_workflow_config
+
+pytestmark = pytest.mark.usefixtures("workspace_here")
+
+RAW = "corpus\tfiles\tweight\nweb\traw/*.jsonl\t1\n"
+"""A table with raw files of the user."""
+
+
+def refused(**config: Any) -> str:
+    """The message about a config with a mistake."""
+    with pytest.raises(UserError) as caught:
+        read_config(**config)
+    return str(caught.value)
+
+
+def add_raw(name: str) -> None:
+    Path("raw").mkdir(exist_ok=True)
+    Path("raw", name).write_text('{"text": "a document"}\n' * 100)
+
+
+def make_tokenizer(folder: str, *words: str) -> str:
+    """Write a tokenizer.json of a few words, the last one the end of a document."""
+    from tokenizers import Tokenizer, models
+
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    vocabulary = {word: number for number, word in enumerate([*words, "<eod>"])}
+    Tokenizer(models.WordLevel(vocabulary, "<eod>")).save(str(Path(folder, "tokenizer.json")))
+    Path(folder, "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eod>"}))
+    return folder
+
+
+# What follows from a config
+
+
+def test_one_run_has_its_tables_corpora_and_sample_files() -> None:
+    config = read_config()
+    assert list(config.runs) == ["smoke"]
+    assert config.shared is config.runs["smoke"]
+    assert list(config.tables) == [Path("corpora.tsv")]
+    assert list(config.corpora) == ["code", "docs"]
+    assert config.sample_files == {
+        "results/raw/code/code-00.jsonl": 80_000,
+        "results/raw/code/code-01.jsonl.gz": 80_000,
+        "results/raw/docs/docs-00.jsonl": 60_000,
+        "results/raw/docs/docs-01.jsonl.gz": 60_000,
+    }
+    assert config.splits == []
+
+
+def test_shards_merged_datasets_and_batches_are_found_by_name() -> None:
+    config = read_config(plan={"shard_bytes": 50_000, "merged_bytes": 45_000, "max_jobs": 1})
+    assert list(config.shards) == [f"{name}/0000{n}" for name in ("code", "docs") for n in range(3)]
+    assert config.shards["docs/00001"].byte_range == "30000:"
+    assert config.merged["docs-0000_text_document"].shards == ("docs/00000", "docs/00001")
+    assert config.tokenize_batches == {
+        f"{name}-00000": tuple(f"{name}/0000{n}" for n in range(3)) for name in ("code", "docs")
+    }
+    assert config.merge_batches == {
+        f"{name}-00000": tuple(f"{name}-000{n}_text_document" for n in range(2))
+        for name in ("code", "docs")
+    }
+
+
+def test_splits_are_those_that_corpora_name_once_and_in_order() -> None:
+    table = (
+        "corpus\tfiles\tweight\tsets\n"
+        "code\tresults/raw/code/*\t2\ttrain=0:0.8 valid=0.8:0.9 hard=0.9:1\n"
+        "docs\tresults/raw/docs/*\t1\ttrain=0:0.9 hard=0.9:1\n"
+    )
+    assert read_config(table=table).splits == ["valid", "hard"]
+
+
+def test_runs_of_a_table_share_shards_and_have_their_own_corpora() -> None:
+    rows = {name: f"{name}\tresults/raw/{name}/*\t1\n" for name in ("code", "docs")}
+    Path("code.tsv").write_text("corpus\tfiles\tweight\n" + rows["code"])
+    Path("docs.tsv").write_text("corpus\tfiles\tweight\n" + rows["docs"])
+    config = read_config(runs=write_runs("run corpora", "a code.tsv", "b docs.tsv", "c code.tsv"))
+    assert list(config.runs) == ["a", "b", "c"]
+    tables = {path: [corpus.corpus for corpus in rows] for path, rows in config.tables.items()}
+    assert tables == {Path("code.tsv"): ["code"], Path("docs.tsv"): ["docs"]}
+    assert list(config.corpora) == ["code", "docs"]
+    assert {merge.corpus for merge in config.plan.merged} == {"code", "docs"}
+
+
+def test_two_readings_of_a_config_are_equal() -> None:
+    assert read_config() == read_config()
+
+
+def test_garbage_collection_goes_on_after_a_mistake() -> None:
+    assert "unknown key" in refused(trian={})
+    assert gc.isenabled()
+
+
+# The plan
+
+
+def test_the_main_process_adds_new_raw_files_and_a_job_does_not() -> None:
+    add_raw("0.jsonl")
+    first = read_config(table=RAW, is_main_process=True).plan
+    assert not Path("results").exists()
+    write_plan(Path("results/data/plan.json"), first)
+    add_raw("1.jsonl")
+    assert read_config(table=RAW).plan == first
+    extended = read_config(table=RAW, is_main_process=True).plan
+    assert extended.shards[:1] == first.shards
+    assert len(extended.shards) == 2
+
+
+def test_a_job_makes_a_plan_if_there_is_none() -> None:
+    add_raw("0.jsonl")
+    assert len(read_config(table=RAW).plan.shards) == 1
+
+
+def test_sentences_are_planned_as_such() -> None:
+    merged = read_config(tokenize={"split_sentences": True}).plan.merged
+    assert all(merge.name.endswith("_text_sentence") for merge in merged)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("setting", "sections"),
+    [
+        ("corpora", {"corpora": "{x}.tsv"}),
+        ("tokenizer.path", {"tokenizer": {"path": "{x}.tsv"}}),
+        ("model.architecture", {"model": {"architecture": "{x}.tsv"}}),
+        (
+            "model.checkpoint",
+            {"model": {"checkpoint": "{x}.tsv"}, "train": {"finetune": True}},
+        ),
+    ],
+)
+def test_braces_in_a_path_are_refused(setting: str, sections: dict[str, Any]) -> None:
+    assert refused(**sections) == (
+        f"my.yaml: {setting}: {{x}}.tsv: braces in a path are wildcards of Snakemake; rename the "
+        "file or folder, or give a link to it"
+    )
+
+
+def test_braces_without_a_name_are_no_wildcard() -> None:
+    Path("{}.yaml").write_text(yaml.safe_dump(ARCHITECTURE))
+    assert read_config(model={"architecture": "{}.yaml"}).shared.model.stated == Path("{}.yaml")
+
+
+def test_a_mistake_of_one_run_names_its_line() -> None:
+    runs = write_runs("run train.sequence_length", "short 32", "long 65")
+    assert refused(runs=runs) == (
+        "runs.tsv:3: train.sequence_length: 65: more than the 64 max_position_embeddings of "
+        "architecture.yaml; lower it"
+    )
+
+
+def test_sequences_may_be_as_long_as_the_model_allows() -> None:
+    assert read_config(train=train(sequence_length=64)).shared.train.sequence_length == 64
+
+
+def test_all_config_files_are_named_relative_to_the_current_folder(workspace_here: Path) -> None:
+    with pytest.raises(UserError, match=r"^my\.yaml, more/other\.yaml: trian: unknown key"):
+        read_workflow_config(
+            {**CONFIG, "trian": {}},
+            [workspace_here / "my.yaml", "more/other.yaml"],
+            is_main_process=False,
+        )
+
+
+def test_a_layout_that_does_not_fit_the_model_is_refused() -> None:
+    settings = train(parallel={"tensor_parallel_size": 3})
+    message = refused(train=settings)
+    assert message.startswith("my.yaml: train.parallel.tensor_parallel_size: 3: does not divide 4")
+
+
+def test_a_format_that_does_not_fit_the_model_is_refused() -> None:
+    assert refused(convert=["hf", "mds-tp3"]) == (
+        "my.yaml: convert: mds-tp3: tp3: does not divide num_attention_heads 4; give a divisor"
+    )
+
+
+FIM_TOKENS = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"]
+
+
+@pytest.mark.parametrize(
+    ("fim", "tokens", "missing"),
+    [
+        ({"rate": 0.5}, [], FIM_TOKENS),
+        ({"rate": 0.5}, FIM_TOKENS[:2], FIM_TOKENS[2:]),
+        ({"rate": 0.5, "split_token": "<file>"}, FIM_TOKENS, ["<file>"]),
+    ],
+)
+def test_a_tokenizer_to_be_trained_must_have_the_tokens_of_fim(
+    fim: dict[str, Any], tokens: list[str], missing: list[str]
+) -> None:
+    tokenizer = {"vocab_size": 500, "special_tokens": tokens}
+    assert refused(train=train(fim=fim), tokenizer=tokenizer) == (
+        f"my.yaml: train.fim: {', '.join(missing)}: not a token of the tokenizer that is to be "
+        "trained; add it to tokenizer.special_tokens"
+    )
+
+
+def test_tokens_of_fim_are_not_needed_without_fim_or_with_a_tokenizer() -> None:
+    settings = train(fim={"rate": 0.5})
+    assert read_config(train=train(fim={"rate": 0}))
+    assert read_config(train=settings, tokenizer={"vocab_size": 500, "special_tokens": FIM_TOKENS})
+    assert read_config(train=settings, tokenizer={"path": make_tokenizer("tokenizer")})
+
+
+# Length of a run, and its splits
+
+
+def test_a_run_needs_a_length_or_epochs_of_the_corpora_that_train() -> None:
+    table = (
+        "corpus\tfiles\tweight\tepochs\tsets\n"
+        "code\tresults/raw/code/*\t\t2\t\ndocs\tresults/raw/docs/*\t{}\t{}\t{}\n"
+    )
+    settings = train(train_steps=None)
+    assert refused(table=table.format(1, "", ""), train=settings) == (
+        "my.yaml: train: no length of the run; set train_steps, train_samples or train_tokens, "
+        "or epochs of docs"
+    )
+    assert read_config(table=table.format("", 1, ""), train=settings)
+    assert read_config(table=table.format("", "", "valid=0:1"), train=settings)
+    assert read_config(table=table.format(1, "", ""))
+
+
+OWN_SETS = "corpus\tfiles\tweight\tsets\ncode\tresults/raw/code/*\t2\t{}\n"
+
+
+@pytest.mark.parametrize(
+    ("split", "sets", "remedy"),
+    [
+        ("90,0,10", "", "; give the second number a share, name"),
+        ("80,10,10", "train=0:0.9 test=0.9:1", " (all corpora have sets of their own); name"),
+    ],
+)
+def test_validation_needs_documents(split: str, sets: str, remedy: str) -> None:
+    settings = train(split=split)
+    assert refused(table=OWN_SETS.format(sets), train=settings) == (
+        f"my.yaml: train: split: {split!r}: nothing to validate on{remedy} a validation set in the "
+        "column sets of the table of corpora, or set evaluation_steps to 0"
+    )
+    assert read_config(table=OWN_SETS.format(sets), train={**settings, "evaluation_steps": 0})
+
+
+def test_a_named_split_is_enough_to_validate_on() -> None:
+    table = OWN_SETS.format("train=0:0.9 hard=0.9:1")
+    assert read_config(table=table, train=train(split="100,0,0")).splits == ["hard"]
+
+
+def corpus(sets: str) -> Corpus:
+    return Corpus(corpus="web", files="*", weight=1, sets=sets)
+
+
+@pytest.mark.parametrize(
+    ("split", "sets", "splits"),
+    [
+        ("80,10,10", [""], ["valid", "test"]),
+        ("90,10,0", [""], ["valid"]),
+        ("90,0,10", [""], ["test"]),
+        ("100,0,0", [""], []),
+        ("80,10,10", ["train=0:1"], []),
+        ("80,10,10", ["train=0:0.9 hard=0.9:1"], ["hard"]),
+        ("80,10,10", ["train=0:0.9 hard=0.9:1", ""], ["valid", "test", "hard"]),
+        ("90,10,0", ["train=0:0.8 hard=0.8:0.9 test=0.9:1", ""], ["valid", "test", "hard"]),
+        ("80,10,10", ["hard=0:1", "easy=0:1"], ["hard", "easy"]),
+    ],
+)
+def test_held_out_splits_begin_with_valid_and_test(
+    split: str, sets: list[str], splits: list[str]
+) -> None:
+    settings = TrainSettings(split=split)
+    assert held_out_splits(settings, iter(map(corpus, sets))) == splits
+
+
+@pytest.mark.parametrize(
+    ("split", "report"),
+    [
+        ("90,10,0", "tokamake: run smoke: no test split: evaluation uses the split valid\n"),
+        ("100,0,0", "tokamake: run smoke: no test split: there is no evaluation\n"),
+        ("90,0,10", ""),
+    ],
+)
+def test_the_main_process_reports_a_run_without_a_test_split(
+    capsys: pytest.CaptureFixture[str], split: str, report: str
+) -> None:
+    settings = train(split=split, evaluation_steps=0)
+    read_config(train=settings)
+    assert not capsys.readouterr().err
+    read_config(train=settings, is_main_process=True)
+    assert capsys.readouterr().err == report
+
+
+# Initial checkpoints and tokenizers
+
+
+def make_start(folder: str, *words: str) -> str:
+    """Write a folder that looks like a Hugging Face checkpoint, with a tokenizer of some words."""
+    if words:
+        make_tokenizer(folder, *words)
+    Path(folder).mkdir(exist_ok=True)
+    Path(folder, "config.json").touch()
+    Path(folder, "model.safetensors").touch()
+    return folder
+
+
+def read_start(
+    monkeypatch: pytest.MonkeyPatch, *, vocab_size: int = 100, **config: Any
+) -> WorkflowConfig:
+    """Read the config of a main process; each checkpoint has the same architecture."""
+    architecture = Architecture(**{**ARCHITECTURE, "vocab_size": vocab_size})  # type: ignore[arg-type]
+    start = SimpleNamespace(architecture=architecture)
+    monkeypatch.setattr(config_module, "open_start", lambda *_: start)
+    settings = train(finetune=True)
+    model = {"checkpoint": "start"}
+    config = {"train": settings, "model": model, "tokenizer": {}, **config}
+    return read_config(is_main_process=True, **config)
+
+
+def test_a_tokenizer_that_is_trained_is_in_results() -> None:
+    config = read_config()
+    assert config.given_tokenizer is None
+    assert config.tokenizer_files == [
+        "results/tokenizer/tokenizer.json", "results/tokenizer/tokenizer_config.json"
+    ]  # fmt: skip
+
+
+def test_the_tokenizer_of_the_config_comes_before_that_of_the_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make_start("start", "a", "b")
+    config = read_start(monkeypatch)
+    assert config.tokenizer_files == ["start/tokenizer.json", "start/tokenizer_config.json"]
+    path = make_tokenizer("other", "a")
+    config = read_start(monkeypatch, tokenizer={"path": path})
+    assert config.tokenizer_files == ["other/tokenizer.json", "other/tokenizer_config.json"]
+
+
+def test_a_checkpoint_without_a_tokenizer_needs_one_in_the_config(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make_start("start")
+    with pytest.raises(UserError) as caught:
+        read_start(monkeypatch)
+    message = (
+        "my.yaml: tokenizer.path: missing: model.checkpoint start has no tokenizer beside it; name "
+        "the one that it was trained with"
+    )
+    assert str(caught.value) == message
+
+
+def test_a_native_checkpoint_names_the_tokenizer_that_it_was_trained_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = Path("start/global_step2")
+    folder.mkdir(parents=True)
+    Path("start/latest").write_text("global_step2")
+    (folder / "tokamake.json").touch()
+    (folder / "run.yaml").write_text("tokenizer: /models/tokenizer.json\n")
+    with pytest.raises(UserError, match=r"trained with \(/models/tokenizer\.json\)$"):
+        read_start(monkeypatch)
+
+
+@pytest.mark.parametrize(("vocab_size", "fits"), [(4, True), (3, True), (2, False)])
+def test_the_vocabulary_of_the_checkpoint_covers_the_tokenizer(
+    monkeypatch: pytest.MonkeyPatch, vocab_size: int, fits: bool
+) -> None:
+    make_start("start", "x")
+    tokenizer = {"path": make_tokenizer("tokenizer", "a", "b")}
+    if fits:
+        assert read_start(monkeypatch, vocab_size=vocab_size, tokenizer=tokenizer)
+        return
+    with pytest.raises(UserError) as caught:
+        read_start(monkeypatch, vocab_size=vocab_size, tokenizer=tokenizer)
+    assert str(caught.value) == (
+        "my.yaml: tokenizer.path: tokenizer: has 3 entries, model.checkpoint start has 2; give the "
+        "tokenizer that it was trained with"
+    )
+
+
+def test_runs_with_different_tokenizers_cannot_share_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_start("start", "a", "b")
+    make_start("same", "a", "b")
+    make_start("different", "a", "c")
+    runs = write_runs("run model.checkpoint", "a start", "b same")
+    assert read_start(monkeypatch, runs=runs).tokenizer_files[0] == "start/tokenizer.json"
+    write_runs("run model.checkpoint", "a start", "b same", "c different")
+    with pytest.raises(UserError) as caught:
+        read_start(monkeypatch, runs=runs)
+    assert str(caught.value) == (
+        "runs.tsv:4: model.checkpoint: different/tokenizer.json is another tokenizer than "
+        "start/tokenizer.json of run a, and runs share their data; name one that fits all in "
+        "tokenizer.path, or build the runs in folders of their own"
+    )
+    tokenizer = {"path": "different"}
+    assert read_start(monkeypatch, runs=runs, tokenizer=tokenizer).given_tokenizer
+
+
+def test_the_model_of_a_checkpoint_is_checked_by_the_main_process_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make_start("start", "a", "b")
+    calls: list[tuple[Any, ...]] = []
+
+    def fail(*arguments: Any) -> None:
+        calls.append(arguments)
+        raise UserError("start: no checkpoint")
+
+    monkeypatch.setattr(config_module, "open_start", fail)
+    sections = {"train": train(finetune=True), "model": {"checkpoint": "start"}, "tokenizer": {}}
+    assert read_config(**sections)
+    assert calls == []
+    with pytest.raises(UserError, match=r"^my\.yaml: model\.checkpoint: start: no checkpoint$"):
+        read_config(is_main_process=True, **sections)
+    ((path, settings, stated),) = calls
+    assert (path, settings.finetune, stated) == (Path("start"), True, None)
+
+
+def test_the_model_of_a_checkpoint_must_allow_the_sequence_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make_start("start", "a")
+    with pytest.raises(UserError, match="more than the 64 max_position_embeddings of start; lower"):
+        read_start(monkeypatch, train=train(finetune=True, sequence_length=65))

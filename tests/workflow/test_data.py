@@ -1,0 +1,319 @@
+"""Inputs and options of the rules that make data."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.workflow_configs import read_config, train, wildcards, write_runs
+from tokamake.workflow import data as data_module
+from tokamake.workflow.data import DataRules
+
+pytestmark = pytest.mark.usefixtures("workspace_here")
+
+TWO_NAMES = "corpus\tfiles\tweight\nweb\traw/web.jsonl\t1\nweb.x\traw/x.jsonl\t1\n"
+"""A corpus whose name begins like another one's, with raw files of the user."""
+SMOKE = wildcards(run="smoke")
+
+
+def make_rules(force_job: Any = None, **config: Any) -> DataRules:
+    return DataRules(read_config(**config), force_job)
+
+
+def write_raw(*names: str, text: str = '{"text": "a document"}\n' * 100) -> None:
+    Path("raw").mkdir(exist_ok=True)
+    for name in names:
+        Path("raw", name).write_text(text)
+
+
+# Inputs
+
+
+def test_only_raw_files_that_a_job_makes_are_inputs() -> None:
+    rules = make_rules()
+    code = ["results/raw/code/code-00.jsonl", "results/raw/code/code-01.jsonl.gz"]
+    assert rules.made_files(["other.jsonl", *reversed(code)]) == code
+    assert rules.raw_files(wildcards(batch="code-00001")) == code[:1]
+    assert rules.raw_files(wildcards(batch="code-00002")) == code[1:]
+    write_raw("web.jsonl", "x.jsonl")
+    assert make_rules(table=TWO_NAMES).raw_files(wildcards(batch="web-00000")) == []
+
+
+def test_the_tokenizer_is_trained_on_files_of_all_corpora() -> None:
+    assert make_rules().tokenizer_corpus() == [
+        f"results/raw/{corpus}/{corpus}-{file}"
+        for corpus in ("code", "docs")
+        for file in ("00.jsonl", "01.jsonl.gz")
+    ]
+
+
+def test_a_merge_batch_needs_the_tokenize_batches_of_its_shards() -> None:
+    rules = make_rules()
+    tokenized = [f"results/data/batches/tokenize/docs-0000{number}.json" for number in range(3)]
+    assert rules.merge_inputs(wildcards(batch="docs-00000")) == tokenized[:2]
+    assert rules.merge_inputs(wildcards(batch="docs-00001")) == tokenized[2:]
+
+
+def test_a_batch_of_several_shards_is_an_input_once() -> None:
+    plan = {"shard_bytes": 50_000, "merged_bytes": 45_000, "max_jobs": 1}
+    rules = make_rules(plan=plan)
+    assert rules.merge_inputs(wildcards(batch="code-00000")) == [
+        "results/data/batches/tokenize/code-00000.json"
+    ]
+
+
+def test_all_merge_batches_in_the_order_of_the_plan() -> None:
+    assert make_rules().merge_files() == [
+        f"results/data/batches/merge/{batch}.json"
+        for batch in ("code-00000", "code-00001", "docs-00000", "docs-00001")
+    ]
+
+
+def test_hashes_of_a_corpus_leave_out_a_corpus_with_a_longer_name() -> None:
+    write_raw("web.jsonl", "x.jsonl")
+    rules = make_rules(table=TWO_NAMES)
+    assert rules.corpus_hashes(wildcards(corpus="web")) == ["results/data/hashes/web-00000.rows"]
+    assert rules.corpus_hashes(wildcards(corpus="web.x")) == [
+        "results/data/hashes/web.x-00000.rows"
+    ]
+
+
+def test_duplicates_are_inputs_only_with_deduplication() -> None:
+    job = wildcards(batch="docs-00001")
+    assert make_rules().corpus_duplicates(job) == []
+    rules = make_rules(tokenize={"deduplicate": True})
+    assert rules.corpus_duplicates(job) == ["results/data/duplicates/docs.rows"]
+
+
+# Damaged datasets
+
+
+def note_forced(monkeypatch: pytest.MonkeyPatch, fault: str | None) -> tuple[DataRules, list[str]]:
+    """Rules of a main process in which all job batches have a fault, and a list of forced jobs."""
+    calls: list[tuple[str, str]] = []
+
+    def find(batch: Path, folder: str) -> str | None:
+        calls.append((str(batch), folder))
+        return fault
+
+    monkeypatch.setattr(data_module, "find_batch_fault", find)
+    forced: list[str] = []
+    return make_rules(forced.append), forced
+
+
+def touch(path: str) -> str:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).touch()
+    return path
+
+
+def test_a_damaged_batch_is_rebuilt_and_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rules, forced = note_forced(monkeypatch, "code/00001.bin is truncated")
+    tokenized = touch("results/data/batches/tokenize/code-00001.json")
+    inputs = rules.tokenize_inputs(wildcards(batch="code-00001"))
+    assert inputs == ["results/raw/code/code-00.jsonl"]
+    assert forced == [tokenized]
+    assert capsys.readouterr().err == "tokamake: code/00001.bin is truncated: rebuilding it\n"
+
+
+@pytest.mark.parametrize(
+    ("method", "batch", "product", "forced"),
+    [
+        ("tokenize_inputs", "code-00001", "results/data/batches/merge/code-00000.json",
+         "results/data/batches/tokenize/code-00001.json"),
+        ("merge_inputs", "docs-00001", "results/data/metadata.json",
+         "results/data/batches/merge/docs-00001.json"),
+    ],
+)  # fmt: skip
+def test_a_missing_batch_whose_product_exists_is_rebuilt_without_a_word(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    method: str,
+    batch: str,
+    product: str,
+    forced: str,
+) -> None:
+    rules, forced_jobs = note_forced(monkeypatch, "missing")
+    function = getattr(rules, method)
+    function(wildcards(batch=batch))
+    assert forced_jobs == []
+    touch(product)
+    function(wildcards(batch=batch))
+    assert forced_jobs == [forced]
+    assert not capsys.readouterr().err
+
+
+def test_an_intact_batch_is_not_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules, forced = note_forced(monkeypatch, None)
+    touch("results/data/batches/tokenize/code-00001.json")
+    rules.tokenize_inputs(wildcards(batch="code-00001"))
+    assert forced == []
+
+
+def test_a_job_rebuilds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_module, "find_batch_fault", lambda *_: pytest.fail("looked"))
+    touch("results/data/batches/tokenize/code-00001.json")
+    make_rules(None).tokenize_inputs(wildcards(batch="code-00001"))
+
+
+def test_shards_are_looked_for_in_their_folder_and_merged_datasets_in_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folders: list[str] = []
+    monkeypatch.setattr(data_module, "find_batch_fault", lambda _, folder: folders.append(folder))
+    rules = make_rules(lambda _: None)
+    touch("results/data/metadata.json")
+    touch("results/data/batches/merge/code-00000.json")
+    rules.tokenize_inputs(wildcards(batch="code-00000"))
+    rules.merge_inputs(wildcards(batch="code-00000"))
+    assert folders == ["results/data/shards", "results/data/merged"]
+
+
+# Options
+
+
+def test_the_options_of_a_corpus_name_its_keys_template_and_format() -> None:
+    write_raw("web.jsonl")
+    table = (
+        "corpus\tfiles\ttext_key\ttemplate\tformat\tweight\n"
+        "web\traw/web.jsonl\ttitle,text\t{title}: {text}\tjsonl\t1\n"
+    )
+    rules = make_rules(table=table)
+    assert rules.corpus_options(wildcards(batch="web-00000")) == [
+        *("--text-key=title", "--text-key=text"), "--template={title}: {text}", "--format=jsonl"
+    ]  # fmt: skip
+    assert make_rules().corpus_options(wildcards(batch="docs-00001")) == [
+        *("--text-key=text", "--template=", "--format=")
+    ]
+
+
+def test_the_digest_of_shards_changes_with_their_raw_files_only() -> None:
+    write_raw("web.jsonl", "x.jsonl")
+    first, other = wildcards(batch="web-00000"), wildcards(batch="web.x-00000")
+    before = make_rules(table=TWO_NAMES)
+    assert before.shards_digest(first) != before.shards_digest(other)
+    write_raw("web.jsonl", text='{"text": "another document"}\n' * 120)
+    after = make_rules(table=TWO_NAMES)
+    assert after.shards_digest(first) != before.shards_digest(first)
+    assert after.shards_digest(other) == before.shards_digest(other)
+    assert after.merges_digest(first) == before.merges_digest(first)
+    assert after.datasets_digest() == before.datasets_digest()
+
+
+def test_the_digest_of_shards_changes_with_the_names_of_their_files() -> None:
+    write_raw("web.jsonl", "x.jsonl")
+    job = wildcards(batch="web-00000")
+    before = make_rules(table=TWO_NAMES).shards_digest(job)
+    Path("raw/web.jsonl").rename("raw/new.jsonl")  # keeps size and time
+    table = TWO_NAMES.replace("web.jsonl", "new.jsonl")
+    assert make_rules(table=table).shards_digest(job) != before
+
+
+def test_the_digest_of_shards_changes_with_their_byte_range() -> None:
+    rules = make_rules()
+    halves = {rules.shards_digest(wildcards(batch=f"code-0000{number}")) for number in (0, 1)}
+    assert len(halves) == 2
+
+
+def test_the_digests_of_merged_datasets_change_with_their_shards_and_names() -> None:
+    rules = make_rules()
+    larger = make_rules(plan={"shard_bytes": 50_000, "merged_bytes": 10_000_000})
+    job = wildcards(batch="code-00000")
+    assert rules.merges_digest(job) != rules.merges_digest(wildcards(batch="code-00001"))
+    assert rules.merges_digest(job) != larger.merges_digest(job)
+    assert rules.datasets_digest() != larger.datasets_digest()
+
+
+def test_a_run_leaves_out_the_corpora_of_other_tables() -> None:
+    header = "corpus\tfiles\tweight\n"
+    rows = {name: f"{name}\tresults/raw/{name}/*\t1\n" for name in ("code", "docs")}
+    Path("code.tsv").write_text(header + rows["code"])
+    Path("both.tsv").write_text(header + rows["docs"] + rows["code"])
+    runs = write_runs("run corpora", "one code.tsv", "two both.tsv")
+    rules = make_rules(runs=runs)
+    assert rules.table_options(wildcards(run="one")) == ["--corpora=code.tsv", "--leave-out=docs"]
+    assert rules.table_options(wildcards(run="two")) == ["--corpora=both.tsv"]
+
+
+def epochs_table(sets: str = "") -> str:
+    rows = (f"code\tresults/raw/code/*\t2\t{sets}\n", "docs\tresults/raw/docs/*\t0.5\t" + sets)
+    return "corpus\tfiles\tepochs\tsets\n" + "".join(rows) + "\n"
+
+
+def test_weights_depend_on_the_length_of_a_run_only_with_epochs() -> None:
+    assert make_rules().length_options(SMOKE) == []
+    samples = 40 * 16
+    rules = make_rules(table=epochs_table())
+    assert rules.length_options(SMOKE) == ["--split=80,10,10", f"--train-tokens={samples * 32}"]
+    rules = make_rules(table=epochs_table(), train=train(train_steps=None))
+    assert rules.length_options(SMOKE) == ["--split=80,10,10"]
+
+
+def test_the_index_has_the_samples_of_the_run() -> None:
+    assert make_rules().sample_options(SMOKE) == ["--train-samples=640", "--valid-samples=16"]
+    rules = make_rules(train=train(evaluation_steps=0))
+    assert rules.sample_options(SMOKE) == ["--train-samples=640", "--valid-samples=0"]
+
+
+def test_epochs_decide_the_samples_of_a_run_without_a_length() -> None:
+    settings = train(train_steps=None)
+    rules = make_rules(table=epochs_table(), train=settings)
+    expected = ["--epochs=code=2.0", "--epochs=docs=0.5", "--valid-samples=16"]
+    assert rules.sample_options(SMOKE) == expected
+    table = (
+        "corpus\tfiles\tepochs\tsets\n"
+        "code\tresults/raw/code/*\t2\t\ndocs\tresults/raw/docs/*\t\tvalid=0:1\n"
+    )
+    rules = make_rules(table=table, train=settings)
+    assert rules.sample_options(SMOKE) == ["--epochs=code=2.0", "--valid-samples=16"]
+
+
+# Held-out splits
+
+
+def sets_table(sets: str) -> str:
+    row = f"docs\tresults/raw/docs/*\t1\t{sets}\n"
+    return f"corpus\tfiles\tweight\tsets\ncode\tresults/raw/code/*\t1\t\n{row}"
+
+
+def test_each_held_out_split_has_its_weighting_file() -> None:
+    rules = make_rules(table=sets_table("train=0:0.8 hard=0.8:0.9 test=0.9:1"))
+    files = SimpleNamespace(held_out=["a.txt", "b.txt"])
+    assert rules.held_out_options(SMOKE, files) == [
+        "--held-out=hard=a.txt",
+        "--held-out=test=b.txt",
+    ]
+    with pytest.raises(ValueError, match="zip"):
+        rules.held_out_options(SMOKE, SimpleNamespace(held_out=["a.txt"]))
+
+
+@pytest.mark.parametrize(
+    ("sets", "split", "names"),
+    [
+        ("train=0:0.8 hard=0.8:0.9 test=0.9:1", "80,10,10", ["test"]),
+        ("train=0:0.8 hard=0.8:0.9 valid=0.9:1", "90,10,0", ["hard", "valid"]),
+        ("train=0:0.8 hard=0.8:1", "80,10,10", []),  # the shared split has a test split
+        ("", "80,10,10", []),
+    ],
+)
+def test_the_test_split_is_evaluated_or_else_validation_splits(
+    sets: str, split: str, names: list[str]
+) -> None:
+    rules = make_rules(table=sets_table(sets), train=train(split=split))
+    paths = [f"results/data/smoke.weights.{name}.txt" for name in names]
+    assert rules.evaluation_weights(SMOKE) == paths
+    options = rules.evaluation_options(SMOKE, SimpleNamespace(held_out=paths))
+    assert options == [f"--held-out={name}={path}" for name, path in zip(names, paths, strict=True)]
+
+
+def test_two_readings_of_a_config_give_the_same_jobs() -> None:
+    first, second = make_rules(), make_rules()
+    for batch in ("code-00000", "docs-00001"):
+        job = wildcards(batch=batch)
+        assert first.merge_inputs(job) == second.merge_inputs(job)
+        assert first.shards_digest(job) == second.shards_digest(job)
+        assert first.merges_digest(job) == second.merges_digest(job)
+    assert first.datasets_digest() == second.datasets_digest()

@@ -1,0 +1,73 @@
+"""Settings of the config as options of commands and as params of rules."""
+
+import json
+
+import pytest
+
+from tests.support.workflow_configs import read_config, train, wildcards, write_runs
+from tokamake.config.data import TokenizeSettings
+from tokamake.config.training import TrainSettings
+from tokamake.workflow.options import RunSettings, options
+
+pytestmark = pytest.mark.usefixtures("workspace_here")
+
+
+@pytest.fixture
+def settings() -> RunSettings:
+    """Settings of two runs: `low`, `high`."""
+    runs = write_runs("run seed train.optimizer.learning_rate", "low 1 0.5", "high 2 0.75")
+    return RunSettings(read_config(runs=runs))
+
+
+def test_options_have_the_names_and_values_of_settings() -> None:
+    section = TrainSettings(sequence_length=64, split="8,1,1")
+    only = ["sequence_length", "split"]
+    assert set(options(section, only=only)) == {"--sequence-length=64", "--split=8,1,1"}
+
+
+def test_a_switch_is_an_option_without_value() -> None:
+    assert options(TokenizeSettings(append_eod=True), only=["append_eod"]) == ["--append-eod"]
+    assert options(TokenizeSettings(append_eod=False), only=["append_eod"]) == ["--no-append-eod"]
+
+
+def test_settings_without_a_value_are_no_options() -> None:
+    only = ["separate_last_epoch", "drop_last_partial_sequence"]
+    assert options(TrainSettings(), only=only) == ["--drop-last-partial-sequence"]
+
+
+def test_all_settings_but_those_left_out_are_options() -> None:
+    names = {option.strip("-").removeprefix("no-").partition("=")[0]
+             for option in options(TokenizeSettings(), leave_out=["deduplicate"])}  # fmt: skip
+    expected = set(TokenizeSettings.model_fields) - {"deduplicate"}
+    assert names == {name.replace("_", "-") for name in expected}
+
+
+def test_options_of_a_run_are_its_own(settings: RunSettings) -> None:
+    function = settings.options("train", only=["sequence_length"])
+    assert function(wildcards(run="low")) == ["--sequence-length=32"]
+
+
+def test_a_setting_is_found_by_its_path(settings: RunSettings) -> None:
+    rate = settings.value("train.optimizer.learning_rate")
+    assert [rate(wildcards(run=run)) for run in ("low", "high")] == [0.5, 0.75]
+    assert settings.value("seed")(wildcards(run="high")) == 2
+
+
+def test_a_section_is_json_of_the_run_in_the_order_of_keys(settings: RunSettings) -> None:
+    text = settings.section("train", leave_out="segment_steps")(wildcards(run="high"))
+    section = json.loads(text)
+    assert section["optimizer"]["learning_rate"] == 0.75
+    assert section.keys() == TrainSettings.model_fields.keys() - {"segment_steps"}
+    assert list(section) == sorted(section)
+    assert text == settings.section("train", leave_out="segment_steps")(wildcards(run="high"))
+
+
+def test_a_job_of_no_run_has_the_section_that_all_runs_share(settings: RunSettings) -> None:
+    section = json.loads(settings.section("sample_corpus")(wildcards()))
+    assert section["docs"] == {"num_files": 2, "file_bytes": 60_000}
+
+
+def test_each_prompt_is_an_option() -> None:
+    settings = RunSettings(read_config(train=train()))
+    expected = ["--prompts=The ", "--prompts=it's $HOME {x}"]
+    assert settings.prompts(wildcards(run="smoke")) == expected
