@@ -20,8 +20,6 @@ _SHORT = {
     "dp": "data_parallel_size",
     "zero": "zero_stage",
 }
-ADAMS = ("adam", "adamw")
-"""Optimizers whose states DeepSpeed's ZeRO files can hold."""
 _DTYPES = ("fp32", "bf16", "fp16")
 
 

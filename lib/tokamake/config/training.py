@@ -160,7 +160,7 @@ class TrainSettings(Settings):
                 f"{self.parallel.data_parallel_replicate_size}: with zero_stage 0, which shards "
                 "nothing; set zero_stage to 1 or more, or remove this setting"
             )
-        self._check_hessian()
+        self._check_sampled_labels()
         self._check_compile()
         self._check_split_backward()
         return self
@@ -174,8 +174,8 @@ class TrainSettings(Settings):
                     f"{stage} or more; set both, or set this to none"
                 )
 
-    def _check_hessian(self) -> None:
-        if self.optimizer.hessian_interval is None:
+    def _check_sampled_labels(self) -> None:
+        if not self.optimizer.facts.sampled_labels:
             return
         # The Gauss-Newton-Bartlett estimate needs a second backward pass, of sampled labels.
         name = f"optimizer.name: {self.optimizer.name}: needs gradients of labels"

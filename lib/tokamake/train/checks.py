@@ -124,7 +124,7 @@ def check_backend(run: Run, device: "torch.device | None" = None) -> None:
 def check_deterministic(run: Run, device: "torch.device") -> None:
     """Refuse an optimizer that has no deterministic algorithm on a device."""
     optimizer = run.train.optimizer
-    if run.train.deterministic and device.type != "cpu" and optimizer.hessian_interval is not None:
+    if run.train.deterministic and device.type != "cpu" and optimizer.facts.sampled_labels:
         raise UserError(
             f"train.deterministic: labels that {optimizer.name} draws need cumulative sums, which "
             f"torch has no deterministic algorithm for on {device.type}; set it to false or take "

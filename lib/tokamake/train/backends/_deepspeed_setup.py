@@ -14,15 +14,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from tokamake import plugins
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
 
 BUCKET = 50_000_000
 """Elements of gradients that are reduced at once."""
-_NATIVE_OPTIMIZERS = ("muon", "adamw_8bit")
-"""Optimizers whose parameters or states cannot be slices of flat buffers."""
 
 
 def check(run: Run, device: torch.device | None = None) -> None:
@@ -57,9 +54,9 @@ def check(run: Run, device: torch.device | None = None) -> None:
             f"parallel.data_parallel_replicate_size: {parallel.data_parallel_replicate_size}: "
             "it shards over all data-parallel ranks; set it to 1"
         )
-    if name in _NATIVE_OPTIMIZERS:
+    if not train.optimizer.facts.flat_buffers:
         _refuse(f"optimizer.name: {name}: cannot use it; take another optimizer")
-    if stage and not plugins.constant("optim", name, "ELEMENTWISE"):
+    if stage and not train.optimizer.facts.elementwise:
         _refuse(
             f"optimizer.name: {name}: needs whole parameters, but zero_stage: {stage} splits "
             "them; set it to 0"
