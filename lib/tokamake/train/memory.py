@@ -229,7 +229,7 @@ def _attention_bias_bytes(run: Run, setup: _Setup) -> float:
     """
     train, architecture = run.train, run.architecture
     num_pairs = train.sequence_length**2
-    if architecture.position_embedding == "alibi":
+    if architecture.has_position_bias:
         heads = architecture.num_attention_heads // train.parallel.tensor_parallel_size
         rows = train.micro_batch_size if train.reset_attention_mask else 1
         return num_pairs * heads * rows * setup.dtype_bytes
