@@ -38,6 +38,11 @@ def format_sizes(format: str) -> Mapping[str, int | None]:
     return sizes
 
 
+def format_summaries() -> str:
+    """All checkpoint formats with their summaries, for a help text."""
+    return ", ".join(f"{name} ({_constant(name, 'SUMMARY')})" for name in format_names())
+
+
 def formats_with(size: str) -> list[str]:
     """Names of the formats that have a size, such as zero_stage."""
     return [format for format in format_names() if size in format_sizes(format)]
