@@ -119,8 +119,8 @@ def _unknown(path: Path) -> UserError:
         return UserError(f"{path}: {problem}; give the folder of a checkpoint")
     pointer, folder = _pointed(path)
     for near in dict.fromkeys((folder, path)):
-        if problem := _near_miss(near):
-            return UserError(f"{near}: {problem}")
+        if near_miss := _near_miss(near):
+            return UserError(f"{near}: {near_miss}")
     known = ", ".join(name.replace("_", "-") for name in plugins.names(FORMATS))
     hint = ""
     if pointer is not None:
