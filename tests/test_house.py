@@ -221,6 +221,7 @@ def test_every_plug_in_has_its_functions() -> None:
         ],
         "optim": ["build"],
         "schedules": ["factor"],
+        "train/backends/checks": ["check_settings", "check_run"],
         "models/*/model": ["Model"],
         "models/*/megatron": ["fields", "arguments", "inexpressible"],
         "models/*/memory": ["flops_per_token", "saved_activations"],
@@ -231,6 +232,10 @@ def test_every_plug_in_has_its_functions() -> None:
         for name in plugins.names(folder):
             module = plugins.load(folder, name)
             assert all(callable(getattr(module, wanted, None)) for wanted in names), (folder, name)
+
+
+def test_every_back_end_has_checks() -> None:
+    assert plugins.names("train/backends/checks") == plugins.names("train/backends")
 
 
 @pytest.mark.parametrize("part", ["hf", "megatron", "memory"])

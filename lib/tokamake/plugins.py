@@ -43,18 +43,37 @@ def load(kind: str, name: str) -> ModuleType:
 
 
 @functools.cache
-def constant(kind: str, name: str, constant: str) -> Any:
-    """Value of a literal constant of a plug-in, read without importing the plug-in."""
+def constant(kind: str, name: str, constant: str, *, default: Any = None) -> Any:
+    """Value of a literal constant of a plug-in, read without importing the plug-in.
+
+    Args:
+        kind: kind of the plug-in.
+        name: name of the plug-in.
+        constant: name of the constant.
+        default: value if the plug-in has no such constant.
+
+    Raises:
+        UserError: there is neither the constant nor a default.
+    """
     path = _paths(kind)[check(kind, name)]
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else None
-        if isinstance(node, ast.AnnAssign):
-            target = node.target
-        if isinstance(target, ast.Name) and target.id == constant:
-            assert isinstance(node, ast.Assign | ast.AnnAssign)
-            assert node.value is not None
-            return ast.literal_eval(node.value)
+    if constant in (values := _assignments(path)):
+        return ast.literal_eval(values[constant])
+    if default is not None:
+        return default
     raise UserError(f"{path}: has no constant {constant}; add it, as in the other plug-ins")
+
+
+@functools.cache
+def _assignments(path: Path) -> dict[str, ast.expr]:
+    """Values that a file assigns to names, not evaluated."""
+    values = {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        if isinstance(target, ast.Name):
+            values[target.id] = node.value
+    return values
 
 
 def _paths(kind: str) -> dict[str, Path]:

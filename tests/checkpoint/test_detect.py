@@ -105,6 +105,19 @@ def test_no_other_step_is_named_for_a_folder_without_checkpoint(tmp_path: Path) 
         assert "which is complete" not in str(error.value)
 
 
+def test_the_distributed_format_of_megatron_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "iter_0000010"
+    folder.mkdir()
+    (folder / "metadata.json").write_text("{}")
+    (folder / "__0_0.distcp").write_bytes(b"")
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("10")
+    for path in (tmp_path, folder):
+        with pytest.raises(
+            UserError, match="iter_0000010: Megatron-LM's distributed format is not"
+        ):
+            open_any(path)
+
+
 def test_missing_weights_are_reported(tmp_path: Path) -> None:
     megatron_names.write(tmp_path / "a", "hf", SHAPE, random(SHAPE, 1), Progress())
     (tmp_path / "a/model.safetensors").unlink()

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tokamake import plugins
+from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import load_format
 from tokamake.config.model import (
     FORMATS,
@@ -14,7 +15,10 @@ from tokamake.config.model import (
     formats_with_tokenizer,
 )
 
-CONSTANTS = ("TITLE", "PRIORITY", "SIZES", "EQUAL_STAGES", "DTYPE", "TOKENIZER_CONFIG", "IN_ROOT")
+CONSTANTS = (
+    *("TITLE", "SUMMARY", "PRIORITY", "SIZES", "EQUAL_STAGES", "DTYPE", "TOKENIZER_CONFIG"),
+    *("IN_ROOT", "STEP_FOLDER", "POINTER", "NUMBERED_FOLDER", "NEAR_MISSES"),
+)
 
 
 @pytest.mark.parametrize("name", plugins.names(FORMATS))
@@ -28,6 +32,13 @@ def test_each_format_is_checked_against_the_protocol(name: str) -> None:
 def test_formats_have_distinct_priorities() -> None:
     names = plugins.names(FORMATS)
     assert len({plugins.constant(FORMATS, name, "PRIORITY") for name in names}) == len(names)
+
+
+def test_the_help_of_convert_has_the_summaries_of_all_formats() -> None:
+    help_text = " ".join((convert.__doc__ or "").split())
+    for name in plugins.names(FORMATS):
+        summary = plugins.constant(FORMATS, name, "SUMMARY")
+        assert f"{name.replace('_', '-')} ({summary})" in help_text
 
 
 def test_names_and_sizes_come_from_the_folders_of_formats() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.paths import ROOT
 from tokamake import plugins
-from tokamake.config.optimization import OPTIONAL, OptimizerSettings
+from tokamake.config.optimization import OptimizerSettings
 from tokamake.config.schedule import ScheduleSettings
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
@@ -19,7 +19,8 @@ def test_plug_ins_publish_their_settings(name: str) -> None:
     published = plugins.constant("optim", name, "SETTINGS")
     assert published == plugins.load("optim", name).SETTINGS
     settings = OptimizerSettings(name=name)
-    for key in OPTIONAL:
+    names = plugins.names("optim")
+    for key in {key for each in names for key in plugins.constant("optim", each, "SETTINGS")}:
         assert getattr(settings, key) == published.get(key)
 
 

@@ -8,6 +8,7 @@ interruption, the same command continues.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
@@ -15,6 +16,7 @@ from cyclopts import Parameter
 from tokamake.config.model import (
     format_names,
     format_sizes,
+    format_summaries,
     formats_with,
     formats_with_tokenizer,
 )
@@ -52,12 +54,9 @@ def convert(
 ) -> None:
     """Convert a checkpoint between formats, layouts and number formats.
 
-    Formats: hf (Hugging Face), mds and mds-pipeline (Megatron-DeepSpeed without and with pipeline),
-    universal (DeepSpeed's, for any ZeRO stage and ranks), megatron (Megatron-LM, classic), native
-    (tokamake's own, for any number of ranks). The format of the source is detected. universal and
-    native hold all optimizer states; megatron holds those of Adam, and so do mds and mds-pipeline
-    with --zero-stage. A tokenizer in a Hugging Face folder is copied into hf. After an
-    interruption, the same command continues.
+    {formats}
+
+    The format of the source is detected. After an interruption, the same command continues.
 
     Args:
         source: Folder of the checkpoint, or its parent whose file `latest` names it.
@@ -131,6 +130,12 @@ def convert(
     ):
         if warning:
             print(warning, file=sys.stderr)
+
+
+convert.__doc__ = (convert.__doc__ or "").replace(
+    "{formats}",
+    "\n    ".join(wrap(f"Formats: {format_summaries()}.", 96, break_on_hyphens=False)),
+)
 
 
 def _not_finite_warning(keys: Sequence[str]) -> str | None:

@@ -8,15 +8,10 @@ from typing import Any
 
 from tokamake import plugins
 from tokamake.checkpoint.format_protocol import CheckpointFormat
-from tokamake.checkpoint.latest import pointed
+from tokamake.checkpoint.latest import candidates
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 from tokamake.config.model import FORMATS
 from tokamake.errors import UserError
-
-_STEP = re.compile(r"(?:global_step|iter_)(\d+)(?:_universal)?")
-"""Name of the folder of one step, in a root folder with several."""
-_DISTRIBUTED = "metadata.json"
-"""File in Megatron-LM's distributed checkpoints only."""
 
 
 def open_any(path: Path) -> Checkpoint:
@@ -90,9 +85,9 @@ def suggesting_other_step(path: Path, damaged: Path | None = None) -> Iterator[N
 
 def _newest_complete(path: Path, damaged: Path | None) -> Path | None:
     """Newest checkpoint of another step that is complete as far as names and sizes show."""
-    root = path.parent if _STEP.fullmatch(path.name) else path
-    steps = {folder: m for folder in root.glob("*/") if (m := _STEP.fullmatch(folder.name))}
-    for folder in sorted(steps, key=lambda folder: int(steps[folder][1]), reverse=True):
+    root = path.parent if _step(path) is not None else path
+    steps = {folder: n for folder in root.glob("*/") if (n := _step(folder)) is not None}
+    for folder in sorted(steps, key=lambda folder: steps[folder], reverse=True):
         try:
             checkpoint_path = _open(folder).path
         except (UserError, OSError):
@@ -100,6 +95,13 @@ def _newest_complete(path: Path, damaged: Path | None) -> Path | None:
         if checkpoint_path != damaged:
             return checkpoint_path
     return None
+
+
+def _step(folder: Path) -> int | None:
+    """Step in the name of a folder, in any format; None: it is no folder of a step."""
+    patterns = {plugins.constant(FORMATS, name, "STEP_FOLDER") for name in _names()}
+    matches = [re.fullmatch(pattern, folder.name) for pattern in patterns if pattern]
+    return next((int(match[1]) for match in matches if match), None)
 
 
 def _open(path: Path) -> Checkpoint:
@@ -115,17 +117,10 @@ def _unknown(path: Path) -> UserError:
     if not path.is_dir():
         problem = "is a file" if path.exists() else "no such folder"
         return UserError(f"{path}: {problem}; give the folder of a checkpoint")
-    pointer, folder = pointed(path)
-    if (folder / _DISTRIBUTED).is_file() and any(folder.glob("*.distcp")):
-        return UserError(
-            f"{folder}: Megatron-LM's distributed format is not supported; have Megatron-LM "
-            "write the checkpoint with --ckpt-convert-format torch"
-        )
-    if (path / "config.json").is_file():
-        return UserError(
-            f"{path}: has config.json but no weights (*.safetensors or pytorch_model*); "
-            "fetch them, too"
-        )
+    pointer, folder = _pointed(path)
+    for near in dict.fromkeys((folder, path)):
+        if near_miss := _near_miss(near):
+            return UserError(f"{near}: {near_miss}")
     known = ", ".join(name.replace("_", "-") for name in plugins.names(FORMATS))
     hint = ""
     if pointer is not None:
@@ -135,3 +130,29 @@ def _unknown(path: Path) -> UserError:
         f"{path}: no checkpoint of a known format ({known}); give its folder, or the parent folder "
         f"whose file latest names it{hint}"
     )
+
+
+def _pointed(path: Path) -> tuple[Path | None, Path]:
+    """Return the pointer file in a folder and the folder that it names, which may not exist.
+
+    Without a pointer file, return None and `path` itself.
+
+    Raises:
+        UserError: the pointer file holds no name of a folder.
+    """
+    for name in _names():
+        plug_in = load_format(name)
+        folders = candidates(path, plug_in.POINTER, plug_in.NUMBERED_FOLDER)
+        if plug_in.POINTER and len(folders) > 1:
+            return path / plug_in.POINTER, folders[-1]
+    return None, path
+
+
+def _near_miss(folder: Path) -> str | None:
+    """Problem of a folder that a format recognizes but does not support."""
+    for name in _names():
+        near_misses: dict[tuple[str, ...], str] = plugins.constant(FORMATS, name, "NEAR_MISSES")
+        for patterns, problem in near_misses.items():
+            if all(any(map(Path.is_file, folder.glob(pattern))) for pattern in patterns):
+                return problem
+    return None

@@ -2,6 +2,9 @@
 
 A format is a folder with a module `format.py`. The name of the folder is the name of the format; in
 the config and on the command line, its underscores are hyphens. A new format needs no other edit.
+
+This module is not in `tensors/`: it describes what formats owe to `convert`, `inspect` and the
+workflow, while `tensors/` knows files and tensors, but no formats.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,6 +23,8 @@ class CheckpointFormat(Protocol):
 
     TITLE: str
     """Name of the format in messages."""
+    SUMMARY: str
+    """The format in the help text of `convert`, with the optimizer states that it holds."""
     PRIORITY: int
     """Order of detection: the format with the smallest number whose `find` succeeds is opened."""
     SIZES: Mapping[str, int | None]
@@ -34,6 +39,17 @@ class CheckpointFormat(Protocol):
     None: the format keeps no tokenizer."""
     IN_ROOT: bool
     """Whether files go into `global_step<N>` of a root folder with a file `latest`."""
+    STEP_FOLDER: str | None
+    """Pattern of the names of folders of steps in a root folder, with the step as its group; None:
+    the format has no root folder."""
+    POINTER: str | None
+    """File in a root folder that names the folder of a step; None: the format has none."""
+    NUMBERED_FOLDER: str | None
+    """Name of the folder if the pointer file holds only a number, such as iter_{:07d}; None: it
+    always holds a name."""
+    NEAR_MISSES: Mapping[tuple[str, ...], str]
+    """Patterns of files that a folder of a related, unsupported kind has, all of them, and what is
+    wrong, for the message that no format is known."""
 
     def find(self, path: Path) -> Path | None:
         """Return the folder of the checkpoint, or None if there is none of this format.

@@ -102,8 +102,8 @@ def _notes(notes: dict[str, Any]) -> "Iterator[tuple[str, str]]":
         yield "saved by", f"{num_ranks:,} rank{'s' * (num_ranks > 1)}"
     if (token := notes.get("eos_token_id")) is not None:
         yield "end of text", f"token {token}"
-    if (version := notes.get("checkpoint_version")) is not None:
-        yield "version", f"{version} of Megatron's checkpoints"
+    if (version := notes.get("version")) is not None:
+        yield "version", version
 
 
 def _dtype(checkpoint: "Checkpoint", key: str) -> str:

@@ -8,8 +8,6 @@ REMEDY = (
     "give the folder of a training run, or convert any other checkpoint with "
     "`tokamake convert --format native`"
 )
-_MEGATRON = "latest_checkpointed_iteration.txt"
-_POINTERS = ("latest", "latest_universal", _MEGATRON)
 _MAX_NAME_BYTES = 255
 """Longest name of a folder on Linux."""
 
@@ -35,53 +33,42 @@ def latest(folder: Path) -> Path:
     return folder / name
 
 
-def pointed(path: Path) -> tuple[Path | None, Path]:
-    """Return the pointer file in a folder and the folder that it names, which may not exist.
-
-    Without a pointer file, return None and `path` itself.
-
-    Raises:
-        UserError: the pointer file holds no name of a folder.
-    """
-    for name in _POINTERS:
-        pointer = path / name
-        if pointer.is_file():
-            return pointer, _target(pointer)
-    return None, path
-
-
-def candidates(path: Path, pointer_name: str) -> list[Path]:
+def candidates(
+    path: Path, pointer_name: str | None, numbered_folder: str | None = None
+) -> list[Path]:
     """Return the folders that may hold a checkpoint: `path`, and the one that its pointer names.
 
     Args:
         path: folder of a checkpoint, or its parent with the pointer file.
-        pointer_name: name of the pointer file of the checkpoint's format.
+        pointer_name: POINTER of the checkpoint's format.
+        numbered_folder: NUMBERED_FOLDER of the format.
 
     Raises:
         UserError: the pointer file holds no name of a folder.
     """
-    pointer = path / pointer_name
-    return [path, _target(pointer)] if pointer.is_file() else [path]
+    if pointer_name is None or not (pointer := path / pointer_name).is_file():
+        return [path]
+    name = _name(pointer)
+    if numbered_folder and name.isdecimal():
+        name = numbered_folder.format(int(name))
+    return [path, path / name]
 
 
-def pointed_files(path: Path, pointer_name: str) -> list[Path]:
+def pointed_files(
+    path: Path, pointer_name: str | None, numbered_folder: str | None = None
+) -> list[Path]:
     """List the pointer file of a folder, if it exists, and all files of the checkpoint's folder.
 
     Args:
         path: folder of a checkpoint, or its parent with the pointer file.
-        pointer_name: name of the pointer file of the checkpoint's format.
+        pointer_name: POINTER of the checkpoint's format.
+        numbered_folder: NUMBERED_FOLDER of the format.
     """
-    pointer = path / pointer_name
-    folder = candidates(path, pointer_name)[-1]
+    folder = candidates(path, pointer_name, numbered_folder)[-1]
     files = sorted(file for file in folder.rglob("*") if file.is_file())
-    return [pointer, *files] if pointer.is_file() else files
-
-
-def _target(pointer: Path) -> Path:
-    name = _name(pointer)
-    if pointer.name == _MEGATRON and name.isdecimal():  # otherwise a name, such as `release`
-        name = f"iter_{int(name):07d}"
-    return pointer.parent / name
+    if pointer_name is not None and (path / pointer_name).is_file():
+        return [path / pointer_name, *files]
+    return files
 
 
 def _name(pointer: Path) -> str:

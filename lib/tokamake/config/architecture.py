@@ -84,7 +84,8 @@ class RopeScaling(Settings):
 class Architecture(Settings):
     """Shape of a model, in Hugging Face's terms.
 
-    A family may have settings of its own: names in its `SETTINGS` that are no field here. Their
+    The defaults here hold for a family unless its `SETTINGS` has another one. A family may have
+    settings of its own: names in its `SETTINGS` that are no field here. Their
     values are attributes, too; see `setting`.
     """
 
@@ -110,26 +111,26 @@ class Architecture(Settings):
     max_position_embeddings: Annotated[int, Field(ge=1)] = 2048
     """Longest sequence the model is meant for."""
     position_embedding: Literal["rotary", "learned", "alibi"] = "rotary"
-    """How a token's position enters; the default of gpt is learned."""
+    """How a token's position enters."""
     rope_theta: Positive = 10000.0
     """Base of the rotary position frequencies."""
     rope_scaling: RopeScaling | None = None
     """Rotary positions for longer sequences; empty: no stretch."""
     hidden_act: Literal["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"] = "silu"
-    """Activation of the MLP. silu gates. gelu is exact; gelu_new (the default of gpt) and
-    gelu_pytorch_tanh are its approximation by tanh."""
+    """Activation of the MLP. silu gates. gelu is exact; gelu_new and gelu_pytorch_tanh are its
+    approximation by tanh."""
     attention_bias: bool = False
-    """Biases of attention's projections; the default of gpt is true."""
+    """Biases of attention's projections."""
     mlp_bias: bool = False
-    """Biases of the MLP's projections; the default of gpt is true."""
+    """Biases of the MLP's projections."""
     rms_norm_eps: Positive = 1e-5
     """Added to the mean square in RMSNorm."""
     layer_norm_epsilon: Positive = 1e-5
     """Added to the variance in LayerNorm."""
     embedding_layernorm: bool = False
-    """Norm the embeddings of tokens, as Bloom does."""
+    """Norm the embeddings of tokens."""
     tie_word_embeddings: bool = False
-    """Share the embedding with the output layer; the default of gpt is true."""
+    """Share the embedding with the output layer."""
     initializer_range: Positive = 0.02
     """Standard deviation of random weights."""
 
@@ -211,6 +212,11 @@ class Architecture(Settings):
         """Width of all key heads together, and of all value heads."""
         return self.num_key_value_heads * self.head_dim
 
+    @property
+    def has_position_bias(self) -> bool:
+        """Whether positions enter as a bias of attention, for each head and pair of tokens."""
+        return self.position_embedding == "alibi"
+
     def setting(self, name: str) -> Any:
         """Value of a setting that this family alone has."""
         return (self.model_extra or {})[name]
@@ -221,10 +227,11 @@ class Architecture(Settings):
         Raises:
             UserError: the positions do not allow it.
         """
-        if size > 1 and self.position_embedding == "alibi":
+        if size > 1 and self.has_position_bias:
             raise UserError(
-                f"train.parallel.context_parallel_size: {size}: position_embedding alibi is a "
-                "bias of attention, which ranks that share a sequence do not support; set 1"
+                f"train.parallel.context_parallel_size: {size}: position_embedding "
+                f"{self.position_embedding} is a bias of attention, which ranks that share a "
+                "sequence do not support; set 1"
             )
 
 

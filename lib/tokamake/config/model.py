@@ -20,8 +20,6 @@ _SHORT = {
     "dp": "data_parallel_size",
     "zero": "zero_stage",
 }
-ADAMS = ("adam", "adamw")
-"""Optimizers whose states DeepSpeed's ZeRO files can hold."""
 _DTYPES = ("fp32", "bf16", "fp16")
 
 
@@ -38,6 +36,11 @@ def format_sizes(format: str) -> Mapping[str, int | None]:
     """Options of `convert` that split a checkpoint of a format, each with its largest value."""
     sizes: Mapping[str, int | None] = _constant(format, "SIZES")
     return sizes
+
+
+def format_summaries() -> str:
+    """All checkpoint formats with their summaries, for a help text."""
+    return ", ".join(f"{name} ({_constant(name, 'SUMMARY')})" for name in format_names())
 
 
 def formats_with(size: str) -> list[str]:

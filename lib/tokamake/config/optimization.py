@@ -1,34 +1,75 @@
 """Settings of the optimizer: hyperparameters, and weight decay over a run.
 
 Each optimizer uses only some of them. The constant SETTINGS of its plug-in lists these, with the
-values from its publication as defaults.
+values from its publication as defaults; see `plugin_settings`.
 """
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from tokamake.config.fields import Settings, plug_in
-from tokamake.config.plugin_settings import add_published_values
+from tokamake import plugins
+from tokamake.config.fields import plug_in
+from tokamake.config.plugin_settings import PlugInSettings
+
+FOLDER = "optim"
+"""Folder of the optimizers."""
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
-OPTIONAL = (
-    *("weight_decay", "beta1", "beta2", "epsilon", "momentum", "rho", "hessian_interval"),
-    *("newton_schulz_steps", "matrix_learning_rate_ratio"),
-    *("beta2_decay", "epsilon2", "clip_threshold"),
-)
-"""Settings that only some optimizers use."""
+_FP32_BYTES = 4
 
 
-class OptimizerSettings(Settings):
+class OptimizerFacts(NamedTuple):
+    """Facts of an optimizer, by which others treat it: literals of its file, in upper case.
+
+    A file states ELEMENTWISE and STATE, and other facts only if they differ from the default.
+    """
+
+    elementwise: bool
+    """Whether the update of each element depends on that element only. Such optimizers work on any
+    parts of the parameters."""
+    state: dict[str, str]
+    """Tensors of its state by name: "like_parameter" (shape and layout of the parameter) or
+    "replicated" (the same on all ranks that hold parts of the parameter)."""
+    state_bytes: float = _FP32_BYTES
+    """Bytes of an element of a state that is like its parameter."""
+    flat_buffers: bool = True
+    """Whether parameters and states may be slices of flat buffers, as in DeepSpeed."""
+    zero_files: bool = False
+    """Whether the states are Adam's, so that files of DeepSpeed's ZeRO and Megatron hold them."""
+    averages_weights: bool = False
+    """Whether it averages weights, in place of a schedule that lowers the learning rate."""
+    sampled_labels: bool = False
+    """Whether it needs gradients of labels that are sampled from the model."""
+
+
+def optimizer_facts(name: str) -> OptimizerFacts:
+    """Facts of an optimizer, read without importing it."""
+    facts = {
+        field: plugins.constant(
+            FOLDER, name, field.upper(), default=OptimizerFacts._field_defaults.get(field)
+        )
+        for field in OptimizerFacts._fields
+    }
+    return OptimizerFacts(**facts)
+
+
+def zero_file_optimizers() -> list[str]:
+    """Names of the optimizers whose states DeepSpeed's ZeRO files can hold."""
+    return [name for name in plugins.names(FOLDER) if optimizer_facts(name).zero_files]
+
+
+class OptimizerSettings(PlugInSettings):
     """The optimizer. Empty settings take the published value, or this optimizer does not use them.
     Norms and biases have no weight decay."""
 
-    name: Annotated[str, plug_in("optim")] = "adamw"
+    folder: ClassVar[str] = FOLDER
+
+    name: Annotated[str, plug_in(FOLDER)] = "adamw"
     """Name of a file in lib/tokamake/optim."""
     learning_rate: Positive = 3e-4
     """Peak learning rate, reached after warm-up."""
@@ -65,13 +106,6 @@ class OptimizerSettings(Settings):
     end_weight_decay: Decay | None = None
     """Weight decay at the end of the run. Required unless weight_decay_schedule is constant."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _add_published_values(cls, values: Any) -> Any:
-        return add_published_values(
-            values, folder="optim", default="adamw", quantities={name: name for name in OPTIONAL}
-        )
-
     @model_validator(mode="after")
     def _check_weight_decay_schedule(self) -> "OptimizerSettings":
         if self.weight_decay_schedule != "constant":
@@ -87,9 +121,14 @@ class OptimizerSettings(Settings):
 
     def used(self, name: str) -> float:
         """Value of a setting that this optimizer uses."""
-        value = getattr(self, name)
+        value = self.own[name] if name in self.own else getattr(self, name)
         assert value is not None, f"SETTINGS of {self.name} has no {name}"
         return float(value)
+
+    @property
+    def facts(self) -> OptimizerFacts:
+        """Facts of this optimizer."""
+        return optimizer_facts(self.name)
 
     @property
     def betas(self) -> tuple[float, float]:

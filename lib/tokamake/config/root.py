@@ -8,7 +8,8 @@ from pydantic import Field, model_validator
 
 from tokamake.config.data import PlanSettings, SampleCorpus, TokenizerSettings, TokenizeSettings
 from tokamake.config.fields import Name, Settings
-from tokamake.config.model import ADAMS, CheckpointForms, ModelSettings, parse_export_format
+from tokamake.config.model import CheckpointForms, ModelSettings, parse_export_format
+from tokamake.config.optimization import zero_file_optimizers
 from tokamake.config.training import TrainSettings
 
 
@@ -87,12 +88,14 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _check_zero_formats(self) -> "Config":
-        name = self.train.optimizer.name
+        optimizer = self.train.optimizer
         for form in self.convert:
-            if parse_export_format(form).sizes.get("zero_stage") and name not in ADAMS:
+            has_zero_files = parse_export_format(form).sizes.get("zero_stage")
+            if has_zero_files and not optimizer.facts.zero_files:
                 raise ValueError(
                     f"convert: {form}: zero formats hold optimizer states of "
-                    f"{' and '.join(ADAMS)}, not of {name}; remove dp and zero, or use universal"
+                    f"{' and '.join(zero_file_optimizers())}, not of {optimizer.name}; remove dp "
+                    "and zero, or use universal"
                 )
         return self
 

@@ -5,14 +5,14 @@ the unit in which lib/tokamake/schedules counts progress.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from tokamake.config.batching import BatchSizes
-from tokamake.config.fields import Settings, plug_in
+from tokamake.config.fields import plug_in
 from tokamake.config.optimization import OptimizerSettings
-from tokamake.config.plugin_settings import add_published_values
+from tokamake.config.plugin_settings import PlugInSettings
 
 Count = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -41,9 +41,12 @@ class Span:
     """Tokens of a sample."""
 
 
-class ScheduleSettings(Settings):
+class ScheduleSettings(PlugInSettings):
     """Learning rate schedule. Give the length of a phase in one unit only. Empty settings take the
     published value, or this schedule does not use them."""
+
+    folder: ClassVar[str] = "schedules"
+    quantities: ClassVar[dict[str, str]] = _QUANTITIES
 
     name: Annotated[str, plug_in("schedules")] = "cosine"
     """Name of a file in lib/tokamake/schedules."""
@@ -98,13 +101,6 @@ class ScheduleSettings(Settings):
     min_learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """Minimum learning rate. Excludes min_ratio."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _add_published_values(cls, values: Any) -> Any:
-        return add_published_values(
-            values, folder="schedules", default="cosine", quantities=_QUANTITIES
-        )
-
     @property
     def counts_samples(self) -> bool:
         """Whether the unit of progress is samples (also for tokens) instead of steps."""
@@ -149,7 +145,7 @@ class ScheduleSettings(Settings):
         options = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.min_learning_rate is not None:
             options["min_ratio"] = self.min_learning_rate / peak
-        return options
+        return options | self.own
 
 
 def check_schedule(schedule: ScheduleSettings, optimizer: OptimizerSettings, span: Span) -> None:
@@ -158,7 +154,7 @@ def check_schedule(schedule: ScheduleSettings, optimizer: OptimizerSettings, spa
     Raises:
         ValueError: they do not fit, or the optimizer does not support the schedule.
     """
-    if optimizer.name.startswith("schedule_free") and schedule.name != "constant":
+    if optimizer.facts.averages_weights and schedule.name != "constant":
         raise ValueError(
             f"schedule.name: {schedule.name}: {optimizer.name} averages weights instead; "
             "set it to constant"

@@ -1,15 +1,20 @@
 """Settings of a training run: batches, length, data order, optimizer, precision, parallelism."""
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from tokamake import plugins
 from tokamake.config.batching import BatchSizes, Rampup
 from tokamake.config.fields import Settings, Split, plug_in
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.config.parallel import SPLIT_BACKWARD, ParallelSettings
 from tokamake.config.schedule import ScheduleSettings, Span, check_schedule
 from tokamake.errors import UserError
+
+BACKEND_CHECKS = "train/backends/checks"
+"""Folder with the checks of each back end, which do not import torch."""
 
 LENGTHS = ("train_steps", "train_samples", "train_tokens")
 """Settings that give the length of a run, each in its own unit."""
@@ -148,11 +153,7 @@ class TrainSettings(Settings):
                 f"micro_batch_size {self.micro_batch_size}"
             )
         self._check_length()
-        if self.backend == "deepspeed" and self.precision == "bf16" and self.zero_stage == 0:
-            # DeepSpeed would keep only bf16 weights, which round small updates away.
-            raise ValueError(
-                "zero_stage: 0: keeps no fp32 master weights; set it to 1 or precision to fp32"
-            )
+        plugins.load(BACKEND_CHECKS, self.backend).check_settings(self)
         self._check_offload()
         if self.parallel.data_parallel_replicate_size > 1 and not self.zero_stage:
             raise ValueError(
@@ -160,27 +161,32 @@ class TrainSettings(Settings):
                 f"{self.parallel.data_parallel_replicate_size}: with zero_stage 0, which shards "
                 "nothing; set zero_stage to 1 or more, or remove this setting"
             )
-        self._check_hessian()
+        self._check_sampled_labels()
         self._check_compile()
         self._check_split_backward()
         return self
 
     def _check_offload(self) -> None:
-        for name, stage in (("offload_optimizer", 1), ("offload_param", 3)):
-            is_supported = self.backend == "deepspeed" and self.zero_stage >= stage
-            if getattr(self, name) != "none" and not is_supported:
+        for name in ("offload_optimizer", "offload_param"):
+            if getattr(self, name) == "none":
+                continue
+            offloads = _backends_with("OFFLOADS").items()
+            stages = {backend: each[name] for backend, each in offloads if name in each}
+            if self.zero_stage < stages.get(self.backend, math.inf):
                 raise ValueError(
-                    f"{name}: {getattr(self, name)}: needs backend deepspeed and zero_stage "
-                    f"{stage} or more; set both, or set this to none"
+                    f"{name}: {getattr(self, name)}: needs backend {' or '.join(stages)} and "
+                    f"zero_stage {min(stages.values())} or more; set both, or set this to none"
                 )
 
-    def _check_hessian(self) -> None:
-        if self.optimizer.hessian_interval is None:
+    def _check_sampled_labels(self) -> None:
+        if not self.optimizer.facts.sampled_labels:
             return
         # The Gauss-Newton-Bartlett estimate needs a second backward pass, of sampled labels.
         name = f"optimizer.name: {self.optimizer.name}: needs gradients of labels"
-        if self.backend != "native":
-            raise ValueError(f"{name} sampled from the model; set backend to native")
+        if self.backend not in (backends := _backends_with("SAMPLED_LABELS")):
+            raise ValueError(
+                f"{name} sampled from the model; set backend to {' or '.join(backends)}"
+            )
         if self.parallel.pipeline_parallel_size > 1:
             raise ValueError(
                 f"{name} sampled from logits, which only the last pipeline stage has; set "
@@ -191,25 +197,17 @@ class TrainSettings(Settings):
         schedule = self.parallel.pipeline_schedule
         if self.parallel.pipeline_parallel_size == 1 or schedule not in SPLIT_BACKWARD:
             return
-        condition = f"with pipeline_schedule {schedule}, which computes gradients of weights late"
-        if self.backend == "native" and self.zero_stage == 3:
-            # FSDP2 reshards weights before their gradients are computed, without an error.
-            raise ValueError(f"zero_stage: 3: {condition}, gradients are wrong; set it to 2")
         if self.recompute_granularity == "selective":
             # torch recomputes once per backward pass, but these schedules have two.
             raise ValueError(
-                f"recompute_granularity: selective: {condition}, saved activations are freed "
-                "too early; set it to full or none"
+                f"recompute_granularity: selective: with pipeline_schedule {schedule}, which "
+                "computes gradients of weights late, saved activations are freed too early; set it "
+                "to full or none"
             )
 
     def _check_compile(self) -> None:
         if not self.compile:
             return
-        if self.backend == "deepspeed":
-            raise ValueError(
-                "compile: true: is not supported by backend deepspeed; set it to false or backend "
-                "to native"
-            )
         if self.recompute_granularity == "selective":
             raise ValueError(
                 "compile: true: does not support recompute_granularity selective; set compile to "
@@ -271,6 +269,15 @@ class TrainSettings(Settings):
             return []
         ends = range(self.segment_steps, self.num_steps, self.segment_steps)
         return [step for step in ends if step > start_step]
+
+
+def _backends_with(feature: str) -> dict[str, Any]:
+    """Back ends that have a feature, with the literal that states it."""
+    stated = {
+        name: plugins.constant(BACKEND_CHECKS, name, feature, default=False)
+        for name in plugins.names(BACKEND_CHECKS)
+    }
+    return {name: value for name, value in stated.items() if value}
 
 
 PACKING_SETTINGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")

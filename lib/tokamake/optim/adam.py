@@ -10,6 +10,7 @@ from tokamake.optim._whole import ALONE, WholeParameters
 SETTINGS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.0}
 ELEMENTWISE = True
 STATE = {"step": "replicated", "exp_avg": "like_parameter", "exp_avg_sq": "like_parameter"}
+ZERO_FILES = True
 
 
 def build(

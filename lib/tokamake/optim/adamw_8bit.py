@@ -12,6 +12,8 @@ from tokamake.optim._whole import ALONE, WholeParameters
 SETTINGS = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
 ELEMENTWISE = False  # Blocks of 256 elements share a scale; small parts stay in 32 bits.
 STATE = {"step": "replicated", "exp_avg": "like_parameter", "exp_avg_sq": "like_parameter"}
+STATE_BYTES = 1.015625  # 1 byte, and the fp32 scale of a block: 4 / 256
+FLAT_BUFFERS = False  # States are quantized tensors.
 
 
 def build(

@@ -29,6 +29,7 @@ STATE = {
     "exp_avg": "like_parameter",
     "exp_avg_sq": "like_parameter",
 }
+FLAT_BUFFERS = False  # It needs the shapes of matrices.
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of Jordan's quintic: singular values become 0.7 to 1.2, not exactly 1."""

@@ -23,6 +23,7 @@ STATE = {
     "z": "like_parameter",
     "exp_avg_sq": "like_parameter",
 }
+AVERAGES_WEIGHTS = True
 
 
 def build(

@@ -23,6 +23,7 @@ SETTINGS = {
 }
 ELEMENTWISE = True
 STATE = {"step": "replicated", "exp_avg": "like_parameter", "hessian": "like_parameter"}
+SAMPLED_LABELS = True
 
 
 def build(

@@ -173,14 +173,6 @@ class RMSNorm(nn.RMSNorm):
         self.placements = {"weight": Placement(partial=mesh.sequence_parallel)}
 
 
-class HeadRMSNorm(nn.RMSNorm):
-    """Root-mean-square norm of each attention head; the ranks divide the heads."""
-
-    def __init__(self, width: int, mesh: Mesh = ALONE, *, eps: float) -> None:
-        super().__init__(width, eps=eps)
-        self.placements = {"weight": Placement(partial=mesh.tensor.size > 1)}
-
-
 class LayerNorm(nn.LayerNorm):
     """Layer norm (arXiv 1607.06450) of each token."""
 

@@ -1,18 +1,19 @@
 """Checks of a run before it starts: settings against model, index, tokenizer, ranks and device.
 
 `resolve` checks what the files say (`check_resolved`). The ranks of `train`, `benchmark-train` and
-`find-learning-rate` check again, with their number and their device (`check_run`). A back end only
-checks itself, in a function that is called from here. `initial_checkpoint` has the checks of the
-checkpoint that a run starts from. No tensor is read. Checks raise `UserError`.
+`find-learning-rate` check again, with their number and their device (`check_run`). They also call
+the checks of the back end (`backends/checks`). `initial_checkpoint` checks the checkpoint
+that a run starts from. No tensor is read. Checks raise `UserError`.
 """
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokamake import plugins
 from tokamake.config.architecture import Architecture
 from tokamake.config.parallel import SPLIT_BACKWARD
 from tokamake.config.resolved_run import Run
-from tokamake.config.training import INDEX_SETTINGS, FimSettings, TrainSettings
+from tokamake.config.training import BACKEND_CHECKS, INDEX_SETTINGS, FimSettings, TrainSettings
 from tokamake.data.indexed.foreign import check_foreign, stated_vocabulary
 from tokamake.data.indexed.paths import bin_path, manifest_path
 from tokamake.data.samples.fim.tokens import Fim, find_tokens
@@ -114,17 +115,14 @@ def check_backend(run: Run, device: "torch.device | None" = None) -> None:
         run: the resolved run.
         device: device of this rank; None where it is not known yet.
     """
-    if run.train.backend == "deepspeed":
-        # Not through the plug-in: it imports what only training needs, and that takes seconds.
-        from tokamake.train.backends import _deepspeed_setup
-
-        _deepspeed_setup.check(run, device)
+    checks = plugins.load(BACKEND_CHECKS, run.train.backend)
+    checks.check_run(run, device.type if device is not None else None)
 
 
 def check_deterministic(run: Run, device: "torch.device") -> None:
     """Refuse an optimizer that has no deterministic algorithm on a device."""
     optimizer = run.train.optimizer
-    if run.train.deterministic and device.type != "cpu" and optimizer.hessian_interval is not None:
+    if run.train.deterministic and device.type != "cpu" and optimizer.facts.sampled_labels:
         raise UserError(
             f"train.deterministic: labels that {optimizer.name} draws need cumulative sums, which "
             f"torch has no deterministic algorithm for on {device.type}; set it to false or take "

@@ -24,9 +24,6 @@ from tokamake.train.numerics import precision_of
 
 _FP32_BYTES = 4
 _DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-_STATE_BYTES = {"adamw_8bit": 1 + _FP32_BYTES / 256}
-"""Bytes of an element of an optimizer state that is not fp32: here, blocks of 256 elements share an
-fp32 scale."""
 
 
 class Estimate(NamedTuple):
@@ -126,13 +123,12 @@ def _of_pipeline_rank(run: Run, setup: _Setup, rank: int) -> Estimate:
     gathered = max(layers) + total - sum(layers) if by_layers else total
     accumulates = setup.num_batches > 1
     whole_gradients = accumulates and uses_fsdp and (train.zero_stage < 2 or pipelined)
-    name = train.optimizer.name
-    kinds = [*plugins.constant("optim", name, "STATE").values()]
-    num_states = kinds.count("like_parameter")
+    optimizer = train.optimizer.facts
+    num_states = [*optimizer.state.values()].count("like_parameter")
     return Estimate(
         weights=_FP32_BYTES * total / shards + setup.dtype_bytes * gathered * has_copies,
         gradients=_FP32_BYTES * total * whole_gradients + _FP32_BYTES * total / shards,
-        optimizer=_STATE_BYTES.get(name, _FP32_BYTES) * num_states * total / shards,
+        optimizer=optimizer.state_bytes * num_states * total / shards,
         activations=_activations(run, setup, modules, rank),
         together=accumulates,
     )
@@ -233,7 +229,7 @@ def _attention_bias_bytes(run: Run, setup: _Setup) -> float:
     """
     train, architecture = run.train, run.architecture
     num_pairs = train.sequence_length**2
-    if architecture.position_embedding == "alibi":
+    if architecture.has_position_bias:
         heads = architecture.num_attention_heads // train.parallel.tensor_parallel_size
         rows = train.micro_batch_size if train.reset_attention_mask else 1
         return num_pairs * heads * rows * setup.dtype_bytes

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.support.deepspeed_runs import zero
 from tests.support.layouts import laid_out, parallel
@@ -11,7 +10,7 @@ from tests.support.proofs import Changes
 from tests.support.runs import make_run, prepare
 from tokamake.config.resolved_run import read_run
 from tokamake.errors import UserError
-from tokamake.train.backends import _deepspeed_setup as setup
+from tokamake.train.backends.checks import deepspeed as checks
 
 LAMB = {"optimizer": {"name": "lamb", "learning_rate": 0.01}}
 
@@ -43,7 +42,7 @@ def test_settings_that_deepspeed_gets_wrong_are_refused(
     run = laid_out(run, changes)
     run = run.model_copy(update={"train": run.train.model_copy(update=precision)})
     with pytest.raises(UserError, match=rf"^train\.backend: deepspeed: with train\..*{message}"):
-        setup.check(run, torch.device("cpu"))
+        checks.check_run(run, "cpu")
 
 
 @pytest.mark.parametrize(

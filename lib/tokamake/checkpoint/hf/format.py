@@ -32,12 +32,20 @@ from tokamake.errors import UserError
 from tokamake.models.common.hf_format import HFFormat
 
 TITLE = "Hugging Face"
+SUMMARY = "Hugging Face; with the tokenizer of a Hugging Face folder"
 PRIORITY = 10
 SIZES: Mapping[str, int | None] = {}
 EQUAL_STAGES = False
 DTYPE: str | None = None
 TOKENIZER_CONFIG: str | None = "config.json"
 IN_ROOT = False
+STEP_FOLDER: str | None = None
+POINTER: str | None = None
+NUMBERED_FOLDER: str | None = None
+NEAR_MISSES: Mapping[tuple[str, ...], str] = {
+    ("config.json",): "has config.json but no weights (*.safetensors or pytorch_model*); "
+    "fetch them, too"
+}
 
 _SAFETENSORS, _PICKLED = "model.safetensors", "pytorch_model.bin"
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*")

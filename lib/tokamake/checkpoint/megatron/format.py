@@ -36,6 +36,7 @@ from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 
 TITLE = "Megatron-LM, classic"
+SUMMARY = "Megatron-LM, classic; with optimizer states of Adam"
 PRIORITY = 40
 SIZES: Mapping[str, int | None] = {
     "tensor_parallel_size": None,
@@ -46,14 +47,23 @@ EQUAL_STAGES = True
 DTYPE: str | None = None
 TOKENIZER_CONFIG: str | None = None
 IN_ROOT = False
+STEP_FOLDER: str | None = r"iter_(\d+)"
+POINTER: str | None = "latest_checkpointed_iteration.txt"
+NUMBERED_FOLDER: str | None = "iter_{:07d}"  # The file may also hold a name, such as `release`.
+NEAR_MISSES: Mapping[tuple[str, ...], str] = {
+    ("metadata.json", "*.distcp"): "Megatron-LM's distributed format is not supported; have "
+    "Megatron-LM write the checkpoint with --ckpt-convert-format torch"
+}
 _FILE = "model_optim_rng.pt"
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
-_POINTER = "latest_checkpointed_iteration.txt"
 
 
 def find(path: Path) -> Path | None:
     """Return the folder of the checkpoint, or None if it has another format."""
-    return next((folder for folder in candidates(path, _POINTER) if _rank_folders(folder)), None)
+    return next(
+        (folder for folder in candidates(path, POINTER, NUMBERED_FOLDER) if _rank_folders(folder)),
+        None,
+    )
 
 
 def _rank_folders(folder: Path) -> list[re.Match[str]]:
@@ -63,7 +73,7 @@ def _rank_folders(folder: Path) -> list[re.Match[str]]:
 
 
 def list_files(path: Path) -> list[Path]:
-    return pointed_files(path, _POINTER)
+    return pointed_files(path, POINTER, NUMBERED_FOLDER)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -113,7 +123,11 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         reader.states.source(weights, megatron_module.weight_shapes(architecture)),
         layout=layout,
         unread=reader.unread,
-        notes={"checkpoint_version": version, **reader.states.notes, **scheduler_note(first)},
+        notes={
+            "version": f"{version} of Megatron's checkpoints",
+            **reader.states.notes,
+            **scheduler_note(first),
+        },
     )
 
 
@@ -247,7 +261,8 @@ def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent
             rank_extents = torch_archive.lay_out(file, {**model, **counters, **states})
             optimizer_writer.write_loss_scale(checkpoint, rank_extents)
             extents += rank_extents
-    files.write_text(folder / _POINTER, f"{step}")
+    assert POINTER is not None
+    files.write_text(folder / POINTER, f"{step}")
     return extents
 
 

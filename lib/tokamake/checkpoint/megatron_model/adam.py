@@ -2,7 +2,7 @@
 
 from tokamake.checkpoint.megatron_model.optimizer_states import MODEL
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint
-from tokamake.config.model import ADAMS
+from tokamake.config.optimization import zero_file_optimizers
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _REQUIRED_SETTINGS = {
@@ -24,7 +24,7 @@ def adam_problem(checkpoint: Checkpoint) -> str | None:
     names = [key.removeprefix(MODEL) for key in source if key.startswith(MODEL)]
     expected = {f"optimizer.{kind}.{name}" for kind in ("step", *MOMENTS) for name in names}
     optimizer = checkpoint.notes.get("optimizer", "adamw")
-    if states != expected or optimizer not in ADAMS:
+    if states != expected or optimizer not in zero_file_optimizers():
         kinds = ", ".join(sorted({key.split(".")[1] for key in states}))
         return f"has states {kinds} of {optimizer}, not Adam's states of each parameter"
     steps = {source.number(f"optimizer.step.{name}") for name in names}

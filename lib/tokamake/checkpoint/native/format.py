@@ -28,12 +28,17 @@ from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
 from tokamake.errors import UserError
 
 TITLE = "tokamake (torch distributed checkpoint)"
+SUMMARY = "tokamake's own, for any number of ranks; with all optimizer states"
 PRIORITY = 50
 SIZES: Mapping[str, int | None] = {}
 EQUAL_STAGES = False
 DTYPE: str | None = None
 TOKENIZER_CONFIG: str | None = None
 IN_ROOT = True
+STEP_FOLDER: str | None = r"global_step(\d+)"
+POINTER: str | None = "latest"
+NUMBERED_FOLDER: str | None = None
+NEAR_MISSES: Mapping[tuple[str, ...], str] = {}
 
 _REMEDY = "name another checkpoint"
 _WEIGHTS, _STATES = "model.", "optimizer."
@@ -47,7 +52,7 @@ _NO_RANKS = 0
 
 
 def list_files(path: Path) -> list[Path]:
-    return pointed_files(path, "latest")
+    return pointed_files(path, POINTER)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

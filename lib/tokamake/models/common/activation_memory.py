@@ -39,9 +39,7 @@ def rms_norm_bytes(width: int, size: int, *, fused: bool) -> int:
     return width * size if fused else 2 * width * 4
 
 
-def gated_layer(
-    architecture: Architecture, *, size: int, fused_norm: bool, head_norms: bool = False
-) -> SavedActivations:
+def gated_layer(architecture: Architecture, *, size: int, fused_norm: bool) -> SavedActivations:
     """Bytes per token of a layer with RMSNorms and a gated MLP.
 
     Both norms save their inputs; their outputs are the inputs of projections. Attention saves
@@ -52,14 +50,12 @@ def gated_layer(
         architecture: shape of the model.
         size: bytes per number of the forward pass.
         fused_norm: whether the device has RMSNorm as one kernel.
-        head_norms: whether attention norms its query and key heads.
     """
     attention, hidden = attention_bytes(architecture, size), architecture.hidden_size
     inner = architecture.intermediate_size * size
-    heads = architecture.query_size + architecture.key_value_size if head_norms else 0
     return SavedActivations(
         states=2 * rms_norm_bytes(hidden, size, fused=fused_norm),
         gathered=2 * hidden * size,
-        split=attention + rms_norm_bytes(heads, size, fused=fused_norm) + 4 * inner,
+        split=attention + 4 * inner,
         products=attention + 2 * inner,
     )

@@ -3,15 +3,24 @@
 Tests compare them with the parameters of the family's `Model`, in their order.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tokamake.config.architecture import Architecture
 
 Shapes = dict[str, tuple[int, ...]]
 
 
+def _none(_: Architecture) -> Shapes:
+    return {}
+
+
 def shapes(
-    architecture: Architecture, *, gated: bool, biased_norms: bool, head_norms: bool = False
+    architecture: Architecture,
+    *,
+    gated: bool,
+    biased_norms: bool,
+    of_attention: Callable[[Architecture], Shapes] = _none,
+    of_embeddings: Callable[[Architecture], Shapes] = _none,
 ) -> Shapes:
     """Shape of every tensor by its name.
 
@@ -19,13 +28,13 @@ def shapes(
         architecture: shape of the model, vocab_size filled in.
         gated: whether the MLP has a gate.
         biased_norms: whether norms have biases.
-        head_norms: whether attention norms its query and key heads.
+        of_attention: further tensors of the attention of a layer.
+        of_embeddings: further tensors beside the embedding of tokens.
     """
     hidden, vocabulary = architecture.hidden_size, architecture.vocab_size
     assert vocabulary is not None, "fill in vocab_size before asking for shapes"
     layer = dict(_attention(architecture, biased_norms=biased_norms))
-    if head_norms:
-        layer |= {f"self_attn.{each}_norm.weight": (architecture.head_dim,) for each in "qk"}
+    layer |= of_attention(architecture)
     layer |= dict(_mlp(architecture, gated=gated, biased_norms=biased_norms))
     tensors = {
         f"model.layers.{number}.{name}": shape
@@ -33,11 +42,8 @@ def shapes(
         for name, shape in layer.items()
     }
     tensors["model.embed_tokens.weight"] = (vocabulary, hidden)
-    if architecture.position_embedding == "learned":
-        tensors["model.embed_positions.weight"] = (architecture.max_position_embeddings, hidden)
-    if architecture.embedding_layernorm:
-        tensors |= _with_bias("model.embed_layernorm", (hidden,), biased_norms)
-    tensors |= _with_bias("model.norm", (hidden,), biased_norms)
+    tensors |= of_embeddings(architecture)
+    tensors |= with_bias("model.norm", (hidden,), has_bias=biased_norms)
     if not architecture.tie_word_embeddings:
         tensors["lm_head.weight"] = (vocabulary, hidden)
     return tensors
@@ -49,9 +55,11 @@ def _attention(
     hidden, query = architecture.hidden_size, architecture.query_size
     key_value = (architecture.key_value_size, hidden)
     projections = {"q": (query, hidden), "k": key_value, "v": key_value, "o": (hidden, query)}
-    yield from _with_bias("input_layernorm", (hidden,), biased_norms).items()
+    yield from with_bias("input_layernorm", (hidden,), has_bias=biased_norms).items()
     for name, shape in projections.items():
-        yield from _with_bias(f"self_attn.{name}_proj", shape, architecture.attention_bias).items()
+        yield from with_bias(
+            f"self_attn.{name}_proj", shape, has_bias=architecture.attention_bias
+        ).items()
 
 
 def _mlp(
@@ -60,11 +68,12 @@ def _mlp(
     hidden, inner = architecture.hidden_size, architecture.intermediate_size
     projections = {"gate": (inner, hidden)} if gated else {}
     projections |= {"up": (inner, hidden), "down": (hidden, inner)}
-    yield from _with_bias("post_attention_layernorm", (hidden,), biased_norms).items()
+    yield from with_bias("post_attention_layernorm", (hidden,), has_bias=biased_norms).items()
     for name, shape in projections.items():
-        yield from _with_bias(f"mlp.{name}_proj", shape, architecture.mlp_bias).items()
+        yield from with_bias(f"mlp.{name}_proj", shape, has_bias=architecture.mlp_bias).items()
 
 
-def _with_bias(module: str, shape: tuple[int, ...], has_bias: bool) -> Shapes:
+def with_bias(module: str, shape: tuple[int, ...], *, has_bias: bool) -> Shapes:
+    """Shapes of the weight of a module and, if it has one, of its bias."""
     weight = {f"{module}.weight": shape}
     return {**weight, f"{module}.bias": shape[:1]} if has_bias else weight

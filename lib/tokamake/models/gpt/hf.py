@@ -8,7 +8,19 @@ from tokamake.config.architecture import Architecture
 from tokamake.models.common import tensor_shapes
 from tokamake.models.common.hf_format import HFFormat
 
-shapes = partial(tensor_shapes.shapes, gated=False, biased_norms=True)
+
+def _embeddings(architecture: Architecture) -> tensor_shapes.Shapes:
+    """Learned positions, and the norm of embeddings."""
+    hidden, longest = architecture.hidden_size, architecture.max_position_embeddings
+    tensors: tensor_shapes.Shapes = {}
+    if architecture.position_embedding == "learned":
+        tensors["model.embed_positions.weight"] = (longest, hidden)
+    if architecture.embedding_layernorm:
+        tensors |= tensor_shapes.with_bias("model.embed_layernorm", (hidden,), has_bias=True)
+    return tensors
+
+
+shapes = partial(tensor_shapes.shapes, gated=False, biased_norms=True, of_embeddings=_embeddings)
 """Shape of every tensor of an architecture by its name."""
 
 _KEYS = {

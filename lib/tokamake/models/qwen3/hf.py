@@ -2,10 +2,16 @@
 
 from functools import partial
 
+from tokamake.config.architecture import Architecture
 from tokamake.models.common import tensor_shapes
 from tokamake.models.common.hf_format import HFFormat
 
-shapes = partial(tensor_shapes.shapes, gated=True, biased_norms=False, head_norms=True)
+
+def _head_norms(architecture: Architecture) -> tensor_shapes.Shapes:
+    return {f"self_attn.{each}_norm.weight": (architecture.head_dim,) for each in "qk"}
+
+
+shapes = partial(tensor_shapes.shapes, gated=True, biased_norms=False, of_attention=_head_norms)
 """Shape of every tensor of an architecture by its name."""
 
 _KEYS = (

@@ -2,10 +2,21 @@
 
 from functools import partial
 
+from tokamake.config.architecture import Architecture
 from tokamake.models.common import activation_memory, flops
 
 flops_per_token = partial(flops.per_token, num_mlp_matrices=3)
 """Floating-point operations of one token's forward and backward pass."""
 
-saved_activations = partial(activation_memory.gated_layer, head_norms=True)
-"""Bytes that a layer saves per token for its backward pass."""
+
+def saved_activations(
+    architecture: Architecture, *, size: int, fused_norm: bool
+) -> activation_memory.SavedActivations:
+    """Bytes that a layer saves per token for its backward pass: a gated layer, and norms of heads.
+
+    See `activation_memory.gated_layer` for the arguments.
+    """
+    layer = activation_memory.gated_layer(architecture, size=size, fused_norm=fused_norm)
+    width = architecture.query_size + architecture.key_value_size
+    norms = activation_memory.rms_norm_bytes(width, size, fused=fused_norm)
+    return layer._replace(split=layer.split + norms)

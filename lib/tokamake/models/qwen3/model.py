@@ -7,12 +7,13 @@ Shape suffixes: B batch, L tokens, D hidden size.
 
 from functools import partial
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokamake.models.common.language_model import LanguageModel
 from tokamake.models.common.layers import Attention, GatedMLP, KeyValueCache, TransformerLayer
 from tokamake.models.common.positions import rotary
-from tokamake.parallel.tensor import HeadRMSNorm, RMSNorm
+from tokamake.parallel.mesh import ALONE, Mesh
+from tokamake.parallel.tensor import Placement, RMSNorm
 
 SETTINGS = {
     "position_embedding": ("rotary",),
@@ -23,6 +24,14 @@ SETTINGS = {
     "tie_word_embeddings": (False, True),
 }
 """Fields of `Architecture` that this family knows: choices, the default first, or a default."""
+
+
+class HeadRMSNorm(nn.RMSNorm):
+    """Root-mean-square norm of each attention head; the ranks divide the heads."""
+
+    def __init__(self, width: int, mesh: Mesh = ALONE, *, eps: float) -> None:
+        super().__init__(width, eps=eps)
+        self.placements = {"weight": Placement(partial=mesh.tensor.size > 1)}
 
 
 class Model(LanguageModel):

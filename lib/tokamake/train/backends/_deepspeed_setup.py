@@ -1,4 +1,4 @@
-"""Set-up of DeepSpeed for a run: what it cannot do, its configuration, its process groups.
+"""Set-up of DeepSpeed for a run: its configuration, its process groups.
 
 torch's own optimizers run inside ZeRO, so DeepSpeed compiles nothing at start. DeepSpeed gets the
 mesh as an `mpu`, the interface of Megatron: pipeline × tensor ranks are its model-parallel group,
@@ -14,60 +14,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from tokamake import plugins
 from tokamake.config.resolved_run import Run
-from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
 
 BUCKET = 50_000_000
 """Elements of gradients that are reduced at once."""
-_NATIVE_OPTIMIZERS = ("muon", "adamw_8bit")
-"""Optimizers whose parameters or states cannot be slices of flat buffers."""
-
-
-def check(run: Run, device: torch.device | None = None) -> None:
-    """Check that DeepSpeed can train a run; called by `checks.check_backend`.
-
-    Args:
-        run: the resolved run.
-        device: device of this rank; None where it is not known yet.
-
-    Raises:
-        UserError: it cannot, or its results would be wrong.
-    """
-    train, parallel, name = run.train, run.train.parallel, run.train.optimizer.name
-    stage, precision = train.zero_stage, train.precision
-    pipelined, low = parallel.pipeline_parallel_size > 1, precision not in ("fp32", None)
-    if pipelined and stage >= 2:
-        _refuse(
-            f"zero_stage: {stage}: reduces gradients while passes go on, which it cannot do for "
-            "the many micro batches of a pipeline; set it to 1 or pipeline_parallel_size to 1"
-        )
-    if precision == "fp16" and device is not None and device.type == "cpu":
-        _refuse("precision: fp16: has no fp16 on the CPU; set it to bf16")
-    if low and stage == 0:
-        _refuse(f"zero_stage: 0: keeps no fp32 weights beside {precision}; set it to 1")
-    if stage == 3 and train.recompute_granularity == "selective":
-        _refuse(
-            "recompute_granularity: selective: does not go with zero_stage 3, whose gathering of "
-            "weights it would keep; set it to full or zero_stage to 2"
-        )
-    if parallel.data_parallel_replicate_size > 1:
-        _refuse(
-            f"parallel.data_parallel_replicate_size: {parallel.data_parallel_replicate_size}: "
-            "it shards over all data-parallel ranks; set it to 1"
-        )
-    if name in _NATIVE_OPTIMIZERS:
-        _refuse(f"optimizer.name: {name}: cannot use it; take another optimizer")
-    if stage and not plugins.constant("optim", name, "ELEMENTWISE"):
-        _refuse(
-            f"optimizer.name: {name}: needs whole parameters, but zero_stage: {stage} splits "
-            "them; set it to 0"
-        )
-
-
-def _refuse(reason: str) -> None:
-    raise UserError(f"train.backend: deepspeed: with train.{reason}, or train.backend to native")
 
 
 class Mpu:

@@ -25,6 +25,9 @@ from tokamake.checkpoint.torch_files.torch_archive import archives as archives
 from tokamake.parallel.axis import Axis
 
 TITLE = "Megatron-DeepSpeed, without pipeline"
+SUMMARY = (
+    "Megatron-DeepSpeed without pipeline; with optimizer states of Adam if --zero-stage is set"
+)
 PRIORITY = 20
 SIZES: Mapping[str, int | None] = {
     "tensor_parallel_size": None,
@@ -35,6 +38,10 @@ EQUAL_STAGES = False
 DTYPE: str | None = None
 TOKENIZER_CONFIG: str | None = None
 IN_ROOT = True
+STEP_FOLDER: str | None = r"global_step(\d+)"
+POINTER: str | None = "latest"
+NUMBERED_FOLDER: str | None = None
+NEAR_MISSES: Mapping[tuple[str, ...], str] = {}
 
 
 def find(path: Path) -> Path | None:
@@ -44,7 +51,7 @@ def find(path: Path) -> Path | None:
 
 
 def list_files(path: Path) -> list[Path]:
-    return pointed_files(path, "latest")
+    return pointed_files(path, POINTER)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

@@ -31,6 +31,7 @@ from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 
 TITLE = "Megatron-DeepSpeed, with pipeline"
+SUMMARY = "Megatron-DeepSpeed with pipeline; with optimizer states of Adam if --zero-stage is set"
 PRIORITY = 30
 SIZES: Mapping[str, int | None] = {
     "tensor_parallel_size": None,
@@ -42,6 +43,10 @@ EQUAL_STAGES = False
 DTYPE: str | None = None
 TOKENIZER_CONFIG: str | None = None
 IN_ROOT = True
+STEP_FOLDER: str | None = r"global_step(\d+)"
+POINTER: str | None = "latest"
+NUMBERED_FOLDER: str | None = None
+NEAR_MISSES: Mapping[tuple[str, ...], str] = {}
 _LAYER = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
 
 
@@ -52,7 +57,7 @@ def find(path: Path) -> Path | None:
 
 
 def list_files(path: Path) -> list[Path]:
-    return pointed_files(path, "latest")
+    return pointed_files(path, POINTER)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

@@ -45,13 +45,17 @@ from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 
 TITLE = "DeepSpeed universal"
+SUMMARY = "DeepSpeed's, for any ZeRO stage and ranks; with all optimizer states"
 PRIORITY = 60
 SIZES: Mapping[str, int | None] = {"pipeline_parallel_size": None}
 EQUAL_STAGES = False
 DTYPE: str | None = "fp32"
 TOKENIZER_CONFIG: str | None = None
 IN_ROOT = False
-_POINTER = "latest_universal"
+STEP_FOLDER: str | None = r"global_step(\d+)_universal"
+POINTER: str | None = "latest_universal"
+NUMBERED_FOLDER: str | None = None
+NEAR_MISSES: Mapping[tuple[str, ...], str] = {}
 _ZERO, _WEIGHTS, _STEP = "zero", "fp32", "step"
 _NUM_GROUPS = 16
 """Number of empty parameter groups to write. DeepSpeed pairs them with the groups of its optimizer,
@@ -63,12 +67,12 @@ _MOMENTS = "optimizer.exp_avg."
 
 def find(path: Path) -> Path | None:
     """Return the folder of the checkpoint, or None if it has another format."""
-    folders = candidates(path, _POINTER)
+    folders = candidates(path, POINTER)
     return next((folder for folder in folders if (folder / _ZERO).is_dir()), None)
 
 
 def list_files(path: Path) -> list[Path]:
-    return pointed_files(path, _POINTER)
+    return pointed_files(path, POINTER)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -276,7 +280,8 @@ def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent
     name = f"global_step{checkpoint.progress.iteration}_universal"
     zero = folder / name / _ZERO
     zero.mkdir(parents=True)
-    files.write_text(folder / _POINTER, name)
+    assert POINTER is not None
+    files.write_text(folder / POINTER, name)
     rank = Rank(architecture, Axis(0, 1), architecture.vocab_size)
     slices = _slices(rank, count(1) if target.layout.pipeline_parallel_size > 1 else None)
     extents: list[Extent] = []

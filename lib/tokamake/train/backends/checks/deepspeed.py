@@ -1,0 +1,74 @@
+"""Checks of the back end `deepspeed` (ZeRO)."""
+
+from typing import TYPE_CHECKING
+
+from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    from tokamake.config.resolved_run import Run
+    from tokamake.config.training import TrainSettings
+
+OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}
+
+
+def check_settings(train: "TrainSettings") -> None:
+    """Check that DeepSpeed supports the settings of a run.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if train.precision == "bf16" and train.zero_stage == 0:
+        # DeepSpeed would keep only bf16 weights, which round small updates away.
+        raise ValueError(
+            "zero_stage: 0: keeps no fp32 master weights; set it to 1 or precision to fp32"
+        )
+    if train.compile:
+        raise ValueError(
+            "compile: true: is not supported by backend deepspeed; set it to false or backend "
+            "to native"
+        )
+
+
+def check_run(run: "Run", device_type: str | None) -> None:
+    """Check that DeepSpeed can train a run.
+
+    Args:
+        run: the resolved run.
+        device_type: type of this rank's device; None where it is not known yet.
+
+    Raises:
+        UserError: it cannot, or its results would be wrong.
+    """
+    train, parallel, name = run.train, run.train.parallel, run.train.optimizer.name
+    stage, precision = train.zero_stage, train.precision
+    pipelined, low = parallel.pipeline_parallel_size > 1, precision not in ("fp32", None)
+    if pipelined and stage >= 2:
+        _refuse(
+            f"zero_stage: {stage}: reduces gradients while passes go on, which it cannot do for "
+            "the many micro batches of a pipeline; set it to 1 or pipeline_parallel_size to 1"
+        )
+    if precision == "fp16" and device_type == "cpu":
+        _refuse("precision: fp16: has no fp16 on the CPU; set it to bf16")
+    if low and stage == 0:
+        _refuse(f"zero_stage: 0: keeps no fp32 weights beside {precision}; set it to 1")
+    if stage == 3 and train.recompute_granularity == "selective":
+        _refuse(
+            "recompute_granularity: selective: does not go with zero_stage 3, whose gathering of "
+            "weights it would keep; set it to full or zero_stage to 2"
+        )
+    if parallel.data_parallel_replicate_size > 1:
+        _refuse(
+            f"parallel.data_parallel_replicate_size: {parallel.data_parallel_replicate_size}: "
+            "it shards over all data-parallel ranks; set it to 1"
+        )
+    if not train.optimizer.facts.flat_buffers:
+        _refuse(f"optimizer.name: {name}: cannot use it; take another optimizer")
+    if stage and not train.optimizer.facts.elementwise:
+        _refuse(
+            f"optimizer.name: {name}: needs whole parameters, but zero_stage: {stage} splits "
+            "them; set it to 0"
+        )
+
+
+def _refuse(reason: str) -> None:
+    raise UserError(f"train.backend: deepspeed: with train.{reason}, or train.backend to native")

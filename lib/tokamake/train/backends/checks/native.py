@@ -1,0 +1,31 @@
+"""Checks of the back end `native` (FSDP2)."""
+
+from typing import TYPE_CHECKING
+
+from tokamake.config.parallel import SPLIT_BACKWARD
+
+if TYPE_CHECKING:
+    from tokamake.config.resolved_run import Run
+    from tokamake.config.training import TrainSettings
+
+SAMPLED_LABELS = True
+
+
+def check_settings(train: "TrainSettings") -> None:
+    """Check that FSDP2 supports the settings of a run.
+
+    Raises:
+        ValueError: it does not.
+    """
+    schedule = train.parallel.pipeline_schedule
+    splits = train.parallel.pipeline_parallel_size > 1 and schedule in SPLIT_BACKWARD
+    if splits and train.zero_stage == 3:
+        # FSDP2 reshards weights before their gradients are computed, without an error.
+        raise ValueError(
+            f"zero_stage: 3: with pipeline_schedule {schedule}, which computes gradients of "
+            "weights late, gradients are wrong; set it to 2"
+        )
+
+
+def check_run(run: "Run", device_type: str | None) -> None:
+    """Accept all runs with valid settings."""
