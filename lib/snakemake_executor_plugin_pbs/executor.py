@@ -16,7 +16,7 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 
-from . import failure, identity
+from . import failure, identity, snakemake_internals
 from .commands import Commands
 from .dialect import PBS, Dialect
 from .errors import UserError
@@ -60,7 +60,9 @@ class Executor(RemoteExecutor):
             )
         settings = self.workflow.executor_settings or self.settings()
         self.user = read_values(settings)
-        for message in misspelled_rules(self.user, identity.names(self.workflow)):
+        for message in misspelled_rules(
+            self.user, snakemake_internals.rule_and_group_names(self.workflow)
+        ):
             self._warn(message)
         self._check_values(settings)
         folder = Path(self.workflow.persistence.path).absolute() / self.dialect.label
@@ -87,8 +89,9 @@ class Executor(RemoteExecutor):
     def _check_values(self, settings: ExecutorSettings) -> None:
         """Raise an error that names all missing values, before any job is submitted."""
         jobs: dict[str, Any] = {}
-        for job in self.workflow.dag.needrun_jobs() if settings.required else ():
-            name = job.group or job.rule.name
+        planned = snakemake_internals.planned_jobs(self.workflow) if settings.required else ()
+        for job in planned:
+            name = snakemake_internals.group_or_rule(job)
             if name not in jobs and not job.is_local:
                 jobs[name] = job.resources
         if message := missing_values(settings, self.user, jobs.items()):
@@ -108,7 +111,7 @@ class Executor(RemoteExecutor):
         Raises:
             UserError: a resource is invalid.
         """
-        wildcards = {} if job.is_group() else dict(job.wildcards_dict)
+        wildcards = {} if job.is_group() else snakemake_internals.wildcards(job)
         body = self.jobscript.format(
             properties=job.properties(), exec_job=self.format_job_exec(job)
         )
@@ -161,12 +164,11 @@ class Executor(RemoteExecutor):
         self._restore_signals()
 
     def _end_thread(self) -> None:
-        with self.lock:
-            self.wait = False
+        snakemake_internals.end_status_thread(self)
         self._wake.set()
         if self._ready.is_set():
             self.commands.stop_status()
-        self.wait_thread.join()
+        snakemake_internals.join_status_thread(self)
 
     def _catch_signals(self) -> None:
         """End the workflow at once on SIGTERM too; Snakemake would wait for all jobs."""
@@ -230,7 +232,7 @@ class Executor(RemoteExecutor):
             self.report_job_success(info)
         else:
             if not event.retry:
-                job.attempt = job.restart_times + 1  # so that Snakemake does not retry it
+                snakemake_internals.prevent_retry(job)
             self._report_failure(info, event)
 
     def _report_failure(self, info: SubmittedJobInfo, event: Event) -> None:
@@ -242,10 +244,10 @@ class Executor(RemoteExecutor):
         self.logger.error(
             failure.text(
                 info.job, message, log, submitted=event.submitted, job_id=event.job_id,
-                show_logs=self.workflow.output_settings.show_failed_logs,
+                show_logs=snakemake_internals.shows_failed_logs(self.workflow),
             )
         )  # fmt: skip
-        self.workflow.scheduler.error_callback(info.job)
+        snakemake_internals.report_failure(self.workflow, info.job)
 
     def _warn(self, message: str) -> None:
         self.logger.warning(f"{self.dialect.label}: {message}")

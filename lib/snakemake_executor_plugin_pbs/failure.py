@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from . import identity
+from .snakemake_internals import members
 
 NUM_LINES = 30  # last lines of a log to show
 
@@ -51,7 +52,7 @@ def text(
 
 def rule_logs(job: Any) -> list[Path]:
     """Log files of the rules of a job."""
-    return [Path(str(path)) for member in identity.members(job) for path in member.log]
+    return [Path(str(path)) for member in members(job) for path in member.log]
 
 
 def _stale(paths: Iterable[Path], submitted: float) -> list[Path]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .records import key_of
+from .snakemake_internals import code, is_ancient, members, params, wildcards
 
 
 def name(job: Any) -> str:
@@ -23,14 +24,6 @@ def rules(job: Any) -> list[str]:
     return sorted({str(member.name) for member in members(job)})
 
 
-def names(workflow: Any) -> set[str]:
-    """Names of all rules and groups of a workflow."""
-    rules = list(getattr(workflow, "rules", ()))
-    names = {str(name) for rule in rules for name in (rule.name, rule.group) if name}
-    settings = getattr(workflow, "group_settings", None)
-    return names | set(map(str, getattr(settings, "overwrite_groups", {}).values()))
-
-
 def outputs(job: Any) -> tuple[str, ...]:
     """Absolute paths of the files that a job, or all jobs of a group, write."""
     paths = {str(path) for member in members(job) for path in member.output}
@@ -41,8 +34,8 @@ def key(job: Any) -> str:
     """Key of a job, the same in every run of the workflow in this folder."""
     identities = (
         (
-            member.rule.name,
-            *sorted(map(str, member.wildcards_dict.items())),
+            member.name,
+            *sorted(map(str, wildcards(member).items())),
             *sorted(map(str, member.output)),
         )
         for member in members(job)
@@ -57,11 +50,9 @@ def fingerprint(job: Any) -> str:
     same files. Files between jobs of a group do not count either, since the group writes them.
     """
     digest, own_outputs = hashlib.sha256(), set(outputs(job))
-    for member in sorted(members(job), key=lambda each: (each.rule.name, str(each.output))):
-        rule = member.rule
-        texts = [rule.name, rule.shellcmd, rule.script, rule.notebook, rule.wrapper]
-        texts += [sorted(member.wildcards_dict.items())]
-        texts += [*map(str, member.output), *map(str, member.params)]
+    for member in sorted(members(job), key=lambda each: (each.name, str(each.output))):
+        texts = [*code(member), sorted(wildcards(member).items())]
+        texts += [*map(str, member.output), *map(str, params(member))]
         for text in map(str, [*texts, *_input_states(member.input, own_outputs)]):
             digest.update(text.encode() + b"\0")
     return digest.hexdigest()
@@ -70,15 +61,9 @@ def fingerprint(job: Any) -> str:
 def _input_states(inputs: Iterable[Any], own_outputs: Container[str]) -> Iterable[str]:
     """Path, size and time of each input file; the path alone if the others do not count."""
     for path in inputs:
-        ancient = bool(getattr(path, "flags", {}).get("ancient"))
         internal = str(Path(str(path)).absolute()) in own_outputs
-        if ancient or internal or not Path(str(path)).is_file():
+        if is_ancient(path) or internal or not Path(str(path)).is_file():
             yield str(path)
             continue
         status = Path(str(path)).stat()
         yield f"{path} {status.st_size} {status.st_mtime_ns}"
-
-
-def members(job: Any) -> list[Any]:
-    """Jobs of a group, or the job itself."""
-    return list(job.jobs) if job.is_group() else [job]

@@ -57,14 +57,14 @@ def missing_values(
     )
 
 
-def missing_in_workflow(workflow: Any) -> str:
+def missing_in_workflow(resources: Mapping[str, Any]) -> str:
     """Message about required values that no rule of a workflow has; it also works in a dry run.
 
     The rules that will run, and their groups, are not known yet. So a value of one rule counts for
     all rules. The executor checks the jobs of a real run.
 
     Args:
-        workflow: Snakemake's workflow, at the end of its Snakefile.
+        resources: resources of all rules together, at the end of the Snakefile.
 
     Raises:
         UserError: the user file or a setting is invalid.
@@ -74,5 +74,4 @@ def missing_in_workflow(workflow: Any) -> str:
     user = read_values(settings)
     of_rules = {name: value for values in user.rules.values() for name, value in values.items()}
     user = replace(user, common={**of_rules, **user.common})
-    resources = {name: value for rule in workflow.rules for name, value in rule.resources.items()}
     return missing_values(settings, user, [("", resources)])

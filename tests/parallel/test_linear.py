@@ -13,7 +13,8 @@ from tokamake.models.common.recompute import Recompute
 from tokamake.parallel import linear
 
 needs_onednn = pytest.mark.skipif(
-    linear.ONEDNN is None, reason="needs a torch with MKL and oneDNN: pip install torch on x86"
+    linear.onednn_linear is None,
+    reason="needs a torch with MKL and oneDNN: pip install torch on x86",
 )
 
 
@@ -21,10 +22,10 @@ class Counted:
     """oneDNN's product with a count of its calls."""
 
     def __init__(self) -> None:
-        self.calls, self._operator = 0, linear.ONEDNN
+        self.calls, self._operator = 0, linear.onednn_linear
 
     def __call__(self, *arguments: Any) -> torch.Tensor:
-        """See `linear.ONEDNN`."""
+        """See `linear.onednn_linear`."""
         self.calls += 1
         y: torch.Tensor = self._operator(*arguments)
         return y
@@ -34,7 +35,7 @@ class Counted:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     torch.manual_seed(0)
     operator = Counted()
-    monkeypatch.setattr(linear, "ONEDNN", operator)
+    monkeypatch.setattr(linear, "onednn_linear", operator)
     return operator
 
 

@@ -1,18 +1,6 @@
 # Figures and tables of the runs, and Snakemake's report around them.
 
-FIGURES = {
-    "summary.html": "Run",
-    "loss.svg": "Training",
-    "learning_rate.svg": "Training",
-    "throughput.svg": "Training",
-    "corpora.html": "Data",
-    "mixture.svg": "Data",
-    "lengths.svg": "Data",
-    "evaluation.html": "Model",
-    "samples.html": "Model",
-}
-
-FIGURE_RULES = ["plot", "compare"] if len(CONFIG.runs) > 1 else ["plot"]
+from tokamake.workflow.report import FIGURES, figure_rules
 
 
 rule plot:
@@ -28,12 +16,12 @@ rule plot:
     output:
         [
             report(
-                f"{RUN}/plots/{name}",
-                category=category,
-                caption=f"../report/{Path(name).stem}.rst",
-                labels={"run": "{run}", "shows": Path(name).stem.replace("_", " ")},
+                f"{RUN}/plots/{figure.file}",
+                category=figure.category,
+                caption=figure.caption,
+                labels={"run": "{run}", "shows": figure.subject},
             )
-            for name, category in FIGURES.items()
+            for figure in FIGURES
         ],
     log:
         "logs/{run}/plot.log",
@@ -88,8 +76,10 @@ rule report:
     params:
         # The whole config, so that Snakemake reads the same workflow again, whatever its arguments were.
         config=lambda wildcards: json.dumps(SNAKEMAKE.main_config, sort_keys=True),
-        snakefile=lambda wildcards: workflow.main_snakefile,  # its folder may have braces
-        shown=[SNAKEMAKE.renamed(name) for name in FIGURE_RULES],
+        # A function, since its folder may have braces. A function of the output is not among the
+        # params that make the report again when they change, as when the repository moves.
+        snakefile=lambda wildcards, output: SNAKEMAKE.main_snakefile,
+        shown=[SNAKEMAKE.renamed(name) for name in figure_rules(CONFIG)],
     shell:
         "{{ printf '%s\\n' {params.config:q} > {output.config}"
         " && snakemake --snakefile {params.snakefile:q} --configfile {output.config} --nolock"

@@ -15,6 +15,15 @@ import torch
 from torch import Tensor
 
 from tokamake.optim._whole import ALONE, WholeParameters, local
+from tokamake.runtime.torch_internals import (
+    foreach_add_,
+    foreach_addcmul_,
+    foreach_div,
+    foreach_div_,
+    foreach_lerp_,
+    foreach_mul_,
+    foreach_sqrt,
+)
 
 Group = dict[str, Any]
 
@@ -148,15 +157,15 @@ def number() -> Tensor:
 def decay(batch: ParameterBatch, group: Group) -> None:
     """Apply decoupled weight decay in place (Loshchilov & Hutter 2019, arXiv 1711.05101)."""
     if group["weight_decay"]:
-        torch._foreach_mul_(batch.values, 1.0 - group["lr"] * group["weight_decay"])
+        foreach_mul_(batch.values, 1.0 - group["lr"] * group["weight_decay"])
 
 
 def moments(batch: ParameterBatch, beta1: float, beta2: float) -> tuple[list[Tensor], list[Tensor]]:
     """Update and return Adam's means of gradients and of their squares (arXiv 1412.6980)."""
     means, squares = batch.state("exp_avg"), batch.state("exp_avg_sq")
-    torch._foreach_lerp_(means, batch.gradients, 1.0 - beta1)
-    torch._foreach_mul_(squares, beta2)
-    torch._foreach_addcmul_(squares, batch.gradients, batch.gradients, 1.0 - beta2)
+    foreach_lerp_(means, batch.gradients, 1.0 - beta1)
+    foreach_mul_(squares, beta2)
+    foreach_addcmul_(squares, batch.gradients, batch.gradients, 1.0 - beta2)
     return means, squares
 
 
@@ -164,7 +173,7 @@ def adamw(batch: ParameterBatch, group: Group) -> None:
     """Apply a step of AdamW, for parameters that a rule itself does not cover."""
     directions = adam_direction(batch, group)
     decay(batch, group)
-    torch._foreach_add_(batch.values, directions, alpha=-group["lr"])
+    foreach_add_(batch.values, directions, alpha=-group["lr"])
 
 
 def adam_direction(batch: ParameterBatch, group: Group) -> list[Tensor]:
@@ -172,9 +181,9 @@ def adam_direction(batch: ParameterBatch, group: Group) -> list[Tensor]:
     beta1, beta2 = group["betas"]
     steps = batch.tick()
     means, squares = moments(batch, beta1, beta2)
-    roots = torch._foreach_sqrt(squares)
-    torch._foreach_div_(roots, [(1.0 - beta2**step) ** 0.5 for step in steps])
-    torch._foreach_add_(roots, group["eps"])
-    directions = torch._foreach_div(means, roots)
-    torch._foreach_div_(directions, [1.0 - beta1**step for step in steps])
+    roots = foreach_sqrt(squares)
+    foreach_div_(roots, [(1.0 - beta2**step) ** 0.5 for step in steps])
+    foreach_add_(roots, group["eps"])
+    directions = foreach_div(means, roots)
+    foreach_div_(directions, [1.0 - beta1**step for step in steps])
     return list(directions)

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from tokamake.runtime.torch_internals import local_shape_and_offset
+
 
 @dataclass(frozen=True)
 class ParameterPart:
@@ -39,10 +41,8 @@ def part_of(parameter: Tensor) -> ParameterPart:
         return ParameterPart(
             tuple(parameter.shape), tuple(slice(0, size) for size in parameter.shape)
         )
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
     mesh, placements = parameter.device_mesh, parameter.placements
-    sizes, offsets = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+    sizes, offsets = local_shape_and_offset(parameter.shape, mesh, placements)
     sharded = [dim for dim, placement in enumerate(placements) if isinstance(placement, Shard)]
     return ParameterPart(
         tuple(parameter.shape),

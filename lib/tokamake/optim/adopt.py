@@ -10,6 +10,16 @@ import torch
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._rule import Group, ParameterBatch, Rule, decay
 from tokamake.optim._whole import ALONE, WholeParameters
+from tokamake.runtime.torch_internals import (
+    foreach_add_,
+    foreach_addcmul_,
+    foreach_clamp_max_,
+    foreach_clamp_min_,
+    foreach_div,
+    foreach_lerp_,
+    foreach_mul_,
+    foreach_sqrt,
+)
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.9999, "epsilon": 1e-6, "weight_decay": 0.1}
 ELEMENTWISE = True
@@ -47,19 +57,19 @@ class Adopt(Rule):
         if any(first):
             new = batch.only(first)
             squares = new.state("exp_avg_sq")
-            torch._foreach_addcmul_(squares, new.gradients, new.gradients)
+            foreach_addcmul_(squares, new.gradients, new.gradients)
             batch = batch.only([not is_first for is_first in first])
         if not batch.parameters:
             return
         decay(batch, group)
         means, squares = batch.state("exp_avg"), batch.state("exp_avg_sq")
-        roots = torch._foreach_sqrt(squares)
-        torch._foreach_clamp_min_(roots, group["eps"])
-        scaled = torch._foreach_div(batch.gradients, roots)
+        roots = foreach_sqrt(squares)
+        foreach_clamp_min_(roots, group["eps"])
+        scaled = foreach_div(batch.gradients, roots)
         clips = [(state["step"].item() - 1) ** 0.25 for state in batch.states]
-        torch._foreach_clamp_max_(scaled, clips)
-        torch._foreach_clamp_min_(scaled, [-clip for clip in clips])
-        torch._foreach_lerp_(means, scaled, 1.0 - beta1)
-        torch._foreach_add_(batch.values, means, alpha=-group["lr"])
-        torch._foreach_mul_(squares, beta2)
-        torch._foreach_addcmul_(squares, batch.gradients, batch.gradients, 1.0 - beta2)
+        foreach_clamp_max_(scaled, clips)
+        foreach_clamp_min_(scaled, [-clip for clip in clips])
+        foreach_lerp_(means, scaled, 1.0 - beta1)
+        foreach_add_(batch.values, means, alpha=-group["lr"])
+        foreach_mul_(squares, beta2)
+        foreach_addcmul_(squares, batch.gradients, batch.gradients, 1.0 - beta2)

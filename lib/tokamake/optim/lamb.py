@@ -8,6 +8,7 @@ from torch import Tensor
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._rule import Group, ParameterBatch, Rule, adam_direction
 from tokamake.optim._whole import ALONE, WholeParameters
+from tokamake.runtime.torch_internals import foreach_add_, foreach_mul_
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-6, "weight_decay": 0.01}
 ELEMENTWISE = False
@@ -43,10 +44,10 @@ class Lamb(Rule):
         """With u = adam + decay x: x -= lr |x| / |u| u, or lr u where either norm is 0."""
         directions = adam_direction(batch, group)
         if group["weight_decay"]:
-            torch._foreach_add_(directions, batch.values, alpha=group["weight_decay"])
+            foreach_add_(directions, batch.values, alpha=group["weight_decay"])
         if group.get("decays", True):
-            torch._foreach_mul_(directions, self._ratios(batch, directions))
-        torch._foreach_add_(batch.values, directions, alpha=-group["lr"])
+            foreach_mul_(directions, self._ratios(batch, directions))
+        foreach_add_(batch.values, directions, alpha=-group["lr"])
 
     def _ratios(self, batch: ParameterBatch, directions: list[Tensor]) -> list[Tensor]:
         squares = [

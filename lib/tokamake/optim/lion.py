@@ -7,6 +7,12 @@ import torch
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._rule import Group, ParameterBatch, Rule, decay
 from tokamake.optim._whole import ALONE, WholeParameters
+from tokamake.runtime.torch_internals import (
+    foreach_add_,
+    foreach_lerp,
+    foreach_lerp_,
+    foreach_sign_,
+)
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}
 ELEMENTWISE = True
@@ -36,8 +42,8 @@ class Lion(Rule):
         beta1, beta2 = group["betas"]
         batch.tick()
         means = batch.state("exp_avg")
-        signs = torch._foreach_lerp(means, batch.gradients, 1.0 - beta1)
-        torch._foreach_sign_(signs)
+        signs = foreach_lerp(means, batch.gradients, 1.0 - beta1)
+        foreach_sign_(signs)
         decay(batch, group)
-        torch._foreach_add_(batch.values, signs, alpha=-group["lr"])
-        torch._foreach_lerp_(means, batch.gradients, 1.0 - beta2)
+        foreach_add_(batch.values, signs, alpha=-group["lr"])
+        foreach_lerp_(means, batch.gradients, 1.0 - beta2)

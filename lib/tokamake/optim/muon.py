@@ -12,6 +12,7 @@ from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._groups import part_hidden_matrices
 from tokamake.optim._rule import Group, ParameterBatch, Rule, adamw, decay, number
 from tokamake.optim._whole import ALONE, WholeParameters
+from tokamake.runtime.torch_internals import foreach_lerp, foreach_lerp_
 
 SETTINGS = {
     "momentum": 0.95,
@@ -79,8 +80,8 @@ class Muon(Rule):
             return
         batch.tick()
         momentum, means = group["momentum"], batch.state("momentum_buffer")
-        torch._foreach_lerp_(means, batch.gradients, 1.0 - momentum)
-        ahead = torch._foreach_lerp(batch.gradients, means, momentum)
+        foreach_lerp_(means, batch.gradients, 1.0 - momentum)
+        ahead = foreach_lerp(batch.gradients, means, momentum)
         decay(batch, group)
         gathered = self.whole.gather(batch.parameters, list(ahead))
         for parameter, value, matrix in zip(batch.parameters, batch.values, gathered, strict=True):

@@ -13,6 +13,14 @@ from tokamake.config.optimization import OptimizerSettings
 from tokamake.errors import UserError
 from tokamake.optim._rule import Group, ParameterBatch, Rule, number, wide
 from tokamake.optim._whole import ALONE, WholeParameters, local
+from tokamake.runtime.torch_internals import (
+    foreach_add_,
+    foreach_addcmul_,
+    foreach_div,
+    foreach_div_,
+    foreach_mul_,
+    foreach_sqrt,
+)
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
 ELEMENTWISE = True
@@ -99,14 +107,14 @@ class ScheduleFreeAdamW(Rule):
         """z -= lr (g / sqrt(v) + decay y); x = (1 - c) x + c z; y = beta1 x + (1 - beta1) z."""
         (beta1, beta2), rate = group["betas"], group["lr"]
         steps, squares, z = batch.tick(), batch.state("exp_avg_sq"), batch.state("z")
-        torch._foreach_mul_(squares, beta2)
-        torch._foreach_addcmul_(squares, batch.gradients, batch.gradients, 1.0 - beta2)
-        roots = torch._foreach_sqrt(squares)
-        torch._foreach_div_(roots, [(1.0 - beta2**step) ** 0.5 for step in steps])
-        torch._foreach_add_(roots, group["eps"])
-        directions = torch._foreach_div(batch.gradients, roots)
+        foreach_mul_(squares, beta2)
+        foreach_addcmul_(squares, batch.gradients, batch.gradients, 1.0 - beta2)
+        roots = foreach_sqrt(squares)
+        foreach_div_(roots, [(1.0 - beta2**step) ** 0.5 for step in steps])
+        foreach_add_(roots, group["eps"])
+        directions = foreach_div(batch.gradients, roots)
         if group["weight_decay"]:
-            torch._foreach_add_(directions, batch.values, alpha=group["weight_decay"])
+            foreach_add_(directions, batch.values, alpha=group["weight_decay"])
         weights = [_average_weight(state, rate) for state in batch.states]
         # x is not stored. Substitute x = (y - (1 - beta1) z) / beta1 and solve for the new y.
         for value, iterate, weight in zip(batch.values, z, weights, strict=True):
@@ -114,7 +122,7 @@ class ScheduleFreeAdamW(Rule):
         scales = [rate * (beta1 * (1.0 - weight) - 1.0) for weight in weights]
         for value, direction, scale in zip(batch.values, directions, scales, strict=True):
             value.add_(direction, alpha=scale)
-        torch._foreach_add_(z, directions, alpha=-rate)
+        foreach_add_(z, directions, alpha=-rate)
 
 
 def _average_weight(state: dict[str, Tensor], rate: float) -> float:

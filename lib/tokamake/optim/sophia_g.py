@@ -12,6 +12,16 @@ import torch
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._rule import Group, ParameterBatch, Rule, decay
 from tokamake.optim._whole import ALONE, WholeParameters
+from tokamake.runtime.torch_internals import (
+    foreach_add_,
+    foreach_addcmul_,
+    foreach_clamp_max_,
+    foreach_clamp_min_,
+    foreach_div,
+    foreach_lerp_,
+    foreach_mul,
+    foreach_mul_,
+)
 
 SETTINGS = {
     "beta1": 0.965,
@@ -70,20 +80,18 @@ class SophiaG(Rule):
             weight = 1.0 - group["betas"][1]
             for batch in self.batches(group):
                 hessians = batch.state("hessian")
-                torch._foreach_mul_(hessians, group["betas"][1])
-                torch._foreach_addcmul_(
-                    hessians, batch.gradients, batch.gradients, num_labels * weight
-                )
+                foreach_mul_(hessians, group["betas"][1])
+                foreach_addcmul_(hessians, batch.gradients, batch.gradients, num_labels * weight)
 
     def update(self, batch: ParameterBatch, group: Group) -> None:
         """x -= lr decay x; x -= lr clip(m / max(rho h, epsilon), 1)."""
         batch.tick()
         means = batch.state("exp_avg")
-        torch._foreach_lerp_(means, batch.gradients, 1.0 - group["betas"][0])
+        foreach_lerp_(means, batch.gradients, 1.0 - group["betas"][0])
         decay(batch, group)
-        scales = torch._foreach_mul(batch.state("hessian"), group["rho"])
-        torch._foreach_clamp_min_(scales, group["eps"])
-        directions = torch._foreach_div(means, scales)
-        torch._foreach_clamp_max_(directions, 1.0)
-        torch._foreach_clamp_min_(directions, -1.0)
-        torch._foreach_add_(batch.values, directions, alpha=-group["lr"])
+        scales = foreach_mul(batch.state("hessian"), group["rho"])
+        foreach_clamp_min_(scales, group["eps"])
+        directions = foreach_div(means, scales)
+        foreach_clamp_max_(directions, 1.0)
+        foreach_clamp_min_(directions, -1.0)
+        foreach_add_(batch.values, directions, alpha=-group["lr"])

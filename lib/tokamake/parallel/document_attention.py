@@ -8,7 +8,6 @@ heads, K width of a head.
 
 import inspect
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,9 +18,6 @@ from tokamake.parallel.context import PackedDocuments
 
 _SHORT = 32
 """Mean length in tokens below which a call for each document costs more than a mask."""
-
-VARLEN: Any = getattr(torch.ops.torch_attn, "_varlen_attn", None)
-"""The operator that `varlen_attn` calls; None in older versions of torch."""
 
 _WIDEST = 256
 """Largest width of a head that flash attention supports."""

@@ -15,6 +15,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tokamake.runtime.torch_internals import (
+    cpu_flash_attention,
+    cpu_flash_attention_backward,
+    efficient_attention,
+    efficient_attention_backward,
+    flash_attention,
+    flash_attention_backward,
+)
+
 _ROWS = 512
 """Queries per step of the plain kernel, which bounds the memory of scores."""
 
@@ -89,9 +98,8 @@ class ForCPU:
     @staticmethod
     def forward(block: AttentionBlock) -> tuple[Tensor, Tensor]:
         """See `Kernel`."""
-        operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         tensors = (block.q_BHLK, block.k_BGSK, block.v_BGSK)
-        y_BHLK, lse_BHL = operator(*tensors, 0.0, block.causal, attn_mask=block.bias)
+        y_BHLK, lse_BHL = cpu_flash_attention(*tensors, 0.0, block.causal, attn_mask=block.bias)
         return y_BHLK, lse_BHL
 
     @staticmethod
@@ -99,9 +107,10 @@ class ForCPU:
         block: AttentionBlock, dy_BHLK: Tensor, y_BHLK: Tensor, lse_BHL: Tensor
     ) -> Gradients:
         """See `Kernel`."""
-        operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         tensors = (block.q_BHLK, block.k_BGSK, block.v_BGSK, y_BHLK, lse_BHL)
-        gradients: Gradients = operator(dy_BHLK, *tensors, 0.0, block.causal, attn_mask=block.bias)
+        gradients: Gradients = cpu_flash_attention_backward(
+            dy_BHLK, *tensors, 0.0, block.causal, attn_mask=block.bias
+        )
         return gradients
 
 
@@ -128,7 +137,7 @@ class Flash:
     @staticmethod
     def forward(block: AttentionBlock) -> tuple[Tensor, Tensor]:
         """See `Kernel`."""
-        y_BHLK, lse_BHL, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+        y_BHLK, lse_BHL, *_ = flash_attention(
             block.q_BHLK, block.k_BGSK, block.v_BGSK, 0.0, block.causal, scale=block.scale
         )
         return y_BHLK, lse_BHL
@@ -145,7 +154,7 @@ class Flash:
             lse_BHL.new_zeros(2, dtype=torch.uint64),
             lse_BHL.new_zeros((), dtype=torch.uint64),
         )
-        gradients: Gradients = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+        gradients: Gradients = flash_attention_backward(
             dy_BHLK, *tensors, *lengths, 0.0, block.causal, *state, scale=block.scale
         )
         return gradients
@@ -166,7 +175,7 @@ class MemoryEfficient:
     def forward(block: AttentionBlock) -> tuple[Tensor, Tensor]:
         """See `Kernel`."""
         whole = _ungrouped(block)
-        y_BHLK, lse_BHL, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+        y_BHLK, lse_BHL, *_ = efficient_attention(
             whole.q_BHLK, whole.k_BGSK, whole.v_BGSK, whole.bias, True, 0.0, whole.causal
         )
         return y_BHLK, lse_BHL
@@ -180,7 +189,7 @@ class MemoryEfficient:
         tensors = (whole.q_BHLK, whole.k_BGSK, whole.v_BGSK, whole.bias, y_BHLK)
         # The state of a random generator, unused without dropout.
         state = [lse_BHL.new_zeros((), dtype=torch.int64) for _ in range(2)]
-        dq_BHLK, *dkv_BHSK, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+        dq_BHLK, *dkv_BHSK, _ = efficient_attention_backward(
             *(dy_BHLK, *tensors, lse_BHL.contiguous(), *state),
             *(0.0, [True, True, True, False], whole.causal),
         )

@@ -15,17 +15,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from tokamake.runtime.torch_internals import onednn_linear
+
 _FEWEST = 2**24
 """Multiply-adds of a product; below, the time that oneDNN needs to prepare it matters."""
-
-
-def _onednn() -> Any:
-    # torch's compiler calls this operator; it has no public name.
-    return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-
-
-ONEDNN: Any = _onednn() if torch.backends.mkl.is_available() else None
-"""oneDNN's product of states (..., D) and a weight (E, D); None if torch does not use MKL."""
 
 
 def linear(x: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor:
@@ -50,7 +43,7 @@ def linear(x: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor
 
 def _is_faster_by_onednn(x: Tensor, weight_ED: Tensor) -> bool:
     return bool(
-        ONEDNN
+        onednn_linear
         and x.dtype == weight_ED.dtype == torch.float32
         and x.numel() * len(weight_ED) >= _FEWEST
         and torch.backends.mkldnn.enabled
@@ -63,7 +56,7 @@ def _product(x: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tens
     bias_E = None if bias_E is None else bias_E.float()
     if not _is_faster_by_onednn(x, weight_ED):
         return F.linear(x, weight_ED, bias_E)
-    y: Tensor = ONEDNN(x, weight_ED, bias_E, "none", [], "")
+    y: Tensor = onednn_linear(x, weight_ED, bias_E, "none", [], "")
     # The operator returns a view of its own result, and FSDP2 warns about views.
     return y.data
 

@@ -12,13 +12,19 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from tokamake.parallel.axis import Axis, part
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.tensor import Placement
+from tokamake.runtime.torch_internals import (
+    flatten,
+    foreach_copy_,
+    foreach_mul_,
+    foreach_norm,
+    unflatten,
+)
 
 
 @dataclass
@@ -177,7 +183,7 @@ def round_originals(held: Iterable[Held]) -> None:
     rounded = [each for each in held if each.parameter.dtype != each.local.dtype]
     if rounded:
         copies: list[Tensor] = [each.parameter for each in rounded]
-        torch._foreach_copy_(copies, [*(each.local for each in rounded)])
+        foreach_copy_(copies, [*(each.local for each in rounded)])
 
 
 def add_up_partial(
@@ -199,9 +205,9 @@ def add_up_partial(
 def _all_reduce(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
     if not tensors:
         return
-    flat = _flatten_dense_tensors(tensors)
+    flat = flatten(tensors)
     dist.all_reduce(flat, group=group)
-    for tensor, total in zip(tensors, _unflatten_dense_tensors(flat, tensors), strict=True):
+    for tensor, total in zip(tensors, unflatten(flat, tensors), strict=True):
         tensor.copy_(total)
 
 
@@ -243,7 +249,7 @@ def add_up_copies(
 def squares(held: Iterable[Held], device: torch.device) -> Tensor:
     """Sum of squares of this rank's gradients, fp32 scalar; only one of several replicas counts."""
     counted = [each.local.grad for each in held if each.counts and each.local.grad is not None]
-    norms = torch._foreach_norm(counted, dtype=torch.float32) if counted else ()
+    norms = foreach_norm(counted, dtype=torch.float32) if counted else ()
     return torch.stack([*norms]).square().sum() if norms else torch.zeros((), device=device)
 
 
@@ -251,4 +257,4 @@ def scale(held: Iterable[Held], factor: float) -> None:
     """Multiply this rank's gradients in place."""
     if factor != 1:
         gradients = [each.local.grad for each in held if each.local.grad is not None]
-        torch._foreach_mul_(gradients, factor)
+        foreach_mul_(gradients, factor)

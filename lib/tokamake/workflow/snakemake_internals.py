@@ -19,9 +19,11 @@ class Snakemake:
         """Remember under which names this file's rules are known.
 
         Args:
-            workflow: Snakemake's global `workflow`, in the file that declares the rules.
+            workflow: Snakemake's global `workflow`, in workflow/Snakefile.
         """
         self._workflow = workflow
+        self.repository = Path(workflow.current_basedir).parent
+        """Folder above the one of this file."""
         # `use rule * from tokamake as tokamake_*` renames rules.
         self._renamed = workflow.modifier.modify_rulename
 
@@ -39,6 +41,11 @@ class Snakemake:
     def config_files(self) -> list[str]:
         """Files that `--configfile` names."""
         return [str(path) for path in self._workflow.overwrite_configfiles]
+
+    @property
+    def main_snakefile(self) -> str:
+        """Path of the file that Snakemake was started with."""
+        return str(self._workflow.main_snakefile)
 
     @property
     def main_config(self) -> dict[str, Any]:
@@ -64,6 +71,11 @@ class Snakemake:
     def rule_names(self) -> list[str]:
         """Names of all rules."""
         return [rule.name for rule in self._workflow.rules]
+
+    def declared_resources(self) -> dict[str, Any]:
+        """Resources of all rules together; of those with the same name, that of the last rule."""
+        rules = self._workflow.rules
+        return {name: value for rule in rules for name, value in rule.resources.items()}
 
     def is_produced(self, path: str) -> bool:
         """Whether some rule makes a file."""

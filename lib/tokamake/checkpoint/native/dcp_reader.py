@@ -11,8 +11,6 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed._shard._utils import narrow_tensor_by_index
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -28,6 +26,7 @@ from tokamake.checkpoint.native import dcp_metadata
 from tokamake.checkpoint.native.archive_tensors import ArchiveTensors
 from tokamake.checkpoint.native.dcp_metadata import StorageLocation, WholeTensor
 from tokamake.errors import UserError
+from tokamake.runtime.torch_internals import narrowed, storage_info
 
 
 class DcpReader(dcp.FileSystemReader):
@@ -64,7 +63,7 @@ class DcpReader(dcp.FileSystemReader):
             state_dict_metadata={key: _record(tensor) for key, tensor in tensors.items()},
             planner_data={key: (key,) for key in tensors},
             storage_data={
-                MetadataIndex(key, torch.Size(chunk.offset), number): _StorageInfo(*chunk.location)
+                MetadataIndex(key, torch.Size(chunk.offset), number): storage_info(*chunk.location)
                 for key, tensor in tensors.items()
                 for number, chunk in enumerate(tensor.chunks)
                 if chunk.location is not None
@@ -77,7 +76,7 @@ class DcpReader(dcp.FileSystemReader):
 def _fill(item: ReadItem, stored: Tensor, planner: LoadPlanner) -> None:
     """Copy a part of a stored tensor to its place in memory."""
     target = planner.resolve_tensor(item).detach()
-    part = narrow_tensor_by_index(stored, item.storage_offsets, item.lengths)
+    part = narrowed(stored, item.storage_offsets, item.lengths)
     if target.size() != part.size():
         raise UserError(f"{item.storage_index.fqn} is not of the size in {dcp_metadata.FILE}")
     target.copy_(part)

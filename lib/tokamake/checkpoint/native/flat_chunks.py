@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from tokamake.checkpoint.tensors import flat_runs
+from tokamake.runtime.torch_internals import wrapper_subclass
 
 Offset = tuple[int, ...]
 
@@ -39,7 +40,7 @@ class FlatChunks(Tensor):
     def __new__(
         cls, shape: Sequence[int], dtype: torch.dtype, boxes: Mapping[Offset, Tensor]
     ) -> "FlatChunks":
-        wrapper: FlatChunks = Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype)
+        wrapper: FlatChunks = wrapper_subclass(cls, shape, dtype)
         wrapper.boxes = boxes
         return wrapper
 

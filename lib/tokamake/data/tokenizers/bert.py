@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tokamake.data.tokenizers import Tokenizer, in_folder, setting, special_token, with_configs
 from tokamake.data.tokenizers._fast import wrap
+from tokamake.data.tokenizers._tokenizers_internals import inner_tokenizer
 
 
 def files(path: Path) -> list[Path]:
@@ -24,14 +25,14 @@ def load(paths: list[Path]) -> Tokenizer:
     if lowercase is None:
         # In an uncased vocabulary, only special tokens such as [SEP] have capitals.
         lowercase = all(word == word.lower() for word in words if not word.startswith("["))
-    fast = tokenizers.BertWordPieceTokenizer(
+    implementation = tokenizers.BertWordPieceTokenizer(
         str(paths[0]),
         lowercase=bool(lowercase),
         strip_accents=setting(paths, "strip_accents"),
         handle_chinese_chars=setting(paths, "tokenize_chinese_chars") is not False,
-    )._tokenizer
+    )
     return wrap(
-        fast,
+        inner_tokenizer(implementation),
         paths[0],
         eos=special_token(paths, "sep_token") or "[SEP]",
         bos=special_token(paths, "cls_token") or ("[CLS]" if "[CLS]" in words else ""),

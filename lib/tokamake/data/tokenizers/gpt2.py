@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tokamake.data.tokenizers import Tokenizer, in_folder, special_token, with_configs
 from tokamake.data.tokenizers._fast import wrap
+from tokamake.data.tokenizers._tokenizers_internals import inner_tokenizer
 
 _EOD_TOKEN = "<|endoftext|>"
 
@@ -20,7 +21,7 @@ def load(paths: list[Path]) -> Tokenizer:
     """Load GPT-2's tokenizer without prefix space. Special tokens in text become one token."""
     import tokenizers
 
-    fast = tokenizers.ByteLevelBPETokenizer(str(paths[0]), str(paths[1]))._tokenizer
+    fast = inner_tokenizer(tokenizers.ByteLevelBPETokenizer(str(paths[0]), str(paths[1])))
     vocabulary = fast.get_vocab()
     eos = special_token(paths, "eos_token") or _EOD_TOKEN
     bos = special_token(paths, "bos_token") or (_EOD_TOKEN if _EOD_TOKEN in vocabulary else "")

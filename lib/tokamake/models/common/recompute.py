@@ -17,8 +17,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from tokamake.parallel.document_attention import VARLEN
-from tokamake.parallel.linear import ONEDNN
+from tokamake.runtime.torch_internals import ATTENTION_OPERATORS, onednn_linear
 
 
 @dataclass(frozen=True)
@@ -36,18 +35,12 @@ class Recompute:
 NONE = Recompute()
 """Save all activations."""
 
-_aten = torch.ops.aten
 _SAVED = {
-    _aten.mm.default,
-    _aten.addmm.default,
-    _aten.bmm.default,
-    _aten._scaled_dot_product_flash_attention.default,
-    _aten._scaled_dot_product_efficient_attention.default,
-    _aten._scaled_dot_product_cudnn_attention.default,
-    _aten._scaled_dot_product_flash_attention_for_cpu.default,
-    _aten._scaled_dot_product_fused_attention_overrideable.default,
-    *([ONEDNN.default] if ONEDNN else []),
-    *([VARLEN.default] if VARLEN else []),
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    *([onednn_linear.default] if onednn_linear else []),
+    *ATTENTION_OPERATORS,
 }
 """Operators whose results `selective` saves."""
 

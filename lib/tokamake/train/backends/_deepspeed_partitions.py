@@ -1,11 +1,10 @@
 """This rank's piece of each parameter under DeepSpeed: elements of a flat fp32 buffer.
 
 One interface for all ZeRO stages. The engine reads initial weights into the pieces, and writes the
-pieces to checkpoints. Private attributes of DeepSpeed are read here only.
+pieces to checkpoints.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.flat_chunks import FlatChunks, boxes
 from tokamake.errors import UserError
 from tokamake.parallel.sharding import Held
+from tokamake.train.backends import _deepspeed_internals as internals
 
 
 @dataclass(frozen=True)
@@ -52,58 +52,13 @@ def pieces(held: Iterable[Held], optimizer: Any, stage: int) -> list[Partitioned
         optimizer: DeepSpeed's optimizer.
         stage: ZeRO stage.
     """
-    of_stage = (_stage_0, _stages_1_and_2, _stages_1_and_2, _stage_3)[stage]
-    return [piece for parameter in held for piece in of_stage(parameter, optimizer) if piece.size]
+    return [piece for parameter in held if (piece := _piece(parameter, optimizer, stage)).size]
 
 
-def _stage_0(held: Held, _: Any) -> Iterator[PartitionedParameter]:
-    yield PartitionedParameter(held, 0, held.local, 0, held.local.numel())
-
-
-def _stages_1_and_2(held: Held, optimizer: Any) -> Iterator[PartitionedParameter]:
-    """Each rank has a slice of a buffer in which the parameters of a group are concatenated."""
-    mapping: Any = getattr(held.parameter, "_hp_mapping", None)
-    if mapping is not None:
-        # Stage 1 in bf16 has another optimizer class, with the first of these attributes.
-        groups = getattr(optimizer, "fp32_groups_flat_partition", None)
-        groups = groups or optimizer.single_partition_of_fp32_groups
-        flat = groups[mapping.param_group_index]
-        low, high = mapping.lp_fragment_address, mapping.hp_fragment_address
-        yield PartitionedParameter(held, low.start, flat, high.start, high.numel)
-
-
-def _stage_3(held: Held, optimizer: Any) -> Iterator[PartitionedParameter]:
-    """Each rank has a slice of each parameter; slices of the last ranks are padded."""
-    parameter: Any = held.parameter
-    group, offset, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
-    start = size * optimizer._get_param_partition_rank(parameter)
-    remaining = max(0, parameter.ds_numel - start)
-    yield PartitionedParameter(
-        held, start, optimizer.fp32_partitioned_groups_flat[group], offset, min(size, remaining)
-    )
-
-
-@contextmanager
-def seen_by_optimizer(optimizer: Any, stage: int) -> Iterator[None]:
-    """Show torch's optimizer all its parameters; stage 3 otherwise shows it one group at a time."""
-    if stage == 3:
-        optimizer._set_fp32_optimizer_param_groups()
-    yield
-    if stage == 3:
-        optimizer._clear_fp32_optimizer_param_groups()
-
-
-@torch.no_grad()
-def publish(optimizer: Any, stage: int) -> None:
-    """Copy the weights of the pieces to the model; all ranks call it."""
-    if stage in (1, 2):
-        optimizer.update_lp_params()
-    if stage == 3:
-        optimizer._partition_all_parameters()
-        for number in range(len(optimizer.fp16_groups)):
-            optimizer._reassign_or_swap_out_partitioned_parameters(number)
-        if optimizer.persistent_parameters:
-            optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
+def _piece(held: Held, optimizer: Any, stage: int) -> PartitionedParameter:
+    if stage == 0:
+        return PartitionedParameter(held, 0, held.local, 0, held.local.numel())
+    return PartitionedParameter(held, *internals.partition(optimizer, held.parameter, stage))
 
 
 def tensors_of(

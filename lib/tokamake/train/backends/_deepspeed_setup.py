@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tokamake.config.resolved_run import Run
 from tokamake.parallel.mesh import Mesh
+from tokamake.train.backends._deepspeed_internals import disable_shm_extension
 
 BUCKET = 50_000_000
 """Elements of gradients that are reduced at once."""
@@ -82,8 +83,7 @@ def initialize(
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    # Not used in training, but DeepSpeed would compile it at start.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    disable_shm_extension()
     # Newer versions of torch deprecate names of collectives that DeepSpeed uses.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     engine, *_ = deepspeed.initialize(

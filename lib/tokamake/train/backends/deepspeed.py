@@ -22,6 +22,7 @@ from tokamake.parallel import collectives, sharding
 from tokamake.parallel.sharding import Held
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
+from tokamake.train.backends import _deepspeed_internals as internals
 from tokamake.train.backends import _deepspeed_partitions as partitions
 from tokamake.train.backends import _deepspeed_setup as setup
 from tokamake.train.backends._base import EngineBase
@@ -69,26 +70,23 @@ class Engine(EngineBase):
         self._engine = setup.initialize(
             run, _StagesModule(self._stages), self._optimizer, mpu, device.type
         )
-        # DeepSpeed then reduces the gradients of a whole step at once.
-        self._engine.pipeline_parallelism = self._zero_stage < 2
+        internals.reduce_at_end(self._engine, self._zero_stage < 2)
         self._pieces = partitions.pieces(self._held, self._engine.optimizer, self._zero_stage)
         if not continues:
             self._load_initial_weights()
-            partitions.publish(self._engine.optimizer, self._zero_stage)
+            internals.publish(self._engine.optimizer, self._zero_stage)
 
     def _weights(self) -> Iterator[tuple[Held, FlatChunks]]:
         for piece in self._pieces:
             yield piece.held, piece.place(piece.flat)
 
     def _mark_parameters(self) -> None:
-        """Set the attributes that DeepSpeed's norm reads, and hooks that sum partial gradients."""
+        """Mark parameters for DeepSpeed's norm, and set hooks that sum partial gradients."""
         for held in self._held:
-            parameter: Any = held.parameter
-            parameter.model_parallel = held.counts
-            parameter.ds_pipe_replicated = held.is_copy
+            internals.mark(held.parameter, counts=held.counts, is_copy=held.is_copy)
             if held.placement.partial and self._zero_stage >= 2:
                 # Stages 2 and 3 shard a gradient as soon as it is computed: sum it before.
-                parameter.register_hook(partial(collectives.all_reduce, axis=self.mesh.tensor))
+                held.parameter.register_hook(partial(collectives.all_reduce, axis=self.mesh.tensor))
 
     # ---- Steps ----
 
@@ -139,11 +137,7 @@ class Engine(EngineBase):
 
     def _gradient(self, held: Held) -> Tensor | None:
         """DeepSpeed's fp32 sum of a parameter's gradients."""
-        optimizer, parameter = self._engine.optimizer, held.parameter
-        if hasattr(optimizer, "get_gradient_for_reduction"):
-            gradient: Tensor | None = optimizer.get_gradient_for_reduction(parameter)
-            return gradient
-        return getattr(parameter, "_hp_grad", parameter.grad)
+        return internals.gradient(self._engine.optimizer, held.parameter)
 
     def _reduce_each(self, batches: Sequence[MicroBatch], scale: float) -> Tensor:
         """Let DeepSpeed reduce the gradients of each micro batch, and add up its shard of them."""
@@ -173,9 +167,9 @@ class Engine(EngineBase):
         if mode == self._mode or not hasattr(self._optimizer, mode):
             return
         self._mode = mode
-        with partitions.seen_by_optimizer(self._engine.optimizer, self._zero_stage):
+        with internals.seen_by_optimizer(self._engine.optimizer, self._zero_stage):
             getattr(self._optimizer, mode)()
-        partitions.publish(self._engine.optimizer, self._zero_stage)
+        internals.publish(self._engine.optimizer, self._zero_stage)
 
     @torch.no_grad()
     def _losses(self, batches: Sequence[MicroBatch]) -> Tensor:
@@ -212,5 +206,5 @@ class Engine(EngineBase):
             rank_state = training_state.load(folder, tensors) or rank_state
             with raise_on_all_ranks():
                 partitions.take_shared(folder, pieces, self._optimizer.state, tensors)
-        partitions.publish(self._engine.optimizer, self._zero_stage)
+        internals.publish(self._engine.optimizer, self._zero_stage)
         self._restore_state(folder, rank_state)

@@ -1,0 +1,98 @@
+"""The only place that touches private names of torch. Checked with torch 2.13.
+
+tests/runtime/test_torch_internals.py has a test for each name, so that a version of torch that
+changes one fails there by name. Imports of torch's distributed packages, which take seconds, are in
+the functions.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.nn.attention import varlen  # noqa: F401 - registers `_varlen_attn`
+
+# Operations on lists of tensors, with one kernel for many tensors; torch.optim calls them.
+foreach_add_ = torch._foreach_add_
+foreach_addcmul_ = torch._foreach_addcmul_
+foreach_clamp_max_ = torch._foreach_clamp_max_
+foreach_clamp_min_ = torch._foreach_clamp_min_
+foreach_copy_ = torch._foreach_copy_
+foreach_div = torch._foreach_div
+foreach_div_ = torch._foreach_div_
+foreach_lerp = torch._foreach_lerp
+foreach_lerp_ = torch._foreach_lerp_
+foreach_mul = torch._foreach_mul
+foreach_mul_ = torch._foreach_mul_
+foreach_norm = torch._foreach_norm
+foreach_sign_ = torch._foreach_sign_
+foreach_sqrt = torch._foreach_sqrt
+
+flatten = _flatten_dense_tensors
+"""Concatenate tensors of one dtype to a flat tensor."""
+unflatten = _unflatten_dense_tensors
+"""Views of a flat tensor in the shapes of given tensors."""
+
+# Fused attention that also returns the log-sum-exp of the scores; public functions drop it.
+_aten = torch.ops.aten
+cpu_flash_attention = _aten._scaled_dot_product_flash_attention_for_cpu
+cpu_flash_attention_backward = _aten._scaled_dot_product_flash_attention_for_cpu_backward
+flash_attention = _aten._scaled_dot_product_flash_attention
+flash_attention_backward = _aten._scaled_dot_product_flash_attention_backward
+efficient_attention = _aten._scaled_dot_product_efficient_attention
+efficient_attention_backward = _aten._scaled_dot_product_efficient_attention_backward
+varlen_attention: Any = getattr(torch.ops.torch_attn, "_varlen_attn", None)
+"""The operator that `torch.nn.attention.varlen.varlen_attn` calls; None in older versions."""
+
+onednn_linear: Any = (
+    getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    if torch.backends.mkl.is_available()
+    else None
+)
+"""oneDNN's product of states (..., D) and a weight (E, D), which torch's compiler calls; None if
+torch does not use MKL."""
+
+ATTENTION_OPERATORS = (
+    flash_attention.default,
+    efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+    cpu_flash_attention.default,
+    _aten._scaled_dot_product_fused_attention_overrideable.default,
+    *([varlen_attention.default] if varlen_attention else []),
+)
+"""Overloads of all operators that fused attention dispatches to."""
+
+
+def wrapper_subclass(cls: type, shape: Sequence[int], dtype: torch.dtype) -> Any:
+    """Create a tensor of a subclass that has a shape and a dtype but no data of its own."""
+    return Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype)  # type: ignore[arg-type]
+
+
+def local_shape_and_offset(
+    shape: Sequence[int], mesh: Any, placements: Sequence[Any]
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Shape of this rank's shard of a DTensor, and its offset in the whole tensor.
+
+    Args:
+        shape: of the whole tensor.
+        mesh: device mesh of the DTensor.
+        placements: of the DTensor.
+    """
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    return compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)
+
+
+def storage_info(relative_path: str, offset: int, length: int) -> Any:
+    """Record of the distributed checkpoint (DCP) of where a chunk is, in bytes of a file."""
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    return _StorageInfo(relative_path, offset, length)
+
+
+def narrowed(tensor: Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
+    """View of a box of a tensor."""
+    from torch.distributed._shard._utils import narrow_tensor_by_index
+
+    return narrow_tensor_by_index(tensor, offsets, sizes)

@@ -1,0 +1,120 @@
+"""The only place that touches private names of DeepSpeed. Checked with DeepSpeed 0.19.
+
+tests/train/backends/test_deepspeed_internals.py has a test for each function, so that a version of
+DeepSpeed that changes one of its names fails there.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Partition(NamedTuple):
+    """This rank's elements of a parameter in DeepSpeed's fp32 weights."""
+
+    start: int
+    """Offset of the elements in the flattened parameter."""
+    flat: Tensor
+    """Buffer of weights, which is one parameter for the optimizer."""
+    offset: int
+    """Offset of the elements in the buffer."""
+    size: int
+    """Number of elements."""
+
+
+def disable_shm_extension() -> None:
+    """Keep DeepSpeed from compiling, at start, an extension that training does not use."""
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def reduce_at_end(engine: Any, enabled: bool) -> None:
+    """Choose whether the engine reduces gradients in `allreduce_gradients` alone.
+
+    DeepSpeed's own pipeline engine sets this attribute for the same purpose.
+    """
+    engine.pipeline_parallelism = enabled
+
+
+def mark(parameter: Any, *, counts: bool, is_copy: bool) -> None:
+    """Set the attributes that DeepSpeed's gradient norm reads.
+
+    Args:
+        parameter: of the model.
+        counts: whether this rank's part counts in the norm.
+        is_copy: whether another pipeline stage counts the same parameter.
+    """
+    parameter.model_parallel = counts
+    parameter.ds_pipe_replicated = is_copy
+
+
+def gradient(optimizer: Any, parameter: Any) -> Tensor | None:
+    """The sum of a parameter's gradients before they are reduced, for stages 0 and 1.
+
+    Args:
+        optimizer: DeepSpeed's optimizer.
+        parameter: of the model.
+    """
+    if hasattr(optimizer, "get_gradient_for_reduction"):
+        total: Tensor | None = optimizer.get_gradient_for_reduction(parameter)
+        return total
+    return getattr(parameter, "_hp_grad", parameter.grad)
+
+
+def partition(optimizer: Any, parameter: Any, stage: int) -> Partition:
+    """This rank's elements of a parameter, for stages 1 to 3.
+
+    Args:
+        optimizer: DeepSpeed's optimizer.
+        parameter: of the model.
+        stage: ZeRO stage.
+    """
+    return (_stage_3 if stage == 3 else _stages_1_and_2)(optimizer, parameter)
+
+
+def _stages_1_and_2(optimizer: Any, parameter: Any) -> Partition:
+    """Each rank has a slice of a buffer in which the parameters of a group are concatenated."""
+    mapping: Any = getattr(parameter, "_hp_mapping", None)
+    if mapping is None:
+        return Partition(0, parameter, 0, 0)
+    # Stage 1 in bf16 has another optimizer class, with the first of these attributes.
+    groups = getattr(optimizer, "fp32_groups_flat_partition", None)
+    groups = groups or optimizer.single_partition_of_fp32_groups
+    low, high = mapping.lp_fragment_address, mapping.hp_fragment_address
+    return Partition(low.start, groups[mapping.param_group_index], high.start, high.numel)
+
+
+def _stage_3(optimizer: Any, parameter: Any) -> Partition:
+    """Each rank has a slice of each parameter; slices of the last ranks are padded."""
+    group, offset, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
+    start = size * optimizer._get_param_partition_rank(parameter)
+    remaining = max(0, parameter.ds_numel - start)
+    flat = optimizer.fp32_partitioned_groups_flat[group]
+    return Partition(start, flat, offset, min(size, remaining))
+
+
+@contextmanager
+def seen_by_optimizer(optimizer: Any, stage: int) -> Iterator[None]:
+    """Show torch's optimizer all its parameters; stage 3 otherwise shows it one group at a time."""
+    if stage == 3:
+        optimizer._set_fp32_optimizer_param_groups()
+    yield
+    if stage == 3:
+        optimizer._clear_fp32_optimizer_param_groups()
+
+
+@torch.no_grad()
+def publish(optimizer: Any, stage: int) -> None:
+    """Copy the fp32 weights to the model; all ranks call it."""
+    if stage in (1, 2):
+        optimizer.update_lp_params()
+    if stage == 3:
+        optimizer._partition_all_parameters()
+        for number in range(len(optimizer.fp16_groups)):
+            optimizer._reassign_or_swap_out_partitioned_parameters(number)
+        if optimizer.persistent_parameters:
+            optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)

@@ -1,0 +1,119 @@
+"""Start of the workflow: checks the config and makes the functions that its rules call."""
+
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from snakemake_executor_plugin_pbs.errors import UserError as ExecutorError
+from snakemake_executor_plugin_pbs.personal import missing_in_workflow
+from tokamake.data.corpus.plan_file import PLAN, write_plan
+from tokamake.workflow.checkpoints import CheckpointRules
+from tokamake.workflow.config import WorkflowConfig, read_workflow_config
+from tokamake.workflow.data import DataRules
+from tokamake.workflow.doctor import DoctorRules
+from tokamake.workflow.exit import exit_on_user_error
+from tokamake.workflow.layouts import Layouts
+from tokamake.workflow.options import RunSettings
+from tokamake.workflow.paths import DATA, RUN, check_writable
+from tokamake.workflow.segments import Segments
+from tokamake.workflow.snakemake_internals import (
+    Snakemake,
+    resolve_launch,
+    resolve_precommand,
+)
+from tokamake.workflow.targets import Targets
+
+
+@dataclass(frozen=True)
+class RuleFunctions:
+    """The checked config, and the functions for `input` and `params` of rules."""
+
+    config: WorkflowConfig
+    run_settings: RunSettings
+    data: DataRules
+    checkpoints: CheckpointRules
+    segments: Segments
+    doctor: DoctorRules
+    layouts: Layouts
+
+
+def shell_prefix() -> str:
+    """Start of each shell command, which puts the commands of this Python's environment on PATH.
+
+    Jobs then find them whether the environment is activated or not. Snakemake omits its strict mode
+    where a prefix is set.
+    """
+    folder = shlex.quote(str(Path(sys.executable).parent))
+    return f'set -euo pipefail; PATH={folder}:"$PATH"; '
+
+
+def rule_functions(
+    snakemake: Snakemake, config: dict[str, Any], planned_segments: Callable[[str], str]
+) -> RuleFunctions:
+    """Check the config and make the functions of the rules; exit with one line if it is wrong.
+
+    Args:
+        snakemake: of the workflow, before rules are declared.
+        config: Snakemake's global `config`.
+        planned_segments: from a run to the file that `plan_segments` writes for it, which makes
+            Snakemake run the rule first.
+    """
+    is_main = snakemake.is_main_process
+    resolve_launch(snakemake, snakemake.repository)
+    with exit_on_user_error():
+        checked = read_workflow_config(
+            config, snakemake.config_files or ["config/config.yaml"], is_main_process=is_main
+        )
+        if is_main:
+            check_writable([DATA, "logs", *(RUN.format(run=run) for run in checked.runs)])
+        return RuleFunctions(
+            config=checked,
+            run_settings=RunSettings(checked),
+            data=DataRules(checked, snakemake.force_job if is_main else None),
+            checkpoints=CheckpointRules(checked),
+            segments=Segments(checked, planned_segments if is_main else None),
+            doctor=DoctorRules(snakemake),
+            layouts=Layouts(checked, snakemake),
+        )
+
+
+def add_hooks(snakemake: Snakemake, functions: RuleFunctions) -> None:
+    """Write the plan before the first job; say what training has saved after a failure."""
+    if not snakemake.is_main_process:
+        return
+    # Written by no job: all jobs of a run follow one plan. A dry run writes nothing.
+    snakemake.on_start(lambda: write_plan(Path(PLAN), functions.config.plan))
+    snakemake.on_start(lambda: resolve_precommand(snakemake, snakemake.repository))
+    saved = functions.segments.saved_since_start
+    snakemake.on_error(lambda: print(*saved(), sep="\n", file=sys.stderr))
+
+
+def finish(snakemake: Snakemake, functions: RuleFunctions) -> None:
+    """Expand the targets of a user, and check personal values, after all rules are declared."""
+    snakemake.expand_targets(
+        Targets(
+            functions.config,
+            snakemake,
+            functions.checkpoints,
+            functions.segments,
+            functions.doctor,
+        ).expand
+    )
+    if snakemake.is_main_process:
+        _check_personal_values(snakemake)
+
+
+def _check_personal_values(snakemake: Snakemake) -> None:
+    """Exit with one line if account, queue and the like are missing.
+
+    In a dry run, there is no executor that could check them.
+    """
+    try:
+        message = missing_in_workflow(snakemake.declared_resources())
+    except ExecutorError as error:  # the user's file is wrong
+        message = str(error)
+    if message:
+        sys.exit(f"tokamake: {message}")
