@@ -12,7 +12,7 @@ from tokamake.workflow.checkpoints import CheckpointRules
 from tokamake.workflow.config import read_workflow_config
 from tokamake.workflow.data import DataRules
 from tokamake.workflow.doctor import DoctorRules
-from tokamake.workflow.exit import exit_on_user_error
+from tokamake.workflow.exit import exit_with
 from tokamake.workflow.layouts import Layouts
 from tokamake.workflow.options import RunSettings, options
 from tokamake.workflow.paths import DATA, DOCTOR, HF_FILES, METADATA, PLAN, RUN, WEIGHTS

@@ -15,4 +15,4 @@ if SNAKEMAKE.is_main_process:
     except ExecutorError as error:  # the user's file is wrong
         message = str(error)
     if message:
-        sys.exit(f"tokamake: {message}")
+        exit_with(message)
