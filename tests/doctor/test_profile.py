@@ -75,7 +75,7 @@ def test_mistakes_in_a_profile_are_reported(site: Path) -> None:
     with pytest.raises(UserError, match="xyz: no such folder; give the folder of a profile"):
         profile.read_profile(site / "none/xyz", site)
     (site / "none").mkdir()
-    with pytest.raises(UserError, match=r"none: no profile\.yaml in it; give"):
+    with pytest.raises(UserError, match=r"none: no profile\.yaml in it; did you mean"):
         profile.read_profile(site / "none", site)
 
 

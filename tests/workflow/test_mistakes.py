@@ -120,6 +120,16 @@ def test_mistakes_fail_the_dry_run_with_one_line(tmp_path: Path, mistake: str) -
     assert not (tmp_path / "results").exists()
 
 
+def test_a_corpus_without_text_fails_the_dry_run_with_its_line(tmp_path: Path) -> None:
+    make_workspace(tmp_path)
+    (tmp_path / "none.jsonl").touch()
+    (tmp_path / "corpora.tsv").write_text(f"{CORPORA}web\tnone.jsonl\ttext\t1\n")
+    result = snakemake(tmp_path, "-n", *MINE, "all")
+    assert result.returncode == 2
+    (message,) = errors(result)
+    assert message.startswith('tokamake: corpora.tsv:4: corpus "web" is empty: none.jsonl holds no')
+
+
 DEFAULT_TABLE = (
     "my.yaml: corpora: missing, and with the default table, config/corpora.tsv:10: files: "
 )

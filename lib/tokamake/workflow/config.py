@@ -127,6 +127,8 @@ def _read(
         for name in sample_names(corpus, sample.num_files)
     }
     plan = _current_plan(runs, corpora.values(), sample_files, is_main_process)
+    if is_main_process:
+        _check_empty(corpora, plan)
     for run, where in runs.values():
         _check_start(run, where, is_main_process)
         _check_splits(run.train, tables[run.corpora], where)
@@ -197,6 +199,17 @@ def _keep_while_training(previous: Plan, plan: Plan, runs: Iterable[str]) -> Pla
         file=sys.stderr,
     )
     return previous
+
+
+def _check_empty(corpora: Mapping[str, Corpus], plan: Plan) -> None:
+    """Check that each corpus has a raw file that is not empty."""
+    filled = {shard.name.partition("/")[0] for shard in plan.shards if shard.bytes}
+    for name, corpus in corpora.items():
+        if name not in filled:
+            raise UserError(
+                f'{corpus.where}: corpus "{name}" is empty: {corpus.files} holds no byte; fix the '
+                "files, or remove the row"
+            )
 
 
 def _datasets(plan: Plan) -> tuple[dict[str, Any], set[tuple[str, str]]]:
