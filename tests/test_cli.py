@@ -57,7 +57,9 @@ MISTAKES = {
     ("tokenise",): 'Unknown command "tokenise"',
     ("tokenize", "a.jsonl", "--outptu", "b"): "Unknown option: --outptu",
     ("tokenize", "--output", "b", "--tokenizer", "c"): "give FILES",
-    ("merge", "pair"): "requires an argument",
+    ("merge", "pair"): "--output is missing; add it.",
+    ("convert", "--to", "b"): "--from, --format are missing; add them.",
+    ("convert", "--to", "b", "--from"): "--from requires an argument",
     ("tokenize", "a.jsonl", "--output", "b", "--tokenizer", "c", "--workers", "x"): "--workers",
     (
         "tokenize",

@@ -16,6 +16,7 @@ from tokamake.config.training import INDEX_SETTINGS, TrainSettings
 from tokamake.data.samples.index import index
 from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.workflow.data import DataRules
+from tokamake.workflow.report import FIGURES
 
 PACKAGE = ROOT / "lib/tokamake"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -253,10 +254,9 @@ def test_profiles_have_a_launch_script() -> None:
 
 
 def test_captions_exist_for_all_figures() -> None:
-    figures = re.findall(r'^    "(\w+)\.(?:svg|html)":', RULES, flags=re.MULTILINE)
-    assert len(figures) > 5
-    for name in figures:
-        assert (ROOT / f"workflow/report/{name}.rst").read_text().strip()
+    assert len(FIGURES) > 5
+    for figure in FIGURES:
+        assert (ROOT / "workflow/rules" / figure.caption).read_text().strip()
 
 
 TESTED_THROUGH = {
@@ -344,7 +344,10 @@ TESTED_THROUGH = {
         "train/pipeline_stages",
     ],
     "train/backends/test_deepspeed.py": ["train/backends/_deepspeed_partitions"],
-    "train/backends/test_deepspeed_settings.py": ["train/backends/_deepspeed_setup"],
+    "train/backends/test_deepspeed_settings.py": [
+        *("train/backends/_deepspeed_setup", "train/backends/checks/deepspeed"),
+    ],
+    "workflow/test_mistakes.py": ["workflow/start_up"],
     "checkpoint/test_format_protocol.py": ["plugins"],
 }
 """Modules without a test file of their name, by the test that runs them."""

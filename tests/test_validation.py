@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from tokamake.config.fields import Settings
 from tokamake.errors import UserError
-from tokamake.validation import parse_json, read_table, read_yaml, unknown_key, validate
+from tokamake.validation import parse_json, parse_yaml, read_table, read_yaml, unknown_key, validate
 
 
 class Inner(Settings):
@@ -85,20 +85,41 @@ def test_up_to_two_near_keys_are_named() -> None:
     assert unknown_key("x", ["a", "b"]) == "x: unknown key; this section knows a, b"
 
 
-def test_yaml_that_is_missing_or_invalid_is_refused(tmp_path: Path) -> None:
+def test_a_missing_yaml_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     with pytest.raises(UserError, match=r"a\.yaml: no such file; make it$"):
         read_yaml(path, "make it")
-    path.write_text("a: [1")
-    with pytest.raises(
-        UserError, match=r"a\.yaml: not valid YAML \(while parsing [^\n]*\); fix it"
-    ):
-        read_yaml(path, "make it")
-    path.write_bytes(b"a: \xff")
-    with pytest.raises(UserError, match=r"a\.yaml: not valid YAML"):
-        read_yaml(path, "make it")
     path.write_text("a: 1")
     assert read_yaml(path, "make it") == {"a": 1}
+
+
+MISTAKES = {
+    r"^a\.yaml:2: indented with a tab; YAML needs spaces": "train:\n\tsteps: 1\n",
+    r"^a\.yaml:3: indented with a tab; YAML needs spaces": "train:\n  steps: 1\n\tseed: 2\n",
+    r"^a\.yaml:3: steps: is in line 2, too; keep one": "train:\n  steps: 1\n  steps: 1\n",
+    r"^a\.yaml:1: b: is in line 1, too; keep one": "a: [{b: 1, b: 2}]\n",
+    r"^a\.yaml:2: not valid YAML \(.*\); fix it": "a: 1\nb: [\n",
+    r"^a\.yaml: not valid YAML \(.*\); fix it": "a: \x01\n",
+}
+
+
+@pytest.mark.parametrize("expected", MISTAKES)
+def test_mistakes_in_yaml_name_the_line_and_the_remedy(expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
+        parse_yaml(MISTAKES[expected], "a.yaml")
+
+
+@pytest.mark.parametrize(
+    "text", ["a: &x {b: 1}\nc: {<<: *x, b: 2}\nd: [*x, *x]\n", "{1: a, '1': b}", "", "a: 'x\ty'\n"]
+)
+def test_repeated_aliases_and_tabs_in_text_are_valid(text: str) -> None:
+    parse_yaml(text, "a.yaml")
+
+
+def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_bytes(b"a: \xff\n")
+    with pytest.raises(UserError, match=r"a\.yaml: not UTF-8; save the file as UTF-8"):
+        read_yaml(tmp_path / "a.yaml", "fix it")
 
 
 def table(path: Path, text: str) -> Any:
@@ -118,8 +139,14 @@ def test_a_table_keeps_line_numbers_and_leaves_out_comments_and_empty_cells(
     [
         ("", "a.tsv: no corpus; add a header and one tab-separated row per corpus"),
         ("a\tb\n", "a.tsv: no corpus; add a header and one tab-separated row per corpus"),
-        ("a\tb\n1\n", "a.tsv:2: 1 columns, the header has 2; separate columns with one tab"),
-        ("a\n1\t2\n", "a.tsv:2: 2 columns, the header has 1; separate columns with one tab"),
+        (
+            "a\tb\n1\n",
+            "a.tsv:2: 1 column, the header has 2; separate columns with one tab, not spaces",
+        ),
+        (
+            "a\n1\t2\n",
+            "a.tsv:2: 2 columns, the header has 1; separate columns with one tab, not spaces",
+        ),
     ],
 )
 def test_a_table_without_rows_or_with_ragged_rows_is_refused(

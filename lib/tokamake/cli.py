@@ -15,8 +15,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from tokamake.errors import EXIT_USER_ERROR
+
 if TYPE_CHECKING:
-    from cyclopts import App
+    from cyclopts import App, CycloptsError
 
 
 class Command(NamedTuple):
@@ -139,8 +141,6 @@ def commands(table: dict[str, dict[str, Command]]) -> dict[str, Command]:
 
 COMMANDS = commands(STAGES) | commands(TOOLS)
 
-EXIT_USER_ERROR = 2
-
 EXTRAS = {
     "train": ("deepspeed", "mpi4py", "tensorboard", "torch"),
     "workflow": ("matplotlib", "snakemake"),
@@ -191,7 +191,8 @@ def _run(stage: str, arguments: list[str]) -> None:
     except CycloptsError as error:
         note_failure(error)
         command = f"tokamake {stage}".strip()
-        _fail(stage, f"{_one_line(str(error))} See `{command} --help`.", EXIT_USER_ERROR)
+        fault = _missing_options(app, stage, error) or _one_line(str(error))
+        _fail(stage, f"{fault} See `{command} --help`.", EXIT_USER_ERROR)
     except UserError as error:
         note_failure(error)
         if not error.among_ranks:
@@ -212,6 +213,26 @@ def _run(stage: str, arguments: list[str]) -> None:
         os._exit(128 + signal.SIGPIPE)
     except OSError as error:
         _fail(stage, f"{of_system(error)}; fix it and rerun", 1)
+
+
+def _missing_options(app: "App", stage: str, error: "CycloptsError") -> str:
+    """Message that names all required arguments that a call lacks; empty for other errors."""
+    from cyclopts import MissingArgumentError
+
+    # A keyword: the option is there without its value. Unused tokens: it may be misspelt.
+    if not isinstance(error, MissingArgumentError) or error.keyword or error.unused_tokens:
+        return ""
+    assert error.argument, "the error is about one"
+    words = {word.partition("=")[0] for word in error.root_input_tokens or ()}
+    missing = [
+        argument.name
+        for argument in app[stage].assemble_argument_collection()
+        if argument.field_info.required
+        and (argument.name == error.argument.name or not argument.field_info.is_positional)
+        and not words & {*argument.names}
+    ]
+    verb, pronoun = ("is", "it") if len(missing) == 1 else ("are", "them")
+    return f"{', '.join(missing)} {verb} missing; add {pronoun}."
 
 
 def make_app(stage: str = "") -> "App":

@@ -4,6 +4,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+EXIT_USER_ERROR = 2
+"""Exit status of commands and of Snakemake after a mistake of the user."""
+
 
 class UserError(Exception):
     """A mistake that the user can fix. The message gives the subject, value, place and remedy.

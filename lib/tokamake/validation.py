@@ -2,8 +2,9 @@
 
 import difflib
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -38,12 +39,17 @@ def _user_error(error: ValidationError, model: type[BaseModel], where: str) -> U
 
 
 def _explain(model: type[BaseModel], item: Any, where: str) -> str:
-    path = ".".join(str(part) for part in item["loc"])
+    shown = "" if isinstance(item["input"], dict | BaseModel) else f" {item['input']!r}:"
+    location = item["loc"]
+    is_item = location and isinstance(location[-1], int) and item["type"] != "invalid_key"
+    if shown and is_item:
+        location = location[:-1]  # the value identifies the item of a list
+    path = ".".join(map(str, location))
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
         keys = [*_section(model, item["loc"][:-1]).model_fields]
         prefix = "".join(f"{part}." for part in item["loc"][:-1])
-        return f"{where}: {prefix}{unknown_key(str(item['loc'][-1]), keys)}"
+        return f"{where}: {prefix}{unknown_key(str(item['loc'][-1]), keys, [*_paths(model)])}"
     if item["type"] == "invalid_key":
         # YAML reads {split: 98,1,1} as three keys.
         return (
@@ -52,7 +58,6 @@ def _explain(model: type[BaseModel], item: Any, where: str) -> str:
         )
     if item["type"] == "missing":
         return f"{where}: {path}: missing; add it"
-    shown = "" if isinstance(item["input"], dict | BaseModel) else f" {item['input']!r}:"
     if not path:
         return f"{where}:{shown} {message[0].lower()}{message[1:]}"
     # The message of a section's validator begins with a key: `train` and `zero_stage: 3: ...`.
@@ -62,12 +67,28 @@ def _explain(model: type[BaseModel], item: Any, where: str) -> str:
     return f"{where}: {path}:{shown} {message[0].lower()}{message[1:]}"
 
 
-def unknown_key(key: str, known: list[str]) -> str:
-    """Message about a key that is none of `known`: it names the nearest ones."""
-    close = difflib.get_close_matches(key, known, n=2, cutoff=0.7)
+def unknown_key(key: str, known: list[str], paths: Iterable[str] = ()) -> str:
+    """Message about an unknown key; it names the nearest ones.
+
+    Args:
+        key: the key.
+        known: keys of its section.
+        paths: dotted names of the settings of all sections, where the key may belong.
+    """
+    elsewhere = [path for path in paths if path.rpartition(".")[2] == key]
+    close = [*elsewhere, *difflib.get_close_matches(key, known, n=2, cutoff=0.7)]
     if close:
         return f"{key}: unknown key; did you mean {' or '.join(close)}?"
     return f"{key}: unknown key; this section knows {', '.join(known)}"
+
+
+def _paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of all settings; those of mappings depend on the user's keys."""
+    for name, field in model.model_fields.items():
+        yield f"{prefix}{name}"
+        section = None if get_origin(field.annotation) is dict else _model_in(field.annotation)
+        if section:
+            yield from _paths(section, f"{prefix}{name}.")
 
 
 def _section(model: type[BaseModel], location: tuple[Any, ...]) -> type[BaseModel]:
@@ -88,17 +109,77 @@ def read_yaml(path: Path, remedy: str) -> Any:
     """Read a YAML file.
 
     Raises:
-        UserError: the file is missing (the message ends with `remedy`) or not valid YAML.
+        UserError: the file is missing (the message ends with `remedy`), not valid YAML, or has a
+            key twice in one section.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; {remedy}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8; save the file as UTF-8") from None
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, path: str) -> Any:
+    """Parse YAML, which must not have a key twice in one section.
+
+    Args:
+        text: content of the file.
+        path: its path, for messages.
+
+    Raises:
+        UserError: file, line and remedy.
     """
     import yaml
 
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; {remedy}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        _refuse_duplicate_keys(yaml.compose(text, yaml.SafeLoader), path)
+        return yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        raise UserError(_syntax_error(error, text.splitlines(), path)) from None
+    except yaml.YAMLError as error:  # a character that YAML does not allow
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: not valid YAML ({reason}); fix it") from None
+
+
+def _syntax_error(error: Any, lines: list[str], path: str) -> str:
+    mark = error.problem_mark or error.context_mark
+    number = min(mark.line + 1, len(lines))  # the end of the file is after its last line
+    line = lines[number - 1] if lines else ""
+    if "\t" in line[: len(line) - len(line.lstrip())]:
+        return f"{path}:{number}: indented with a tab; YAML needs spaces, replace the tab"
+    return f"{path}:{number}: not valid YAML ({error.problem}); fix it"
+
+
+def _refuse_duplicate_keys(root: Any, path: str) -> None:
+    """Check that no mapping has a key twice; PyYAML silently keeps the last value."""
+    import yaml
+
+    nodes, visited = [root], set()
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, yaml.ScalarNode) or node is None or id(node) in visited:
+            continue
+        visited.add(id(node))  # an alias leads to a node that was checked before
+        if isinstance(node, yaml.SequenceNode):
+            nodes += node.value
+            continue
+        lines: dict[tuple[str, str], int] = {}
+        for key, value in node.value:
+            nodes.append(value)
+            # `<<` merges another mapping and may be repeated.
+            if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
+                continue
+            line, name = key.start_mark.line + 1, (key.tag, key.value)
+            if name in lines:
+                raise UserError(
+                    f"{path}:{line}: {key.value}: is in line {lines[name]}, too; keep one of them"
+                )
+            lines[name] = line
+
+
+_ONE_TAB = "separate columns with one tab, not spaces"
 
 
 class Table(NamedTuple):
@@ -134,12 +215,18 @@ def read_table(path: Path, *, setting: str, row: str) -> Table:
     if len(cells) < 2:
         raise UserError(f"{path}: no {row}; add a header and one tab-separated row per {row}")
     (header, columns), *rows = cells.items()
+    for column in columns:
+        if len(column.split()) > 1:  # no column's name has a space
+            raise UserError(f"{path}:{header}: {column}: spaces between columns; {_ONE_TAB}")
     for number, values in rows:
         if len(values) != len(columns):
-            raise UserError(
-                f"{path}:{number}: {len(values)} columns, the header has {len(columns)}; "
-                "separate columns with one tab"
-            )
+            noun = "column" if len(values) == 1 else "columns"
+            counts = f"{len(values)} {noun}, the header has {len(columns)}"
+            spaces = next((cell for cell in values if "  " in cell), None)
+            if spaces is None and len(" ".join(values).split()) == len(columns):
+                spaces = next(cell for cell in values if " " in cell)
+            cause = f" ({spaces!r} has spaces, not a tab)" if spaces else ""
+            raise UserError(f"{path}:{number}: {counts}{cause}; {_ONE_TAB}")
     filled = {
         number: {key: cell for key, cell in zip(columns, values, strict=True) if cell}
         for number, values in rows

@@ -97,6 +97,19 @@ def test_a_tokenizer_that_does_not_fit_is_refused(native: Path, tmp_path: Path) 
     convert(source=native, target=tmp_path / "fits", format="hf", tokenizer=words(tmp_path, 131))
 
 
+def test_a_tokenizer_with_fewer_entries_than_the_model_is_reported(
+    native: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    convert(source=native, target=tmp_path / "fits", format="hf", tokenizer=words(tmp_path, 131))
+    assert capsys.readouterr().err == ""
+    convert(source=native, target=tmp_path / "few", format="hf", tokenizer=words(tmp_path, 130))
+    message = capsys.readouterr().err
+    assert message.startswith(f"--tokenizer {tmp_path}/words130: has 130 entries, the model of ")
+    assert message.endswith(
+        "has 131; if the others are not padding, the model was trained with another tokenizer\n"
+    )
+
+
 def test_the_tokenizer_of_a_hugging_face_folder_is_copied(
     native: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,6 +28,14 @@ def error_of(value: object) -> str:
 MISTAKES = {
     "my.yaml: trian: unknown key; did you mean train?": {"trian": {}},
     "my.yaml: train.lr: unknown key; this section knows finetune, ": {"train": {"lr": 1}},
+    "my.yaml: train.learning_rate: unknown key; did you mean train.optimizer.learning_rate?": {
+        "train": {"learning_rate": 1}
+    },
+    "my.yaml: train_steps: unknown key; did you mean train.train_steps?": {"train_steps": 1},
+    "my.yaml: train.train_steps, train_samples and train_tokens all give the run's length": {
+        "train": {"train_steps": 5, "train_samples": 5, "train_tokens": 5}
+    },
+    "my.yaml: convert: 'nope': give a format": {"convert": ["hf", "nope"]},
     "my.yaml: train.optimizer.lr: unknown key; this section knows name, learning_rate": {
         "train": {"optimizer": {"lr": 1}}
     },
@@ -46,7 +54,7 @@ MISTAKES = {
     "my.yaml: train.schedule.warmup_steps: 9: more than train_steps 5; the learning": {
         "train": {"train_steps": 5, "schedule": {"warmup_steps": 9}}
     },
-    "my.yaml: train.train_steps and train_tokens all give the run's length": {
+    "my.yaml: train.train_steps and train_tokens both give the run's length": {
         "train": {"train_steps": 5, "train_tokens": 5}
     },
     "my.yaml: train.train_tokens: 4095: does not fill a global batch of 8 × 512 tokens; raise it": {
@@ -151,10 +159,10 @@ def test_every_field_is_documented() -> None:
 
 
 def test_missing_and_invalid_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"none\.yaml: no such file; fix model\.architecture"):
+    with pytest.raises(UserError, match=r"none\.yaml: no such file; fix the path, or choose"):
         read_architecture(tmp_path / "none.yaml")
     (tmp_path / "a.yaml").write_text("a: [")
-    with pytest.raises(UserError, match=r"a\.yaml: not valid YAML"):
+    with pytest.raises(UserError, match=r"a\.yaml:1: not valid YAML"):
         read_architecture(tmp_path / "a.yaml")
     (tmp_path / "a.yaml").write_text(
         "{hidden_size: 10, num_attention_heads: 3, num_key_value_heads: 1, num_hidden_layers: 1,"

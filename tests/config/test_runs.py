@@ -54,17 +54,21 @@ def test_cells_override_settings_and_empty_cells_keep_them(tmp_path: Path) -> No
 
 MISTAKES = {
     r"runs\.tsv: no run; add a header and one tab-separated row per run": "run\tseed\n",
-    r"runs\.tsv:1: no column run; add one with the runs' names, separated by one tab each": (
+    r"runs\.tsv:1: run  seed: spaces between columns; separate columns with one tab, not": (
         "run  seed\na  3\n"
     ),
+    r"runs\.tsv:1: no column run; add one with the runs' names": "seed\n3\n",
     r"runs\.tsv:2: run: missing; give the run a name": "run\tseed\n\t3\n",
     r"runs\.tsv:3: run 'a' is already in line 2": "run\tseed\na\t1\na\t2\n",
     r"runs\.tsv:1: seed: duplicate column": "run\tseed\tseed\na\t1\t2\n",
     r"runs\.tsv:1: tokenize.append_eod: must be the same for all runs, which share their data": (
         "run\ttokenize.append_eod\na\tfalse\n"
     ),
-    r"runs\.tsv:1: run  seed: no such setting; columns are run and settings of seed, corpora": (
+    r"runs\.tsv:1: run  seed: spaces between columns; separate columns with one tab": (
         "run  seed\trun\na\ta\n"
+    ),
+    r"runs\.tsv:1: sed: no such setting; columns are run and settings of seed, corpora": (
+        "sed\trun\na\ta\n"
     ),
     r"runs\.tsv:2: train.train_step: unknown key; did you mean train_steps": (
         "run\ttrain.train_step\na\t1\n"
@@ -74,7 +78,7 @@ MISTAKES = {
     ),
     r"runs\.tsv:2: seed: '\[': not valid YAML": "run\tseed\na\t[\n",
     r"runs\.tsv:2: run: 'import': results/import is reserved": "run\tseed\nimport\t1\n",
-    r"runs\.tsv:2: convert.0: 'mds-pp2': format mds has no pipeline_parallel_size; leave it out": (
+    r"runs\.tsv:2: convert: 'mds-pp2': format mds has no pipeline_parallel_size; leave it out": (
         "run\tconvert\na\t[mds-pp2]\n"
     ),
 }

@@ -39,6 +39,5 @@ def test_a_missing_profile_is_one_fault(tmp_path: Path, capsys: pytest.CaptureFi
     assert caught.value.code == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("wrong")] == [
-        f"wrong    profile: {tmp_path}/none: no profile.yaml in it; give the folder of a profile "
-        "(fix it)"
+        f"wrong    profile: {tmp_path}/none: no such folder (give the folder of a profile)"
     ]

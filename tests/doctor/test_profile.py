@@ -70,7 +70,12 @@ def test_mistakes_in_a_profile_are_reported(site: Path) -> None:
     path.write_text("- executor\n")
     with pytest.raises(UserError, match="not a mapping of keys"):
         read(site)
-    with pytest.raises(UserError, match=r"no profile\.yaml in it"):
+    with pytest.raises(UserError, match=r"sit: no such folder; did you mean .*/site\?"):
+        profile.read_profile(site / "sit", site)
+    with pytest.raises(UserError, match="xyz: no such folder; give the folder of a profile"):
+        profile.read_profile(site / "none/xyz", site)
+    (site / "none").mkdir()
+    with pytest.raises(UserError, match=r"none: no profile\.yaml in it; did you mean"):
         profile.read_profile(site / "none", site)
 
 

@@ -76,7 +76,7 @@ def test_a_dry_run_names_missing_values(tmp_path: Path) -> None:
     assert message.startswith(
         f"tokamake: {tmp_path}/me.yaml: no account, queue, filesystems, which"
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "Traceback" not in done.stderr
     done = dry_run(tmp_path, "acount: A\n")
     assert f"tokamake: {tmp_path}/me.yaml: acount: unknown; known are" in done.stderr

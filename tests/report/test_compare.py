@@ -69,9 +69,14 @@ def test_losses_are_from_a_set_that_all_runs_have(tmp_path: Path) -> None:
 
 def test_mistakes_are_reported(tmp_path: Path) -> None:
     run = finished(tmp_path, "a", 1e-3, 5, validation_loss=1.0)
-    with pytest.raises(UserError, match="1 run; give the folders of two or more"):
+    with pytest.raises(UserError, match="nothing to compare with; give the folders of two or more"):
         compare(run, output=tmp_path / "out")
+    (run / "evaluate.json").touch()
+    with pytest.raises(UserError, match=r"b: no such run; finished runs in .* are a; fix the path"):
+        compare(run, tmp_path / "b", output=tmp_path / "out")
     (tmp_path / "b").mkdir()
-    with pytest.raises(UserError, match=r"b/run\.yaml: no such file; make it with"):
+    with pytest.raises(
+        UserError, match=r"b: not a finished run: there is no run.yaml, which `resolve` writes"
+    ):
         compare(run, tmp_path / "b", output=tmp_path / "out")
     assert not (tmp_path / "out").exists()

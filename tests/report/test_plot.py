@@ -90,7 +90,9 @@ def test_tables_show_the_numbers(inputs: dict[str, Path], tmp_path: Path) -> Non
     # Embedding and output, then layers of 2 × 16² + 2 × 16 × 8 + 3 × 16 × 32 + 2 × 16, then a norm.
     assert values["parameters"] == f"{32_000 + 2 * (512 + 256 + 1536 + 32) + 16:,}"
     assert values["time"] == "1 min 05 s on 2 ranks"
-    assert values["training loss"] == "3.1234 nats per token, initially 6.9000"
+    assert values["training loss"] == (
+        "3.1234 nats per token at the last logged step, 6.9000 at the first"
+    )
     assert values["validation loss"] == "3.2500 nats per token"
     assert values["versions"] == "tokamake 9.9.9, torch 2.0"
 

@@ -51,6 +51,12 @@ def mark(folder: Path, product: str) -> None:
     path.touch()
 
 
+def lock(folder: Path, *, age: float) -> None:
+    """Lock the folder, as Snakemake does at its start."""
+    for name in ("0.input.lock", "0.output.lock"):
+        write(folder / ".snakemake/locks" / name, "", age=age)
+
+
 def train(folder: Path, *, age: float) -> None:
     for stage in ("weigh", "index", "resolve", "train"):
         write(folder / f"logs/big/{stage}.log", "words\n", age=age)
@@ -58,6 +64,7 @@ def train(folder: Path, *, age: float) -> None:
     write(folder / "results/big/index/index.json", "{}")
     write(folder / "results/big/run.yaml", yaml.safe_dump({**RUN, "run": "big"}))
     mark(folder, "results/big/train.json")
+    lock(folder, age=9000)
     lines = [{"step": 0, "validation_loss": 7.0}]
     lines += [{**metric(step, 4.0), "step_seconds": 90.0} for step in (5, 10)]
     text = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 11, "lo'
@@ -95,6 +102,31 @@ def test_a_folder_of_several_files_is_done_when_no_job_writes_to_it(folder: Path
     shutil.rmtree(folder / ".snakemake")
     write(folder / "results/raw/code/code-00.jsonl", "{}\n")
     assert state() == "done"
+
+
+def state_of(folder: Path, batch: str) -> str:
+    (stage,) = [stage for stage in stages(folder)["data"] if stage.log.endswith(f"{batch}.log")]
+    return jobs(folder, [stage])[0].state
+
+
+def test_a_killed_job_is_failed_once_the_folder_is_unlocked(folder: Path) -> None:
+    write(folder / "logs/tokenize/web-00001.log", "reading\n", age=3600)
+    lock(folder, age=7200)
+    assert state_of(folder, "tokenize/web-00001") == "running"
+    shutil.rmtree(folder / ".snakemake/locks")
+    assert state_of(folder, "tokenize/web-00001") == "failed"
+    # A job of a batch system goes on without Snakemake.
+    write(folder / "logs/tokenize/web-00001.log", "reading\n", age=60)
+    assert state_of(folder, "tokenize/web-00001") == "running"
+
+
+def test_a_failure_before_the_present_start_of_snakemake_is_waiting(folder: Path) -> None:
+    write(folder / "logs/tokenize/web-00002.log", "bad\n", age=100)
+    assert state_of(folder, "tokenize/web-00002") == "failed"
+    lock(folder, age=200)
+    assert state_of(folder, "tokenize/web-00002") == "failed"
+    lock(folder, age=50)
+    assert state_of(folder, "tokenize/web-00002") == "waiting"
 
 
 def test_training_shows_speed_and_remaining_time(

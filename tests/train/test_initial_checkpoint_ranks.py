@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import FileSystemReader
 
 from tests.support.deepspeed_runs import BF16, zero
 from tests.support.engines import buffer, build, coming, go, parts, pieces, states, whole
@@ -15,6 +14,7 @@ from tests.support.ranks import spawn
 from tests.support.runs import make_run
 from tests.support.tied_start import SAVED, TIED, prepare_tied
 from tokamake.checkpoint import model_tensors
+from tokamake.checkpoint.native.dcp_reader import DcpReader
 from tokamake.config.resolved_run import read_run
 
 
@@ -47,7 +47,7 @@ class ReadCounter:
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
-        read = FileSystemReader.read_data
+        read = DcpReader.read_data
 
         def read_data(reader: Any, plan: Any, planner: Any) -> Any:
             for item in plan.items:
@@ -55,7 +55,7 @@ class ReadCounter:
                 self.counts[name] = self.counts.get(name, 0) + item.lengths.numel()
             return read(reader, plan, planner)
 
-        FileSystemReader.read_data = read_data  # type: ignore[method-assign]
+        DcpReader.read_data = read_data  # type: ignore[method-assign]
 
 
 def begin_all(config: Path, folder: Path) -> list[Any]:

@@ -141,14 +141,17 @@ def test_the_name_of_a_format_states_the_options_of_convert(form: str, options: 
     assert rules.export_options(wildcards(run="smoke", form=form), TOKENIZER) == options
 
 
-def test_an_unknown_format_ends_the_workflow_with_one_line() -> None:
+def test_an_unknown_format_ends_the_workflow_with_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     rules = CheckpointRules(read_config())
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(SystemExit, match="2"):
         rules.export_options(wildcards(run="smoke", form="mds-zz2"), TOKENIZER)
-    assert str(stop.value).startswith("tokamake: results/smoke/convert/mds-zz2: give a format (")
-    with pytest.raises(SystemExit) as stop:
+    expected = "tokamake: results/smoke/convert/mds-zz2: give a format ("
+    assert capsys.readouterr().err.startswith(expected)
+    with pytest.raises(SystemExit, match="2"):
         rules.export_options(wildcards(run="smoke", form="hf-tp2"), TOKENIZER)
-    assert str(stop.value) == (
+    assert capsys.readouterr().err == (
         "tokamake: results/smoke/convert/hf-tp2: format hf has no tensor_parallel_size; "
-        "leave it out"
+        "leave it out\n"
     )

@@ -22,12 +22,12 @@ MISTAKES = {
     "missing file": (
         {},
         CORPORA.replace("results/raw/docs/*", "none/*.jsonl"),
-        'corpus "docs": no file matches none/*.jsonl; fix the files column',
+        "corpora.tsv:3: files: none/*.jsonl: no file matches; fix the column, whose paths start",
     ),
     "missing architecture": (
         {"model": {"architecture": "none.yaml"}},
         CORPORA,
-        "none.yaml: no such file; fix model.architecture",
+        "my.yaml: model.architecture: none.yaml: no such file; fix the path, or choose",
     ),
     "sequences too long": (
         {"train": {"sequence_length": 128}},
@@ -37,7 +37,7 @@ MISTAKES = {
     "missing tokenizer": (
         {"tokenizer": {"path": "none"}},
         CORPORA,
-        "tokenizer none: no such file or folder; fix the path",
+        "my.yaml: tokenizer.path: none: no such file or folder; fix the path",
     ),
     "negative weight": (
         {},
@@ -114,10 +114,67 @@ def test_mistakes_fail_the_dry_run_with_one_line(tmp_path: Path, mistake: str) -
     (tmp_path / "my.yaml").write_text(yaml.safe_dump({**CONFIG, **sections}))
     (tmp_path / "corpora.tsv").write_text(table)
     result = snakemake(tmp_path, "-n", *MINE, "all")
-    assert result.returncode != 0
+    assert result.returncode == 2
     (message,) = errors(result)
     assert message.startswith(f"tokamake: {expected}")
     assert not (tmp_path / "results").exists()
+
+
+def test_a_corpus_without_text_fails_the_dry_run_with_its_line(tmp_path: Path) -> None:
+    make_workspace(tmp_path)
+    (tmp_path / "none.jsonl").touch()
+    (tmp_path / "corpora.tsv").write_text(f"{CORPORA}web\tnone.jsonl\ttext\t1\n")
+    result = snakemake(tmp_path, "-n", *MINE, "all")
+    assert result.returncode == 2
+    (message,) = errors(result)
+    assert message.startswith('tokamake: corpora.tsv:4: corpus "web" is empty: none.jsonl holds no')
+
+
+DEFAULT_TABLE = (
+    "my.yaml: corpora: missing, and with the default table, config/corpora.tsv:10: files: "
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("run: two\n", "my.yaml:{last}: run: is in line "),
+        ("corpora: null\n", "my.yaml:{last}: corpora: is in line "),
+    ],
+)
+def test_a_key_that_is_twice_in_the_config_fails_with_its_lines(
+    tmp_path: Path, text: str, expected: str
+) -> None:
+    config = make_workspace(tmp_path) / "my.yaml"
+    config.write_text(config.read_text() + text)
+    result = snakemake(tmp_path, "-n", *MINE, "all")
+    assert result.returncode == 2
+    (message,) = errors(result)
+    last = len(config.read_text().splitlines())
+    assert message.startswith(f"tokamake: {expected.format(last=last)}")
+
+
+def test_a_config_without_a_table_of_corpora_says_that_the_default_one_is_used(
+    tmp_path: Path,
+) -> None:
+    sections = {key: CONFIG[key] for key in CONFIG if key not in ("corpora", "sample_corpus")}
+    (make_workspace(tmp_path) / "my.yaml").write_text(yaml.safe_dump(sections))
+    result = snakemake(tmp_path, "-n", *MINE, "all")
+    assert result.returncode == 2
+    (message,) = errors(result)
+    assert message.startswith(f"tokamake: {DEFAULT_TABLE}")
+    assert message.endswith("add corpora with the path of your table")
+
+
+def test_a_tab_in_the_default_config_is_reported_with_its_line(tmp_path: Path) -> None:
+    make_workspace(tmp_path)
+    (tmp_path / "config").unlink()
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/config.yaml").write_text("train:\n\ttrain_steps: 1\n")
+    result = snakemake(tmp_path, "-n", "all")
+    assert result.returncode == 2
+    (message,) = errors(result)
+    assert message.startswith("tokamake: config/config.yaml:2: indented with a tab; YAML needs")
 
 
 def test_convert_without_a_format_in_the_config_fails(tmp_path: Path) -> None:
@@ -149,7 +206,7 @@ def test_convert_without_a_format_in_the_config_fails(tmp_path: Path) -> None:
 )
 def test_an_unknown_target_fails_with_one_line(tmp_path: Path, target: str, expected: str) -> None:
     result = snakemake(make_workspace(tmp_path), "-n", *MINE, target)
-    assert result.returncode != 0
+    assert result.returncode == 2
     (message,) = errors(result)
     assert message.startswith(f"tokamake: {target}: {expected}")
 

@@ -106,8 +106,9 @@ def convert(
     if vocab_size is not None:
         checkpoint = with_vocab_size(checkpoint, vocab_size)
     vocabulary_warning = unknown_size_warning(checkpoint)
+    tokenizer_warning = None
     if tokenizer is not None:
-        eos_token, files = _read_tokenizer(tokenizer, checkpoint)
+        eos_token, files, tokenizer_warning = _read_tokenizer(tokenizer, checkpoint)
         notes = {**checkpoint.notes, "eos_token_id": eos_token}
         checkpoint = replace(checkpoint, notes=notes, tokenizer=files)
     workers = workers or file_workers()
@@ -125,6 +126,7 @@ def convert(
     _print_side_files(checkpoint, options, plug_in.TOKENIZER_CONFIG, result.left)
     for warning in (
         vocabulary_warning,
+        tokenizer_warning,
         *plug_in.warnings(checkpoint),
         _not_finite_warning(result.not_finite),
     ):
@@ -188,8 +190,12 @@ def _check_zero(format: str, num_ranks: int, stage: int) -> None:
         )
 
 
-def _read_tokenizer(tokenizer: Path, checkpoint: "Checkpoint") -> tuple[int, tuple[Path, ...]]:
-    """Return a tokenizer's end-of-document token and all its files that transformers reads.
+def _read_tokenizer(
+    tokenizer: Path, checkpoint: "Checkpoint"
+) -> tuple[int, tuple[Path, ...], str | None]:
+    """Return a tokenizer's end-of-document token, its files that transformers reads, a warning.
+
+    The warning says that the model has more entries: padding, or those of another tokenizer.
 
     Raises:
         UserError: there is no tokenizer, or it has more entries than the model.
@@ -206,7 +212,13 @@ def _read_tokenizer(tokenizer: Path, checkpoint: "Checkpoint") -> tuple[int, tup
         )
     files = tokenizer_files(tokenizer)[1]
     optional = (files[0].with_name(name) for name in _OPTIONAL_FILES)
-    return opened.eod, (*sorted({*with_configs(files), *filter(Path.is_file, optional)}),)
+    copied = (*sorted({*with_configs(files), *filter(Path.is_file, optional)}),)
+    warning = (
+        f"--tokenizer {tokenizer}: has {opened.vocab_size:,} entries, the model of "
+        f"{checkpoint.path} has {vocab_size:,}; if the others are not padding, the model was "
+        "trained with another tokenizer"
+    )
+    return opened.eod, copied, warning if opened.vocab_size < vocab_size else None
 
 
 def _summary(checkpoint: "Checkpoint", target: "Target") -> str:

@@ -78,8 +78,8 @@ def _name(pointer: Path) -> str:
         UserError: it is no name of a folder beside the file, but for example a path to another one.
     """
     with pointer.open("rb") as stream:
-        content = stream.read(_MAX_NAME_BYTES + 2)  # the name and the end of its line
-    name = content.decode(errors="replace").strip()
-    if len(content) > _MAX_NAME_BYTES + 1 or name in ("", "..") or Path(name).name != name:
+        content = stream.read(_MAX_NAME_BYTES + 2).strip()  # the end of the line may follow a name
+    name = content.decode(errors="replace")
+    if len(content) > _MAX_NAME_BYTES or name in ("", "..") or Path(name).name != name:
         raise UserError(f"{pointer}: {name[:40]!r} is not the name of a folder; {REMEDY}")
     return name

@@ -255,5 +255,5 @@ def _default(choices: Any) -> Any:
 
 def read_architecture(path: Path) -> Architecture:
     """Read a file of config/models."""
-    value = read_yaml(path, "fix model.architecture or choose a file of config/models")
+    value = read_yaml(path, "fix the path, or choose a file of config/models")
     return validate(Architecture, value, str(path))

@@ -18,6 +18,10 @@ class SampleCorpus(Settings):
     file."""
 
 
+MIN_VOCAB_SIZE = 300
+"""Smallest vocabulary of a tokenizer to train."""
+
+
 class TokenizerSettings(Settings):
     """The tokenizer: an existing one, or one to train on the corpora."""
 
@@ -27,7 +31,7 @@ class TokenizerSettings(Settings):
     kind: Literal["bpe", "wordpiece", "unigram"] = "bpe"
     """Kind of tokenizer to train if `path` is empty: byte-level BPE as in GPT-2, WordPiece as in
     BERT, or Unigram over bytes."""
-    vocab_size: Annotated[int, Field(ge=300)] = 8192
+    vocab_size: Annotated[int, Field(ge=MIN_VOCAB_SIZE)] = 8192
     """Vocabulary size of the tokenizer to train if `path` is empty."""
     special_tokens: tuple[str, ...] = ()
     """Additional special tokens of the trained tokenizer, for example for fill-in-the-middle."""

@@ -92,9 +92,7 @@ def _check_columns(columns: list[str], where: str) -> None:
     from tokamake.config.root import Config
 
     if "run" not in columns:
-        # One column usually means that spaces separate the cells.
-        hint = ", separated by one tab each" if len(columns) == 1 else ""
-        raise UserError(f"{where}: no column run; add one with the runs' names{hint}")
+        raise UserError(f"{where}: no column run; add one with the runs' names")
     for column in columns:
         section = column.partition(".")[0]
         if columns.count(column) > 1:

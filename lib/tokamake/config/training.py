@@ -224,7 +224,9 @@ class TrainSettings(Settings):
     def _check_length(self) -> None:
         lengths = [name for name in LENGTHS if getattr(self, name) is not None]
         if len(lengths) > 1:
-            raise ValueError(f"{' and '.join(lengths)} all give the run's length; keep one")
+            names = f"{', '.join(lengths[:-1])} and {lengths[-1]}"
+            number = "both" if len(lengths) == 2 else "all"
+            raise ValueError(f"{names} {number} give the run's length; keep one")
         try:
             steps = self.num_steps
         except UserError as error:

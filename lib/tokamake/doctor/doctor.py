@@ -67,7 +67,8 @@ def _checks(folder: Path | None, directory: Path, data: Iterable[Path]) -> "list
     try:
         site = profile.read_profile(folder, directory) if folder else site
     except UserError as error:
-        faults = [result.wrong("profile", str(error), "fix it")]
+        value, _, remedy = str(error).rpartition("; ")
+        faults = [result.wrong("profile", value, remedy)]
     profile_checks: list[Check] = [lambda: profile.check_profile(site)] if site.path else []
     return [
         environment.check_python,

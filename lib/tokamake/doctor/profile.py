@@ -158,7 +158,12 @@ def read_profile(folder: Path, directory: Path) -> Profile:
     """
     path = next((folder / name for name in NAMES if (folder / name).is_file()), None)
     if path is None:
-        raise UserError(f"{folder}: no {NAMES[0]} in it; give the folder of a profile")
+        fault = f"no {NAMES[0]} in it" if folder.is_dir() else "no such folder"
+        siblings = sorted(str(file.parent) for file in folder.parent.glob(f"*/{NAMES[0]}"))
+        close = difflib.get_close_matches(str(folder), siblings, 1)
+        choices = f", such as {', '.join(siblings)}" if siblings else ""
+        remedy = f"did you mean {close[0]}?" if close else f"give the folder of a profile{choices}"
+        raise UserError(f"{folder}: {fault}; {remedy}")
     values = _mapping(path)
     user_file = values.get("pbs-user-file") or values.get("sbatch-user-file")
     user_path = Path(os.path.expandvars(user_file)).expanduser() if user_file else None

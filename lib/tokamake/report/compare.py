@@ -22,6 +22,10 @@ class FinishedRun(NamedTuple):
     """Share of each corpus in the training samples."""
 
 
+_FILES = {"run.yaml": "resolve", "train.json": "train", "evaluate.json": "evaluate"}
+"""Files of a finished run, with the stage that writes each."""
+
+
 def compare(*runs: Path, output: Path) -> None:
     """Compare finished runs: a table of results and differences, runs.html, and losses, losses.svg.
 
@@ -40,12 +44,33 @@ def compare(*runs: Path, output: Path) -> None:
     from tokamake.report import style
 
     if len(runs) < 2:
-        raise UserError(f"compare: {len(runs)} run; give the folders of two or more")
+        named = runs[0] if runs else "no run"
+        raise UserError(f"{named}: nothing to compare with; give the folders of two or more runs")
+    _check_finished(runs)
     finished = [_read(folder) for folder in runs]
     with style.styled(), atomic_folder(output) as folder:
         (folder / "runs.html").write_text(_page(finished), encoding="utf-8")
         style.save(_losses(finished), folder / "losses.svg")
     print(f"{output}: {len(runs)} runs")
+
+
+def _check_finished(runs: tuple[Path, ...]) -> None:
+    """Check that each folder is one of a finished run."""
+    from tokamake.errors import UserError
+
+    for folder in runs:
+        if not folder.is_dir():
+            others = sorted(path.parent.name for path in folder.parent.glob("*/evaluate.json"))
+            choices = (
+                f"; finished runs in {folder.parent} are {', '.join(others)}" if others else ""
+            )
+            raise UserError(f"{folder}: no such run{choices}; fix the path")
+        for name, stage in _FILES.items():
+            if not (folder / name).is_file():
+                raise UserError(
+                    f"{folder}: not a finished run: there is no {name}, which `{stage}` writes; "
+                    "finish the run, or name another"
+                )
 
 
 def _read(folder: Path) -> FinishedRun:

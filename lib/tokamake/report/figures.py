@@ -23,7 +23,7 @@ def loss(history: History, vocab_size: int) -> Figure:
     axes.set_ylabel("nats per token")
     axes.plot(steps, raw, color=PALE_BLUE, linewidth=1.0)
     axes.plot(steps, smoothed, color=BLUE, linewidth=2.0)
-    labels = [Label(smoothed[-1], f"training (mean) {smoothed[-1]:.3f}", BLUE)]
+    labels = [Label(smoothed[-1], f"training (smoothed) {smoothed[-1]:.3f}", BLUE)]
     for number, (name, (places, losses)) in enumerate(history.validation.items()):
         color = VALIDATION_COLORS[number % len(VALIDATION_COLORS)]
         # Points of validation sets may coincide: later sets have smaller markers of other shapes.
@@ -42,7 +42,7 @@ def loss(history: History, vocab_size: int) -> Figure:
 
 
 def learning_rate(history: History) -> Figure:
-    """Draw the learning rate over steps, with a label at its peak."""
+    """Draw the learning rate over steps, with a label at the highest logged one."""
     steps, rate = history.training["step"], history.training["learning_rate"]
     figure, axes = style.over_steps("Learning rate")
     axes.plot(steps, rate, color=BLUE, linewidth=2.0)
@@ -50,7 +50,7 @@ def learning_rate(history: History) -> Figure:
     axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0), useMathText=True)
     peak = int(rate.argmax())
     axes.annotate(
-        f"peak {style.scientific(rate[peak])} at step {steps[peak]:,.0f}",
+        f"highest logged {style.scientific(rate[peak])} at step {steps[peak]:,.0f}",
         (steps[peak], rate[peak]),
         xytext=(0, 8),
         textcoords="offset points",

@@ -19,7 +19,7 @@ _PLACES = {"loss": 4, "perplexity": 2, "bits_per_byte": 4}
 
 def corpora(rows: list[Component]) -> str:
     """Tables of corpora: sizes, weights, epochs, and statistics of documents."""
-    header = ["corpus", "files", "documents", "tokens", "text", "weight", "epochs"]
+    header = ["corpus", "merged datasets", "documents", "tokens", "text", "weight", "epochs"]
     sizes = html_pages.table(header, [_corpus(row) for row in rows], _corpus(total(rows)))
     header = ["corpus", "read", "empty", "duplicate", "quarantined"]
     header += ["bytes per token", "mean length", "median length"]
@@ -133,7 +133,7 @@ def _training(run: Run) -> str:
     return (
         f"{train.train_steps:,} steps of {batch} × {train.sequence_length:,} "
         f"tokens, {train.optimizer.name}, {train.schedule.name} schedule, "
-        f"{train.precision or 'precision of the device'}, ZeRO stage {train.zero_stage}"
+        f"{train.precision or 'bf16 (fp32 on CPUs)'}, ZeRO stage {train.zero_stage}"
     )
 
 
@@ -152,7 +152,12 @@ def _losses(trained: dict[str, Any]) -> list[tuple[str, str]]:
     )
     losses = []
     if last is not None:
-        losses.append(("training loss", f"{last:.4f} nats per token, initially {first:.4f}"))
+        losses.append(
+            (
+                "training loss",
+                f"{last:.4f} nats per token at the last logged step, {first:.4f} at the first",
+            )
+        )
     for key, loss in measurements[-1].items() if measurements else ():
         if key != "step":
             kind, _, name = key.replace("_", " ", 1).partition("/")

@@ -6,10 +6,16 @@ The paths repeat those of the rules, because Snakemake may run on another machin
 import time
 from base64 import urlsafe_b64decode
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from tokamake.data.corpus.plan_file import PLAN, read_plan
+
+_LOCKS = ".snakemake/locks"
+"""Folder with files as long as Snakemake runs, and after it was killed until `--unlock`."""
+_MAX_SILENT_SECONDS = 600
+"""A job of a batch system may outlive Snakemake; it is taken for dead after this time."""
 
 State = Literal["done", "running", "failed", "waiting"]
 
@@ -32,7 +38,9 @@ class Job(NamedTuple):
 
     stage: Stage
     state: State
-    """failed: there is a log but no product, and Snakemake does not list the job as running."""
+    """running: Snakemake lists the job, and holds its lock or the log was written recently.
+    failed: there is a log but no product, and the job is not running. A failure before the present
+    start of Snakemake counts as waiting: Snakemake runs the job again."""
     silent_seconds: float | None
     """Seconds since the last write to its log; None: no log."""
 
@@ -127,18 +135,31 @@ def _planned(folder: Path, stage: str) -> list[Stage]:
 def jobs(folder: Path, stages: Iterable[Stage]) -> list[Job]:
     """Return the state of each stage. Optional stages that have not begun are left out."""
     running, jobs = _running(folder), []
+    started = _started(folder)
     for stage in stages:
         log, product = folder / stage.log, folder / stage.product
         silent = time.time() - log.stat().st_mtime if log.is_file() else None
-        if any(f"{path}/".startswith(f"{stage.product}/") for path in running):
+        is_listed = any(f"{path}/".startswith(f"{stage.product}/") for path in running)
+        is_alive = started is not None or (silent or 0) < _MAX_SILENT_SECONDS
+        is_old = silent is not None and started is not None and log.stat().st_mtime < started
+        if is_listed and is_alive:
             state: State = "running"
         elif product.is_file() or any(path.is_file() for path in product.rglob("*")):
             state = "done"
         else:
-            state = "waiting" if silent is None else "failed"
+            state = "waiting" if silent is None or is_old else "failed"
         if stage.always or state != "waiting":
             jobs.append(Job(stage, state, silent))
     return jobs
+
+
+def _started(folder: Path) -> float | None:
+    """Time at which Snakemake locked the folder; None: it does not run."""
+    times = []
+    for lock in (folder / _LOCKS).glob("*"):
+        with suppress(FileNotFoundError):  # Snakemake ends now
+            times.append(lock.stat().st_mtime)
+    return max(times, default=None)
 
 
 def _running(folder: Path) -> set[str]:

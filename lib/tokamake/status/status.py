@@ -20,8 +20,10 @@ def status(folder: Path = Path(), *, json: bool = False) -> None:
     """Print the progress of a workflow, from its files only.
 
     The workflow may run on another machine that shares the disk, or not run at all. A job is
-    "running" as long as Snakemake's marker file exists, even if Snakemake was killed: check the
-    time of its last output. A stage stays "done" if its inputs change.
+    "running" as long as Snakemake lists it and holds the lock of the folder. Both stay when
+    Snakemake is killed: check the time of the last output. After `--unlock`, a job that has written
+    nothing for ten minutes is "failed". A stage stays "done" if its inputs change; `snakemake -n`
+    lists what would be built again.
 
     Args:
         folder: Working directory of the workflow, which contains results/ and logs/.

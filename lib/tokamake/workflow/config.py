@@ -3,7 +3,8 @@
 import gc
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -114,7 +115,10 @@ def _read(
     shared = next(iter(runs.values())).config
     for run, where in runs.values():
         _check_braces(run, where)
-    tables = {run.corpora: read_corpora(run.corpora) for run, _ in runs.values()}
+    tables = {}
+    for run, where in runs.values():
+        with _explaining_default_table(run, where):
+            tables[run.corpora] = read_corpora(run.corpora)
     corpora = merge_tables(tables)
     sample_files = {
         f"results/raw/{corpus}/{name}": sample.file_bytes
@@ -122,6 +126,8 @@ def _read(
         for name in sample_names(corpus, sample.num_files)
     }
     plan = _current_plan(runs, corpora.values(), sample_files, is_main_process)
+    if is_main_process:
+        _check_empty(corpora, plan)
     for run, where in runs.values():
         _check_start(run, where, is_main_process)
         _check_splits(run.train, tables[run.corpora], where)
@@ -133,6 +139,30 @@ def _read(
         _check_fim(run, where)
     configs = {name: run.config for name, run in runs.items()}
     return WorkflowConfig(configs, tables, corpora, sample_files, plan, tokenizer)
+
+
+@contextmanager
+def _naming_setting(where: str, setting: str) -> Iterator[None]:
+    """Put the config file and the setting before the message of an error."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{where}: {setting}: {str(error).removeprefix('tokenizer ')}") from None
+
+
+@contextmanager
+def _explaining_default_table(run: Config, where: str) -> Iterator[None]:
+    """Say that an error is about the default table of corpora, because the config names none."""
+    try:
+        yield
+    except UserError as error:
+        if "corpora" in run.model_fields_set:
+            raise
+        fault = str(error).partition(";")[0]  # without the remedy: the table is not the user's
+        raise UserError(
+            f"{where}: corpora: missing, and with the default table, {fault}; add corpora with "
+            "the path of your table"
+        ) from None
 
 
 def _current_plan(
@@ -147,9 +177,10 @@ def _current_plan(
     if previous and not is_main_process:
         return previous
     sentences = shared.tokenize.split_sentences
-    plan = make_plan(
-        corpora, shared.plan, sample_files, previous=previous, split_sentences=sentences
-    )
+    with _explaining_default_table(*next(iter(runs.values()))):
+        plan = make_plan(
+            corpora, shared.plan, sample_files, previous=previous, split_sentences=sentences
+        )
     return _keep_while_training(previous, plan, runs) if previous else plan
 
 
@@ -167,6 +198,17 @@ def _keep_while_training(previous: Plan, plan: Plan, runs: Iterable[str]) -> Pla
         file=sys.stderr,
     )
     return previous
+
+
+def _check_empty(corpora: Mapping[str, Corpus], plan: Plan) -> None:
+    """Check that each corpus has a raw file that is not empty."""
+    filled = {shard.name.partition("/")[0] for shard in plan.shards if shard.bytes}
+    for name, corpus in corpora.items():
+        if name not in filled:
+            raise UserError(
+                f'{corpus.where}: corpus "{name}" is empty: {corpus.files} holds no byte; fix the '
+                "files, or remove the row"
+            )
 
 
 def _datasets(plan: Plan) -> tuple[dict[str, Any], set[tuple[str, str]]]:
@@ -208,12 +250,15 @@ def _check_start(run: Config, where: str, is_main_process: bool) -> None:
     model, train = run.model, run.train
     if model.checkpoint is None:
         assert isinstance(model.architecture, Path), "checked by ModelSettings"
+        if not model.architecture.is_file():
+            raise UserError(
+                f"{where}: model.architecture: {model.architecture}: no such file; fix the path, "
+                "or choose a file of config/models"
+            )
         architecture, source = read_architecture(model.architecture), model.architecture
     elif is_main_process:  # jobs do not check it again: opening a checkpoint imports torch
-        try:
+        with _naming_setting(where, "model.checkpoint"):
             architecture = open_start(model.checkpoint, train, model.stated).architecture
-        except UserError as error:
-            raise UserError(f"{where}: model.checkpoint: {error}") from None
         source = model.checkpoint
     else:
         return
@@ -243,7 +288,9 @@ def _check_tokenizer(run: Config, architecture: Architecture, where: str) -> Non
     """Check that the vocabulary of the initial checkpoint covers the tokenizer."""
     if run.model.checkpoint is None or not (path := run.tokenizer.path):
         return
-    entries, vocab_size = open_tokenizer(path).vocab_size, architecture.vocab_size
+    with _naming_setting(where, "tokenizer.path"):
+        entries = open_tokenizer(path).vocab_size
+    vocab_size = architecture.vocab_size
     assert vocab_size is not None, "a checkpoint states it"
     if entries > vocab_size:
         raise UserError(
@@ -303,7 +350,8 @@ def _find_tokenizer(runs: Mapping[str, NamedRun]) -> list[Path] | None:
     by_run: dict[str, list[Path]] = {}
     for name, (run, where) in runs.items():
         if run.tokenizer.path:
-            return tokenizer_files(run.tokenizer.path)[1]
+            with _naming_setting(where, "tokenizer.path"):
+                return tokenizer_files(run.tokenizer.path)[1]
         if run.model.checkpoint:
             by_run[name] = _checkpoint_tokenizer(run.model.checkpoint, where)
     for name, files in by_run.items():

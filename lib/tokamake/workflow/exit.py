@@ -1,10 +1,18 @@
-"""Ends Snakemake with one line for a user's mistake."""
+"""Ends Snakemake with one line and exit status 2 for a user's mistake."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
-from tokamake.errors import UserError
+from tokamake.errors import EXIT_USER_ERROR, UserError
+
+
+def exit_with(message: str) -> NoReturn:
+    """Print a message about a user's mistake and exit."""
+    for line in message.splitlines():
+        print(f"tokamake: {line}", file=sys.stderr)
+    sys.exit(EXIT_USER_ERROR)
 
 
 @contextmanager
@@ -13,4 +21,4 @@ def exit_on_user_error() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        sys.exit("\n".join(f"tokamake: {line}" for line in str(error).splitlines()))
+        exit_with(str(error))

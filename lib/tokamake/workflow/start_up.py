@@ -14,7 +14,7 @@ from tokamake.workflow.checkpoints import CheckpointRules
 from tokamake.workflow.config import WorkflowConfig, read_workflow_config
 from tokamake.workflow.data import DataRules
 from tokamake.workflow.doctor import DoctorRules
-from tokamake.workflow.exit import exit_on_user_error
+from tokamake.workflow.exit import exit_on_user_error, exit_with
 from tokamake.workflow.layouts import Layouts
 from tokamake.workflow.options import RunSettings
 from tokamake.workflow.paths import DATA, RUN, check_writable
@@ -116,4 +116,4 @@ def _check_personal_values(snakemake: Snakemake) -> None:
     except ExecutorError as error:  # the user's file is wrong
         message = str(error)
     if message:
-        sys.exit(f"tokamake: {message}")
+        exit_with(message)

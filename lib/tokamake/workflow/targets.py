@@ -5,7 +5,6 @@ Snakemake takes no rule with wildcards as a target. Each such rule becomes the f
 
 import os
 import re
-import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from tokamake.workflow.checkpoints import CheckpointRules
 from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.doctor import DoctorRules
+from tokamake.workflow.exit import exit_with
 from tokamake.workflow.paths import RUN
 from tokamake.workflow.segments import Segments
 from tokamake.workflow.snakemake_internals import Snakemake
@@ -51,19 +51,19 @@ class Targets:
         """Files that a rule makes for all runs; none if it has other wildcards."""
         rule = self._snakemake.original_name(target)
         if rule == "convert":
-            return self._checkpoints.exported or sys.exit(
-                "tokamake: convert: the config names no export format; list some, as in "
+            return self._checkpoints.exported or exit_with(
+                "convert: the config names no export format; list some, as in "
                 "convert: [mds-tp2], or ask for one: results/RUN/convert/FORMAT"
             )
         if rule == "import_checkpoint":
-            return self._checkpoints.imported or sys.exit(
-                "tokamake: import_checkpoint: every run starts from a checkpoint that training "
+            return self._checkpoints.imported or exit_with(
+                "import_checkpoint: every run starts from a checkpoint that training "
                 "reads as it is; there is nothing to convert"
             )
         if rule == "plan_segments":
             names = self._segments.open_ended
-            return [f"results/{name}/segments.json" for name in names] or sys.exit(
-                "tokamake: plan_segments: there is nothing to plan: no run has train.segment_steps "
+            return [f"results/{name}/segments.json" for name in names] or exit_with(
+                "plan_segments: there is nothing to plan: no run has train.segment_steps "
                 "and the length of its corpora's epochs"
             )
         if rule == "doctor":
@@ -84,8 +84,8 @@ class Targets:
         if name in self._config.runs and segment:
             last = self._config.runs[name].train.num_steps
             if last is not None and int(segment[2]) >= last:
-                sys.exit(
-                    f"tokamake: {target}: run {name} ends at step {last:,}; its last job makes "
+                exit_with(
+                    f"{target}: run {name} ends at step {last:,}; its last job makes "
                     f"results/{name}/{segment[1]}.json, and segments end at steps before"
                 )
         if self._snakemake.is_produced(path) or Path(path).exists():
@@ -94,7 +94,7 @@ class Targets:
         if top == "results" and any(
             self._snakemake.is_produced(f"{RUN.format(run=run)}/{rest}") for run in runs
         ):
-            sys.exit(f"tokamake: {target}: no run is called {name}; there is {', '.join(runs)}")
+            exit_with(f"{target}: no run is called {name}; there is {', '.join(runs)}")
         close = get_close_matches(target, self._snakemake.rule_names(), n=1)
         advice = f"did you mean {close[0]}?" if close else "`snakemake --list` lists the rules"
-        sys.exit(f"tokamake: {target}: no rule has this name or writes this file; {advice}")
+        exit_with(f"{target}: no rule has this name or writes this file; {advice}")

@@ -10,6 +10,12 @@ from tokamake.errors import UserError
 TABLES = {
     "no corpus": "corpus\tfiles\tweight\n",
     r"corpora\.tsv:3: 2 columns, the header has 3": "# note\ncorpus\tfiles\tweight\na\tb c\n",
+    r"corpora\.tsv:2: 1 column, the header has 3 \('a  b  1' has spaces, not a tab\)": (
+        "corpus\tfiles\tweight\na  b  1\n"
+    ),
+    r"corpora\.tsv:2: 2 columns, the header has 3 \('a b' has spaces, not a tab\)": (
+        "corpus\tfiles\tweight\na b\t1\n"
+    ),
     r"corpora\.tsv:2: weight: '-1': input should be greater": "corpus\tfiles\tweight\na\tb\t-1\n",
     r"corpora\.tsv:2: weight: 'inf'": "corpus\tfiles\tweight\na\tb\tinf\n",
     r"corpora\.tsv:2: no weight, epochs or temperature; give": "corpus\tfiles\tweight\na\tb\t \n",
@@ -24,10 +30,12 @@ TABLES = {
     r"corpora\.tsv:1: share: no such column; choose among corpus, files,": (
         "corpus\tfiles\tweight\tshare\na\tb\t1\t2\n"
     ),
-    r"corpora\.tsv:2: corpus  files: no such column; .* by one tab each": (
+    r"corpora\.tsv:2: corpus  files: spaces between columns; separate columns with one tab": (
         "# made by hand\ncorpus  files\tweight\na  b\t1\n"
     ),
-    r'corpora\.tsv: corpus "a" is in several rows': "corpus\tfiles\tweight\na\tb\t1\na\tc\t1\n",
+    r'corpora\.tsv:3: corpus "a" is in line 2, too; give each row its own name': (
+        "corpus\tfiles\tweight\na\tb\t1\na\tc\t1\n"
+    ),
     r"corpora\.tsv:2: corpus: 'a-b'": "corpus\tfiles\tweight\na-b\tb\t1\n",
 }
 

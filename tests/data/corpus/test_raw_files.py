@@ -75,15 +75,19 @@ def test_files_beside_declared_files_are_ignored(folder: Path) -> None:
 def test_names_with_spaces_are_quoted(folder: Path) -> None:
     (folder / "raw/d e.jsonl").write_text("")
     assert paths('"raw/d e.*" raw/b2.jsonl') == ["raw/b2.jsonl", "raw/d e.jsonl"]
-    with pytest.raises(UserError, match="no closing quotation; fix the files column"):
+    with pytest.raises(UserError, match="no closing quotation; close the quote"):
         paths('"raw/b2.jsonl')
 
 
 def test_a_missing_file_is_a_user_error(folder: Path) -> None:
-    with pytest.raises(UserError, match=r'corpus "a": no file matches raw/none\*; fix the files'):
+    with pytest.raises(
+        UserError, match=r'corpus "a": files: raw/none\*: no file matches; fix the col'
+    ):
         paths("raw/*.jsonl raw/none*")
+    with pytest.raises(UserError, match=r"raw/none\.jsonl: no such file; fix the column"):
+        paths("raw/none.jsonl")
     (folder / "raw/gone.jsonl").symlink_to("nowhere")
-    with pytest.raises(UserError, match=r"raw/gone.jsonl: cannot be read \(No such file"):
+    with pytest.raises(UserError, match=r"raw/gone.jsonl: cannot be read \(a link to a missing"):
         paths("raw/*.jsonl")
 
 

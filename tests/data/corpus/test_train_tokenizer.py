@@ -153,9 +153,16 @@ def test_a_vocabulary_too_large_or_small_is_a_user_error(
     assert open_tokenizer(tmp_path / "t").vocab_size == minimum
     few = tmp_path / "few.jsonl"
     few.write_text('{"text": "few words"}\n')
-    with pytest.raises(UserError, match=r"vocab_size: 5000: the corpora give only \d+ entries"):
+    with pytest.raises(
+        UserError, match=r"vocab_size: 5000: .*few.jsonl gives only \d+ entries; add text$"
+    ):
+        train_tokenizer([few], kind=kind, vocab_size=5000, output=tmp_path / "other")
+    few.write_text('{"text": ""}\n')
+    with pytest.raises(UserError, match=r"few.jsonl: no text to train the tokenizer on; add text"):
         train_tokenizer([few], kind=kind, vocab_size=5000, output=tmp_path / "other")
     assert not (tmp_path / "other").exists()
+    with pytest.raises(UserError, match=r"gives only \d+ entries; lower it or add text$"):
+        train_tokenizer(raw(sampled), kind=kind, vocab_size=500_000, output=tmp_path / "other")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -258,7 +258,7 @@ def test_datasets_of_other_programs_are_weighted_and_indexed(tmp_path: Path) -> 
         (lambda prefix: Path(f"{prefix}.bin").unlink(), [r"a-0\.bin: no such file"]),
         (
             lambda prefix: (Path(f"{prefix}.bin").unlink(), Path(f"{prefix}.idx").unlink()),
-            [r"a-0\.bin: no such file", r"a-0\.idx: no such file"],
+            [r"a-0: no dataset: there is neither .*a-0\.bin nor .*a-0\.idx; fix the prefix"],
         ),
         (
             lambda prefix: (

@@ -67,6 +67,18 @@ def test_finds_each_document_of_merged_shards(
         assert location.startswith(f"document {document},")
 
 
+def test_says_that_a_long_line_is_cut(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = json.dumps({"text": "word " * 99})
+    size, prefix = len(line), workspace / "data"
+    (workspace / "a.jsonl").write_text(line + "\n")
+    tokenize((str(workspace / "a.jsonl"),), output=prefix, tokenizer=workspace / "tokenizer")
+    capsys.readouterr()
+    cut = f"(300 of {size} characters; --max-characters {size} shows all)"
+    assert traced(prefix, capsys, document=0)[1] == f"{line[:300]}\n{cut}"
+    trace(prefix, 0, max_characters=size)
+    assert capsys.readouterr().out.splitlines()[1:] == [line]
+
+
 def test_finds_documents_of_a_byte_range(
     workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

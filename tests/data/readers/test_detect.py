@@ -28,6 +28,7 @@ REFUSED = {
     "a.zip": (b"PK\x03\x04...", "a zip archive; unpack it"),
     "a.tar.gz": (gzip.compress(bytes([65]) * 257 + b"ustar\x0000"), "a tar archive; unpack it"),
     "words": (b"Once upon a time\n", "has no known format .*name its format"),
+    "random.jsonl.gz": (b"\x80\0\0\1\2\3", r"is not a \.gz file, although .* fetch it again"),
     "empty.gz": (b"", r"is empty, but a valid \.gz file never is"),
     "empty.parquet": (b"", r"is empty, but a valid \.parquet file never is"),
 }

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from tokamake.config.fields import Name, Settings, plug_in
 from tokamake.data.corpus.splits import Part, parse_sets
@@ -51,6 +51,13 @@ class Corpus(Settings):
     sets: Annotated[str, AfterValidator(_sets)] = ""
     """Sets that use the corpus, instead of train.split: train, test, and any other name for a
     validation set; each uses all documents or a part: train=0:0.95 valid=0.95:1."""
+
+    _where: str = PrivateAttr("")
+
+    @property
+    def where(self) -> str:
+        """Table and line of the row, for messages; without a table, its name."""
+        return self._where or f'corpus "{self.corpus}"'
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -102,13 +109,17 @@ def read_corpora(path: Path, *, temperature: float | None = None) -> list[Corpus
     for number, cells in table.rows.items():
         if temperature is not None and not cells.keys() & set(_SHARE_COLUMNS):
             cells["temperature"] = str(temperature)
-        corpora.append(validate(Corpus, cells, f"{path}:{number}"))
+        corpus = validate(Corpus, cells, f"{path}:{number}")
+        corpus._where = f"{path}:{number}"
+        corpora.append(corpus)
     _check_one_scale(path, dict(zip(table.rows, corpora, strict=True)))
-    names = [corpus.corpus for corpus in corpora]
-    for name in names:
-        if names.count(name) > 1:
+    first_lines: dict[str, int] = {}
+    for number, corpus in zip(table.rows, corpora, strict=True):
+        first = first_lines.setdefault(corpus.corpus, number)
+        if first != number:
             raise UserError(
-                f'{path}: corpus "{name}" is in several rows; give each row its own name'
+                f'{path}:{number}: corpus "{corpus.corpus}" is in line {first}, too; give each row '
+                "its own name"
             )
     return corpora
 
@@ -188,6 +199,5 @@ def patterns(corpus: Corpus) -> tuple[str, ...]:
         return tuple(shlex.split(corpus.files))
     except ValueError as error:
         raise UserError(
-            f'corpus "{corpus.corpus}": {corpus.files}: {str(error).lower()}; '
-            "fix the files column of the corpora table"
+            f"{corpus.where}: files: {corpus.files}: {str(error).lower()}; close the quote"
         ) from None

@@ -8,7 +8,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from glob import glob
+from glob import glob, has_magic
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,9 +58,10 @@ def raw_files(corpus: Corpus, declared: Mapping[str, int]) -> list[RawFile]:
             files.setdefault(identity, file)  # one file may have several names
             num_matches += 1
         if not num_matches:
+            fault = "no file matches" if has_magic(pattern) else "no such file"
             raise UserError(
-                f'corpus "{corpus.corpus}": no file matches {pattern}; '
-                "fix the files column of the corpora table"
+                f"{corpus.where}: files: {pattern}: {fault}; fix the column, whose paths start "
+                f"from {Path.cwd()}"
             )
     return sorted(files.values(), key=lambda file: natural_key(file.path))
 
@@ -104,7 +105,8 @@ def _files_on_disk(
         try:
             status = os.stat(path)  # noqa: PTH116 (a Path for each file would double the time)
         except OSError as error:
-            reason = error.strerror
+            is_link = isinstance(error, FileNotFoundError) and Path(path).is_symlink()
+            reason = "a link to a missing file" if is_link else error.strerror
             raise UserError(f"{path}: cannot be read ({reason}); fix or remove it") from None
         if stat.S_ISREG(status.st_mode):
             file = RawFile(path, status.st_size, status.st_mtime_ns)

@@ -87,7 +87,9 @@ def train_tokenizer(
             for text_file in text_files
         )
 
-    trained = train(kind, training_texts, vocab_size, special_tokens=special_tokens)
+    names, more = [str(text_file.path) for text_file in text_files[:3]], len(text_files) - 3
+    source = ", ".join(names) + (f" and {counted(more, 'more file')}" if more > 0 else "")
+    trained = train(kind, training_texts, vocab_size, special_tokens=special_tokens, source=source)
     write(kind, trained, output, special_tokens=special_tokens)
     print(f"{output}: {kind}, {vocab_size:,} entries from {counted(len(text_files), 'file')}")
 

@@ -51,8 +51,18 @@ def trace(
     if max_characters:
         keys = Fields((manifest["text_key"],), manifest["template"]).read_keys
         text = _raw_text(data_root / raw["path"], raw, location, keys)
-        # A text in parentheses is a message of `trace`, which must not be shortened.
-        print(text if text.startswith("(") else text[: max(max_characters, 0)])
+        _print_text(text, max_characters)
+
+
+def _print_text(text: str, max_characters: int) -> None:
+    """Print the beginning of a text, and how to see all of it."""
+    shown = max(max_characters, 0)
+    # A text in parentheses is a message of `trace`, which must not be shortened.
+    if text.startswith("(") or len(text) <= shown:
+        print(text)
+        return
+    print(text[:shown])
+    print(f"({shown:,} of {len(text):,} characters; --max-characters {len(text)} shows all)")
 
 
 def origin(prefix: Path, document: int) -> str:

@@ -70,6 +70,11 @@ def verify(prefix: Path, *, read_tokens: bool) -> VerifiedDataset:
         manifest = find_manifest(prefix)
     faults += size_faults(prefix, manifest, manifest["bytes"]) if manifest else []
     sizes = {}
+    if manifest is None and not any(file_path(prefix, name).is_file() for name in ("bin", "idx")):
+        faults.append(
+            f"{prefix}: no dataset: there is neither {prefix}.bin nor {prefix}.idx; fix the prefix"
+        )
+        return VerifiedDataset(prefix, faults, None, None, 0, {}, {})
     for name in ("bin", "idx"):
         path = file_path(prefix, name)
         if path.is_file():

@@ -170,9 +170,12 @@ def _count_tokens(
         if corpus not in tokens:
             raise UserError(f'{metadata}: corpus "{corpus}" is not in {corpora}; add a row')
         tokens[corpus] += dataset["total_num_tokens"]
-    for corpus, total in tokens.items():
-        if total == 0:
-            raise UserError(f'{metadata}: corpus "{corpus}" has no token; remove it from {corpora}')
+    for row in rows:
+        if tokens[row.corpus] == 0:
+            raise UserError(
+                f'{row.where}: corpus "{row.corpus}" has no token: {row.files} has no text under '
+                f"{row.text_key}; remove the row, or fix the files"
+            )
     return tokens
 
 

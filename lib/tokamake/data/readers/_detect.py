@@ -57,6 +57,11 @@ def look(path: Path, format: str = "") -> tuple[str, str, bytes]:
             return name, packing, head
     if format:
         return plugins.check("data/readers", format), packing, head
+    if not packing and path.suffix.lower() in SUFFIXES:
+        raise UserError(
+            f"{path}: is not a {path.suffix} file, although it is named so, nor in a format of raw "
+            "files; it may be damaged: fetch it again"
+        )
     raise UserError(
         f"{path}: has no known format "
         f"({', '.join(readers())}); convert it to jsonl, or name its format"

@@ -78,9 +78,9 @@ def _files(name: str, visited: set[tuple[int, int]]) -> Iterator[File]:
         status = Path(name).stat()
     except OSError as error:
         if not has_magic(name):
-            raise UserError(
-                f"{name}: no such file ({error.strerror}); fix the list of files"
-            ) from None
+            is_missing = isinstance(error, FileNotFoundError)
+            reason = "no such file" if is_missing else f"cannot be read ({error.strerror})"
+            raise UserError(f"{name}: {reason}; fix the list of files") from None
         for match in sorted(glob(name, recursive=True), key=natural_key):
             # ** already matches the files inside folders.
             if "**" not in name or Path(match).is_file():

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokamake.config.data import MIN_VOCAB_SIZE
 from tokamake.errors import UserError
 from tokamake.files import atomic_folder, write_json
 
@@ -68,7 +69,12 @@ Texts = Callable[[], Iterator[str]]
 
 
 def train(
-    kind: str, texts: Texts, vocab_size: int, *, special_tokens: Sequence[str] = ()
+    kind: str,
+    texts: Texts,
+    vocab_size: int,
+    *,
+    special_tokens: Sequence[str] = (),
+    source: str = "the text",
 ) -> "tokenizers.Tokenizer":
     """Train a tokenizer.
 
@@ -77,22 +83,33 @@ def train(
         texts: the texts, read once or twice.
         vocab_size: entries of the vocabulary, at least MINIMUM[kind] plus the special tokens.
         special_tokens: additional special tokens that `check_special_tokens` accepts.
+        source: origin of the texts, for messages.
 
     Raises:
         UserError: there is too little text for `vocab_size` entries.
     """
     trainers = {"bpe": _train_bpe, "wordpiece": _train_wordpiece, "unigram": _train_unigram}
-    tokenizer = trainers[kind](texts, vocab_size, [*special_tokens])
-    if tokenizer.get_vocab_size() < vocab_size:
-        raise _too_little_text(vocab_size, str(tokenizer.get_vocab_size()))
+    if not any(texts()):
+        raise UserError(f"{source}: no text to train the tokenizer on; add text")
+    try:
+        tokenizer = trainers[kind](texts, vocab_size, [*special_tokens])
+        num_entries = tokenizer.get_vocab_size()
+    except _TooLittleTextError as error:
+        num_entries = error.num_entries
+    if num_entries < vocab_size:
+        smallest = max(MIN_VOCAB_SIZE, MINIMUM[kind] + len(special_tokens))
+        remedy = "lower it or add text" if num_entries >= smallest else "add text"
+        raise UserError(
+            f"tokenizer.vocab_size: {vocab_size}: {source} gives only {num_entries} entries; "
+            f"{remedy}"
+        )
     return tokenizer
 
 
-def _too_little_text(vocab_size: int, num_entries: str) -> UserError:
-    return UserError(
-        f"tokenizer.vocab_size: {vocab_size}: the corpora give only {num_entries} entries; lower "
-        "it or add text"
-    )
+class _TooLittleTextError(Exception):
+    def __init__(self, num_entries: int) -> None:
+        """Note the entries that the text gives."""
+        self.num_entries = num_entries
 
 
 def check_special_tokens(kind: str, special_tokens: Sequence[str]) -> None:
@@ -272,7 +289,7 @@ def _unigram_pieces(
             if "<= " not in message:
                 raise
             largest = int(message.rpartition("<= ")[2].rstrip(".")) + num_special
-            raise _too_little_text(vocab_size, str(largest)) from None
+            raise _TooLittleTextError(largest) from None
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     ids = range(1, processor.get_piece_size())
     return [(processor.id_to_piece(id), processor.get_score(id)) for id in ids]
