@@ -32,6 +32,7 @@ SAVING = ".saving"
 _MAX_DIFFERENCES = 5
 """Differences between two runs that a message names."""
 _WITHOUT_EFFECT = {
+    "verify_data",
     "log_interval",
     "save_interval",
     "segment_steps",
