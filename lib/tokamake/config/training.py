@@ -132,6 +132,15 @@ class TrainSettings(Settings):
     """Global batches per measurement of the validation loss; 0 turns validation off."""
     save_interval: Annotated[int, Field(ge=1)] = 1000
     """Steps between checkpoints. The last step always saves one."""
+    keep_last: Annotated[int, Field(ge=2)] | None = None
+    """Number of newest checkpoints to keep; older ones are deleted once a new one is complete. At
+    least 2, because training goes back to the one before if the newest is damaged. Ends of segments
+    and checkpoints that other runs start from stay, too. Empty: keep all."""
+    keep_every: Annotated[int, Field(ge=1)] | None = None
+    """With keep_last: keep also the checkpoints of all steps that this number divides."""
+    keep_best: Annotated[int, Field(ge=1)] | None = None
+    """With keep_last: keep also this many checkpoints with the lowest validation loss. Only steps
+    that are saved and validated count; see evaluation_interval."""
     segment_steps: Annotated[int, Field(ge=1)] | None = None
     """Steps per job. A run that exceeds the time limit of a job becomes a chain of jobs, each with
     its own checkpoint and evaluation. Empty: one job."""
@@ -166,7 +175,27 @@ class TrainSettings(Settings):
         self._check_hessian()
         self._check_compile()
         self._check_split_backward()
+        self._check_retention()
         return self
+
+    def _check_retention(self) -> None:
+        every, interval = self.keep_every, self.save_interval
+        for name in ("keep_every", "keep_best"):
+            if getattr(self, name) and not self.keep_last:
+                raise ValueError(
+                    f"{name}: {getattr(self, name)}: without keep_last, all checkpoints are kept; "
+                    "set keep_last, or remove this setting"
+                )
+        if every and every % interval:
+            raise ValueError(
+                f"keep_every: {every}: is not a multiple of save_interval {interval}, so that most "
+                "of these steps have no checkpoint; set it to a multiple"
+            )
+        if self.keep_best and not self.evaluation_steps:
+            raise ValueError(
+                f"keep_best: {self.keep_best}: with evaluation_steps 0, nothing is validated; set "
+                "evaluation_steps, or remove this setting"
+            )
 
     def _check_offload(self) -> None:
         for name, stage in (("offload_optimizer", 1), ("offload_param", 3)):
@@ -276,9 +305,9 @@ class TrainSettings(Settings):
         return [step for step in ends if step > start_step]
 
 
-ADDED_SETTINGS = ("verify_data",)
-"""Training settings that earlier versions did not have. The workflow leaves them out of the `params`
-of its rules where they have their default; otherwise, an update would train all runs again."""
+ADDED_SETTINGS = ("verify_data", "keep_last", "keep_every", "keep_best")
+"""Training settings that earlier versions did not have. The workflow leaves them out of `params` of
+rules where they have their default; otherwise, an update would train all runs again."""
 
 PACKING_SETTINGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
 """Training settings about documents in a sample. They need the end-of-document token."""

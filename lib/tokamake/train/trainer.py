@@ -152,8 +152,7 @@ class Trainer:
         self.steps = self._read_ahead()
 
         # ---- Checkpoints and metrics ----
-        latest = str(start.resumed) if start.resumed else f"{run.checkpoint} (the start)"
-        self.saver = CheckpointSaver(run, ranks, self.engine, deadline=deadline, latest=latest)
+        self.saver = CheckpointSaver(run, ranks, self.engine, deadline=deadline, start=start)
         self.log = TrainingLog(run, ranks, done=self.state.step)
 
     # ---- The loop ----
@@ -167,6 +166,7 @@ class Trainer:
         train = self.run.train
         with (
             closing(self.log),
+            closing(self.saver),
             job_progress.retracted_on_error(self.ranks),
             on_signals(self.stop_request.note),
         ):
