@@ -51,6 +51,9 @@ class Retention:
         # Training went back before these steps: they are no checkpoints of what it does now.
         self._abandoned = {step for step in self._steps() if step > state.step}
         self._verified: int | None = None
+        # Reading metadata and YAML takes time from the steps of this process: do it once.
+        self._whole = set[int]()
+        self._starts: dict[tuple[Path, int], str] = {}
         self._thread = ThreadPoolExecutor(1)
         self._deletion: Future[None] = self._thread.submit(self._remove_leftovers)
 
@@ -159,6 +162,7 @@ class Retention:
 
     def _deletable(self, keep_last: int) -> list[int]:
         """Steps of checkpoints that may be deleted, in order; none if the newest is not whole."""
+        self._whole.discard(self._current)
         steps = [step for step in self._steps() if step <= self._current]
         whole = [step for step in steps if self._is_whole(step)]
         if self._current not in whole:
@@ -179,10 +183,12 @@ class Retention:
         return sorted(steps)
 
     def _is_whole(self, step: int) -> bool:
-        try:
-            check_files(self._folder(step))
-        except UserError:
-            return False
+        if step not in self._whole:
+            try:
+                check_files(self._folder(step))
+            except UserError:
+                return False
+            self._whole.add(step)
         return True
 
     def _is_kept_for_ever(self, step: int) -> bool:
@@ -192,19 +198,26 @@ class Retention:
 
     def _best(self, steps: Iterable[int]) -> list[int]:
         """The steps with the lowest validation loss, as many as `keep_best`."""
+        if not (number := self._run.train.keep_best):
+            return []
         losses = dict(_validation_losses(self._run.output / metrics.FILE))
         measured = [step for step in steps if step in losses]
         best = sorted(measured, key=lambda step: (losses[step], step))
-        return best[: self._run.train.keep_best or 0]
+        return best[:number]
 
     def _starts_of_others(self) -> Iterator[int]:
         """Steps of checkpoints that other runs in the same results folder start from."""
         folders = {os.path.realpath(self._folder(step)): step for step in self._steps()}
         for path in self._run.output.parent.parent.glob("*/run.yaml"):
-            with suppress(UserError):
-                other = read_yaml(path, "")
-                start = other.get("checkpoint") if isinstance(other, dict) else None
-                if (step := folders.get(os.path.realpath(str(start)))) is not None:
+            with suppress(UserError, FileNotFoundError):
+                key = path, path.stat().st_mtime_ns
+                if key not in self._starts:
+                    other = read_yaml(path, "")
+                    self._starts[key] = (
+                        str(other.get("checkpoint")) if isinstance(other, dict) else ""
+                    )
+                step = folders.get(os.path.realpath(self._starts[key]))
+                if step is not None:
                     yield step
 
     # ---- Sizes and places ----
