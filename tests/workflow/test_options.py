@@ -1,12 +1,13 @@
 """Settings of the config as options of commands and as params of rules."""
 
 import json
+from typing import Any
 
 import pytest
 
 from tests.support.workflow_configs import read_config, train, wildcards, write_runs
 from tokamake.config.data import TokenizeSettings
-from tokamake.config.training import TrainSettings
+from tokamake.config.training import ADDED_SETTINGS, TrainSettings
 from tokamake.workflow.options import RunSettings, options
 
 pytestmark = pytest.mark.usefixtures("workspace_here")
@@ -57,7 +58,8 @@ def test_a_section_is_json_of_the_run_in_the_order_of_keys(settings: RunSettings
     text = settings.section("train", leave_out="segment_steps")(wildcards(run="high"))
     section = json.loads(text)
     assert section["optimizer"]["learning_rate"] == 0.75
-    assert section.keys() == TrainSettings.model_fields.keys() - {"segment_steps"}
+    expected = TrainSettings.model_fields.keys() - {"segment_steps", *ADDED_SETTINGS}
+    assert section.keys() == expected
     assert list(section) == sorted(section)
     assert text == settings.section("train", leave_out="segment_steps")(wildcards(run="high"))
 
@@ -71,3 +73,19 @@ def test_each_prompt_is_an_option() -> None:
     settings = RunSettings(read_config(train=train()))
     expected = ["--prompts=The ", "--prompts=it's $HOME {x}"]
     assert settings.prompts(wildcards(run="smoke")) == expected
+
+
+def settings_in_params(**settings: Any) -> dict[str, Any]:
+    section = RunSettings(read_config(train=train(**settings))).section("train")
+    value: dict[str, Any] = json.loads(section(wildcards(run="smoke")))
+    return value
+
+
+def test_settings_that_are_newer_than_results_change_no_params_by_default() -> None:
+    assert not settings_in_params().keys() & {*ADDED_SETTINGS}
+    assert settings_in_params()["save_interval"] == 1000
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_a_newer_setting_with_another_value_is_in_params(value: bool) -> None:
+    assert settings_in_params(verify_data=value)["verify_data"] is value

@@ -126,6 +126,9 @@ class TrainSettings(Settings):
     recompute_num_layers. block: the first recompute_num_layers of each pipeline stage."""
     recompute_num_layers: Annotated[int, Field(ge=1)] = 1
     """Number of layers for recompute_method."""
+    verify_data: bool | Literal["auto"] = "auto"
+    """Compare the datasets with the hashes in their manifests before training; a later job reads
+    only files that have changed since. auto: up to 20 GB for each host."""
     log_interval: Annotated[int, Field(ge=1)] = 10
     """Steps between log lines."""
     evaluation_interval: Annotated[int, Field(ge=1)] = 100
@@ -134,6 +137,15 @@ class TrainSettings(Settings):
     """Global batches per measurement of the validation loss; 0 turns validation off."""
     save_interval: Annotated[int, Field(ge=1)] = 1000
     """Steps between checkpoints. The last step always saves one."""
+    keep_last: Annotated[int, Field(ge=2)] | None = None
+    """Number of newest checkpoints to keep; older ones are deleted once a new one is complete. At
+    least 2, because training goes back to the one before if the newest is damaged. Ends of segments
+    and checkpoints that other runs start from stay, too. Empty: keep all."""
+    keep_every: Annotated[int, Field(ge=1)] | None = None
+    """With keep_last: keep also the checkpoints of all steps that this number divides."""
+    keep_best: Annotated[int, Field(ge=1)] | None = None
+    """With keep_last: keep also this many checkpoints with the lowest validation loss. Only steps
+    that are saved and validated count; see evaluation_interval."""
     segment_steps: Annotated[int, Field(ge=1)] | None = None
     """Steps per job. A run that exceeds the time limit of a job becomes a chain of jobs, each with
     its own checkpoint and evaluation. Empty: one job."""
@@ -164,7 +176,27 @@ class TrainSettings(Settings):
         self._check_sampled_labels()
         self._check_compile()
         self._check_split_backward()
+        self._check_retention()
         return self
+
+    def _check_retention(self) -> None:
+        every, interval = self.keep_every, self.save_interval
+        for name in ("keep_every", "keep_best"):
+            if getattr(self, name) and not self.keep_last:
+                raise ValueError(
+                    f"{name}: {getattr(self, name)}: without keep_last, all checkpoints are kept; "
+                    "set keep_last, or remove this setting"
+                )
+        if every and every % interval:
+            raise ValueError(
+                f"keep_every: {every}: is not a multiple of save_interval {interval}, so that most "
+                "of these steps have no checkpoint; set it to a multiple"
+            )
+        if self.keep_best and not self.evaluation_steps:
+            raise ValueError(
+                f"keep_best: {self.keep_best}: with evaluation_steps 0, nothing is validated; set "
+                "evaluation_steps, or remove this setting"
+            )
 
     def _check_offload(self) -> None:
         for name in ("offload_optimizer", "offload_param"):
@@ -281,6 +313,10 @@ def _backends_with(feature: str) -> dict[str, Any]:
     }
     return {name: value for name, value in stated.items() if value}
 
+
+ADDED_SETTINGS = ("verify_data", "keep_last", "keep_every", "keep_best")
+"""Training settings that earlier versions did not have. The workflow leaves them out of `params` of
+rules where they have their default; otherwise, an update would train all runs again."""
 
 PACKING_SETTINGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
 """Training settings about documents in a sample. They need the end-of-document token."""

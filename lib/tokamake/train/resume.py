@@ -32,8 +32,12 @@ SAVING = ".saving"
 _MAX_DIFFERENCES = 5
 """Differences between two runs that a message names."""
 _WITHOUT_EFFECT = {
+    "verify_data",
     "log_interval",
     "save_interval",
+    "keep_last",
+    "keep_every",
+    "keep_best",
     "segment_steps",
     "evaluation_interval",
     "evaluation_steps",
@@ -166,7 +170,7 @@ def weights_digest(checkpoint: Path, note: Path | None = None) -> str:
         UserError: there is no checkpoint, or its state.json is damaged.
     """
     folder = locate(checkpoint)
-    if state := _read_state(folder):
+    if state := read_state(folder):
         return files.digest({"run": state.digest, "step": state.step})
     paths = sorted(folder.glob("*.distcp"))
     if not paths:
@@ -302,7 +306,7 @@ def state_at(output: Path, step: int, digest: str) -> ResumeState:
         UserError: there is no checkpoint of this run at that step.
     """
     folder = output / f"global_step{step}"
-    state = _read_state(folder)
+    state = read_state(folder)
     if state is None or state.digest != digest:
         raise UserError(
             f"{folder}: missing, but the run is already past step {step}; set "
@@ -316,7 +320,7 @@ def state_before(output: Path, state: ResumeState) -> ResumeState | None:
     states = []
     for folder in output.glob("global_step*"):
         try:
-            earlier = _read_state(folder)
+            earlier = read_state(folder)
             # A folder that was replaced, global_step4.old, does not have the name of its step.
             if not earlier or folder.name != f"global_step{earlier.step}":
                 continue
@@ -332,10 +336,10 @@ def _state_of_latest(output: Path) -> ResumeState | None:
     if not (output / "latest").is_file():
         return None
     # Without a state.json, another program wrote the checkpoint.
-    return _read_state(latest(output)) or ResumeState("unknown", 0, 0, 0.0, 0)
+    return read_state(latest(output)) or ResumeState("unknown", 0, 0, 0.0, 0)
 
 
-def _read_state(folder: Path) -> ResumeState | None:
+def read_state(folder: Path) -> ResumeState | None:
     """Content of a checkpoint's state.json; None: there is no such file."""
     path = folder / "state.json"
     if not path.is_file():
@@ -348,7 +352,7 @@ def _read_state(folder: Path) -> ResumeState | None:
 
 def _is_of_run(folder: Path, digest: str) -> bool:
     try:
-        state = _read_state(folder)
+        state = read_state(folder)
     except UserError:  # damaged
         return False
     return state is not None and state.digest == digest

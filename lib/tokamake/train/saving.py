@@ -7,7 +7,8 @@ from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import job_progress, resume
 from tokamake.train.deadline import DURATIONS, Deadline, write_durations
-from tokamake.train.resume import ResumeState
+from tokamake.train.resume import ResumeState, StartingPoint
+from tokamake.train.retention import Retention
 from tokamake.train.step_result import Saving
 
 
@@ -22,14 +23,16 @@ class CheckpointSaver:
         ranks: this process among its peers.
         engine: engine of the run's back end.
         deadline: measures how long a checkpoint takes.
-        latest: checkpoint that training starts from.
+        start: where training begins or resumes.
     """
 
     def __init__(
-        self, run: Run, ranks: Ranks, engine: Any, *, deadline: Deadline, latest: str
+        self, run: Run, ranks: Ranks, engine: Any, *, deadline: Deadline, start: StartingPoint
     ) -> None:
         self._run, self._ranks, self._engine, self._deadline = run, ranks, engine, deadline
-        self.latest = latest
+        self.latest = str(start.resumed) if start.resumed else f"{run.checkpoint} (the start)"
+        with raise_on_all_ranks():
+            self._retention = None if ranks.rank else Retention(run, start.state)
         self._saving: tuple[Saving, ResumeState] | None = None
 
     @property
@@ -38,7 +41,14 @@ class CheckpointSaver:
         return self._saving is not None and self._saving[0].done
 
     def begin(self, state: ResumeState) -> None:
-        """Begin to save a checkpoint; call `finish` before, if another one is being saved."""
+        """Begin to save a checkpoint; call `finish` before, if another one is being saved.
+
+        Raises:
+            TemporaryError: it does not fit on the disk; nothing is written.
+        """
+        with raise_on_all_ranks():
+            if self._retention:
+                self._retention.make_room(state.step, self._engine.checkpoint_bytes())
         progress = {
             "iteration": state.step,
             "consumed_samples": state.consumed_samples,
@@ -72,3 +82,10 @@ class CheckpointSaver:
         job_progress.note(state.step)
         self._deadline.end_saving()
         write_durations(output / DURATIONS, self._ranks.world_size, self._deadline.measured)
+        if self._retention:
+            self._retention.note_commit(state.step)
+
+    def close(self) -> None:
+        """Wait until old checkpoints are deleted."""
+        if self._retention:
+            self._retention.close()

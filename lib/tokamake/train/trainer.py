@@ -22,6 +22,7 @@ from tokamake.schedules import Schedule
 from tokamake.train import job_progress, resume
 from tokamake.train.batch import steps_of_rank
 from tokamake.train.checks import check_run, check_until_step
+from tokamake.train.data_verification import verify_data
 from tokamake.train.deadline import Deadline
 from tokamake.train.loading import load_newest_whole
 from tokamake.train.numerics import deterministic_algorithms, with_precision
@@ -133,6 +134,7 @@ class Trainer:
             verify = ranks.rank == 0  # one rank is enough
             self.samples = training_samples(run, verify=verify)
             self.validation_sets = open_validation_sets(run, verify=verify)
+        verify_data(run, ranks, read_index(run.index))
 
         # ---- Model, optimizer and schedule ----
         self.schedule = Schedule(run.train)
@@ -150,8 +152,7 @@ class Trainer:
         self.steps = self._read_ahead()
 
         # ---- Checkpoints and metrics ----
-        latest = str(start.resumed) if start.resumed else f"{run.checkpoint} (the start)"
-        self.saver = CheckpointSaver(run, ranks, self.engine, deadline=deadline, latest=latest)
+        self.saver = CheckpointSaver(run, ranks, self.engine, deadline=deadline, start=start)
         self.log = TrainingLog(run, ranks, done=self.state.step)
 
     # ---- The loop ----
@@ -165,6 +166,7 @@ class Trainer:
         train = self.run.train
         with (
             closing(self.log),
+            closing(self.saver),
             job_progress.retracted_on_error(self.ranks),
             on_signals(self.stop_request.note),
         ):

@@ -6,6 +6,7 @@ from operator import attrgetter
 from typing import Any
 
 from tokamake.config.fields import Settings
+from tokamake.config.training import ADDED_SETTINGS, TrainSettings
 from tokamake.workflow.config import WorkflowConfig
 
 
@@ -50,6 +51,11 @@ class RunSettings:
             has_run = "run" in wildcards.keys()  # noqa: SIM118 - Snakemake's Wildcards is a list
             run = self._config.runs[wildcards.run] if has_run else self._config.shared
             section = run.model_dump(mode="json")[name]
+            if name == "train":
+                defaults = {
+                    added: TrainSettings.model_fields[added].default for added in ADDED_SETTINGS
+                }
+                section = {k: v for k, v in section.items() if (k, v) not in defaults.items()}
             return json.dumps({k: v for k, v in section.items() if k != leave_out}, sort_keys=True)
 
         return text

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tokamake import files, plugins
+from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.megatron_model.optimizer_states import settings_note
 from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.flat_chunks import FlatChunks
@@ -123,6 +124,16 @@ class EngineBase(ABC):
         view = WholeParameters(parts.__getitem__) if whole else ALONE
         optimizer: torch.optim.Optimizer = plug_in.build(groups, settings, view)
         return optimizer
+
+    def checkpoint_bytes(self) -> float:
+        """Estimate of the size of a checkpoint, by the optimizer states of this rank."""
+        groups = self._optimizer.param_groups
+        num_local = sum(parameter.numel() for group in groups for parameter in group["params"])
+        states = (value for state in self._optimizer.state.values() for value in state.values())
+        num_states = sum(value.numel() for value in states if isinstance(value, Tensor))
+        num_parameters = sum(map(math.prod, model_tensors.shapes(self._run.architecture).values()))
+        # Checkpoints have fp32 weights and fp32 states, for every precision.
+        return 4 * num_parameters * (1 + num_states / max(num_local, 1))
 
     # ---- Steps ----
 

@@ -1,0 +1,218 @@
+"""Compare the datasets of a run with their hashes, before it trains.
+
+The hashes are those of the manifests; for datasets of other programs, those that `index` computed.
+Rank 0 lists the byte ranges to read, and all ranks share them. A note beside the output folder
+keeps size, time and hash of each file that was read: the next job does not read it again.
+"""
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from tokamake import files
+from tokamake.config.resolved_run import Run
+from tokamake.data.indexed.manifest import HashedRange, hashed_ranges
+from tokamake.data.indexed.merge_inputs import find_manifest
+from tokamake.data.indexed.paths import file_path, manifest_path
+from tokamake.errors import UserError
+from tokamake.runtime.console import counted
+from tokamake.runtime.rank_errors import raise_on_all_ranks
+from tokamake.runtime.ranks import Ranks
+from tokamake.units import duration, in_bytes
+
+AUTO_BYTES = 20 * 10**9
+"""With `verify_data: auto`, bytes per host that are read at most."""
+_ROUND_SECONDS = 20.0
+"""Time between two meetings of the ranks: their collectives end after minutes without an answer."""
+_BLOCK = 1 << 22
+_Noted = dict[str, list[Any]]
+"""Size, time of the last change (ns) and hash of each file that was verified, by path."""
+
+
+class _File(NamedTuple):
+    """A file of a dataset that is to be read."""
+
+    path: Path
+    stated_in: Path
+    """The manifest, or the index.json, that states the hashes."""
+    ranges: list[HashedRange]
+    identity: list[Any]
+    """Size, time of the last change (ns) and hash of the whole file."""
+
+    def tasks(self) -> Iterator["_Task"]:
+        """Tasks that read the file together."""
+        start = 0
+        for hashed in self.ranges:
+            yield _Task(str(self.path), str(self.stated_in), start, *hashed)
+            start += hashed.size
+
+
+class _Task(NamedTuple):
+    """A range of bytes that one rank reads."""
+
+    path: str
+    stated_in: str
+    start: int
+    size: int
+    sha256: str
+
+
+def verify_data(run: Run, ranks: Ranks, index: dict[str, Any]) -> None:
+    """Compare all datasets of a run with their hashes, as `train.verify_data` says.
+
+    All ranks call this together. It takes about 0.6 s of CPU time for a GB.
+
+    Args:
+        run: the resolved run.
+        ranks: this process among its peers.
+        index: content of the index folder's index.json.
+
+    Raises:
+        UserError: a file differs from its hash; all ranks raise it.
+    """
+    if run.train.verify_data is False:
+        return
+    note, unread = run.output.with_name(f".{run.output.name}.verified"), list[_File]()
+    noted = _read_note(note) if ranks.rank == 0 else {}
+    agreed: list[Any] = [None]
+    with raise_on_all_ranks():
+        if ranks.rank == 0:
+            unread = _select(run, ranks, [*_unread_files(run, index, noted)])
+            tasks = (task for file in unread for task in file.tasks())
+            agreed = [sorted(tasks, key=lambda task: -task.size)]
+    dist.broadcast_object_list(agreed, src=0)
+    begin, left = time.monotonic(), Counter(task.path for task in agreed[0])
+    total, num_read = sum(task.size for task in agreed[0]), 0
+    for finished in _rounds(agreed[0], ranks):
+        if ranks.rank == 0:
+            left.subtract(task.path for task in finished)
+            noted |= {str(file.path): file.identity for file in unread if not left[str(file.path)]}
+            with suppress(OSError):  # then the next job reads the files again
+                files.write_json(note, noted)
+            num_read += sum(task.size for task in finished)
+            seconds = duration(time.monotonic() - begin)
+            ranks.print_once(
+                f"data: {in_bytes(num_read)} of {in_bytes(total)} agree with their hashes, after "
+                f"{seconds}"
+            )
+
+
+# ---- What to read ----
+
+
+def _unread_files(run: Run, index: dict[str, Any], noted: _Noted) -> Iterator[_File]:
+    """Files that the run trains or validates on, and that have changed since they were noted."""
+    splits = index["splits"] if run.train.evaluation_steps else ("train",)
+    prefixes = sorted(
+        {dataset["prefix"] for split in splits for dataset in index["splits"][split]["files"]}
+    )
+    foreign = [prefix for prefix in prefixes if "bin" not in index["pairs"][prefix]["sha256"]]
+    if foreign:
+        print(
+            f"data: {counted(len(foreign), 'dataset')} without a manifest ({foreign[0]}"
+            f"{', …' * (len(foreign) > 1)}), compared with the hashes that `tokamake index` "
+            "computed",
+            flush=True,
+        )
+    for prefix in prefixes:
+        manifest = None
+        hashes = {"bin": index["pairs"][prefix].get("content"), **index["pairs"][prefix]["sha256"]}
+        for name in ("bin", "idx"):
+            path, sha256 = file_path(run.data_root / prefix, name), hashes[name]
+            stat = path.stat()
+            identity = [stat.st_size, stat.st_mtime_ns, sha256]
+            # Indexes of earlier versions have no hash of a foreign dataset's tokens.
+            if sha256 is None or noted.get(str(path)) == identity:
+                continue
+            stated_in, ranges = run.index / "index.json", [HashedRange(stat.st_size, sha256)]
+            if prefix not in foreign:
+                stated_in = manifest_path(run.data_root / prefix)
+                if name == "bin":
+                    manifest = manifest or find_manifest(run.data_root / prefix) or {}
+                    ranges = hashed_ranges(manifest)
+            yield _File(path, stated_in, ranges, identity)
+
+
+def _select(run: Run, ranks: Ranks, unread: list[_File]) -> list[_File]:
+    """All files, or none with a line that says so, if they are too large for `auto`."""
+    total = sum(file.identity[0] for file in unread)
+    limit = AUTO_BYTES * max(ranks.world_size // ranks.local_size, 1)
+    if run.train.verify_data is True or total <= limit:
+        return unread
+    print(
+        f"data: {in_bytes(total)} are not compared with their hashes, for they are more than "
+        f"{in_bytes(AUTO_BYTES)} per host; train.verify_data: true does it, in about 0.6 s of CPU "
+        "time for a GB",
+        flush=True,
+    )
+    return []
+
+
+# ---- Reading ----
+
+
+def _rounds(tasks: list[_Task], ranks: Ranks) -> Iterator[list[_Task]]:
+    """Read the tasks on all ranks; yield those that any rank has finished since the last yield.
+
+    Raises:
+        UserError: bytes differ from their hash; all ranks raise it.
+    """
+    reading, is_done = _read(tasks[ranks.rank :: ranks.world_size]), not tasks
+    while not is_done:
+        own: tuple[list[_Task], bool] = [], False
+        with raise_on_all_ranks():
+            own = _read_for(_ROUND_SECONDS, reading)
+        rounds: list[Any] = [None] * ranks.world_size
+        dist.all_gather_object(rounds, own)
+        is_done = all(done for _, done in rounds)
+        yield [task for finished, _ in rounds for task in finished]
+
+
+def _read_for(seconds: float, reading: Iterator[_Task | None]) -> tuple[list[_Task], bool]:
+    """Read for some time; return the finished tasks, and whether none are left."""
+    end, finished = time.monotonic() + seconds, list[_Task]()
+    for task in reading:
+        if task:
+            finished.append(task)
+        if time.monotonic() > end:
+            return finished, False
+    return finished, True
+
+
+def _read(tasks: list[_Task]) -> Iterator[_Task | None]:
+    """Hash the bytes of each task; yield the task once it is finished, None after each block."""
+    buffer = memoryview(bytearray(_BLOCK))
+    for task in tasks:
+        digest, left = hashlib.sha256(), task.size
+        try:
+            with Path(task.path).open("rb", buffering=0) as stream:
+                stream.seek(task.start)
+                while left and (count := stream.readinto(buffer[:left])):
+                    digest.update(buffer[:count])
+                    left -= count
+                    yield None
+        except OSError as error:  # errors of reading do not name the file
+            raise OSError(error.errno, error.strerror, task.path) from None
+        if digest.hexdigest() != task.sha256:
+            raise UserError(
+                f"{task.path}: damaged: bytes {task.start:,} to {task.start + task.size:,} differ "
+                f"from the hash in {task.stated_in}; restore the file, or remove the dataset and "
+                "run the workflow again"
+            )
+        yield task
+
+
+# ---- Files that were verified ----
+
+
+def _read_note(note: Path) -> _Noted:
+    with suppress(UserError, OSError):
+        content = files.read_json(note, "")
+        return content if isinstance(content, dict) else {}
+    return {}
