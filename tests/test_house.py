@@ -335,6 +335,7 @@ TESTED_THROUGH = {
         "train/training_log",
         "train/validation",
     ],
+    "train/test_resume.py": ["train/resume_state", "train/run_digest"],
     "train/test_memory.py": ["models/common/activation_memory", "train/startup_log"],
     "train/test_trial_steps.py": [
         *("train/benchmark_train", "train/find_learning_rate", "train/speed"),

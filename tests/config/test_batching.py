@@ -80,3 +80,16 @@ def test_ranks_need_whole_micro_batches() -> None:
         BatchSizes(12).check(2, 4)
     with pytest.raises(UserError, match="6 samples cannot be shared by 2"):
         BatchSizes(12, Rampup(6, 6, 100)).check(2, 2)
+
+
+@pytest.mark.parametrize("first_sample", [0, 7, 30, 100])
+def test_sizes_count_from_the_step_at_which_they_begin(first_sample: int) -> None:
+    sizes = BatchSizes(16, Rampup(4, 4, 50), first_step=5, first_sample=first_sample)
+    consumed = first_sample
+    for step in range(5, 20):
+        assert sizes.samples(step) == consumed
+        assert sizes.whole_steps(consumed) == step
+        consumed += sizes.at(consumed)
+        assert sizes.whole_steps(consumed - 1) == step
+    # The size of a step depends on the consumed samples alone.
+    assert sizes.at(30) == BatchSizes(16, Rampup(4, 4, 50)).at(30)

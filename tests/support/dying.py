@@ -6,11 +6,12 @@ from pathlib import Path
 
 from tokamake.cli import main
 from tokamake.train import resume
+from tokamake.train.resume_state import ResumeState
 
 _commit = resume.commit
 
 
-def commit(output: Path, state: resume.ResumeState) -> Path:
+def commit(output: Path, state: ResumeState) -> Path:
     """Move the first checkpoint into place; at the second, die before anything is renamed."""
     if state.step > 2:
         os.kill(os.getpid(), signal.SIGKILL)

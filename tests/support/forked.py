@@ -25,6 +25,7 @@ from tests.support.ranks import CONTEXT, kill, start
 from tokamake.cli import main
 from tokamake.runtime.rank_errors import STOPPED
 from tokamake.train import resume
+from tokamake.train.resume_state import ResumeState
 from tokamake.train.saving import CheckpointSaver
 from tokamake.train.stop_signals import StopRequest
 from tokamake.train.trainer import Trainer
@@ -146,7 +147,7 @@ def killed_in_commit(number: int) -> None:
     """Kill the process instead of one of `CALLS` while step 4's checkpoint takes its place."""
     commit = resume.commit
 
-    def dying_commit(output: Path, state: resume.ResumeState) -> Path:
+    def dying_commit(output: Path, state: ResumeState) -> Path:
         if state.step != 4:
             return commit(output, state)
         calls = [number]

@@ -20,7 +20,7 @@ from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.folder import DESCRIPTION, NativeCheckpoint, open_native
 from tokamake.config.resolved_run import read_run
 from tokamake.errors import UserError
-from tokamake.train.resume import weights_digest
+from tokamake.train.run_digest import weights_digest
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
 

@@ -14,7 +14,7 @@ from tokamake.config.training import INDEX_SETTINGS
 from tokamake.errors import UserError
 from tokamake.train.checks import check_deterministic
 from tokamake.train.numerics import choose_precision, deterministic_algorithms, with_precision
-from tokamake.train.resume import run_digest
+from tokamake.train.run_digest import run_digest
 
 
 @pytest.fixture(scope="module")

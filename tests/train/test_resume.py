@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.runs import make_run, prepare
 from tokamake import files
 from tokamake.checkpoint.native import dcp_metadata
 from tokamake.checkpoint.native.dcp_metadata import StorageLocation, StoredChunk, WholeTensor
 from tokamake.checkpoint.tensors import dtypes
-from tokamake.config.resolved_run import read_run, write_run
 from tokamake.errors import UserError
 from tokamake.train import resume
-from tokamake.train.resume import ResumeState, claim, commit, differences
+from tokamake.train.resume import claim, commit
+from tokamake.train.resume_state import Change, ResumeState
 
 
 def state(step: int, digest: str = "a" * 64) -> ResumeState:
@@ -41,20 +40,75 @@ def unexpected(line: str) -> None:
     pytest.fail(f"printed {line}")
 
 
-def settings(earlier: Path) -> str:
-    """Stand-in for `differences`: these checkpoints have no run.yaml."""
-    return f"rate of {earlier.name}"
+def restart(state: ResumeState) -> tuple[str, None]:
+    """Decide that a run starts again."""
+    return f"step {state.step} has another rate", None
+
+
+def refuse(state: ResumeState) -> tuple[str, None]:
+    raise UserError(f"refused at step {state.step}")
+
+
+def test_a_run_goes_on_with_a_change(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    said = list[str]()
+    found = claim(tmp_path, "b" * 64, said.append, lambda _: ("new rate", ("rate 1 -> 2",)))
+    assert found is not None
+    assert found == state(2, "b" * 64)._replace(
+        lineage=(Change(2, 16, "a" * 64, ("rate 1 -> 2",)),)
+    )
+    assert said == [f"{tmp_path}: new rate"]
+    grown = tmp_path / resume.SAVING / "global_step4"
+    grown.mkdir(parents=True)
+    write_native(grown, 4, "weights")
+    commit(tmp_path, found._replace(step=4, consumed_samples=32))
+    assert files.read_json(tmp_path / "global_step4/state.json", "")["lineage"] == [
+        {"step": 2, "consumed_samples": 16, "digest": "a" * 64, "changed": ["rate 1 -> 2"]}
+    ]
+    newest = claim(tmp_path, "b" * 64, unexpected, refuse)
+    assert newest == found._replace(step=4, consumed_samples=32)
+    # The checkpoint before the change is still one of this run, a later one of that digest is not.
+    assert resume.state_at(tmp_path, 2, newest) == state(2)
+    assert resume.state_before(tmp_path, newest) == found
+    save(tmp_path, 3)
+    assert resume.state_before(tmp_path, newest) == found
+    with pytest.raises(UserError, match="global_step3: missing"):
+        resume.state_at(tmp_path, 3, newest)
+
+
+def test_a_checkpoint_before_a_change_takes_the_change_earlier() -> None:
+    later = state(6).changed("b" * 64, ("rate 1 -> 2",))._replace(step=8, consumed_samples=70)
+    earlier = state(4).in_place_of(later)
+    assert (earlier.digest, earlier.step, earlier.consumed_samples) == ("b" * 64, 4, 32)
+    assert earlier.lineage == (Change(4, 32, "a" * 64, ("rate 1 -> 2",)),)
+
+
+def test_a_refused_run_keeps_its_folder(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match="refused at step 2"):
+        claim(tmp_path, "b" * 64, unexpected, refuse)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_state_without_a_lineage_can_be_read(tmp_path: Path) -> None:
+    """Earlier versions wrote none."""
+    folder = save(tmp_path, 2)
+    content = files.read_json(folder / "state.json", "")
+    del content["lineage"]
+    files.write_json(folder / "state.json", content)
+    assert claim(tmp_path, "a" * 64, unexpected, refuse) == state(2)
 
 
 def test_a_new_folder_starts_from_the_beginning(tmp_path: Path) -> None:
-    assert claim(tmp_path / "new", "a" * 64, unexpected, settings) is None
+    assert claim(tmp_path / "new", "a" * 64, unexpected, refuse) is None
     assert (tmp_path / "new").is_dir()
 
 
 def test_a_run_resumes_from_latest(tmp_path: Path) -> None:
     for step in (2, 4):
         save(tmp_path, step)
-    assert claim(tmp_path, "a" * 64, unexpected, settings) == state(4)
+    assert claim(tmp_path, "a" * 64, unexpected, refuse) == state(4)
     assert (tmp_path / "latest").read_text() == "global_step4"
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text().strip() == "4"
     assert not (tmp_path / resume.SAVING).exists()
@@ -63,7 +117,7 @@ def test_a_run_resumes_from_latest(tmp_path: Path) -> None:
 def test_an_incomplete_checkpoint_does_not_count(tmp_path: Path) -> None:
     save(tmp_path, 2)
     (tmp_path / resume.SAVING / "global_step4").mkdir(parents=True)
-    assert claim(tmp_path, "a" * 64, unexpected, settings) == state(2)
+    assert claim(tmp_path, "a" * 64, unexpected, refuse) == state(2)
     assert not (tmp_path / resume.SAVING).exists()
 
 
@@ -95,9 +149,9 @@ def test_an_output_folder_on_another_disk_stays_a_link(tmp_path: Path) -> None:
     output, scratch, said = tmp_path / "training", tmp_path / "scratch", list[str]()
     scratch.mkdir()
     output.symlink_to(scratch / "run")
-    assert claim(output, "b" * 64, unexpected, settings) is None
+    assert claim(output, "b" * 64, unexpected, refuse) is None
     save(output, 2, "first", "b" * 64)
-    assert claim(output, "a" * 64, said.append, settings) is None
+    assert claim(output, "a" * 64, said.append, restart) is None
     assert output.is_symlink()
     assert list(output.iterdir()) == []
     assert (scratch / "run.bbbbbbbb/global_step2/file").read_text() == "first"
@@ -107,12 +161,12 @@ def test_an_output_folder_on_another_disk_stays_a_link(tmp_path: Path) -> None:
 def test_other_runs_are_moved_aside(tmp_path: Path) -> None:
     output, said = tmp_path / "training", []
     for digest in ("b" * 64, "b" * 64, "c" * 64):
-        claim(output, "a" * 64, said.append, settings)
+        claim(output, "a" * 64, said.append, restart)
         save(output, 2, digest, digest)
-    assert claim(output, "a" * 64, said.append, settings) is None
+    assert claim(output, "a" * 64, said.append, restart) is None
     assert len(said) == 3
     assert all(
-        f"{output}: holds another" in line and "rate of global_step2" in line for line in said
+        line.startswith(f"{output}: step 2 has another rate; moved to {output}.") for line in said
     )
     for name, digest in (("bbbbbbbb", "b"), ("bbbbbbbb.2", "b"), ("cccccccc", "c")):
         aside = tmp_path / f"training.{name}" / "global_step2" / "file"
@@ -123,7 +177,7 @@ def test_a_checkpoint_of_another_program_is_moved_aside(tmp_path: Path) -> None:
     output, said = tmp_path / "training", []
     (output / "global_step9").mkdir(parents=True)
     (output / "latest").write_text("global_step9")
-    assert claim(output, "a" * 64, said.append, settings) is None
+    assert claim(output, "a" * 64, said.append, restart) is None
     assert (tmp_path / "training.unknown" / "global_step9").is_dir()
     assert len(said) == 1
 
@@ -131,7 +185,7 @@ def test_a_checkpoint_of_another_program_is_moved_aside(tmp_path: Path) -> None:
 def test_latest_naming_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latest").write_text("global_step9")
     with pytest.raises(UserError, match=r"latest: names global_step9, which is missing"):
-        claim(tmp_path, "a" * 64, unexpected, settings)
+        claim(tmp_path, "a" * 64, unexpected, refuse)
 
 
 @pytest.mark.parametrize("lost", ["", ".metadata", "tokamake.json", "file", "end of file"])
@@ -147,19 +201,4 @@ def test_an_incomplete_checkpoint_is_not_published(lost: str, tmp_path: Path) ->
     with pytest.raises(UserError, match="global_step4: not saved, because its files are not"):
         commit(tmp_path, state(4))
     assert not (tmp_path / "global_step4").exists()
-    assert claim(tmp_path, "a" * 64, unexpected, settings) == state(2)
-
-
-def test_differing_settings_are_named(tmp_path: Path) -> None:
-    root = prepare(tmp_path)
-    earlier = read_run(make_run(root, "earlier"))
-    write_run(tmp_path / "run.yaml", earlier)
-    same = read_run(make_run(root, "same", log_interval=3, zero_stage=3))
-    assert differences(tmp_path, same) == "its start or its data differ"
-    other = read_run(make_run(root, "other", precision="bf16", gradient_clipping=2.0))
-    message = differences(tmp_path, other)
-    assert "train.gradient_clipping: 0.5 there, 2.0 here" in message
-    assert "train.precision: empty there, bf16 here" in message
-    several = read_run(make_run(root, "several", optimizer={"name": "sgd"}))
-    assert differences(tmp_path, several).endswith(" more")
-    assert differences(tmp_path / "none", other) == "its settings are not known"
+    assert claim(tmp_path, "a" * 64, unexpected, refuse) == state(2)

@@ -20,7 +20,7 @@ from tests.train.test_resume import save
 from tokamake.config.resolved_run import read_run
 from tokamake.errors import TemporaryError, UserError
 from tokamake.train import retention
-from tokamake.train.resume import ResumeState
+from tokamake.train.resume_state import ResumeState
 from tokamake.train.retention import Retention
 
 pytestmark = pytest.mark.usefixtures("lone_rank")

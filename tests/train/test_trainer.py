@@ -192,8 +192,8 @@ def test_other_settings_move_the_old_run_aside(
 ) -> None:
     config = copy(single, tmp_path / "run")
     text = config.read_text()
-    config.write_text(text.replace("learning_rate: 0.01", "learning_rate: 0.02"))
-    assert text != config.read_text()
+    text = text.replace("learning_rate: 0.01", "learning_rate: 0.02")
+    config.write_text(text.replace("on_change: refuse", "on_change: restart"))
     assert train_here(config) == 0
     (aside,) = tmp_path.glob("run/training.*")
     assert aside.name == f"training.{summary(single)['digest'][:8]}"

@@ -261,9 +261,10 @@ def test_a_finetune_run_starts_at_step_0_and_resumes_after_a_kill(root: Path, fi
 def test_continued_and_finetuned_runs_differ(root: Path, first: Path) -> None:
     config = make_run(root, "both", start=step(first, 4), finetune=True, train_steps=6)
     train(config)
-    make_run(root, "both", start=step(first, 4), finetune=False, train_steps=6)
+    continued = {"start": step(first, 4), "finetune": False, "train_steps": 6}
+    make_run(root, "both", **continued, on_change="restart")
     printed = train(config)
-    assert "train.finetune: True there, False here" in printed
+    assert "train.finetune True -> False" in printed
     assert losses(config) == losses(first)[4:]
 
 

@@ -182,7 +182,9 @@ def test_rules_are_targets_for_all_runs(swept: Path) -> None:
 @pytest.mark.grid
 def test_a_changed_row_reruns_its_run_alone(swept: Path) -> None:
     (swept / "runs.tsv").write_text(SWEEP.replace("2e-3", "3e-3"))
-    changed = jobs(snakemake(swept, "-n", *MINE, "evaluate"))
+    dry_run = snakemake(swept, "-n", "--config", "train={on_change: restart}", *MINE, "evaluate")
+    assert "run low: train.optimizer.learning_rate 0.002 -> 0.003; 6 steps" in dry_run.stderr
+    changed = jobs(dry_run)
     assert changed == dict.fromkeys(("resolve", "export_hf", "evaluate"), 1) | {"train": 2}
     (swept / "runs.tsv").write_text(SWEEP + "more\t3\t\t\t\t\n")
     added = jobs(snakemake(swept, "-n", *MINE, "train"))

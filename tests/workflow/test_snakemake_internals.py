@@ -220,3 +220,25 @@ rule all:
     done = run(tmp_path, snakefile, *arguments, environment=server.environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "sourced").exists()
+
+
+def test_a_reason_names_the_settings_that_have_changed(tmp_path: Path) -> None:
+    snakefile = """
+from tokamake.workflow.snakemake_internals import shorten_changed_params
+shorten_changed_params()
+rule all:
+    output: "a.txt"
+    params: settings=lambda wildcards: SETTINGS, name=NAME
+    shell: "touch {output}"
+"""
+
+    def reason(settings: str, name: str) -> str:
+        done = run(tmp_path, f"SETTINGS, NAME = {settings!r}, {name!r}{snakefile}", "-n")
+        reasons = [line for line in (done.stdout + done.stderr).splitlines() if "reason:" in line]
+        return reasons[0].partition("since last execution: ")[2]
+
+    settings = '{"steps": 4, "optimizer": {"rate": 0.1, "name": "adamw"}}'
+    assert run(tmp_path, f"SETTINGS, NAME = {settings!r}, 'tr'{snakefile}").returncode == 0
+    assert reason(settings.replace("0.1", "0.2"), "tr") == "optimizer.rate 0.1 -> 0.2"
+    assert reason(settings, "va") == "'tr' -> 'va'"
+    assert reason(settings, "t" * 200) == f"'tr' -> '{'t' * 99}…"

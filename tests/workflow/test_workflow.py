@@ -107,12 +107,14 @@ def test_a_broken_shard_and_its_dependents_are_rebuilt(finished: Path) -> None:
 
 @pytest.mark.slow
 def test_a_changed_setting_reruns_the_jobs_that_depend_on_it(finished: Path) -> None:
+    train = {**CONFIG["train"], "on_change": "restart"}  # type: ignore[dict-item]
+
     def changed(**sections: object) -> dict[str, int]:
-        (finished / "other.yaml").write_text(yaml.safe_dump({**CONFIG, **sections}))
+        (finished / "other.yaml").write_text(yaml.safe_dump({**CONFIG, "train": train, **sections}))
         return jobs(snakemake(finished, "-n", "--configfile", "other.yaml", "--", "evaluate"))
 
     assert changed(evaluate={"max_tokens": 3000}) == {"evaluate": 1}
-    steps = changed(train={**CONFIG["train"], "train_steps": 50})  # type: ignore[dict-item]
+    steps = changed(train={**train, "train_steps": 50})
     assert set(steps) == {"index", "resolve", "train", "export_hf", "evaluate"}
     retokenized = changed(tokenize={"append_eod": False})
     assert retokenized["tokenize"] == 6

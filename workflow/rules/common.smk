@@ -24,6 +24,7 @@ checkpoint_rules = FUNCTIONS.checkpoints
 segments = FUNCTIONS.segments
 doctor_rules = FUNCTIONS.doctor
 layouts = FUNCTIONS.layouts
+run_changes = FUNCTIONS.changes
 
 
 wildcard_constraints:

@@ -36,7 +36,7 @@ rule resolve:
     benchmark:
         "results/benchmarks/{run}/resolve.tsv"
     params:
-        settings=run_settings.section("train", leave_out="segment_steps"),
+        settings=run_settings.section("train", leave_out=("on_change", "segment_steps")),
         seed=run_settings.value("seed"),
         checkpoint=checkpoint_rules.start_folder,
         architecture=lambda wildcards, input: [
@@ -72,7 +72,11 @@ rule train:
         nodes=1,
         tasks=1,
     params:
-        end=lambda wildcards: layouts.check(wildcards) or segments.end_option(wildcards),
+        end=lambda wildcards: (
+            layouts.check(wildcards)
+            or run_changes.check(wildcards)
+            or segments.end_option(wildcards)
+        ),
     # A signal goes to all processes at once. It must not end the shell while ranks save.
     shell:
         "trap : TERM INT;"

@@ -34,6 +34,10 @@ class BatchSizes:
     """Samples of a step after the ramp-up."""
     rampup: Rampup | None = None
     """None: full size from the first step."""
+    first_step: int = 0
+    """Step from which on steps have these sizes; earlier ones had others."""
+    first_sample: int = 0
+    """Samples that the steps before `first_step` consumed."""
 
     def __post_init__(self) -> None:
         ramp, full = self.rampup, self.global_batch_size
@@ -67,7 +71,7 @@ class BatchSizes:
     @functools.cached_property
     def _starts(self) -> list[int]:
         """First sample of each step of the ramp-up, and of the first step of full size."""
-        starts = [0]
+        starts = [self.first_sample]
         while self.rampup and starts[-1] <= self.rampup.samples:
             if (size := self.at(starts[-1])) == self.global_batch_size:
                 break
@@ -75,18 +79,18 @@ class BatchSizes:
         return starts
 
     def samples(self, steps: int) -> int:
-        """Total samples of the first `steps` steps."""
-        ramp_steps = len(self._starts) - 1
+        """Total samples of the first `steps` steps, `first_step` or more."""
+        ramp_steps, steps = len(self._starts) - 1, steps - self.first_step
         if steps <= ramp_steps:
             return self._starts[steps]
         return self._starts[-1] + (steps - ramp_steps) * self.global_batch_size
 
     def whole_steps(self, samples: int) -> int:
-        """Number of complete steps in `samples` samples."""
+        """Number of complete steps in `samples` samples, `first_sample` or more."""
         ramp_steps = len(self._starts) - 1
         if samples < self._starts[-1]:
-            return bisect.bisect_right(self._starts, samples) - 1
-        return ramp_steps + (samples - self._starts[-1]) // self.global_batch_size
+            return self.first_step + bisect.bisect_right(self._starts, samples) - 1
+        return self.first_step + ramp_steps + (samples - self._starts[-1]) // self.global_batch_size
 
     def step_and_row(self, sample: int) -> tuple[int, int]:
         """Step (from 0) of a sample, and its row in the global batch of that step."""

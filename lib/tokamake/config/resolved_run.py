@@ -1,14 +1,16 @@
 """The resolved run: `resolve` writes it, `tokamake train` reads it."""
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Annotated
 
 import yaml
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from tokamake import files
 from tokamake.config.architecture import Architecture
+from tokamake.config.batching import BatchSizes
 from tokamake.config.fields import Settings
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
@@ -24,6 +26,29 @@ class ResolvedTrainSettings(TrainSettings):
     """Has become `train_steps`."""
     train_tokens: None = None
     """Has become `train_steps`."""
+    _first: tuple[int, int] = PrivateAttr(default=(0, 0))
+
+    @property
+    def batch_sizes(self) -> BatchSizes:
+        """Samples of each step."""
+        step, sample = self._first
+        return dataclasses.replace(super().batch_sizes, first_step=step, first_sample=sample)
+
+    def counted_from(self, step: int, samples: int) -> "ResolvedTrainSettings":
+        """The settings for a run that took other settings until a step.
+
+        The run ends with the same number of samples. If the batch sizes differ, that is another
+        number of steps.
+
+        Args:
+            step: last step with other settings.
+            samples: samples that the run consumed until then.
+        """
+        assert self.num_samples is not None, "a resolved run has a length"
+        counted = self.model_copy()
+        counted._first = (step, samples)
+        steps = counted.batch_sizes.whole_steps(max(self.num_samples, samples))
+        return counted.model_copy(update={"train_steps": steps})
 
 
 class Run(Settings):

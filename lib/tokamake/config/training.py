@@ -16,6 +16,8 @@ from tokamake.errors import UserError
 BACKEND_CHECKS = "train/backends/checks"
 """Folder with the checks of each back end, which do not import torch."""
 
+OnChange = Literal["refuse", "continue", "restart"]
+
 LENGTHS = ("train_steps", "train_samples", "train_tokens")
 """Settings that give the length of a run, each in its own unit."""
 
@@ -48,6 +50,11 @@ class TrainSettings(Settings):
     """How to start from model.checkpoint. true: load only its weights and start at step 0 with a
     new optimizer state. false: continue its training with its optimizer state, step and samples.
     Leave it empty without model.checkpoint."""
+    on_change: OnChange = "refuse"
+    """What to do if the run has a checkpoint, but its settings or its data have changed since.
+    refuse: stop, and list the changes. continue: keep weights, optimizer states, step and samples,
+    and go on with the new settings and data. restart: move the checkpoints aside and start at
+    step 0."""
     sequence_length: Annotated[int, Field(ge=2)] = 512
     """Input tokens per sample. A sample holds one more token, the last label."""
     micro_batch_size: Annotated[int, Field(ge=1)] = 1

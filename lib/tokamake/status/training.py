@@ -4,8 +4,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from tokamake.config.resolved_run import read_run
+from tokamake.checkpoint.latest import latest
+from tokamake.config.resolved_run import Run, read_run
+from tokamake.errors import UserError
 from tokamake.train import metrics
+from tokamake.train.resume_state import counted_run, read_state
 
 _TAIL_BYTES = 1 << 20
 _VALIDATION = "validation_loss"
@@ -47,7 +50,7 @@ def read_training(folder: Path, run: str, *, now: float) -> TrainingProgress | N
     path = folder / f"results/{run}/training" / metrics.FILE
     if not settings.exists() or not path.exists():
         return None
-    steps = read_run(settings).train.train_steps
+    steps = _num_steps(read_run(settings), path.parent)
     lines = _lines(path)
     latest = [line for line in lines if "loss" in line][-_LATEST:]
     step = latest[-1]["step"] if latest else 0
@@ -64,6 +67,15 @@ def read_training(folder: Path, run: str, *, now: float) -> TrainingProgress | N
         (steps - step) * median(step_seconds) if step_seconds else None,
         now - path.stat().st_mtime,
     )
+
+
+def _num_steps(run: Run, output: Path) -> int:
+    """Steps of a run; a change of the batch size gives it another number of them."""
+    try:
+        state = read_state(latest(output))
+    except UserError:  # no checkpoint yet, or a damaged one
+        state = None
+    return (counted_run(run, state) if state else run).train.train_steps
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

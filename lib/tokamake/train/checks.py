@@ -170,9 +170,9 @@ def check_fim(fim: FimSettings, architecture: Architecture, tokenizer: Path | No
         )
 
 
-def check_until_step(run: Run, until_step: int) -> None:
-    """Check that the step at which this job ends lies within the run."""
-    if not run.step < until_step <= run.train.train_steps:
+def check_until_step(run: Run, until_step: int | None) -> None:
+    """Check that the step at which this job ends, if any, lies within the run."""
+    if until_step is not None and not run.step < until_step <= run.train.train_steps:
         raise UserError(
             f"until_step: {until_step}: the run goes from step {run.step} to "
             f"{run.train.train_steps}; give one between them"

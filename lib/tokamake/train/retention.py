@@ -19,8 +19,8 @@ from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.native.folder import check_files
 from tokamake.config.resolved_run import Run
 from tokamake.errors import TemporaryError, UserError, of_system
-from tokamake.train import metrics, resume
-from tokamake.train.resume import ResumeState
+from tokamake.train import metrics
+from tokamake.train.resume_state import ResumeState, read_state
 from tokamake.train.summary import summary_path
 from tokamake.units import in_bytes
 from tokamake.validation import read_yaml
@@ -47,7 +47,7 @@ class Retention:
     """
 
     def __init__(self, run: Run, state: ResumeState) -> None:
-        self._run, self._digest, self._current = run, state.digest, state.step
+        self._run, self._start, self._current = run, state, state.step
         # Training went back before these steps: they are no checkpoints of what it does now.
         self._abandoned = {step for step in self._steps() if step > state.step}
         self._verified: int | None = None
@@ -176,9 +176,12 @@ class Retention:
         steps = []
         for folder in self._run.output.glob("global_step*"):
             with suppress(UserError):  # of a damaged state.json
-                state = resume.read_state(folder)
+                state = read_state(folder)
+                is_ours = state and (
+                    state.digest == self._start.digest or state.is_before(self._start)
+                )
                 # A link is a checkpoint that the user has moved to another disk.
-                if state and state.digest == self._digest and not folder.is_symlink():
+                if state and is_ours and not folder.is_symlink():
                     steps += [state.step] * (folder == self._folder(state.step))
         return sorted(steps)
 

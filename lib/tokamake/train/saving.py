@@ -7,7 +7,8 @@ from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import job_progress, resume
 from tokamake.train.deadline import DURATIONS, Deadline, write_durations
-from tokamake.train.resume import ResumeState, StartingPoint
+from tokamake.train.resume import StartingPoint
+from tokamake.train.resume_state import ResumeState
 from tokamake.train.retention import Retention
 from tokamake.train.step_result import Saving
 

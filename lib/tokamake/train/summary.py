@@ -7,7 +7,7 @@ from pathlib import Path
 from tokamake import files
 from tokamake.config.resolved_run import Run
 from tokamake.train import metrics
-from tokamake.train.resume import ResumeState
+from tokamake.train.resume_state import ResumeState
 
 
 def summary_path(run: Run, step: int) -> Path:

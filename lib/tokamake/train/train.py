@@ -37,6 +37,7 @@ def train(*, config: Path, until_step: int | None = None, minutes: float | None 
     from tokamake.runtime.process_group import process_group
     from tokamake.runtime.rank_errors import leave, raise_on_all_ranks, report_from_rank_0
     from tokamake.runtime.ranks import Ranks
+    from tokamake.train.changes import read_decision
 
     ranks = Ranks.find()
     with (
@@ -45,7 +46,7 @@ def train(*, config: Path, until_step: int | None = None, minutes: float | None 
         process_group(ranks) as device,
     ):
         with raise_on_all_ranks():
-            run = read_run(config)
+            run = read_decision(config, read_run(config))
         # Imported late: torch's distributed modules take seconds.
         from tokamake.train.trainer import train_run
 

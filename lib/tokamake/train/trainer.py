@@ -26,7 +26,8 @@ from tokamake.train.data_verification import verify_data
 from tokamake.train.deadline import Deadline
 from tokamake.train.loading import load_newest_whole
 from tokamake.train.numerics import deterministic_algorithms, with_precision
-from tokamake.train.resume import ResumeState, StartingPoint
+from tokamake.train.resume import StartingPoint
+from tokamake.train.resume_state import ResumeState, counted_run
 from tokamake.train.saving import CheckpointSaver
 from tokamake.train.startup_log import startup_log
 from tokamake.train.step_result import StepResult
@@ -63,37 +64,40 @@ def train_run(
         UserError: the run cannot start or its loss is not finite; all ranks raise it.
     """
     run = with_precision(run, device)
-    last_step = run.train.train_steps if until_step is None else until_step
     with deterministic_algorithms(run.train.deterministic):
         # Check everything before a model is built.
         with raise_on_all_ranks():
             index = read_index(run.index)
             check_run(run, index=index, world_size=ranks.world_size, device=device)
-            check_until_step(run, last_step)
+            check_until_step(run, until_step)
 
         # Rank 0 locks the output folder while training goes on.
         with resume.claimed(run, ranks, index) as start:
-            state = start.state
+            state, counted = start.state, counted_run(run, start.state)
+            with raise_on_all_ranks():
+                check_until_step(counted, until_step)
+            last_step = until_step or counted.train.train_steps
             if state.step >= last_step and not start.unvalidated:
-                suffix = ", the last" if state.step == run.train.train_steps else ""
+                suffix = ", the last" if state.step == counted.train.train_steps else ""
                 ranks.print_once(
                     f"{run.output}: already at step {state.step}{suffix}; nothing to train"
                 )
             else:
                 with raise_on_all_ranks():
-                    ranks.print_once(startup_log(run, ranks, device, resumed=start.resumed))
+                    ranks.print_once(startup_log(counted, ranks, device, resumed=start.resumed))
                 deadline = Deadline.of_job(run.output, ranks, minutes)
                 trainer = Trainer(
-                    run, ranks, device, start=start, last_step=last_step, deadline=deadline
+                    run, ranks, device, start=start, until_step=until_step, deadline=deadline
                 )
                 state = trainer.train()
+                counted, last_step = trainer.run, trainer.last_step
             if state.step < last_step:
                 return STOPPED
 
             # train.json tells the workflow that this segment of the run is finished.
             with raise_on_all_ranks():
                 if ranks.rank == 0:
-                    write_summary(run, resume.state_at(run.output, last_step, state.digest))
+                    write_summary(counted, resume.state_at(run.output, last_step, state))
     return 0
 
 
@@ -101,7 +105,9 @@ class Trainer:
     """One rank's part of a run.
 
     Attributes:
+        run: the resolved run, with the steps that are left after its last change.
         state: finished steps, consumed samples and training time.
+        last_step: step to end at.
         unvalidated: whether an earlier job stopped before the validation of its last step.
 
     Args:
@@ -109,7 +115,7 @@ class Trainer:
         ranks: this process among its peers.
         device: device of the model.
         start: where to begin or to resume.
-        last_step: step to end at.
+        until_step: step to end at; None: the end of the run.
         deadline: end of this job.
     """
 
@@ -120,11 +126,10 @@ class Trainer:
         device: "torch.device",
         *,
         start: StartingPoint,
-        last_step: int,
+        until_step: int | None,
         deadline: Deadline,
     ) -> None:
-        self.run, self.ranks = run, ranks
-        self.state, self.last_step = start.state, last_step
+        self.ranks, self.state = ranks, start.state
         self.unvalidated = start.unvalidated
         self.deadline = deadline
         self.stop_request = StopRequest(reports=ranks.rank == 0)
@@ -137,7 +142,6 @@ class Trainer:
         verify_data(run, ranks, read_index(run.index))
 
         # ---- Model, optimizer and schedule ----
-        self.schedule = Schedule(run.train)
         # Imported late: DeepSpeed takes seconds, and a finished run does not need it.
         backend = plugins.load("train/backends", run.train.backend)
         checkpoint = resume.checkpoint_to_load(run, ranks, start)
@@ -149,11 +153,15 @@ class Trainer:
             self.engine.load(checkpoint)
         if start.resumed:
             ranks.print_once(f"{run.output}: continuing at step {self.state.step}")
+        # The checkpoint that was loaded decides how many steps a changed run has.
+        self.run = counted_run(run, self.state)
+        self.last_step = until_step or self.run.train.train_steps
+        self.schedule = Schedule(self.run.train)
         self.steps = self._read_ahead()
 
         # ---- Checkpoints and metrics ----
         self.saver = CheckpointSaver(run, ranks, self.engine, deadline=deadline, start=start)
-        self.log = TrainingLog(run, ranks, done=self.state.step)
+        self.log = TrainingLog(self.run, ranks, done=self.state.step)
 
     # ---- The loop ----
 
@@ -263,9 +271,9 @@ class Trainer:
         if problem := result.not_finite:
             self.saver.finish()
             raise UserError(
-                f"step {self.state.step + 1}: {problem}: training has diverged; lower "
-                "train.optimizer.learning_rate or check the data; last good checkpoint: "
-                f"{self.saver.latest}"
+                f"step {self.state.step + 1}: {problem}: training has diverged; check the "
+                "data, or lower train.optimizer.learning_rate and set train.on_change to continue; "
+                f"last good checkpoint: {self.saver.latest}"
             )
 
     def _print_why_stopped(self) -> None:

@@ -7,7 +7,7 @@ from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import metrics
 from tokamake.train.metrics import Metrics, Record
-from tokamake.train.resume import ResumeState
+from tokamake.train.resume_state import ResumeState
 from tokamake.train.step_result import StepResult
 
 

@@ -43,6 +43,8 @@ class WorkflowConfig:
     """Raw files that the workflow makes itself, with their sizes in bytes."""
     plan: Plan
     """Shards, merged datasets and job batches."""
+    changed_shards: frozenset[str]
+    """Shards whose raw files have changed since the workflow last ran."""
     given_tokenizer: list[Path] | None
     """Files of the tokenizer; None: the workflow trains one."""
 
@@ -125,7 +127,7 @@ def _read(
         for corpus, sample in shared.sample_corpus.items()
         for name in sample_names(corpus, sample.num_files)
     }
-    plan = _current_plan(runs, corpora.values(), sample_files, is_main_process)
+    plan, changed_shards = _current_plan(runs, corpora.values(), sample_files, is_main_process)
     if is_main_process:
         _check_empty(corpora, plan)
     for run, where in runs.values():
@@ -138,7 +140,7 @@ def _read(
     for run, where in runs.values() if tokenizer is None else ():
         _check_fim(run, where)
     configs = {name: run.config for name, run in runs.items()}
-    return WorkflowConfig(configs, tables, corpora, sample_files, plan, tokenizer)
+    return WorkflowConfig(configs, tables, corpora, sample_files, plan, changed_shards, tokenizer)
 
 
 @contextmanager
@@ -170,18 +172,27 @@ def _current_plan(
     corpora: Iterable[Corpus],
     sample_files: dict[str, int],
     is_main_process: bool,
-) -> Plan:
-    """Extend the plan on disk. A job takes it as it is, even if raw files arrived since."""
+) -> tuple[Plan, frozenset[str]]:
+    """Extend the plan on disk. A job takes it as it is, even if raw files arrived since.
+
+    Returns:
+        The plan, and the shards whose raw files have changed since the plan on disk.
+    """
     shared, path = next(iter(runs.values())).config, Path(PLAN)
     previous = read_plan(path) if path.exists() else None
     if previous and not is_main_process:
-        return previous
+        return previous, frozenset()
     sentences = shared.tokenize.split_sentences
     with _explaining_default_table(*next(iter(runs.values()))):
         plan = make_plan(
             corpora, shared.plan, sample_files, previous=previous, split_sentences=sentences
         )
-    return _keep_while_training(previous, plan, runs) if previous else plan
+    if previous is None:
+        return plan, frozenset()
+    plan = _keep_while_training(previous, plan, runs)
+    stamps = {shard.name: shard.stamp for shard in previous.shards}
+    changed = (s.name for s in plan.shards if stamps.get(s.name, s.stamp) != s.stamp)
+    return plan, frozenset(changed)
 
 
 def _keep_while_training(previous: Plan, plan: Plan, runs: Iterable[str]) -> Plan:

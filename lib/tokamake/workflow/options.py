@@ -44,7 +44,7 @@ class RunSettings:
         get = attrgetter(path)
         return lambda wildcards: get(self._config.runs[wildcards.run])
 
-    def section(self, name: str, leave_out: str | None = None) -> Callable[[Any], str]:
+    def section(self, name: str, leave_out: tuple[str, ...] = ()) -> Callable[[Any], str]:
         """A section as JSON. A function, since Snakemake would format the braces of a text."""
 
         def text(wildcards: Any) -> str:
@@ -52,11 +52,12 @@ class RunSettings:
             run = self._config.runs[wildcards.run] if has_run else self._config.shared
             section = run.model_dump(mode="json")[name]
             if name == "train":
-                defaults = {
-                    added: TrainSettings.model_fields[added].default for added in ADDED_SETTINGS
-                }
+                fields = TrainSettings.model_fields
+                defaults = {added: fields[added].default for added in ADDED_SETTINGS}
                 section = {k: v for k, v in section.items() if (k, v) not in defaults.items()}
-            return json.dumps({k: v for k, v in section.items() if k != leave_out}, sort_keys=True)
+            return json.dumps(
+                {k: v for k, v in section.items() if k not in leave_out}, sort_keys=True
+            )
 
         return text
 

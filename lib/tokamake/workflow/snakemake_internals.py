@@ -4,12 +4,18 @@ tests/workflow/test_snakemake_internals.py has a test for each method, so that a
 Snakemake that breaks one fails there by name. Written for Snakemake 9.20 to 9.27.
 """
 
-from collections.abc import Callable, Iterable
+import ast
+import json
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from snakemake.io import IOFile, contains_wildcard, strip_wildcard_constraints
+from snakemake.persistence import ParamsChange
 from snakemake.resources import Resource
+
+_MAX_VALUE = 100
+"""Characters of a changed param that a message shows."""
 
 
 class Snakemake:
@@ -160,6 +166,44 @@ class Snakemake:
             previous(log)
 
         setattr(self._workflow, hook, call)
+
+
+def shorten_changed_params() -> None:
+    """Let reasons of jobs name the settings that differ, instead of two texts with all settings."""
+    ParamsChange.__str__ = _short_text
+
+
+def _short_text(change: ParamsChange) -> str:
+    """Text of changed params; their values are representations of Python objects."""
+    before, now = change.only_old, change.only_new
+    sections = [[*filter(None, map(_section, values))] for values in (before, now)]
+    if len(sections[0]) == len(sections[1]) == len(before) == len(now) == 1:
+        old, new = sections[0][0], sections[1][0]
+        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        return ", ".join(f"{name} {old.get(name)} -> {new.get(name)}" for name in names)
+    texts = (", ".join(map(_cut, sorted(values))) or "none" for values in (before, now))
+    return " -> ".join(texts)
+
+
+def _section(value: str) -> dict[str, Any] | None:
+    """Settings by dotted names if a value is the JSON text of a section, else None."""
+    try:
+        section = json.loads(ast.literal_eval(value))
+    except (ValueError, SyntaxError, TypeError):
+        return None
+    return dict(_flat(section)) if isinstance(section, dict) else None
+
+
+def _flat(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in section.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _cut(value: str) -> str:
+    return value if len(value) <= _MAX_VALUE else f"{value[:_MAX_VALUE]}…"
 
 
 def has_wildcard(path: Path) -> bool:

@@ -18,11 +18,13 @@ from tokamake.workflow.exit import exit_on_user_error, exit_with
 from tokamake.workflow.layouts import Layouts
 from tokamake.workflow.options import RunSettings
 from tokamake.workflow.paths import DATA, RUN, check_writable
+from tokamake.workflow.run_changes import RunChanges
 from tokamake.workflow.segments import Segments
 from tokamake.workflow.snakemake_internals import (
     Snakemake,
     resolve_launch,
     resolve_precommand,
+    shorten_changed_params,
 )
 from tokamake.workflow.targets import Targets
 
@@ -38,6 +40,7 @@ class RuleFunctions:
     segments: Segments
     doctor: DoctorRules
     layouts: Layouts
+    changes: RunChanges
 
 
 def shell_prefix() -> str:
@@ -63,6 +66,7 @@ def rule_functions(
     """
     is_main = snakemake.is_main_process
     resolve_launch(snakemake, snakemake.repository)
+    shorten_changed_params()
     with exit_on_user_error():
         checked = read_workflow_config(
             config, snakemake.config_files or ["config/config.yaml"], is_main_process=is_main
@@ -77,6 +81,7 @@ def rule_functions(
             segments=Segments(checked, planned_segments if is_main else None),
             doctor=DoctorRules(snakemake),
             layouts=Layouts(checked, snakemake),
+            changes=RunChanges(checked, is_main_process=is_main),
         )
 
 
@@ -86,6 +91,7 @@ def add_hooks(snakemake: Snakemake, functions: RuleFunctions) -> None:
         return
     # Written by no job: all jobs of a run follow one plan. A dry run writes nothing.
     snakemake.on_start(lambda: write_plan(Path(PLAN), functions.config.plan))
+    snakemake.on_start(functions.changes.write_decisions)
     snakemake.on_start(lambda: resolve_precommand(snakemake, snakemake.repository))
     saved = functions.segments.saved_since_start
     snakemake.on_error(lambda: print(*saved(), sep="\n", file=sys.stderr))

@@ -1,0 +1,105 @@
+"""Where a run stands at a checkpoint: the content of state.json, and the changes until there."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokamake import files
+from tokamake.config.resolved_run import Run
+from tokamake.errors import UserError
+
+
+class Change(NamedTuple):
+    """A point where a run went on with other settings or data."""
+
+    step: int
+    """Finished steps before the change."""
+    consumed_samples: int
+    """Samples trained on before the change."""
+    digest: str
+    """Digest of the run before the change."""
+    changed: tuple[str, ...]
+    """Differences, such as `train.optimizer.learning_rate 0.001 -> 0.0003`."""
+
+
+class ResumeState(NamedTuple):
+    """Where a run stands at a checkpoint: the content of state.json."""
+
+    digest: str
+    """Digest of the run, see `run_digest`."""
+    step: int
+    """Finished steps."""
+    consumed_samples: int
+    """Samples trained on."""
+    seconds: float
+    """Time spent in training steps, over all jobs of the run."""
+    world_size: int
+    """Number of ranks."""
+    lineage: tuple[Change, ...] = ()
+    """Changes with which the run was continued, from the first to the last."""
+
+    def after_step(self, samples: int, seconds: float) -> "ResumeState":
+        """The state after one more step."""
+        return self._replace(
+            step=self.step + 1,
+            consumed_samples=self.consumed_samples + samples,
+            seconds=self.seconds + seconds,
+        )
+
+    def changed(self, digest: str, changed: tuple[str, ...]) -> "ResumeState":
+        """The same state as one of a run with another digest."""
+        change = Change(self.step, self.consumed_samples, self.digest, changed)
+        return self._replace(digest=digest, lineage=(*self.lineage, change))
+
+    def is_before(self, later: "ResumeState") -> bool:
+        """Whether a run that is at `later` has passed this state, before or after a change."""
+        if self.digest == later.digest:
+            return self.step <= later.step
+        return any(
+            self.digest == change.digest and self.step <= change.step for change in later.lineage
+        )
+
+    def in_place_of(self, later: "ResumeState") -> "ResumeState":
+        """This earlier state with the run of `later`, whose changes come no later than now."""
+        lineage = tuple(
+            change._replace(
+                step=min(change.step, self.step),
+                consumed_samples=min(change.consumed_samples, self.consumed_samples),
+            )
+            for change in later.lineage
+        )
+        return self._replace(digest=later.digest, lineage=lineage)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of state.json."""
+        return {**self._asdict(), "lineage": [change._asdict() for change in self.lineage]}
+
+
+def read_state(folder: Path) -> ResumeState | None:
+    """Content of a checkpoint's state.json; None: there is no such file.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    path = folder / "state.json"
+    if not path.is_file():
+        return None
+    value = files.read_json(path, f"name another checkpoint in {folder.parent / 'latest'}")
+    try:
+        lineage = tuple(
+            Change(**{**change, "changed": tuple(change["changed"])})
+            for change in value.pop("lineage", ())  # earlier versions have none
+        )
+        return ResumeState(**value, lineage=lineage)
+    except (AttributeError, KeyError, TypeError):
+        raise UserError(
+            f"{path}: damaged; name another checkpoint in {folder.parent / 'latest'}"
+        ) from None
+
+
+def counted_run(run: Run, state: ResumeState) -> Run:
+    """The run with the steps that it has from its last change on."""
+    if not state.lineage:
+        return run
+    change = state.lineage[-1]
+    train = run.train.counted_from(change.step, change.consumed_samples)
+    return run.model_copy(update={"train": train})

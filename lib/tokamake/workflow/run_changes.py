@@ -1,0 +1,170 @@
+"""Changes of runs since their newest checkpoints: what the config and raw files say before any job.
+
+`train` compares runs again once their data exist: it also sees other initial weights and other
+shares of the corpora.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tokamake import files
+from tokamake.checkpoint.latest import latest
+from tokamake.config.architecture import read_architecture
+from tokamake.config.resolved_run import Run, read_run
+from tokamake.config.root import Config
+from tokamake.data.indexed.manifest import read_manifest
+from tokamake.data.indexed.paths import manifest_path
+from tokamake.errors import UserError
+from tokamake.train import changes
+from tokamake.train.changes import Changes, Record, Settings
+from tokamake.train.resume_state import ResumeState, read_state
+from tokamake.train.run_digest import WITHOUT_EFFECT, effective_settings
+from tokamake.workflow.config import WorkflowConfig
+from tokamake.workflow.exit import exit_on_user_error
+from tokamake.workflow.paths import DATA, RUN
+
+_BATCH_SIZES = ("train.global_batch_size", "train.rampup_batch_size")
+_OF_TOKENS = ("append_eod", "prepend_bos", "split_sentences")
+"""Settings of `tokenize` that manifests state."""
+
+
+class RunChanges:
+    """Changes of all runs; the wildcard is `run`."""
+
+    def __init__(self, config: WorkflowConfig, *, is_main_process: bool) -> None:
+        self._config = config
+        self._is_main_process = is_main_process
+        self._checked: set[str] = set()
+
+    @exit_on_user_error()
+    def check(self, wildcards: Any) -> None:
+        """Say what happens to a run that has a checkpoint and has changed since.
+
+        Snakemake calls this only if the run is part of what it builds.
+
+        Raises:
+            SystemExit: the run is not to be trained, or cannot continue.
+        """
+        name = str(wildcards.run)
+        if not self._is_main_process or name in self._checked:
+            return
+        self._checked.add(name)
+        output = Path(RUN.format(run=name)) / "training"
+        if not (output / "latest").is_file():
+            return
+        state = read_state(latest(output))
+        changed = self._changes(name, output, state) if state else None
+        if not state or not changed or not changed.lines:
+            return  # without a state, `train` decides
+        on_change = self._config.runs[name].train.on_change
+        try:
+            text = changes.decision(on_change, changed, state=state, output=output)
+        except UserError as error:
+            raise UserError(f"run {name}: {error}") from None
+        print(f"tokamake: run {name}: {text}", file=sys.stderr)
+
+    def write_decisions(self) -> None:
+        """Note `train.on_change` of each run for its jobs."""
+        for name, run in self._config.runs.items():
+            path = Path(RUN.format(run=name)) / changes.DECISION
+            if run.train.on_change == "refuse":
+                path.unlink(missing_ok=True)
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                files.write_text(path, run.train.on_change)
+
+    def _changes(self, name: str, output: Path, state: ResumeState) -> Changes | None:
+        """Changes of a run since its newest checkpoint; None: its settings are not known."""
+        config = self._config.runs[name]
+        try:
+            trained = read_run(latest(output) / "run.yaml")
+        except UserError:
+            return None
+        there = changes.flat(effective_settings(trained))
+        lines, obstacles = changes.compare_settings(there, _settings(config, trained))
+        train = config.train
+        obstacles += changes.length_obstacles(train.batch_sizes, train.num_samples, state)
+        if train.segment_steps and any(line.startswith(_BATCH_SIZES) for line in lines):
+            obstacles += (
+                "with other batch sizes, segments end at other steps; remove train.segment_steps",
+            )
+        record = changes.read_record(output, state.digest)
+        data = tuple(self._data_lines(name, output, state, record)) if record else ()
+        return Changes(lines + data, obstacles)
+
+    def _data_lines(
+        self, name: str, output: Path, state: ResumeState, record: Record
+    ) -> Iterator[str]:
+        """Changes of the data of a run, as far as they are known before jobs have run."""
+        run = self._config.runs[name]
+        if (split := record["index"]["settings"]["split"]) != run.train.split:
+            yield f"train.split {split} -> {run.train.split}"
+        trained = {file["prefix"]: file["corpus"] for file in record["index"]["train"]["files"]}
+        corpora = {corpus.corpus for corpus in self._config.tables[run.corpora] if corpus.trains}
+        planned = {
+            f"merged/{merge.name}": merge
+            for merge in self._config.plan.merged
+            if merge.corpus in corpora
+        }
+        known = set(record["datasets"])
+        rebuilt = _rebuilt(trained, record, changes.record_path(output, state.digest))
+        changed = self._config.changed_shards
+        for verb, corpus_of in (
+            ("added", {p: merge.corpus for p, merge in planned.items() if p not in known}),
+            ("removed", {p: corpus for p, corpus in trained.items() if p not in planned}),
+            (
+                "changed",
+                {
+                    p: merge.corpus
+                    for p, merge in planned.items()
+                    if p in trained and (p in rebuilt or changed & {*merge.shards})
+                },
+            ),
+        ):
+            yield from changes.dataset_lines(verb, corpus_of)
+        yield from self._token_lines(next(iter(trained)))
+
+    def _token_lines(self, prefix: str) -> Iterator[str]:
+        """Settings of `tokenize` that differ from those of a finished dataset."""
+        try:
+            manifest = read_manifest(Path(DATA) / prefix)
+        except UserError:  # damaged or deleted: it is written again
+            return
+        current = self._config.shared.tokenize.model_dump()
+        for name in _OF_TOKENS:
+            if name in manifest and manifest[name] != current[name]:
+                yield f"tokenize.{name} {manifest[name]} -> {current[name]}"
+
+
+def _settings(config: Config, trained: Run) -> Settings:
+    """Settings of a run by dotted names, as far as they are known before jobs have run."""
+    train = config.train.model_dump(mode="json", exclude=WITHOUT_EFFECT)
+    train |= {"train_steps": config.train.num_steps, "train_samples": None, "train_tokens": None}
+    settings: dict[str, Any] = {"seed": config.seed, "train": train}
+    if config.model.checkpoint is None:
+        architecture = read_architecture(Path(config.model.architecture or ""))
+        settings["architecture"] = architecture.model_dump(mode="json")
+    named = changes.flat(settings)
+    # The data, the tokenizer and the device decide these.
+    for name in ("train.train_steps", "train.precision", "architecture.vocab_size"):
+        if named.get(name, "") is None:
+            del named[name]
+    return named
+
+
+def _rebuilt(trained: dict[str, str], record: Record, written: Path) -> set[str]:
+    """Datasets that were written with other content after a run recorded them."""
+    recorded_at = written.stat().st_mtime_ns
+    rebuilt = set()
+    for prefix in trained:
+        path = manifest_path(Path(DATA) / prefix)
+        if path.is_file() and path.stat().st_mtime_ns > recorded_at:
+            try:
+                manifest = read_manifest(Path(DATA) / prefix)
+            except UserError:
+                continue
+            if manifest["sha256"] != record["index"]["pairs"][prefix]["sha256"]:
+                rebuilt.add(prefix)
+    return rebuilt
