@@ -224,11 +224,12 @@ def _missing_options(app: "App", stage: str, error: "CycloptsError") -> str:
         return ""
     assert error.argument, "the error is about one"
     words = {word.partition("=")[0] for word in error.root_input_tokens or ()}
+    first = error.argument.name if error.argument else ""
     missing = [
         argument.name
         for argument in app[stage].assemble_argument_collection()
         if argument.field_info.required
-        and (argument.name == error.argument.name or not argument.field_info.is_positional)
+        and (argument.name == first or not argument.field_info.is_positional)
         and not words & {*argument.names}
     ]
     verb, pronoun = ("is", "it") if len(missing) == 1 else ("are", "them")
