@@ -65,6 +65,15 @@ def test_config_files_of_the_command_line(tmp_path: Path) -> None:
     assert printed(tmp_path, "SNAKEMAKE.main_config", "--configfile", "a.yaml") == "{'x': 1}"
 
 
+def test_paths_of_the_main_file_and_the_repository(tmp_path: Path) -> None:
+    assert printed(tmp_path, "SNAKEMAKE.main_snakefile") == str(tmp_path / "Snakefile")
+    assert printed(tmp_path, "str(SNAKEMAKE.repository)") == str(tmp_path.parent)
+
+
+def test_resources_that_rules_declare(tmp_path: Path) -> None:
+    assert printed(tmp_path, "SNAKEMAKE.declared_resources()['nodes']") == "1"
+
+
 def test_resources_as_a_profile_gives_them(tmp_path: Path) -> None:
     arguments = (
         *("--set-resources", "all:nodes=4", "all:tasks=8"),

@@ -4,12 +4,12 @@ The paths repeat those of the rules, because Snakemake may run on another machin
 """
 
 import time
-from base64 import urlsafe_b64decode
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from tokamake.data.corpus.plan_file import read_plan
+from tokamake.status.snakemake_internals import running_outputs
 
 State = Literal["done", "running", "failed", "waiting"]
 PLAN = "results/data/plan.json"
@@ -127,7 +127,7 @@ def _planned(folder: Path, stage: str) -> list[Stage]:
 
 def jobs(folder: Path, stages: Iterable[Stage]) -> list[Job]:
     """Return the state of each stage. Optional stages that have not begun are left out."""
-    running, jobs = _running(folder), []
+    running, jobs = running_outputs(folder), []
     for stage in stages:
         log, product = folder / stage.log, folder / stage.product
         silent = time.time() - log.stat().st_mtime if log.is_file() else None
@@ -140,18 +140,3 @@ def jobs(folder: Path, stages: Iterable[Stage]) -> list[Job]:
         if stage.always or state != "waiting":
             jobs.append(Job(stage, state, silent))
     return jobs
-
-
-def _running(folder: Path) -> set[str]:
-    """Products of jobs that Snakemake runs, or ran when it was killed."""
-    products = set()
-    # The name of a marker file is the base64 of the product's path. Snakemake splits a long name
-    # into folders that begin with "@".
-    markers = folder / ".snakemake/incomplete"
-    for path in markers.rglob("*"):
-        name = "".join(part.removeprefix("@") for part in path.relative_to(markers).parts)
-        try:
-            products.add(urlsafe_b64decode(name).decode())
-        except ValueError:
-            continue
-    return products
