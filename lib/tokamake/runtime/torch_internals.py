@@ -66,7 +66,7 @@ ATTENTION_OPERATORS = (
 
 def wrapper_subclass(cls: type, shape: Sequence[int], dtype: torch.dtype) -> Any:
     """Create a tensor of a subclass that has a shape and a dtype but no data of its own."""
-    return Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype)  # type: ignore[arg-type]
+    return Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype)
 
 
 def local_shape_and_offset(
