@@ -15,6 +15,7 @@ from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 
 from snakemake_executor_plugin_pbs import snakemake_internals
+from tests.support.pbs_servers import stand_in
 
 SNAKEFILE = """
 import json
@@ -66,7 +67,7 @@ onstart:
 
 EXPECTED = {
     "planned_jobs": ["all", "make"],
-    "group_or_rule": "make",
+    "group_or_rule": "large",
     "rule_and_group_names": ["all", "large", "make", "member", "small"],
     "shows_failed_logs": True,
     "members": ["make"],
@@ -85,9 +86,16 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "Snakefile").write_text(SNAKEFILE)
     (folder / "in.txt").touch()
     (folder / "other.txt").touch()
-    options = ("--cores", "1", "--show-failed-logs", "--groups", "make=large")
-    command = [sys.executable, "-m", "snakemake", *options]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    # Local executors ignore groups.
+    options = ("--executor", "pbs", "--jobs", "1", "--show-failed-logs", "--groups", "make=large")
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", *options],
+        cwd=folder,
+        env=stand_in(folder / "server").environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     values: dict[str, Any] = json.loads((folder / "results.json").read_text())
     return values
@@ -135,6 +143,7 @@ def test_the_status_thread_ends() -> None:
     settings = workflow.remote_execution_settings
     settings.jobname, settings.jobscript = "{jobid}", None
     settings.max_status_checks_per_second, settings.immediate_submit = 1000, False
+    workflow.executor_plugin.common_settings.init_seconds_before_status_checks = 0
     executor = Idle(workflow, MagicMock())
     assert executor.wait_thread.is_alive()
     snakemake_internals.end_status_thread(executor)

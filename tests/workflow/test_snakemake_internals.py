@@ -65,6 +65,15 @@ def test_config_files_of_the_command_line(tmp_path: Path) -> None:
     assert printed(tmp_path, "SNAKEMAKE.main_config", "--configfile", "a.yaml") == "{'x': 1}"
 
 
+def test_paths_of_the_main_file_and_the_repository(tmp_path: Path) -> None:
+    assert printed(tmp_path, "SNAKEMAKE.main_snakefile") == str(tmp_path / "Snakefile")
+    assert printed(tmp_path, "str(SNAKEMAKE.repository)") == str(tmp_path.parent)
+
+
+def test_resources_that_rules_declare(tmp_path: Path) -> None:
+    assert printed(tmp_path, "SNAKEMAKE.declared_resources()['nodes'].value") == "1"
+
+
 def test_resources_as_a_profile_gives_them(tmp_path: Path) -> None:
     arguments = (
         *("--set-resources", "all:nodes=4", "all:tasks=8"),
@@ -114,6 +123,18 @@ def inputs(wildcards):
     (tmp_path / "broken").touch()
     done = run(tmp_path, snakefile, "-n", "a.txt")
     assert "Forced execution" in done.stdout + done.stderr
+
+
+def test_a_param_that_is_a_function_of_the_output_reruns_nothing(tmp_path: Path) -> None:
+    # The rule `report` has the path of the Snakefile in such a param.
+    rule = 'rule make:\n    output: "a.txt"\n    params: VALUE\n    shell: "touch {output}"\n'
+    for arguments, is_done in (("wildcards, output", True), ("wildcards", False)):
+        first, second = (
+            rule.replace("VALUE", f"lambda {arguments}: '/{folder}/Snakefile'") for folder in "ab"
+        )
+        assert run(tmp_path, first, "--forceall").returncode == 0
+        done = run(tmp_path, second, "-n")
+        assert ("Nothing to be done" in done.stdout + done.stderr) == is_done
 
 
 def test_inputs_of_the_last_run_are_recorded(tmp_path: Path) -> None:

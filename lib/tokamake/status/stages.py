@@ -4,16 +4,13 @@ The paths repeat those of the rules, because Snakemake may run on another machin
 """
 
 import time
-from base64 import urlsafe_b64decode
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from tokamake.data.corpus.plan_file import PLAN, read_plan
+from tokamake.status.snakemake_internals import running_outputs, started
 
-_LOCKS = ".snakemake/locks"
-"""Folder with files as long as Snakemake runs, and after it was killed until `--unlock`."""
 _MAX_SILENT_SECONDS = 600
 """A job of a batch system may outlive Snakemake; it is taken for dead after this time."""
 
@@ -134,14 +131,14 @@ def _planned(folder: Path, stage: str) -> list[Stage]:
 
 def jobs(folder: Path, stages: Iterable[Stage]) -> list[Job]:
     """Return the state of each stage. Optional stages that have not begun are left out."""
-    running, jobs = _running(folder), []
-    started = _started(folder)
+    running, jobs = running_outputs(folder), []
+    start = started(folder)
     for stage in stages:
         log, product = folder / stage.log, folder / stage.product
         silent = time.time() - log.stat().st_mtime if log.is_file() else None
         is_listed = any(f"{path}/".startswith(f"{stage.product}/") for path in running)
-        is_alive = started is not None or (silent or 0) < _MAX_SILENT_SECONDS
-        is_old = silent is not None and started is not None and log.stat().st_mtime < started
+        is_alive = start is not None or (silent or 0) < _MAX_SILENT_SECONDS
+        is_old = silent is not None and start is not None and log.stat().st_mtime < start
         if is_listed and is_alive:
             state: State = "running"
         elif product.is_file() or any(path.is_file() for path in product.rglob("*")):
@@ -151,27 +148,3 @@ def jobs(folder: Path, stages: Iterable[Stage]) -> list[Job]:
         if stage.always or state != "waiting":
             jobs.append(Job(stage, state, silent))
     return jobs
-
-
-def _started(folder: Path) -> float | None:
-    """Time at which Snakemake locked the folder; None: it does not run."""
-    times = []
-    for lock in (folder / _LOCKS).glob("*"):
-        with suppress(FileNotFoundError):  # Snakemake ends now
-            times.append(lock.stat().st_mtime)
-    return max(times, default=None)
-
-
-def _running(folder: Path) -> set[str]:
-    """Products of jobs that Snakemake runs, or ran when it was killed."""
-    products = set()
-    # The name of a marker file is the base64 of the product's path. Snakemake splits a long name
-    # into folders that begin with "@".
-    markers = folder / ".snakemake/incomplete"
-    for path in markers.rglob("*"):
-        name = "".join(part.removeprefix("@") for part in path.relative_to(markers).parts)
-        try:
-            products.add(urlsafe_b64decode(name).decode())
-        except ValueError:
-            continue
-    return products

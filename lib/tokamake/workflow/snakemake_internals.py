@@ -1,4 +1,4 @@
-"""The only place that touches private names of Snakemake.
+"""The only place of the workflow that touches private names of Snakemake.
 
 tests/workflow/test_snakemake_internals.py has a test for each method, so that a version of
 Snakemake that breaks one fails there by name. Written for Snakemake 9.20 to 9.27.
