@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tokamake.checkpoint.latest import candidates, latest, pointed, pointed_files
+from tokamake.checkpoint.latest import candidates, latest, pointed_files
 from tokamake.errors import UserError
 
 MEGATRON = "latest_checkpointed_iteration.txt"
@@ -21,14 +21,12 @@ def make(folder: Path, name: str, *, pointer: str = "latest") -> Path:
 def test_latest_names_a_folder_beside_it(tmp_path: Path) -> None:
     folder = make(tmp_path, "global_step3")
     assert latest(tmp_path) == folder
-    assert pointed(tmp_path) == (tmp_path / "latest", folder)
     assert candidates(tmp_path, "latest") == [tmp_path, folder]
     assert pointed_files(tmp_path, "latest") == [tmp_path / "latest", folder / "a.bin"]
 
 
 def test_a_folder_without_a_pointer_is_the_checkpoint_itself(tmp_path: Path) -> None:
     folder = make(tmp_path, "global_step3")
-    assert pointed(folder) == (None, folder)
     assert candidates(folder, "latest") == [folder]
     assert pointed_files(folder, "latest") == [folder / "a.bin"]
     with pytest.raises(
@@ -47,9 +45,8 @@ def test_megatrons_pointer_has_the_number_of_a_step(
     tmp_path: Path, content: str, name: str
 ) -> None:
     (tmp_path / MEGATRON).write_text(content)
-    assert pointed(tmp_path) == (tmp_path / MEGATRON, tmp_path / name)
-    (tmp_path / "latest").write_text("12")
-    assert pointed(tmp_path) == (tmp_path / "latest", tmp_path / "12")
+    assert candidates(tmp_path, MEGATRON, "iter_{:07d}") == [tmp_path, tmp_path / name]
+    assert candidates(tmp_path, MEGATRON) == [tmp_path, tmp_path / content]
 
 
 def test_a_missing_checkpoint_is_reported_with_those_that_exist(tmp_path: Path) -> None:
@@ -62,8 +59,8 @@ def test_a_missing_checkpoint_is_reported_with_those_that_exist(tmp_path: Path) 
         f"{tmp_path}/latest: names global_step3, which is missing; name an existing one "
         "(global_step1, global_step2)"
     )
-    # `pointed` leaves it to its caller.
-    assert pointed(tmp_path)[1] == tmp_path / "global_step3"
+    # `candidates` leaves it to its caller.
+    assert candidates(tmp_path, "latest")[1] == tmp_path / "global_step3"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +68,7 @@ def test_a_missing_checkpoint_is_reported_with_those_that_exist(tmp_path: Path) 
 )
 def test_a_pointer_leaves_its_folder_never(tmp_path: Path, content: str) -> None:
     (tmp_path / "latest").write_text(content)
-    for read in (latest, pointed, lambda path: candidates(path, "latest")):
+    for read in (latest, lambda path: candidates(path, "latest")):
         with pytest.raises(UserError, match="is not the name of a folder; give the folder"):
             read(tmp_path)
 

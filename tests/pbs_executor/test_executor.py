@@ -4,6 +4,7 @@
 with the values of ~/.config/snakemake/pbs.yaml. Without -m pbs they are skipped.
 """
 
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -205,10 +206,12 @@ def test_jobs_of_a_server_without_history_succeed_or_fail(folder: Path, pbs: Pbs
     (folder / "go").write_text("go")
     assert controller.wait() == 1
     assert "out/0" in {str(path.relative_to(folder)) for path in folder.glob("out/*")}
-    failed = "failed with exit status 1, according to its exit-status file"
-    assert failed in controller.text
-    # At the walltime, a busy machine may kill the job before it has written its exit status.
-    assert controller.text.count(failed) == 2 or "is lost" in controller.text, controller.text
+    # At the walltime, the job may write 1 or the signal's status, or be killed before it writes.
+    statuses = re.findall(
+        r"failed with exit status (\d+), according to its exit-status file", controller.text
+    )
+    assert "1" in statuses
+    assert len(statuses) == 2 or "is lost" in controller.text, controller.text
     options = ["-x" in arguments for _, arguments in pbs.calls("qstat")]
     assert options == [True, *[False] * (len(options) - 1)]
 

@@ -118,7 +118,7 @@ def test_a_job_uses_the_plan_of_the_start_of_its_run(batched: Path) -> None:
     whole = snakemake(batched, "-n", *MINE, "data")
     (batched / "moved").rename(batched / "raw")
     assert alone.returncode == 0, alone.stderr
-    assert ": no file matches; fix" in whole.stderr
+    assert "corpora.tsv:2: files: raw: no such file; fix" in whole.stderr
 
 
 @pytest.mark.slow

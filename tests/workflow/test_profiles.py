@@ -160,7 +160,7 @@ def test_a_pbs_profile_runs_a_rule_of_the_workflow(tmp_path: Path, pbs: Pbs, pro
         )  # fmt: skip
 
     result = run()
-    assert result.returncode == 1
+    assert result.returncode == 2
     user_file = tmp_path / f".config/tokamake/{profile}.yaml"
     words = (
         f"tokamake: {user_file}: no account, queue, filesystems, which this site requires; write"
