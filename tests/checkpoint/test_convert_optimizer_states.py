@@ -217,6 +217,7 @@ def test_zero_partitions_convert_to_any_ranks(
     assert_has(open_any(tmp_path / "native"), architecture, sliced=True)
 
 
+@pytest.mark.grid
 def test_random_chains_of_conversions_of_whole_runs(tmp_path: Path) -> None:
     """Every step keeps every bit of what its format holds; all begin with ranks of ZeRO."""
     random, shared = chances.Random(3), Counter[tuple[int, int]]()

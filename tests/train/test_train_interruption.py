@@ -116,6 +116,7 @@ def test_sigterm_while_a_checkpoint_is_written(root: Path) -> None:
     assert_same_end(config, expected)
 
 
+@pytest.mark.grid
 def test_a_kill_between_any_two_calls_of_commit(root: Path, single: Path) -> None:
     latests = []
     for number in range(1, 40):
