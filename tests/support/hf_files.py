@@ -1,11 +1,12 @@
 """Folders of transformers, as its current and earlier versions write them."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.support import gpts, llamas
 from tokamake.config.architecture import Architecture
@@ -35,3 +36,14 @@ def pickled(folder: Path, *, shards: int = 1) -> None:
         torch.save(own, folder / file)
     index = {"metadata": {}, "weight_map": file_of}
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+
+
+def edited(edit: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    """Return a function that changes the tensors of a folder's model.safetensors."""
+
+    def change(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        edit(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return change

@@ -233,7 +233,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def small_disk(output: Path, total: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the file system of a folder have `total` bytes, of which all its files are used."""
+    """Pretend that a folder's file system has `total` bytes; the folder's files take theirs."""
 
     def usage(_: Any) -> Usage:
         used = sum(path.stat().st_size for path in output.rglob("global_step*/**/*"))

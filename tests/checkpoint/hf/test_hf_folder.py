@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.hf_files import edited
 from tests.support.llamas import ARCHITECTURES, BIASED, label, reference, tensors_of
 from tokamake.checkpoint.hf import config_json, hf_folder
 from tokamake.checkpoint.model_tensors import random
@@ -166,15 +167,6 @@ def test_configs_beyond_the_family_are_refused(
     assert "\n" not in str(error.value)
 
 
-def _save(edit: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        tensors = load_file(folder / "model.safetensors")
-        edit(tensors)
-        save_file(tensors, folder / "model.safetensors")
-
-    return change
-
-
 def _truncate(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1000])
@@ -202,18 +194,18 @@ NORM = "model.norm.weight"
             r"neither model\.safetensors nor .*; fetch or export",
         ),
         (_truncate, r"model\.safetensors: damaged \(.*\); fetch or export"),
-        (_save(lambda t: t.pop(NORM)), r"tensor model\.norm\.weight is missing; fetch"),
-        (_save(lambda t: t.update(x=torch.ones(1))), r"tensor x is not part of the model; fetch"),
+        (edited(lambda t: t.pop(NORM)), r"tensor model\.norm\.weight is missing; fetch"),
+        (edited(lambda t: t.update(x=torch.ones(1))), r"tensor x is not part of the model; fetch"),
         (
-            _save(lambda t: [t.pop(key) for key in list(t) if "layers.2" in key]),
+            edited(lambda t: [t.pop(key) for key in list(t) if "layers.2" in key]),
             r"tensor model\.layers\.2\.input_layernorm\.weight \(and 8 more\) is missing",
         ),
         (
-            _save(lambda t: t.update({NORM: torch.ones(65)})),
+            edited(lambda t: t.update({NORM: torch.ones(65)})),
             r"model\.safetensors: tensor model\.norm\.weight has shape \[65\], .* for \[64\]",
         ),
         (
-            _save(lambda t: t.update({NORM: torch.ones(64).bfloat16()})),
+            edited(lambda t: t.update({NORM: torch.ones(64).bfloat16()})),
             r"model\.norm\.weight is torch\.bfloat16; save all tensors in one of fp32, bf16, fp16",
         ),
         (_index("{"), r"index\.json: not valid JSON"),
