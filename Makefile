@@ -28,6 +28,7 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard lib/csrc/*)
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || { rm -rf .venv; echo "python3 -m venv failed; apt-get install python3-venv"; exit 2; }
 	@$(PYTHON) -c 'import pathlib, sysconfig as s; exit(not (pathlib.Path(s.get_path("include")) / "Python.h").exists())' \
 		|| { echo "no Python.h, which compiling the extension needs; apt-get install python3-dev"; exit 2; }
+	@echo 'installs into .venv: minutes, and longer for a torch with CUDA (about 6 GB)'
 	$(BIN)/pip install --quiet torch
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	@# MPICH is for tests alone. In the environment it would hide the site's mpiexec and libmpi from jobs.
