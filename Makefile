@@ -3,7 +3,7 @@ PYTHON ?= python3
 PROFILE ?= profiles/local
 # For a short training: make train SNAKEMAKE_ARGS='--config "train={train_steps: 30}"'
 SNAKEMAKE_ARGS ?=
-# For the quick tests: make test PYTEST_ARGS='-m "not slow and not ranks"'
+# For the quick tests: make test PYTEST_ARGS='-m "not slow and not ranks and not grid"'
 PYTEST_ARGS ?=
 BIN := .venv/bin
 SNAKEMAKE := $(BIN)/snakemake --profile $(PROFILE)
@@ -25,6 +25,8 @@ install: $(STAMP)  ## make .venv with tokamake, everything it needs and the deve
 # Python is installed in place, so only a new dependency or changed C++ installs again.
 $(STAMP): pyproject.toml constraints.txt $(wildcard lib/csrc/*)
 	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) found; apt-get install python3 python3-venv"; exit 2; }
+	@$(PYTHON) -c 'import sys; exit(sys.version_info < (3, 11))' \
+		|| { echo "$$($(PYTHON) --version) is too old; give Python 3.11 or later: make PYTHON=/path/to/python3"; exit 2; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || { rm -rf .venv; echo "python3 -m venv failed; apt-get install python3-venv"; exit 2; }
 	@$(PYTHON) -c 'import pathlib, sysconfig as s; exit(not (pathlib.Path(s.get_path("include")) / "Python.h").exists())' \
 		|| { echo "no Python.h, which compiling the extension needs; apt-get install python3-dev"; exit 2; }

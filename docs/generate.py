@@ -1,5 +1,6 @@
 """Write the pages of docs/reference that are made from code: `python docs/generate.py`."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ def commands_page() -> str:
         for name in [*cli.STAGES.get(group, {}), *cli.TOOLS.get(group, {})]:
             app = cli.make_app(name)[name]
             text = app.generate_docs(output_format="markdown", heading_level=3)
+            # The command line has no --empty-OPTION, although its parser's pages list them.
+            text = re.sub(r", --empty-[a-z-]+", "", text)
+            text = text.replace("```console\n", "```console\ntokamake ")
             lines += ["", text.replace("\n\n\n", "\n\n").strip()]
             example = f"tokamake {name} {cli.COMMANDS[name].example}"
             lines += ["", "**Example**", "", "```sh", example, "```"]
@@ -87,6 +91,9 @@ def _type(field: dict[str, Any], root: dict[str, Any]) -> str:
     if "const" in field:
         return f"`{field['const']}`"
     if field.get("type") == "array":
+        if items := field.get("prefixItems"):
+            types = dict.fromkeys(_type(item, root) for item in items)
+            return f"list of {len(items)}: {' or '.join(types)}"
         return f"list of {_type(field.get('items', {}), root)}"
     if "$ref" in field:
         return "section"

@@ -124,7 +124,7 @@ class Commands:
         second = self._ask(omitted)
         answer.jobs |= second.jobs
         answer.unknown |= second.unknown
-        answer.omitted = len(omitted) if second.jobs else 0
+        answer.omitted = len(omitted) - len(second.unknown) if second.jobs else 0
         if not answer.jobs:
             answer.fault = second.fault
         return answer

@@ -66,7 +66,7 @@ class Poller:
             self._omissions_reported = True
             session.warn(
                 f"{command} omitted {answer.omitted} of {len(ids)} jobs that the server knows; "
-                "the next call asks about these first"
+                "each omitted job is asked about once more"
             )
 
     def _report_other(self, task: Task, name: str) -> None:

@@ -119,7 +119,7 @@ TOOLS = {
         "find-learning-rate": Command("train", "--config results/tiny/run.yaml"),
     },
     "Inspection": {
-        "status": Command("status", "results"),
+        "status": Command("status", "--json"),
         "inspect": Command("checkpoint", "results/tiny/training --tensors"),
         "trace": Command("data.indexed", "merged/web-0000_text_document 17"),
         "trace-sample": Command("data.samples", "results/tiny/run.yaml 120 3"),

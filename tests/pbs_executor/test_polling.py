@@ -1,6 +1,7 @@
 """Status calls: their number, faults of the server, and the evidence from answers."""
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,25 @@ def test_a_reply_with_none_of_the_jobs_is_reported(
     for _ in range(10):
         run.step()
     assert run.warnings == ["qstat: its reply has none of the jobs; jobs continue; retrying"]
+
+
+def test_omitted_jobs_are_reported_once(
+    tmp_path: Path, server: SimulatedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = SimulatedRun(tmp_path, server, ["a", "b"])
+    run.step()
+    status = server.status
+
+    def omitting(ids: Sequence[str]) -> Answer:
+        answer = status(ids)
+        answer.omitted = len(answer.jobs)
+        return answer
+
+    monkeypatch.setattr(server, "status", omitting)
+    run.until_all_ended()
+    assert run.warnings == [
+        "qstat omitted 2 of 2 jobs that the server knows; each omitted job is asked about once more"
+    ]
 
 
 def test_a_requeued_job_has_no_exit_status(tmp_path: Path, server: SimulatedServer) -> None:

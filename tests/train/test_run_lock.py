@@ -82,8 +82,8 @@ def test_the_lock_of_another_host_is_kept(text: str, flock: str, tmp_path: Path)
     owner_file(output).write_text(" ".join(other) if text == "other host" else text)
     process = "pid 17 on node9" if text == "other host" else "its owner is not known"
     error = run(output, flock).stderr
-    assert f"{output}: a process of another host trains there or was killed ({process})" in error
-    assert f"if nothing trains there any more, remove {owner_file(output)}" in error
+    assert f"{output}: locked by a process of another host ({process})" in error
+    assert f"if that process has ended, remove {owner_file(output)}" in error
     owner_file(output).unlink()
     assert run(output, flock).stdout == "locked\n"
 

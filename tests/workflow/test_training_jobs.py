@@ -52,7 +52,8 @@ def test_raw_files_wait_while_a_training_job_runs(
     assert not capsys.readouterr().err
     add_file("1.jsonl")
     assert plan(CONFIG) == planned
-    assert "tokamake: smoke: in training since an earlier start; raw" in capsys.readouterr().err
+    message = "tokamake: smoke: training jobs of an earlier start still run; new"
+    assert message in capsys.readouterr().err
     records.path(record, "exit").write_text("1\n")
     assert len(plan(CONFIG).shards) == 2
 

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokamake.runtime.console import counted
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -99,7 +101,7 @@ def _notes(notes: dict[str, Any]) -> "Iterator[tuple[str, str]]":
     if scale != 1.0:
         yield "loss scale", f"{scale:,.0f}, {steps:,} steps without an overflow"
     if num_ranks := notes.get("world_size"):
-        yield "saved by", f"{num_ranks:,} rank{'s' * (num_ranks > 1)}"
+        yield "saved by", counted(num_ranks, "rank")
     if (token := notes.get("eos_token_id")) is not None:
         yield "end of text", f"token {token}"
     if (version := notes.get("version")) is not None:
@@ -134,7 +136,7 @@ def _check_values(checkpoint: "Checkpoint") -> None:
         for key, count in progress(pairs, label="reading", total=len(keys)):
             if count:
                 raise UserError(
-                    f"{checkpoint.path}: {key}: {count:,} values are NaN or infinite; take an "
+                    f"{checkpoint.path}: {key}: {count:,} values are NaN or infinite; use an "
                     "earlier checkpoint"
                 )
     check_copies(source)

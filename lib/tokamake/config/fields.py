@@ -3,6 +3,7 @@
 import functools
 import math
 import operator
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -22,6 +23,17 @@ def plug_in(folder: str, *, optional: bool = False) -> AfterValidator:
         return name
 
     return AfterValidator(check_name)
+
+
+def dotted(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Name nested settings by their paths: `{"train": {"seed": 1}}` gives `{"train.seed": 1}`."""
+    named: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            named |= dotted(value, f"{prefix}{name}.")
+        else:
+            named[f"{prefix}{name}"] = value
+    return named
 
 
 def split_shares(text: str) -> list[float]:

@@ -239,8 +239,8 @@ class TrainSettings(Settings):
         if self.recompute_granularity == "selective":
             # torch recomputes once per backward pass, but these schedules have two.
             raise ValueError(
-                f"recompute_granularity: selective: with pipeline_schedule {schedule}, which "
-                "computes gradients of weights late, saved activations are freed too early; set it "
+                "recompute_granularity: selective: saved activations would be freed too early, "
+                f"because pipeline_schedule {schedule} computes gradients of weights late; set it "
                 "to full or none"
             )
 
@@ -249,15 +249,16 @@ class TrainSettings(Settings):
             return
         if self.recompute_granularity == "selective":
             raise ValueError(
-                "compile: true: does not support recompute_granularity selective; set compile to "
-                "false, or recompute_granularity to full or none"
+                "compile: true: cannot be combined with recompute_granularity selective; set "
+                "compile to false, or recompute_granularity to full or none"
             )
         schedule = self.parallel.pipeline_schedule
         if self.parallel.pipeline_parallel_size > 1 and schedule in SPLIT_BACKWARD:
             # Compiled backward passes free buffers that the second half needs.
             raise ValueError(
-                f"compile: true: with pipeline_schedule {schedule}, which computes gradients of "
-                "weights late, these are wrong; set it to false or use interleaved_1f1b"
+                "compile: true: gradients would be wrong, because pipeline_schedule "
+                f"{schedule} computes gradients of weights late; set it to false, or use "
+                "interleaved_1f1b"
             )
 
     def _check_length(self) -> None:

@@ -93,9 +93,10 @@ def _read(folder: Path) -> FinishedRun:
 
 
 def _page(finished: list[FinishedRun]) -> str:
+    from tokamake.config.fields import dotted
     from tokamake.report import html_pages
 
-    settings = [_flatten(run.run.model_dump(mode="json")) | run.mixture for run in finished]
+    settings = [dotted(run.run.model_dump(mode="json")) | run.mixture for run in finished]
     keys = dict.fromkeys(key for values in settings for key in values)
     # Paths always differ between runs. A random checkpoint is only such a path.
     random = all(run.run.train.finetune is None for run in finished)
@@ -111,17 +112,6 @@ def _page(finished: list[FinishedRun]) -> str:
     results = html_pages.table((*header, "bits per byte"), [_result(run) for run in finished])
     parts = [("", results), ("What differs", html_pages.table(("run", *differing), rows))]
     return html_pages.page("Runs", html_pages.sections(parts if differing else parts[:1]))
-
-
-def _flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return dotted name of a setting → value."""
-    settings: dict[str, Any] = {}
-    for key, item in value.items():
-        if isinstance(item, dict):
-            settings |= _flatten(item, f"{prefix}{key}.")
-        else:
-            settings[prefix + key] = item
-    return settings
 
 
 def _format(value: Any) -> str:

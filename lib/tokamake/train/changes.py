@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from tokamake import files
 from tokamake.config.batching import BatchSizes
+from tokamake.config.fields import dotted
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.config.training import OnChange
 from tokamake.data.indexed.merge_inputs import find_manifest
@@ -73,10 +74,10 @@ def compare(
         current: record of the run.
     """
     try:
-        there = flat(effective_settings(read_run(checkpoint / "run.yaml")))
+        there = dotted(effective_settings(read_run(checkpoint / "run.yaml")))
     except UserError:
         return Changes(("settings (those of the checkpoint are not known)",), ("run.yaml is lost",))
-    lines, obstacles = compare_settings(there, flat(effective_settings(run)))
+    lines, obstacles = compare_settings(there, dotted(effective_settings(run)))
     if recorded is None:
         lines = lines or ("start or data (the checkpoint does not record them)",)
         reason = (
@@ -96,17 +97,6 @@ def compare(
 def _decides_start(line: str) -> bool:
     """Whether a changed setting gives a run other initial weights."""
     return line.startswith(("seed ", "step ", "architecture.", "train.finetune "))
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> Settings:
-    """Nested settings by dotted names."""
-    named: Settings = {}
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            named |= flat(value, f"{prefix}{name}.")
-        else:
-            named[f"{prefix}{name}"] = value
-    return named
 
 
 def compare_settings(earlier: Settings, current: Settings) -> Changes:

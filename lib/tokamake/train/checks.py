@@ -104,7 +104,7 @@ def check_precision(train: TrainSettings) -> None:
     if split and train.precision not in ("fp32", None):
         raise UserError(
             f"train.parallel.pipeline_schedule: {parallel.pipeline_schedule}: would add up "
-            f"gradients in {train.precision}; take interleaved_1f1b, or train.precision fp32"
+            f"gradients in {train.precision}; use interleaved_1f1b, or train.precision fp32"
         )
 
 
@@ -125,7 +125,7 @@ def check_deterministic(run: Run, device: "torch.device") -> None:
     if run.train.deterministic and device.type != "cpu" and optimizer.facts.sampled_labels:
         raise UserError(
             f"train.deterministic: labels that {optimizer.name} draws need cumulative sums, which "
-            f"torch has no deterministic algorithm for on {device.type}; set it to false or take "
+            f"torch has no deterministic algorithm for on {device.type}; set it to false, or use "
             "another optimizer"
         )
 
@@ -145,7 +145,7 @@ def check_vocabulary(architecture: Architecture, index: Index, data_root: Path) 
             if size > architecture.vocab_size:
                 raise UserError(
                     f"{manifest_path(dataset)}: tokens of a vocabulary of {size}, {embeddings}; "
-                    "take the tokenizer of the checkpoint"
+                    "use the tokenizer of the checkpoint"
                 )
             continue
         largest = largest_tokens[prefix] if prefix in largest_tokens else check_foreign(dataset)
@@ -166,7 +166,7 @@ def check_fim(fim: FimSettings, architecture: Architecture, tokenizer: Path | No
     if opened.vocab_size > architecture.vocab_size:
         raise UserError(
             f"tokenizer {tokenizer}: has {opened.vocab_size} entries, the model "
-            f"{architecture.vocab_size} embeddings; take the tokenizer of the checkpoint"
+            f"{architecture.vocab_size} embeddings; use the tokenizer of the checkpoint"
         )
 
 

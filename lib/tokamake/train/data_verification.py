@@ -146,9 +146,9 @@ def _select(run: Run, ranks: Ranks, unread: list[_File]) -> list[_File]:
     if run.train.verify_data is True or total <= limit:
         return unread
     print(
-        f"data: {in_bytes(total)} are not compared with their hashes, for they are more than "
-        f"{in_bytes(AUTO_BYTES)} per host; train.verify_data: true does it, in about 0.6 s of CPU "
-        "time for a GB",
+        f"data: {in_bytes(total)} are more than {in_bytes(AUTO_BYTES)} per host, so they are not "
+        "compared with their hashes; train.verify_data: true compares them (0.6 s of CPU time per "
+        "GB)",
         flush=True,
     )
     return []

@@ -5,6 +5,7 @@ from typing import Any
 
 from tokamake import files
 from tokamake.checkpoint.latest import REMEDY
+from tokamake.checkpoint.native.dcp_metadata import SUFFIX
 from tokamake.checkpoint.native.folder import locate
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import INDEX_SETTINGS
@@ -90,7 +91,7 @@ def weights_digest(checkpoint: Path, note: Path | None = None) -> str:
     if state := read_state(folder):
         lineage = {"lineage": state.lineage} if state.lineage else {}
         return files.digest({"run": state.digest, "step": state.step, **lineage})
-    paths = sorted(folder.glob("*.distcp"))
+    paths = sorted(folder.glob(f"*{SUFFIX}"))
     if not paths:
         raise UserError(f"{checkpoint}: holds no weights in tokamake's own format; {REMEDY}")
     stats = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]

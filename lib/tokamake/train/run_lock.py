@@ -110,8 +110,8 @@ def _write_owner(file: Path, output: Path, has_flock: bool) -> None:
     if not is_here and not is_free:
         process = f"pid {owner.pid} on {owner.host}" if owner else "its owner is not known"
         raise UserError(
-            f"{output}: a process of another host trains there or was killed ({process}); if "
-            f"nothing trains there any more, remove {file}"
+            f"{output}: locked by a process of another host ({process}); if that process has "
+            f"ended, remove {file}"
         )
     stale = file.with_name(f"{file.name}.{here.pid}")
     with suppress(FileNotFoundError):  # another process replaces it

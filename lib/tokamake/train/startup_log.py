@@ -15,6 +15,7 @@ from tokamake.runtime.console import counted
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.memory import device_memory, estimate
 from tokamake.train.numerics import precision_of
+from tokamake.units import in_bytes
 
 
 def startup_log(
@@ -103,11 +104,11 @@ def _format(value: Any) -> str:
 
 def _memory(run: Run, ranks: Ranks, device: torch.device) -> Iterator[tuple[str, str]]:
     needed, available = estimate(run, ranks.world_size, device), device_memory(device, ranks)
-    kinds = ", ".join(f"{name} {_size(getattr(needed, name))}" for name in needed._fields[:4])
-    yield (
-        "memory",
-        f"about {_size(needed.total)} a rank ({kinds}); the device has {_size(available)} for it",
-    )
+    sizes = zip(needed._fields[:4], needed[:4], strict=True)
+    kinds = ", ".join(f"{name} {in_bytes(round(size))}" for name, size in sizes)
+    total = in_bytes(round(needed.total))
+    room = in_bytes(round(available))
+    yield "memory", f"about {total} a rank ({kinds}); the device has {room} for it"
     if needed.total > available:
         yield (
             "warning",
@@ -115,7 +116,3 @@ def _memory(run: Run, ranks: Ranks, device: torch.device) -> Iterator[tuple[str,
             "share the model over more ranks (train.parallel), or set "
             "train.recompute_granularity",
         )
-
-
-def _size(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

@@ -204,8 +204,8 @@ def _keep_while_training(previous: Plan, plan: Plan, runs: Iterable[str]) -> Pla
     if not training or previous == plan or _datasets(previous) != _datasets(plan):
         return plan
     print(
-        f"tokamake: {', '.join(training)}: in training since an earlier start; raw files that are "
-        "new or changed since then are left out until the training has ended",
+        f"tokamake: {', '.join(training)}: training jobs of an earlier start still run; new and "
+        "changed raw files are used after these jobs end",
         file=sys.stderr,
     )
     return previous

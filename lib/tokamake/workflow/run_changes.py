@@ -12,6 +12,7 @@ from typing import Any
 from tokamake import files
 from tokamake.checkpoint.latest import latest
 from tokamake.config.architecture import read_architecture
+from tokamake.config.fields import dotted
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.config.root import Config
 from tokamake.data.indexed.manifest import read_manifest
@@ -82,7 +83,7 @@ class RunChanges:
             trained = read_run(latest(output) / "run.yaml")
         except UserError:
             return None
-        there = changes.flat(effective_settings(trained))
+        there = dotted(effective_settings(trained))
         lines, obstacles = changes.compare_settings(there, _settings(config, trained))
         train = config.train
         obstacles += changes.length_obstacles(train.batch_sizes, train.num_samples, state)
@@ -146,7 +147,7 @@ def _settings(config: Config, trained: Run) -> Settings:
     if config.model.checkpoint is None:
         architecture = read_architecture(Path(config.model.architecture or ""))
         settings["architecture"] = architecture.model_dump(mode="json")
-    named = changes.flat(settings)
+    named = dotted(settings)
     # The data, the tokenizer and the device decide these.
     for name in ("train.train_steps", "train.precision", "architecture.vocab_size"):
         if named.get(name, "") is None:

@@ -6,13 +6,15 @@ Snakemake that breaks one fails there by name. Written for Snakemake 9.20 to 9.2
 
 import ast
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from snakemake.io import IOFile, contains_wildcard, strip_wildcard_constraints
 from snakemake.persistence import ParamsChange
 from snakemake.resources import Resource
+
+from tokamake.config.fields import dotted
 
 _MAX_VALUE = 100
 """Characters of a changed param that a message shows."""
@@ -37,11 +39,6 @@ class Snakemake:
     def is_main_process(self) -> bool:
         """Whether jobs are planned here; False in the process of a job."""
         return bool(self._workflow.is_main_process)
-
-    @property
-    def is_module(self) -> bool:
-        """Whether another workflow uses this one as a module."""
-        return not self._workflow.modifier.is_main_snakefile()
 
     @property
     def config_files(self) -> list[str]:
@@ -191,15 +188,7 @@ def _section(value: str) -> dict[str, Any] | None:
         section = json.loads(ast.literal_eval(value))
     except (ValueError, SyntaxError, TypeError):
         return None
-    return dict(_flat(section)) if isinstance(section, dict) else None
-
-
-def _flat(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in section.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+    return dotted(section) if isinstance(section, dict) else None
 
 
 def _cut(value: str) -> str:

@@ -180,7 +180,7 @@ def test_an_argument_that_no_family_supports_is_refused_by_name(
         (
             LLAMA,
             {"use_rope_scaling": True, "rotary_seq_len_interpolation_factor": 2},
-            "together with use_rope_scaling",
+            "combines it with use_rope_scaling",
         ),
         (GPT, {"onnx_safe": True}, "Megatron versions use different GELUs"),
         (LLAMA, {"position_embedding_type": "learned_absolute"}, "llama has rotary only"),

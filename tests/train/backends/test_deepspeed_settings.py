@@ -18,19 +18,19 @@ LAMB = {"optimizer": {"name": "lamb", "learning_rate": 0.01}}
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (zero(2) | parallel(pp=2), "zero_stage: 2: reduces gradients while passes go on"),
-        (zero(3) | parallel(pp=2), "zero_stage: 3: reduces gradients while passes go on"),
+        (zero(2) | parallel(pp=2), "zero_stage: 2: DeepSpeed reduces gradients after each"),
+        (zero(3) | parallel(pp=2), "zero_stage: 3: DeepSpeed reduces gradients after each"),
         (zero(3, recompute_granularity="selective"), "recompute_granularity: selective"),
         (zero(1) | parallel(replicas=2), "data_parallel_replicate_size: 2"),
-        (zero(1) | LAMB, "optimizer.name: lamb: needs whole parameters, but zero_stage: 1"),
+        (zero(1) | LAMB, "optimizer.name: lamb: needs whole parameters, but zero_stage 1"),
         *[
             (
                 zero(0, precision="fp32", optimizer={"name": name}),
-                f"optimizer.name: {name}: cannot use it",
+                f"optimizer.name: {name}: DeepSpeed cannot use this optimizer",
             )
             for name in ("muon", "adamw_8bit")
         ],
-        (zero(0, precision="fp16"), "precision: fp16: has no fp16 on the CPU"),
+        (zero(0, precision="fp16"), "precision: fp16: DeepSpeed has no fp16 on the CPU"),
     ],
 )
 def test_settings_that_deepspeed_gets_wrong_are_refused(
@@ -64,7 +64,7 @@ def test_offloading_needs_something_to_offload(
 def test_resolve_refuses_them_before_any_rank_starts(tmp_path: Path) -> None:
     root = prepare(tmp_path)
     for changes, message in (
-        (zero(2) | parallel(pp=2), "train.zero_stage: 2: reduces gradients while passes go on"),
+        (zero(2) | parallel(pp=2), "train.zero_stage: 2: DeepSpeed reduces gradients after each"),
         (zero(1) | LAMB, "optimizer.name: lamb: needs whole parameters"),
     ):
         with pytest.raises(UserError, match=message):

@@ -17,6 +17,7 @@ from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.models.common.megatron_format import first
+from tokamake.runtime.console import counted
 from tokamake.validation import validate
 
 
@@ -145,10 +146,10 @@ def check_rank_counts(args: Any, folder: Path, *, tensor: int, pipeline: int) ->
         UserError: they do not.
     """
     for name, count in (("tensor", tensor), ("pipeline", pipeline)):
+        ranks = counted(count, f"{name}-parallel rank")
         expected = getattr(args, f"{name}_model_parallel_size", None)
         if expected not in (None, count):
-            ranks = f"{name}-parallel rank{'s' * (count != 1)}"
             raise UserError(
-                f"{folder}: has files of {count} {ranks}, its arguments say {expected}; "
+                f"{folder}: has files of {ranks}, its arguments say {expected}; "
                 "fetch or write all files of the checkpoint again"
             )

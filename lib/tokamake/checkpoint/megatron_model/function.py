@@ -96,8 +96,8 @@ def family_of(args: Any, file: Path) -> str:
     argument = next(name for name, value in nearest.items() if not _matches(args, name, value))
     others = " and ".join(f"{name} {value}" for name, value in nearest.items() if name != argument)
     raise UserError(
-        f"{file}: args.{argument}: {getattr(args, argument, None)!r}: beside {others} no family of "
-        f"tokamake has it; give a checkpoint of a model with {nearest[argument]}"
+        f"{file}: args.{argument}: {getattr(args, argument, None)!r}: no family of tokamake "
+        f"combines this with {others}; give a checkpoint of a model with {nearest[argument]}"
     )
 
 
@@ -179,8 +179,9 @@ def _rotary(args: Any, file: Path) -> dict[str, Any]:
     if getattr(args, "use_rope_scaling", False):
         if interpolation not in (None, 1):
             raise UserError(
-                f"{file}: args.rotary_seq_len_interpolation_factor: {interpolation!r}: together "
-                "with use_rope_scaling, which no family of tokamake has; give a checkpoint with one"
+                f"{file}: args.rotary_seq_len_interpolation_factor: {interpolation!r}: no family "
+                "of tokamake combines it with use_rope_scaling; give a checkpoint that has only "
+                "one of them"
             )
         factor = first(args, "rope_scaling_factor")
         fields["rope_scaling"] = {**_LLAMA3, "factor": 8.0 if factor is None else factor}

@@ -60,8 +60,8 @@ class Rank:
         for name, number in divided.items():
             if number % size:
                 raise UserError(
-                    f"tensor_parallel_size: {size}: does not divide {name} {number}, so Megatron "
-                    "cannot share this model so; give a divisor"
+                    f"tensor_parallel_size: {size}: does not divide {name} {number}, as Megatron "
+                    "needs; give a divisor"
                 )
 
     def embedding(self) -> dict[str, TensorSlice]:
@@ -144,7 +144,10 @@ class Rank:
                 for number in (1, 2):
                     yield number, range(group * head, (group + 1) * head)
         elif shape.num_attention_heads != shape.num_key_value_heads:
-            raise UserError(f"checkpoint_version {self.version}: had no grouped queries")
+            raise UserError(
+                f"checkpoint_version {self.version}: Megatron had no grouped-query attention in "
+                "this version; write the checkpoint again with a newer Megatron"
+            )
         elif self.version >= 1:
             for row in range(groups.start * head, groups.stop * head):
                 for number in range(3):

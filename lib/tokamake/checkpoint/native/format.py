@@ -246,7 +246,7 @@ def _plan(folder: Path, source: TensorSource, target: Target) -> Iterator[_Plann
             file_number, start = file_number + 1, 0
         end = start + frame.length
         # DCP names files by the rank that writes them, and a count.
-        location = StorageLocation(f"__0_{file_number}.distcp", start, frame.length)
+        location = StorageLocation(f"__0_{file_number}{dcp_metadata.SUFFIX}", start, frame.length)
         yield _PlannedArchive(key, source_key, shape, dtype, frame, location)
 
 

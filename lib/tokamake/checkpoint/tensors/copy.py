@@ -242,7 +242,7 @@ def _check_range(key: str, elements: Array, source: Dtype, content: Array, targe
     before, after = cast.values(elements, source), cast.values(content, target)
     if (np.isfinite(before) & ~np.isfinite(after)).any():
         wider = "bf16 or fp32" if target.name == "float16" else "fp32"
-        raise UserError(f"{key}: has numbers beyond those of {target.short}; take --dtype {wider}")
+        raise UserError(f"{key}: has numbers beyond those of {target.short}; use --dtype {wider}")
 
 
 def _long_runs(parts: Iterable[Part], target: Part) -> list[_Run]:

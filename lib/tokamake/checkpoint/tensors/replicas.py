@@ -23,7 +23,7 @@ def check_copies(source: TensorSource) -> None:
             if not chunk.is_mean and not _is_same(source, (extent, chunk)):
                 raise UserError(
                     f"{extent.file}: replicated tensor {extent.name} differs from that of other "
-                    "ranks; take another checkpoint, or convert it with --take-first-copy"
+                    "ranks; use another checkpoint, or convert it with --take-first-copy"
                 )
 
 

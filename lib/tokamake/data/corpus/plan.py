@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 
+from tokamake import plugins
 from tokamake.config.data import PlanSettings
 from tokamake.data.corpus.corpora import Corpus, read_corpora
 from tokamake.data.corpus.documents import Fields, split_keys
@@ -207,15 +208,19 @@ def _make_shard(name: str, files: list[RawFile], byte_range: str, *, size: int) 
 
 
 def _is_divisible(file: RawFile, format: str = "") -> bool:
-    """Tell whether a reader can read byte ranges of a file: only uncompressed jsonl and parquet."""
-    if format not in ("", "jsonl", "parquet"):
+    """Tell whether a reader can read byte ranges of a file. Compressed files have none."""
+    if format and not _has_byte_ranges(format):
         return False
     if file.modified is None:  # a declared file has no content to look at yet
         return file.path.endswith(".jsonl")
     if _extension(file.path) in SUFFIXES:
         return False
     kind, compression = sniff(Path(file.path), format)
-    return kind in ("jsonl", "parquet") and not compression
+    return _has_byte_ranges(kind) and not compression
+
+
+def _has_byte_ranges(format: str) -> bool:
+    return bool(plugins.constant("data/readers", format, "SPLITS", default=False))
 
 
 def _extension(path: str) -> str:

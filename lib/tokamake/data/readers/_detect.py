@@ -47,7 +47,8 @@ def sniff(path: Path, format: str = "") -> tuple[str, str]:
 def look(path: Path, format: str = "") -> tuple[str, str, bytes]:
     """Return the format, the compression and the first decompressed bytes of a file."""
     packing, head = _head(path)
-    _refuse_unsupported(head, path)
+    if not any(reader.accepts(head, path) for reader in readers().values() if reader.UNIT == "row"):
+        _refuse_unsupported(head, path)
     for name, reader in readers().items():
         # A given format is trusted, except for tables: their magic bytes are unambiguous.
         is_table = reader.UNIT == "row"

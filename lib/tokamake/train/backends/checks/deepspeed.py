@@ -20,7 +20,8 @@ def check_settings(train: "TrainSettings") -> None:
     if train.precision == "bf16" and train.zero_stage == 0:
         # DeepSpeed would keep only bf16 weights, which round small updates away.
         raise ValueError(
-            "zero_stage: 0: keeps no fp32 master weights; set it to 1 or precision to fp32"
+            "zero_stage: 0: DeepSpeed keeps no fp32 master weights; set it to 1, or precision to "
+            "fp32"
         )
     if train.compile:
         raise ValueError(
@@ -44,29 +45,31 @@ def check_run(run: "Run", device_type: str | None) -> None:
     pipelined, low = parallel.pipeline_parallel_size > 1, precision not in ("fp32", None)
     if pipelined and stage >= 2:
         _refuse(
-            f"zero_stage: {stage}: reduces gradients while passes go on, which it cannot do for "
-            "the many micro batches of a pipeline; set it to 1 or pipeline_parallel_size to 1"
+            f"zero_stage: {stage}: DeepSpeed reduces gradients after each backward pass, so it "
+            "cannot use a pipeline; set it to 1, or pipeline_parallel_size to 1"
         )
     if precision == "fp16" and device_type == "cpu":
-        _refuse("precision: fp16: has no fp16 on the CPU; set it to bf16")
+        _refuse("precision: fp16: DeepSpeed has no fp16 on the CPU; set it to bf16")
     if low and stage == 0:
-        _refuse(f"zero_stage: 0: keeps no fp32 weights beside {precision}; set it to 1")
+        _refuse(
+            f"zero_stage: 0: DeepSpeed keeps no fp32 master weights with {precision}; set it to 1"
+        )
     if stage == 3 and train.recompute_granularity == "selective":
         _refuse(
-            "recompute_granularity: selective: does not go with zero_stage 3, whose gathering of "
-            "weights it would keep; set it to full or zero_stage to 2"
+            "recompute_granularity: selective: it would keep the weights that zero_stage 3 "
+            "gathers; set it to full, or zero_stage to 2"
         )
     if parallel.data_parallel_replicate_size > 1:
         _refuse(
             f"parallel.data_parallel_replicate_size: {parallel.data_parallel_replicate_size}: "
-            "it shards over all data-parallel ranks; set it to 1"
+            "DeepSpeed shards over all data-parallel ranks; set it to 1"
         )
     if not train.optimizer.facts.flat_buffers:
-        _refuse(f"optimizer.name: {name}: cannot use it; take another optimizer")
+        _refuse(f"optimizer.name: {name}: DeepSpeed cannot use this optimizer; use another one")
     if stage and not train.optimizer.facts.elementwise:
         _refuse(
-            f"optimizer.name: {name}: needs whole parameters, but zero_stage: {stage} splits "
-            "them; set it to 0"
+            f"optimizer.name: {name}: needs whole parameters, but zero_stage {stage} splits "
+            "them; set zero_stage to 0"
         )
 
 

@@ -22,8 +22,8 @@ def check_settings(train: "TrainSettings") -> None:
     if splits and train.zero_stage == 3:
         # FSDP2 reshards weights before their gradients are computed, without an error.
         raise ValueError(
-            f"zero_stage: 3: with pipeline_schedule {schedule}, which computes gradients of "
-            "weights late, gradients are wrong; set it to 2"
+            f"zero_stage: 3: gradients would be wrong, because pipeline_schedule {schedule} "
+            "computes gradients of weights late; set it to 2"
         )
 
 
