@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .replies import Answer, number, parse
+from .replies import StatusReply, number, parse
 
 # Errors of qsub: the request did not reach the server, or a limit on jobs is reached.
 _LATER = (
@@ -108,7 +108,7 @@ class Commands:
         last_word = (output.split() or [""])[-1]
         return last_word if last_word.partition(".")[0].isdigit() else ""
 
-    def status(self, ids: Sequence[str]) -> Answer:
+    def status(self, ids: Sequence[str]) -> StatusReply:
         """Ask for the status of jobs; the answer has a fault if it is unusable.
 
         `qstat -E` (PBS 18.1 and later) sends the server one request for all ids, and omits jobs
@@ -129,13 +129,13 @@ class Commands:
             answer.fault = second.fault
         return answer
 
-    def _ask(self, ids: Sequence[str]) -> Answer:
+    def _ask(self, ids: Sequence[str]) -> StatusReply:
         """Call qstat once, with the options that it and the server support."""
         options = [*self._express, *self._history, "-f", "-F", "json"]
         try:
             result = self._run(["qstat", *options, *ids], stoppable=True)
         except subprocess.TimeoutExpired:
-            return Answer(fault=f"no answer in {self.timeout:g} s")
+            return StatusReply(fault=f"no answer in {self.timeout:g} s")
         errors = result.errors.lower()
         if self._express and result.code and any(text in errors for text in _NO_EXPRESS):
             self._express = []

@@ -22,7 +22,7 @@ from .dialect import PBS, Dialect
 from .errors import UserError
 from .personal import missing_values, read_values
 from .records import Records
-from .request import Request, build_request, queue_limits
+from .request import SubmitRequest, build_request, queue_limits
 from .settings import ExecutorSettings
 from .tasks import Event, EventKind, Limits, Task
 from .tracker import Tracker
@@ -38,7 +38,7 @@ class Executor(RemoteExecutor):
     dialect: Dialect = PBS
     settings: type[ExecutorSettings] = ExecutorSettings
     commands_class: type[Commands] = Commands
-    build_request: Callable[..., Request] = staticmethod(build_request)
+    build_request: Callable[..., SubmitRequest] = staticmethod(build_request)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # The status thread starts before __post_init__.
@@ -128,7 +128,7 @@ class Executor(RemoteExecutor):
         with self._added_lock:
             self._added.append(task)
 
-    def request(self, job: JobExecutorInterface) -> Request:
+    def request(self, job: JobExecutorInterface) -> SubmitRequest:
         """Options of the submit command for a job.
 
         Raises:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .replies import Answer, number
+from .replies import StatusReply, number
 from .session import Session
 from .states import JobState
 from .tasks import Task
@@ -52,7 +52,7 @@ class Poller:
             self._update_evidence(task, answer, now)
         return chunk
 
-    def _report_faults(self, answer: Answer, ids: Sequence[str]) -> None:
+    def _report_faults(self, answer: StatusReply, ids: Sequence[str]) -> None:
         session, command = self.session, self.session.dialect.status
         denied = {number(job_id) for job_id in ids} & answer.unknown
         faulty = not answer.jobs and (bool(answer.fault) or not denied)
@@ -78,7 +78,7 @@ class Poller:
                 f"it is left alone, and job {task.record.name} counts as unknown to the server"
             )
 
-    def _update_evidence(self, task: Task, answer: Answer, now: float) -> None:
+    def _update_evidence(self, task: Task, answer: StatusReply, now: float) -> None:
         assert task.record
         evidence, job_number = task.evidence, number(str(task.record.job_id))
         job = answer.jobs.get(job_number, {})

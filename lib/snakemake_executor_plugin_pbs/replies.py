@@ -16,7 +16,7 @@ _UNKNOWN = re.compile(r"Unknown Job Id (\S+)", re.IGNORECASE)
 
 
 @dataclass
-class Answer:
+class StatusReply:
     """Parsed reply to one status call; `jobs` and `unknown` have the ids' numbers."""
 
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -30,7 +30,7 @@ def number(job_id: str) -> str:
     return job_id.strip().partition(".")[0]
 
 
-def parse(code: int, output: str, errors: str) -> Answer:
+def parse(code: int, output: str, errors: str) -> StatusReply:
     """Parse a reply of `qstat -x -f -F json`.
 
     Args:
@@ -39,7 +39,7 @@ def parse(code: int, output: str, errors: str) -> Answer:
         output: standard output.
         errors: standard error, which names unknown jobs.
     """
-    answer = Answer(unknown={number(job_id) for job_id in _UNKNOWN.findall(errors)})
+    answer = StatusReply(unknown={number(job_id) for job_id in _UNKNOWN.findall(errors)})
     try:
         reply = json.loads(output, strict=False)
         jobs = reply.get("Jobs", {})

@@ -18,7 +18,7 @@ OWN_OPTIONS = ("-N", "-J", "-o", "-e", "-j", "-k", "-I", "-X", "-z", "-S", "-C")
 
 
 @dataclass(frozen=True)
-class Request:
+class SubmitRequest:
     """Options of the submit command for one job."""
 
     arguments: tuple[str, ...]  # without those that the submission adds
@@ -26,7 +26,9 @@ class Request:
     seconds: int | None = None  # walltime; None: the queue's default
 
 
-def build_request(rule: str, threads: int, resources: Mapping[str, Any], user: UserFile) -> Request:
+def build_request(
+    rule: str, threads: int, resources: Mapping[str, Any], user: UserFile
+) -> SubmitRequest:
     """Convert resources into options of qsub.
 
     Args:
@@ -59,7 +61,7 @@ def build_request(rule: str, threads: int, resources: Mapping[str, Any], user: U
     if filesystems := personal("filesystems"):
         arguments += ["-l", f"filesystems={filesystems}"]
     extra = extra_options(rule, "pbs_extra", personal("pbs_extra"), _is_own_option)
-    return Request((*arguments, *extra), queue, seconds)
+    return SubmitRequest((*arguments, *extra), queue, seconds)
 
 
 def walltime(rule: str, minutes: Any) -> int:

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from .evidence import Evidence
 from .records import Record
-from .replies import Answer
-from .request import Request
+from .replies import StatusReply
+from .request import SubmitRequest
 
 
 class Server(Protocol):
@@ -18,7 +18,7 @@ class Server(Protocol):
     def submit(self, arguments: Sequence[str], script: Path) -> str:
         """Submit a job and return its id."""
 
-    def status(self, ids: Sequence[str]) -> Answer:
+    def status(self, ids: Sequence[str]) -> StatusReply:
         """Ask for the status of jobs."""
 
     def find(self, name: str) -> list[str]:
@@ -54,7 +54,7 @@ class Task:
     key: str
     rule: str
     wildcards: dict[str, str]
-    request: Request
+    request: SubmitRequest
     body: str
     outputs: tuple[str, ...]
     fingerprint: str

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from snakemake_executor_plugin_pbs.commands import CommandResult, Commands
 from snakemake_executor_plugin_pbs.dialect import Dialect
-from snakemake_executor_plugin_pbs.replies import Answer
+from snakemake_executor_plugin_pbs.replies import StatusReply
 
 from .states import read
 
@@ -70,13 +70,13 @@ class SlurmCommands(Commands):
         job_id = output.strip().rpartition("\n")[2].partition(";")[0]
         return job_id if job_id.isdigit() else ""
 
-    def status(self, ids: Sequence[str]) -> Answer:
+    def status(self, ids: Sequence[str]) -> StatusReply:
         """Ask for the status of jobs with one call; the answer has a fault if it is unusable."""
         options = ["--states=all", f"--jobs={','.join(ids)}", f"--Format={FORMAT}"]
         try:
             result = self._run(["squeue", "--noheader", *options], stoppable=True)
         except subprocess.TimeoutExpired:
-            return Answer(fault=f"no answer in {self.timeout:g} s")
+            return StatusReply(fault=f"no answer in {self.timeout:g} s")
         return parse(result, ids)
 
     def find_command(self, name: str) -> list[str]:
@@ -84,7 +84,7 @@ class SlurmCommands(Commands):
         return ["squeue", "--noheader", f"--name={name}", "--format=%i"]
 
 
-def parse(result: CommandResult, ids: Sequence[str]) -> Answer:
+def parse(result: CommandResult, ids: Sequence[str]) -> StatusReply:
     """Parse a reply of squeue.
 
     Args:
@@ -94,9 +94,9 @@ def parse(result: CommandResult, ids: Sequence[str]) -> Answer:
     """
     if result.code:
         if len(ids) == 1 and "invalid job id" in result.errors.lower():
-            return Answer(unknown=set(ids))
-        return Answer(fault=f"exit status {result.code}: {result.message}")
-    answer = Answer()
+            return StatusReply(unknown=set(ids))
+        return StatusReply(fault=f"exit status {result.code}: {result.message}")
+    answer = StatusReply()
     for line in result.output.splitlines():
         fields = [text.strip() for text in line.split("|")]
         if len(fields) >= 4 and fields[0].isdigit():

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from snakemake_executor_plugin_pbs.errors import UserError
-from snakemake_executor_plugin_pbs.request import Request, extra_options, whole_number
+from snakemake_executor_plugin_pbs.request import SubmitRequest, extra_options, whole_number
 from snakemake_executor_plugin_pbs.user_file import UserFile, personal_value
 
 # Values of a user: the user file may set them for all rules, and for each rule.
@@ -36,7 +36,9 @@ def read_defaults(text: str) -> dict[str, str]:
     return defaults
 
 
-def build_request(rule: str, threads: int, resources: Mapping[str, Any], user: UserFile) -> Request:
+def build_request(
+    rule: str, threads: int, resources: Mapping[str, Any], user: UserFile
+) -> SubmitRequest:
     """Convert resources into options of sbatch.
 
     Args:
@@ -72,7 +74,7 @@ def build_request(rule: str, threads: int, resources: Mapping[str, Any], user: U
         if value := personal(name):
             arguments.append(f"--{name}={value}")
     extra = extra_options(rule, "slurm_extra", personal("slurm_extra"), _is_own_option)
-    return Request((*arguments, *extra), personal("partition"))
+    return SubmitRequest((*arguments, *extra), personal("partition"))
 
 
 def _is_own_option(argument: str) -> bool:

@@ -108,7 +108,7 @@ def test_tables_of_corpora_may_differ_only_in_the_mixture(tmp_path: Path) -> Non
     assert files == {"x": "x/*", "y": "y/*", "z": "z/*"}
     with pytest.raises(UserError, match=r'b\.tsv: corpus "x": files is \'w\', but \'x/\*\' in .*a'):
         merged("corpus\tfiles\tweight\nx\tw\t1\n")
-    with pytest.raises(UserError, match=r"b\.tsv: sets are train, valid, but none in .*a\.tsv"):
+    with pytest.raises(UserError, match=r"b\.tsv: splits are train, valid, but none in .*a\.tsv"):
         merged("corpus\tfiles\tweight\tsets\nx\tx/*\t1\ttrain=0:0.9 valid=0.9:1\n")
 
 

@@ -8,7 +8,7 @@ from snakemake_executor_plugin_pbs import request as pbs_request
 from snakemake_executor_plugin_sbatch import request as sbatch_request
 from tests.support.doctor_sites import QUEUES, read, states
 from tokamake.doctor import profile, scheduler
-from tokamake.doctor.profile import Request
+from tokamake.doctor.profile import ResourceRequest
 from tokamake.errors import UserError
 
 
@@ -20,7 +20,10 @@ def test_a_valid_profile_has_no_faults(site: Path) -> None:
         "ok       account: proj",
         "ok       queue: debug",
     ]
-    assert valid.requests == [Request("train", 2, 60, "debug"), Request("", 1, 60, "debug")]
+    assert valid.requests == [
+        ResourceRequest("train", 2, 60, "debug"),
+        ResourceRequest("", 1, 60, "debug"),
+    ]
 
 
 def test_values_for_a_rule_override_values_for_all_rules(site: Path) -> None:
@@ -47,7 +50,10 @@ def test_a_group_requests_the_sum_of_the_times(site: Path) -> None:
     text = path.read_text().replace("set-resources:", "set-resources:\n  weigh: {runtime: 10}")
     path.write_text(text + "groups: {describe: prepare, weigh: prepare}\n")
     (site / "mine.yaml").write_text("account: a\nqueue: q\nrules: {prepare: {queue: prod}}\n")
-    assert read(site).requests[1:] == [Request("", 1, 60, "q"), Request("prepare", 1, 70, "prod")]
+    assert read(site).requests[1:] == [
+        ResourceRequest("", 1, 60, "q"),
+        ResourceRequest("prepare", 1, 70, "prod"),
+    ]
 
 
 def test_mistakes_in_a_profile_are_reported(site: Path) -> None:
@@ -83,7 +89,7 @@ def test_values_that_the_doctor_cannot_read_are_not_known(site: Path) -> None:
     (site / "mine.yaml").write_text("rules: [train]\nqueue: debug\n")
     path = site / "site/profile.yaml"
     path.write_text(path.read_text().replace("runtime: 60}", "runtime: 2h}"))
-    assert read(site).requests[0] == Request("train", 2, None, "debug")
+    assert read(site).requests[0] == ResourceRequest("train", 2, None, "debug")
     result = scheduler.judge_request(read(site).requests[0], QUEUES)
     assert result.value.startswith("2 nodes, time not known in debug; ")
 

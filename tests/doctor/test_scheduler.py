@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.doctor_sites import QUEUES, program, read, time_out
 from tokamake.doctor import scheduler
-from tokamake.doctor.profile import Profile, Request
+from tokamake.doctor.profile import Profile, ResourceRequest
 from tokamake.doctor.scheduler import Queue
 
 PARTITIONS = """\
@@ -71,7 +71,7 @@ def test_a_machine_without_the_schedulers_commands(site: Path) -> None:
     ],
 )
 def test_limits_of_queues(queue: str, nodes: int, minutes: int, state: str, message: str) -> None:
-    result = scheduler.judge_request(Request("train", nodes, minutes, queue), QUEUES)
+    result = scheduler.judge_request(ResourceRequest("train", nodes, minutes, queue), QUEUES)
     assert result.state == state, result.line
     assert message in result.line
 
@@ -87,7 +87,7 @@ def test_requests_are_compared_with_partitions_of_slurm() -> None:
             allowed=("physics", "biology"),
         ),
     }  # fmt: skip
-    result = scheduler.judge_request(Request("train", 9, 30, ""), partitions)
+    result = scheduler.judge_request(ResourceRequest("train", 9, 30, ""), partitions)
     assert result.value == "9 nodes, 30 min in short; any number of nodes, at most 60 min"
     assert scheduler.judge_partition_account("physics", "long", partitions) is None
     assert scheduler.judge_partition_account("Physics", "long", partitions) is None

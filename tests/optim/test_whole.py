@@ -15,7 +15,7 @@ from tests.support.ranks import spawn
 from tokamake import plugins
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._groups import parameter_groups
-from tokamake.optim._whole import ALONE, ParameterPart, WholeParameters, part_of
+from tokamake.optim._whole import UNSHARDED, ParameterPart, WholeParameters, part_of
 
 NOT_ELEMENTWISE = [name for name in NAMES if not plugins.load("optim", name).ELEMENTWISE]
 NOT_ELEMENTWISE.remove("adamw_8bit")
@@ -130,9 +130,9 @@ def test_parts_without_sums_differ_from_the_whole(name: str) -> None:
 def test_tensors_that_are_not_sharded_are_returned_as_they_are() -> None:
     value = torch.ones(2, 3)
     assert part_of(value) == ParameterPart((2, 3), (slice(0, 2), slice(0, 3)))
-    (gathered,) = ALONE.gather([value], [value])
+    (gathered,) = UNSHARDED.gather([value], [value])
     assert gathered is value
-    assert torch.equal(ALONE.part(value, torch.ones(2, 1)), torch.ones(2, 1))
+    assert torch.equal(UNSHARDED.part(value, torch.ones(2, 1)), torch.ones(2, 1))
 
 
 def fully_sharded(names: list[str]) -> list[tuple[dict[str, Tensor], dict[str, list[str]]]]:

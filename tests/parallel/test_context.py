@@ -26,7 +26,7 @@ from tokamake.parallel.context import (
     share,
     zigzag_indices,
 )
-from tokamake.parallel.mesh import ALONE
+from tokamake.parallel.mesh import SINGLE_RANK
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -82,7 +82,7 @@ def by_torch(
     return [y.detach(), *torch.autograd.grad(y, (q, k, v), dy)]
 
 
-def error(ours: Tensor, theirs: Tensor, axis: Axis = ALONE.context) -> float:
+def error(ours: Tensor, theirs: Tensor, axis: Axis = SINGLE_RANK.context) -> float:
     """Largest error of a rank's share, relative to the largest value of the whole."""
     return float((ours - share(theirs, axis=axis, dim=2)).abs().max() / theirs.abs().max())
 

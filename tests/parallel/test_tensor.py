@@ -18,7 +18,7 @@ from tokamake.parallel import collectives, mesh, sharding, tensor
 from tokamake.parallel import loss as loss_of_parts
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.loss import NO_LABEL, cross_entropy, drawn
-from tokamake.parallel.mesh import ALONE, Mesh
+from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 
 pytestmark = pytest.mark.ranks
 
@@ -96,39 +96,41 @@ def layers(*, sequence_parallel: bool, vocabulary: int) -> None:
         *("row.weight", "back.weight"),
     }
     shapes, names = {n: p.shape for n, p in whole.items()}, {n: n for n in whole}
-    held = sharding.held_by(ours, placed, at, shapes=shapes, saved_names=names, copy=None)
-    fill(held, whole)
+    chunks = sharding.parameter_chunks(
+        ours, placed, at, shapes=shapes, saved_names=names, tied_output=None
+    )
+    fill(chunks, whole)
     loss = cross_entropy(ours(tokens_BL), labels_BL, at, size=vocabulary)
     assert_close(loss, expected)
     loss.backward()
-    for each in held:
+    for each in chunks:
         each.take_gradient()
-    sharding.add_up_partial(held, at.tensor)
-    for each in held:
+    sharding.add_up_partial(chunks, at.tensor)
+    for each in chunks:
         gradient = whole[each.name].grad
         assert gradient is not None
         assert each.local.grad is not None
         own_gradient = tensor.cut(gradient, each.placement, at.tensor)
         assert_close(each.local.grad, own_gradient, msg=each.name)
         assert_close(each.local.detach(), whole[each.name].detach()[each.place])
-    assert_norm(held, whole)
+    assert_norm(chunks, whole)
 
 
 @torch.no_grad()
-def fill(held: list[sharding.Held], whole: dict[str, nn.Parameter]) -> None:
+def fill(chunks: list[sharding.ParameterChunk], whole: dict[str, nn.Parameter]) -> None:
     """Copy this rank's parts of the whole parameters."""
-    for each in held:
+    for each in chunks:
         each.local.copy_(whole[each.name][each.place])
 
 
-def assert_norm(held: list[sharding.Held], whole: dict[str, nn.Parameter]) -> None:
+def assert_norm(chunks: list[sharding.ParameterChunk], whole: dict[str, nn.Parameter]) -> None:
     """Check that the squares of all ranks sum to those of the whole gradient."""
-    squares = sharding.squares(held, torch.device("cpu"))
+    squares = sharding.squares(chunks, torch.device("cpu"))
     dist.all_reduce(squares)
     gradients = [parameter.grad for parameter in whole.values() if parameter.grad is not None]
     assert_close(squares, sum((gradient.square().sum() for gradient in gradients), torch.zeros(())))
-    sharding.scale(held, 0.5)
-    halved = sharding.squares(held, torch.device("cpu"))
+    sharding.scale(chunks, 0.5)
+    halved = sharding.squares(chunks, torch.device("cpu"))
     dist.all_reduce(halved)
     assert_close(halved, squares / 4)
 
@@ -139,17 +141,19 @@ def sharded(*, replicas: int) -> None:
     at = mesh.build(settings, RANKS, torch.device("cpu"))
     theirs, tokens_BL, labels_BL, expected = plain(7)
     whole = dict(theirs.named_parameters())
-    ours = Shared(7, ALONE)
+    ours = Shared(7, SINGLE_RANK)
     placed = tensor.placements(ours)
     policy = MixedPrecisionPolicy()
     sharding.shard(ours, [ours.embedding], at, policy=policy, reshard_after_forward=True)
     shapes, names = {n: p.shape for n, p in whole.items()}, {n: n for n in whole}
-    held = sharding.held_by(ours, placed, at, shapes=shapes, saved_names=names, copy=None)
-    fill(held, whole)
+    chunks = sharding.parameter_chunks(
+        ours, placed, at, shapes=shapes, saved_names=names, tied_output=None
+    )
+    fill(chunks, whole)
     loss = cross_entropy(ours(tokens_BL), labels_BL, at, size=7)
     assert_close(loss, expected)
     loss.backward()
-    for each in held:
+    for each in chunks:
         each.take_gradient()
         gradient, counts = whole[each.name].grad, torch.zeros(shapes[each.name])
         assert gradient is not None
@@ -159,7 +163,7 @@ def sharded(*, replicas: int) -> None:
             counts[each.place] = float(each.counts)
         dist.all_reduce(counts)
         assert (counts == 1).all(), each.name
-    assert_norm(held, whole)
+    assert_norm(chunks, whole)
 
 
 def copies() -> None:
@@ -168,15 +172,15 @@ def copies() -> None:
     at = mesh.build(settings, RANKS, torch.device("cpu"))
     name = {0: "embedding.weight", 1: "between.weight", 2: "output.weight"}[at.pipeline.rank]
     model = nn.ModuleDict({name.split(".")[0]: nn.Linear(2, 3, bias=False)})
-    held = sharding.held_by(
+    chunks = sharding.parameter_chunks(
         model, tensor.placements(model), at,
-        shapes={"e": torch.Size((3, 2))}, saved_names={name: "e"}, copy="output.weight",
+        shapes={"e": torch.Size((3, 2))}, saved_names={name: "e"}, tied_output="output.weight",
     )  # fmt: skip
-    (weight,) = held
+    (weight,) = chunks
     is_last = at.pipeline.rank == RANKS - 1
-    assert (weight.is_copy, weight.counts) == (is_last, not is_last)
+    assert (weight.is_tied_output, weight.counts) == (is_last, not is_last)
     weight.local.grad = torch.full((3, 2), 1.0 + at.pipeline.rank)
-    sharding.add_up_copies(held, at.pipeline, "embedding.weight")
+    sharding.add_up_copies(chunks, at.pipeline, "embedding.weight")
     assert_close(weight.local.grad, torch.full((3, 2), 2.0 if at.pipeline.rank == 1 else 4.0))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_pbs.replies import Answer
+from snakemake_executor_plugin_pbs.replies import StatusReply
 from snakemake_executor_plugin_pbs.tasks import EventKind
 from tests.support.pbs_simulated import SimulatedServer
 from tests.support.pbs_simulated_run import INTERVAL, SimulatedRun
@@ -50,7 +50,7 @@ def test_a_reply_with_none_of_the_jobs_is_reported(
 ) -> None:
     run = SimulatedRun(tmp_path, server, ["a"])
     run.step()
-    monkeypatch.setattr(server, "status", lambda _: Answer())
+    monkeypatch.setattr(server, "status", lambda _: StatusReply())
     for _ in range(10):
         run.step()
     assert run.warnings == ["qstat: its reply has none of the jobs; jobs continue; retrying"]

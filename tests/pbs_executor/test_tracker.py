@@ -9,7 +9,7 @@ import pytest
 
 from snakemake_executor_plugin_pbs.commands import Unreachable, Unsure
 from snakemake_executor_plugin_pbs.records import Records
-from snakemake_executor_plugin_pbs.replies import Answer
+from snakemake_executor_plugin_pbs.replies import StatusReply
 from snakemake_executor_plugin_pbs.tasks import EventKind, Phase
 from tests.support.pbs_simulated import Faults, SimulatedServer
 from tests.support.pbs_simulated_run import INTERVAL, SimulatedRun, same_rule
@@ -71,9 +71,9 @@ class HangingServer(SimulatedServer):
         self.now += 60
         raise Unsure("no answer in 60 s")
 
-    def status(self, ids: Sequence[str]) -> Answer:
+    def status(self, ids: Sequence[str]) -> StatusReply:
         self.now += 60 * self.hangs
-        return Answer(fault="no answer in 60 s") if self.hangs else super().status(ids)
+        return StatusReply(fault="no answer in 60 s") if self.hangs else super().status(ids)
 
     def find(self, name: str) -> list[str]:
         self.finds += 1

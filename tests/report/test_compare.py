@@ -51,7 +51,7 @@ def test_the_page_shows_results_and_differences(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
 
-def test_losses_are_from_a_set_that_all_runs_have(tmp_path: Path) -> None:
+def test_losses_are_from_a_split_that_all_runs_have(tmp_path: Path) -> None:
     figures = {}
     for name, sets in {
         "shared": (

@@ -173,7 +173,7 @@ def test_storage_info_of_the_distributed_checkpoint() -> None:
     assert (info.relative_path, info.offset, info.length) == ("__0_0.distcp", 64, 128)
 
 
-def test_a_narrowed_tensor_is_a_view_of_a_box() -> None:
+def test_a_narrowed_tensor_is_a_view_of_a_slice() -> None:
     tensor = torch.zeros(4, 6)
     torch_internals.narrowed(tensor, [1, 2], [2, 3]).fill_(1.0)
     assert tensor.sum() == tensor[1:3, 2:5].sum() == 6

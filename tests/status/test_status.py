@@ -179,7 +179,9 @@ def test_nan_is_null_in_json(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert (training["step"], training["loss"], training["validation_loss"]) == (15, None, None)
 
 
-def test_named_validation_sets_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_named_validation_splits_are_shown(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(folder, age=0)
     path = folder / "results/big/training/metrics.jsonl"
     losses = [

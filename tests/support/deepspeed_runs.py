@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.support.engines import Part, buffer, build, coming, parts, pieces
+from tests.support.engines import NamedChunk, buffer, build, coming, parts, pieces
 from tests.support.layouts import RankResults, laid_out, rates
 from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.loader import Step
@@ -70,15 +70,15 @@ def _train_on(engine: Any, steps: Iterator[Step]) -> list[float]:
     ]
 
 
-def states(engine: Any) -> list[Part]:
+def states(engine: Any) -> list[NamedChunk]:
     """Return the weights and optimizer states of this rank."""
-    states: list[Part] = []
+    states: list[NamedChunk] = []
     for piece in pieces(engine):
-        flat, held = buffer(piece), getattr(piece, "held", piece)
+        flat, chunk = buffer(piece), getattr(piece, "chunk", piece)
         state = engine._optimizer.state.get(flat, {})
         for kind, value in {"model": flat, **state}.items():
             if value.shape == flat.shape:
                 states += parts(piece, value, f"{kind}.")
             else:  # a step count, which is not partitioned
-                states.append((f"{kind}.{held.saved_name}", value.shape, ..., value.clone()))
+                states.append((f"{kind}.{chunk.saved_name}", value.shape, ..., value.clone()))
     return states

@@ -10,13 +10,13 @@ import torch.distributed as dist
 from tokamake import plugins
 from tokamake.config.resolved_run import Run
 from tokamake.data.samples.loader import Samples, Step, steps
-from tokamake.parallel.sharding import Held
+from tokamake.parallel.sharding import ParameterChunk
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.numerics import with_precision
 
 RATES = {"learning_rate": 0.01, "weight_decay": 0.1}
 
-Part = tuple[str, torch.Size, Any, torch.Tensor]
+NamedChunk = tuple[str, torch.Size, Any, torch.Tensor]
 """Name and shape of a whole tensor, the place of a chunk in it, and the chunk."""
 
 
@@ -51,27 +51,27 @@ def go(engine: Any, steps_left: Iterable[Step], number: int, **rates: float) -> 
 
 def pieces(engine: Any) -> list[Any]:
     """This rank's chunks of parameters, or pieces of the flat buffers of DeepSpeed."""
-    return list(getattr(engine, "_pieces", engine._held))
+    return list(getattr(engine, "_pieces", engine._chunks))
 
 
 def buffer(piece: Any) -> torch.Tensor:
     """Parameter of the optimizer that contains a piece."""
-    return piece.local if isinstance(piece, Held) else piece.flat
+    return piece.local if isinstance(piece, ParameterChunk) else piece.flat
 
 
-def parts(piece: Any, tensor: torch.Tensor, kind: str = "") -> Iterator[Part]:
+def parts(piece: Any, tensor: torch.Tensor, kind: str = "") -> Iterator[NamedChunk]:
     """Copies of the chunks of whole tensors in a tensor of the shape of a piece's buffer."""
-    if isinstance(piece, Held):
+    if isinstance(piece, ParameterChunk):
         yield kind + piece.saved_name, piece.shape, piece.place, tensor.detach().clone()
         return
-    held = piece.held
-    for offset, box in piece.place(tensor).boxes.items():
-        sizes = zip(offset, box.shape, strict=True)
+    chunk = piece.chunk
+    for offset, elements in piece.place(tensor).chunks.items():
+        sizes = zip(offset, elements.shape, strict=True)
         place = tuple(slice(start, start + size) for start, size in sizes)
-        yield kind + held.saved_name, held.shape, place, box.clone()
+        yield kind + chunk.saved_name, chunk.shape, place, elements.clone()
 
 
-def whole(of_ranks: Iterable[Iterable[Part]]) -> dict[str, torch.Tensor]:
+def whole(of_ranks: Iterable[Iterable[NamedChunk]]) -> dict[str, torch.Tensor]:
     """Join the chunks of all ranks; where ranks have the same elements, these must be equal."""
     result: dict[str, torch.Tensor] = {}
     for name, shape, place, part in (part for of_rank in of_ranks for part in of_rank):
@@ -86,15 +86,15 @@ def whole(of_ranks: Iterable[Iterable[Part]]) -> dict[str, torch.Tensor]:
 
 def weights(engine: Any) -> dict[str, torch.Tensor]:
     """Copies of this rank's weights, of the native back end."""
-    return {held.saved_name: held.local.detach().clone() for held in engine._held}
+    return {chunk.saved_name: chunk.local.detach().clone() for chunk in engine._chunks}
 
 
 def states(engine: Any) -> dict[str, Any]:
     """Copies of this rank's optimizer states, of the native back end."""
     return {
-        f"{held.saved_name} {kind}": value.clone()
-        for held in engine._held
-        for kind, value in engine._optimizer.state.get(held.local, {}).items()
+        f"{chunk.saved_name} {kind}": value.clone()
+        for chunk in engine._chunks
+        for kind, value in engine._optimizer.state.get(chunk.local, {}).items()
     }
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from tests.support.engines import Part, buffer, build, coming, parts, pieces
+from tests.support.engines import NamedChunk, buffer, build, coming, parts, pieces
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.parallel import document_attention, linear
 
@@ -79,7 +79,7 @@ def train(run: Run) -> RankResults:
     return results
 
 
-def watch(engine: Any, into: list[list[Part]]) -> None:
+def watch(engine: Any, into: list[list[NamedChunk]]) -> None:
     """Record the clipped gradients of each update."""
     update, all_pieces = engine._optimizer.step, pieces(engine)
     remaining: list[Any] = []
@@ -101,7 +101,7 @@ def watch(engine: Any, into: list[list[Part]]) -> None:
     engine._optimizer.step = step
 
 
-def _packed(chunks: list[Part]) -> list[Part]:
+def _packed(chunks: list[NamedChunk]) -> list[NamedChunk]:
     """The same chunks in one block of memory: to send many blocks takes long."""
     *_, tensors = zip(*chunks, strict=True)
     flat = torch.cat([tensor.flatten() for tensor in tensors])

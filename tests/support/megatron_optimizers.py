@@ -24,7 +24,7 @@ from tokamake.checkpoint.tensors.checkpoint import (
     Progress,
     Target,
 )
-from tokamake.checkpoint.tensors.replicas import check_copies
+from tokamake.checkpoint.tensors.replicas import check_replicas
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.config.architecture import Architecture
@@ -218,7 +218,7 @@ def trained(
 def assert_trained(checkpoint: Checkpoint, architecture: Architecture) -> None:
     """Check every bit of a checkpoint after the step, with weights in any dtype."""
     source = checkpoint.source
-    check_copies(source)
+    check_replicas(source)
     for name, exact in random(architecture).items():
         name = name.removeprefix("model.")
         weights = source.read(f"model.{name}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from snakemake_executor_plugin_pbs.commands import Later, Refused, Unreachable, Unsure
-from snakemake_executor_plugin_pbs.replies import Answer, number, parse
+from snakemake_executor_plugin_pbs.replies import StatusReply, number, parse
 
 
 class Killed(BaseException):
@@ -166,11 +166,11 @@ class SimulatedServer:
             raise Unsure("no answer in 60 s")
         return f"{job.number}.pbs01"
 
-    def status(self, ids: Sequence[str]) -> Answer:
+    def status(self, ids: Sequence[str]) -> StatusReply:
         self.status_calls.append(self.now)
         draw, faults = self.rng.random(), self.faults
         if self.down or draw < faults.silent:
-            return Answer(fault="no answer in 60 s")
+            return StatusReply(fault="no answer in 60 s")
         draw, rows, errors = self.rng.random(), [], ""
         lie = self.rng.choice(("failed", "finished", "unknown")) if draw < faults.lying else ""
         for job_id in ids:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from snakemake_executor_plugin_pbs.records import Records
-from snakemake_executor_plugin_pbs.request import Request
+from snakemake_executor_plugin_pbs.request import SubmitRequest
 from snakemake_executor_plugin_pbs.tasks import Event, EventKind, Limits, Task
 from snakemake_executor_plugin_pbs.tracker import Tracker
 from tests.support.pbs_simulated import Killed, SimulatedServer
@@ -57,7 +57,7 @@ class SimulatedRun:
     def task(self, name: str, outputs: tuple[str, ...] = ()) -> Task:
         """Task of a job."""
         queue = name.partition("@")[2].partition("#")[0]
-        request = Request(("-q", queue) if queue else (), queue)
+        request = SubmitRequest(("-q", queue) if queue else (), queue)
         outputs = outputs or (f"/out/{name}",)
         fingerprint = self.fingerprints.get(name, "first inputs")
         rule = name.partition("#")[0]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.support.engines import Part, whole
+from tests.support.engines import NamedChunk, whole
 from tests.support.gpts import gpt, reference
 from tests.support.hf_tensors import from_hf, to_hf
 from tests.support.layouts import NUM_STEPS, Layout, RankResults, rates, train_all
@@ -118,7 +118,7 @@ def difference(results: list[RankResults], expected: RankResults) -> str:
 
 
 def _differ(
-    parts: list[list[Part]],
+    parts: list[list[NamedChunk]],
     expected: dict[str, torch.Tensor],
     most: float,
     *,

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from backports import zstd
 
-from tokamake.data.readers import Bad, Input, _compression, _input, jsonl, open_input
+from tokamake.data.readers import BadRecord, Input, _compression, _input, jsonl, open_input
 
 TEXTS = ["one", "zwei\nlines", "üç 😀", "", "five", "\u2028 \u2029 \x85 \0 \x0b", "\r\n"]
 LINES = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in TEXTS).encode()
@@ -32,7 +32,7 @@ def records(raw: Input, *keys: str) -> list[Any]:
 
 def read(path: Path, **options: Any) -> list[Any]:
     return [
-        record if isinstance(record, Bad) else record["text"]
+        record if isinstance(record, BadRecord) else record["text"]
         for record in records(open_input(path, **options))
     ]
 

@@ -18,7 +18,7 @@ from tokamake.errors import UserError
 from tokamake.models.llama import model as llama
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.loss import NO_LABEL
-from tokamake.parallel.mesh import ALONE, Mesh
+from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.train.batch import to_batch
 from tokamake.train.numerics import with_precision
 from tokamake.train.pipeline_stages import PipelineStages
@@ -49,7 +49,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def stages_with_weights(run: Run) -> PipelineStages:
-    stages = PipelineStages(run, ALONE, CPU)
+    stages = PipelineStages(run, SINGLE_RANK, CPU)
     for parameter in stages.modules[0].parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(1))
     return stages

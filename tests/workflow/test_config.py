@@ -254,8 +254,8 @@ OWN_SETS = "corpus\tfiles\tweight\tsets\ncode\tresults/raw/code/*\t2\t{}\n"
 def test_validation_needs_documents(split: str, sets: str, remedy: str) -> None:
     settings = train(split=split)
     assert refused(table=OWN_SETS.format(sets), train=settings) == (
-        f"my.yaml: train: split: {split!r}: nothing to validate on{remedy} a validation set in the "
-        "column sets of the table of corpora, or set evaluation_steps to 0"
+        f"my.yaml: train: split: {split!r}: nothing to validate on{remedy} a validation split in "
+        "the column sets of the table of corpora, or set evaluation_steps to 0"
     )
     assert read_config(table=OWN_SETS.format(sets), train={**settings, "evaluation_steps": 0})
 

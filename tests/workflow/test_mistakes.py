@@ -76,7 +76,7 @@ MISTAKES = {
         {},
         "corpus\tfiles\tweight\tsets\ncode\tresults/raw/code/*\t2\ttrain=0:0.9 test=0.9:1\n",
         "my.yaml: train: split: '80,10,10': nothing to validate on (all corpora have sets of "
-        "their own); name a validation set in the column sets",
+        "their own); name a validation split in the column sets",
     ),
     "heads that ranks cannot share": (
         {"train": {**CONFIG["train"], "parallel": {"tensor_parallel_size": 3}}},

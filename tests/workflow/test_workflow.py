@@ -326,7 +326,7 @@ def test_the_default_config_has_a_dry_run_and_a_rule_graph(tmp_path: Path) -> No
 
 @pytest.mark.grid
 @pytest.mark.slow
-def test_corpora_set_epochs_and_evaluation_sets(tmp_path: Path, sampled: Path) -> None:
+def test_corpora_set_epochs_and_evaluation_splits(tmp_path: Path, sampled: Path) -> None:
     """Training lasts exactly the epochs of the corpora; each named set has its own loss."""
     make_workspace(tmp_path)
     (tmp_path / "raw").symlink_to(sampled / "raw")

@@ -87,7 +87,7 @@ def convert(
     from tokamake.checkpoint.detect import load_format, open_any, suggesting_other_step, title
     from tokamake.checkpoint.megatron_model.vocabulary import unknown_size_warning, with_vocab_size
     from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
-    from tokamake.checkpoint.tensors.replicas import check_copies
+    from tokamake.checkpoint.tensors.replicas import check_replicas
     from tokamake.checkpoint.writer import refuse_existing, write
     from tokamake.files import allow_open_files
     from tokamake.runtime.cores import file_workers
@@ -115,7 +115,7 @@ def convert(
     with suggesting_other_step(source, checkpoint.path):
         check_checksums(checkpoint, workers=workers)
         if not take_first_copy:
-            check_copies(checkpoint.source)
+            check_replicas(checkpoint.source)
     plug_in = load_format(name)
     copied_tokenizer = checkpoint.tokenizer if plug_in.TOKENIZER_CONFIG else ()
     layout = ParallelLayout(**sizes, zero_stage=zero_stage)

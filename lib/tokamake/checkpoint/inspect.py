@@ -122,7 +122,7 @@ def _check_values(checkpoint: "Checkpoint") -> None:
 
     from tokamake.checkpoint.checksums import check_checksums
     from tokamake.checkpoint.tensors.chunks import num_not_finite
-    from tokamake.checkpoint.tensors.replicas import check_copies
+    from tokamake.checkpoint.tensors.replicas import check_replicas
     from tokamake.errors import UserError
     from tokamake.runtime.console import progress
     from tokamake.runtime.cores import file_workers
@@ -139,4 +139,4 @@ def _check_values(checkpoint: "Checkpoint") -> None:
                     f"{checkpoint.path}: {key}: {count:,} values are NaN or infinite; use an "
                     "earlier checkpoint"
                 )
-    check_copies(source)
+    check_replicas(source)

@@ -222,7 +222,7 @@ def _to_json(content: Path, extent: Extent) -> list[Any]:
     chunks = [
         [
             chunk.key,
-            [[at.start, at.stop] for at in chunk.box],
+            [[at.start, at.stop] for at in chunk.slices],
             chunk.start,
             chunk.stride,
             chunk.is_mean,
@@ -238,12 +238,12 @@ def _from_json(content: Path, entry: list[Any]) -> Extent:
     chunks = (
         Chunk(
             key,
-            tuple(slice(*at) for at in box),
+            tuple(slice(*at) for at in slices),
             start,
             None if stride is None else tuple(stride),
             is_mean,
         )
-        for key, box, start, stride, is_mean in entries
+        for key, slices, start, stride, is_mean in entries
     )
     dtype = dtypes.named(dtype_name)
     assert dtype is not None, "the digest holds the version, so the same code wrote the plan"

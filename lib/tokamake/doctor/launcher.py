@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tokamake.doctor.programs import Answer, ask
+from tokamake.doctor.programs import ProgramOutput, ask
 from tokamake.doctor.result import Result, ok, warning, wrong
 
 SECONDS = 120.0
@@ -59,7 +59,7 @@ def read_launcher(script: Path) -> Launcher:
     return Launcher(command[1], tuple(dict.fromkeys(options)), script, setup)
 
 
-def ask_in_job(launcher: Launcher, script: str, *arguments: str, seconds: float) -> Answer:
+def ask_in_job(launcher: Launcher, script: str, *arguments: str, seconds: float) -> ProgramOutput:
     """Run a bash script in the environment of a launch script: its modules, and PATH of jobs."""
     programs = Path(sys.executable).parent  # Jobs have it first on PATH.
     text = f'PATH="$1:$PATH"; shift\n{launcher.setup}\n{script}'

@@ -32,7 +32,7 @@ _SLURM = {"account": "slurm_account", "partition": "slurm_partition"}
 
 
 @dataclass(frozen=True)
-class Request:
+class ResourceRequest:
     """Resources that a rule requests from the scheduler."""
 
     rule: str
@@ -96,7 +96,7 @@ class Profile:
         return None
 
     @property
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[ResourceRequest]:
         """Requests of each rule in set-resources, of each group, and of all other rules."""
         section, groups = _section(self.values, "set-resources"), _section(self.values, "groups")
         rules = [rule for rule in section if isinstance(section[rule], dict)]
@@ -107,15 +107,17 @@ class Profile:
             requests.append(self._group(name, members))
         return requests
 
-    def _group(self, name: str, members: Sequence[Request]) -> Request:
+    def _group(self, name: str, members: Sequence[ResourceRequest]) -> ResourceRequest:
         """Request of a group: rules run one after the other in one job."""
         times = [member.minutes for member in members if member.minutes is not None]
         minutes = sum(times) if len(times) == len(members) else None
-        return Request(name, max(member.nodes for member in members), minutes, self._queue(name))
+        return ResourceRequest(
+            name, max(member.nodes for member in members), minutes, self._queue(name)
+        )
 
-    def _request(self, rule: str) -> Request:
+    def _request(self, rule: str) -> ResourceRequest:
         nodes, minutes = self.resource("nodes", rule), self.resource("runtime", rule)
-        return Request(rule, int(_number(nodes) or 1), _number(minutes), self._queue(rule))
+        return ResourceRequest(rule, int(_number(nodes) or 1), _number(minutes), self._queue(rule))
 
     def _queue(self, rule: str) -> str:
         return self.personal("partition" if self.scheduler == "slurm" else "queue", rule)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-State = Literal["ok", "warning", "wrong"]
+ResultState = Literal["ok", "warning", "wrong"]
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class Result:
 
     name: str
     """Subject of the check."""
-    state: State
+    state: ResultState
     """warning: runs may be slow or fail in some cases. wrong: runs fail."""
     value: str
     """Measured or detected value."""

@@ -12,7 +12,7 @@ from getpass import getuser
 from typing import Any
 
 from tokamake.batch_systems import seconds_of
-from tokamake.doctor.profile import Profile, Request
+from tokamake.doctor.profile import Profile, ResourceRequest
 from tokamake.doctor.programs import ask
 from tokamake.doctor.result import Result, ok, warning, wrong
 from tokamake.runtime.console import counted
@@ -182,7 +182,9 @@ def judge_partition_account(
     return wrong("account is valid", value, remedy)
 
 
-def judge_requests(requests: Iterable[Request], queues: Mapping[str, Queue]) -> list[Result]:
+def judge_requests(
+    requests: Iterable[ResourceRequest], queues: Mapping[str, Queue]
+) -> list[Result]:
     """Compare requests of rules with the limits of their queues; report equal requests once."""
     results, seen = [], set()
     for request in requests:
@@ -193,7 +195,7 @@ def judge_requests(requests: Iterable[Request], queues: Mapping[str, Queue]) -> 
     return results
 
 
-def judge_request(request: Request, queues: Mapping[str, Queue]) -> Result:
+def judge_request(request: ResourceRequest, queues: Mapping[str, Queue]) -> Result:
     """Compare the request of a rule with the limits of its queue."""
     name = f"limits for {request.rule or 'other rules'}"
     time = "time not known" if request.minutes is None else f"{request.minutes:g} min"
@@ -224,7 +226,7 @@ def judge_request(request: Request, queues: Mapping[str, Queue]) -> Result:
     return ok(name, f"{requested} in {queue.name}; {_limits([queue, *destinations])}")
 
 
-def faults_of(request: Request, queue: Queue) -> list[str]:
+def faults_of(request: ResourceRequest, queue: Queue) -> list[str]:
     """Return the limits of a queue that a request violates."""
     faults = []
     for value, minimum, maximum, unit in (

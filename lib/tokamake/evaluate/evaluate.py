@@ -73,20 +73,20 @@ def evaluate(
         if value < minimum:
             raise UserError(f"{name}: {value}: too small; give {minimum} or more")
     opened = open_tokenizer(tokenizer)
-    sets = SplitPrefixes(
+    splits = SplitPrefixes(
         weights,
         data_root=data_root,
         split=split,
         split_rule=split_rule,
         held_out=parse_held_out(held_out),
     )
-    if (evaluated := sets.evaluated) is None:
+    if (evaluated := splits.evaluated) is None:
         empty = _measures("overall", documents=0, tokens=0, bytes=0, nats=0.0)
         write_json(output, {"overall": empty, "corpora": {}})
         print(f"split {split!r}: nothing is held out; the model is not scored")
         return
     corpora = read_held_out(
-        sets, evaluated, data_root=data_root, max_tokens=max_tokens, tokenizer=opened
+        splits, evaluated, data_root=data_root, max_tokens=max_tokens, tokenizer=opened
     )
     scores = _score(corpora, checkpoint, opened, sequence_length, batch_size)
     if evaluated != "test":

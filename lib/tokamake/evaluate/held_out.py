@@ -23,12 +23,12 @@ class HeldOut(NamedTuple):
 
 
 def read_held_out(
-    sets: SplitPrefixes, split: str, *, data_root: Path, max_tokens: int, tokenizer: Tokenizer
+    splits: SplitPrefixes, split: str, *, data_root: Path, max_tokens: int, tokenizer: Tokenizer
 ) -> dict[str, HeldOut]:
     """Read the documents of a split of all corpora, at most `max_tokens` tokens of each.
 
     Args:
-        sets: datasets of the splits; they determine the order of corpora.
+        splits: datasets of the splits; they determine the order of corpora.
         split: name of the split.
         data_root: folder to which prefixes are relative.
         max_tokens: maximum tokens per corpus; the document at the limit is truncated.
@@ -39,16 +39,16 @@ def read_held_out(
             of the split.
     """
     documents_of: dict[str, list[npt.NDArray[np.integer]]] = {}
-    for line in sets.lines(split):
+    for line in splits.lines(split):
         documents = documents_of.setdefault(line.corpus, [])
         num_tokens = max_tokens - sum(map(len, documents))
         prefix = data_root / line.prefix
         check_tokenizer(prefix, tokenizer)
         dataset = IndexedDataset(prefix)
-        documents += _read(dataset, sets.documents(split, line, len(dataset)), num_tokens)
+        documents += _read(dataset, splits.documents(split, line, len(dataset)), num_tokens)
     if not any(documents_of.values()):
         raise UserError(
-            f"{sets.origin(split)}: no corpus has a {split} document; give the "
+            f"{splits.origin(split)}: no corpus has a {split} document; give the "
             f"{'last' if split == 'test' else 'second'} number of train.split a larger share"
         )
     return {corpus: _join(documents) for corpus, documents in documents_of.items()}

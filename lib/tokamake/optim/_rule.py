@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokamake.optim._whole import ALONE, WholeParameters, local
+from tokamake.optim._whole import UNSHARDED, WholeParameters, local
 from tokamake.runtime.torch_internals import (
     foreach_add_,
     foreach_addcmul_,
@@ -80,7 +80,7 @@ class Rule(torch.optim.Optimizer, ABC):
     """Names of the state tensors that are shaped like the parameter and start at 0."""
 
     def __init__(
-        self, groups: list[Group], *, whole: WholeParameters = ALONE, **defaults: Any
+        self, groups: list[Group], *, whole: WholeParameters = UNSHARDED, **defaults: Any
     ) -> None:
         super().__init__(groups, {"weight_decay": 0.0, **defaults})
         self.whole = whole

@@ -117,5 +117,5 @@ class WholeParameters:
         return whole[index]
 
 
-ALONE = WholeParameters()
+UNSHARDED = WholeParameters()
 """For parameters that this rank holds whole, and for DTensors."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._rule import Group, ParameterBatch, Rule, decay, number, wide
-from tokamake.optim._whole import ALONE, WholeParameters, local
+from tokamake.optim._whole import UNSHARDED, WholeParameters, local
 
 SETTINGS = {
     "beta2_decay": -0.8,
@@ -26,7 +26,7 @@ STATE = {
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
     """Make the optimizer, without momentum.
 

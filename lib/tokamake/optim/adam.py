@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from tokamake.config.optimization import OptimizerSettings
-from tokamake.optim._whole import ALONE, WholeParameters
+from tokamake.optim._whole import UNSHARDED, WholeParameters
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.0}
 ELEMENTWISE = True
@@ -14,7 +14,7 @@ ZERO_FILES = True
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
     """Make torch's fused Adam. Weight decay is added to the gradient (L2), so moments include it.
 

@@ -9,7 +9,7 @@ import torch
 
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._rule import Group, ParameterBatch, Rule, decay
-from tokamake.optim._whole import ALONE, WholeParameters
+from tokamake.optim._whole import UNSHARDED, WholeParameters
 from tokamake.runtime.torch_internals import (
     foreach_add_,
     foreach_addcmul_,
@@ -27,7 +27,7 @@ STATE = {"step": "replicated", "exp_avg": "like_parameter", "exp_avg_sq": "like_
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
     """Make the optimizer.
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._rule import Group, ParameterBatch, Rule, adam_direction
-from tokamake.optim._whole import ALONE, WholeParameters
+from tokamake.optim._whole import UNSHARDED, WholeParameters
 from tokamake.runtime.torch_internals import foreach_add_, foreach_mul_
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-6, "weight_decay": 0.01}
@@ -16,7 +16,7 @@ STATE = {"step": "replicated", "exp_avg": "like_parameter", "exp_avg_sq": "like_
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
     """Make the optimizer.
 

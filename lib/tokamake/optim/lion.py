@@ -6,7 +6,7 @@ import torch
 
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._rule import Group, ParameterBatch, Rule, decay
-from tokamake.optim._whole import ALONE, WholeParameters
+from tokamake.optim._whole import UNSHARDED, WholeParameters
 from tokamake.runtime.torch_internals import (
     foreach_add_,
     foreach_lerp,
@@ -20,7 +20,7 @@ STATE = {"step": "replicated", "exp_avg": "like_parameter"}
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
     """Make the optimizer; its learning rate should be 3 to 10 times lower than AdamW's.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._groups import part_hidden_matrices
 from tokamake.optim._rule import Group, ParameterBatch, Rule, adamw, decay, number
-from tokamake.optim._whole import ALONE, WholeParameters
+from tokamake.optim._whole import UNSHARDED, WholeParameters
 from tokamake.runtime.torch_internals import foreach_lerp, foreach_lerp_
 
 SETTINGS = {
@@ -37,7 +37,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
     """Make the optimizer; learning rate and weight decay that suit AdamW suit it, too.
 

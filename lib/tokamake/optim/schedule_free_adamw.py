@@ -12,7 +12,7 @@ from torch import Tensor
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.errors import UserError
 from tokamake.optim._rule import Group, ParameterBatch, Rule, number, wide
-from tokamake.optim._whole import ALONE, WholeParameters, local
+from tokamake.optim._whole import UNSHARDED, WholeParameters, local
 from tokamake.runtime.torch_internals import (
     foreach_add_,
     foreach_addcmul_,
@@ -35,7 +35,7 @@ AVERAGES_WEIGHTS = True
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
     """Make the optimizer; it has the methods `train` and `eval` in addition to `step`.
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from tokamake.config.optimization import OptimizerSettings
-from tokamake.optim._whole import ALONE, WholeParameters
+from tokamake.optim._whole import UNSHARDED, WholeParameters
 
 SETTINGS = {"momentum": 0.9, "weight_decay": 0.0}
 ELEMENTWISE = True
@@ -13,7 +13,7 @@ STATE = {"momentum_buffer": "like_parameter"}
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = ALONE
+    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
     """Make torch's SGD. Weight decay is added to the gradient (L2), so momentum includes it.
 

@@ -26,7 +26,7 @@ from tokamake.parallel.context import (
 from tokamake.parallel.document_attention import by_document
 from tokamake.parallel.ring import ring
 
-Seen = Tensor | PackedDocuments | Documents | None
+AttentionMask = Tensor | PackedDocuments | Documents | None
 """The mask argument of `attention`."""
 
 
@@ -37,7 +37,7 @@ def attention(
     *,
     axis: Axis,
     method: Method = "ring",
-    mask: Seen = None,
+    mask: AttentionMask = None,
 ) -> Tensor:
     """Compute causal attention: a token attends to itself and all tokens before it.
 
@@ -101,7 +101,7 @@ def _on_ranks(
     *,
     axis: Axis,
     method: Method,
-    mask: Seen,
+    mask: AttentionMask,
 ) -> Tensor:
     assert q_BHLK.shape[2] == k_BGLK.shape[2], "several ranks support no cache of keys"
     if method == "ring":

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from tokamake.parallel.axis import Axis, part
 from tokamake.parallel.collectives import all_gather, all_reduce
-from tokamake.parallel.mesh import ALONE, Mesh
+from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 
 NO_LABEL = -100
 """Label of a token that has no loss; the default of torch."""
@@ -23,7 +23,7 @@ _ROOM, _ROOM_ON_CPU = 2**28, 2**22
 """Bytes of fp32 scores computed at once; on a CPU, as many as its caches hold."""
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, mesh: Mesh = ALONE, *, size: int) -> Tensor:
+def cross_entropy(logits: Tensor, labels: Tensor, mesh: Mesh = SINGLE_RANK, *, size: int) -> Tensor:
     """Sum of the cross entropy of all tokens, in nats, fp32.
 
     The backward pass overwrites the logits with their gradient.
@@ -39,7 +39,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, mesh: Mesh = ALONE, *, size: i
 
 
 @torch.no_grad()
-def drawn(logits: Tensor, chances: Tensor, mesh: Mesh = ALONE, *, size: int) -> Tensor:
+def drawn(logits: Tensor, chances: Tensor, mesh: Mesh = SINGLE_RANK, *, size: int) -> Tensor:
     """Sample tokens from the model's predictions, the same on all tensor-parallel ranks.
 
     Args:

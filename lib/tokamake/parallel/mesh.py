@@ -40,7 +40,7 @@ class Mesh:
     """Global ranks that together hold one copy of this stage: [tensor-parallel rank][shard]."""
 
 
-ALONE = Mesh()
+SINGLE_RANK = Mesh()
 """The mesh of a single rank."""
 
 

@@ -91,7 +91,7 @@ def _merge(y_BHLK: Tensor, lse_BHL: Tensor, new_y_BHLK: Tensor, new_lse_BHL: Ten
 
 
 @dataclass(frozen=True)
-class _Part:
+class _QueryKeySlices:
     """Queries of this rank and keys of a peer, as slices of the tokens of each."""
 
     queries: slice
@@ -110,21 +110,23 @@ class _Part:
         return AttentionBlock(q_BHLK[:, :, self.queries], keys, values, self.causal, bias)
 
 
-def _parts(axis: Axis, peer: int, length: int, documents: Documents | None) -> list[_Part]:
+def _parts(
+    axis: Axis, peer: int, length: int, documents: Documents | None
+) -> list[_QueryKeySlices]:
     """Parts of a peer's keys that this rank attends to, without those that are fully masked."""
     head, tail, both = slice(length // 2), slice(length // 2, length), slice(length)
     if documents is not None:
         return _document_parts(axis, peer, (head, tail), documents)
     if peer == axis.rank:
-        return [_Part(both, both, causal=True)]
+        return [_QueryKeySlices(both, both, causal=True)]
     # If the peer comes first, all queries attend to its first chunk only. If it comes later, the
     # queries of the second chunk attend to both of its chunks.
-    return [_Part(both, head) if peer < axis.rank else _Part(tail, both)]
+    return [_QueryKeySlices(both, head) if peer < axis.rank else _QueryKeySlices(tail, both)]
 
 
 def _document_parts(
     axis: Axis, peer: int, halves: tuple[slice, slice], documents: Documents
-) -> list[_Part]:
+) -> list[_QueryKeySlices]:
     """Compute `_parts` chunk by chunk: with documents, most chunks off the diagonal are masked."""
     last, parts = 2 * axis.size - 1, []
     for queries, query in zip(halves, (axis.rank, last - axis.rank), strict=True):
@@ -134,7 +136,7 @@ def _document_parts(
                 continue
             mixed = relation == "mixed"
             chunks = (query, key) if mixed else None
-            parts.append(_Part(queries, keys, query == key and not mixed, chunks))
+            parts.append(_QueryKeySlices(queries, keys, query == key and not mixed, chunks))
     return parts
 
 

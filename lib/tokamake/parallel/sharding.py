@@ -28,7 +28,7 @@ from tokamake.runtime.torch_internals import (
 
 
 @dataclass
-class Held:
+class ParameterChunk:
     """This rank's part of a parameter."""
 
     name: str
@@ -48,7 +48,7 @@ class Held:
     """Index of this rank's part in the whole parameter."""
     groups: tuple[dist.ProcessGroup, ...]
     """Groups that divide the parameter: sums over all of them are sums over all parts."""
-    is_copy: bool
+    is_tied_output: bool
     """Whether this is the output layer's copy of an embedding in another stage."""
     counts: bool
     """Whether this part counts in sums over all ranks; of several replicas, only one counts."""
@@ -97,15 +97,15 @@ def _rows_of(parameter: Tensor) -> slice:
     return slice(rows.start, rows.stop)
 
 
-def held_by(
+def parameter_chunks(
     model: nn.Module,
     placed: dict[str, Placement],
     mesh: Mesh,
     *,
     shapes: Mapping[str, tuple[int, ...]],
     saved_names: Mapping[str, str],
-    copy: str | None,
-) -> list[Held]:
+    tied_output: str | None,
+) -> list[ParameterChunk]:
     """Describe this rank's part of each parameter of a stage.
 
     Args:
@@ -114,9 +114,9 @@ def held_by(
         mesh: the mesh.
         shapes: shapes of the whole parameters, by saved name.
         saved_names: saved names, by name.
-        copy: name of the output layer if it is a copy of an embedding in another stage.
+        tied_output: name of the output layer if it is a copy of an embedding in another stage.
     """
-    held = []
+    chunks = []
     for name, parameter in model.named_parameters():
         tensor: Tensor = parameter
         local, replica = parameter, 0
@@ -124,8 +124,8 @@ def held_by(
             local, replica = nn.Parameter(tensor.to_local()), _replica(tensor)
         first = mesh.tensor.rank == 0 or placed[name].dim is not None
         shape = torch.Size(shapes[saved_names[name]])
-        held.append(
-            Held(
+        chunks.append(
+            ParameterChunk(
                 name,
                 saved_names[name],
                 parameter,
@@ -134,11 +134,11 @@ def held_by(
                 shape=shape,
                 place=_place(parameter, shape, placed[name], mesh),
                 groups=_groups(parameter, placed[name], mesh),
-                is_copy=name == copy,
-                counts=first and not replica and name != copy,
+                is_tied_output=name == tied_output,
+                counts=first and not replica and name != tied_output,
             )
         )
-    return held
+    return chunks
 
 
 def _place(
@@ -165,29 +165,31 @@ def _replica(parameter: DTensor) -> int:
     return mesh.get_local_rank(0) if mesh.ndim > 1 else 0
 
 
-def _gradient(held: Held) -> Tensor | None:
-    return held.local.grad
+def _gradient(chunk: ParameterChunk) -> Tensor | None:
+    return chunk.local.grad
 
 
 @torch.no_grad()
-def keep_originals(held: Iterable[Held], dtype: torch.dtype) -> None:
+def keep_originals(chunks: Iterable[ParameterChunk], dtype: torch.dtype) -> None:
     """Keep the parameters as master weights and round the module's copies to `dtype`."""
-    for each in held:
+    for each in chunks:
         each.local = nn.Parameter(each.parameter.detach())
         each.parameter.data = each.local.to(dtype)
 
 
 @torch.no_grad()
-def round_originals(held: Iterable[Held]) -> None:
+def round_originals(chunks: Iterable[ParameterChunk]) -> None:
     """Copy updated master weights, rounded, into the module's parameters."""
-    rounded = [each for each in held if each.parameter.dtype != each.local.dtype]
+    rounded = [each for each in chunks if each.parameter.dtype != each.local.dtype]
     if rounded:
         copies: list[Tensor] = [each.parameter for each in rounded]
         foreach_copy_(copies, [*(each.local for each in rounded)])
 
 
 def add_up_partial(
-    shards: Iterable[Held], axis: Axis, gradient: Callable[[Held], Tensor | None] = _gradient
+    shards: Iterable[ParameterChunk],
+    axis: Axis,
+    gradient: Callable[[ParameterChunk], Tensor | None] = _gradient,
 ) -> None:
     """All-reduce the gradients that are partial on each tensor-parallel rank, in one call.
 
@@ -212,20 +214,20 @@ def _all_reduce(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
 
 
 def add_up_copies(
-    held: Iterable[Held],
+    chunks: Iterable[ParameterChunk],
     axis: Axis,
     name: str,
-    gradient: Callable[[Held], Tensor | None] = _gradient,
+    gradient: Callable[[ParameterChunk], Tensor | None] = _gradient,
 ) -> None:
     """Sum the gradients of an embedding and its copy in the last stage; both get the sum.
 
     Args:
-        held: this rank's parts of the parameters.
+        chunks: this rank's parts of the parameters.
         axis: the pipeline ranks.
         name: name of the embedding in its stage.
         gradient: function that returns the gradient of a part.
     """
-    both = [gradient(each) for each in held if each.is_copy or each.name == name]
+    both = [gradient(each) for each in chunks if each.is_tied_output or each.name == name]
     gradients = [each for each in both if each is not None]
     if axis.size == 1 or not gradients:
         return
@@ -246,15 +248,15 @@ def add_up_copies(
     own.add_(theirs)
 
 
-def squares(held: Iterable[Held], device: torch.device) -> Tensor:
+def squares(chunks: Iterable[ParameterChunk], device: torch.device) -> Tensor:
     """Sum of squares of this rank's gradients, fp32 scalar; only one of several replicas counts."""
-    counted = [each.local.grad for each in held if each.counts and each.local.grad is not None]
+    counted = [each.local.grad for each in chunks if each.counts and each.local.grad is not None]
     norms = foreach_norm(counted, dtype=torch.float32) if counted else ()
     return torch.stack([*norms]).square().sum() if norms else torch.zeros((), device=device)
 
 
-def scale(held: Iterable[Held], factor: float) -> None:
+def scale(chunks: Iterable[ParameterChunk], factor: float) -> None:
     """Multiply this rank's gradients in place."""
     if factor != 1:
-        gradients = [each.local.grad for each in held if each.local.grad is not None]
+        gradients = [each.local.grad for each in chunks if each.local.grad is not None]
         foreach_mul_(gradients, factor)

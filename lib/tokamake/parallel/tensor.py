@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from tokamake.parallel.axis import Axis, part
 from tokamake.parallel.collectives import add, copy, gather, scatter_sum
 from tokamake.parallel.linear import linear
-from tokamake.parallel.mesh import ALONE, Mesh
+from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 
 _SEQUENCE = 1
 """Dimension of x_BLD that sequence parallelism divides."""
@@ -70,7 +70,7 @@ class ColumnParallelLinear(nn.Linear):
     """
 
     def __init__(
-        self, in_features: int, out_features: int, mesh: Mesh = ALONE, *, bias: bool = False
+        self, in_features: int, out_features: int, mesh: Mesh = SINGLE_RANK, *, bias: bool = False
     ) -> None:
         super().__init__(in_features, len(part(out_features, mesh.tensor)), bias=bias)
         if mesh.tensor.size > 1:
@@ -92,7 +92,7 @@ class RowParallelLinear(nn.Linear):
     """
 
     def __init__(
-        self, in_features: int, out_features: int, mesh: Mesh = ALONE, *, bias: bool = False
+        self, in_features: int, out_features: int, mesh: Mesh = SINGLE_RANK, *, bias: bool = False
     ) -> None:
         super().__init__(len(part(in_features, mesh.tensor)), out_features, bias=bias)
         self._mesh = mesh
@@ -144,7 +144,7 @@ class VocabParallelEmbedding(nn.Embedding):
         mesh: the mesh.
     """
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, mesh: Mesh = ALONE) -> None:
+    def __init__(self, num_embeddings: int, embedding_dim: int, mesh: Mesh = SINGLE_RANK) -> None:
         self._rows = part(num_embeddings, mesh.tensor)
         super().__init__(len(self._rows), embedding_dim)
         self._mesh = mesh
@@ -168,7 +168,7 @@ class VocabParallelEmbedding(nn.Embedding):
 class RMSNorm(nn.RMSNorm):
     """Root-mean-square norm (arXiv 1910.07467) of each token."""
 
-    def __init__(self, width: int, mesh: Mesh = ALONE, *, eps: float) -> None:
+    def __init__(self, width: int, mesh: Mesh = SINGLE_RANK, *, eps: float) -> None:
         super().__init__(width, eps=eps)
         self.placements = {"weight": Placement(partial=mesh.sequence_parallel)}
 
@@ -176,7 +176,7 @@ class RMSNorm(nn.RMSNorm):
 class LayerNorm(nn.LayerNorm):
     """Layer norm (arXiv 1607.06450) of each token."""
 
-    def __init__(self, width: int, mesh: Mesh = ALONE, *, eps: float) -> None:
+    def __init__(self, width: int, mesh: Mesh = SINGLE_RANK, *, eps: float) -> None:
         super().__init__(width, eps=eps)
         whole = Placement(partial=mesh.sequence_parallel)
         self.placements = {"weight": whole, "bias": whole}
@@ -185,7 +185,7 @@ class LayerNorm(nn.LayerNorm):
 class PositionEmbedding(nn.Embedding):
     """Learned positions, replicated on all ranks; sequence parallelism makes gradients partial."""
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, mesh: Mesh = ALONE) -> None:
+    def __init__(self, num_embeddings: int, embedding_dim: int, mesh: Mesh = SINGLE_RANK) -> None:
         super().__init__(num_embeddings, embedding_dim)
         self.placements = {"weight": Placement(partial=mesh.sequence_parallel)}
 

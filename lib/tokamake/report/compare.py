@@ -29,8 +29,8 @@ _FILES = {"run.yaml": "resolve", "train.json": "train", "evaluate.json": "evalua
 def compare(*runs: Path, output: Path) -> None:
     """Compare finished runs: a table of results and differences, runs.html, and losses, losses.svg.
 
-    losses.svg shows the loss on a validation set that all runs have, or else the smoothed training
-    loss. The same inputs give the same bytes.
+    losses.svg shows the loss on a validation split that all runs have, or else the smoothed
+    training loss. The same inputs give the same bytes.
 
     Args:
         runs: folders of two or more finished runs, for example results/NAME.

@@ -26,7 +26,7 @@ def loss(history: History, vocab_size: int) -> Figure:
     labels = [Label(smoothed[-1], f"training (smoothed) {smoothed[-1]:.3f}", BLUE)]
     for number, (name, (places, losses)) in enumerate(history.validation.items()):
         color = VALIDATION_COLORS[number % len(VALIDATION_COLORS)]
-        # Points of validation sets may coincide: later sets have smaller markers of other shapes.
+        # Points of validation splits may coincide: later ones have smaller markers of other shapes.
         marker, size = "osD^v"[number % 5], max(2.5, 6.5 - 2 * number)
         axes.plot(places, losses, "-", color=color, linewidth=1.0)
         axes.plot(places, losses, marker, color=color, markersize=size)

@@ -23,7 +23,7 @@ class History(NamedTuple):
     training: dict[str, Floats]
     """step, loss (nats per token), learning_rate, tokens_per_second, consumed_tokens."""
     validation: dict[str, tuple[Floats, Floats]]
-    """Steps and losses (nats per token) of each validation set."""
+    """Steps and losses (nats per token) of each validation split."""
 
 
 def read_history(path: Path) -> History:

@@ -92,7 +92,7 @@ def storage_info(relative_path: str, offset: int, length: int) -> Any:
 
 
 def narrowed(tensor: Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
-    """View of a box of a tensor."""
+    """View of a slice of a tensor along each dimension."""
     from torch.distributed._shard._utils import narrow_tensor_by_index
 
     return narrow_tensor_by_index(tensor, offsets, sizes)

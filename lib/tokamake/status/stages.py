@@ -14,7 +14,7 @@ from tokamake.status.snakemake_internals import running_outputs, started
 _MAX_SILENT_SECONDS = 600
 """A job of a batch system may outlive Snakemake; it is taken for dead after this time."""
 
-State = Literal["done", "running", "failed", "waiting"]
+StageState = Literal["done", "running", "failed", "waiting"]
 
 
 class Stage(NamedTuple):
@@ -34,7 +34,7 @@ class Job(NamedTuple):
     """The state of a job."""
 
     stage: Stage
-    state: State
+    state: StageState
     """running: Snakemake lists the job, and holds its lock or the log was written recently.
     failed: there is a log but no product, and the job is not running. A failure before the present
     start of Snakemake counts as waiting: Snakemake runs the job again."""
@@ -140,7 +140,7 @@ def jobs(folder: Path, stages: Iterable[Stage]) -> list[Job]:
         is_alive = start is not None or (silent or 0) < _MAX_SILENT_SECONDS
         is_old = silent is not None and start is not None and log.stat().st_mtime < start
         if is_listed and is_alive:
-            state: State = "running"
+            state: StageState = "running"
         elif product.is_file() or any(path.is_file() for path in product.rglob("*")):
             state = "done"
         else:

@@ -12,7 +12,7 @@ from tokamake.train.resume_state import counted_run, read_state
 
 _TAIL_BYTES = 1 << 20
 _VALIDATION = "validation_loss"
-"""Prefix of the keys of validation losses; the name of a set follows after a slash."""
+"""Prefix of the keys of validation losses; the name of a split follows after a slash."""
 _LATEST = 20
 """Number of last lines for the median speed."""
 
@@ -29,7 +29,7 @@ class TrainingProgress(NamedTuple):
     validation_loss: float | None
     """Last validation loss."""
     validation_losses: dict[str, float]
-    """Name of another validation set → its last loss."""
+    """Name of another validation split → its last loss."""
     tokens_per_second: float | None
     """Median of the last training lines."""
     seconds_left: float | None

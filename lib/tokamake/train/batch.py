@@ -18,7 +18,7 @@ from tokamake.data.samples.loader import Rows, Step, steps
 from tokamake.data.samples.packing import packed
 from tokamake.parallel.context import share
 from tokamake.parallel.loss import NO_LABEL
-from tokamake.parallel.mesh import ALONE, Mesh
+from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 
 TokenRows = npt.NDArray[np.int64]
 """(B, L + 1) tokens; one below 0 fills up a row and is no token."""
@@ -53,7 +53,9 @@ def inputs_and_labels(
     return np.maximum(rows[:, :-1], 0), labels
 
 
-def to_batch(rows: TokenRows, run: Run, device: torch.device, mesh: Mesh = ALONE) -> MicroBatch:
+def to_batch(
+    rows: TokenRows, run: Run, device: torch.device, mesh: Mesh = SINGLE_RANK
+) -> MicroBatch:
     """Split rows into inputs and labels and bring this rank's part of them to the device.
 
     Args:
@@ -114,7 +116,7 @@ def concatenated(batches: list[MicroBatch]) -> MicroBatch:
 
 
 def label_draws(
-    rows: Sequence[TokenRows], *, seed: int, step: int, mesh: Mesh = ALONE
+    rows: Sequence[TokenRows], *, seed: int, step: int, mesh: Mesh = SINGLE_RANK
 ) -> list[Tensor]:
     """Random numbers in [0, 1) that draw a label for each token of this rank, (B, L) fp32 each.
 

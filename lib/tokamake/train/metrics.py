@@ -143,14 +143,14 @@ def model_flops_per_token(run: Run) -> int:
 
 
 def validation(losses: dict[str, float]) -> Record:
-    """Entries of a record for the losses of validation sets; that of `valid` has no suffix."""
+    """Entries of a record for the losses of validation splits; that of `valid` has no suffix."""
     return {
         "validation_loss" + f"/{name}" * (name != "valid"): loss for name, loss in losses.items()
     }
 
 
 def title(name: str) -> str:
-    """Name of a validation set's loss in lines for people."""
+    """Name of a validation split's loss in lines for people."""
     return "validation loss" + f" ({name})" * (name != "valid")
 
 

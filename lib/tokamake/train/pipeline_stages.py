@@ -21,7 +21,7 @@ from tokamake.parallel import sharding
 from tokamake.parallel.loss import NO_LABEL, cross_entropy, drawn
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.pipeline import Pipeline, stages_of_rank
-from tokamake.parallel.sharding import Held
+from tokamake.parallel.sharding import ParameterChunk
 from tokamake.parallel.tensor import placements
 from tokamake.train.batch import MicroBatch, concatenated
 from tokamake.train.numerics import precision_of
@@ -34,7 +34,7 @@ class PipelineStages:
     """This rank's stages; without a pipeline, the whole model. Weights are empty at first.
 
     Attributes:
-        held: this rank's part of each parameter.
+        chunks: this rank's part of each parameter.
         num_averaged: number of ranks over which FSDP2 averages gradients that should be summed.
 
     Args:
@@ -86,15 +86,15 @@ class PipelineStages:
         self._sharded = shard and (num_sharers > 1 or precision != "fp32") and not rounds
         self.num_averaged = num_sharers if self._sharded else 1
 
-        self.held = [
-            held for module in self.modules.values() for held in self._prepare(module, device)
+        self.chunks = [
+            chunk for module in self.modules.values() for chunk in self._prepare(module, device)
         ]
         if self._rounds:
-            sharding.keep_originals(self.held, self._dtype)
+            sharding.keep_originals(self.chunks, self._dtype)
         self._scale = 1.0
         self._pipeline = self._make_pipeline(device) if mesh.pipeline.size > 1 else None
 
-    def _prepare(self, module: Any, device: torch.device) -> list[Held]:
+    def _prepare(self, module: Any, device: torch.device) -> list[ParameterChunk]:
         """Set up recomputation, compilation and sharding of a stage; allocate its weights."""
         train = self._train
         granularity, method = train.recompute_granularity, train.recompute_method
@@ -113,18 +113,18 @@ class PipelineStages:
             )
         module.to_empty(device=device)
         # The copy of a tied embedding is saved under the name of the embedding.
-        copy = module.output_name if module.has_copy else None
+        tied_output = module.output_name if module.has_tied_output else None
         saved_names = {
-            name: self._to_hf_name(module.embedding_name if name == copy else name)
+            name: self._to_hf_name(module.embedding_name if name == tied_output else name)
             for name in placed
         }
-        return sharding.held_by(
+        return sharding.parameter_chunks(
             module,
             placed,
             self._mesh,
             shapes=model_tensors.shapes(self._run.architecture),
             saved_names=saved_names,
-            copy=copy,
+            tied_output=tied_output,
         )
 
     def _make_pipeline(self, device: torch.device) -> Pipeline:
@@ -176,7 +176,7 @@ class PipelineStages:
                 joined.inputs, joined.labels, len(batches), **joined.document_inputs
             )
         (module,) = self.modules.values()
-        sharding.round_originals(self.held)
+        sharding.round_originals(self.chunks)
         total = torch.zeros((), device=batches[0].inputs.device)
         for number, batch in enumerate(batches, 1):
             if isinstance(module, FSDPModule):
@@ -185,8 +185,8 @@ class PipelineStages:
             loss.backward()
             total += loss.detach()
             if self._rounds:
-                for held in self.held:
-                    held.take_gradient()
+                for chunk in self.chunks:
+                    chunk.take_gradient()
         return total
 
     def _set_communication(self, module: FSDPModule, *, is_last: bool) -> None:
@@ -225,7 +225,7 @@ class PipelineStages:
                 self._empty_states,
                 **joined.document_inputs,
             )
-        sharding.round_originals(self.held)
+        sharding.round_originals(self.chunks)
         return torch.stack([self.loss(batch, 1.0) for batch in batches]).sum()
 
     def _empty_states(self, tokens: Tensor) -> Tensor:

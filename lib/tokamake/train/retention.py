@@ -238,7 +238,7 @@ def _size(folder: Path) -> int:
 
 
 def _validation_losses(path: Path) -> Iterator[tuple[int, float]]:
-    """Validation loss at each step: that of the set `valid`; without it, the mean of all sets."""
+    """Validation loss at each step: that of the split `valid`, or else the mean of all splits."""
     for record in metrics.read(path):
         losses = {name: loss for name, loss in record.items() if name.startswith("validation_loss")}
         if losses:

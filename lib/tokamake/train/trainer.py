@@ -34,7 +34,7 @@ from tokamake.train.step_result import StepResult
 from tokamake.train.stop_signals import StopRequest, on_signals
 from tokamake.train.summary import write_summary
 from tokamake.train.training_log import TrainingLog
-from tokamake.train.validation import open_validation_sets
+from tokamake.train.validation import open_validation_splits
 
 if TYPE_CHECKING:
     import torch
@@ -138,7 +138,7 @@ class Trainer:
         with raise_on_all_ranks():
             verify = ranks.rank == 0  # one rank is enough
             self.samples = training_samples(run, verify=verify)
-            self.validation_sets = open_validation_sets(run, verify=verify)
+            self.validation_splits = open_validation_splits(run, verify=verify)
         verify_data(run, ranks, read_index(run.index))
 
         # ---- Model, optimizer and schedule ----
@@ -240,10 +240,10 @@ class Trainer:
     # ---- Validation and checkpoints ----
 
     def validate(self) -> None:
-        """Measure the loss of each validation set."""
+        """Measure the loss of each validation split."""
         losses = {}
-        for name, validation_set in self.validation_sets.items():
-            micro_batches = validation_set.micro_batches(self.run, self.engine.mesh)
+        for name, validation_split in self.validation_splits.items():
+            micro_batches = validation_split.micro_batches(self.run, self.engine.mesh)
             losses[name] = self.engine.mean_loss(report_from_any_rank(micro_batches, self.ranks))
         if losses:
             self.log.validation(self.state.step, losses)

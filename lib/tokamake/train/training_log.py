@@ -77,7 +77,7 @@ class TrainingLog:
         }
 
     def validation(self, step: int, losses: dict[str, float]) -> None:
-        """Record the loss of each validation set."""
+        """Record the loss of each validation split."""
         if self._metrics:
             self._metrics.add({"step": step, **metrics.validation(losses)})
         parts = (f"{metrics.title(name)} {loss:.4f}" for name, loss in losses.items())

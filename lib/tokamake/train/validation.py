@@ -1,4 +1,4 @@
-"""Validation sets of a run: samples of the index that training leaves out."""
+"""Validation splits of a run: samples of the index that training leaves out."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -12,7 +12,7 @@ from tokamake.train import metrics
 from tokamake.train.batch import TokenRows, num_micro_batches
 
 
-class ValidationSet(NamedTuple):
+class ValidationSplit(NamedTuple):
     """Samples of one set, and how many of them are used."""
 
     samples: Samples
@@ -31,30 +31,30 @@ class ValidationSet(NamedTuple):
         return islice(rows, self.num_steps * num_micro_batches(run.train, mesh))
 
 
-def open_validation_sets(run: Run, *, verify: bool) -> dict[str, ValidationSet]:
-    """Open each validation set that fills a global batch, by name.
+def open_validation_splits(run: Run, *, verify: bool) -> dict[str, ValidationSplit]:
+    """Open each validation split that fills a global batch, by name.
 
     Args:
         run: the resolved run.
-        verify: whether this rank checks the datasets and reports sets that are too small.
+        verify: whether this rank checks the datasets and reports splits that are too small.
 
     Raises:
         UserError: the index or a dataset is missing, damaged or changed.
     """
-    train, sets = run.train, dict[str, ValidationSet]()
+    train, splits = run.train, dict[str, ValidationSplit]()
     if not train.evaluation_steps:
-        return sets
+        return splits
     for name in read_index(run.index)["splits"]:
         if name == "train":
             continue
         samples = Samples(run.index, split=name, data_root=run.data_root, verify=verify)
         num_steps = min(train.evaluation_steps, len(samples) // train.global_batch_size)
         if num_steps:
-            sets[name] = ValidationSet(samples, num_steps)
+            splits[name] = ValidationSplit(samples, num_steps)
         elif verify:
             print(
                 f"{metrics.title(name)}: not measured, for its {len(samples)} samples fill no "
                 f"global batch of {train.global_batch_size}",
                 flush=True,
             )
-    return sets
+    return splits

@@ -325,8 +325,8 @@ def _check_splits(train: TrainSettings, corpora: list[Corpus], where: str) -> No
         reason = " (all corpora have sets of their own)" if has_share else ""
         raise UserError(
             f"{where}: train: split: {train.split!r}: nothing to validate on{reason}; {share}name "
-            "a validation set in the column sets of the table of corpora, or set evaluation_steps "
-            "to 0"
+            "a validation split in the column sets of the table of corpora, or set "
+            "evaluation_steps to 0"
         )
 
 

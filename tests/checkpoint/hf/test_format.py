@@ -107,7 +107,9 @@ def test_a_pickled_state_dict_with_its_tied_output_layer_is_read(tmp_path: Path)
     torch.save(state | buffers, tmp_path / "pytorch_model.bin")
     opened = hf_format.open_checkpoint(tmp_path)
     check(opened, expected)
-    assert [extent.name for extent in opened.source.extents if extent.is_copy] == ["lm_head.weight"]
+    assert [extent.name for extent in opened.source.extents if extent.is_replica] == [
+        "lm_head.weight"
+    ]
 
 
 def test_tensors_saved_as_transposed_views_are_read(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout
-from tokamake.checkpoint.tensors.replicas import check_copies
+from tokamake.checkpoint.tensors.replicas import check_replicas
 from tokamake.errors import UserError
 
 FILE = Path("iter_0000007/mp_rank_00/model_optim_rng.pt")
@@ -91,7 +91,7 @@ def test_logits_equal_those_of_megatron_core(name: str, folder: Path) -> None:
 def test_logits_of_two_ranks_equal_those_of_megatron_core(name: str, two_ranks: Path) -> None:
     checkpoint = open_any(two_ranks / name)
     assert checkpoint.layout == ParallelLayout(2)
-    check_copies(checkpoint.source)
+    check_replicas(checkpoint.source)
     expected, actual = torch.load(two_ranks / name / "logits.pt"), logits(two_ranks / name)
     torch.testing.assert_close(actual, expected[..., : actual.shape[-1]], rtol=0, atol=1e-4)
 
@@ -112,7 +112,7 @@ def test_optimizer_states_of_two_ranks_belong_to_the_right_parameters(
 def assert_states_of_one_step(checkpoint: Checkpoint) -> None:
     """Check the moments: the single step of `cores` makes them functions of the weights."""
     source = checkpoint.source
-    check_copies(source)
+    check_replicas(source)
     keys = [key for key in source if key.startswith("model.")]
     for key in keys:
         name, weight = key.removeprefix("model."), source.read(key)

@@ -225,8 +225,8 @@ def test_a_run_starts_from_a_laid_out_checkpoint(root: Path, saved: Path, tmp_pa
     assert run.checkpoint == tmp_path
     expected = training_state.read(folder)[1]
     for piece in pieces(build(run)):
-        for name, _, box, tensor in parts(piece, piece.local):
-            assert torch.equal(expected[name][box], tensor)
+        for name, _, slices, tensor in parts(piece, piece.local):
+            assert torch.equal(expected[name][slices], tensor)
     assert train_here(config) == 0
 
 

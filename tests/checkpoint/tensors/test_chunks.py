@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokamake.checkpoint.tensors import chunks
-from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles, common_box, slabs
+from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles, common_slices, slabs
 from tokamake.checkpoint.tensors.dtypes import FLOAT32, OF_WEIGHTS, Dtype
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, whole_box
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, whole_slices
 
 SHAPE = (3, 4, 5)
 WHOLE = np.arange(60, dtype="<f4").reshape(SHAPE)
@@ -28,17 +28,17 @@ def opened() -> Iterator[OpenFiles]:
 
 
 def store(path: Path, array: Any, chunk: Chunk, *, offset: int = 0, dtype: Dtype = FLOAT32) -> Any:
-    """Write an array after some bytes; return the part that it is of the tensor."""
+    """Write an array after some bytes; return it as a chunk of the tensor."""
     path.write_bytes(b"x" * offset + np.ascontiguousarray(array).tobytes())
     return Extent(path, "tensor", offset, array.shape, dtype, (chunk,)), chunk
 
 
-def read(reader: ChunkReader, box: Any, order: Any = (0, 1, 2)) -> Any:
-    return reader.read(box, order).view("<f4")
+def read(reader: ChunkReader, slices: Any, order: Any = (0, 1, 2)) -> Any:
+    return reader.read(slices, order).view("<f4")
 
 
 def test_a_tensor_is_assembled_from_parts_at_any_offset(tmp_path: Path, opened: OpenFiles) -> None:
-    parts = [
+    file_chunks = [
         store(
             tmp_path / f"{start}.bin",
             WHOLE[:, start:stop],
@@ -47,12 +47,12 @@ def test_a_tensor_is_assembled_from_parts_at_any_offset(tmp_path: Path, opened: 
         )
         for start, stop, offset in ((0, 1, 0), (1, 4, 5000))
     ]
-    reader = ChunkReader(opened, parts, FLOAT32)
-    assert (read(reader, whole_box(SHAPE)) == WHOLE).all()
-    box = (slice(1, 3), slice(0, 2), slice(2, 5))
-    assert (read(reader, box) == WHOLE[box]).all()
+    reader = ChunkReader(opened, file_chunks, FLOAT32)
+    assert (read(reader, whole_slices(SHAPE)) == WHOLE).all()
+    slices = (slice(1, 3), slice(0, 2), slice(2, 5))
+    assert (read(reader, slices) == WHOLE[slices]).all()
     for order in permutations(range(3)):
-        assert (read(reader, box, order) == WHOLE[box].transpose(order)).all()
+        assert (read(reader, slices, order) == WHOLE[slices].transpose(order)).all()
 
 
 @pytest.mark.parametrize("map_once", [False, True])
@@ -60,44 +60,44 @@ def test_a_transposed_part_has_the_elements_of_the_tensor(
     tmp_path: Path, opened: OpenFiles, map_once: bool
 ) -> None:
     # In the file: dimensions 2, 0, 1.
-    chunk = Chunk("w", whole_box(SHAPE), 0, (4, 1, 12))
-    part = store(tmp_path / "a.bin", WHOLE.transpose(2, 0, 1), chunk)
+    chunk = Chunk("w", whole_slices(SHAPE), 0, (4, 1, 12))
+    file_chunk = store(tmp_path / "a.bin", WHOLE.transpose(2, 0, 1), chunk)
     assert chunks.is_transposed(chunk)
     assert chunks.order_of(chunk) == (2, 0, 1)
-    reader = ChunkReader(opened, [part], FLOAT32, map_once=map_once)
-    for box in (whole_box(SHAPE), (slice(1, 2), slice(1, 4), slice(0, 3))):
-        assert (read(reader, box) == WHOLE[box]).all()
+    reader = ChunkReader(opened, [file_chunk], FLOAT32, map_once=map_once)
+    for slices in (whole_slices(SHAPE), (slice(1, 2), slice(1, 4), slice(0, 3))):
+        assert (read(reader, slices) == WHOLE[slices]).all()
 
 
 def test_parts_of_another_dtype_are_cast(tmp_path: Path, opened: OpenFiles) -> None:
     values = WHOLE.astype("<f2")
-    chunk = Chunk("w", whole_box(SHAPE))
-    part = store(tmp_path / "a.bin", values, chunk, dtype=OF_WEIGHTS["fp16"])
-    reader = ChunkReader(opened, [part], FLOAT32)
-    assert (read(reader, whole_box(SHAPE)) == WHOLE).all()
+    chunk = Chunk("w", whole_slices(SHAPE))
+    file_chunk = store(tmp_path / "a.bin", values, chunk, dtype=OF_WEIGHTS["fp16"])
+    reader = ChunkReader(opened, [file_chunk], FLOAT32)
+    assert (read(reader, whole_slices(SHAPE)) == WHOLE).all()
 
 
 @pytest.mark.parametrize("stride", [None, (4, 1, 12), (1, 15, 3)])
-def test_a_written_box_changes_its_elements_only(
+def test_a_written_slice_changes_its_elements_only(
     tmp_path: Path, opened: OpenFiles, stride: tuple[int, ...] | None
 ) -> None:
-    chunk = Chunk("w", whole_box(SHAPE), 0, stride)
+    chunk = Chunk("w", whole_slices(SHAPE), 0, stride)
     path = tmp_path / "a.bin"
-    part = store(path, np.zeros(60, "<f4"), chunk, offset=4)
-    box = (slice(1, 3), slice(0, 3), slice(1, 5))
+    file_chunk = store(path, np.zeros(60, "<f4"), chunk, offset=4)
+    slices = (slice(1, 3), slice(0, 3), slice(1, 5))
     order = chunks.order_of(chunk)
-    content = np.ascontiguousarray(WHOLE[box].transpose(order)).view("V4")
-    opened.write(part, box, content)
+    content = np.ascontiguousarray(WHOLE[slices].transpose(order)).view("V4")
+    opened.write(file_chunk, slices, content)
     expected = np.zeros(SHAPE, "<f4")
-    expected[box] = WHOLE[box]
-    assert (read(ChunkReader(opened, [part], FLOAT32), whole_box(SHAPE)) == expected).all()
+    expected[slices] = WHOLE[slices]
+    assert (read(ChunkReader(opened, [file_chunk], FLOAT32), whole_slices(SHAPE)) == expected).all()
     assert path.read_bytes()[:4] == b"xxxx"
     assert path.stat().st_size == 4 + 240
 
 
 def test_a_part_without_dimensions_is_one_element(tmp_path: Path, opened: OpenFiles) -> None:
-    part = store(tmp_path / "a.bin", np.float32(7), Chunk("w", ()))
-    assert read(ChunkReader(opened, [part], FLOAT32), (), ()) == 7
+    file_chunk = store(tmp_path / "a.bin", np.float32(7), Chunk("w", ()))
+    assert read(ChunkReader(opened, [file_chunk], FLOAT32), (), ()) == 7
 
 
 def num_open() -> int:
@@ -133,9 +133,9 @@ def test_a_write_goes_on_until_all_bytes_are_written(monkeypatch: pytest.MonkeyP
 
 
 @given(st.integers(0, 5), st.integers(0, 40), st.integers(0, 2 * chunks.SLAB))
-def test_slabs_cover_a_box_once_with_few_bytes(start: int, rows: int, row_bytes: int) -> None:
-    box = (slice(0, 2), slice(start, start + rows))
-    split = list(slabs(box, (1, 0), row_bytes))
+def test_slabs_cover_slices_once_with_few_bytes(start: int, rows: int, row_bytes: int) -> None:
+    slices = (slice(0, 2), slice(start, start + rows))
+    split = list(slabs(slices, (1, 0), row_bytes))
     assert [row for _, slab in split for row in range(slab.start, slab.stop)] == list(
         range(start, start + rows)
     )
@@ -146,23 +146,23 @@ def test_slabs_cover_a_box_once_with_few_bytes(start: int, rows: int, row_bytes:
     )
 
 
-def test_boxes_that_only_touch_have_nothing_in_common() -> None:
-    box = (slice(0, 2), slice(2, 6))
-    assert common_box(box, (slice(1, 3), slice(0, 4))) == (slice(1, 2), slice(2, 4))
-    assert common_box(box, (slice(2, 3), slice(0, 9))) is None
-    assert common_box((), ()) == ()
+def test_slices_that_only_touch_have_nothing_in_common() -> None:
+    slices = (slice(0, 2), slice(2, 6))
+    assert common_slices(slices, (slice(1, 3), slice(0, 4))) == (slice(1, 2), slice(2, 4))
+    assert common_slices(slices, (slice(2, 3), slice(0, 9))) is None
+    assert common_slices((), ()) == ()
 
 
 def test_values_that_are_not_finite_are_counted(tmp_path: Path) -> None:
     values = WHOLE.copy()
     values[0, 1, 2], values[2, 3, 4], values[1, 0, 0] = np.nan, np.inf, -np.inf
-    chunk = Chunk("w", whole_box(SHAPE))
-    part = store(tmp_path / "a.bin", values, chunk)
+    chunk = Chunk("w", whole_slices(SHAPE))
+    file_chunk = store(tmp_path / "a.bin", values, chunk)
 
     class Source:
-        def parts(self, key: str) -> list[Any]:
+        def file_chunks(self, key: str) -> list[Any]:
             assert key == "w"
-            return [part, part]
+            return [file_chunk, file_chunk]
 
     source: Any = Source()
     assert chunks.num_not_finite(source, "w") == 6

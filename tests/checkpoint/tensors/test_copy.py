@@ -37,23 +37,23 @@ CUTS: dict[str, tuple[list[int], list[int]]] = {
     "whole": ([0, 150], [0, 70]),
     "rows": ([0, 40, 41, 150], [0, 70]),
     "columns": ([0, 150], [0, 30, 70]),
-    "boxes": ([0, 101, 150], [0, 7, 70]),
+    "rows and columns": ([0, 101, 150], [0, 7, 70]),
 }
 
 
-def boxes_of(cut: str) -> Iterator[tuple[slice, ...]]:
+def slices_of(cut: str) -> Iterator[tuple[slice, ...]]:
     rows, columns = (list(pairwise(each)) for each in CUTS[cut])
     for row, column in product(rows, columns):
         yield slice(*row), slice(*column)
 
 
 def laid_out(file: Path, cut: str, *, turned: bool, dtype: dtypes.Dtype) -> list[Extent]:
-    """Lay out a file whose tensors are boxes or their transposes, with some bytes before each."""
+    """Lay out a file whose tensors are slices or their transposes, with some bytes before each."""
     extents, end = [], 3
-    for box in boxes_of(cut):
-        size = tuple(at.stop - at.start for at in box)
+    for slices in slices_of(cut):
+        size = tuple(at.stop - at.start for at in slices)
         stride = (1, size[0]) if turned else None
-        chunk = Chunk(KEY, box, 0, stride)
+        chunk = Chunk(KEY, slices, 0, stride)
         shape = size[::-1] if turned else size
         extents.append(Extent(file, "x", end, shape, dtype, (chunk,)))
         end += extents[-1].num_bytes + 5
@@ -73,14 +73,14 @@ def test_every_chunk_is_copied(
     tmp_path: Path, cut: str, was_cut: str, was_turned: bool, turned: bool
 ) -> None:
     for dtype in (dtypes.FLOAT32, dtypes.OF_WEIGHTS["bf16"]):
-        parts = laid_out(tmp_path / "a", was_cut, turned=was_turned, dtype=dtype)
+        extents = laid_out(tmp_path / "a", was_cut, turned=was_turned, dtype=dtype)
         whole = values(dtype.torch)
-        for extent in parts:
+        for extent in extents:
             (chunk,) = extent.chunks
-            chunk.view(extent.map(writable=True)).copy_(whole[chunk.box])
+            chunk.view(extent.map(writable=True)).copy_(whole[chunk.slices])
         targets = laid_out(tmp_path / "b", cut, turned=turned, dtype=dtype)
         begin = (tmp_path / "b").read_bytes()
-        source = TensorSource(parts, {KEY: SHAPE})
+        source = TensorSource(extents, {KEY: SHAPE})
         assert [*fill(targets, source, keys=[KEY])] == [KEY]
         assert torch.equal(TensorSource(targets, {KEY: SHAPE}).read(KEY), whole)
         for extent in targets:  # what lies between stays as it is
@@ -92,14 +92,14 @@ def test_direct_copies_and_slabs_give_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contents = []
-    for min_run_bytes in (1, 10**9):
-        monkeypatch.setattr(copy, "_MIN_RUN_BYTES", min_run_bytes)
+    for min_range_bytes in (1, 10**9):
+        monkeypatch.setattr(copy, "_MIN_RANGE_BYTES", min_range_bytes)
         monkeypatch.setattr(chunks, "SLAB", 1000)
-        parts = laid_out(tmp_path / "a", "boxes", turned=False, dtype=dtypes.FLOAT32)
-        for extent in parts:
+        extents = laid_out(tmp_path / "a", "rows and columns", turned=False, dtype=dtypes.FLOAT32)
+        for extent in extents:
             extent.map(writable=True).copy_(torch.rand(extent.numel, generator=_generator()))
         (target,) = laid_out(tmp_path / "b", "whole", turned=False, dtype=dtypes.FLOAT32)
-        assert [*fill([target], TensorSource(parts, {KEY: SHAPE}), keys=[KEY])] == [KEY]
+        assert [*fill([target], TensorSource(extents, {KEY: SHAPE}), keys=[KEY])] == [KEY]
         contents.append((tmp_path / "b").read_bytes())
         (tmp_path / "b").unlink()
     assert contents[0] == contents[1]
@@ -121,8 +121,8 @@ def test_parts_that_overlap_and_leave_a_hole_are_damage(tmp_path: Path, columns:
     extents = []
     for name, start in (("a", 0), ("b", 3)):
         (tmp_path / name).write_bytes(bytes(400))
-        box = slice(start, start + 4), slice(0, 5)
-        chunk = Chunk(KEY, box[::-1] if columns else box)
+        slices = slice(start, start + 4), slice(0, 5)
+        chunk = Chunk(KEY, slices[::-1] if columns else slices)
         extents.append(Extent(tmp_path / name, "x", 0, chunk.size, dtypes.FLOAT32, (chunk,)))
     with pytest.raises(
         UserError, match=f"/b: damaged: its part of tensor {KEY} overlaps that in .*/a"

@@ -10,7 +10,7 @@ from tests.support.families import FAMILIES, weights
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.hf import hf_folder
-from tokamake.checkpoint.tensors.replicas import check_copies
+from tokamake.checkpoint.tensors.replicas import check_replicas
 from tokamake.errors import UserError
 
 
@@ -100,7 +100,7 @@ def test_parts_of_a_tensor_in_several_dtypes_get_the_widest(
     folder = of_two_formats(tmp_path, first, second)
     convert(source=folder, target=tmp_path / "back", format="hf")
     source, back = open_any(folder).source, open_any(tmp_path / "back").source
-    check_copies(source)
+    check_replicas(source)
     key = "model.layers.1.self_attn.q_proj.weight"
     half = len(exact[key]) // 2
     expected = torch.cat(

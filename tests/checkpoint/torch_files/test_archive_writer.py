@@ -65,9 +65,9 @@ def test_files_beyond_4_gb_are_laid_out(tmp_path: Path) -> None:
 
 def test_chunks_and_replicas_are_kept(tmp_path: Path) -> None:
     chunk = Chunk("model.x", (slice(0, 2),))
-    planned = PlannedTensor((2,), dtypes.FLOAT32, (chunk,), is_copy=True)
+    planned = PlannedTensor((2,), dtypes.FLOAT32, (chunk,), is_replica=True)
     (extent,) = torch_archive.lay_out(tmp_path / "a.pt", [planned])
-    assert (extent.chunks, extent.is_copy, extent.name) == ((chunk,), True, "0")
+    assert (extent.chunks, extent.is_replica, extent.name) == ((chunk,), True, "0")
 
 
 def hostile(file: Path, content: bytes) -> None:

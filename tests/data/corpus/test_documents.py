@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokamake.data.corpus.documents import Fields, read_texts, texts
-from tokamake.data.readers import Bad, RecordBlock
+from tokamake.data.readers import BadRecord, RecordBlock
 from tokamake.errors import UserError
 
 
@@ -32,7 +32,7 @@ BAD = {
     '"text" holds bytes, not text; fix text_key or the row': {"title": "t", "text": b"a"},
     'no key "text" (it has title, body); fix text_key or the row': {"title": "t", "body": "b"},
     'no key "title" (it has nothing); fix text_key or the row': {},
-    "not valid JSON": Bad("not valid JSON"),
+    "not valid JSON": BadRecord("not valid JSON"),
 }
 
 

@@ -74,12 +74,12 @@ def test_the_rule_of_forks_shifts_bounds(text: str, num_documents: int, expected
 
 
 def test_parts_of_a_dataset_cover_all_documents_once() -> None:
-    sets = splits.parse_sets("train=0:0.95 valid=0.95:1 valid.hard")
+    sets = splits.parse_splits("train=0:0.95 valid=0.95:1 valid.hard")
     assert sets == {"train": (0.0, 0.95), "valid": (0.95, 1.0), "valid.hard": (0.0, 1.0)}
     for num_documents in range(300):
         train, valid, whole = (splits.part_range(part, num_documents) for part in sets.values())
         assert [*train, *valid] == [*whole] == [*range(num_documents)]
-    assert splits.parse_sets("") == {}
+    assert splits.parse_splits("") == {}
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def test_parts_of_a_dataset_cover_all_documents_once() -> None:
     [
         *((text, "give a part of the") for text in ("a=1:0", "a=0:1.1", "a=0:0", "a=x:1", "a=")),
         ("a A", "'A': A is repeated"),
-        *((text, "a set's name has") for text in ("=0:1", "a/b", "x.json")),
+        *((text, "a split's name has") for text in ("=0:1", "a/b", "x.json")),
         *((text, "did you mean train") for text in ("trian=0:0.9", "Train", "trainn")),
     ],
 )
 def test_bad_parts_are_user_errors(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        splits.parse_sets(text)
+        splits.parse_splits(text)

@@ -79,14 +79,14 @@ def test_a_share_that_no_float_holds_is_refused() -> None:
     )
 
 
-def test_tokens_that_training_sees_follow_sets_and_the_split() -> None:
+def test_tokens_that_training_sees_follow_named_splits_and_shares() -> None:
     rows = corpora({"weight": 1, "sets": "train=0.5:0.75 valid=0.75:1"}, {"weight": 1})
     assert seen_tokens(rows, TOKENS, None) == {"a": 25, "b": 1600}
     assert seen_tokens(rows, TOKENS, "3,1,0") == {"a": 25, "b": 1200}
     assert seen_tokens(rows, {"a": 1, "b": 0}, "3,1,0") == {"a": 1, "b": 1}
 
 
-def test_a_split_that_trains_on_nothing_is_refused_unless_all_corpora_have_sets() -> None:
+def test_a_split_that_trains_on_nothing_is_refused_unless_all_corpora_have_splits() -> None:
     own = {"weight": 1, "sets": "train=0:1"}
     assert seen_tokens(corpora(own, own), TOKENS, "0,1,0") == TOKENS
     with pytest.raises(UserError) as caught:

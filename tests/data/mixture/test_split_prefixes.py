@@ -111,7 +111,7 @@ def test_errors_name_the_origin_of_an_empty_split(root: Path) -> None:
 
 @pytest.mark.parametrize("option", ["valid", "=x", "valid=", "a b=x", "-a=x", "index.json=x"])
 def test_invalid_held_out_options_are_refused(option: str) -> None:
-    with pytest.raises(UserError, match="write NAME=FILE; a set's name has letters"):
+    with pytest.raises(UserError, match="write NAME=FILE; a split's name has letters"):
         parse_held_out([option])
     with pytest.raises(UserError, match="A occurs twice"):
         parse_held_out(["a=x", "A=y"])

@@ -9,7 +9,7 @@ import pytest
 
 from tests.data.mixture.test_weigh import write_metadata
 from tokamake.data.mixture.weigh import weigh
-from tokamake.data.mixture.weights import Weighted, read_weights
+from tokamake.data.mixture.weights import WeightedPrefix, read_weights
 from tokamake.errors import UserError
 
 DATASETS = [("a", 600), ("a", 200), ("b", 100), ("v", 50)]
@@ -21,7 +21,7 @@ v\tx\t\tvalid hard=0:0.5 both test=0.5:1
 """
 
 
-def build(folder: Path, table: str, **options: Any) -> dict[str, list[Weighted]]:
+def build(folder: Path, table: str, **options: Any) -> dict[str, list[WeightedPrefix]]:
     (folder / "corpora.tsv").write_text(table)
     weigh(
         corpora=folder / "corpora.tsv",

@@ -8,7 +8,7 @@ from megatron.core.datasets.utils import get_blend_from_list
 
 from tokamake.data.mixture.weights import (
     ROOT_VARIABLE,
-    Weighted,
+    WeightedPrefix,
     find_root,
     read_weights,
     write_weights,
@@ -20,8 +20,8 @@ def test_reads_lines_in_order(tmp_path: Path) -> None:
     path = tmp_path / "weights.txt"
     path.write_text("0.75 merged/b-0000 b\n\n 25e-2\tmerged/a.x-0000 a\n")
     assert read_weights(path) == [
-        Weighted(0.75, "merged/b-0000", "b"),
-        Weighted(0.25, "merged/a.x-0000", "a"),
+        WeightedPrefix(0.75, "merged/b-0000", "b"),
+        WeightedPrefix(0.25, "merged/a.x-0000", "a"),
     ]
 
 
@@ -37,12 +37,12 @@ def test_reads_all_forms_of_a_line(tmp_path: Path) -> None:
         "8 a#b/c#d #e\n"
     )
     assert read_weights(path) == [
-        Weighted(1, "/data/books-0000_text_document", "books"),
-        Weighted(2, "wiki", "books"),
-        Weighted(4, "a/-x", "-x"),
-        Weighted(5, "a.bin/plain", "plain"),
-        Weighted(6, "x", "7"),
-        Weighted(8, "a#b/c#d", "c#d"),
+        WeightedPrefix(1, "/data/books-0000_text_document", "books"),
+        WeightedPrefix(2, "wiki", "books"),
+        WeightedPrefix(4, "a/-x", "-x"),
+        WeightedPrefix(5, "a.bin/plain", "plain"),
+        WeightedPrefix(6, "x", "7"),
+        WeightedPrefix(8, "a#b/c#d", "c#d"),
     ]
 
 
@@ -69,7 +69,7 @@ def test_reads_the_data_path_of_megatron(tmp_path: Path, seed: int) -> None:
 def test_written_files_are_read_unchanged(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     entries = [
-        Weighted(draw.random() * 10.0 ** draw.randint(-300, 300), f"a/{n}", f"c{n % 3}")
+        WeightedPrefix(draw.random() * 10.0 ** draw.randint(-300, 300), f"a/{n}", f"c{n % 3}")
         for n in range(100)
     ]
     write_weights(tmp_path / "weights.txt", entries)
@@ -79,7 +79,9 @@ def test_written_files_are_read_unchanged(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("prefix", ["a b", "#a", "", "a\n1 b b"])
 def test_unreadable_prefixes_are_not_written(tmp_path: Path, prefix: str) -> None:
     with pytest.raises(UserError, match=r"cannot write .*: it is empty, has a space, or begins"):
-        write_weights(tmp_path / "weights.txt", [Weighted(1, "a", "a"), Weighted(1, prefix, "a")])
+        write_weights(
+            tmp_path / "weights.txt", [WeightedPrefix(1, "a", "a"), WeightedPrefix(1, prefix, "a")]
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -149,14 +151,14 @@ def test_a_corpus_may_be_a_number(tmp_path: Path) -> None:
         read_weights(tmp_path / "weights.txt")
     (tmp_path / "weights.txt").write_text("0.5 2024-0 2024 0:0.9\n0.5 x-0 1 y-0\n")
     assert read_weights(tmp_path / "weights.txt") == [
-        Weighted(0.5, "2024-0", "2024", (0.0, 0.9)),
-        Weighted(0.5, "x-0", "x"),
-        Weighted(1, "y-0", "y"),
+        WeightedPrefix(0.5, "2024-0", "2024", (0.0, 0.9)),
+        WeightedPrefix(0.5, "x-0", "x"),
+        WeightedPrefix(1, "y-0", "y"),
     ]
 
 
 def test_a_weighting_file_names_parts_of_datasets(tmp_path: Path) -> None:
-    entries = [Weighted(0.5, "a-0", "a", (0.0, 0.1 + 0.2)), Weighted(0.5, "b-0", "b")]
+    entries = [WeightedPrefix(0.5, "a-0", "a", (0.0, 0.1 + 0.2)), WeightedPrefix(0.5, "b-0", "b")]
     write_weights(tmp_path / "weights.txt", entries)
     assert read_weights(tmp_path / "weights.txt") == entries
     (tmp_path / "weights.txt").write_text("1 a-0 a 0.5:0.4\n")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.readings import LINES, PACK, TEXTS, read, records, small_steps
-from tokamake.data.readers import Bad, jsonl, open_input
+from tokamake.data.readers import BadRecord, jsonl, open_input
 
 BAD = {
     b'{"text": ': r"not valid JSON \(unexpected end of data at character 9\); fix or remove",
@@ -44,7 +44,7 @@ def test_a_bad_line_keeps_its_position(tmp_path: Path, line: bytes) -> None:
     path.write_bytes(LINES[:16] + b"\n" + line + b"\n" + LINES[16:])
     raw = open_input(path)
     (block,) = raw.blocks(("text",))
-    assert isinstance(block.records[1], Bad)
+    assert isinstance(block.records[1], BadRecord)
     assert block.raw is not None
     assert block.raw[1] == line
     assert [record["text"] for record in block.records if isinstance(record, dict)] == TEXTS
@@ -120,7 +120,7 @@ def test_ranges_cover_each_document_and_blank_line_once(
     expected = [line for line in lines if line.removeprefix(b"\xef\xbb\xbf").strip()]
     assert [line for _, line in pairs] == expected
     for record, line in pairs:
-        assert isinstance(record, Bad) == (line in BAD)
+        assert isinstance(record, BadRecord) == (line in BAD)
         if line not in BAD:
             assert record == json.loads(line)
 

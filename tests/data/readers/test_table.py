@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import ipc
 
-from tokamake.data.readers import Bad, Input, _table, open_input, sniff
+from tokamake.data.readers import BadRecord, Input, _table, open_input, sniff
 from tokamake.errors import UserError
 
 TEXTS = ["one", "zwei\nlines", "üç 😀", "", "five", "\0", "seven"]
@@ -103,7 +103,7 @@ def test_a_value_that_is_not_utf8_is_one_bad_row(tmp_path: Path, kind: str, suff
     table = arrow.table({"id": ["1", "2", "3"], "text": values})
     first, bad, last = records(open_input(write(table, tmp_path / f"a.{suffix}")), "id", "text")
     assert (first, last) == ({"id": "1", "text": "a"}, {"id": "3", "text": "c"})
-    assert isinstance(bad, Bad)
+    assert isinstance(bad, BadRecord)
     assert bad.reason.startswith("not valid UTF-8 (0xff at byte 1 of the value)")
 
 

@@ -106,7 +106,7 @@ def test_slopes_equal_the_papers() -> None:
 @pytest.mark.parametrize("heads", [range(6), range(3, 6)], ids=str)
 def test_bias_falls_with_distance_and_hides_later_tokens(heads: range) -> None:
     like, length, total = torch.zeros(1), 4, 7
-    bias = alibi(6, heads, length=length, total=total, like=like, seen=None)
+    bias = alibi(6, heads, length=length, total=total, like=like, mask=None)
     assert bias.shape == (1, len(heads), length, total)
     for place, head in enumerate(heads):
         for query in range(length):
@@ -117,8 +117,8 @@ def test_bias_falls_with_distance_and_hides_later_tokens(heads: range) -> None:
 
 
 def test_bias_hides_other_documents() -> None:
-    seen = torch.tensor([[[[True, False], [True, True]]], [[[True, False], [False, True]]]])
-    bias = alibi(2, range(2), length=2, total=2, like=torch.zeros(1).bfloat16(), seen=seen)
+    mask = torch.tensor([[[[True, False], [True, True]]], [[[True, False], [False, True]]]])
+    bias = alibi(2, range(2), length=2, total=2, like=torch.zeros(1).bfloat16(), mask=mask)
     assert bias.shape == (2, 2, 2, 2)
     assert bias.dtype == torch.bfloat16
-    assert torch.equal(bias.isinf(), ~seen.expand(-1, 2, -1, -1))
+    assert torch.equal(bias.isinf(), ~mask.expand(-1, 2, -1, -1))

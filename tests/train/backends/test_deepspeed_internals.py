@@ -156,8 +156,8 @@ def test_a_gradient_is_the_sum_of_this_rank_alone(
 
 def norm(engine: Any, _: int) -> float:
     """DeepSpeed's norm of the gradients, which are all 1, if another stage counts the bias."""
-    internals.mark(engine.module.weight, counts=True, is_copy=False)
-    internals.mark(engine.module.bias, counts=True, is_copy=True)
+    internals.mark(engine.module.weight, counts=True, is_replica=False)
+    internals.mark(engine.module.bias, counts=True, is_replica=True)
     engine.backward(engine(torch.ones(1, 4, dtype=engine.module.weight.dtype)).sum())
     engine.step()
     return float(engine.get_global_grad_norm())
@@ -176,7 +176,7 @@ def is_model_parallel(counts: bool) -> bool:
     from deepspeed.runtime.utils import is_model_parallel_parameter
 
     parameter = nn.Parameter(torch.zeros(1))
-    internals.mark(parameter, counts=counts, is_copy=False)
+    internals.mark(parameter, counts=counts, is_replica=False)
     return bool(is_model_parallel_parameter(parameter))
 
 

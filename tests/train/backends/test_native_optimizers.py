@@ -117,9 +117,9 @@ def hessian(config: Path) -> None:
     due, update = [], engine._optimizer.update_hessian
     engine._optimizer.update_hessian = lambda count: (due.append(count), update(count))
     engine.train_step(first.micro_batches, **RATES)
-    for held in engine._held:
-        actual = engine._optimizer.state[held.local]["hessian"]
-        torch.testing.assert_close(actual, expected[held.name], rtol=1e-3, atol=1e-12)
+    for chunk in engine._chunks:
+        actual = engine._optimizer.state[chunk.local]["hessian"]
+        torch.testing.assert_close(actual, expected[chunk.name], rtol=1e-3, atol=1e-12)
     for step in chain([second], coming(engine, run, done=2)):
         engine.train_step(step.micro_batches, **RATES)
         if engine._num_updates() == 7:

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class FlatRange(NamedTuple):
-    """A run of elements of a tensor that lies in a larger flat tensor."""
+    """A range of elements of a tensor that lies in a larger flat tensor."""
 
     name: str
     start: int
-    """First element of the tensor in the run."""
+    """First element of the tensor in the range."""
     stop: int
     offset: int
-    """Element of the flat tensor where the run begins."""
+    """Element of the flat tensor where the range begins."""
 
 
 def partition_ranges(

@@ -33,10 +33,10 @@ from tokamake.checkpoint.megatron_model.rank_file import REMEDY
 from tokamake.checkpoint.megatron_model.rank_tensors import TensorSlice
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
 from tokamake.checkpoint.tensors.extents import Chunk, Extent
-from tokamake.checkpoint.tensors.flat_runs import cut
+from tokamake.checkpoint.tensors.flat_ranges import cut
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.checkpoint.torch_files.allowed_globals import StandIn, value_of
-from tokamake.checkpoint.torch_files.pickle_reader import Located
+from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor
 from tokamake.errors import UserError
 
 _FP32_WEIGHTS = "single_partition_of_fp32_groups"
@@ -53,7 +53,7 @@ class _FlatGroup(NamedTuple):
     file: Path
     ranges: Sequence[FlatRange]
     """The parameters in the flat tensors."""
-    weights: Located
+    weights: PickledTensor
     states: Mapping[str, Any]
     """By kind: a tensor like `weights`, or a number that all parameters share."""
 
@@ -93,7 +93,7 @@ def read_states(
                 owner = owners.setdefault((model_rank % tensor_parallel_size, name), model_rank)
                 if owner == model_rank:
                     tensor = _slice(slices, name, group.file)
-                    if not tensor.is_copy:
+                    if not tensor.is_replica:
                         owned[name] = tensor
             _add(states, group, owned, weights_prefix)
     return states
@@ -209,8 +209,8 @@ def _stage_1_and_2_groups(
             yield flat._replace(ranges=[flat_range for flat_range in ranges if flat_range.name])
 
 
-def _tensors(group: _FlatGroup) -> list[Located]:
-    return [value for value in group.states.values() if isinstance(value, Located)]
+def _tensors(group: _FlatGroup) -> list[PickledTensor]:
+    return [value for value in group.states.values() if isinstance(value, PickledTensor)]
 
 
 def _sizes(
@@ -292,7 +292,7 @@ def _add(
         )
     for kind, value in group.states.items():
         prefix = f"optimizer.{kind}."
-        if isinstance(value, Located) and value.shape:
+        if isinstance(value, PickledTensor) and value.shape:
             chunks = (*_chunks(ranges, owned, prefix),)
             states.extents.append(torch_archive.extent(group.file, kind, value, chunks))
             continue

@@ -27,9 +27,9 @@ from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Target
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
 from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor
-from tokamake.checkpoint.tensors.flat_runs import cut
+from tokamake.checkpoint.tensors.flat_ranges import cut
 from tokamake.checkpoint.torch_files import torch_archive
-from tokamake.checkpoint.torch_files.pickle_writer import Call, Global, Made
+from tokamake.checkpoint.torch_files.pickle_writer import Call, Global, Instance
 from tokamake.errors import UserError
 
 _ALIGNMENT = 2
@@ -241,11 +241,11 @@ class PartitionWriter:
         module = "deepspeed.runtime.fp16.loss_scaler"
         if self._precision == "fp16" and scale != 1.0:
             state = {**_SCALER, "cur_scale": scale, "dtype": Global("torch", "float16")}
-            scaler = Made(Global(module, "DynamicLossScaler"), state)
+            scaler = Instance(Global(module, "DynamicLossScaler"), state)
             return {"loss_scaler": scaler, "dynamic_loss_scale": True}
         if not self._is_stage_3:
             return {}
-        scaler = Made(Global(module, "LossScaler"), {"cur_scale": 1.0, "dynamic": False})
+        scaler = Instance(Global(module, "LossScaler"), {"cur_scale": 1.0, "dynamic": False})
         return {"loss_scaler": scaler, "dynamic_loss_scale": False}
 
 

@@ -22,11 +22,11 @@ from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles
 from tokamake.checkpoint.tensors.dtypes import Dtype
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, whole_box
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, whole_slices
 from tokamake.checkpoint.tensors.replicas import same_bits
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
-from tokamake.checkpoint.torch_files.pickle_reader import Located
+from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.models.common.hf_format import HFFormat
@@ -92,7 +92,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     located = [replace(extents[name], chunks=tensor.chunks) for name, tensor in stored.items()]
     embedding = model_format.name(_EMBEDDING)
     if head:
-        located.append(replace(head, chunks=stored[embedding].chunks, is_copy=True))
+        located.append(replace(head, chunks=stored[embedding].chunks, is_replica=True))
     shapes = model_tensors.shapes(architecture)
     # Checks that no file is too short; so the comparison of the copy comes after it.
     source = TensorSource(located, {f"model.{name}": shape for name, shape in shapes.items()})
@@ -164,7 +164,7 @@ def _read_file(file: Path, ignored: re.Pattern[str]) -> dict[str, Extent]:
         raise UserError(f"{file}: holds no tensors by name; {REMEDY}")
     tensors = {str(key): value for key, value in state.items() if not ignored.fullmatch(str(key))}
     for name, value in tensors.items():
-        if not isinstance(value, Located):
+        if not isinstance(value, PickledTensor):
             raise UserError(f"{file}: {name} is no tensor; {REMEDY}")
     return {name: torch_archive.extent(file, name, value) for name, value in tensors.items()}
 
@@ -187,15 +187,15 @@ def _is_same(head: Extent, embedding: Extent) -> bool:
     locations = [(extent.file, extent.offset, extent.stride) for extent in pair]
     if locations[0] == locations[1]:  # torch.save stores tensors that share memory once
         return True
-    box = whole_box(head.shape)
+    slices = whole_slices(head.shape)
     with ExitStack() as stack:
         open_files = OpenFiles(stack)
         readers = []
         for extent in pair:
-            dense = replace(extent, chunks=(Chunk(extent.name, box),)).as_it_lies()
+            dense = replace(extent, chunks=(Chunk(extent.name, slices),)).as_it_lies()
             parts = [(dense, chunk) for chunk in dense.chunks]
             readers.append(ChunkReader(open_files, parts, dense.dtype))
-        return same_bits(readers[0], readers[1], box, head.dtype.itemsize)
+        return same_bits(readers[0], readers[1], slices, head.dtype.itemsize)
 
 
 def _stored_tensors(architecture: Architecture, model_format: HFFormat) -> dict[str, _StoredTensor]:
@@ -231,10 +231,10 @@ def _chunk(
         columns: shape of a row.
         num_columns: of the stored tensor, if it is transposed.
     """
-    box = (rows, *whole_box(columns))
+    slices = (rows, *whole_slices(columns))
     if num_columns is None:
-        return Chunk(f"model.{name}", box, start * math.prod(columns))
-    return Chunk(f"model.{name}", box, start, (1, num_columns))
+        return Chunk(f"model.{name}", slices, start * math.prod(columns))
+    return Chunk(f"model.{name}", slices, start, (1, num_columns))
 
 
 def archives(files: Iterable[Path]) -> dict[Path, list[tuple[int, int]]]:

@@ -169,7 +169,7 @@ def _trees(
         if rank.architecture.tie_word_embeddings and is_last and stage > 0:
             # The last stage has a copy of the tied embedding as its output layer.
             embedding = rank.embedding()["word_embeddings.weight"]
-            tree["word_embeddings_for_head"] = {"weight": embedding._replace(is_copy=True)}
+            tree["word_embeddings_for_head"] = {"weight": embedding._replace(is_replica=True)}
         yield _model_key(number, layout), tree
 
 

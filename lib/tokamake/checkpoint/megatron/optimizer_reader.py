@@ -23,7 +23,7 @@ from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
 from tokamake.checkpoint.tensors.extents import Chunk, Extent
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import torch_archive
-from tokamake.checkpoint.torch_files.pickle_reader import Located
+from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor
 
 OPTIMIZER, MASTERS, SCALER = "optimizer", "fp32_from_fp16_params", "grad_scaler"
 """Keys of the optimizer's state: torch's optimizer, fp32 master weights, and the loss scaler."""
@@ -48,12 +48,12 @@ class Parameter(NamedTuple):
         return len(self.tensor.shape) > 1
 
 
-class _Entry(NamedTuple):
+class _ParameterStates(NamedTuple):
     """The states of a parameter in a file."""
 
     parameter: Parameter
     states: Mapping[str, Any]
-    master: Located | None
+    master: PickledTensor | None
     """Fp32 weights, if those of the model are rounded."""
     group: Mapping[str, Any]
     """Parameter group of torch's optimizer, with its settings."""
@@ -97,7 +97,7 @@ class OptimizerReader:
         self.states, self.unread = OptimizerStates(), (description,)
 
 
-def _entries(saved: Any, parameters: Sequence[Parameter]) -> list[_Entry] | None:
+def _entries(saved: Any, parameters: Sequence[Parameter]) -> list[_ParameterStates] | None:
     """Return the states of each parameter, or None if their order is unknown or ambiguous."""
     try:
         inner = _get(saved, OPTIMIZER, saved)
@@ -145,7 +145,7 @@ def _paired(
     groups: Iterable[Mapping[str, Any]],
     states: Mapping[Any, Mapping[str, Any]],
     masters: Iterator[Any],
-) -> Iterator[_Entry]:
+) -> Iterator[_ParameterStates]:
     """Pair parameters with their states, and check that shapes and kinds fit.
 
     Args:
@@ -172,7 +172,7 @@ def _paired(
             if expected_kinds and expected_kinds != {*values}:
                 raise ValueError("parameters with different kinds of states")
             expected_kinds = {*values}
-            yield _Entry(parameter, values, master, group)
+            yield _ParameterStates(parameter, values, master, group)
     if next_master is not None:
         raise ValueError("more fp32 weights than parameters")
 
@@ -185,18 +185,20 @@ def _check_values(values: Mapping[str, Any], parameter: Parameter) -> None:
             raise ValueError("a step count that is not a number")
 
 
-def _check_tensor(tensor: Located, parameter: Parameter) -> None:
+def _check_tensor(tensor: PickledTensor, parameter: Parameter) -> None:
     if tensor.shape != parameter.tensor.shape or tensor.dtype.short is None:
         raise ValueError("a state of another shape or dtype")
 
 
-def _notes(file: Path, saved: Mapping[str, Any], entries: Sequence[_Entry]) -> dict[str, Any]:
+def _notes(
+    file: Path, saved: Mapping[str, Any], entries: Sequence[_ParameterStates]
+) -> dict[str, Any]:
     """Return the notes with the optimizer's settings and the loss scale."""
     # Only this group has the weight decay.
     decaying = next((entry for entry in entries if entry.parameter.decays), entries[0])
     notes = settings_note([decaying.group])
     scaler = saved.get(SCALER)
-    if isinstance(scaler, Mapping) and isinstance(scale := scaler.get(SCALE), Located):
+    if isinstance(scaler, Mapping) and isinstance(scale := scaler.get(SCALE), PickledTensor):
         extent = torch_archive.extent(file, f"{SCALER}.{SCALE}", scale, (Chunk(SCALE, ()),))
         value = TensorSource([extent], {SCALE: ()}).number(SCALE)
         growth = scaler.get(GROWTH)
@@ -204,7 +206,7 @@ def _notes(file: Path, saved: Mapping[str, Any], entries: Sequence[_Entry]) -> d
     return notes
 
 
-def _add(states: OptimizerStates, file: Path, entry: _Entry) -> None:
+def _add(states: OptimizerStates, file: Path, entry: _ParameterStates) -> None:
     name, tensor, _ = entry.parameter
     if entry.master is not None:
         states.extents.append(_extent(file, f"fp32 {name}", entry.master, tensor, MASTER))
@@ -214,13 +216,15 @@ def _add(states: OptimizerStates, file: Path, entry: _Entry) -> None:
             states.extents.append(_extent(file, f"{kind} of {name}", value, tensor, prefix))
             continue
         keys = {prefix + parameter_name(chunk.key) for chunk in tensor.chunks}
-        if isinstance(value, Located):
+        if isinstance(value, PickledTensor):
             # Some optimizers keep the step count in a tensor of shape [1].
             value = replace(value, shape=(), stride=())
         states.add_step(file, f"{kind} of {name}", value, keys)
 
 
-def _extent(file: Path, name: str, state: Located, parameter: TensorSlice, prefix: str) -> Extent:
+def _extent(
+    file: Path, name: str, state: PickledTensor, parameter: TensorSlice, prefix: str
+) -> Extent:
     """Return the extent of a parameter's state.
 
     Args:
@@ -232,4 +236,4 @@ def _extent(file: Path, name: str, state: Located, parameter: TensorSlice, prefi
     """
     chunks = (*state_chunks(parameter.chunks, prefix),)
     extent = torch_archive.extent(file, name, state, chunks)
-    return replace(extent, is_copy=parameter.is_copy)
+    return replace(extent, is_replica=parameter.is_replica)

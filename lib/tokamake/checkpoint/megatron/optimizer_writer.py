@@ -84,7 +84,7 @@ def _states(weights: PlannedTensor) -> dict[str, PlannedTensor]:
     states = {STEP: PlannedTensor((), FLOAT32, (*steps,))}
     for kind in MOMENTS:
         chunks = (*state_chunks(weights.chunks, f"optimizer.{kind}."),)
-        states[kind] = PlannedTensor(weights.shape, FLOAT32, chunks, weights.is_copy)
+        states[kind] = PlannedTensor(weights.shape, FLOAT32, chunks, weights.is_replica)
     return states
 
 
@@ -95,7 +95,7 @@ def _master(weights: PlannedTensor, source: TensorSource) -> PlannedTensor:
         for chunk in weights.chunks
         for key in [f"{MASTER}{parameter_name(chunk.key)}"]
     )
-    return PlannedTensor(weights.shape, FLOAT32, (*chunks,), weights.is_copy)
+    return PlannedTensor(weights.shape, FLOAT32, (*chunks,), weights.is_replica)
 
 
 def _param_groups(checkpoint: Checkpoint, counts: Sequence[int]) -> Iterator[dict[str, Any]]:

@@ -17,7 +17,7 @@ from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.extents import Extent, PlannedTensor
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.checkpoint.torch_files.allowed_globals import StandIn
-from tokamake.checkpoint.torch_files.pickle_reader import Located
+from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
@@ -89,7 +89,7 @@ def planned_tree(tree: Any, checkpoint: Checkpoint, target: Target) -> Any:
     # A fused tensor may come from tensors of several dtypes.
     stored = (checkpoint.source.dtype(chunk.key) for chunk in tree.chunks)
     dtype = dtypes.OF_WEIGHTS[target.dtype] if target.dtype else dtypes.widest(stored)
-    return PlannedTensor(tree.shape, dtype, tree.chunks, tree.is_copy)
+    return PlannedTensor(tree.shape, dtype, tree.chunks, tree.is_replica)
 
 
 def without_elements(tree: Any) -> Any:
@@ -126,11 +126,11 @@ def locate(file: Path, module: Any, tree: Any) -> Iterator[Extent]:
                 f"{file}: tensor {name} is {extent.dtype}; save weights in one of "
                 f"{', '.join(dtypes.OF_WEIGHTS)}"
             )
-        yield replace(extent, is_copy=tensor.is_copy)
+        yield replace(extent, is_replica=tensor.is_replica)
 
 
 def _check_names(file: Path, tensors: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    missing = [name for name in expected if not isinstance(tensors.get(name), Located)]
+    missing = [name for name in expected if not isinstance(tensors.get(name), PickledTensor)]
     if stand_ins := [name for name in missing if isinstance(tensors.get(name), StandIn)]:
         # For example, Transformer Engine's Float8Tensor.
         raise UserError(
@@ -140,7 +140,9 @@ def _check_names(file: Path, tensors: Mapping[str, Any], expected: Mapping[str, 
     unknown = [
         name
         for name, value in tensors.items()
-        if isinstance(value, Located) and name not in expected and not _NO_WEIGHTS.fullmatch(name)
+        if isinstance(value, PickledTensor)
+        and name not in expected
+        and not _NO_WEIGHTS.fullmatch(name)
     ]
     for problem, names in (("is missing", missing), ("is not part of the model", unknown)):
         if names:
@@ -189,7 +191,7 @@ def vocabulary_rows(file: Path, module: Any) -> int:
         UserError: the file has no embedding.
     """
     for name, value in torch_archive.leaves(module):
-        if name.endswith("word_embeddings.weight") and isinstance(value, Located):
+        if name.endswith("word_embeddings.weight") and isinstance(value, PickledTensor):
             return value.shape[0]
     raise UserError(
         f"{file}: has no word_embeddings.weight; give a checkpoint of Megatron with its weights"

@@ -9,7 +9,7 @@ from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS
 from tokamake.checkpoint.tensors.extents import Chunk, Extent
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import torch_archive
-from tokamake.checkpoint.torch_files.pickle_reader import Located
+from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor
 
 MODEL, MASTER = "model.", "master."
 """Prefixes of keys: of weights, and of fp32 master weights besides rounded ones."""
@@ -50,7 +50,7 @@ class OptimizerStates:
 
     def add_step(self, file: Path, name: str, step: Any, keys: set[str]) -> None:
         """Add a step count, which several parameters may share; ignore other values."""
-        if isinstance(step, Located):
+        if isinstance(step, PickledTensor):
             # Each partition of a parameter repeats its step count. One of them is enough.
             if keys := keys - self.scalar_keys:
                 chunks = (*(Chunk(key, ()) for key in sorted(keys)),)

@@ -12,14 +12,14 @@ REMEDY = "fetch or write the checkpoint again"
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Return the contents of a file, with tensors as `Located`.
+    """Return the contents of a file, with tensors as `PickledTensor`.
 
     Raises:
         UserError: the file is missing, damaged, or could run code.
     """
     state = pickle_reader.read(file, REMEDY)
     if not isinstance(state, dict):
-        kind = "tensor" if isinstance(state, pickle_reader.Located) else type(state).__name__
+        kind = "tensor" if isinstance(state, pickle_reader.PickledTensor) else type(state).__name__
         raise UserError(f"{file}: holds a {kind}, not a checkpoint; {REMEDY}")
     return state
 

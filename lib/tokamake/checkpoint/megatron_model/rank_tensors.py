@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.tensors.checkpoint import Target
-from tokamake.checkpoint.tensors.extents import Box, Chunk, whole_box
+from tokamake.checkpoint.tensors.extents import Chunk, Slices, whole_slices
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis, part
@@ -25,7 +25,7 @@ class TensorSlice(NamedTuple):
 
     shape: tuple[int, ...]
     chunks: tuple[Chunk, ...]
-    is_copy: bool = False
+    is_replica: bool = False
     """Whether a lower rank has the same slice."""
     split: Literal["copied", "rows", "columns", "heads", "vocabulary"] = "copied"
     """How ranks share the tensor: see `MegatronModule`; the vocabulary is split by padded rows."""
@@ -104,7 +104,7 @@ class Rank:
         shapes = {kind: self._shapes.get(f"{ours}.{kind}") for kind in _KINDS}
         return {
             f"{name}.{kind}".removeprefix("."): TensorSlice(
-                shape, (Chunk(f"model.{ours}.{kind}", whole_box(shape)),), self.axis.rank > 0
+                shape, (Chunk(f"model.{ours}.{kind}", whole_slices(shape)),), self.axis.rank > 0
             )
             for kind, shape in shapes.items()
             if shape is not None
@@ -119,14 +119,14 @@ class Rank:
         slices = {}
         for kind, (_, *columns) in shapes.items():
             chunks = (*self._fused(ours, kind, (*columns,)),)
-            rows = sum(chunk.box[0].stop - chunk.box[0].start for chunk in chunks)
+            rows = sum(chunk.slices[0].stop - chunk.slices[0].start for chunk in chunks)
             slices[f"{name}.{kind}"] = TensorSlice((rows, *columns), chunks, split="heads")
         return slices
 
     def _fused(self, ours: tuple[str, ...], kind: str, columns: tuple[int, ...]) -> Iterator[Chunk]:
         start, row = 0, columns[0] if columns else 1
         for number, rows in self._order():
-            yield Chunk(f"model.{ours[number]}.{kind}", _box(rows, columns), start)
+            yield Chunk(f"model.{ours[number]}.{kind}", _slices(rows, columns), start)
             start += len(rows) * row
 
     def _order(self) -> Iterator[tuple[int, range]]:
@@ -164,14 +164,14 @@ class Rank:
         slices: dict[str, TensorSlice] = {}
         for kind, (num_rows, *columns) in shapes.items():
             rows = part(num_rows, self.axis)
-            chunk = Chunk(f"model.{ours[0]}.{kind}", _box(rows, (*columns,)))
+            chunk = Chunk(f"model.{ours[0]}.{kind}", _slices(rows, (*columns,)))
             slices[f"{module}.query.{kind}"] = TensorSlice(
                 (len(rows), *columns), (chunk,), split="heads"
             )
         for kind, (_, *columns) in shapes.items():
             start = head * (columns[0] if columns else 1)
             chunks = tuple(
-                Chunk(f"model.{name}.{kind}", _box(range(head), (*columns,)), number * start)
+                Chunk(f"model.{name}.{kind}", _slices(range(head), (*columns,)), number * start)
                 for number, name in enumerate(ours[1:])
             )
             slices[f"{module}.key_value.{kind}"] = TensorSlice(
@@ -190,7 +190,7 @@ class Rank:
             rows = part(num_rows, self.axis)
             width = columns[0] if columns else 1
             chunks = tuple(
-                Chunk(f"model.{each}", _box(rows, (*columns,)), number * len(rows) * width)
+                Chunk(f"model.{each}", _slices(rows, (*columns,)), number * len(rows) * width)
                 for number, each in enumerate(names)
             )
             slices[f"{name}.{kind}"] = TensorSlice(
@@ -202,8 +202,8 @@ class Rank:
         """A projection, some inputs of it on every rank, and its whole bias."""
         rows, width = self._shapes[f"{ours}.weight"]
         inputs = part(width, self.axis)
-        box = (slice(0, rows), slice(inputs.start, inputs.stop))
-        chunk = Chunk(f"model.{ours}.weight", box)
+        slices = (slice(0, rows), slice(inputs.start, inputs.stop))
+        chunk = Chunk(f"model.{ours}.weight", slices)
         weight = TensorSlice((rows, len(inputs)), (chunk,), split="columns")
         return self._copied(name, ours) | {f"{name}.weight": weight}
 
@@ -213,10 +213,10 @@ class Rank:
         rows = part(self.padded_vocab_size, self.axis)
         tokens = range(min(rows.start, num_tokens), min(rows.stop, num_tokens))
         padding = range(len(tokens), len(rows))
-        chunks = [Chunk(f"model.{ours}", _box(tokens, (width,)))] if tokens else []
+        chunks = [Chunk(f"model.{ours}", _slices(tokens, (width,)))] if tokens else []
         if padding:
-            box = _box(padding, (width,))
-            chunks.append(Chunk(f"model.{ours}", box, len(tokens) * width, is_mean=True))
+            slices = _slices(padding, (width,))
+            chunks.append(Chunk(f"model.{ours}", slices, len(tokens) * width, is_mean=True))
         return TensorSlice((len(rows), width), (*chunks,), split="vocabulary")
 
 
@@ -227,8 +227,8 @@ def _shapes(described: str) -> dict[str, tuple[int, ...]]:
     return {name: tuple(size) for name, size in model_tensors.shapes(architecture).items()}
 
 
-def _box(rows: range, columns: tuple[int, ...]) -> Box:
-    return (slice(rows.start, rows.stop), *whole_box(columns))
+def _slices(rows: range, columns: tuple[int, ...]) -> Slices:
+    return (slice(rows.start, rows.stop), *whole_slices(columns))
 
 
 def target_ranks(architecture: Architecture, target: Target) -> list[Rank]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tokamake.checkpoint.native.dcp_metadata import StorageLocation
 from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
-from tokamake.checkpoint.torch_files.pickle_reader import Located, View
+from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor, View
 from tokamake.errors import UserError
 
 
@@ -75,7 +75,7 @@ class ArchiveTensors:
             view, lambda start, size: isal_zlib.crc32(data[start : start + size])
         )
         located = pickle_reader.parse(view)
-        if not isinstance(located, Located) or located.end > len(data):
+        if not isinstance(located, PickledTensor) or located.end > len(data):
             raise ValueError("holds no tensor")
         storage = content[located.begin : located.end].view(located.dtype.torch)
         # as_strided counts from the beginning of the buffer.

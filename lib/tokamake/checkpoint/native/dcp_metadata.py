@@ -19,7 +19,7 @@ from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.dtypes import Dtype
 from tokamake.checkpoint.tensors.extents import overlap
 from tokamake.checkpoint.torch_files import pickle_bounds, pickle_writer
-from tokamake.checkpoint.torch_files.pickle_writer import Call, Global, Items, Made
+from tokamake.checkpoint.torch_files.pickle_writer import Call, Global, Instance, Items
 from tokamake.errors import UserError
 
 SUFFIX = ".distcp"
@@ -291,11 +291,11 @@ def _check_complete(key: str, shape: tuple[int, ...], chunks: Sequence[StoredChu
     Raises:
         ValueError: they do not.
     """
-    boxes = [
+    chunk_slices = [
         tuple(slice(at, at + n) for at, n in zip(chunk.offset, chunk.size, strict=True))
         for chunk in chunks
     ]
-    if pair := overlap(boxes):
+    if pair := overlap(chunk_slices):
         locations_of_pair = (chunks[number].location for number in pair)
         names = sorted({location.file for location in locations_of_pair if location})
         raise ValueError(f"{FILE} has parts of {key} that overlap, in {' and '.join(names)}")
@@ -327,22 +327,22 @@ def write(folder: Path, tensors: Mapping[str, WholeTensor]) -> None:
         temporary.write_bytes(pickle_writer.dumps(content, references=True))
 
 
-def _record(name: str, **values: Any) -> Made:
-    return Made(Global(_RECORDS[name], name), values)
+def _record(name: str, **values: Any) -> Instance:
+    return Instance(Global(_RECORDS[name], name), values)
 
 
 def _size(numbers: tuple[int, ...]) -> Call:
     return Call(Global("torch", "Size"), (numbers,))
 
 
-def _tensor_record(tensor: WholeTensor) -> Made:
+def _tensor_record(tensor: WholeTensor) -> Instance:
     layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
     contiguous = Call(Global(_OF_METADATA, "_MEM_FORMAT_ENCODING"), (0,))
     dtype = Global("torch", tensor.dtype.name)
     properties = Global(_OF_METADATA, "TensorProperties")
     return _record(
         "TensorStorageMetadata",
-        properties=Made(properties, (dtype, layout, False, contiguous, False)),
+        properties=Instance(properties, (dtype, layout, False, contiguous, False)),
         size=_size(tensor.size),
         chunks=[
             _record("ChunkStorageMetadata", offsets=_size(chunk.offset), sizes=_size(chunk.size))
@@ -351,7 +351,7 @@ def _tensor_record(tensor: WholeTensor) -> Made:
     )
 
 
-def _storage_info(chunk: StoredChunk) -> Made:
+def _storage_info(chunk: StoredChunk) -> Instance:
     assert chunk.location is not None, "each chunk to be written is in a file"
     file, offset, length = chunk.location
     return _record("_StorageInfo", relative_path=file, offset=offset, length=length)

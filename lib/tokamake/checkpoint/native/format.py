@@ -22,7 +22,7 @@ from tokamake.checkpoint.native.folder import find as find
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Progress, Target
 from tokamake.checkpoint.tensors.dtypes import Dtype
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, whole_box
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, whole_slices
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
 from tokamake.errors import UserError
@@ -141,7 +141,7 @@ def _parse_archive(file: Path, stream: IO[bytes], part: _StoredPart) -> _Archive
     except Exception as error:  # a damaged pickle can raise anything
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(f"{file}: damaged at {key} ({reason}); {_REMEDY}") from None
-    if not isinstance(tensor, pickle_reader.Located) or tensor.shape != chunk.size:
+    if not isinstance(tensor, pickle_reader.PickledTensor) or tensor.shape != chunk.size:
         raise UserError(f"{file}: damaged at {key}, not of the size {chunk.size}; {_REMEDY}")
     if tensor.end > length:
         raise UserError(f"{file}: damaged at {key}, which is truncated; {_REMEDY}")
@@ -153,8 +153,8 @@ def _parse_archive(file: Path, stream: IO[bytes], part: _StoredPart) -> _Archive
 
 def _extent(file: Path, part: _StoredPart, layout: _ArchiveLayout) -> Extent:
     pairs = zip(part.chunk.offset, part.chunk.size, strict=True)
-    box = tuple(slice(first, first + size) for first, size in pairs)
-    chunk = Chunk(part.key, box, layout.start, layout.stride)
+    slices = tuple(slice(first, first + size) for first, size in pairs)
+    chunk = Chunk(part.key, slices, layout.start, layout.stride)
     begin = part.location.offset + len(layout.head)
     return Extent(file, part.key, begin, (layout.num_elements,), layout.dtype, (chunk,))
 
@@ -275,7 +275,7 @@ def _write_frame(folder: Path, archive: _PlannedArchive) -> Extent:
         data_start = stream.tell()
         stream.seek(archive.frame.data_bytes, os.SEEK_CUR)
         stream.write(archive.frame.tail)
-    chunk = Chunk(archive.source_key, whole_box(archive.shape))
+    chunk = Chunk(archive.source_key, whole_slices(archive.shape))
     return Extent(file, archive.key, data_start, archive.shape, archive.dtype, (chunk,))
 
 

@@ -34,7 +34,7 @@ from tokamake.checkpoint.native.folder import (
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
-from tokamake.parallel.sharding import Held
+from tokamake.parallel.sharding import ParameterChunk
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 
 Tensors = dict[str, Any]
@@ -58,27 +58,27 @@ class StateLayout:
                 device.type, ranks, mesh_dim_names=names, _init_backend=False, _rank=dist.get_rank()
             )
 
-    def whole(self, held: Held, local: Tensor) -> Tensor:
+    def whole(self, chunk: ParameterChunk, local: Tensor) -> Tensor:
         """Wrap this rank's part of a parameter, or of its state, as a part of the whole tensor."""
         if self._mesh is None:
             return local
-        dim = held.placement.dim
+        dim = chunk.placement.dim
         tensor_placement: Placement = Replicate() if dim is None else Shard(dim)
-        is_sharded = isinstance(held.parameter, DTensor)
+        is_sharded = isinstance(chunk.parameter, DTensor)
         shard_placement: Placement = Shard(0) if is_sharded else Replicate()
-        stride = torch.empty(held.shape, device="meta").stride()
+        stride = torch.empty(chunk.shape, device="meta").stride()
         return DTensor.from_local(
             local.detach(),
             self._mesh,
             [tensor_placement, shard_placement],
             run_check=False,
-            shape=held.shape,
+            shape=chunk.shape,
             stride=stride,
         )
 
 
 def tensors_of(
-    held: list[Held],
+    chunks: list[ParameterChunk],
     states: Mapping[Tensor, dict[str, Any]],
     layout: StateLayout,
     kinds: Mapping[str, str],
@@ -86,13 +86,14 @@ def tensors_of(
     """Return the weights and optimizer states that this rank holds a part of, by key.
 
     Args:
-        held: parameters.
-        states: of the optimizer, by `Held.local`: tensors of its shape, or equal on all ranks.
+        chunks: parameters.
+        states: of the optimizer, by `ParameterChunk.local`: tensors of its shape, or equal on
+            all ranks.
         layout: makes them parts of whole tensors.
         kinds: STATE of the optimizer's plug-in.
     """
     tensors: Tensors = {}
-    for parameter in held:
+    for parameter in chunks:
         tensors[f"model.{parameter.saved_name}"] = layout.whole(parameter, parameter.local)
         for kind, value in states.get(parameter.local, {}).items():
             is_partial = kinds[kind] == "like_parameter"
@@ -140,7 +141,7 @@ def save(
 
 def make_state(
     folder: Path,
-    held: list[Held],
+    chunks: list[ParameterChunk],
     optimizer: torch.optim.Optimizer,
     kinds: Mapping[str, str],
 ) -> None:
@@ -148,12 +149,12 @@ def make_state(
 
     Args:
         folder: the checkpoint.
-        held: parameters.
-        optimizer: its parameters are `Held.local`.
+        chunks: parameters.
+        optimizer: its parameters are `ParameterChunk.local`.
         kinds: STATE of the optimizer's plug-in.
     """
     saved = saved_in(folder)
-    for parameter in held:
+    for parameter in chunks:
         local = parameter.local
         for kind, shape_kind in kinds.items():
             tensor = saved.get(f"optimizer.{kind}.{parameter.saved_name}")

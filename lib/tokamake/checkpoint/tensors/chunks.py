@@ -1,7 +1,7 @@
 """Read chunks of whole tensors from files, and write them to files.
 
 Tensors are processed slab by slab, so that memory does not grow with a tensor. Only a tensor whose
-rows are columns in a file is mapped whole, or the part of it that is needed.
+rows are columns in a file is mapped whole, or as much of it as is needed.
 """
 
 import math
@@ -18,14 +18,11 @@ import numpy as np
 from tokamake.checkpoint.tensors import cast
 from tokamake.checkpoint.tensors.cast import Array
 from tokamake.checkpoint.tensors.dtypes import Dtype
-from tokamake.checkpoint.tensors.extents import Box, Chunk, Extent
+from tokamake.checkpoint.tensors.extents import Chunk, FileChunk, Slices
 from tokamake.checkpoint.tensors.source import TensorSource
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Part = tuple[Extent, Chunk]
-"""A chunk, with the extent that holds it."""
 
 SLAB = 2**22
 """Bytes that are assembled at once."""
@@ -38,7 +35,7 @@ _TILE = 64
 class OpenFiles:
     """A cache of file descriptors, least recently used first out.
 
-    The parts of one tensor can lie in thousands of files, more than a process may open.
+    The chunks of one tensor can lie in thousands of files, more than a process may open.
 
     Args:
         stack: closes the files.
@@ -62,11 +59,11 @@ class OpenFiles:
         while self._open:
             os.close(self._open.popitem()[1])
 
-    def view(self, part: Part, box: Box) -> Array:
-        """Map the elements of a box as raw bytes, with the strides that they have in the file."""
-        extent, chunk = part
-        width, start = extent.dtype.itemsize, first_byte(part, box)
-        shape, steps = size(box), [step * width for step in chunk.steps]
+    def view(self, file_chunk: FileChunk, slices: Slices) -> Array:
+        """Map the elements of slices as raw bytes, with the strides that they have in the file."""
+        extent, chunk = file_chunk
+        width, start = extent.dtype.itemsize, first_byte(file_chunk, slices)
+        shape, steps = size(slices), [step * width for step in chunk.steps]
         span = width + sum((n - 1) * step for n, step in zip(shape, steps, strict=True))
         before = start % mmap.ALLOCATIONGRANULARITY  # a mapping begins at a page
         mapped = mmap.mmap(
@@ -78,23 +75,23 @@ class OpenFiles:
         )
         return np.ndarray(shape, f"V{width}", mapped, before, steps)
 
-    def write(self, part: Part, box: Box, content: Array) -> None:
-        """Write the elements of a box, given contiguous in the order of the file.
+    def write(self, file_chunk: FileChunk, slices: Slices, content: Array) -> None:
+        """Write the elements of slices, given contiguous in the order of the file.
 
         pwrite raises an error when the disk is full; a mapping would end the process by a signal.
         """
-        extent, chunk = part
-        shape, width = size(box), extent.dtype.itemsize
+        extent, chunk = file_chunk
+        shape, width = size(slices), extent.dtype.itemsize
         steps = [step * width for step in chunk.steps]
-        outer, run_bytes = [*order_of(chunk)], width
-        while outer and (shape[outer[-1]] == 1 or steps[outer[-1]] == run_bytes):
-            run_bytes *= shape[outer.pop()]
-        target, start = self.descriptor(extent.file, os.O_RDWR), first_byte(part, box)
+        outer, range_bytes = [*order_of(chunk)], width
+        while outer and (shape[outer[-1]] == 1 or steps[outer[-1]] == range_bytes):
+            range_bytes *= shape[outer.pop()]
+        target, start = self.descriptor(extent.file, os.O_RDWR), first_byte(file_chunk, slices)
         unwritten = content.reshape(-1).view("u1").data
         for index in product(*(range(shape[dim]) for dim in outer)):
             offset = start + sum(n * steps[dim] for n, dim in zip(index, outer, strict=True))
-            write(target, offset, unwritten[:run_bytes])
-            unwritten = unwritten[run_bytes:]
+            write(target, offset, unwritten[:range_bytes])
+            unwritten = unwritten[range_bytes:]
 
 
 def write(descriptor: int, offset: int, content: memoryview) -> None:
@@ -105,20 +102,26 @@ def write(descriptor: int, offset: int, content: memoryview) -> None:
 
 
 class ChunkReader:
-    """Reads boxes of a whole tensor.
+    """Reads slices of a whole tensor.
 
     Args:
         files: opens the tensor's files.
-        parts: of the tensor.
-        dtype: of what is read; parts of other dtypes are cast.
-        map_once: whether a part is mapped once for all boxes. It pays where each box is scattered
-            over a part, as in a transposed one.
+        file_chunks: of the tensor.
+        dtype: of what is read; chunks of other dtypes are cast.
+        map_once: whether a chunk is mapped once for all reads. It pays where the slices of a read
+            are scattered over a chunk, as in a transposed one.
     """
 
     def __init__(
-        self, files: OpenFiles, parts: Iterable[Part], dtype: Dtype, *, map_once: bool = False
+        self,
+        files: OpenFiles,
+        file_chunks: Iterable[FileChunk],
+        dtype: Dtype,
+        *,
+        map_once: bool = False,
     ) -> None:
-        self._files, self._parts, self._dtype, self._map_once = files, [*parts], dtype, map_once
+        self._files, self._file_chunks = files, [*file_chunks]
+        self._dtype, self._map_once = dtype, map_once
         self._mapped: dict[int, Array] = {}
         self._in_memory: Array | None = None
 
@@ -128,7 +131,7 @@ class ChunkReader:
     ) -> "ChunkReader":
         """Return a reader of a tensor of a checkpoint, in files or in memory."""
         dtype = source.dtype(key)
-        reader = ChunkReader(files, source.parts(key), dtype, map_once=map_once)
+        reader = ChunkReader(files, source.file_chunks(key), dtype, map_once=map_once)
         if (value := source.in_memory.get(key)) is not None:
             reader._in_memory = (
                 np.asarray(value, "<f4").view("V4")
@@ -137,42 +140,42 @@ class ChunkReader:
             )
         return reader
 
-    def read(self, box: Box, order: Sequence[int]) -> Array:
-        """Read the elements of a box as raw bytes, contiguous.
+    def read(self, slices: Slices, order: Sequence[int]) -> Array:
+        """Read the elements of slices as raw bytes, contiguous.
 
         Args:
-            box: which elements.
+            slices: which elements.
             order: dimensions of the result, the slowest first.
 
         Returns:
-            Array of shape `[size(box)[dim] for dim in order]`.
+            Array of shape `[size(slices)[dim] for dim in order]`.
         """
-        shape = size(box)
+        shape = size(slices)
         if self._in_memory is not None:
-            return np.ascontiguousarray(self._in_memory[box].transpose(order)).reshape(
+            return np.ascontiguousarray(self._in_memory[slices].transpose(order)).reshape(
                 [shape[dim] for dim in order]
             )
         result = np.empty([shape[dim] for dim in order], f"V{self._dtype.itemsize}")
         # The same memory, with the dimensions in the tensor's own order.
         whole = result.transpose(np.argsort(order)) if order else result
-        for number, (extent, chunk) in enumerate(self._parts):
-            if (common := common_box(chunk.box, box)) is not None:
+        for number, (extent, chunk) in enumerate(self._file_chunks):
+            if (common := common_slices(chunk.slices, slices)) is not None:
                 elements = self._view(number, common)
                 if extent.dtype != self._dtype:
                     raw = np.ascontiguousarray(elements).reshape(size(common))
                     elements = cast.converted(raw, extent.dtype, self._dtype)
-                within = _within(common, box)
+                within = _within(common, slices)
                 # numpy copies a 0-dimensional array when it is indexed.
                 _copy(whole[within] if within else whole, elements)
         return result
 
-    def _view(self, number: int, box: Box) -> Array:
-        part = _, chunk = self._parts[number]
+    def _view(self, number: int, slices: Slices) -> Array:
+        file_chunk = _, chunk = self._file_chunks[number]
         if not self._map_once:
-            return self._files.view(part, box)
+            return self._files.view(file_chunk, slices)
         if number not in self._mapped:
-            self._mapped[number] = self._files.view(part, chunk.box)
-        return self._mapped[number][_within(box, chunk.box)]
+            self._mapped[number] = self._files.view(file_chunk, chunk.slices)
+        return self._mapped[number][_within(slices, chunk.slices)]
 
 
 def num_not_finite(source: TensorSource, key: str) -> int:
@@ -180,13 +183,14 @@ def num_not_finite(source: TensorSource, key: str) -> int:
     count = 0
     with ExitStack() as stack:
         files = OpenFiles(stack)
-        for part in source.parts(key):
-            extent, chunk = part
-            reader, order, row_size = ChunkReader(files, [part], extent.dtype), order_of(chunk), 0
+        for file_chunk in source.file_chunks(key):
+            extent, chunk = file_chunk
+            reader = ChunkReader(files, [file_chunk], extent.dtype)
+            order, row_size = order_of(chunk), 0
             if order:
                 columns = math.prod(chunk.size[dim] for dim in order[1:])
                 row_size = max(chunk.steps[order[0]], columns)
-            for slab in slabs(chunk.box, order, row_size * extent.dtype.itemsize):
+            for slab in slabs(chunk.slices, order, row_size * extent.dtype.itemsize):
                 count += cast.num_not_finite(reader.read(slab, order), extent.dtype)
     return count
 
@@ -206,22 +210,22 @@ def _copy(target: Array, source: Array) -> None:
         target[first : first + _TILE] = source[first : first + _TILE]
 
 
-def slabs(box: Box, order: Sequence[int], row_bytes: int) -> Iterator[Box]:
-    """Split a box into slabs of about `SLAB` bytes, of at least one row.
+def slabs(slices: Slices, order: Sequence[int], row_bytes: int) -> Iterator[Slices]:
+    """Split slices into slabs of about `SLAB` bytes, of at least one row.
 
     Args:
-        box: to split.
+        slices: to split.
         order: its dimensions; the first one is split.
         row_bytes: bytes for one index of that dimension.
     """
     if not order:
-        yield box
+        yield slices
         return
     dim = order[0]
-    rows, num_rows = box[dim], max(1, SLAB // max(row_bytes, 1))
+    rows, num_rows = slices[dim], max(1, SLAB // max(row_bytes, 1))
     for first in range(rows.start, rows.stop, num_rows):
         last = min(first + num_rows, rows.stop)
-        yield (*box[:dim], slice(first, last), *box[dim + 1 :])
+        yield (*slices[:dim], slice(first, last), *slices[dim + 1 :])
 
 
 def order_of(chunk: Chunk) -> tuple[int, ...]:
@@ -236,26 +240,26 @@ def is_transposed(chunk: Chunk) -> bool:
     return order != (*range(len(order)),)
 
 
-def first_byte(part: Part, box: Box) -> int:
-    """Offset in the file of a box that lies in a part."""
-    extent, chunk = part
-    pairs = zip(box, chunk.box, chunk.steps, strict=True)
+def first_byte(file_chunk: FileChunk, slices: Slices) -> int:
+    """Offset in the file of slices that lie in a chunk."""
+    extent, chunk = file_chunk
+    pairs = zip(slices, chunk.slices, chunk.steps, strict=True)
     element = chunk.start + sum((at.start - origin.start) * step for at, origin, step in pairs)
     return extent.offset + element * extent.dtype.itemsize
 
 
-def size(box: Iterable[slice]) -> tuple[int, ...]:
-    return tuple(at.stop - at.start for at in box)
+def size(slices: Iterable[slice]) -> tuple[int, ...]:
+    return tuple(at.stop - at.start for at in slices)
 
 
-def common_box(first: Box, second: Box) -> Box | None:
-    """Return the intersection of two boxes; None if it is empty."""
+def common_slices(first: Slices, second: Slices) -> Slices | None:
+    """Return the intersection of two slices of a tensor; None if it is empty."""
     pairs = zip(first, second, strict=True)
     common = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in pairs)
     return None if any(at.start >= at.stop for at in common) else common
 
 
-def _within(box: Box, outer: Box) -> Box:
-    """Return a box relative to the origin of an outer one."""
-    pairs = zip(box, outer, strict=True)
+def _within(slices: Slices, outer: Slices) -> Slices:
+    """Return slices relative to the origin of outer ones."""
+    pairs = zip(slices, outer, strict=True)
     return tuple(slice(at.start - origin.start, at.stop - origin.start) for at, origin in pairs)

@@ -1,7 +1,7 @@
 """Copy tensors from the files of a checkpoint into files that are laid out already.
 
-Long runs of bytes are copied directly. Tensors that are scattered, transposed or cast are assembled
-slab by slab. Either way, memory does not grow with a tensor.
+Long ranges of bytes are copied directly. Tensors that are scattered, transposed or cast are
+assembled slab by slab. Either way, memory does not grow with a tensor.
 """
 
 import math
@@ -19,14 +19,14 @@ import numpy as np
 
 from tokamake.checkpoint.tensors import cast, chunks
 from tokamake.checkpoint.tensors.cast import Array
-from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles, Part
+from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles
 from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
-from tokamake.checkpoint.tensors.extents import Box, Extent, whole_box
+from tokamake.checkpoint.tensors.extents import Extent, FileChunk, Slices, whole_slices
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.errors import UserError
 
-_MIN_RUN_BYTES = 2**14
-"""Minimum contiguous run that is copied directly."""
+_MIN_RANGE_BYTES = 2**14
+"""Minimum contiguous range that is copied directly."""
 _COPY_BYTES = 2**20
 """Bytes that are copied at once."""
 
@@ -55,7 +55,7 @@ def fill(
         UserError: a tensor has numbers beyond the range of the target's dtype, or a file of the
             source was truncated while being read.
     """
-    targets: dict[str, list[Part]] = defaultdict(list)
+    targets: dict[str, list[FileChunk]] = defaultdict(list)
     for extent in extents:
         for chunk in extent.chunks:
             targets[chunk.key].append((extent, chunk))
@@ -94,11 +94,11 @@ class _ElementBudget:
 
 
 def _copy_tensor(
-    key: str, source: TensorSource, targets: Iterable[Part], budget: _ElementBudget
+    key: str, source: TensorSource, targets: Iterable[FileChunk], budget: _ElementBudget
 ) -> bool:
     """Copy a tensor to all its targets. Return whether all numbers are finite."""
-    parts, dtype = source.parts(key), source.dtype(key)
-    has_one_dtype = bool(parts) and all(extent.dtype == dtype for extent, _ in parts)
+    file_chunks, dtype = source.file_chunks(key), source.dtype(key)
+    has_one_dtype = bool(file_chunks) and all(extent.dtype == dtype for extent, _ in file_chunks)
     mean: Array | None = None
     with ExitStack() as stack:
         copier = _TensorCopier(key, source, OpenFiles(stack), budget)
@@ -108,15 +108,15 @@ def _copy_tensor(
             if chunk.is_mean:
                 mean = copier.mean() if mean is None else mean
                 copier.fill_with_row(mean, target)
-            elif is_plain and (runs := _long_runs(parts, target)):
-                for run in runs:
-                    copier.copy_run(run)
+            elif is_plain and (ranges := _long_ranges(file_chunks, target)):
+                for byte_range in ranges:
+                    copier.copy_range(byte_range)
             else:
                 copier.assemble(target)
         return copier.is_finite
 
 
-class _Run(NamedTuple):
+class _ByteRange(NamedTuple):
     """Bytes that are contiguous in both the source and the target."""
 
     source: Path
@@ -145,48 +145,50 @@ class _TensorCopier:
         self.is_finite = True
         self._key, self._files, self._budget = key, files, budget
         self._shape, self._dtype = source.shapes[key], source.dtype(key)
-        self._parts, self._source = source.parts(key), source
+        self._file_chunks, self._source = source.file_chunks(key), source
 
-    def copy_run(self, run: _Run) -> None:
-        """Copy a contiguous run of bytes as it is, a block at a time."""
-        source = self._files.descriptor(run.source, os.O_RDONLY)
-        target = self._files.descriptor(run.target, os.O_RDWR)
+    def copy_range(self, byte_range: _ByteRange) -> None:
+        """Copy a contiguous range of bytes as it is, a block at a time."""
+        source = self._files.descriptor(byte_range.source, os.O_RDONLY)
+        target = self._files.descriptor(byte_range.target, os.O_RDWR)
         # copy_file_range takes twice the time: source and target rarely have the same alignment.
-        buffer, num_done = np.empty(min(_COPY_BYTES, run.num_bytes), "u1"), 0
-        while num_done < run.num_bytes:
-            content = buffer[: run.num_bytes - num_done]
-            num_read = os.preadv(source, [content.data], run.source_start + num_done)
+        buffer, num_done = np.empty(min(_COPY_BYTES, byte_range.num_bytes), "u1"), 0
+        while num_done < byte_range.num_bytes:
+            content = buffer[: byte_range.num_bytes - num_done]
+            num_read = os.preadv(source, [content.data], byte_range.source_start + num_done)
             num_read -= num_read % self._dtype.itemsize
             if not num_read:
                 raise UserError(
-                    f"{run.source}: was truncated while being read; fetch or write it again"
+                    f"{byte_range.source}: was truncated while being read; fetch or write it again"
                 )
             self._check_finite(content[:num_read], self._dtype)
-            chunks.write(target, run.target_start + num_done, content[:num_read].data)
+            chunks.write(target, byte_range.target_start + num_done, content[:num_read].data)
             num_done += num_read
 
-    def assemble(self, target: Part) -> None:
+    def assemble(self, target: FileChunk) -> None:
         """Fill a chunk, some rows at a time."""
         _, chunk = target
         order, width = chunks.order_of(chunk), self._dtype.itemsize
-        is_transposed = any(chunks.is_transposed(each) for _, each in (target, *self._parts))
+        is_transposed = any(chunks.is_transposed(each) for _, each in (target, *self._file_chunks))
         row_bytes = math.prod(chunk.size) // max(1, chunk.size[order[0]]) * width if order else 0
         if not is_transposed:
-            # The mapping of a part also covers the bytes between its elements.
+            # The mapping of a chunk also covers the bytes between its elements.
             spans = [
-                part.steps[0] * extent.dtype.itemsize for extent, part in self._parts if part.size
+                each.steps[0] * extent.dtype.itemsize
+                for extent, each in self._file_chunks
+                if each.size
             ]
             row_bytes = max([row_bytes, *spans])
         with self._budget.take(math.prod(chunk.size) if is_transposed else 0):
             tensor = self._reader(is_transposed=is_transposed)
-            for slab in chunks.slabs(chunk.box, order, row_bytes):
+            for slab in chunks.slabs(chunk.slices, order, row_bytes):
                 self._write(tensor.read(slab, order), target, slab, self._dtype)
 
-    def fill_with_row(self, row: Array, target: Part) -> None:
+    def fill_with_row(self, row: Array, target: FileChunk) -> None:
         """Fill all rows of a chunk with its columns of one fp32 row."""
         _, chunk = target
-        columns = row[chunk.box[1:]]
-        for slab in chunks.slabs(chunk.box, chunks.order_of(chunk), columns.nbytes):
+        columns = row[chunk.slices[1:]]
+        for slab in chunks.slabs(chunk.slices, chunks.order_of(chunk), columns.nbytes):
             rows = columns.reshape(1, *columns.shape).repeat(chunks.size(slab)[0], axis=0)
             self._write(rows.view(f"V{FLOAT32.itemsize}"), target, slab, FLOAT32)
 
@@ -196,26 +198,26 @@ class _TensorCopier:
         Rows are added in order in fp64; the sum is divided by their number and rounded once. So the
         result is the same on every machine, for any layout of the files.
         """
-        is_transposed = any(chunks.is_transposed(part) for _, part in self._parts)
+        is_transposed = any(chunks.is_transposed(chunk) for _, chunk in self._file_chunks)
         total = np.zeros(self._shape[1:], np.float64)
-        box = whole_box(self._shape)
+        slices = whole_slices(self._shape)
         row_bytes = math.prod(self._shape[1:]) * self._dtype.itemsize
-        order = (*range(len(box)),)
+        order = (*range(len(slices)),)
         with (
             np.errstate(all="ignore"),
             self._budget.take(math.prod(self._shape) if is_transposed else 0),
         ):
             tensor = self._reader(is_transposed=is_transposed)
-            for slab in chunks.slabs(box, order, row_bytes):
+            for slab in chunks.slabs(slices, order, row_bytes):
                 for row in cast.values(tensor.read(slab, order), self._dtype):
                     total += row
             return (total / self._shape[0]).astype(np.float32)
 
     def _reader(self, *, is_transposed: bool) -> ChunkReader:
-        # Each slab of a transposed tensor touches all of a part: map the part once.
+        # Each slab of a transposed tensor touches all of a chunk: map the chunk once.
         return ChunkReader.for_tensor(self._source, self._key, self._files, map_once=is_transposed)
 
-    def _write(self, elements: Array, target: Part, box: Box, dtype: Dtype) -> None:
+    def _write(self, elements: Array, target: FileChunk, slices: Slices, dtype: Dtype) -> None:
         """Write elements of a dtype, cast to the target's.
 
         Raises:
@@ -225,7 +227,7 @@ class _TensorCopier:
         content = cast.converted(elements, dtype, extent.dtype)
         if not self._check_finite(content, extent.dtype) and extent.dtype != dtype:
             _check_range(self._key, elements, dtype, content, extent.dtype)
-        self._files.write(target, box, content)
+        self._files.write(target, slices, content)
 
     def _check_finite(self, content: Array, dtype: Dtype) -> bool:
         is_finite = cast.all_finite(content, dtype)
@@ -245,28 +247,29 @@ def _check_range(key: str, elements: Array, source: Dtype, content: Array, targe
         raise UserError(f"{key}: has numbers beyond those of {target.short}; use --dtype {wider}")
 
 
-def _long_runs(parts: Iterable[Part], target: Part) -> list[_Run]:
-    """Return the runs of bytes that make up a target, or nothing if they are too short."""
-    runs: list[_Run] = []
-    for part in parts:
-        box = chunks.common_box(part[1].box, target[1].box)
-        if box is None:
+def _long_ranges(file_chunks: Iterable[FileChunk], target: FileChunk) -> list[_ByteRange]:
+    """Return the ranges of bytes that make up a target, or nothing if they are too short."""
+    ranges: list[_ByteRange] = []
+    for file_chunk in file_chunks:
+        slices = chunks.common_slices(file_chunk[1].slices, target[1].slices)
+        if slices is None:
             continue
-        width, outer = target[0].dtype.itemsize, [*range(len(box))]
-        steps = [[step * width for step in chunk.steps] for _, chunk in (part, target)]
-        run_bytes, shape = width, chunks.size(box)
+        width, outer = target[0].dtype.itemsize, [*range(len(slices))]
+        steps = [[step * width for step in chunk.steps] for _, chunk in (file_chunk, target)]
+        range_bytes, shape = width, chunks.size(slices)
         # Merge dimensions from the innermost outwards while both sides are contiguous.
         while outer and (
-            shape[outer[-1]] == 1 or steps[0][outer[-1]] == steps[1][outer[-1]] == run_bytes
+            shape[outer[-1]] == 1 or steps[0][outer[-1]] == steps[1][outer[-1]] == range_bytes
         ):
-            run_bytes *= shape[outer.pop()]
-        if outer and run_bytes < _MIN_RUN_BYTES:
+            range_bytes *= shape[outer.pop()]
+        if outer and range_bytes < _MIN_RANGE_BYTES:
             return []
-        starts = [chunks.first_byte(each, box) for each in (part, target)]
+        starts = [chunks.first_byte(each, slices) for each in (file_chunk, target)]
         for index in product(*(range(shape[dim]) for dim in outer)):
             source_start, target_start = (
                 start + sum(n * side[dim] for n, dim in zip(index, outer, strict=True))
                 for start, side in zip(starts, steps, strict=True)
             )
-            runs.append(_Run(part[0].file, source_start, target[0].file, target_start, run_bytes))
-    return runs
+            files = file_chunk[0].file, target[0].file
+            ranges.append(_ByteRange(files[0], source_start, files[1], target_start, range_bytes))
+    return ranges

@@ -1,4 +1,4 @@
-"""Extents: runs of bytes in files that hold chunks of whole tensors.
+"""Extents: ranges of bytes in files that hold chunks of whole tensors.
 
 A format states where tensors lie (`Extent`) and where they will be written (`PlannedTensor`).
 `source` assembles whole tensors on request; `copy` copies them into other files.
@@ -17,7 +17,7 @@ from tokamake.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-Box = tuple[slice, ...]
+Slices = tuple[slice, ...]
 """A range of indices for each dimension of a tensor."""
 
 
@@ -26,7 +26,7 @@ class Chunk(NamedTuple):
 
     key: str
     """Key of the whole tensor."""
-    box: Box
+    slices: Slices
     """Where the chunk lies in the whole tensor."""
     start: int = 0
     """Element of the stored tensor where the chunk begins."""
@@ -37,7 +37,7 @@ class Chunk(NamedTuple):
 
     @property
     def size(self) -> tuple[int, ...]:
-        return tuple(at.stop - at.start for at in self.box)
+        return tuple(at.stop - at.start for at in self.slices)
 
     @property
     def stop(self) -> int:
@@ -58,23 +58,23 @@ class Chunk(NamedTuple):
         return flat.as_strided(self.size, self.steps, self.start)
 
 
-def whole_box(shape: Iterable[int]) -> Box:
-    """Return the box of a whole tensor."""
+def whole_slices(shape: Iterable[int]) -> Slices:
+    """Return the slices of a whole tensor."""
     return tuple(slice(0, size) for size in shape)
 
 
-def overlap(boxes: Sequence[Box]) -> tuple[int, int] | None:
-    """Return the indices of two boxes of a tensor that have elements in common, or None."""
-    if len(boxes) < 2:
+def overlap(chunks: Sequence[Slices]) -> tuple[int, int] | None:
+    """Return the indices of two chunks of a tensor that have elements in common, or None."""
+    if len(chunks) < 2:
         return None
-    filled = [n for n, box in enumerate(boxes) if all(at.start < at.stop for at in box)]
+    filled = [n for n, slices in enumerate(chunks) if all(at.start < at.stop for at in slices)]
     near: list[int] = []
-    # Sorted by first row, a box is compared only with boxes that share rows with it.
-    for number in sorted(filled, key=lambda n: [at.start for at in boxes[n][:1]]):
-        box = boxes[number]
-        near = [n for n in near if not box or boxes[n][0].stop > box[0].start]
+    # Sorted by first row, a chunk is compared only with chunks that share rows with it.
+    for number in sorted(filled, key=lambda n: [at.start for at in chunks[n][:1]]):
+        slices = chunks[number]
+        near = [n for n in near if not slices or chunks[n][0].stop > slices[0].start]
         for other in near:
-            pairs = zip(box, boxes[other], strict=True)
+            pairs = zip(slices, chunks[other], strict=True)
             if all(a.start < b.stop and b.start < a.stop for a, b in pairs):
                 return other, number
         near.append(number)
@@ -99,7 +99,7 @@ class Extent:
     dtype: Dtype
     chunks: tuple[Chunk, ...] = field(default=(), hash=False)  # slices have none in Python 3.11
     """Chunks that it holds. Elements in no chunk are unused, such as padding."""
-    is_copy: bool = False
+    is_replica: bool = False
     """Whether it is a replica: another extent holds the same, as for a norm on several ranks."""
     stride: tuple[int, ...] | None = None
     """Stride in elements by dimension; None: contiguous."""
@@ -193,6 +193,10 @@ class Extent:
         return chunk._replace(start=start, stride=(*steps,))
 
 
+FileChunk = tuple[Extent, Chunk]
+"""A chunk, with the extent that holds it."""
+
+
 @dataclass(frozen=True)
 class PlannedTensor:
     """A contiguous tensor to be written to a file; see `Extent` for the attributes."""
@@ -200,7 +204,7 @@ class PlannedTensor:
     shape: tuple[int, ...]
     dtype: Dtype
     chunks: tuple[Chunk, ...]
-    is_copy: bool = False
+    is_replica: bool = False
 
     @property
     def numel(self) -> int:
@@ -216,4 +220,4 @@ class PlannedTensor:
 
     def extent(self, file: Path, name: str, offset: int) -> Extent:
         """Return where it lies in a file."""
-        return Extent(file, name, offset, self.shape, self.dtype, self.chunks, self.is_copy)
+        return Extent(file, name, offset, self.shape, self.dtype, self.chunks, self.is_replica)

@@ -4,20 +4,20 @@ import math
 from contextlib import ExitStack
 
 from tokamake.checkpoint.tensors import chunks
-from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles, Part
-from tokamake.checkpoint.tensors.extents import Box
+from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles
+from tokamake.checkpoint.tensors.extents import FileChunk, Slices
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.errors import UserError
 
 
-def check_copies(source: TensorSource) -> None:
+def check_replicas(source: TensorSource) -> None:
     """Compare all replicas bit by bit; nothing else is read.
 
     Raises:
         UserError: replicas differ; the message names the tensor and its file.
     """
     for extent in source.extents:
-        if not extent.is_copy:
+        if not extent.is_replica:
             continue
         for chunk in extent.chunks:
             if not chunk.is_mean and not _is_same(source, (extent, chunk)):
@@ -27,23 +27,25 @@ def check_copies(source: TensorSource) -> None:
                 )
 
 
-def _is_same(source: TensorSource, copy: Part) -> bool:
-    extent, chunk = copy
+def _is_same(source: TensorSource, replica: FileChunk) -> bool:
+    extent, chunk = replica
     if extent.dtype != source.dtype(chunk.key):
         return False
-    map_once = any(chunks.is_transposed(part) for _, part in (copy, *source.parts(chunk.key)))
+    map_once = any(
+        chunks.is_transposed(each) for _, each in (replica, *source.file_chunks(chunk.key))
+    )
     with ExitStack() as stack:
         files = OpenFiles(stack)
-        whole = ChunkReader.for_tensor(source, chunk.key, files, map_once=map_once)
-        replica = ChunkReader(files, [copy], extent.dtype, map_once=map_once)
-        return same_bits(whole, replica, chunk.box, extent.dtype.itemsize)
+        whole_reader = ChunkReader.for_tensor(source, chunk.key, files, map_once=map_once)
+        replica_reader = ChunkReader(files, [replica], extent.dtype, map_once=map_once)
+        return same_bits(whole_reader, replica_reader, chunk.slices, extent.dtype.itemsize)
 
 
-def same_bits(first: ChunkReader, second: ChunkReader, box: Box, itemsize: int) -> bool:
-    """Whether a box of two tensors has the same bits. Some rows are compared at a time."""
-    order = (*range(len(box)),)
-    row_bytes = math.prod(chunks.size(box[1:])) * itemsize
+def same_bits(first: ChunkReader, second: ChunkReader, slices: Slices, itemsize: int) -> bool:
+    """Whether slices of two tensors have the same bits. Some rows are compared at a time."""
+    order = (*range(len(slices)),)
+    row_bytes = math.prod(chunks.size(slices[1:])) * itemsize
     return all(
         first.read(slab, order).tobytes() == second.read(slab, order).tobytes()
-        for slab in chunks.slabs(box, order, row_bytes)
+        for slab in chunks.slabs(slices, order, row_bytes)
     )

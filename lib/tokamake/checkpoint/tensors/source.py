@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, overlap
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, FileChunk, overlap
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
@@ -56,26 +56,26 @@ class TensorSource:
                 sizes[extent.file] = extent.file.stat().st_size
             extent.check(sizes[extent.file])
         self.extents = [extent.as_it_lies() for extent in self.extents]
-        self._parts: dict[str, list[tuple[Extent, Chunk]]] = defaultdict(list)
+        self._file_chunks: dict[str, list[FileChunk]] = defaultdict(list)
         for extent in self.extents:
-            for chunk in () if extent.is_copy else extent.chunks:
+            for chunk in () if extent.is_replica else extent.chunks:
                 if not chunk.is_mean:
-                    self._parts[chunk.key].append((extent, chunk))
+                    self._file_chunks[chunk.key].append((extent, chunk))
         for key, shape in self.shapes.items():
             self._check_complete(key, shape)
         for key, value in self.in_memory.items():
             self.shapes[key] = () if isinstance(value, float) else tuple(value.shape)
 
     def _check_complete(self, key: str, shape: tuple[int, ...]) -> None:
-        parts = self._parts[key]
-        if pair := overlap([chunk.box for _, chunk in parts]):
-            first, second = (parts[number][0].file for number in pair)
+        file_chunks = self._file_chunks[key]
+        if pair := overlap([chunk.slices for _, chunk in file_chunks]):
+            first, second = (file_chunks[number][0].file for number in pair)
             raise UserError(
                 f"{second}: damaged: its part of tensor {key} overlaps that in {first}; fetch or "
                 "write the checkpoint again"
             )
-        # Without overlaps, the parts cover the tensor if their sizes add up to it.
-        num_elements = sum(math.prod(chunk.size) for _, chunk in parts)
+        # Without overlaps, the chunks cover the tensor if their sizes add up to it.
+        num_elements = sum(math.prod(chunk.size) for _, chunk in file_chunks)
         if num_elements != math.prod(shape):
             folder = next((extent.file.parent for extent in self.extents), "checkpoint")
             raise UserError(
@@ -90,15 +90,15 @@ class TensorSource:
         return key in self.shapes
 
     def dtype(self, key: str) -> Dtype:
-        """Dtype of a tensor in the files; if its parts differ, the widest."""
+        """Dtype of a tensor in the files; if its chunks differ, the widest."""
         if key not in self.in_memory:
-            return dtypes.widest(extent.dtype for extent, _ in self._parts[key])
+            return dtypes.widest(extent.dtype for extent, _ in self._file_chunks[key])
         value = self.in_memory[key]
         return FLOAT32 if isinstance(value, float) else dtypes.of(value.dtype)
 
-    def parts(self, key: str) -> list[tuple[Extent, Chunk]]:
-        """Return the parts of a tensor in files; none if it is in memory."""
-        return [] if key in self.in_memory else self._parts[key]
+    def file_chunks(self, key: str) -> list[FileChunk]:
+        """Return the chunks of a tensor in files; none if it is in memory."""
+        return [] if key in self.in_memory else self._file_chunks[key]
 
     def first_rows(self, keys: Iterable[str], count: int) -> "TensorSource":
         """Return the same source with only the first `count` rows of some tensors."""
@@ -122,7 +122,7 @@ class TensorSource:
         """
         if key in self.in_memory:
             return float(self.in_memory[key])
-        ((extent, chunk),) = self._parts[key]
+        ((extent, chunk),) = self._file_chunks[key]
         name, width = extent.dtype.name, extent.dtype.itemsize
         with extent.file.open("rb") as stream:
             stream.seek(extent.offset + chunk.start * width)
@@ -143,16 +143,16 @@ class TensorSource:
 
         if key in self.in_memory:
             return torch.as_tensor(self.in_memory[key])
-        parts, shape = self._parts[key], self.shapes[key]
-        if len(parts) == 1:
-            extent, chunk = parts[0]
+        file_chunks, shape = self._file_chunks[key], self.shapes[key]
+        if len(file_chunks) == 1:
+            extent, chunk = file_chunks[0]
             return chunk.view(extent.map())
         whole = torch.empty(shape, dtype=self.dtype(key).torch)
         mapped: dict[Extent, Tensor] = {}
-        for extent, chunk in parts:
+        for extent, chunk in file_chunks:
             if extent not in mapped:
                 mapped = {extent: extent.map()}
-            whole[chunk.box] = chunk.view(mapped[extent])
+            whole[chunk.slices] = chunk.view(mapped[extent])
         return whole
 
 
@@ -161,9 +161,9 @@ def _first_rows(chunks: Iterable[Chunk], keys: set[str], count: int) -> tuple[Ch
     kept = []
     for chunk in chunks:
         if chunk.key in keys and not chunk.is_mean:
-            rows, *columns = chunk.box
+            rows, *columns = chunk.slices
             if rows.start >= count:
                 continue
-            chunk = chunk._replace(box=(slice(rows.start, min(rows.stop, count)), *columns))
+            chunk = chunk._replace(slices=(slice(rows.start, min(rows.stop, count)), *columns))
         kept.append(chunk)
     return (*kept,)

@@ -17,7 +17,7 @@ from tokamake.checkpoint.torch_files import pickle_writer
 
 _ALIGNMENT = 64
 _FOLDER = "archive"
-"""Folder of all entries; torch accepts any name."""
+"""Folder of all members; torch accepts any name."""
 _WIDE = 0xFFFFFFFF
 """Marks a 32-bit field whose value is in the zip64 field."""
 _NEEDED = 45
@@ -26,8 +26,8 @@ _DATE = 0x21
 """1980-01-01, the earliest date of zip. A constant date keeps the bytes reproducible."""
 
 
-class _Entry(NamedTuple):
-    """An entry of the archive."""
+class _ArchiveMember(NamedTuple):
+    """A member of the archive."""
 
     name: bytes
     offset: int
@@ -48,7 +48,7 @@ def write(file: Path, state: Any) -> list[tuple[PlannedTensor, int]]:
     """
     planned: list[PlannedTensor] = []
     pickled = pickle_writer.dumps(state, partial(_rebuild_call, planned))
-    entries: list[_Entry] = []
+    members: list[_ArchiveMember] = []
     offsets: list[tuple[PlannedTensor, int]] = []
     with file.open("wb") as stream:
         for name, content in (
@@ -57,15 +57,15 @@ def write(file: Path, state: Any) -> list[tuple[PlannedTensor, int]]:
             (".storage_alignment", f"{_ALIGNMENT}".encode()),
             ("byteorder", b"little"),
         ):
-            entries.append(_begin(stream, name, len(content), zlib.crc32(content)))
+            members.append(_begin(stream, name, len(content), zlib.crc32(content)))
             stream.write(content)
         for number, tensor in enumerate(planned):
-            entries.append(_begin(stream, f"data/{number}", tensor.num_bytes, 0))
+            members.append(_begin(stream, f"data/{number}", tensor.num_bytes, 0))
             offsets.append((tensor, stream.tell()))
             stream.seek(tensor.num_bytes, os.SEEK_CUR)
-        entries.append(_begin(stream, "version", 2, zlib.crc32(b"3\n")))
+        members.append(_begin(stream, "version", 2, zlib.crc32(b"3\n")))
         stream.write(b"3\n")
-        _write_directory(stream, entries)
+        _write_directory(stream, members)
     return offsets
 
 
@@ -84,43 +84,43 @@ def _rebuild_call(planned: list[PlannedTensor], tensor: Any) -> pickle_writer.Ca
     )
 
 
-def _begin(stream: IO[bytes], name: str, size: int, checksum: int) -> _Entry:
+def _begin(stream: IO[bytes], name: str, size: int, checksum: int) -> _ArchiveMember:
     """Write a local header, padded so that the content begins at a multiple of the alignment."""
-    entry = _Entry(f"{_FOLDER}/{name}".encode(), stream.tell(), size, checksum)
+    member = _ArchiveMember(f"{_FOLDER}/{name}".encode(), stream.tell(), size, checksum)
     extra = _zip64_field(size, size) if size >= _WIDE else b""
-    begin = entry.offset + 30 + len(entry.name) + len(extra) + 4
+    begin = member.offset + 30 + len(member.name) + len(extra) + 4
     padding = -begin % _ALIGNMENT
     # torch.save pads with a field of this name.
     extra += struct.pack("<2sH", b"FB", padding) + b"Z" * padding
     stream.write(
-        b"PK\x03\x04" + _common_fields(entry) + struct.pack("<HH", len(entry.name), len(extra))
+        b"PK\x03\x04" + _common_fields(member) + struct.pack("<HH", len(member.name), len(extra))
     )
-    stream.write(entry.name + extra)
-    return entry
+    stream.write(member.name + extra)
+    return member
 
 
-def _common_fields(entry: _Entry) -> bytes:
+def _common_fields(member: _ArchiveMember) -> bytes:
     """Fields of both the local header and the central one."""
-    size = min(entry.size, _WIDE)
-    return struct.pack("<5H3I", _NEEDED, 0, 0, 0, _DATE, entry.checksum, size, size)
+    size = min(member.size, _WIDE)
+    return struct.pack("<5H3I", _NEEDED, 0, 0, 0, _DATE, member.checksum, size, size)
 
 
 def _zip64_field(*numbers: int) -> bytes:
     return struct.pack(f"<HH{len(numbers)}Q", 1, 8 * len(numbers), *numbers)
 
 
-def _write_directory(stream: IO[bytes], entries: list[_Entry]) -> None:
+def _write_directory(stream: IO[bytes], members: list[_ArchiveMember]) -> None:
     """Write the central directory, with the end records of zip64 and of plain zip."""
     start = stream.tell()
-    for entry in entries:
-        numbers = [entry.size] * 2 if entry.size >= _WIDE else []
-        numbers += [entry.offset] if entry.offset >= _WIDE else []
+    for member in members:
+        numbers = [member.size] * 2 if member.size >= _WIDE else []
+        numbers += [member.offset] if member.offset >= _WIDE else []
         extra = _zip64_field(*numbers) if numbers else b""
-        lengths = len(entry.name), len(extra), 0, 0, 0
-        stream.write(b"PK\x01\x02" + struct.pack("<H", _NEEDED) + _common_fields(entry))
-        stream.write(struct.pack("<5HII", *lengths, 0, min(entry.offset, _WIDE)))
-        stream.write(entry.name + extra)
-    end, count = stream.tell(), len(entries)
+        lengths = len(member.name), len(extra), 0, 0, 0
+        stream.write(b"PK\x01\x02" + struct.pack("<H", _NEEDED) + _common_fields(member))
+        stream.write(struct.pack("<5HII", *lengths, 0, min(member.offset, _WIDE)))
+        stream.write(member.name + extra)
+    end, count = stream.tell(), len(members)
     size = end - start
     stream.write(b"PK\x06\x06" + struct.pack("<Q2H2I", 44, _NEEDED, _NEEDED, 0, 0))
     stream.write(struct.pack("<4Q", count, count, size, start))

@@ -47,7 +47,7 @@ class _Storage(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Located:
+class PickledTensor:
     """A tensor without data, and where its data lie in the file."""
 
     shape: tuple[int, ...]
@@ -89,7 +89,7 @@ class _Rebuild:
 
     def __call__(
         self, storage: _Storage, start: int, shape: Any, stride: Any, *_: Any
-    ) -> "Located":
+    ) -> "PickledTensor":
         if len(shape) > pickle_bounds.MAX_ARGUMENTS:
             raise ValueError(f"a tensor of {len(shape):,} dimensions")
         shape, stride = tuple(shape), tuple(stride[: len(shape) + 1])
@@ -99,7 +99,7 @@ class _Rebuild:
             raise ValueError(f"a tensor of shape {shape} and strides {stride}")
         begin, size = storage.offset, storage.dtype.itemsize
         end = begin + storage.numel * size
-        return Located(shape, stride, storage.dtype, begin + start * size, begin, end)
+        return PickledTensor(shape, stride, storage.dtype, begin + start * size, begin, end)
 
 
 class _RebuildUntyped:
@@ -109,7 +109,7 @@ class _RebuildUntyped:
 
     def __call__(
         self, storage: _Storage, start: int, shape: Any, stride: Any, *arguments: Any
-    ) -> "Located":
+    ) -> "PickledTensor":
         dtype = arguments[2]
         if not isinstance(dtype, Dtype):
             raise ValueError("a tensor without dtype")
@@ -242,7 +242,7 @@ class View(io.RawIOBase):
 
 
 def read(file: Path, remedy: str) -> Any:
-    """Read a file of torch.save; tensors are returned as `Located`.
+    """Read a file of torch.save; tensors are returned as `PickledTensor`.
 
     Args:
         file: to read.

@@ -25,7 +25,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Made:
+class Instance:
     """An object with a state; its class is not called."""
 
     kind: Global
@@ -89,7 +89,7 @@ class _Writer:
                 self._write_all(pickle.MARK, value, pickle.TUPLE)
             case Call():
                 self._write_all(b"", (value.function, value.arguments), pickle.REDUCE)
-            case Made():
+            case Instance():
                 self._write_all(b"", (value.kind,), pickle.EMPTY_TUPLE + pickle.NEWOBJ)
                 self._write_all(b"", (value.state,), pickle.BUILD)
             case list():
@@ -104,7 +104,7 @@ class _Writer:
             case set():
                 self.write(Call(Global("__builtin__", "set"), ([*value],)))
             case argparse.Namespace():
-                self.write(Made(Global("argparse", "Namespace"), vars(value)))
+                self.write(Instance(Global("argparse", "Namespace"), vars(value)))
             case _:
                 self.write(self._translate(value))
 

@@ -13,7 +13,7 @@ from isal import isal_zlib
 
 from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor
 from tokamake.checkpoint.torch_files import archive_writer
-from tokamake.checkpoint.torch_files.pickle_reader import Located, View, data_offset
+from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor, View, data_offset
 from tokamake.errors import UserError
 
 _READ_BYTES = 2**20
@@ -23,7 +23,7 @@ _CENTRAL = b"PK\x01\x02"
 
 def extent(file: Path, name: str, tensor: Any, chunks: tuple[Chunk, ...] = ()) -> Extent:
     """Return the extent of a tensor that `pickle_reader.read` returned."""
-    assert isinstance(tensor, Located)
+    assert isinstance(tensor, PickledTensor)
     stride = None if tensor.is_contiguous else tensor.stride
     return Extent(file, name, tensor.offset, tensor.shape, tensor.dtype, chunks, stride=stride)
 

@@ -12,14 +12,14 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from tokamake.config.fields import Name, Settings, plug_in
-from tokamake.data.corpus.splits import Part, parse_sets
+from tokamake.data.corpus.splits import FractionRange, parse_splits
 from tokamake.errors import UserError
 from tokamake.validation import read_table, validate
 
 
 def _sets(text: str) -> str:
     try:
-        parse_sets(text)
+        parse_splits(text)
     except UserError as error:
         raise ValueError(str(error)) from None
     return text
@@ -50,7 +50,7 @@ class Corpus(Settings):
 
     sets: Annotated[str, AfterValidator(_sets)] = ""
     """Sets that use the corpus, instead of train.split: train, test, and any other name for a
-    validation set; each uses all documents or a part: train=0:0.95 valid=0.95:1."""
+    validation split; each uses all documents or a part: train=0:0.95 valid=0.95:1."""
 
     _where: str = PrivateAttr("")
 
@@ -60,9 +60,9 @@ class Corpus(Settings):
         return self._where or f'corpus "{self.corpus}"'
 
     @property
-    def parts(self) -> dict[str, Part]:
-        """Map each set to its part of the corpus; empty: train.split decides."""
-        return parse_sets(self.sets)
+    def parts(self) -> dict[str, FractionRange]:
+        """Map each split to its part of the corpus; empty: train.split decides."""
+        return parse_splits(self.sets)
 
     @property
     def trains(self) -> bool:
@@ -74,7 +74,7 @@ class Corpus(Settings):
         columns = [name for name in _SHARE_COLUMNS if getattr(self, name) is not None]
         if not columns and self.trains:
             raise ValueError("no weight, epochs or temperature; give one of these columns a number")
-        # A weight is allowed: it is the share in the held-out sets.
+        # A weight is allowed: it is the share in the held-out splits.
         if not self.trains and set(columns) - {"weight"}:
             raise ValueError(
                 f"sets: {self.sets!r}: not used for training, so {columns[0]} has no effect; add "
@@ -135,7 +135,7 @@ def merge_tables(tables: Mapping[Path, Sequence[Corpus]]) -> dict[str, Corpus]:
         Corpora by name.
 
     Raises:
-        UserError: a corpus has different data in two tables, or the tables have different sets.
+        UserError: a corpus has different data in two tables, or the tables have different splits.
     """
     merged: dict[str, Corpus] = {}
     first_paths: dict[str, Path] = {}
@@ -150,13 +150,14 @@ def merge_tables(tables: Mapping[Path, Sequence[Corpus]]) -> dict[str, Corpus]:
                         f"{getattr(corpus, column)!r}, but {getattr(first, column)!r} in "
                         f"{first_path}; give one of the two another name"
                     )
-    sets = {path: {name for row in rows for name in row.parts} for path, rows in tables.items()}
-    for path, names in sets.items():
-        first_path = next(iter(sets))
-        if names != sets[first_path]:
+    splits = {path: {name for row in rows for name in row.parts} for path, rows in tables.items()}
+    for path, names in splits.items():
+        first_path = next(iter(splits))
+        if names != splits[first_path]:
             raise UserError(
-                f"{path}: sets are {_join_names(names)}, but {_join_names(sets[first_path])} in "
-                f"{first_path}; runs are compared on the same sets, so use the same names"
+                f"{path}: splits are {_join_names(names)}, but "
+                f"{_join_names(splits[first_path])} in {first_path}; runs "
+                "are compared on the same splits, so use the same names"
             )
     return merged
 

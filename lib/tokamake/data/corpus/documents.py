@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tokamake.data.readers import Bad, Input, RecordBlock, open_input
+from tokamake.data.readers import BadRecord, Input, RecordBlock, open_input
 from tokamake.errors import UserError
 
 _TYPE_NAMES: dict[type, str] = {
@@ -134,15 +134,15 @@ def _columns(records: Sequence[Any], keys: tuple[str, ...]) -> list[Sequence[str
     """Return the values of each key, or None if one is missing or not text."""
     try:
         columns: list[Sequence[str]] = [[record[key] for record in records] for key in keys]
-    except (KeyError, TypeError):  # TypeError: a `Bad`
+    except (KeyError, TypeError):  # TypeError: a `BadRecord`
         return None
     # A set of types is faster than isinstance on each value.
     return columns if all(set(map(type, column)) <= {str} for column in columns) else None
 
 
-def _reason(record: dict[str, Any] | Bad, keys: tuple[str, ...], unit: str) -> str:
+def _reason(record: dict[str, Any] | BadRecord, keys: tuple[str, ...], unit: str) -> str:
     """Return why a document is bad, or an empty string."""
-    if isinstance(record, Bad):
+    if isinstance(record, BadRecord):
         return record.reason
     for key in keys:
         if key not in record:

@@ -17,13 +17,13 @@ NAMES = ("train", "valid", "test")
 Rule = Literal["megatron_core", "megatron_deepspeed"]
 """How shares become documents: rounded bounds, or rounded counts as in forks of Megatron."""
 
-Part = tuple[float, float]
+FractionRange = tuple[float, float]
 """Begin and end of a part of a dataset, as fractions of its documents, 0 to 1."""
 
-WHOLE: Part = (0.0, 1.0)
+WHOLE: FractionRange = (0.0, 1.0)
 
-_SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]*")
-NAMING = "a set's name has letters, digits, dots and underscores"
+_SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]*")
+NAMING = "a split's name has letters, digits, dots and underscores"
 
 
 def shares(text: str) -> list[float]:
@@ -67,24 +67,24 @@ def document_ranges(
     return {name: range(*bounds[index : index + 2]) for index, name in enumerate(NAMES)}
 
 
-def part_range(part: Part, num_documents: int) -> range:
+def part_range(part: FractionRange, num_documents: int) -> range:
     """Return the documents of a part; adjacent parts have no gap and no overlap."""
     return range(*(round(bound * num_documents) for bound in part))
 
 
-def training_documents(part: Part | None, text: str | None, num_documents: int) -> range:
+def training_documents(part: FractionRange | None, text: str | None, num_documents: int) -> range:
     """Return the training documents: of a part, of a split, or all documents."""
     if part:
         return part_range(part, num_documents)
     return document_ranges(text, num_documents)["train"] if text else range(num_documents)
 
 
-def is_set_name(name: str) -> bool:
-    """Whether a set may have this name; the name becomes part of file names."""
-    return bool(_SET_NAME.fullmatch(name)) and not name.casefold().endswith(".json")
+def is_split_name(name: str) -> bool:
+    """Whether a split may have this name; the name becomes part of file names."""
+    return bool(_SPLIT_NAME.fullmatch(name)) and not name.casefold().endswith(".json")
 
 
-def parse_part(text: str) -> Part:
+def parse_part(text: str) -> FractionRange:
     """Parse a part of a dataset such as "0.9:1"; UserError if not two ascending numbers in 0..1."""
     try:
         begin, end = (float(bound) for bound in text.split(":"))
@@ -95,21 +95,21 @@ def parse_part(text: str) -> Part:
     return begin, end
 
 
-def parse_sets(text: str) -> dict[str, Part]:
-    """Parse the sets of a corpus: "train=0:0.95 valid=0.95:1 hard"; `hard` is the whole corpus.
+def parse_splits(text: str) -> dict[str, FractionRange]:
+    """Parse the splits of a corpus: "train=0:0.95 valid=0.95:1 hard"; `hard` is the whole corpus.
 
     Raises:
-        UserError: a set has no name or is repeated, or a part is invalid.
+        UserError: a split has no name or is repeated, or a part is invalid.
     """
-    sets: dict[str, Part] = {}
+    splits: dict[str, FractionRange] = {}
     for word in text.split():
         name, equals, part = word.partition("=")
-        if not is_set_name(name):
+        if not is_split_name(name):
             raise UserError(f"{word!r}: write NAME or NAME=START:END; {NAMING}")
-        if name.casefold() in map(str.casefold, sets):
-            raise UserError(f"{word!r}: {name} is repeated; give each set once")
-        # "trian=0:0.9" would silently be a validation set.
+        if name.casefold() in map(str.casefold, splits):
+            raise UserError(f"{word!r}: {name} is repeated; give each split once")
+        # "trian=0:0.9" would silently be a validation split.
         if name != "train" and difflib.get_close_matches(name.casefold(), ["train"], cutoff=0.8):
-            raise UserError(f"{word!r}: a validation set; did you mean train? If not, rename it")
-        sets[name] = parse_part(part) if equals else WHOLE
-    return sets
+            raise UserError(f"{word!r}: a validation split; did you mean train? If not, rename it")
+        splits[name] = parse_part(part) if equals else WHOLE
+    return splits

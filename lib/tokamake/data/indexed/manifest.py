@@ -18,7 +18,7 @@ _BLOCK = 1 << 20
 
 
 class HashedRange(NamedTuple):
-    """A run of bytes of a token file; in a merged dataset, the tokens of one input."""
+    """A range of bytes of a token file; in a merged dataset, the tokens of one input."""
 
     size: int
     """Number of bytes."""

@@ -9,11 +9,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from tokamake.data.corpus.splits import Part
+from tokamake.data.corpus.splits import FractionRange
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
-    from tokamake.data.mixture.weights import Weighted
+    from tokamake.data.mixture.weights import WeightedPrefix
 
 
 class _MixedEntry(NamedTuple):
@@ -23,7 +23,7 @@ class _MixedEntry(NamedTuple):
     prefix: str
     """Relative to the root of the output; absolute if the weighting file has it so."""
     corpus: str
-    part: Part | None
+    part: FractionRange | None
     source: Path
     """First weighting file that names the dataset."""
 
@@ -54,7 +54,7 @@ def mix(
         UserError: a weight is not a number above 0, a file cannot be read, files disagree about the
             corpus or the part of a prefix, or two columns cannot hold a part.
     """
-    from tokamake.data.mixture.weights import Weighted, find_root, read_weights, write_weights
+    from tokamake.data.mixture.weights import WeightedPrefix, find_root, read_weights, write_weights
     from tokamake.runtime.console import counted
 
     files = [(weight, path, read_weights(path)) for weight, path in _parse_files(parts)]
@@ -66,7 +66,7 @@ def mix(
         for entry in _scale(entries, path, share=weight / total, root=root, to_root=output_root):
             name = os.path.normpath(Path(output_root, entry.prefix))
             mixed[name] = _add(mixed[name], entry) if name in mixed else entry
-    lines = [Weighted(float(entry.weight), *entry[1:4]) for entry in mixed.values()]
+    lines = [WeightedPrefix(float(entry.weight), *entry[1:4]) for entry in mixed.values()]
     write_weights(output, lines, columns=columns)
     print(f"{output}: {counted(len(mixed), 'dataset')} of {counted(len(files), 'weighting file')}")
 
@@ -87,7 +87,7 @@ def _parse_files(parts: list[str]) -> list[tuple[Fraction, Path]]:
 
 
 def _scale(
-    entries: "list[Weighted]", source: Path, *, share: Fraction, root: str, to_root: str
+    entries: "list[WeightedPrefix]", source: Path, *, share: Fraction, root: str, to_root: str
 ) -> Iterator[_MixedEntry]:
     """Yield the entries of a file, scaled to its share, with prefixes relative to `to_root`."""
     total = sum((Fraction(entry.weight) for entry in entries), Fraction())

@@ -33,7 +33,7 @@ def seen_tokens(corpora: list[Corpus], tokens: dict[str, int], split: str | None
     }
 
 
-def _part_tokens(tokens: int, part: splits.Part | None, split: str | None) -> int:
+def _part_tokens(tokens: int, part: splits.FractionRange | None, split: str | None) -> int:
     """Estimate the tokens of a part of the documents, else of those that the split trains on."""
     if part:
         return round(tokens * (part[1] - part[0]))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokamake.data.corpus import splits
 from tokamake.data.corpus.splits import NAMES, WHOLE, Rule
-from tokamake.data.mixture.weights import Weighted, read_weights
+from tokamake.data.mixture.weights import WeightedPrefix, read_weights
 from tokamake.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class SplitPrefixes:
         """Names of all splits: train, valid, test, then others."""
         return list(self._lines)
 
-    def lines(self, name: str) -> list[Weighted]:
+    def lines(self, name: str) -> list[WeightedPrefix]:
         """Return the datasets that a split may draw from."""
         return self._lines[name]
 
@@ -94,7 +94,7 @@ class SplitPrefixes:
         """Return the file or option that defines a split, for messages."""
         return str(self._held_out.get(name, f"split: {self._split!r}"))
 
-    def documents(self, name: str, line: Weighted, num_documents: int) -> range:
+    def documents(self, name: str, line: WeightedPrefix, num_documents: int) -> range:
         """Return the documents of a dataset that belong to a split; the range may be empty."""
         if name in self._held_out:
             return splits.part_range(line.part or WHOLE, num_documents)
@@ -103,7 +103,7 @@ class SplitPrefixes:
         return splits.document_ranges(self._split, num_documents, self._rule)[name]
 
 
-def _read(path: Path, data_root: Path) -> list[Weighted]:
+def _read(path: Path, data_root: Path) -> list[WeightedPrefix]:
     """Read a weighting file and normalize prefixes, so that each dataset has one spelling."""
     lines = []
     for line in read_weights(path):
@@ -123,7 +123,7 @@ def parse_held_out(options: Sequence[str]) -> dict[str, Path]:
     paths: dict[str, Path] = {}
     for option in options:
         name, _, path = option.partition("=")
-        if not splits.is_set_name(name) or not path:
+        if not splits.is_split_name(name) or not path:
             raise UserError(f"held_out: {option!r}: write NAME=FILE; {splits.NAMING}")
         # Names become file names, which some file systems compare without case.
         if name.casefold() in map(str.casefold, paths):

@@ -13,7 +13,7 @@ from tokamake.errors import UserError
 
 if TYPE_CHECKING:
     from tokamake.data.corpus.corpora import Corpus
-    from tokamake.data.mixture.weights import Weighted
+    from tokamake.data.mixture.weights import WeightedPrefix
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def weigh(
 
 def _divide(
     shares: dict[str, float], datasets: list[dict[str, Any]], tokens: dict[str, int], root: str
-) -> "list[Weighted]":
+) -> "list[WeightedPrefix]":
     """Divide the share of each corpus among its datasets by their tokens.
 
     Args:
@@ -101,10 +101,10 @@ def _divide(
         tokens: tokens of each corpus.
         root: folder of the metadata, relative to that of the weighting file.
     """
-    from tokamake.data.mixture.weights import Weighted
+    from tokamake.data.mixture.weights import WeightedPrefix
 
     return [
-        Weighted(
+        WeightedPrefix(
             shares[corpus] * dataset["total_num_tokens"] / tokens[corpus],
             os.path.normpath(Path(root, dataset["data_prefix"])),
             corpus,
@@ -114,7 +114,7 @@ def _divide(
     ]
 
 
-def _write(path: Path, lines: "list[Weighted]") -> None:
+def _write(path: Path, lines: "list[WeightedPrefix]") -> None:
     from tokamake.data.mixture.weights import write_weights
     from tokamake.runtime.console import counted
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from tokamake.config.resolved_run import ROOT_VARIABLE
-from tokamake.data.corpus.splits import Part, parse_part
+from tokamake.data.corpus.splits import FractionRange, parse_part
 from tokamake.data.indexed.paths import corpus_of
 from tokamake.errors import UserError
 from tokamake.files import write_text
@@ -21,14 +21,14 @@ _PART = re.compile(r"[-+.\deE]+:[-+.\deE]+")
 _FORMS = "write `weight prefix corpus [START:END]`, or pairs of `weight prefix`"
 
 
-class Weighted(NamedTuple):
+class WeightedPrefix(NamedTuple):
     """One dataset of a mixture."""
 
     weight: float
     """Share of the training samples, relative to the other datasets."""
     prefix: str
     corpus: str
-    part: Part | None = None
+    part: FractionRange | None = None
     """Documents to draw from, as shares of all; None: those that the split decides."""
 
 
@@ -41,7 +41,7 @@ class Line(NamedTuple):
     """3, or 2 if the line does not name the corpus; a part does not count."""
     weight: str
     """The weight as text."""
-    entry: Weighted
+    entry: WeightedPrefix
 
 
 class Problem(NamedTuple):
@@ -54,7 +54,7 @@ class Problem(NamedTuple):
     """False: a warning."""
 
 
-def read_weights(path: Path) -> list[Weighted]:
+def read_weights(path: Path) -> list[WeightedPrefix]:
     """Read a weighting file: `weight prefix corpus` a line, or one or more `weight prefix`.
 
     A fourth column, START:END, names a part of the dataset's documents. Several `weight prefix` on
@@ -108,7 +108,9 @@ def scan(path: Path) -> tuple[list[Line], list[Problem]]:
     return lines, problems
 
 
-def write_weights(path: Path, entries: Iterable[Weighted], *, columns: Literal[2, 3] = 3) -> None:
+def write_weights(
+    path: Path, entries: Iterable[WeightedPrefix], *, columns: Literal[2, 3] = 3
+) -> None:
     """Write a weighting file; every weight keeps its full precision.
 
     Raises:
@@ -181,7 +183,7 @@ def _parse(number: int, group: list[str]) -> Line:
     prefix = group[1].removesuffix(".bin")
     corpus = group[2] if len(group) > 2 else corpus_of(prefix)
     part = parse_part(group[3]) if len(group) > 3 else None
-    return Line(number, min(len(group), 3), group[0], Weighted(weight, prefix, corpus, part))
+    return Line(number, min(len(group), 3), group[0], WeightedPrefix(weight, prefix, corpus, part))
 
 
 def _is_number(text: str) -> bool:

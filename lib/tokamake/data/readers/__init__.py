@@ -11,11 +11,11 @@ from pathlib import Path
 from tokamake.data.readers._detect import look, sniff
 from tokamake.data.readers._file_names import expand, natural_key
 from tokamake.data.readers._input import Input, readers, reading
-from tokamake.data.readers._records import Bad, RecordBlock, Utf8
+from tokamake.data.readers._records import BadRecord, RecordBlock, Utf8
 from tokamake.errors import UserError
 
 __all__ = [
-    "Bad",
+    "BadRecord",
     "ByteRange",
     "Input",
     "RecordBlock",

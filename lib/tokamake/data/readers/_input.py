@@ -80,7 +80,7 @@ class Input:
 
         Raises:
             UserError: the file is damaged or missing, or its content contradicts its format. Bad
-                documents raise no error; they become `Bad` records.
+                documents raise no error; they become a `BadRecord`.
         """
         self._reset()
         for block in readers()[self.format].read(self, keys):

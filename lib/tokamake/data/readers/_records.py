@@ -13,7 +13,7 @@ LONGEST_BYTES = 1 << 30
 Item = TypeVar("Item", covariant=True)
 
 
-class Bad(NamedTuple):
+class BadRecord(NamedTuple):
     """Takes the place of a document that cannot be read."""
 
     reason: str
@@ -99,7 +99,7 @@ class Utf8(LazySequence[str]):
 class RecordBlock(NamedTuple):
     """Consecutive documents of a file: about 0.5 MB of it, or a single longer document."""
 
-    records: Sequence[dict[str, Any] | Bad]
+    records: Sequence[dict[str, Any] | BadRecord]
     """One record per document; blank lines have none."""
     numbers: NDArray[np.int64]
     """Line numbers from 1 in the file (in the range, if it starts inside the file), or row numbers

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokamake.data.readers._records import Bad, RecordBlock
+from tokamake.data.readers._records import BadRecord, RecordBlock
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
@@ -61,22 +61,22 @@ def blocks(batch: Any, keys: tuple[str, ...], first_row: int) -> Iterator[Record
         yield RecordBlock(_records(columns, keys), numbers, np.full_like(numbers, -1), None)
 
 
-def _records(columns: list[list[Any]], keys: tuple[str, ...]) -> list[dict[str, Any] | Bad]:
-    records: list[dict[str, Any] | Bad]
+def _records(columns: list[list[Any]], keys: tuple[str, ...]) -> list[dict[str, Any] | BadRecord]:
+    records: list[dict[str, Any] | BadRecord]
     if len(keys) == 1:
         records = [{keys[0]: value} for value in columns[0]]
     else:
         records = [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
     for column in columns:
-        if Bad in set(map(type, column)):  # bad values are rare; do not test each one
+        if BadRecord in set(map(type, column)):  # bad values are rare; do not test each one
             for index, value in enumerate(column):
-                if isinstance(value, Bad):
+                if isinstance(value, BadRecord):
                     records[index] = value
     return records
 
 
 def _values(column: Any) -> list[Any]:
-    """Return the Python values of a column; bytes become text if they are UTF-8, else `Bad`."""
+    """Return the Python values of a column; bytes become text, or a `BadRecord` if not UTF-8."""
     import pyarrow as arrow
 
     if arrow.types.is_dictionary(column.type):
@@ -97,15 +97,15 @@ def _value(scalar: Any) -> Any:
         return _not_utf8(error)
 
 
-def _text(value: bytes) -> str | Bad:
+def _text(value: bytes) -> str | BadRecord:
     try:
         return value.decode()
     except UnicodeDecodeError as error:
         return _not_utf8(error)
 
 
-def _not_utf8(error: UnicodeDecodeError) -> Bad:
-    return Bad(
+def _not_utf8(error: UnicodeDecodeError) -> BadRecord:
+    return BadRecord(
         f"not valid UTF-8 (0x{error.object[error.start]:02x} at byte {error.start} of the value); "
         "fix or remove the row",
         error.object,

@@ -15,7 +15,7 @@ from tokamake.data.readers._detect import content_suffix, first_line
 from tokamake.data.readers._input import CHUNK_BYTES, reading
 from tokamake.data.readers._records import (
     LONGEST_BYTES,
-    Bad,
+    BadRecord,
     LazySequence,
     Lines,
     RecordBlock,
@@ -87,7 +87,7 @@ class _LineViews(LazySequence[memoryview]):
         return self._chunk[self._starts[index] : self._ends[index]]
 
 
-class _LazyRecords(LazySequence[dict[str, Any] | Bad]):
+class _LazyRecords(LazySequence[dict[str, Any] | BadRecord]):
     """Records of lines, parsed on access. Their texts are already known."""
 
     def __init__(self, lines: _LineViews) -> None:
@@ -96,7 +96,7 @@ class _LazyRecords(LazySequence[dict[str, Any] | Bad]):
     def __len__(self) -> int:
         return len(self._lines)
 
-    def item(self, index: int) -> dict[str, Any] | Bad:
+    def item(self, index: int) -> dict[str, Any] | BadRecord:
         return (_parse([self._lines[index]]) or [])[0]
 
 
@@ -203,7 +203,7 @@ def _is_blank(line: Line) -> bool:
     return not line or not bytes(line).removeprefix(_BOM).strip()
 
 
-def _parse(lines: list[Line]) -> list[dict[str, Any] | Bad] | None:
+def _parse(lines: list[Line]) -> list[dict[str, Any] | BadRecord] | None:
     """Return the records of all lines, or None if a line is blank.
 
     A file may have a blank line after each document. An exception for each would cost too much.
@@ -219,15 +219,15 @@ def _parse(lines: list[Line]) -> list[dict[str, Any] | Bad] | None:
             if _is_blank(line):
                 return None
             records.append(_parse_leniently(line.removeprefix(_BOM), error))
-    if not set(map(type, records)) <= {dict, Bad}:
+    if not set(map(type, records)) <= {dict, BadRecord}:
         records = [_require_object(record) for record in records]
     return records
 
 
-def _require_object(record: Any) -> dict[str, Any] | Bad:
-    if isinstance(record, dict | Bad):
+def _require_object(record: Any) -> dict[str, Any] | BadRecord:
+    if isinstance(record, dict | BadRecord):
         return record
-    return Bad("not a JSON object with keys, as each line should be; fix or remove the line")
+    return BadRecord("not a JSON object with keys, as each line should be; fix or remove the line")
 
 
 def _parse_leniently(line: bytes, error: orjson.JSONDecodeError) -> Any:
@@ -237,7 +237,7 @@ def _parse_leniently(line: bytes, error: orjson.JSONDecodeError) -> Any:
     if b"NaN" in line or b"Infinity" in line:
         with suppress(ValueError, TypeError, RecursionError):
             return orjson.loads(orjson.dumps(json.loads(line)))  # NaN becomes null
-    return Bad(_reason(line, error))
+    return BadRecord(_reason(line, error))
 
 
 def _reason(line: bytes, error: orjson.JSONDecodeError) -> str:

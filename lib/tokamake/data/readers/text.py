@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tokamake.data.readers._detect import content_suffix
-from tokamake.data.readers._records import LONGEST_BYTES, Bad, RecordBlock
+from tokamake.data.readers._records import LONGEST_BYTES, BadRecord, RecordBlock
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,16 +40,16 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
                 f"{raw.path}: longer than {LONGEST_BYTES} bytes for one document; split it"
             )
     data = b"".join(chunks)
-    records: list[dict[str, Any] | Bad] = [_record(data, keys[0])]
+    records: list[dict[str, Any] | BadRecord] = [_record(data, keys[0])]
     start = -1 if raw.compression else 0
     yield RecordBlock(records, np.array([1], np.int64), np.array([start], np.int64), [data])
 
 
-def _record(data: bytes, key: str) -> dict[str, Any] | Bad:
+def _record(data: bytes, key: str) -> dict[str, Any] | BadRecord:
     try:
         return {key: data.removeprefix(BOM_UTF8).decode()}
     except UnicodeDecodeError as error:
-        return Bad(
+        return BadRecord(
             f"not valid UTF-8 (0x{error.object[error.start]:02x} at byte {error.start}); "
             "convert it: iconv -f LATIN1 -t UTF-8, or what it is in"
         )

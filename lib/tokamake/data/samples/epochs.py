@@ -6,13 +6,13 @@ Epochs are exact fractions: 1 epoch is exactly all samples, with no rounding err
 from collections.abc import Sequence
 from fractions import Fraction
 
-from tokamake.data.mixture.weights import Weighted
+from tokamake.data.mixture.weights import WeightedPrefix
 from tokamake.errors import UserError
 
 _MAX_EPOCHS = 10**6
 
 
-def parse_epochs(options: Sequence[str], lines: Sequence[Weighted]) -> dict[str, Fraction]:
+def parse_epochs(options: Sequence[str], lines: Sequence[WeightedPrefix]) -> dict[str, Fraction]:
     """Epochs of each corpus of a weighting file: "1.5" applies to all, "wiki=3" to one.
 
     Raises:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.mixture.split_prefixes import SplitPrefixes
-from tokamake.data.mixture.weights import Weighted
+from tokamake.data.mixture.weights import WeightedPrefix
 from tokamake.data.samples import array_file, dataset_index, draw, epochs
 from tokamake.data.samples.dataset_index import DatasetIndex
 from tokamake.errors import UserError
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 class WeightedDataset(NamedTuple):
     """A dataset of a split."""
 
-    line: Weighted
+    line: WeightedPrefix
     dataset: IndexedDataset
     documents: range
     """Sequences that belong to the split; they hold at least one token."""

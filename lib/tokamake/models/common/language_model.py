@@ -19,7 +19,7 @@ from tokamake.models.common.layers import KeyValueCache
 from tokamake.models.common.recompute import NONE, Recompute, run
 from tokamake.parallel.context import Documents, PackedDocuments, document_mask, zigzag_indices
 from tokamake.parallel.linear import linear
-from tokamake.parallel.mesh import ALONE, Mesh
+from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import (
     ColumnParallelLinear,
     VocabParallelEmbedding,
@@ -70,7 +70,7 @@ class LanguageModel(nn.Module):
     output_name = "lm_head.weight"
 
     def __init__(
-        self, architecture: Architecture, mesh: Mesh = ALONE, stage: range | None = None
+        self, architecture: Architecture, mesh: Mesh = SINGLE_RANK, stage: range | None = None
     ) -> None:
         super().__init__()
         assert architecture.vocab_size is not None, "fill in vocab_size before building the model"
@@ -103,7 +103,7 @@ class LanguageModel(nn.Module):
         vocab_size, hidden = self.architecture.vocab_size, self.architecture.hidden_size
         assert vocab_size is not None
         self.norm = self.build_norm()
-        if self.has_copy or not self.architecture.tie_word_embeddings:
+        if self.has_tied_output or not self.architecture.tie_word_embeddings:
             self.lm_head = ColumnParallelLinear(hidden, vocab_size, self.mesh)
 
     def forward(
@@ -133,7 +133,7 @@ class LanguageModel(nn.Module):
         return parameter if parameter.startswith("lm_head.") else f"model.{parameter}"
 
     @property
-    def has_copy(self) -> bool:
+    def has_tied_output(self) -> bool:
         """Whether the output layer is a copy of an embedding in another stage."""
         return self.architecture.tie_word_embeddings and self.is_last and not self.is_first
 
@@ -194,7 +194,7 @@ class LanguageModel(nn.Module):
         Projections into the residual stream have a deviation smaller by √(2 × layers), as in
         GPT-2's report. Each tensor depends only on the seed, its name and its shape.
         """
-        assert self.mesh is ALONE, "random weights are drawn whole"
+        assert self.mesh is SINGLE_RANK, "random weights are drawn whole"
         depth = math.sqrt(2 * self.architecture.num_hidden_layers)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:

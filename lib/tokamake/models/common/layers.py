@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common.positions import rotate
-from tokamake.parallel.attention import Seen, attention
-from tokamake.parallel.mesh import ALONE, Mesh
+from tokamake.parallel.attention import AttentionMask, attention
+from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import (
     ColumnParallelLinear,
     ReplicatedLinear,
@@ -58,7 +58,7 @@ class Attention(nn.Module):
     def __init__(
         self,
         architecture: Architecture,
-        mesh: Mesh = ALONE,
+        mesh: Mesh = SINGLE_RANK,
         head_norm: Callable[[], nn.Module] = nn.Identity,
     ) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Attention(nn.Module):
         x_BLD: Tensor,
         cos_LK: Tensor | None,
         sin_LK: Tensor | None,
-        seen: Seen = None,
+        mask: AttentionMask = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Mix tokens: each sees itself and earlier tokens, also those in the cache.
@@ -84,7 +84,7 @@ class Attention(nn.Module):
             x_BLD: token states.
             cos_LK: cosines of rotary positions; None: heads are not rotated.
             sin_LK: sines of rotary positions.
-            seen: mask from `parallel.context.document_mask`, or a bias of scores; None: no mask.
+            mask: mask from `parallel.context.document_mask`, or a bias of scores; None: no mask.
             cache: keys and values of earlier tokens; these tokens extend it.
         """
         x_BLD = shared_input(x_BLD, self._mesh)
@@ -101,7 +101,7 @@ class Attention(nn.Module):
         if cache is not None:
             k_BGSK, v_BGSK = cache.extend(k_BGSK, v_BGSK)
         axis, method = self._mesh.context, self._mesh.context_method
-        y_BHLK = attention(q_BHLK, k_BGSK, v_BGSK, axis=axis, method=method, mask=seen)
+        y_BHLK = attention(q_BHLK, k_BGSK, v_BGSK, axis=axis, method=method, mask=mask)
         return self.o_proj(y_BHLK.transpose(1, 2).flatten(2))
 
 
@@ -119,7 +119,7 @@ def key_value_projection(architecture: Architecture, mesh: Mesh) -> nn.Linear:
 class GatedMLP(nn.Module):
     """Feed-forward layer with a SiLU gate, SwiGLU (arXiv 2002.05202)."""
 
-    def __init__(self, architecture: Architecture, mesh: Mesh = ALONE) -> None:
+    def __init__(self, architecture: Architecture, mesh: Mesh = SINGLE_RANK) -> None:
         super().__init__()
         self._mesh = mesh
         hidden, inner = architecture.hidden_size, architecture.intermediate_size
@@ -155,10 +155,10 @@ class TransformerLayer(nn.Module):
         x_BLD: Tensor,
         cos_LK: Tensor | None,
         sin_LK: Tensor | None,
-        seen: Seen = None,
+        mask: AttentionMask = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Transform token states; see `Attention.forward` for the arguments."""
-        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), cos_LK, sin_LK, seen, cache)
+        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), cos_LK, sin_LK, mask, cache)
         y_BLD: Tensor = self.mlp(self.post_attention_layernorm(x_BLD))
         return x_BLD + y_BLD

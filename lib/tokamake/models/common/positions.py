@@ -148,7 +148,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
 
 
 def alibi(
-    num_heads: int, heads: range, *, length: int, total: int, like: Tensor, seen: Tensor | None
+    num_heads: int, heads: range, *, length: int, total: int, like: Tensor, mask: Tensor | None
 ) -> Tensor:
     """Bias of attention scores: lower with distance, -inf for tokens that are not seen.
 
@@ -158,7 +158,7 @@ def alibi(
         length: tokens that attend, the last ones of `total`.
         total: tokens attended to.
         like: tensor with the dtype and device of the result.
-        seen: (B, 1, L, S) bool; None: each token sees itself and earlier tokens.
+        mask: (B, 1, L, S) bool; None: each token sees itself and earlier tokens.
 
     Returns:
         (1 or B, H, L, S).
@@ -167,5 +167,5 @@ def alibi(
     distance_LS = queries[:, None] - torch.arange(total, device=like.device)
     slopes = torch.tensor(alibi_slopes(num_heads)[heads.start : heads.stop], device=like.device)
     bias_HLS = -slopes[:, None, None] * distance_LS
-    hidden = distance_LS < 0 if seen is None else ~seen
+    hidden = distance_LS < 0 if mask is None else ~mask
     return bias_HLS[None].masked_fill(hidden, -math.inf).to(like.dtype)

@@ -16,10 +16,10 @@ from tokamake.config.architecture import Architecture
 from tokamake.models.common.language_model import LanguageModel
 from tokamake.models.common.layers import Attention, KeyValueCache, TransformerLayer
 from tokamake.models.common.positions import alibi, rotary
-from tokamake.parallel.attention import Seen
+from tokamake.parallel.attention import AttentionMask
 from tokamake.parallel.axis import part
 from tokamake.parallel.context import PackedDocuments
-from tokamake.parallel.mesh import ALONE, Mesh
+from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import (
     ColumnParallelLinear,
     LayerNorm,
@@ -53,7 +53,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class MLP(nn.Module):
     """Feed-forward layer."""
 
-    def __init__(self, architecture: Architecture, mesh: Mesh = ALONE) -> None:
+    def __init__(self, architecture: Architecture, mesh: Mesh = SINGLE_RANK) -> None:
         super().__init__()
         self._mesh, self._activation = mesh, _ACTIVATIONS[architecture.hidden_act]
         hidden, inner = architecture.hidden_size, architecture.intermediate_size
@@ -100,14 +100,14 @@ class Model(LanguageModel):
             position_ids = self.positions(x, cache)
         x_BLD = self._embedded(x, position_ids) if self.is_first else x
         cos, sin = None, None
-        seen: Seen = self.mask(document_ids)
+        mask: AttentionMask = self.mask(document_ids)
         if self.architecture.position_embedding == "rotary":
             cos, sin = rotary(position_ids, self.architecture, x_BLD.dtype)
         if self.architecture.position_embedding == "alibi":
-            assert seen is None or isinstance(seen, PackedDocuments)
+            assert mask is None or isinstance(mask, PackedDocuments)
             start, length = cache[0].length if cache else 0, position_ids.shape[-1]
-            seen = self._bias(x_BLD, start, length, seen.mask if seen else None)
-        x_BLD = self.through_layers(x_BLD, cos, sin, seen, cache=cache)
+            mask = self._bias(x_BLD, start, length, mask.mask if mask else None)
+        x_BLD = self.through_layers(x_BLD, cos, sin, mask, cache=cache)
         return self.logits(x_BLD) if self.is_last else x_BLD
 
     def _embedded(self, tokens_BL: Tensor, positions: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class Model(LanguageModel):
             x_BLD = x_BLD + self.embed_positions(own_tokens(positions_BL, self.mesh))
         return self.embed_layernorm(x_BLD) if hasattr(self, "embed_layernorm") else x_BLD
 
-    def _bias(self, like: Tensor, start: int, length: int, seen: Tensor | None) -> Tensor:
+    def _bias(self, like: Tensor, start: int, length: int, mask: Tensor | None) -> Tensor:
         num_heads = self.architecture.num_attention_heads
         heads, total = part(num_heads, self.mesh.tensor), start + length
-        return alibi(num_heads, heads, length=length, total=total, like=like, seen=seen)
+        return alibi(num_heads, heads, length=length, total=total, like=like, mask=mask)

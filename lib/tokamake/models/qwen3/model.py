@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tokamake.models.common.language_model import LanguageModel
 from tokamake.models.common.layers import Attention, GatedMLP, KeyValueCache, TransformerLayer
 from tokamake.models.common.positions import rotary
-from tokamake.parallel.mesh import ALONE, Mesh
+from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import Placement, RMSNorm
 
 SETTINGS = {
@@ -29,7 +29,7 @@ SETTINGS = {
 class HeadRMSNorm(nn.RMSNorm):
     """Root-mean-square norm of each attention head; the ranks divide the heads."""
 
-    def __init__(self, width: int, mesh: Mesh = ALONE, *, eps: float) -> None:
+    def __init__(self, width: int, mesh: Mesh = SINGLE_RANK, *, eps: float) -> None:
         super().__init__(width, eps=eps)
         self.placements = {"weight": Placement(partial=mesh.tensor.size > 1)}
 

@@ -23,10 +23,10 @@ from tokamake.checkpoint.native.folder import read_description
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.optim._groups import parameter_groups
-from tokamake.optim._whole import ALONE, ParameterPart, WholeParameters
+from tokamake.optim._whole import UNSHARDED, ParameterPart, WholeParameters
 from tokamake.parallel import mesh
 from tokamake.parallel.loss import NO_LABEL
-from tokamake.parallel.sharding import Held
+from tokamake.parallel.sharding import ParameterChunk
 from tokamake.runtime.cores import keep_freed_memory
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
@@ -68,7 +68,7 @@ class EngineBase(ABC):
         sharded = run.train.zero_stage > 0
         self.mesh = mesh.build(run.train.parallel, ranks.world_size, device, shard=sharded)
         self._stages = PipelineStages(run, self.mesh, device, shard=shard)
-        self._held: list[Held] = self._stages.held
+        self._chunks: list[ParameterChunk] = self._stages.chunks
         self._loss_scale = LossScale(precision_of(run))
         # Saving runs beside training, and must not mix with its collectives.
         self._save_group = dist.new_group(backend="gloo")
@@ -76,7 +76,7 @@ class EngineBase(ABC):
     # ---- First weights and optimizer ----
 
     @abstractmethod
-    def _weights(self) -> Iterable[tuple[Held, FlatChunks]]:
+    def _weights(self) -> Iterable[tuple[ParameterChunk, FlatChunks]]:
         """Chunks of whole parameters that the optimizer of this rank has."""
 
     def _load_initial_weights(self) -> None:
@@ -98,9 +98,9 @@ class EngineBase(ABC):
         # A copy has the key of its original, so that one dict cannot hold both.
         for copies in (False, True):
             tensors = {
-                f"model.{held.saved_name}": chunks
-                for held, chunks in weights
-                if held.is_copy == copies
+                f"model.{chunk.saved_name}": flat_chunks
+                for chunk, flat_chunks in weights
+                if chunk.is_tied_output == copies
             }
             with raise_on_all_ranks():
                 training_state.check(start.path, tensors)
@@ -113,15 +113,15 @@ class EngineBase(ABC):
             whole: whether the optimizer may gather whole parameters.
         """
         settings = self._run.train.optimizer
-        named = [(held.name, held.local) for held in self._held]
+        named = [(chunk.name, chunk.local) for chunk in self._chunks]
         parts: dict[Tensor, ParameterPart] = {
-            held.local: ParameterPart(tuple(held.shape), held.place, held.groups)
-            for held in self._held
+            chunk.local: ParameterPart(tuple(chunk.shape), chunk.place, chunk.groups)
+            for chunk in self._chunks
         }
         groups = parameter_groups(named, settings.used("weight_decay"))
         plug_in = plugins.load("optim", settings.name)
         self._state_kinds = plug_in.STATE
-        view = WholeParameters(parts.__getitem__) if whole else ALONE
+        view = WholeParameters(parts.__getitem__) if whole else UNSHARDED
         optimizer: torch.optim.Optimizer = plug_in.build(groups, settings, view)
         return optimizer
 

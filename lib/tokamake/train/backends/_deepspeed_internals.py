@@ -40,16 +40,16 @@ def reduce_at_end(engine: Any, enabled: bool) -> None:
     engine.pipeline_parallelism = enabled
 
 
-def mark(parameter: Any, *, counts: bool, is_copy: bool) -> None:
+def mark(parameter: Any, *, counts: bool, is_replica: bool) -> None:
     """Set the attributes that DeepSpeed's gradient norm reads.
 
     Args:
         parameter: of the model.
         counts: whether this rank's part counts in the norm.
-        is_copy: whether another pipeline stage counts the same parameter.
+        is_replica: whether another pipeline stage counts the same parameter.
     """
     parameter.model_parallel = counts
-    parameter.ds_pipe_replicated = is_copy
+    parameter.ds_pipe_replicated = is_replica
 
 
 def gradient(optimizer: Any, parameter: Any) -> Tensor | None:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from tokamake.checkpoint.native import training_state
-from tokamake.checkpoint.native.flat_chunks import FlatChunks, boxes
+from tokamake.checkpoint.native.flat_chunks import FlatChunks, chunks_of_range
 from tokamake.errors import UserError
-from tokamake.parallel.sharding import Held
+from tokamake.parallel.sharding import ParameterChunk
 from tokamake.train.backends import _deepspeed_internals as internals
 
 
@@ -23,7 +23,7 @@ from tokamake.train.backends import _deepspeed_internals as internals
 class PartitionedParameter:
     """This rank's piece of a parameter."""
 
-    held: Held
+    chunk: ParameterChunk
     """The parameter, after tensor and pipeline parallelism."""
     start: int
     """Offset of the piece in the flattened parameter."""
@@ -40,25 +40,27 @@ class PartitionedParameter:
 
     def place(self, tensor: Tensor) -> FlatChunks:
         """The piece of such a tensor, as chunks of the whole parameter."""
-        parts = boxes(self.of(tensor), self.start, self.held.place)
-        return FlatChunks(self.held.shape, tensor.dtype, parts)
+        chunks = chunks_of_range(self.of(tensor), self.start, self.chunk.place)
+        return FlatChunks(self.chunk.shape, tensor.dtype, chunks)
 
 
-def pieces(held: Iterable[Held], optimizer: Any, stage: int) -> list[PartitionedParameter]:
+def pieces(
+    chunks: Iterable[ParameterChunk], optimizer: Any, stage: int
+) -> list[PartitionedParameter]:
     """This rank's pieces of parameters, without empty ones.
 
     Args:
-        held: parameters of DeepSpeed's engine.
+        chunks: parameters of DeepSpeed's engine.
         optimizer: DeepSpeed's optimizer.
         stage: ZeRO stage.
     """
-    return [piece for parameter in held if (piece := _piece(parameter, optimizer, stage)).size]
+    return [piece for parameter in chunks if (piece := _piece(parameter, optimizer, stage)).size]
 
 
-def _piece(held: Held, optimizer: Any, stage: int) -> PartitionedParameter:
+def _piece(chunk: ParameterChunk, optimizer: Any, stage: int) -> PartitionedParameter:
     if stage == 0:
-        return PartitionedParameter(held, 0, held.local, 0, held.local.numel())
-    return PartitionedParameter(held, *internals.partition(optimizer, held.parameter, stage))
+        return PartitionedParameter(chunk, 0, chunk.local, 0, chunk.local.numel())
+    return PartitionedParameter(chunk, *internals.partition(optimizer, chunk.parameter, stage))
 
 
 def tensors_of(
@@ -72,7 +74,7 @@ def tensors_of(
     """
     tensors: training_state.Tensors = {}
     for piece in pieces:
-        name = piece.held.saved_name
+        name = piece.chunk.saved_name
         tensors[f"model.{name}"] = piece.place(piece.flat)
         for kind, value in states.get(piece.flat, {}).items():
             like_buffer = value.shape == piece.flat.shape
@@ -100,7 +102,7 @@ def make_state(
     for piece in pieces:
         state = optimizer.state[piece.flat]
         for kind, like in kinds.items():
-            saved = saved_tensors.get(f"optimizer.{kind}.{piece.held.saved_name}")
+            saved = saved_tensors.get(f"optimizer.{kind}.{piece.chunk.saved_name}")
             if saved is None or kind in state:
                 continue
             shape = piece.flat.shape if like == "like_parameter" else saved.size
@@ -123,7 +125,7 @@ def take_shared(
         for kind, value in states[piece.flat].items():
             if value.shape == piece.flat.shape:
                 continue
-            key = f"optimizer.{kind}.{piece.held.saved_name}"
+            key = f"optimizer.{kind}.{piece.chunk.saved_name}"
             first_value = first.setdefault((piece.flat, kind), loaded[key])
             if not torch.equal(first_value, loaded[key]):
                 raise UserError(

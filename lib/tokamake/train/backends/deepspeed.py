@@ -19,7 +19,7 @@ from tokamake.checkpoint.native.flat_chunks import FlatChunks
 from tokamake.config.resolved_run import Run
 from tokamake.optim._groups import set_rates
 from tokamake.parallel import collectives, sharding
-from tokamake.parallel.sharding import Held
+from tokamake.parallel.sharding import ParameterChunk
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.backends import _deepspeed_internals as internals
@@ -71,22 +71,24 @@ class Engine(EngineBase):
             run, _StagesModule(self._stages), self._optimizer, mpu, device.type
         )
         internals.reduce_at_end(self._engine, self._zero_stage < 2)
-        self._pieces = partitions.pieces(self._held, self._engine.optimizer, self._zero_stage)
+        self._pieces = partitions.pieces(self._chunks, self._engine.optimizer, self._zero_stage)
         if not continues:
             self._load_initial_weights()
             internals.publish(self._engine.optimizer, self._zero_stage)
 
-    def _weights(self) -> Iterator[tuple[Held, FlatChunks]]:
+    def _weights(self) -> Iterator[tuple[ParameterChunk, FlatChunks]]:
         for piece in self._pieces:
-            yield piece.held, piece.place(piece.flat)
+            yield piece.chunk, piece.place(piece.flat)
 
     def _mark_parameters(self) -> None:
         """Mark parameters for DeepSpeed's norm, and set hooks that sum partial gradients."""
-        for held in self._held:
-            internals.mark(held.parameter, counts=held.counts, is_copy=held.is_copy)
-            if held.placement.partial and self._zero_stage >= 2:
+        for chunk in self._chunks:
+            internals.mark(chunk.parameter, counts=chunk.counts, is_replica=chunk.is_tied_output)
+            if chunk.placement.partial and self._zero_stage >= 2:
                 # Stages 2 and 3 shard a gradient as soon as it is computed: sum it before.
-                held.parameter.register_hook(partial(collectives.all_reduce, axis=self.mesh.tensor))
+                chunk.parameter.register_hook(
+                    partial(collectives.all_reduce, axis=self.mesh.tensor)
+                )
 
     # ---- Steps ----
 
@@ -114,7 +116,7 @@ class Engine(EngineBase):
         squares = torch.zeros_like(total)
         if self._zero_stage == 0:
             # Data-parallel ranks all have the same gradients.
-            squares = sharding.squares(self._held, self._device) / num_averaged
+            squares = sharding.squares(self._chunks, self._device) / num_averaged
         loss, norm, stops, all_saved = self._sum_over_ranks(
             total / num_averaged, squares, stop=stop, saved=saved
         )
@@ -127,17 +129,17 @@ class Engine(EngineBase):
         """Add up the gradients of a step here, then let DeepSpeed reduce them."""
         value = self._loss_scale.value
         total = self._stages.forward_backward(batches, scale * value) / value
-        sharding.add_up_partial(self._held, self.mesh.tensor, self._gradient)
+        sharding.add_up_partial(self._chunks, self.mesh.tensor, self._gradient)
         if self._run.architecture.tie_word_embeddings:
             name = self._stages.embedding_name
-            sharding.add_up_copies(self._held, self.mesh.pipeline, name, self._gradient)
+            sharding.add_up_copies(self._chunks, self.mesh.pipeline, name, self._gradient)
         self._engine.set_gradient_accumulation_boundary(True)
         self._engine.allreduce_gradients()
         return total
 
-    def _gradient(self, held: Held) -> Tensor | None:
+    def _gradient(self, chunk: ParameterChunk) -> Tensor | None:
         """DeepSpeed's fp32 sum of a parameter's gradients."""
-        return internals.gradient(self._engine.optimizer, held.parameter)
+        return internals.gradient(self._engine.optimizer, chunk.parameter)
 
     def _reduce_each(self, batches: Sequence[MicroBatch], scale: float) -> Tensor:
         """Let DeepSpeed reduce the gradients of each micro batch, and add up its shard of them."""
@@ -159,7 +161,7 @@ class Engine(EngineBase):
         if math.isfinite(norm):
             limit = self._run.train.gradient_clipping
             # The same epsilon as in torch.nn.utils.clip_grad_norm_.
-            sharding.scale(self._held, min(1.0, limit / (norm + 1e-6)) if limit else 1.0)
+            sharding.scale(self._chunks, min(1.0, limit / (norm + 1e-6)) if limit else 1.0)
             self._engine.step()
         return norm
 
@@ -183,7 +185,7 @@ class Engine(EngineBase):
     def save(self, folder: Path, progress: dict[str, Any]) -> Saving:
         """Begin to write a checkpoint; see `native.Engine.save`."""
         self._set_mode("eval")
-        counted = [piece for piece in self._pieces if piece.held.counts]
+        counted = [piece for piece in self._pieces if piece.chunk.counts]
         written = training_state.save(
             folder,
             partitions.tensors_of(counted, self._optimizer.state),
@@ -195,8 +197,8 @@ class Engine(EngineBase):
 
     def load(self, folder: Path) -> None:
         """Load a checkpoint of any back end and layout; see `native.Engine.load`."""
-        originals = [piece for piece in self._pieces if not piece.held.is_copy]
-        copies = [piece for piece in self._pieces if piece.held.is_copy]
+        originals = [piece for piece in self._pieces if not piece.chunk.is_tied_output]
+        copies = [piece for piece in self._pieces if piece.chunk.is_tied_output]
         rank_state = None
         for pieces in (originals, copies):
             with raise_on_all_ranks():

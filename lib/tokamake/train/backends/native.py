@@ -15,11 +15,11 @@ from torch import Tensor
 
 from tokamake import plugins
 from tokamake.checkpoint.native import training_state
-from tokamake.checkpoint.native.flat_chunks import FlatChunks, box
+from tokamake.checkpoint.native.flat_chunks import FlatChunks, single_chunk
 from tokamake.config.resolved_run import Run
 from tokamake.optim._groups import set_rates
 from tokamake.parallel import sharding
-from tokamake.parallel.sharding import Held
+from tokamake.parallel.sharding import ParameterChunk
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.backends._base import EngineBase
@@ -51,9 +51,9 @@ class Engine(EngineBase):
         if not continues:
             self._load_initial_weights()
 
-    def _weights(self) -> Iterator[tuple[Held, FlatChunks]]:
-        for held in self._held:
-            yield held, box(held.local.detach(), held.shape, held.place)
+    def _weights(self) -> Iterator[tuple[ParameterChunk, FlatChunks]]:
+        for chunk in self._chunks:
+            yield chunk, single_chunk(chunk.local.detach(), chunk.shape, chunk.place)
 
     # ---- Steps ----
 
@@ -82,7 +82,7 @@ class Engine(EngineBase):
         self._update_hessian(rows, batches)
         total = self._stages.forward_backward(batches, scale * self._loss_scale.value)
         self._add_up_gradients()
-        squares = sharding.squares(self._held, self._device)
+        squares = sharding.squares(self._chunks, self._device)
         rank_loss = total / self._stages.num_averaged
         loss, norm, stops, all_saved = self._sum_over_ranks(
             rank_loss, squares, stop=stop, saved=saved
@@ -91,14 +91,14 @@ class Engine(EngineBase):
         updates = math.isfinite(loss) and self._loss_scale.update(norm)
         if updates and math.isfinite(norm):
             set_rates(self._optimizer, learning_rate=learning_rate, weight_decay=weight_decay)
-            sharding.scale(self._held, self._gradient_factor(norm))
+            sharding.scale(self._chunks, self._gradient_factor(norm))
             self._optimizer.step()
         self._drop_gradients()
         return StepResult(loss, norm, stop=stops, saved=all_saved, skipped=not updates)
 
     def _num_updates(self) -> int:
         """Updates so far, by the optimizer's own count."""
-        states = (self._optimizer.state.get(held.local, {}) for held in self._held)
+        states = (self._optimizer.state.get(chunk.local, {}) for chunk in self._chunks)
         return max((int(state["step"]) for state in states if "step" in state), default=0)
 
     def _update_hessian(self, rows: Sequence[TokenRows], batches: Sequence[MicroBatch]) -> None:
@@ -113,26 +113,26 @@ class Engine(EngineBase):
         scale = self._stages.num_averaged / num_labels * loss_scale
         self._stages.forward_backward(batches, scale, draws)
         self._add_up_gradients()
-        squares = sharding.squares(self._held, self._device)
+        squares = sharding.squares(self._chunks, self._device)
         dist.all_reduce(squares)
         # If these gradients overflow in fp16, those of the step most likely do, too. Then the step
         # is skipped, and both are computed again at a lower scale.
         if math.isfinite(squares.item()):
-            sharding.scale(self._held, 1 / loss_scale)
+            sharding.scale(self._chunks, 1 / loss_scale)
             optimizer: Any = self._optimizer
             optimizer.update_hessian(num_labels)
         self._drop_gradients()
 
     def _drop_gradients(self) -> None:
-        for held in self._held:
-            held.parameter.grad = held.local.grad = None
+        for chunk in self._chunks:
+            chunk.parameter.grad = chunk.local.grad = None
 
     def _add_up_gradients(self) -> None:
-        for held in self._held:
-            held.take_gradient()
-        sharding.add_up_partial(self._held, self.mesh.tensor)
+        for chunk in self._chunks:
+            chunk.take_gradient()
+        sharding.add_up_partial(self._chunks, self.mesh.tensor)
         if self._run.architecture.tie_word_embeddings:
-            sharding.add_up_copies(self._held, self.mesh.pipeline, self._stages.embedding_name)
+            sharding.add_up_copies(self._chunks, self.mesh.pipeline, self._stages.embedding_name)
 
     def _gradient_factor(self, norm: float) -> float:
         """Factor of gradients: clips them and removes the loss scale."""
@@ -170,7 +170,7 @@ class Engine(EngineBase):
         )
         return Saving(folder, written, lambda: self._sync_folder(folder))
 
-    def _tensors(self, held: list[Held]) -> training_state.Tensors:
+    def _tensors(self, chunks: list[ParameterChunk]) -> training_state.Tensors:
         states: dict[Any, dict[str, Any]] = self._optimizer.state
         # An optimizer that packs its states can unpack them.
         plain = getattr(self._optimizer, "plain", None)
@@ -179,26 +179,26 @@ class Engine(EngineBase):
                 key: {kind: plain(value) for kind, value in state.items()}
                 for key, state in states.items()
             }
-        return training_state.tensors_of(held, states, self._layout, self._state_kinds)
+        return training_state.tensors_of(chunks, states, self._layout, self._state_kinds)
 
-    def _pack_states(self, parameters: list[Held]) -> None:
+    def _pack_states(self, parameters: list[ParameterChunk]) -> None:
         """Pack states again, if the optimizer does so: a checkpoint has them unpacked."""
         packed = getattr(self._optimizer, "packed", None)
         if packed is None:
             return
-        for held in parameters:
-            state = self._optimizer.state[held.local]
+        for chunk in parameters:
+            state = self._optimizer.state[chunk.local]
             for kind, like in self._state_kinds.items():
                 if like == "like_parameter" and kind in state:
-                    state[kind] = packed(held.local, kind, state[kind])
+                    state[kind] = packed(chunk.local, kind, state[kind])
 
-    def _originals(self) -> list[Held]:
+    def _originals(self) -> list[ParameterChunk]:
         """This rank's parameters, without copies of a tied embedding."""
-        return [held for held in self._held if not held.is_copy]
+        return [chunk for chunk in self._chunks if not chunk.is_tied_output]
 
     def load(self, folder: Path) -> None:
         """Load a checkpoint of any layout: weights, optimizer states, random generators."""
-        copies = [held for held in self._held if held.is_copy]
+        copies = [chunk for chunk in self._chunks if chunk.is_tied_output]
         rank_state = None
         # A copy has the keys of its original, so that one dict cannot hold both.
         for parameters in (self._originals(), copies):

@@ -38,7 +38,7 @@ from tokamake.checkpoint.tensors.dtypes import FLOAT32
 from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
-from tokamake.checkpoint.torch_files.pickle_reader import Located
+from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor
 from tokamake.checkpoint.torch_files.torch_archive import archives as archives
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
@@ -223,11 +223,11 @@ def _slices(rank: Rank, layer_numbers: Iterable[int] | None) -> dict[str, Tensor
     return dict(megatron_module.named_slices(megatron_module.stage_tree(rank, layers)))
 
 
-def _param(file: Path) -> Located:
+def _param(file: Path) -> PickledTensor:
     content = pickle_reader.read(file, REMEDY)
     # From ZeRO 3, DeepSpeed writes the flat tensor itself, not a dict with `param`.
     tensor = content.get("param") if isinstance(content, dict) else content
-    if not isinstance(tensor, Located):
+    if not isinstance(tensor, PickledTensor):
         raise UserError(f"{file}: holds no tensor param; {REMEDY}")
     return tensor
 

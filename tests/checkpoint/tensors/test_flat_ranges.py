@@ -1,4 +1,4 @@
-"""Runs of a flattened tensor as boxes, compared with numpy."""
+"""Ranges of a flattened tensor as slices, compared with numpy."""
 
 import math
 
@@ -7,22 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokamake.checkpoint.tensors.extents import Chunk, whole_box
-from tokamake.checkpoint.tensors.flat_runs import boxes, cut
+from tokamake.checkpoint.tensors.extents import Chunk, whole_slices
+from tokamake.checkpoint.tensors.flat_ranges import cut, slices_of_range
 
 SHAPES = st.lists(st.integers(1, 4), max_size=4).map(tuple)
 
 
 @given(SHAPES, st.data())
-def test_boxes_hold_the_elements_of_a_run_in_order(
+def test_slices_hold_the_elements_of_a_range_in_order(
     shape: tuple[int, ...], data: st.DataObject
 ) -> None:
     count = math.prod(shape)
     start = data.draw(st.integers(0, count))
     stop = data.draw(st.integers(start, count))
     whole = np.arange(count).reshape(shape)
-    split = list(boxes(shape, start, stop))
-    elements = [element for box in split for element in whole[box].reshape(-1)]
+    split = list(slices_of_range(shape, start, stop))
+    elements = [element for slices in split for element in whole[slices].reshape(-1)]
     assert elements == list(range(start, stop))
     assert len(split) <= 2 * max(len(shape), 1)
 
@@ -35,20 +35,20 @@ def test_a_cut_has_the_elements_of_the_stored_chunk(
     start = data.draw(st.integers(0, count))
     stop = data.draw(st.integers(start, count))
     # The chunk lies in a larger tensor, at 1 in each dimension.
-    box = tuple(slice(1, size + 1) for size in shape)
-    chunk = Chunk("weight", box, before)
+    slices = tuple(slice(1, size + 1) for size in shape)
+    chunk = Chunk("weight", slices, before)
     whole = np.zeros([size + 1 for size in shape], int)
-    whole[box] = np.arange(before, count).reshape(shape)
-    run = np.full(stop - start, -1)
-    for part in cut([chunk], start, stop):
-        values = whole[part.box].reshape(-1)
-        run[part.start : part.start + len(values)] = values
+    whole[slices] = np.arange(before, count).reshape(shape)
+    elements = np.full(stop - start, -1)
+    for piece in cut([chunk], start, stop):
+        values = whole[piece.slices].reshape(-1)
+        elements[piece.start : piece.start + len(values)] = values
     expected = np.arange(start, stop)
-    assert (run == np.where(expected < before, -1, expected)).all()
+    assert (elements == np.where(expected < before, -1, expected)).all()
 
 
-def test_only_chunks_in_the_run_are_cut() -> None:
-    chunks = [Chunk("a", whole_box((4,)), 0), Chunk("b", whole_box((2, 2)), 4)]
+def test_only_chunks_in_the_range_are_cut() -> None:
+    chunks = [Chunk("a", whole_slices((4,)), 0), Chunk("b", whole_slices((2, 2)), 4)]
     assert list(cut(chunks, 5, 8)) == [
         Chunk("b", (slice(0, 1), slice(1, 2)), 0),
         Chunk("b", (slice(1, 2), slice(0, 2)), 1),
@@ -58,4 +58,4 @@ def test_only_chunks_in_the_run_are_cut() -> None:
 
 def test_a_transposed_chunk_is_not_cut() -> None:
     with pytest.raises(AssertionError, match="contiguous"):
-        list(cut([Chunk("a", whole_box((2, 2)), 0, (1, 2))], 0, 4))
+        list(cut([Chunk("a", whole_slices((2, 2)), 0, (1, 2))], 0, 4))
