@@ -23,7 +23,7 @@ from torch.distributed.checkpoint import FileSystemWriter
 from tests.support.faulty import dying
 from tests.support.ranks import CONTEXT, kill, start
 from tokamake.cli import main
-from tokamake.runtime.rank_errors import STOPPED
+from tokamake.runtime.exit_status import Stopped
 from tokamake.train import resume
 from tokamake.train.backends import native
 from tokamake.train.resume_state import ResumeState
@@ -95,7 +95,7 @@ class Started:
             for sentinel in ready:
                 process = running.pop(sentinel)
                 process.join()
-                if process.exitcode not in (0, STOPPED):
+                if process.exitcode not in (0, *Stopped):
                     kill(self.processes)
         return [process.exitcode for process in self.processes]
 

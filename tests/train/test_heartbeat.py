@@ -8,7 +8,7 @@ import pytest
 from tests.support.forked import TIMEOUT_SECONDS, Started, stopped_in_step, train
 from tests.support.runs import losses, make_run
 from tokamake.config.resolved_run import read_run
-from tokamake.runtime.rank_errors import STOPPED
+from tokamake.runtime.exit_status import HUNG
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import heartbeat
 from tokamake.train.heartbeat import (
@@ -97,7 +97,7 @@ def test_a_stopped_rank_is_named_and_the_run_can_be_retried(root: Path, stopped:
     with Started(config, ranks=2, fault=partial(stopped_in_step, stopped, 5)) as started:
         waiting = started.processes[1 - stopped]
         waiting.join(TIMEOUT_SECONDS)
-        assert waiting.exitcode == STOPPED, started.printed
+        assert waiting.exitcode == HUNG, started.printed
         printed = started.printed
     assert f"lags, stopped or stuck, without a report: rank {stopped} on" in printed
     assert f"waits, trains after step 4: rank {1 - stopped} on" in printed

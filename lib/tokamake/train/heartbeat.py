@@ -3,7 +3,7 @@
 Each rank notes in its memory what it does; a thread beside it looks at the note. While ranks wait
 for each other, a rank that hangs soon stops them all. When nothing has changed for the time-out of
 the run, each rank writes its note and the stacks of its threads into a folder that all hosts see.
-One of them reads these files and prints which ranks lag; all exit with `STOPPED`, so that the run
+One of them reads these files and prints which ranks lag; all exit with `HUNG`, so that the run
 is tried again from its last checkpoint. A run that gets on writes no file.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tokamake.config.resolved_run import Run
 from tokamake.runtime.console import counted
-from tokamake.runtime.rank_errors import STOPPED
+from tokamake.runtime.exit_status import HUNG
 from tokamake.runtime.ranks import Ranks
 from tokamake.runtime.torch_internals import set_group_timeouts
 
@@ -136,7 +136,7 @@ class Heartbeat:
             if silence.look(self._last, time.monotonic(), interval) >= self._seconds:
                 with suppress(Exception):  # whatever happens, the run ends
                     self._report()
-                os._exit(STOPPED)
+                os._exit(HUNG)
 
     def _report(self) -> None:
         """Write what this rank knows; print which ranks lag, or wait until another rank has."""
@@ -262,7 +262,7 @@ def describe(
         folder: folder of the reports.
         seconds: time-out of the run.
     """
-    lines = [f"tokamake train: no rank has got on for {seconds:g} s; the run ends with {STOPPED}"]
+    lines = [f"tokamake train: no rank has got on for {seconds:g} s; the run ends with {HUNG}"]
     if silent := [rank for rank in range(len(hosts)) if rank not in reports]:
         lines.append(f"  lags, stopped or stuck, without a report: {_named(silent, hosts)}")
     groups: dict[tuple[Beat, str], list[int]] = defaultdict(list)

@@ -16,7 +16,12 @@ from tokamake.data.samples.index_folder import read_index
 from tokamake.data.samples.loader import Step
 from tokamake.errors import UserError
 from tokamake.runtime.cores import ahead
-from tokamake.runtime.rank_errors import STOPPED, raise_on_all_ranks, report_from_any_rank
+from tokamake.runtime.exit_status import Stopped
+from tokamake.runtime.rank_errors import (
+    first_of_ranks,
+    raise_on_all_ranks,
+    report_from_any_rank,
+)
 from tokamake.runtime.ranks import Ranks
 from tokamake.schedules import Schedule
 from tokamake.train import job_progress, resume
@@ -60,7 +65,7 @@ def train_run(
         minutes: how long this job may take; None: what its scheduler says.
 
     Returns:
-        Exit code: 0, or `STOPPED` if steps are left.
+        Exit status: 0, or one of `Stopped` if steps are left.
 
     Raises:
         UserError: the run cannot start or its loss is not finite; all ranks raise it.
@@ -103,7 +108,7 @@ def train_run(
                 state = trainer.train()
                 counted, last_step = trainer.run, trainer.last_step
             if state.step < last_step:
-                return STOPPED
+                return trainer.stopped
 
             # train.json tells the workflow that this segment of the run is finished.
             with raise_on_all_ranks():
@@ -120,6 +125,7 @@ class Trainer:
         state: finished steps, consumed samples and training time.
         last_step: step to end at.
         unvalidated: whether an earlier job stopped before the validation of its last step.
+        stopped: why it stopped before `last_step`, once it has.
 
     Args:
         run: the resolved run, with its precision chosen.
@@ -146,6 +152,8 @@ class Trainer:
         self.unvalidated = start.unvalidated
         self.deadline, self.heartbeat = deadline, heartbeat
         self.stop_request = StopRequest(reports=ranks.rank == 0)
+        self._stop_reason = ""
+        self.stopped = Stopped.TIME
 
         # ---- Data ----
         with raise_on_all_ranks():
@@ -238,7 +246,7 @@ class Trainer:
                 batch.micro_batches,
                 learning_rate=learning_rate,
                 weight_decay=self.weight_decay(),
-                stop=bool(self.stop_request.by) or self.deadline.near(),
+                stop=self._is_asked_to_stop(),
                 saved=self.saver.written,
             )
         except UserError:  # on all ranks: the loss scale of fp16 cannot fall further
@@ -298,9 +306,15 @@ class Trainer:
                 f"last good checkpoint: {self.saver.latest}"
             )
 
+    def _is_asked_to_stop(self) -> bool:
+        self._stop_reason = self.stop_request.by or ("TIME" if self.deadline.near() else "")
+        return bool(self._stop_reason)
+
     def _print_why_stopped(self) -> None:
-        signal = self.stop_request.by
-        reason = f"by {signal}" if signal else "before the end of the job"
+        # Ranks get signals at different times, and rank 0 alone knows the time of the job.
+        self.stopped = Stopped[first_of_ranks(self._stop_reason)]
+        is_time = self.stopped is Stopped.TIME
+        reason = "before the end of the job" if is_time else f"by {self.stopped.name}"
         self.ranks.print_once(
             f"stopped {reason}: saved at step {self.state.step}, run the same command again to "
             "go on"
