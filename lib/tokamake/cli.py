@@ -154,12 +154,12 @@ def main() -> None:
     if arguments and re.fullmatch(r"--local[_-]rank=\d+", arguments[0]):
         del arguments[0]  # launchers such as deepspeed add it; LOCAL_RANK has the same value
     stage = arguments[0] if arguments and arguments[0] in COMMANDS else ""
-    from tokamake.runtime.rank_errors import STOPPED
+    from tokamake.runtime.exit_status import Stopped
 
     # Batch systems end jobs with SIGTERM. As an exception, it lets stages remove unfinished files.
     if stage == "train":  # a person's Ctrl-C stops it in the same way
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
-        signal.signal(signal.SIGINT, lambda *_: sys.exit(STOPPED))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(Stopped.SIGTERM))
+        signal.signal(signal.SIGINT, lambda *_: sys.exit(Stopped.SIGINT))
     else:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:

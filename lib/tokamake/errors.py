@@ -23,15 +23,22 @@ class TemporaryError(UserError):
     """An error of the system, the network or another process, which a retry may not meet."""
 
 
-def note_failure(error: Exception) -> None:
-    """Tell the executors for PBS and Slurm not to retry this job, unless the error is temporary.
+RESTART_VARIABLE = "TOKAMAKE_ERROR_FILE"
+"""Environment variable with a file that prevents a restart of the ranks in the same job."""
 
-    They name a file in JOB_FAILURE_FILE; work that would fail again in the same way creates it.
+
+def note_failure(error: Exception) -> None:
+    """Tell who started this process that a restart at once would not help.
+
+    The executors for PBS and Slurm name a file in JOB_FAILURE_FILE; work that would fail again in
+    the same way creates it, and the job is not retried. A temporary error is retried, but not
+    within the same job (`runtime/restarts.py`).
     """
-    path = os.environ.get("JOB_FAILURE_FILE")
-    if path and not isinstance(error, TemporaryError):
-        with suppress(OSError):
-            Path(path).touch()
+    names = ("JOB_FAILURE_FILE", RESTART_VARIABLE)
+    for name in names[1:] if isinstance(error, TemporaryError) else names:
+        if path := os.environ.get(name):
+            with suppress(OSError):
+                Path(path).touch()
 
 
 def of_system(error: OSError) -> str:

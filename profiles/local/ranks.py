@@ -1,9 +1,9 @@
 """torchrun with its options, but with the exit status of the first rank that failed.
 
 torchrun itself prints a traceback and a report and always returns 1. So a user's mistake (2) and a
-run that saved and stopped (75) could not be distinguished from a crash. SIGTERM and Ctrl-C are
-passed on to the ranks, which have ten minutes to save instead of 30 s. The exit status is 75 if
-ranks saved and stopped. A second Ctrl-C kills the ranks.
+run that saved and stopped could not be distinguished from a crash. SIGTERM and Ctrl-C are passed on
+to the ranks, which have ten minutes to save instead of 30 s. The exit status is that of the ranks
+if they saved and stopped. A second Ctrl-C kills the ranks.
 """
 
 import logging
@@ -22,8 +22,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_han
 )
 from torch.distributed.run import parse_args, run
 
-STOPPED = 75
-"""Exit status of a run that saved and stopped before its end."""
+from tokamake.runtime.exit_status import Stopped
 
 popen, started = SubprocessHandler._popen, []
 terminate, signal_times = api._terminate_process_handler, []
@@ -97,4 +96,5 @@ except ChildFailedError as error:
     sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
 except SignalException as error:
     codes = end_ranks(error.sigval)
-    sys.exit(STOPPED if STOPPED in codes <= {0, STOPPED} else 128 + error.sigval)
+    stops = codes - {0}
+    sys.exit(stops.pop() if stops <= {*Stopped} and len(stops) == 1 else 128 + error.sigval)

@@ -177,3 +177,16 @@ def test_a_narrowed_tensor_is_a_view_of_a_slice() -> None:
     tensor = torch.zeros(4, 6)
     torch_internals.narrowed(tensor, [1, 2], [2, 3]).fill_(1.0)
     assert tensor.sum() == tensor[1:3, 2:5].sum() == 6
+
+
+def timeouts_of_groups() -> list[float]:
+    groups = [dist.group.WORLD, dist.new_group([0]), dist.new_group()]
+    torch_internals.set_group_timeouts(77)
+    own = [group for group in groups if isinstance(group, dist.ProcessGroup)]
+    backends = [group._get_backend(torch.device("cpu")) for group in own]
+    return [backend.options._timeout.total_seconds() for backend in backends]
+
+
+@pytest.mark.ranks
+def test_all_groups_of_a_rank_get_a_timeout() -> None:
+    assert spawn(timeouts_of_groups, 2) == [[77, 77, 77], [77, 77]]

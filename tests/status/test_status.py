@@ -155,6 +155,17 @@ def test_damaged_lines_do_not_stop_status(folder: Path, capsys: pytest.CaptureFi
     assert "training step 10 of 50 (20%), loss 4.0000" in capsys.readouterr().out
 
 
+def test_slow_ranks_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(folder, age=20)
+    slow = [{"rank": 5, "host": "n2", "reason": "waits for samples"}]
+    write(folder / "results/big/training/ranks.json", json.dumps({"slow": slow}))
+    status(folder)
+    assert "  slow     rank 5 on n2: waits for samples" in capsys.readouterr().out.splitlines()
+    status(folder, json=True)
+    training = json.loads(capsys.readouterr().out)["training"]["big"]
+    assert training["slow_ranks"] == ["rank 5 on n2: waits for samples"]
+
+
 def test_json_has_jobs_and_training(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(folder, age=10)
     status(folder, json=True)

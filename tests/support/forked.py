@@ -23,8 +23,9 @@ from torch.distributed.checkpoint import FileSystemWriter
 from tests.support.faulty import dying
 from tests.support.ranks import CONTEXT, kill, start
 from tokamake.cli import main
-from tokamake.runtime.rank_errors import STOPPED
+from tokamake.runtime.exit_status import Stopped
 from tokamake.train import resume
+from tokamake.train.backends import native
 from tokamake.train.resume_state import ResumeState
 from tokamake.train.saving import CheckpointSaver
 from tokamake.train.stop_signals import StopRequest
@@ -94,7 +95,7 @@ class Started:
             for sentinel in ready:
                 process = running.pop(sentinel)
                 process.join()
-                if process.exitcode not in (0, STOPPED):
+                if process.exitcode not in (0, *Stopped):
                     kill(self.processes)
         return [process.exitcode for process in self.processes]
 
@@ -191,3 +192,17 @@ def writes_until_sigterm(writing: Semaphore) -> None:
 
     FileSystemWriter.write_data = wait_and_write
     StopRequest.note = stop
+
+
+def stopped_in_step(rank: int, step: int) -> None:
+    """Stop a rank by SIGSTOP before it trains a step; as a rank that hangs, it ends no more."""
+    train_step = native.Engine.train_step
+
+    def stop_or_train(engine: Any, *arguments: Any, **options: Any) -> Any:
+        nonlocal step
+        step -= 1
+        if not step and dist.get_rank() == rank:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return train_step(engine, *arguments, **options)
+
+    native.Engine.train_step = stop_or_train

@@ -12,7 +12,7 @@ from tokamake import files
 from tokamake.config.resolved_run import read_run, write_run
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
-from tokamake.runtime.rank_errors import STOPPED
+from tokamake.runtime.exit_status import Stopped
 from tokamake.train.deadline import (
     Deadline,
     Durations,
@@ -87,9 +87,9 @@ def test_a_job_stops_before_its_time_limit_and_the_next_continues(
     root: Path, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = make_run(root, "short", save_interval=100)
-    assert train_here(config, minutes=0) == STOPPED
+    assert train_here(config, minutes=0) == Stopped.TIME
     assert "stopped before the end of the job: saved at step 1, run" in capsys.readouterr().out
-    assert train_here(config, until_step=3, minutes=0) == STOPPED
+    assert train_here(config, until_step=3, minutes=0) == Stopped.TIME
     assert not config.with_name("train.3.json").exists()
     assert train_here(config, until_step=3, minutes=0) == 0
     assert train_here(config, minutes=60) == 0
@@ -160,7 +160,7 @@ def test_the_second_job_of_a_chain_stops_in_time_for_a_slow_checkpoint(root: Pat
     assert durations.checkpoint > 0
     # In an hour there is room for all steps, but not for them and two checkpoints of half an hour.
     write_durations(note, 1, durations._replace(checkpoint=1800))
-    assert train_here(config, minutes=60) == STOPPED
+    assert train_here(config, minutes=60) == Stopped.TIME
     assert (root / "slow/training/latest").read_text() == "global_step4"
     assert read_durations(note, 1).checkpoint < 1800
     assert train_here(config, minutes=60) == 0

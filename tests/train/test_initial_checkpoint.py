@@ -12,7 +12,6 @@ import torch
 from tests.support.engines import build
 from tests.support.runs import ARCHITECTURE, losses, make_run, train_here, weights, write_start
 from tests.support.tied_start import SAVED, TIED, prepare_tied
-from tokamake import files
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.native import folder as native_folder
@@ -20,6 +19,8 @@ from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.folder import DESCRIPTION, NativeCheckpoint, open_native
 from tokamake.config.resolved_run import read_run
 from tokamake.errors import UserError
+from tokamake.runtime.ranks import Ranks
+from tokamake.train import run_digest
 from tokamake.train.run_digest import weights_digest
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
@@ -37,10 +38,14 @@ def refuse(*_: Any, **__: Any) -> Any:
 # Digests.
 
 
+def digest_of(folder: Path, note: Path | None = None) -> str:
+    return weights_digest(folder, Ranks(0, 1, 0, 1), note=note)
+
+
 def write(folder: Path, weights: dict[str, torch.Tensor]) -> str:
     """Write an initial checkpoint and return its digest."""
     write_start(folder, ARCHITECTURE, weights)
-    return weights_digest(folder)
+    return digest_of(folder)
 
 
 def test_the_digest_depends_on_every_weight(tmp_path: Path) -> None:
@@ -68,21 +73,21 @@ def imitate(folder: Path, text: str = "weights", **state: Any) -> str:
     if state:
         whole = {"digest": "a", "step": 2, "consumed_samples": 16, "seconds": 1.0, "world_size": 1}
         (path / "state.json").write_text(json.dumps(whole | state))
-    return weights_digest(folder)
+    return digest_of(folder)
 
 
 def test_digests_of_run_checkpoints_depend_on_run_and_step_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strange = {imitate(tmp_path / "strange"), imitate(tmp_path / "strange", "others")}
-    monkeypatch.setattr(files, "sha256", refuse)
+    monkeypatch.setattr(run_digest, "_hashes", refuse)
     before = imitate(tmp_path / "one", step=2)
     assert imitate(tmp_path / "two", "optimizer states", seconds=9.0, world_size=4) == before
     others = {imitate(tmp_path / "one", step=4), imitate(tmp_path / "one", digest="b")}
     assert len({before, *others, *strange}) == 5
     (tmp_path / "one" / SAVED / "state.json").write_text('"text"')
     with pytest.raises(UserError, match=r"state\.json: damaged; name another checkpoint in"):
-        weights_digest(tmp_path / "one")
+        digest_of(tmp_path / "one")
 
 
 def test_an_initial_checkpoint_is_hashed_once(
@@ -90,17 +95,17 @@ def test_an_initial_checkpoint_is_hashed_once(
 ) -> None:
     imitate(tmp_path / "a")
     note = tmp_path / "note"
-    before = weights_digest(tmp_path / "a", note)
+    before = digest_of(tmp_path / "a", note)
     with monkeypatch.context() as patch:
-        patch.setattr(files, "sha256", refuse)
-        assert weights_digest(tmp_path / "a", note) == before
+        patch.setattr(run_digest, "_hashes", refuse)
+        assert digest_of(tmp_path / "a", note) == before
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*")}
     imitate(tmp_path / "a", "others.")
     for path, written in times.items():
         os.utime(
             path, ns=(written, written + 1)
         )  # two writes within one clock tick have equal times
-    assert weights_digest(tmp_path / "a", note) == weights_digest(tmp_path / "a") != before
+    assert digest_of(tmp_path / "a", note) == digest_of(tmp_path / "a") != before
 
 
 # Runs that start and resume.
@@ -118,7 +123,7 @@ def test_resuming_does_not_read_the_initial_checkpoint(
         for module, name in (
             (native_folder, "open_native"),
             (training_state, "read_weights"),
-            (files, "sha256"),
+            (run_digest, "_hashes"),
         ):
             patch.setattr(module, name, refuse)
         assert train_here(config) == 0
@@ -205,4 +210,4 @@ def test_an_initial_checkpoint_of_another_format_is_refused(root: Path, tmp_path
     ):
         build(run)
     with pytest.raises(UserError, match=r"no weights in tokamake's own format; .* --format native"):
-        weights_digest(run.checkpoint)
+        digest_of(run.checkpoint)

@@ -1,5 +1,6 @@
 """Ranks that share a model read only their chunks of the initial checkpoint."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,14 @@ from tests.support.layouts import laid_out, parallel
 from tests.support.ranks import spawn
 from tests.support.runs import make_run
 from tests.support.tied_start import SAVED, TIED, prepare_tied
+from tokamake import files
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.native.dcp_reader import DcpReader
+from tokamake.checkpoint.native.folder import DESCRIPTION
 from tokamake.config.resolved_run import read_run
+from tokamake.runtime.ranks import Ranks
+from tokamake.train import run_digest
+from tokamake.train.run_digest import weights_digest
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +115,32 @@ def test_ranks_read_only_their_chunks(root: Path, tmp_path: Path) -> None:
             for name, _, _, part in held:
                 sizes[name] += part.numel()
             assert {name: size for name, size in sizes.items() if size} == read, changes
+
+
+def hash_files(folder: Path) -> tuple[str, list[str]]:
+    """Digest of a checkpoint, and the files that this rank has hashed for it."""
+    hashed, hashes = list[str](), run_digest._hashes
+
+    def record(paths: list[Path]) -> Any:
+        hashed.extend(path.name for path in paths)
+        return hashes(paths)
+
+    run_digest._hashes = record
+    ranks = Ranks(dist.get_rank(), dist.get_world_size(), 0, 1)
+    return weights_digest(folder, ranks), hashed
+
+
+@pytest.mark.ranks
+def test_ranks_share_the_hashing_of_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / DESCRIPTION).write_text("{}")
+    contents = {"__0_0.distcp": b"a", "__1_0.distcp": b"abc", "__2_0.distcp": b"ab"}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    expected = files.digest([hashlib.sha256(content).hexdigest() for content in contents.values()])
+    assert spawn(hash_files, 2, tmp_path) == [
+        (expected, ["__1_0.distcp", "__0_0.distcp"]),
+        (expected, ["__2_0.distcp"]),
+    ]
 
 
 CONTINUED: list[dict[str, Any]] = [

@@ -22,7 +22,7 @@ from tests.support.ranks import CONTEXT
 from tests.support.runs import losses, make_run
 from tokamake import files
 from tokamake.config.resolved_run import read_run
-from tokamake.runtime.rank_errors import STOPPED
+from tokamake.runtime.exit_status import Stopped
 
 Settings = dict[str, Any]
 
@@ -89,7 +89,7 @@ def test_a_kill_during_the_batch_size_ramp_up(root: Path) -> None:
 def test_sigterm_before_a_step(root: Path) -> None:
     config = make_run(root, "early", zero_stage=2)
     with Started(config, ranks=2, fault=terminated_in_start) as started:
-        assert started.ended() == [STOPPED] * 2, started.printed
+        assert started.ended() == [Stopped.SIGTERM] * 2, started.printed
         opening = started.printed.splitlines()
     assert opening[-1] == "stopped by SIGTERM; there was nothing to save"
     assert [line for line in opening[:-1] if line.startswith("stopped")] == []
@@ -108,7 +108,7 @@ def test_sigterm_while_a_checkpoint_is_written(root: Path) -> None:
             assert writing.acquire(timeout=TIMEOUT_SECONDS)
         for process in started.processes:
             process.terminate()
-        assert started.ended() == [STOPPED] * 2, started.printed
+        assert started.ended() == [Stopped.SIGTERM] * 2, started.printed
         stopped = latest(config).removeprefix("global_step")
         assert f"stopped by SIGTERM: saved at step {stopped}, run the same" in started.printed
     assert 2 < int(stopped) < 6

@@ -32,6 +32,7 @@ from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.index import index
 from tokamake.data.samples.loader import Samples, batches
 from tokamake.errors import UserError
+from tokamake.runtime.exit_status import Stopped
 from tokamake.schedules import cosine
 from tokamake.train import trainer
 from tokamake.train.metrics import Metrics, Record
@@ -250,7 +251,7 @@ def test_a_signal_saves_and_the_run_resumes(
     with monkeypatch.context() as patch:
         patch.setattr(Metrics, "add", add_and_stop)
         patch.setenv("JOB_PROGRESS_FILE", str(progress))
-        assert train_here(config) == trainer.STOPPED
+        assert train_here(config) == Stopped[number.name]
     assert f"stopped by {number.name}: saved at step 5, run the same" in capsys.readouterr().out
     assert progress.read_text() == "saved at step 5\n"
     assert not config.with_name("train.json").exists()

@@ -93,7 +93,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, asked)
 os.write(1, b"ready\\n")  # one write; unbuffered print makes two
 signal.sigwait(asked)
 os.write(1, b"saved\\n")
-sys.exit(75)
+sys.exit(80)
 """
 
 
@@ -136,7 +136,7 @@ def test_the_local_launcher_forwards_signals_without_a_traceback(
         out, err = process.communicate("signal\n" if early else None, timeout=300)
     assert out == "signal\n" * early + "saved\n" * 2
     assert "Traceback" not in err
-    assert process.returncode == 75
+    assert process.returncode == 80
 
 
 HANGING = """

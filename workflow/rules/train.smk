@@ -71,6 +71,7 @@ rule train:
     resources:
         nodes=1,
         tasks=1,
+        restarts=3,
     params:
         end=lambda wildcards: (
             layouts.check(wildcards)
@@ -80,5 +81,6 @@ rule train:
     # A signal goes to all processes at once. It must not end the shell while ranks save.
     shell:
         "trap : TERM INT;"
+        " python -m tokamake.runtime.restarts {resources.restarts} results/{wildcards.run}/training"
         " {resources.launch} {resources.nodes} {resources.tasks}"
         " tokamake train --config {input.run} {params.end} 2>&1 | (trap '' TERM INT; exec tee -a {log})"

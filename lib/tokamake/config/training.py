@@ -136,6 +136,14 @@ class TrainSettings(Settings):
     verify_data: bool | Literal["auto"] = "auto"
     """Compare the datasets with the hashes in their manifests before training; a later job reads
     only files that have changed since. auto: up to 20 GB for each host."""
+    init_timeout_seconds: Annotated[float, Field(gt=0)] = 1800.0
+    """Seconds without progress after which the run counts as hung, until its first step is done.
+    It then names the ranks and hosts that lag, writes the stacks of all ranks to
+    training/hangs, and ends with exit status 75, so that it is tried again. A minute later, its
+    process groups time out by themselves."""
+    train_timeout_seconds: Annotated[float, Field(gt=0)] = 600.0
+    """The same after the first step. It must be longer than a step and than the time that a rank
+    waits for a checkpoint."""
     log_interval: Annotated[int, Field(ge=1)] = 10
     """Steps between log lines."""
     evaluation_interval: Annotated[int, Field(ge=1)] = 100
@@ -322,7 +330,14 @@ def _backends_with(feature: str) -> dict[str, Any]:
     return {name: value for name, value in stated.items() if value}
 
 
-ADDED_SETTINGS = ("verify_data", "keep_last", "keep_every", "keep_best")
+ADDED_SETTINGS = (
+    "verify_data",
+    "keep_last",
+    "keep_every",
+    "keep_best",
+    "init_timeout_seconds",
+    "train_timeout_seconds",
+)
 """Training settings that earlier versions did not have. The workflow leaves them out of `params` of
 rules where they have their default; otherwise, an update would train all runs again."""
 

@@ -12,8 +12,14 @@ from tokamake.runtime.ranks import Ranks
 
 Item = TypeVar("Item")
 
-STOPPED = 75
-"""Exit code of a run that stopped on request before its end: EX_TEMPFAIL of sysexits.h."""
+
+def first_of_ranks(value: str) -> str:
+    """The first text that is not empty, in the order of ranks; all ranks call this together."""
+    import torch.distributed as dist
+
+    values = [""] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return next(filter(None, values), "")
 
 
 @contextmanager

@@ -96,3 +96,16 @@ def narrowed(tensor: Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> Te
     from torch.distributed._shard._utils import narrow_tensor_by_index
 
     return narrow_tensor_by_index(tensor, offsets, sizes)
+
+
+def set_group_timeouts(seconds: float) -> None:
+    """Set the time-out of all process groups of this rank: the default one and all subgroups."""
+    from datetime import timedelta
+
+    from torch.distributed import distributed_c10d
+
+    for group in list(distributed_c10d._world.pg_map):
+        for device in group._device_types:
+            backend = group._get_backend(device)
+            if hasattr(backend, "_set_default_timeout"):  # that of XPUs may have none
+                backend._set_default_timeout(timedelta(seconds=seconds))

@@ -68,7 +68,10 @@ def _lines(jobs: "list[Job]", training: "TrainingProgress | None") -> list[str]:
         if names:
             summaries = ", ".join(_summary(name, state, jobs) for name in names)
             lines.append(f"  {state:8} {summaries}")
-    return lines if training is None else [*lines, f"  training {_progress(training)}"]
+    if training is None:
+        return lines
+    slow = training.slow_ranks if training.step < training.steps else []
+    return [*lines, f"  training {_progress(training)}", *(f"  slow     {text}" for text in slow)]
 
 
 def _summary(name: str, state: str, jobs: "list[Job]") -> str:

@@ -9,6 +9,7 @@ from tokamake.config.resolved_run import Run, read_run
 from tokamake.errors import UserError
 from tokamake.train import metrics
 from tokamake.train.resume_state import counted_run, read_state
+from tokamake.train.stragglers import read_slow
 
 _TAIL_BYTES = 1 << 20
 _VALIDATION = "validation_loss"
@@ -36,6 +37,8 @@ class TrainingProgress(NamedTuple):
     """Remaining seconds at the current speed; None: not yet known."""
     silent_seconds: float
     """Seconds since the last line."""
+    slow_ranks: list[str]
+    """Ranks that are slower than the others, with host and reason."""
 
 
 def read_training(folder: Path, run: str, *, now: float) -> TrainingProgress | None:
@@ -66,6 +69,7 @@ def read_training(folder: Path, run: str, *, now: float) -> TrainingProgress | N
         median(line["tokens_per_second"] for line in latest) if latest else None,
         (steps - step) * median(step_seconds) if step_seconds else None,
         now - path.stat().st_mtime,
+        read_slow(path.parent),
     )
 
 

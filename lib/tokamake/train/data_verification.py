@@ -8,7 +8,7 @@ keeps size, time and hash of each file that was read: the next job does not read
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,13 +23,12 @@ from tokamake.data.indexed.paths import file_path, manifest_path
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 from tokamake.runtime.rank_errors import raise_on_all_ranks
+from tokamake.runtime.rank_rounds import in_rounds
 from tokamake.runtime.ranks import Ranks
 from tokamake.units import duration, in_bytes
 
 AUTO_BYTES = 20 * 10**9
 """With `verify_data: auto`, bytes per host that are read at most."""
-_ROUND_SECONDS = 20.0
-"""Time between two meetings of the ranks: their collectives end after minutes without an answer."""
 _BLOCK = 1 << 22
 _Noted = dict[str, list[Any]]
 """Size, time of the last change (ns) and hash of each file that was verified, by path."""
@@ -63,7 +62,9 @@ class _Task(NamedTuple):
     sha256: str
 
 
-def verify_data(run: Run, ranks: Ranks, index: dict[str, Any]) -> None:
+def verify_data(
+    run: Run, ranks: Ranks, index: dict[str, Any], *, beat: Callable[[], object] = lambda: None
+) -> None:
     """Compare all datasets of a run with their hashes, as `train.verify_data` says.
 
     All ranks call this together. It takes about 0.6 s of CPU time for a GB.
@@ -72,6 +73,7 @@ def verify_data(run: Run, ranks: Ranks, index: dict[str, Any]) -> None:
         run: the resolved run.
         ranks: this process among its peers.
         index: content of the index folder's index.json.
+        beat: called again and again while this takes its time.
 
     Raises:
         UserError: a file differs from its hash; all ranks raise it.
@@ -89,7 +91,8 @@ def verify_data(run: Run, ranks: Ranks, index: dict[str, Any]) -> None:
     dist.broadcast_object_list(agreed, src=0)
     begin, left = time.monotonic(), Counter(task.path for task in agreed[0])
     total, num_read = sum(task.size for task in agreed[0]), 0
-    for finished in _rounds(agreed[0], ranks):
+    own = agreed[0][ranks.rank :: ranks.world_size]
+    for finished in in_rounds(_read(own), ranks, beat=beat) if agreed[0] else ():
         if ranks.rank == 0:
             left.subtract(task.path for task in finished)
             noted |= {str(file.path): file.identity for file in unread if not left[str(file.path)]}
@@ -155,34 +158,6 @@ def _select(run: Run, ranks: Ranks, unread: list[_File]) -> list[_File]:
 
 
 # ---- Reading ----
-
-
-def _rounds(tasks: list[_Task], ranks: Ranks) -> Iterator[list[_Task]]:
-    """Read the tasks on all ranks; yield those that any rank has finished since the last yield.
-
-    Raises:
-        UserError: bytes differ from their hash; all ranks raise it.
-    """
-    reading, is_done = _read(tasks[ranks.rank :: ranks.world_size]), not tasks
-    while not is_done:
-        own: tuple[list[_Task], bool] = [], False
-        with raise_on_all_ranks():
-            own = _read_for(_ROUND_SECONDS, reading)
-        rounds: list[Any] = [None] * ranks.world_size
-        dist.all_gather_object(rounds, own)
-        is_done = all(done for _, done in rounds)
-        yield [task for finished, _ in rounds for task in finished]
-
-
-def _read_for(seconds: float, reading: Iterator[_Task | None]) -> tuple[list[_Task], bool]:
-    """Read for some time; return the finished tasks, and whether none are left."""
-    end, finished = time.monotonic() + seconds, list[_Task]()
-    for task in reading:
-        if task:
-            finished.append(task)
-        if time.monotonic() > end:
-            return finished, False
-    return finished, True
 
 
 def _read(tasks: list[_Task]) -> Iterator[_Task | None]:

@@ -47,31 +47,36 @@ class StartingPoint(NamedTuple):
 
 
 @contextmanager
-def claimed(run: Run, ranks: Ranks, index: dict[str, Any]) -> Iterator[StartingPoint]:
+def claimed(
+    run: Run, ranks: Ranks, index: dict[str, Any], *, beat: Callable[[], object] = lambda: None
+) -> Iterator[StartingPoint]:
     """Lock a run's output folder and find where to begin; all ranks call this together.
 
     Args:
         run: the resolved run.
         ranks: this process among its peers.
         index: content of the index folder's index.json.
+        beat: called again and again while this takes its time.
 
     Raises:
         UserError: another process trains there, or a checkpoint is missing or damaged.
     """
     with ExitStack() as lock:
+        with raise_on_all_ranks():
+            if ranks.rank == 0:
+                lock.enter_context(locked(run.output))
+        note = run.output.with_name(f".{run.output.name}.start")
+        weights = weights_digest(run.checkpoint, ranks, note=note, beat=beat)
         # Only rank 0 looks at the folder: other hosts may still see an older state of it.
         agreed: list[Any] = [None]
         with raise_on_all_ranks():
             if ranks.rank == 0:
-                lock.enter_context(locked(run.output))
-                agreed = [_starting_point(run, ranks, index)]
+                agreed = [_starting_point(run, ranks, index, weights)]
         dist.broadcast_object_list(agreed, src=0)
         yield agreed[0]
 
 
-def _starting_point(run: Run, ranks: Ranks, index: dict[str, Any]) -> StartingPoint:
-    note = run.output.with_name(f".{run.output.name}.start")
-    weights = weights_digest(run.checkpoint, note)
+def _starting_point(run: Run, ranks: Ranks, index: dict[str, Any], weights: str) -> StartingPoint:
     digest = run_digest(run, index=index, weights=weights)
 
     @cache

@@ -1,5 +1,8 @@
 """Which run a checkpoint belongs to: hashes of settings, training samples and first weights."""
 
+import hashlib
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,16 @@ from tokamake.checkpoint.native.folder import locate
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import INDEX_SETTINGS
 from tokamake.errors import UserError
+from tokamake.runtime.rank_errors import raise_on_all_ranks
+from tokamake.runtime.rank_rounds import in_rounds
+from tokamake.runtime.ranks import Ranks
 from tokamake.train.resume_state import read_state
 
+_BLOCK = 1 << 22
 WITHOUT_EFFECT = {
     "on_change",
+    "init_timeout_seconds",
+    "train_timeout_seconds",
     "verify_data",
     "log_interval",
     "save_interval",
@@ -74,31 +83,77 @@ def effective_settings(run: Run) -> dict[str, Any]:
     }
 
 
-def weights_digest(checkpoint: Path, note: Path | None = None) -> str:
-    """Hash of the weights that a run starts from.
+def weights_digest(
+    checkpoint: Path,
+    ranks: Ranks,
+    *,
+    note: Path | None = None,
+    beat: Callable[[], object] = lambda: None,
+) -> str:
+    """Hash of the weights that a run starts from; all ranks call this together.
 
     For a checkpoint of a tokamake run, hash the run's digest, the step and the changes until there,
-    and read no weights. For other checkpoints, hash all bytes.
+    and read no weights. For other checkpoints, hash all bytes; ranks share the files.
 
     Args:
         checkpoint: its folder, or one whose `latest` names it.
+        ranks: this process among its peers.
         note: file that keeps the hash; bytes are read again only if sizes or times of files change.
+        beat: called again and again while this takes its time.
 
     Raises:
         UserError: there is no checkpoint, or its state.json is damaged.
     """
-    folder = locate(checkpoint)
+    import torch.distributed as dist  # here, because the workflow imports this module
+
+    # Only rank 0 looks at the folder: other hosts may still see an older state of it.
+    agreed: list[Any] = [None, None]
+    with raise_on_all_ranks():
+        if ranks.rank == 0:
+            agreed = [*_known_digest(locate(checkpoint), checkpoint, note)]
+    dist.broadcast_object_list(agreed, src=0)
+    digest: str | None
+    stats: list[Any]
+    digest, stats = agreed
+    if digest is not None:
+        return digest
+    paths = [Path(path) for path, *_ in stats]
+    by_size = sorted(range(len(paths)), key=lambda number: -stats[number][1])
+    own = [paths[number] for number in by_size[ranks.rank :: ranks.world_size]]
+    hashes = dict(chain.from_iterable(in_rounds(_hashes(own), ranks, beat=beat)))
+    digest = files.digest([hashes[path] for path in paths])
+    with raise_on_all_ranks():
+        if note and ranks.rank == 0:
+            files.write_json(note, {"files": stats, "digest": digest})
+    return digest
+
+
+def _known_digest(
+    folder: Path, checkpoint: Path, note: Path | None
+) -> tuple[str | None, list[list[Any]]]:
+    """Digest of a checkpoint if no weights have to be read for it, else None.
+
+    Returns:
+        The digest; path, size and time of the last change (ns) of each file to read.
+    """
     if state := read_state(folder):
         lineage = {"lineage": state.lineage} if state.lineage else {}
-        return files.digest({"run": state.digest, "step": state.step, **lineage})
+        return files.digest({"run": state.digest, "step": state.step, **lineage}), []
     paths = sorted(folder.glob(f"*{SUFFIX}"))
     if not paths:
         raise UserError(f"{checkpoint}: holds no weights in tokamake's own format; {REMEDY}")
     stats = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
     noted = files.read_json(note, "remove it") if note and note.is_file() else {}
-    if noted.get("files") == stats:
-        return str(noted["digest"])
-    digest = files.digest([files.sha256(path) for path in paths])
-    if note:
-        files.write_json(note, {"files": stats, "digest": digest})
-    return digest
+    return (str(noted["digest"]) if noted.get("files") == stats else None), stats
+
+
+def _hashes(paths: list[Path]) -> Iterator[tuple[Path, str] | None]:
+    """SHA-256 of each file, in hexadecimal; None after each block that is read."""
+    buffer = memoryview(bytearray(_BLOCK))
+    for path in paths:
+        digest = hashlib.sha256()
+        with path.open("rb", buffering=0) as stream:
+            while count := stream.readinto(buffer):
+                digest.update(buffer[:count])
+                yield None
+        yield path, digest.hexdigest()

@@ -20,7 +20,7 @@ def train(*, config: Path, until_step: int | None = None, minutes: float | None 
     Start it alone or on several ranks: `torchrun --nproc-per-node 2 -m tokamake train --config
     run.yaml`, or through mpiexec or srun. After any interruption, the same command resumes from the
     last checkpoint, with the same result. On SIGTERM or Ctrl-C, and before the time of its job
-    ends, a run saves a checkpoint and exits with code 75 (EX_TEMPFAIL; torchrun makes it 1),
+    ends, a run saves a checkpoint and exits with a status of 80 or more (torchrun makes it 1),
     because it is not finished: only a finished run has a train.json. A second Ctrl-C ends it at
     once.
 
@@ -56,19 +56,19 @@ def train(*, config: Path, until_step: int | None = None, minutes: float | None 
 
 @contextmanager
 def _exit_on_signals(ranks: "Ranks") -> Iterator[None]:
-    """Exit with `STOPPED` on SIGTERM or Ctrl-C while there is nothing to save.
+    """Exit on SIGTERM or Ctrl-C while there is nothing to save.
 
     That is before the first step and after the last; in between, the trainer has its own handler.
     """
-    from tokamake.runtime.rank_errors import STOPPED
+    from tokamake.runtime.exit_status import Stopped
     from tokamake.train.stop_signals import on_signals
 
     def stop(number: int, _: Any) -> NoReturn:
+        name = signal.Signals(number).name
         if ranks.rank == 0:
             # Not print: the signal may interrupt one, and print cannot be nested.
-            name = signal.Signals(number).name
             os.write(1, f"stopped by {name}; there was nothing to save\n".encode())
-        os._exit(STOPPED)
+        os._exit(Stopped[name])
 
     with on_signals(stop):
         yield

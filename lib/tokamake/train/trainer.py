@@ -16,7 +16,12 @@ from tokamake.data.samples.index_folder import read_index
 from tokamake.data.samples.loader import Step
 from tokamake.errors import UserError
 from tokamake.runtime.cores import ahead
-from tokamake.runtime.rank_errors import STOPPED, raise_on_all_ranks, report_from_any_rank
+from tokamake.runtime.exit_status import Stopped
+from tokamake.runtime.rank_errors import (
+    first_of_ranks,
+    raise_on_all_ranks,
+    report_from_any_rank,
+)
 from tokamake.runtime.ranks import Ranks
 from tokamake.schedules import Schedule
 from tokamake.train import job_progress, resume
@@ -24,6 +29,7 @@ from tokamake.train.batch import steps_of_rank
 from tokamake.train.checks import check_run, check_until_step
 from tokamake.train.data_verification import verify_data
 from tokamake.train.deadline import Deadline
+from tokamake.train.heartbeat import Heartbeat, watched
 from tokamake.train.loading import load_newest_whole
 from tokamake.train.numerics import deterministic_algorithms, with_precision
 from tokamake.train.resume import StartingPoint
@@ -32,6 +38,7 @@ from tokamake.train.saving import CheckpointSaver
 from tokamake.train.startup_log import startup_log
 from tokamake.train.step_result import StepResult
 from tokamake.train.stop_signals import StopRequest, on_signals
+from tokamake.train.stragglers import Stragglers
 from tokamake.train.summary import write_summary
 from tokamake.train.training_log import TrainingLog
 from tokamake.train.validation import open_validation_splits
@@ -58,13 +65,16 @@ def train_run(
         minutes: how long this job may take; None: what its scheduler says.
 
     Returns:
-        Exit code: 0, or `STOPPED` if steps are left.
+        Exit status: 0, or one of `Stopped` if steps are left.
 
     Raises:
         UserError: the run cannot start or its loss is not finite; all ranks raise it.
     """
     run = with_precision(run, device)
-    with deterministic_algorithms(run.train.deterministic):
+    with (
+        deterministic_algorithms(run.train.deterministic),
+        watched(run, ranks) as heartbeat,
+    ):
         # Check everything before a model is built.
         with raise_on_all_ranks():
             index = read_index(run.index)
@@ -72,7 +82,7 @@ def train_run(
             check_until_step(run, until_step)
 
         # Rank 0 locks the output folder while training goes on.
-        with resume.claimed(run, ranks, index) as start:
+        with resume.claimed(run, ranks, index, beat=heartbeat.beat) as start:
             state, counted = start.state, counted_run(run, start.state)
             with raise_on_all_ranks():
                 check_until_step(counted, until_step)
@@ -87,12 +97,18 @@ def train_run(
                     ranks.print_once(startup_log(counted, ranks, device, resumed=start.resumed))
                 deadline = Deadline.of_job(run.output, ranks, minutes)
                 trainer = Trainer(
-                    run, ranks, device, start=start, until_step=until_step, deadline=deadline
+                    run,
+                    ranks,
+                    device,
+                    start=start,
+                    until_step=until_step,
+                    deadline=deadline,
+                    heartbeat=heartbeat,
                 )
                 state = trainer.train()
                 counted, last_step = trainer.run, trainer.last_step
             if state.step < last_step:
-                return STOPPED
+                return trainer.stopped
 
             # train.json tells the workflow that this segment of the run is finished.
             with raise_on_all_ranks():
@@ -109,6 +125,7 @@ class Trainer:
         state: finished steps, consumed samples and training time.
         last_step: step to end at.
         unvalidated: whether an earlier job stopped before the validation of its last step.
+        stopped: why it stopped before `last_step`, once it has.
 
     Args:
         run: the resolved run, with its precision chosen.
@@ -117,6 +134,7 @@ class Trainer:
         start: where to begin or to resume.
         until_step: step to end at; None: the end of the run.
         deadline: end of this job.
+        heartbeat: watch over the ranks.
     """
 
     def __init__(
@@ -128,24 +146,29 @@ class Trainer:
         start: StartingPoint,
         until_step: int | None,
         deadline: Deadline,
+        heartbeat: Heartbeat,
     ) -> None:
         self.ranks, self.state = ranks, start.state
         self.unvalidated = start.unvalidated
-        self.deadline = deadline
+        self.deadline, self.heartbeat = deadline, heartbeat
         self.stop_request = StopRequest(reports=ranks.rank == 0)
+        self._stop_reason = ""
+        self.stopped = Stopped.TIME
 
         # ---- Data ----
         with raise_on_all_ranks():
             verify = ranks.rank == 0  # one rank is enough
             self.samples = training_samples(run, verify=verify)
             self.validation_splits = open_validation_splits(run, verify=verify)
-        verify_data(run, ranks, read_index(run.index))
+        verify_data(run, ranks, read_index(run.index), beat=heartbeat.beat)
 
         # ---- Model, optimizer and schedule ----
         # Imported late: DeepSpeed takes seconds, and a finished run does not need it.
         backend = plugins.load("train/backends", run.train.backend)
         checkpoint = resume.checkpoint_to_load(run, ranks, start)
+        heartbeat.beat("builds the model")
         self.engine = backend.Engine(run, ranks, device, continues=checkpoint is not None)
+        heartbeat.set_group_timeouts()
         if start.resumed:
             start = load_newest_whole(self.engine.load, run, ranks, start)
             self.state = start.state
@@ -161,7 +184,8 @@ class Trainer:
 
         # ---- Checkpoints and metrics ----
         self.saver = CheckpointSaver(run, ranks, self.engine, deadline=deadline, start=start)
-        self.log = TrainingLog(self.run, ranks, done=self.state.step)
+        stragglers = Stragglers(run.output, heartbeat.hosts, rank=ranks.rank, device=device)
+        self.log = TrainingLog(self.run, ranks, done=self.state.step, stragglers=stragglers)
 
     # ---- The loop ----
 
@@ -213,13 +237,16 @@ class Trainer:
             UserError: training has diverged, or samples cannot be read.
         """
         begin = time.perf_counter()
+        self.heartbeat.beat("reads samples")
         batch = next(self.steps)
+        self.heartbeat.beat("trains")
+        reading = time.perf_counter() - begin
         try:
             result: StepResult = self.engine.train_step(
                 batch.micro_batches,
                 learning_rate=learning_rate,
                 weight_decay=self.weight_decay(),
-                stop=bool(self.stop_request.by) or self.deadline.near(),
+                stop=self._is_asked_to_stop(),
                 saved=self.saver.written,
             )
         except UserError:  # on all ranks: the loss scale of fp16 cannot fall further
@@ -228,7 +255,8 @@ class Trainer:
         self._check_finite(result)
         seconds = time.perf_counter() - begin
         self.state = self.state.after_step(batch.global_batch_size, seconds)
-        self.log.count_step(batch.global_batch_size, seconds)
+        self.log.count_step(batch.global_batch_size, seconds, reading=reading)
+        self.heartbeat.end_step(self.state.step)
         return result
 
     def learning_rate(self) -> float:
@@ -244,12 +272,14 @@ class Trainer:
         losses = {}
         for name, validation_split in self.validation_splits.items():
             micro_batches = validation_split.micro_batches(self.run, self.engine.mesh)
-            losses[name] = self.engine.mean_loss(report_from_any_rank(micro_batches, self.ranks))
+            beating = self.heartbeat.counted(micro_batches, "validates")
+            losses[name] = self.engine.mean_loss(report_from_any_rank(beating, self.ranks))
         if losses:
             self.log.validation(self.state.step, losses)
 
     def save(self) -> None:
         """Begin to save a checkpoint; training may go on before it is on disk."""
+        self.heartbeat.beat("saves")
         self.saver.finish()
         # A checkpoint on disk must not be newer than the records on disk.
         self.log.sync()
@@ -276,9 +306,15 @@ class Trainer:
                 f"last good checkpoint: {self.saver.latest}"
             )
 
+    def _is_asked_to_stop(self) -> bool:
+        self._stop_reason = self.stop_request.by or ("TIME" if self.deadline.near() else "")
+        return bool(self._stop_reason)
+
     def _print_why_stopped(self) -> None:
-        signal = self.stop_request.by
-        reason = f"by {signal}" if signal else "before the end of the job"
+        # Ranks get signals at different times, and rank 0 alone knows the time of the job.
+        self.stopped = Stopped[first_of_ranks(self._stop_reason)]
+        is_time = self.stopped is Stopped.TIME
+        reason = "before the end of the job" if is_time else f"by {self.stopped.name}"
         self.ranks.print_once(
             f"stopped {reason}: saved at step {self.state.step}, run the same command again to "
             "go on"

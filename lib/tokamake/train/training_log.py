@@ -9,6 +9,7 @@ from tokamake.train import metrics
 from tokamake.train.metrics import Metrics, Record
 from tokamake.train.resume_state import ResumeState
 from tokamake.train.step_result import StepResult
+from tokamake.train.stragglers import Stragglers
 
 
 @dataclass
@@ -18,6 +19,7 @@ class _Interval:
     steps: int = 0
     samples: int = 0
     seconds: float = 0.0
+    reading: float = 0.0
 
 
 class TrainingLog:
@@ -27,28 +29,39 @@ class TrainingLog:
         run: the resolved run.
         ranks: this process among its peers.
         done: finished steps; records of later steps, from before a restart, are dropped.
+        stragglers: names slow ranks.
 
     Raises:
         UserError: rank 0 cannot write metrics.jsonl.
     """
 
-    def __init__(self, run: Run, ranks: Ranks, *, done: int) -> None:
-        self._train, self._ranks = run.train, ranks
+    def __init__(self, run: Run, ranks: Ranks, *, done: int, stragglers: Stragglers) -> None:
+        self._train, self._ranks, self._stragglers = run.train, ranks, stragglers
         self._flops_per_token = metrics.model_flops_per_token(run)
         self._interval = _Interval()
         with raise_on_all_ranks():
             self._metrics = None if ranks.rank else Metrics(run.output, done=done)
 
-    def count_step(self, samples: int, seconds: float) -> None:
-        """Add a step to the interval that the next record describes."""
+    def count_step(self, samples: int, seconds: float, *, reading: float = 0.0) -> None:
+        """Add a step to the interval that the next record describes.
+
+        Args:
+            samples: samples of the step, over all ranks.
+            seconds: time of the step.
+            reading: time of it that this rank waited for its samples.
+        """
         interval = self._interval
         interval.steps += 1
         interval.samples += samples
         interval.seconds += seconds
+        interval.reading += reading
 
     def training(self, state: ResumeState, result: StepResult, learning_rate: float) -> None:
         """Record the last step, with the mean speed since the last record."""
         interval, self._interval = self._interval, _Interval()
+        reading, seconds = interval.reading / interval.steps, interval.seconds / interval.steps
+        for line in self._stragglers.look(state.step, reading=reading, step_seconds=seconds):
+            self._ranks.print_once(line)
         if not self._metrics:
             return
         record = self._record(state, result, learning_rate, interval)

@@ -1,0 +1,160 @@
+"""Ranks that are slower than the others, by host.
+
+Ranks wait for each other in each step, so that all of them take the time of the slowest. What a
+rank does alone tells them apart: how long it waits for its samples in a step, and how long its
+device takes for a small matrix product, right after a step and without communication.
+
+`tokamake status` imports this module, so functions import torch.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median_low
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tokamake import files
+from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+FILE = "ranks.json"
+"""File in the output folder of a run: times of all ranks, and which are slow."""
+_LOOK_SECONDS = 30.0
+"""Time between two matrix products, and between two writes of the file."""
+_PRODUCTS = 3
+"""The fastest one counts."""
+_SLOW_PRODUCT = 1.5
+"""A device is slow if it takes so many times the median."""
+_SLOW_READING = 0.1
+"""Reading is slow if a rank waits this share of a step longer than the median."""
+
+
+class RankTimes(NamedTuple):
+    """What a rank takes alone, in seconds."""
+
+    reading: float
+    """Waiting for samples, mean of the last steps."""
+    product: float
+    """The fastest of some matrix products."""
+
+
+class Stragglers:
+    """Times of all ranks; all ranks call its methods together.
+
+    Args:
+        output: output folder of the run.
+        hosts: host of each rank.
+        rank: number of this process.
+        device: device of this rank.
+    """
+
+    def __init__(
+        self, output: Path, hosts: Sequence[str], *, rank: int, device: "torch.device"
+    ) -> None:
+        self._path, self._hosts, self._rank, self._device = output / FILE, hosts, rank, device
+        self._product, self._measured_at, self._written_at = 0.0, -_LOOK_SECONDS, -_LOOK_SECONDS
+        self._suspects: set[int] = set()
+        self._named: set[int] = set()
+
+    def look(self, step: int, *, reading: float, step_seconds: float) -> list[str]:
+        """Compare the ranks.
+
+        A rank is named once it was slow two times in a row, and again once it was fast between.
+
+        Args:
+            step: finished steps.
+            reading: mean time of a step in which this rank waited for samples.
+            step_seconds: mean time of a step.
+
+        Returns:
+            A line for each rank that has become slow; only rank 0 has lines.
+        """
+        now = time.monotonic()
+        if now - self._measured_at >= _LOOK_SECONDS:
+            self._product, self._measured_at = product_seconds(self._device), now
+        times = self._gather(RankTimes(reading, self._product))
+        if self._rank:
+            return []
+        reasons = slow_ranks(times, step_seconds)
+        slow = self._suspects & reasons.keys()
+        new = sorted(slow - self._named)
+        self._suspects, self._named = {*reasons}, slow
+        if new or now - self._written_at >= _LOOK_SECONDS:
+            self._write(step, times, {rank: reasons[rank] for rank in sorted(slow)})
+            self._written_at = now
+        return [f"rank {rank} on {self._hosts[rank]} is slow: {reasons[rank]}" for rank in new]
+
+    def _gather(self, own: RankTimes) -> list[RankTimes]:
+        import torch
+        import torch.distributed as dist
+
+        gathered = [torch.zeros(2, device=self._device) for _ in self._hosts]
+        dist.all_gather(gathered, torch.tensor(own, device=self._device))
+        return [RankTimes(*row.tolist()) for row in gathered]
+
+    def _write(self, step: int, times: list[RankTimes], slow: dict[int, str]) -> None:
+        rows: list[dict[str, Any]] = [
+            {"rank": rank, "host": host, **own._asdict()}
+            for rank, (host, own) in enumerate(zip(self._hosts, times, strict=True))
+        ]
+        named = [
+            {"rank": rank, "host": self._hosts[rank], "reason": text} for rank, text in slow.items()
+        ]
+        try:
+            files.write_json(self._path, {"step": step, "slow": named, "ranks": rows})
+        except OSError as error:  # training is worth more than the file
+            print(f"{self._path}: not written: {error.strerror}", flush=True)
+
+
+def read_slow(output: Path) -> list[str]:
+    """Ranks that were slow when rank 0 last looked, with host and reason."""
+    try:
+        named = files.read_json(output / FILE, "")["slow"]
+        return [f"rank {row['rank']} on {row['host']}: {row['reason']}" for row in named]
+    except (OSError, UserError, KeyError, TypeError):  # none yet, or damaged
+        return []
+
+
+def slow_ranks(times: Sequence[RankTimes], step_seconds: float) -> dict[int, str]:
+    """Ranks that are slower than the median, with the reason.
+
+    Args:
+        times: times of each rank.
+        step_seconds: mean time of a step.
+    """
+    reading, product = (median_low(values) for values in zip(*times, strict=True))
+    reasons = {}
+    for rank, own in enumerate(times):
+        if own.reading > reading + _SLOW_READING * step_seconds:
+            reasons[rank] = (
+                f"waits {own.reading:.3f} s a step for samples, others {reading:.3f} s "
+                f"of {step_seconds:.3f} s"
+            )
+        elif own.product > _SLOW_PRODUCT * product:
+            reasons[rank] = f"its device takes {own.product / product:.1f} times as long as others"
+    return reasons
+
+
+def product_seconds(device: "torch.device") -> float:
+    """Seconds of a small matrix product on a device."""
+    import torch
+
+    size, dtype = (256, torch.float32) if device.type == "cpu" else (2048, torch.bfloat16)
+    matrix = torch.ones(size, size, dtype=dtype, device=device)
+    seconds = []
+    for _ in range(_PRODUCTS):
+        _synchronize(device)
+        begin = time.perf_counter()
+        torch.mm(matrix, matrix)
+        _synchronize(device)
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
+
+
+def _synchronize(device: "torch.device") -> None:
+    import torch
+
+    if device.type != "cpu":
+        getattr(torch, device.type).synchronize(device)
