@@ -102,7 +102,7 @@ def _check_columns(columns: list[str], where: str) -> None:
         if section in Config.model_fields:
             raise UserError(
                 f"{where}: {column}: must be the same for all runs, which share their data; set it "
-                "in the config, or build the run in a separate folder"
+                "in the config, or build the run from another config with its own data_set"
             )
         raise UserError(
             f"{where}: {column}: no such setting; columns are run and settings of "

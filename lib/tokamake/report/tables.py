@@ -106,6 +106,7 @@ def summary(run: Run, trained: dict[str, Any], num_parameters: int) -> str:
         ("parameters", f"{num_parameters:,}"),
         ("recipe", _training(run)),
         *_start(run),
+        ("data set", run.data_set),
         ("trained", f"{trained['consumed_tokens']:,} tokens in {trained['step']:,} steps"),
         *_losses(trained),
         ("time", f"{duration(trained['seconds'])} on {_ranks(trained['world_size'])}"),

@@ -4,8 +4,9 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tokamake.config.data_set import DEFAULT
 from tokamake.units import duration
 
 if TYPE_CHECKING:
@@ -14,6 +15,15 @@ if TYPE_CHECKING:
 
 _STATES = ("failed", "running", "done", "waiting")
 _LAST_LINES = 5
+
+
+class RunData(NamedTuple):
+    """The data of a run."""
+
+    data_set: str
+    """Name of its data set."""
+    replaced: list[str]
+    """Datasets that have been written with other content since the run was indexed."""
 
 
 def status(folder: Path = Path(), *, json: bool = False) -> None:
@@ -33,7 +43,8 @@ def status(folder: Path = Path(), *, json: bool = False) -> None:
         UserError: the folder has neither results nor logs.
     """
     from tokamake.errors import UserError
-    from tokamake.status.stages import jobs, stages
+    from tokamake.status.run_data import data_set_of, replaced_datasets
+    from tokamake.status.stages import jobs, runs, stages
     from tokamake.status.training import read_training
 
     if not any((folder / name).is_dir() for name in ("results", "logs")):
@@ -48,11 +59,16 @@ def status(folder: Path = Path(), *, json: bool = False) -> None:
         if title.startswith("run ")
         and (training := read_training(folder, title.removeprefix("run "), now=now))
     }
+    data = {
+        f"run {run}": RunData(data_set_of(folder, run).name, replaced_datasets(folder, run))
+        for run in runs(folder)
+    }
     if json:
-        print(_as_json(folder, groups, trainings))
+        print(_as_json(folder, groups, trainings, data))
         return
     for title, members in groups.items():
-        print("\n".join([title, *_lines(members, trainings.get(title))]))
+        lines = _lines(members, trainings.get(title)) + _data_lines(data.get(title))
+        print("\n".join([title, *lines]))
     for members in groups.values():
         for job in members:
             if job.state == "failed":
@@ -69,6 +85,18 @@ def _lines(jobs: "list[Job]", training: "TrainingProgress | None") -> list[str]:
             summaries = ", ".join(_summary(name, state, jobs) for name in names)
             lines.append(f"  {state:8} {summaries}")
     return lines if training is None else [*lines, f"  training {_progress(training)}"]
+
+
+def _data_lines(data: RunData | None) -> list[str]:
+    """Return a line about a run's data if they are not the default data set as it was."""
+    if data is None:
+        return []
+    name = [f"  data set {data.data_set}"] if data.data_set != DEFAULT else []
+    if not data.replaced:
+        return name
+    first, *others = data.replaced
+    more = f" and {len(others):,} more" if others else ""
+    return [*name, f"  replaced since it was indexed: {first}{more}"]
 
 
 def _summary(name: str, state: str, jobs: "list[Job]") -> str:
@@ -113,7 +141,10 @@ def _tail(log: Path) -> list[str]:
 
 
 def _as_json(
-    folder: Path, groups: "dict[str, list[Job]]", trainings: "dict[str, TrainingProgress]"
+    folder: Path,
+    groups: "dict[str, list[Job]]",
+    trainings: "dict[str, TrainingProgress]",
+    data: dict[str, RunData],
 ) -> str:
     jobs: list[dict[str, Any]] = []
     for title, members in groups.items():
@@ -130,7 +161,9 @@ def _as_json(
             for job in members
         ]
     training = {title.removeprefix("run "): value._asdict() for title, value in trainings.items()}
-    return json.dumps(_finite({"jobs": jobs, "training": training}), indent=2, allow_nan=False)
+    runs = {title.removeprefix("run "): value._asdict() for title, value in data.items()}
+    report = {"jobs": jobs, "training": training, "runs": runs}
+    return json.dumps(_finite(report), indent=2, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

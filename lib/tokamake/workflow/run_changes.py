@@ -16,6 +16,7 @@ from tokamake.config.resolved_run import Run, read_run
 from tokamake.config.root import Config
 from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.paths import manifest_path
+from tokamake.data.tokenizers import fingerprint
 from tokamake.errors import UserError
 from tokamake.train import changes
 from tokamake.train.changes import Changes, Record, Settings
@@ -23,7 +24,7 @@ from tokamake.train.resume_state import ResumeState, read_state
 from tokamake.train.run_digest import WITHOUT_EFFECT, effective_settings
 from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.exit import exit_on_user_error
-from tokamake.workflow.paths import DATA, RUN
+from tokamake.workflow.paths import RUN
 
 _BATCH_SIZES = ("train.global_batch_size", "train.rampup_batch_size")
 _OF_TOKENS = ("append_eod", "prepend_bos", "split_sentences")
@@ -90,9 +91,20 @@ class RunChanges:
             obstacles += (
                 "with other batch sizes, segments end at other steps; remove train.segment_steps",
             )
+        if trained.data_set != self._config.data_set.name:
+            lines += (f"data_set {trained.data_set} -> {self._config.data_set.name}",)
         record = changes.read_record(output, state.digest)
+        if record and self._has_other_tokenizer(record):
+            obstacles += ("the data have another tokenizer",)
         data = tuple(self._data_lines(name, output, state, record)) if record else ()
         return Changes(lines + data, obstacles)
+
+    def _has_other_tokenizer(self, record: Record) -> bool:
+        """Whether the data of a run had another tokenizer than the config's, if that exists."""
+        paths = [Path(path) for path in self._config.tokenizer_files]
+        if not record["tokenizers"] or not all(path.is_file() for path in paths):
+            return False
+        return fingerprint(paths) not in record["tokenizers"]
 
     def _data_lines(
         self, name: str, output: Path, state: ResumeState, record: Record
@@ -109,7 +121,8 @@ class RunChanges:
             if merge.corpus in corpora
         }
         known = set(record["datasets"])
-        rebuilt = _rebuilt(trained, record, changes.record_path(output, state.digest))
+        folder = Path(self._config.data_set.folder)
+        rebuilt = _rebuilt(trained, record, changes.record_path(output, state.digest), folder)
         changed = self._config.changed_shards
         for verb, corpus_of in (
             ("added", {p: merge.corpus for p, merge in planned.items() if p not in known}),
@@ -129,7 +142,7 @@ class RunChanges:
     def _token_lines(self, prefix: str) -> Iterator[str]:
         """Settings of `tokenize` that differ from those of a finished dataset."""
         try:
-            manifest = read_manifest(Path(DATA) / prefix)
+            manifest = read_manifest(Path(self._config.data_set.folder) / prefix)
         except UserError:  # damaged or deleted: it is written again
             return
         current = self._config.shared.tokenize.model_dump()
@@ -154,15 +167,15 @@ def _settings(config: Config, trained: Run) -> Settings:
     return named
 
 
-def _rebuilt(trained: dict[str, str], record: Record, written: Path) -> set[str]:
+def _rebuilt(trained: dict[str, str], record: Record, written: Path, folder: Path) -> set[str]:
     """Datasets that were written with other content after a run recorded them."""
     recorded_at = written.stat().st_mtime_ns
     rebuilt = set()
     for prefix in trained:
-        path = manifest_path(Path(DATA) / prefix)
+        path = manifest_path(folder / prefix)
         if path.is_file() and path.stat().st_mtime_ns > recorded_at:
             try:
-                manifest = read_manifest(Path(DATA) / prefix)
+                manifest = read_manifest(folder / prefix)
             except UserError:
                 continue
             if manifest["sha256"] != record["index"]["pairs"][prefix]["sha256"]:
