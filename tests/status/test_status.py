@@ -178,7 +178,7 @@ def test_a_run_whose_data_were_replaced_says_so(
     status(folder, json=True)
     runs = json.loads(capsys.readouterr().out)["runs"]
     replaced = ["merged/web-0000_text_document"]
-    assert runs == {"big": {"data_set": "default", "replaced": replaced}}
+    assert runs == {"big": {"data_set": "default", "replaced": replaced, "parent": None}}
 
 
 def test_each_data_set_and_the_one_of_each_run_are_shown(
@@ -204,6 +204,17 @@ def test_each_data_set_and_the_one_of_each_run_are_shown(
     assert {run: each["data_set"] for run, each in runs.items()} == {
         "big": "default", "small": "gpt2",
     }  # fmt: skip
+
+
+def test_a_run_names_the_run_that_it_starts_from(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(folder, age=0)
+    write(folder / "results/big/run.yaml", yaml.safe_dump({**RUN, "run": "big", "parent": "small"}))
+    status(folder)
+    assert "  starts from run small" in capsys.readouterr().out.splitlines()
+    status(folder, json=True)
+    assert json.loads(capsys.readouterr().out)["runs"]["big"]["parent"] == "small"
 
 
 def test_damaged_lines_do_not_stop_status(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,6 +61,8 @@ class Run(Settings):
     """Seed of all random numbers."""
     checkpoint: Path
     """Checkpoint that the run starts from: its folder, or a folder with a file `latest`."""
+    parent: str | None = None
+    """Run of the same table whose last checkpoint that is."""
     step: Annotated[int, Field(ge=0)] = 0
     """Step of the checkpoint, if the run continues its training."""
     consumed_samples: Annotated[int, Field(ge=0)] = 0

@@ -127,4 +127,8 @@ def _with_overrides(values: dict[str, Any], cells: dict[str, str], where: str) -
             raise UserError(
                 f"{where}: {column}: {text!r}: not valid YAML; write the cell as in config.yaml"
             ) from None
+    model = overridden.get("model")
+    if isinstance(model, dict) and isinstance(model.get("checkpoint"), dict):
+        # The config's architecture is that of the first run; positions may have changed since.
+        model["architecture"] = model["architecture"] if "model.architecture" in cells else None
     return overridden

@@ -144,7 +144,8 @@ def _start(run: Run) -> list[tuple[str, str]]:
     if finetune is None:
         return []
     mode = "weights alone" if finetune else f"continued at step {run.step:,}"
-    return [("start", f"{run.checkpoint}, {mode}")]
+    parent = f"run {run.parent}: " if run.parent else ""
+    return [("start", f"{parent}{run.checkpoint}, {mode}")]
 
 
 def _losses(trained: dict[str, Any]) -> list[tuple[str, str]]:

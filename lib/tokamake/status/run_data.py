@@ -1,7 +1,8 @@
-"""The data that a run was trained on: its data set, and whether it has been replaced since."""
+"""What a run was made from: its data set, whether it has been replaced, and its parent."""
 
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from tokamake import files
 from tokamake.config.data_set import DataSet, data_set_in
@@ -9,6 +10,31 @@ from tokamake.config.resolved_run import read_run
 from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.paths import manifest_path
 from tokamake.errors import UserError
+
+
+class Origin(NamedTuple):
+    """What a run was made from."""
+
+    data_set: str
+    """Name of its data set."""
+    replaced: list[str]
+    """Datasets that have been written with other content since the run was indexed."""
+    parent: str | None
+    """Run of the same table that it starts from."""
+
+
+def read_origin(folder: Path, run: str) -> Origin:
+    """Read what a run was made from.
+
+    Args:
+        folder: working directory of the workflow.
+        run: name of the run.
+    """
+    parent = None
+    with suppress(UserError):  # there is no run.yaml yet
+        parent = read_run(folder / f"results/{run}/run.yaml").parent
+    data_set = data_set_of(folder, run)
+    return Origin(data_set.name, _replaced_datasets(folder, run, data_set), parent)
 
 
 def data_set_of(folder: Path, run: str) -> DataSet:
@@ -25,18 +51,12 @@ def data_set_of(folder: Path, run: str) -> DataSet:
     return next((DataSet(path.parent.name) for path in weights), DataSet())
 
 
-def replaced_datasets(folder: Path, run: str) -> list[str]:
-    """Prefixes of the datasets that have other content now than the run's sample index names.
-
-    Args:
-        folder: working directory of the workflow.
-        run: name of the run.
-    """
+def _replaced_datasets(folder: Path, run: str, data_set: DataSet) -> list[str]:
+    """Prefixes of the datasets that have other content than the run's sample index names."""
     index = folder / f"results/{run}/index/index.json"
     if not index.is_file():
         return []
-    indexed_at = index.stat().st_mtime_ns
-    data = folder / data_set_of(folder, run).folder
+    indexed_at, data = index.stat().st_mtime_ns, folder / data_set.folder
     replaced = []
     for prefix, pair in files.read_json(index, "rerun the workflow").get("pairs", {}).items():
         path = manifest_path(data / prefix)

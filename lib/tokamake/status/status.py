@@ -4,26 +4,18 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tokamake.config.data_set import DEFAULT
 from tokamake.units import duration
 
 if TYPE_CHECKING:
+    from tokamake.status.run_data import Origin
     from tokamake.status.stages import Job
     from tokamake.status.training import TrainingProgress
 
 _STATES = ("failed", "running", "done", "waiting")
 _LAST_LINES = 5
-
-
-class RunData(NamedTuple):
-    """The data of a run."""
-
-    data_set: str
-    """Name of its data set."""
-    replaced: list[str]
-    """Datasets that have been written with other content since the run was indexed."""
 
 
 def status(folder: Path = Path(), *, json: bool = False) -> None:
@@ -43,7 +35,7 @@ def status(folder: Path = Path(), *, json: bool = False) -> None:
         UserError: the folder has neither results nor logs.
     """
     from tokamake.errors import UserError
-    from tokamake.status.run_data import data_set_of, replaced_datasets
+    from tokamake.status.run_data import read_origin
     from tokamake.status.stages import jobs, runs, stages
     from tokamake.status.training import read_training
 
@@ -59,15 +51,12 @@ def status(folder: Path = Path(), *, json: bool = False) -> None:
         if title.startswith("run ")
         and (training := read_training(folder, title.removeprefix("run "), now=now))
     }
-    data = {
-        f"run {run}": RunData(data_set_of(folder, run).name, replaced_datasets(folder, run))
-        for run in runs(folder)
-    }
+    origins = {f"run {run}": read_origin(folder, run) for run in runs(folder)}
     if json:
-        print(_as_json(folder, groups, trainings, data))
+        print(_as_json(folder, groups, trainings, origins))
         return
     for title, members in groups.items():
-        lines = _lines(members, trainings.get(title)) + _data_lines(data.get(title))
+        lines = _lines(members, trainings.get(title)) + _origin_lines(origins.get(title))
         print("\n".join([title, *lines]))
     for members in groups.values():
         for job in members:
@@ -87,16 +76,18 @@ def _lines(jobs: "list[Job]", training: "TrainingProgress | None") -> list[str]:
     return lines if training is None else [*lines, f"  training {_progress(training)}"]
 
 
-def _data_lines(data: RunData | None) -> list[str]:
-    """Return a line about a run's data if they are not the default data set as it was."""
-    if data is None:
+def _origin_lines(origin: "Origin | None") -> list[str]:
+    """Return lines about what a run was made from, if there is more to say than the default."""
+    if origin is None:
         return []
-    name = [f"  data set {data.data_set}"] if data.data_set != DEFAULT else []
-    if not data.replaced:
-        return name
-    first, *others = data.replaced
-    more = f" and {len(others):,} more" if others else ""
-    return [*name, f"  replaced since it was indexed: {first}{more}"]
+    lines = [f"  starts from run {origin.parent}"] if origin.parent else []
+    if origin.data_set != DEFAULT:
+        lines.append(f"  data set {origin.data_set}")
+    if origin.replaced:
+        first, *others = origin.replaced
+        more = f" and {len(others):,} more" if others else ""
+        lines.append(f"  replaced since it was indexed: {first}{more}")
+    return lines
 
 
 def _summary(name: str, state: str, jobs: "list[Job]") -> str:
@@ -144,7 +135,7 @@ def _as_json(
     folder: Path,
     groups: "dict[str, list[Job]]",
     trainings: "dict[str, TrainingProgress]",
-    data: dict[str, RunData],
+    origins: "dict[str, Origin]",
 ) -> str:
     jobs: list[dict[str, Any]] = []
     for title, members in groups.items():
@@ -161,7 +152,7 @@ def _as_json(
             for job in members
         ]
     training = {title.removeprefix("run "): value._asdict() for title, value in trainings.items()}
-    runs = {title.removeprefix("run "): value._asdict() for title, value in data.items()}
+    runs = {title.removeprefix("run "): value._asdict() for title, value in origins.items()}
     report = {"jobs": jobs, "training": training, "runs": runs}
     return json.dumps(_finite(report), indent=2, allow_nan=False)
 

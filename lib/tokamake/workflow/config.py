@@ -3,17 +3,14 @@
 import gc
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tokamake.checkpoint.detect import list_files
-from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.config.data_set import DataSet
-from tokamake.config.model import check_export_format, parse_export_format
 from tokamake.config.root import Config
 from tokamake.config.runs import NamedRun, read_runs
 from tokamake.config.training import TrainSettings
@@ -21,9 +18,8 @@ from tokamake.data.corpus.corpora import Corpus, merge_tables, read_corpora
 from tokamake.data.corpus.plan_file import Plan, PlannedMerge, PlannedShard
 from tokamake.data.corpus.sample_corpus import sample_names
 from tokamake.data.corpus.splits import NAMES
-from tokamake.data.tokenizers import open_tokenizer, tokenizer_files
+from tokamake.data.tokenizers import tokenizer_files
 from tokamake.errors import UserError
-from tokamake.train.initial_checkpoint import open_start
 from tokamake.validation import read_yaml
 from tokamake.workflow.planned_data import (
     changed_shards,
@@ -33,6 +29,7 @@ from tokamake.workflow.planned_data import (
     read_previous,
 )
 from tokamake.workflow.snakemake_internals import has_wildcard
+from tokamake.workflow.starts import check_starts, naming_setting
 
 
 @dataclass(frozen=True)
@@ -150,8 +147,8 @@ def _read(
         plan = extended_plan(runs, corpora, sample_files, previous)
     if is_main_process:
         check_empty(corpora, plan)
+    check_starts(runs, is_main_process=is_main_process)
     for run, where in runs.values():
-        _check_start(run, where, is_main_process)
         _check_splits(run.train, tables[run.corpora], where)
     if is_main_process:
         for name, (run, _) in runs.items():
@@ -170,22 +167,13 @@ def _read(
     )
 
 
-@contextmanager
-def _naming_setting(where: str, setting: str) -> Iterator[None]:
-    """Put the config file and the setting before the message of an error."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{where}: {setting}: {str(error).removeprefix('tokenizer ')}") from None
-
-
 def _check_braces(run: Config, where: str) -> None:
     """Check that Snakemake sees no wildcard in an input file; it knows no escape for braces."""
     settings = {
         "corpora": run.corpora,
         "tokenizer.path": run.tokenizer.path,
         "model.architecture": run.model.architecture,
-        "model.checkpoint": run.model.checkpoint,
+        "model.checkpoint": run.model.folder,
     }
     for name, path in settings.items():
         if isinstance(path, Path) and has_wildcard(path):
@@ -204,61 +192,6 @@ def _check_fim(run: Config, where: str) -> None:
         raise UserError(
             f"{where}: train.fim: {', '.join(missing)}: not a token of the tokenizer that is to be "
             "trained; add it to tokenizer.special_tokens"
-        )
-
-
-def _check_start(run: Config, where: str, is_main_process: bool) -> None:
-    """Check that the initial checkpoint fits the config, and the model the sequence length."""
-    model, train = run.model, run.train
-    if model.checkpoint is None:
-        assert isinstance(model.architecture, Path), "checked by ModelSettings"
-        if not model.architecture.is_file():
-            raise UserError(
-                f"{where}: model.architecture: {model.architecture}: no such file; fix the path, "
-                "or choose a file of config/models"
-            )
-        architecture, source = read_architecture(model.architecture), model.architecture
-    elif is_main_process:  # jobs do not check it again: opening a checkpoint imports torch
-        with _naming_setting(where, "model.checkpoint"):
-            architecture = open_start(model.checkpoint, train, model.stated).architecture
-        source = model.checkpoint
-    else:
-        return
-    _check_exports(run.convert, architecture, where)
-    _check_tokenizer(run, architecture, where)
-    try:
-        train.parallel.check_architecture(architecture, train.sequence_length)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
-    if train.sequence_length > (longest := architecture.max_position_embeddings):
-        raise UserError(
-            f"{where}: train.sequence_length: {train.sequence_length}: more than the "
-            f"{longest} max_position_embeddings of {source}; lower it"
-        )
-
-
-def _check_exports(names: Iterable[str], architecture: Architecture, where: str) -> None:
-    """Check that the model can be written in the formats that the config asks for."""
-    for name in names:
-        try:
-            check_export_format(parse_export_format(name), architecture)
-        except ValueError as error:
-            raise UserError(f"{where}: convert: {name}: {error}") from None
-
-
-def _check_tokenizer(run: Config, architecture: Architecture, where: str) -> None:
-    """Check that the vocabulary of the initial checkpoint covers the tokenizer."""
-    if run.model.checkpoint is None or not (path := run.tokenizer.path):
-        return
-    with _naming_setting(where, "tokenizer.path"):
-        entries = open_tokenizer(path).vocab_size
-    vocab_size = architecture.vocab_size
-    assert vocab_size is not None, "a checkpoint states it"
-    if entries > vocab_size:
-        raise UserError(
-            f"{where}: tokenizer.path: {path}: has {entries:,} entries, model.checkpoint "
-            f"{run.model.checkpoint} has {vocab_size:,}; give the tokenizer that it was "
-            "trained with"
         )
 
 
@@ -312,10 +245,10 @@ def _find_tokenizer(runs: Mapping[str, NamedRun]) -> list[Path] | None:
     by_run: dict[str, list[Path]] = {}
     for name, (run, where) in runs.items():
         if run.tokenizer.path:
-            with _naming_setting(where, "tokenizer.path"):
+            with naming_setting(where, "tokenizer.path"):
                 return tokenizer_files(run.tokenizer.path)[1]
-        if run.model.checkpoint:
-            by_run[name] = _checkpoint_tokenizer(run.model.checkpoint, where)
+        if run.model.folder:
+            by_run[name] = _checkpoint_tokenizer(run.model.folder, where)
     for name, files in by_run.items():
         first, first_files = next(iter(by_run.items()))
         if [path.read_bytes() for path in files] != [path.read_bytes() for path in first_files]:

@@ -93,11 +93,26 @@ class RunChanges:
             )
         if trained.data_set != self._config.data_set.name:
             lines += (f"data_set {trained.data_set} -> {self._config.data_set.name}",)
+        started = tuple(self._start_lines(name, trained))
+        obstacles += ("the run starts from another checkpoint",) * bool(started)
         record = changes.read_record(output, state.digest)
         if record and self._has_other_tokenizer(record):
             obstacles += ("the data have another tokenizer",)
         data = tuple(self._data_lines(name, output, state, record)) if record else ()
-        return Changes(lines + data, obstacles)
+        return Changes(lines + started + data, obstacles)
+
+    def _start_lines(self, name: str, trained: Run) -> Iterator[str]:
+        """Changes of the run of the table that a run started from."""
+        if not (parent := self._config.runs[name].model.parent):
+            return
+        output = Path(RUN.format(run=parent)) / "training"
+        state = read_state(latest(output)) if (output / "latest").is_file() else None
+        changed = self._changes(parent, output, state) if state else None
+        steps = self._config.runs[parent].train.num_steps
+        if state is None or changed is None or changed.lines:
+            yield f"model.checkpoint: run {parent} is trained again, or further"
+        elif steps and not state.lineage and trained.checkpoint.name != f"global_step{steps}":
+            yield f"model.checkpoint: run {parent} ends at step {steps:,}"
 
     def _has_other_tokenizer(self, record: Record) -> bool:
         """Whether the data of a run had another tokenizer than the config's, if that exists."""
